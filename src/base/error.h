@@ -1,0 +1,68 @@
+/* Errors are values.
+ *
+ * Every function that can fail returns an ErrorCode (OK is 0) and takes an Error as its last argument, where it
+ * says what failed, where, what was found and expected, and what to do. The code doubles as the process's exit
+ * status (sysexits.h from 64 on), so that a script can tell bad data from a full disk.
+ *
+ *     ErrorCode thing_open(Thing *t, const char *path, Error *err);
+ *
+ * Callers pass failures up with TRY, and may put context in front with error_context. Bad input never aborts;
+ * CHECK is for programmer errors only and stays in release builds. */
+#ifndef WEFT_BASE_ERROR_H
+#define WEFT_BASE_ERROR_H
+
+typedef enum ErrorCode {
+    OK = 0,
+    ERR_INTERNAL = 1,   /* a bug in weft */
+    ERR_USAGE = 2,      /* wrong command line */
+    ERR_NUMERIC = 17,   /* too many non-finite steps in a row */
+    ERR_DATA = 65,      /* malformed input file */
+    ERR_NOINPUT = 66,   /* an input that does not exist or cannot be read */
+    ERR_UNAVAILABLE = 69, /* this build or machine lacks something */
+    ERR_MEMORY = 71,    /* the plan does not fit, or the system gave no memory */
+    ERR_CANTCREATE = 73, /* an output that cannot be created */
+    ERR_IO = 74,        /* reading or writing failed half way */
+    ERR_STOPPED = 75,   /* stopped on request, everything saved: run again to go on */
+    ERR_CONFIG = 78     /* bad value, unknown key, contradiction in the configuration */
+} ErrorCode;
+
+typedef struct Error {
+    ErrorCode code;
+    char message[1024];
+} Error;
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
+#else
+#define PRINTF_LIKE(f, a)
+#endif
+
+/* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be NULL. */
+ErrorCode error_set(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
+
+/* Like error_set, with ": <strerror(errno)>" at the end; errno is read first. */
+ErrorCode error_errno(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
+
+/* Puts "context: " in front of the message that is there; returns err->code. */
+ErrorCode error_context(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
+
+/* Short name of a code ("bad data"), for the last line a user sees. */
+const char *error_name(ErrorCode code);
+
+/* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size. For every name that came
+ * from a file: tensor names and keys may carry terminal escapes. Returns out. */
+char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
+
+/* Passes a failure up. */
+#define TRY(call)                          \
+    do {                                   \
+        ErrorCode try_code_ = (call);      \
+        if (try_code_ != OK) return try_code_; \
+    } while (0)
+
+/* Programmer errors: prints file, line and expression, then aborts. Never for data, files, options or peers. */
+#define CHECK(condition) \
+    ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
+_Noreturn void check_failed(const char *file, int line, const char *expression);
+
+#endif

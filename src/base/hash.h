@@ -1,0 +1,18 @@
+/* Hashes: SHA-256 for identities (libcrypto), XXH3-64 for checksums (xxhash), CRC-32C for TensorBoard records. */
+#ifndef WEFT_BASE_HASH_H
+#define WEFT_BASE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct Sha256 Sha256;
+Sha256 *sha256_start(void);
+void sha256_add(Sha256 *h, const void *data, size_t length);
+void sha256_add_u64(Sha256 *h, uint64_t value); /* eight bytes, little-endian */
+void sha256_finish(Sha256 *h, uint8_t out[32]); /* also frees h */
+void sha256_hex(const uint8_t digest[32], char out[65]);
+
+uint64_t hash64(const void *data, size_t length); /* XXH3, seed 0 */
+uint32_t crc32c(const void *data, size_t length); /* Castagnoli, reflected; "123456789" -> 0xe3069283 */
+
+#endif

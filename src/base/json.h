@@ -1,0 +1,47 @@
+/* JSON: cJSON for reading, made strict, and a small streaming writer.
+ *
+ * json_parse refuses what cJSON lets pass: trailing bytes, duplicate keys, nesting beyond 64, embedded NUL, invalid UTF-8,
+ * numbers that are not JSON or not finite. Errors give line and column. */
+#ifndef WEFT_BASE_JSON_H
+#define WEFT_BASE_JSON_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+/* `where` names the source in errors (a path). Free with cJSON_Delete. */
+ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err);
+ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err);
+
+/* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and succeeds when
+ * `required` is false. Integers must be whole and within [min, max] (|value| <= 2^53). */
+ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min, int64_t max,
+                       int64_t *out, Error *err);
+ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out, Error *err);
+ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key, bool required, bool *out, Error *err);
+ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required, const char **out, Error *err);
+
+/* Writer: appends to a Text; commas are placed for you. indent 0 writes one line. Doubles are written with the fewest digits
+ * that read back the same; non-finite ones as null (JSON has no other way). */
+typedef struct JsonWriter {
+    Text *out;
+    int indent, depth;
+    bool first;
+} JsonWriter;
+void json_start(JsonWriter *w, Text *out, int indent);
+void json_key(JsonWriter *w, const char *key);
+void json_begin_object(JsonWriter *w);
+void json_end_object(JsonWriter *w);
+void json_begin_array(JsonWriter *w);
+void json_end_array(JsonWriter *w);
+void json_int(JsonWriter *w, int64_t value);
+void json_double(JsonWriter *w, double value);
+void json_bool(JsonWriter *w, bool value);
+void json_null(JsonWriter *w);
+void json_string(JsonWriter *w, const char *value);                      /* NUL-terminated UTF-8 */
+void json_bytes(JsonWriter *w, const char *value, size_t length);        /* may hold NULs; invalid UTF-8 becomes U+FFFD */
+
+#endif

@@ -1,0 +1,35 @@
+/* Messages for people, on stderr. Data goes to stdout and never through here.
+ *
+ * Colour only on a terminal, without NO_COLOR, TERM not "dumb". A live status line (log_status) is redrawn at the bottom
+ * of a terminal; log lines print above it. Elsewhere status lines are dropped: nothing but plain lines, no escape bytes. */
+#ifndef WEFT_BASE_LOG_H
+#define WEFT_BASE_LOG_H
+
+#include <stdbool.h>
+
+#include "base/error.h"
+
+typedef enum LogLevel { LOG_QUIET, LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } LogLevel;
+
+void log_set_level(LogLevel level);
+bool log_is_terminal(void); /* stderr is a terminal that takes escapes */
+bool log_has_colour(void);
+int log_width(void); /* columns of the terminal; 80 elsewhere */
+
+void log_error(const char *format, ...) PRINTF_LIKE(1, 2);
+void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
+void log_info(const char *format, ...) PRINTF_LIKE(1, 2);
+void log_debug(const char *format, ...) PRINTF_LIKE(1, 2);
+
+/* Redraws the status line; an empty text removes it. No-op when stderr is not a terminal. Thread-safe, as are all above. */
+void log_status(const char *format, ...) PRINTF_LIKE(1, 2);
+
+/* Progress of long work: a bar on a terminal (at most 10 redraws a second), elsewhere a plain line every 10 seconds.
+ * Start, advance from any thread, finish. */
+typedef struct Progress Progress;
+Progress *progress_start(const char *label, double total, const char *unit); /* unit e.g. "MB", "merges" */
+void progress_set(Progress *p, double done);
+void progress_add(Progress *p, double more);
+void progress_finish(Progress *p); /* prints one closing line with the rate; frees; NULL is fine */
+
+#endif

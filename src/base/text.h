@@ -1,0 +1,40 @@
+/* Growing strings and number formatting. */
+#ifndef WEFT_BASE_TEXT_H
+#define WEFT_BASE_TEXT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+/* A byte string that grows. Zero-initialise; data is NUL-terminated once anything was added. */
+typedef struct Text {
+    char *data;
+    size_t length, capacity;
+} Text;
+
+void text_add(Text *t, const char *bytes, size_t length);
+void text_puts(Text *t, const char *string);
+void text_printf(Text *t, const char *format, ...) PRINTF_LIKE(2, 3);
+void text_clear(Text *t); /* length 0, memory kept */
+void text_free(Text *t);
+
+/* Shortest decimal that reads back as the same double ("0.1"; "NaN", "Infinity", "-Infinity"). Returns out. */
+char *text_double(double value, char out[32]);
+/* 12345678 -> "12,345,678". Returns out. */
+char *text_count(int64_t value, char out[32]);
+/* 1536 -> "1.50 KiB". Returns out. */
+char *text_bytes(double bytes, char out[32]);
+/* 0 when equal; Levenshtein distance capped at 99: for "did you mean". */
+int text_distance(const char *a, const char *b);
+
+/* Allocation that cannot fail: on exhaustion it prints the size and exits with ERR_MEMORY. For small host objects;
+ * tensors come from pools. */
+void *mem_alloc(size_t bytes);               /* zeroed */
+void *mem_alloc_array(size_t count, size_t each); /* zeroed; the product is checked */
+void *mem_grow(void *p, size_t bytes);
+char *mem_strdup(const char *s);
+/* Product of sizes, checked: returns 0 and leaves *out alone on overflow, else 1. */
+int size_multiply(size_t a, size_t b, size_t *out);
+
+#endif
