@@ -2,8 +2,14 @@
  * optimizer, sharding, checkpoints, inspection - reads this table and nothing else.
  *
  * A unit is what is sharded, gathered, recomputed and updated together: unit 0 the embedding, units 1..L the blocks, unit L+1
- * the final norm with the head. Inside a block q, k, v follow each other without a gap, and so do gate and up, so that each
- * group is one matrix for the products: [q;k;v] is [(H+2G)*D, h], [gate;up] is [2I, h]. */
+ * the final norm with the head.
+ *
+ * Invariants of a unit's flat buffer
+ *  1. Vectors (norms, biases) come first, matrices after `unit_vectors` elements: vectors are used in fp32, matrices in the
+ *     compute dtype, so the two parts can be held, cast and gathered apart.
+ *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one matrix for the
+ *     products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h]. Groups start at multiples of 16 elements.
+ *  3. The table is ascending by (unit, offset); padding belongs to no parameter and stays zero. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
 
@@ -13,8 +19,8 @@
 #include "model/config.h"
 
 typedef enum ParamRole {
-    PARAM_EMBED, PARAM_NORM1, PARAM_Q, PARAM_K, PARAM_V, PARAM_Q_BIAS, PARAM_K_BIAS, PARAM_V_BIAS, PARAM_O, PARAM_O_BIAS,
-    PARAM_NORM2, PARAM_GATE, PARAM_UP, PARAM_GATE_BIAS, PARAM_UP_BIAS, PARAM_DOWN, PARAM_DOWN_BIAS, PARAM_NORM, PARAM_HEAD,
+    PARAM_EMBED, PARAM_NORM1, PARAM_NORM2, PARAM_Q_BIAS, PARAM_K_BIAS, PARAM_V_BIAS, PARAM_O_BIAS, PARAM_GATE_BIAS,
+    PARAM_UP_BIAS, PARAM_DOWN_BIAS, PARAM_Q, PARAM_K, PARAM_V, PARAM_O, PARAM_GATE, PARAM_UP, PARAM_DOWN, PARAM_NORM, PARAM_HEAD,
     PARAM_ROLES
 } ParamRole;
 
@@ -27,14 +33,16 @@ typedef struct Param {
     int unit, layer;      /* layer is -1 outside blocks */
     int64_t rows, cols;   /* a vector has cols == 0: shape [rows] */
     int64_t count;        /* elements */
-    size_t offset;        /* elements from the start of its unit's flat buffer, a multiple of 16 */
+    size_t offset;        /* elements from the start of its unit's flat buffer */
     ParamSplit split;
 } Param;
 
 typedef struct ParamTable {
     int count, units;
     Param *params;        /* [count], ascending by (unit, offset) */
-    size_t *unit_size;    /* [units] elements of each unit's flat buffer, with padding between parameters */
+    size_t *unit_size;    /* [units] elements of each unit's flat buffer, padding included */
+    size_t *unit_vectors; /* [units] elements of the vectors' part, padding included */
+    size_t *unit_start;   /* [units + 1] elements before each unit, when units follow each other */
     int *unit_first;      /* [units + 1] index of each unit's first parameter */
     int64_t elements;     /* sum of count: the model's parameters */
 } ParamTable;
