@@ -1,0 +1,273 @@
+/* The command line: words in, Arguments out.
+ *
+ * 1. What is allowed comes from the verb's table alone; a word that the table does not explain is an error, never ignored.
+ * 2. Nothing is copied: operands and values point into the words of main.
+ * 3. No abbreviations: a flag added tomorrow must not change what a script of today means. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+
+const Flag common_flags[] = {
+    {"--help", 'h', NULL, "show this help and exit"},
+    {"--quiet", 'q', NULL, "errors only"},
+    {"--verbose", 0, NULL, "more messages"},
+    {NULL, 0, NULL, NULL},
+};
+
+/* ---- names and suggestions ---- */
+
+/* A suggestion helps when it is a slip away; a far-fetched one misleads. */
+static bool is_near(const char *found, int distance) {
+    int length = (int)strlen(found);
+    return distance <= (length < 6 ? 2 : length / 3);
+}
+
+/* How many of the leading words make up the verb's name; 0 when they do not. */
+static int words_matched(const char *name, int count, const char *const *words) {
+    const char *space = strchr(name, ' ');
+    if (!space) return count > 0 && strcmp(words[0], name) == 0 ? 1 : 0;
+    size_t first = (size_t)(space - name);
+    bool same = count > 1 && strlen(words[0]) == first && memcmp(words[0], name, first) == 0 && strcmp(words[1], space + 1) == 0;
+    return same ? 2 : 0;
+}
+
+static const char *nearest_verb(int count, const char *const *words) {
+    char two[128] = "";
+    if (count > 1 && strlen(words[0]) + strlen(words[1]) + 2 < sizeof two) {
+        strcpy(two, words[0]);
+        strcat(two, " ");
+        strcat(two, words[1]);
+    }
+    const char *best = NULL;
+    int best_distance = 99;
+    for (const Verb *const *v = verbs; *v; v++) {
+        const char *found = strchr((*v)->name, ' ') && *two ? two : words[0];
+        int distance = text_distance(found, (*v)->name);
+        if (distance < best_distance && is_near(found, distance)) {
+            best = (*v)->name;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+/* "train, encode, decode" for the group "tokenizer"; empty when there is no such group. */
+static void list_group(const char *group, Text *out) {
+    size_t length = strlen(group);
+    for (const Verb *const *v = verbs; *v; v++) {
+        const char *name = (*v)->name;
+        if (strncmp(name, group, length) == 0 && name[length] == ' ')
+            text_printf(out, "%s%s", out->length ? ", " : "", name + length + 1);
+    }
+}
+
+static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {
+    char shown[80];
+    error_escape(shown, sizeof shown, words[0], strlen(words[0]));
+    Text members = {0};
+    list_group(words[0], &members);
+    const char *near = nearest_verb(count, words);
+    if (near) {
+        error_set(err, ERR_USAGE, "unknown verb \"%s\"; did you mean \"%s\"? \"weft --help\" lists all", shown, near);
+    } else if (members.length) {
+        error_set(err, ERR_USAGE, "\"%s\" needs one of: %s. See \"weft %s VERB --help\"", shown, members.data, shown);
+    } else {
+        error_set(err, ERR_USAGE, "unknown verb \"%s\"; \"weft --help\" lists all", shown);
+    }
+    text_free(&members);
+    return ERR_USAGE;
+}
+
+ErrorCode verb_find(const Verb **verb, int count, const char *const *words, int *used, Error *err) {
+    *verb = NULL;
+    *used = 0;
+    if (count < 1) return error_set(err, ERR_USAGE, "a verb is needed; \"weft --help\" lists all");
+    for (const Verb *const *v = verbs; *v; v++) {
+        int matched = words_matched((*v)->name, count, words);
+        if (matched > *used) {
+            *verb = *v;
+            *used = matched;
+        }
+    }
+    return *verb ? OK : unknown_verb(count, words, err);
+}
+
+/* ---- flags ---- */
+
+static int flag_count(const Flag *flags) {
+    int count = 0;
+    while (flags && flags[count].name) count++;
+    return count;
+}
+
+/* Index of the flag spelled name[0..length) in a table, or -1. */
+static int flag_index(const Flag *flags, const char *name, size_t length) {
+    for (int i = 0; flags && flags[i].name; i++)
+        if (strlen(flags[i].name) == length && memcmp(flags[i].name, name, length) == 0) return i;
+    return -1;
+}
+
+static int letter_index(const Flag *flags, char letter) {
+    for (int i = 0; flags && flags[i].name; i++)
+        if (flags[i].letter == letter) return i;
+    return -1;
+}
+
+static const char *nearest_flag(const Verb *verb, const char *name) {
+    const Flag *tables[2] = {verb->flags, common_flags};
+    const char *best = NULL;
+    int best_distance = 99;
+    for (int t = 0; t < 2; t++) {
+        for (const Flag *f = tables[t]; f && f->name; f++) {
+            int distance = text_distance(name, f->name);
+            if (distance < best_distance && is_near(name, distance)) {
+                best = f->name;
+                best_distance = distance;
+            }
+        }
+    }
+    return best;
+}
+
+static ErrorCode unknown_flag(const Verb *verb, const char *word, size_t length, Error *err) {
+    char shown[80], name[80];
+    error_escape(shown, sizeof shown, word, length);
+    if (length >= sizeof name) length = sizeof name - 1;
+    memcpy(name, word, length);
+    name[length] = 0;
+    const char *near = nearest_flag(verb, name);
+    if (near) return error_set(err, ERR_USAGE, "%s: unknown flag \"%s\"; did you mean \"%s\"?", verb->name, shown, near);
+    return error_set(err, ERR_USAGE, "%s: unknown flag \"%s\"; see \"weft %s --help\"", verb->name, shown, verb->name);
+}
+
+/* A flag of every verb; the verb's own table has been looked at before. */
+static void set_common(Arguments *args, int index) {
+    bool *const fields[] = {&args->help, &args->quiet, &args->verbose};
+    *fields[index] = true;
+}
+
+/* Stores flag `index` of the verb. `attached` is the value in the same word ("--seed=1", "-s1"), or NULL; else the next word is
+ * taken and *next moves on. */
+static ErrorCode set_flag(Arguments *args, int index, const char *attached, int count, const char *const *words, int *next,
+                          Error *err) {
+    const Flag *flag = &args->verb->flags[index];
+    if (!flag->argument) {
+        if (attached) return error_set(err, ERR_USAGE, "%s: %s takes no value", args->verb->name, flag->name);
+        args->values[index] = "";
+        return OK;
+    }
+    if (!attached) {
+        if (*next >= count)
+            return error_set(err, ERR_USAGE, "%s: %s needs a value: %s %s", args->verb->name, flag->name, flag->name,
+                             flag->argument);
+        attached = words[(*next)++];
+    }
+    args->values[index] = attached;
+    return OK;
+}
+
+static ErrorCode parse_flag(Arguments *args, const char *word, int count, const char *const *words, int *next, Error *err) {
+    bool is_long = word[1] == '-';
+    const char *equals = is_long ? strchr(word, '=') : NULL;
+    const char *attached = is_long ? (equals ? equals + 1 : NULL) : (word[2] ? word + 2 : NULL);
+    size_t length = is_long ? (equals ? (size_t)(equals - word) : strlen(word)) : 2;
+    const Flag *own = args->verb->flags;
+    int index = is_long ? flag_index(own, word, length) : letter_index(own, word[1]);
+    if (index >= 0) return set_flag(args, index, attached, count, words, next, err);
+    index = is_long ? flag_index(common_flags, word, length) : letter_index(common_flags, word[1]);
+    if (index < 0) return unknown_flag(args->verb, word, is_long ? length : strlen(word), err);
+    if (attached) return error_set(err, ERR_USAGE, "%s: %s takes no value", args->verb->name, common_flags[index].name);
+    set_common(args, index);
+    return OK;
+}
+
+static ErrorCode check_operands(const Arguments *args, Error *err) {
+    const Verb *verb = args->verb;
+    if (args->operand_count < verb->min_operands)
+        return error_set(err, ERR_USAGE, "%s: something is missing. Usage: weft %s %s", verb->name, verb->name, verb->synopsis);
+    if (verb->max_operands >= 0 && args->operand_count > verb->max_operands) {
+        char shown[80];
+        const char *extra = args->operands[verb->max_operands];
+        error_escape(shown, sizeof shown, extra, strlen(extra));
+        return error_set(err, ERR_USAGE, "%s: \"%s\" is one too many. Usage: weft %s %s", verb->name, shown, verb->name,
+                         verb->synopsis);
+    }
+    return OK;
+}
+
+ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words, Error *err) {
+    *args = (Arguments){.verb = verb};
+    args->operands = mem_alloc_array((size_t)count + 1, sizeof *args->operands);
+    args->values = mem_alloc_array((size_t)flag_count(verb->flags) + 1, sizeof *args->values);
+    bool flags_over = false;
+    for (int next = 0; next < count;) {
+        const char *word = words[next++];
+        if (flags_over || word[0] != '-' || !word[1]) {
+            args->operands[args->operand_count++] = word;
+        } else if (strcmp(word, "--") == 0) {
+            flags_over = true;
+        } else {
+            TRY(parse_flag(args, word, count, words, &next, err));
+        }
+    }
+    return args->help ? OK : check_operands(args, err);
+}
+
+void arguments_free(Arguments *args) {
+    free(args->operands);
+    free(args->values);
+    *args = (Arguments){0};
+}
+
+/* ---- values ---- */
+
+const char *arguments_flag(const Arguments *args, const char *name) {
+    int index = flag_index(args->verb->flags, name, strlen(name));
+    CHECK(index >= 0);
+    return args->values[index];
+}
+
+bool arguments_has(const Arguments *args, const char *name) { return arguments_flag(args, name) != NULL; }
+
+static ErrorCode bad_value(const Arguments *args, const char *name, const char *value, const char *expected, Error *err) {
+    char shown[80];
+    error_escape(shown, sizeof shown, value, strlen(value));
+    return error_set(err, ERR_USAGE, "%s: %s is \"%s\"; expected %s", args->verb->name, name, shown, expected);
+}
+
+ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out, Error *err) {
+    const char *value = arguments_flag(args, name);
+    if (!value) return OK;
+    char *end = NULL;
+    errno = 0;
+    long long number = strtoll(value, &end, 10);
+    bool whole = end != value && !*end && errno == 0 && !strchr(" \t\n", value[0]);
+    if (!whole || number < min || number > max) {
+        char expected[96];
+        snprintf(expected, sizeof expected, "a whole number from %lld to %lld", (long long)min, (long long)max);
+        return bad_value(args, name, value, expected, err);
+    }
+    *out = number;
+    return OK;
+}
+
+ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out, Error *err) {
+    const char *value = arguments_flag(args, name);
+    if (!value) return OK;
+    char *end = NULL;
+    double number = strtod(value, &end);
+    bool read = end != value && !*end && isfinite(number) && !strchr(" \t\n", value[0]);
+    if (!read || number < min || number > max) {
+        char low[32], high[32], expected[96];
+        snprintf(expected, sizeof expected, "a number from %s to %s", text_double(min, low), text_double(max, high));
+        return bad_value(args, name, value, expected, err);
+    }
+    *out = number;
+    return OK;
+}

@@ -1,0 +1,155 @@
+/* Help texts from the verb tables, and the verb "help". */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "cli/cli.h"
+
+enum { MARGIN = 2, NAME_COLUMN = 26, NARROWEST = 40, WIDEST = 100 };
+
+static int clamp_width(int width) { return width < NARROWEST ? NARROWEST : width > WIDEST ? WIDEST : width; }
+
+static void add_spaces(Text *out, int count) {
+    for (int i = 0; i < count; i++) text_add(out, " ", 1);
+}
+
+/* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines start at `indent`. */
+static void add_wrapped(Text *out, const char *text, size_t length, int column, int indent, int width) {
+    bool first = true;
+    for (size_t at = 0; at < length;) {
+        size_t word = strcspn(text + at, " \n");
+        if (word > length - at) word = length - at;
+        if (word) {
+            if (!first && column + 1 + (int)word > width) {
+                text_puts(out, "\n");
+                add_spaces(out, indent);
+                column = indent;
+                first = true;
+            }
+            if (!first) text_puts(out, " ");
+            text_add(out, text + at, word);
+            column += (int)word + (first ? 0 : 1);
+            first = false;
+        }
+        at += word + 1;
+    }
+    text_puts(out, "\n");
+}
+
+/* "  name      what it is", the second column wrapped under itself. */
+static void add_entry(Text *out, const char *name, const char *help, int width) {
+    add_spaces(out, MARGIN);
+    text_puts(out, name);
+    int column = MARGIN + (int)strlen(name);
+    if (column + 2 > NAME_COLUMN) {
+        text_puts(out, "\n");
+        column = 0;
+    }
+    add_spaces(out, NAME_COLUMN - column);
+    add_wrapped(out, help, strlen(help), NAME_COLUMN, NAME_COLUMN, width);
+}
+
+/* Paragraphs are filled, lines that start with a space are kept. */
+static void add_paragraphs(Text *out, const char *text, int width) {
+    while (*text) {
+        if (*text == '\n' || *text == ' ') {
+            size_t line = strcspn(text, "\n");
+            text_add(out, text, line);
+            text_puts(out, "\n");
+            text += line + (text[line] == '\n');
+            continue;
+        }
+        size_t length = 0;
+        while (text[length] && !(text[length] == '\n' && strchr("\n ", text[length + 1]))) length++;
+        add_wrapped(out, text, length, 0, 0, width);
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width) {
+    for (const Flag *f = flags; f && f->name; f++) {
+        char letter = f->letter;
+        for (const Flag *own = verb->flags; flags == common_flags && own && own->name; own++)
+            if (own->letter == letter) letter = 0;
+        char name[96];
+        snprintf(name, sizeof name, "%c%c%c %s%s%s", letter ? '-' : ' ', letter ? letter : ' ', letter ? ',' : ' ', f->name,
+                 f->argument ? " " : "", f->argument ? f->argument : "");
+        add_entry(out, name, f->help, width);
+    }
+}
+
+void help_write_verb(const Verb *verb, Text *out, int width) {
+    width = clamp_width(width);
+    text_printf(out, "weft %s - %s\n\n", verb->name, verb->summary);
+    text_printf(out, "Usage: weft %s%s%s\n", verb->name, *verb->synopsis ? " " : "", verb->synopsis);
+    if (verb->details && *verb->details) {
+        text_puts(out, "\n");
+        add_paragraphs(out, verb->details, width);
+    }
+    text_puts(out, "\nFlags:\n");
+    add_flags(out, verb->flags, verb, width);
+    add_flags(out, common_flags, verb, width);
+    if (verb->options) {
+        text_puts(out, "\nConfiguration, in the YAML file or as section.key=value:\n\n");
+        options_write_help(verb->options, out, width);
+    }
+}
+
+void help_write_overview(Text *out, int width) {
+    width = clamp_width(width);
+    text_puts(out, "weft - pre-trains Llama-family language models\n\n"
+                   "Usage: weft VERB [operands] [flags]\n\n");
+    add_paragraphs(out,
+                   "  weft train configs/demo.yaml                 train\n"
+                   "  weft train my.yaml optimizer.lr=1e-3         the same, one value changed\n"
+                   "  weft generate runs/demo --prompt \"In the\"    what it learned\n",
+                   width);
+    text_puts(out, "\nVerbs:\n");
+    for (const Verb *const *v = verbs; *v; v++) add_entry(out, (*v)->name, (*v)->summary, width);
+    text_puts(out, "\nFlags:\n");
+    add_entry(out, "--version", "version and build facts", width);
+    add_entry(out, "VERB --help", "flags, examples and configuration of a verb", width);
+}
+
+static ErrorCode run_help(const Arguments *args, Error *err) {
+    const char *shell = arguments_flag(args, "--completion");
+    if (shell && strcmp(shell, "bash") != 0)
+        return error_set(err, ERR_USAGE, "help: no completion for \"%.40s\"; there is one for bash", shell);
+    Text out = {0};
+    ErrorCode code = OK;
+    if (arguments_has(args, "--man")) {
+        man_write(&out);
+    } else if (shell) {
+        completion_write_bash(&out);
+    } else if (args->operand_count) {
+        const Verb *verb = NULL;
+        int used = 0;
+        code = verb_find(&verb, args->operand_count, args->operands, &used, err);
+        if (code == OK) help_write_verb(verb, &out, log_width());
+    } else {
+        help_write_overview(&out, log_width());
+    }
+    if (out.length) fwrite(out.data, 1, out.length, stdout);
+    text_free(&out);
+    return code;
+}
+
+static const Flag help_flags[] = {
+    {"--man", 0, NULL, "write the man page (roff)"},
+    {"--completion", 0, "SHELL", "write the completion script for a shell: bash"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_help = {
+    .name = "help",
+    .summary = "show help on a verb; write the man page or shell completion",
+    .synopsis = "[VERB]",
+    .details = "Examples:\n"
+               "  weft help train\n"
+               "  weft help --man | man -l -\n"
+               "  source <(weft help --completion bash)\n",
+    .flags = help_flags,
+    .max_operands = 2,
+    .run = run_help,
+};

@@ -1,0 +1,9 @@
+/* Every verb, in the order of "weft --help". A new verb is a file and two lines here. */
+#include "cli/cli.h"
+
+extern const Verb verb_help;
+
+const Verb *const verbs[] = {
+    &verb_help,
+    NULL,
+};

@@ -1,0 +1,32 @@
+/* Facts that a bug report needs: what was built, how, and which libraries it runs with. */
+#include "cli/version.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <cjson/cJSON.h>
+#include <openssl/crypto.h>
+#include <pcre2.h>
+#include <string.h>
+#include <xxhash.h>
+#include <yaml.h>
+#include <zstd.h>
+
+#include "device/facts.h"
+
+static void add_libraries(Text *out) {
+    char pcre2[64] = "";
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
+    pcre2[strcspn(pcre2, " ")] = 0;
+    unsigned xxhash = XXH_versionNumber();
+    text_printf(out, "libraries: libyaml %s, cJSON %s, PCRE2 %s, zstd %s, xxHash %u.%u.%u, %s\n", yaml_get_version_string(),
+                cJSON_Version(), pcre2, ZSTD_versionString(), xxhash / 10000, xxhash / 100 % 100, xxhash % 100,
+                OpenSSL_version(OPENSSL_VERSION));
+}
+
+void version_write(Text *out) {
+    char name[64];
+    text_printf(out, "weft %s\n", WEFT_VERSION);
+    text_printf(out, "compiler: %s, OpenMP %d\n", WEFT_COMPILER, _OPENMP);
+    text_printf(out, "build: %s%s\n", WEFT_BUILD_TYPE, *WEFT_BUILD_EXTRAS ? ", " WEFT_BUILD_EXTRAS : "");
+    text_printf(out, "matrix products: %s\n", device_library_name(name));
+    add_libraries(out);
+}
