@@ -1,0 +1,35 @@
+/* What a run reads: plain fields that an option table fills (train/config.c). */
+#ifndef WEFT_DATA_CONFIG_H
+#define WEFT_DATA_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/options.h"
+
+typedef enum SourceFormat { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL } SourceFormat;
+typedef enum SourceSplit { SPLIT_FILE, SPLIT_PARAGRAPHS, SPLIT_LINES } SourceSplit; /* what a document of a text file is */
+typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
+
+typedef struct DataSource {
+    char *path;      /* a file or a shell pattern */
+    double weight;   /* share of the mixture, relative to the other sources */
+    int format;      /* SourceFormat */
+    char *key;       /* JSON lines: the member that holds the text */
+    int split;       /* SourceSplit */
+} DataSource;
+
+typedef struct DataConfig {
+    ObjectList sources;            /* of DataSource */
+    ObjectList validation_sources; /* of DataSource; empty: take validation_fraction of the sources */
+    double validation_fraction;    /* of each source's documents, 0 for none */
+    char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
+    char *cache_dir;
+    int weights;                   /* MixtureWeights */
+    bool document_mask;            /* positions restart and attention stays inside documents */
+    bool add_bos, add_eos;         /* around each document */
+    int64_t seed;                  /* of the order of samples */
+    int64_t prefetch;              /* microbatches kept ready */
+} DataConfig;
+
+#endif

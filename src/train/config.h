@@ -1,0 +1,90 @@
+/* The configuration of a run: one struct, one option table. Sections follow the house: model, data, train, optimizer, schedule,
+ * checkpoint, metrics, run. */
+#ifndef WEFT_TRAIN_CONFIG_H
+#define WEFT_TRAIN_CONFIG_H
+
+#include "base/options.h"
+#include "data/config.h"
+#include "model/config.h"
+
+typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
+typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
+typedef enum ScheduleKind {
+    SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_SQRT, SCHEDULE_WSD, SCHEDULE_INVERSE_SQRT,
+    SCHEDULE_LINGUA_LINEAR, SCHEDULE_LINGUA_COSINE, SCHEDULE_LINGUA_WSD, SCHEDULE_LINGUA_INVERSE_SQRT
+} ScheduleKind;
+
+typedef struct RunConfig {
+    char *dir;       /* run directory: everything a run writes */
+    int64_t seed;    /* of the initial weights */
+    int64_t threads; /* 0: one per core */
+    char *device;    /* kind of CPU kernels, "auto" */
+    bool overwrite;  /* start anew in a directory that holds a run */
+} RunConfig;
+
+typedef struct ModelOptions {
+    ModelConfig shape;
+    char *config;  /* a config.json to take the shape from */
+    int init;      /* InitKind */
+    double init_std;
+} ModelOptions;
+
+typedef struct TrainOptions {
+    int64_t steps, context;
+    int64_t microbatch;      /* sequences; 0: chosen for speed */
+    int64_t tokens_per_step; /* 0: one microbatch */
+    int compute;             /* ComputeKind */
+    int recompute;           /* Recompute */
+    int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
+    int64_t stop_after_bad;  /* non-finite steps in a row */
+    bool split_backward;
+} TrainOptions;
+
+typedef struct OptimizerOptions {
+    double lr, beta1, beta2, eps, weight_decay, clip, clip_norm;
+    int decay; /* DecayRule */
+} OptimizerOptions;
+
+typedef struct ScheduleOptions {
+    int kind; /* ScheduleKind */
+    int64_t warmup_steps, total_steps; /* total 0: train.steps */
+    double decay_ratio; /* share of the steps that decay; negative: all after the warmup */
+    double min_factor;
+    double exponent, cycle_length, theta; /* Lingua's */
+} ScheduleOptions;
+
+typedef struct CheckpointOptions {
+    int64_t every, keep, keep_every;
+} CheckpointOptions;
+
+typedef struct ValidationOptions {
+    int64_t every, samples;
+} ValidationOptions;
+
+typedef struct MetricsOptions {
+    int64_t log_freq;
+    bool tensorboard, profile;
+} MetricsOptions;
+
+typedef struct Config {
+    RunConfig run;
+    ModelOptions model;
+    DataConfig data;
+    TrainOptions train;
+    OptimizerOptions optimizer;
+    ScheduleOptions schedule;
+    ValidationOptions validation;
+    CheckpointOptions checkpoint;
+    MetricsOptions metrics;
+} Config;
+
+extern const Option config_options[];
+
+/* Reads a file (NULL for none) and then overrides "section.key=value", completes and checks across options. vocab_size 0 stays 0
+ * until the tokenizer is known. The caller frees the set with options_free. */
+ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides, Error *err);
+
+/* Sequences of a microbatch and microbatches of a step, after defaults; refuses what does not divide, saying what would. */
+ErrorCode config_geometry(const Config *c, int64_t *sequences, int64_t *microbatches, Error *err);
+
+#endif
