@@ -17,7 +17,8 @@ ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON *
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err);
 
 /* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and succeeds when
- * `required` is false. Integers must be whole and within [min, max] (|value| <= 2^53). */
+ * `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON keeps doubles, and beyond
+ * that a double no longer tells neighbours apart. */
 ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min, int64_t max,
                        int64_t *out, Error *err);
 ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out, Error *err);
@@ -29,7 +30,7 @@ ErrorCode json_get_string(const cJSON *object, const char *where, const char *ke
 typedef struct JsonWriter {
     Text *out;
     int indent, depth;
-    bool first;
+    bool first, after_key;
 } JsonWriter;
 void json_start(JsonWriter *w, Text *out, int indent);
 void json_key(JsonWriter *w, const char *key);

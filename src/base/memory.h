@@ -37,7 +37,7 @@ void pool_lock_all(void);
 
 /* Figures of this process from the system: resident bytes now and at peak; total memory of the machine. */
 typedef struct MemoryUse {
-    uint64_t resident, peak, machine, available;
+    uint64_t resident, peak, machine, available; /* available: free or reclaimable, swap included */
 } MemoryUse;
 MemoryUse memory_use(void);
 

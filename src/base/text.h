@@ -25,6 +25,8 @@ char *text_double(double value, char out[32]);
 char *text_count(int64_t value, char out[32]);
 /* 1536 -> "1.50 KiB". Returns out. */
 char *text_bytes(double bytes, char out[32]);
+/* Bytes of the well-formed UTF-8 character at the start (1 to 4; 0 when there is none), its code point in *code unless NULL. */
+size_t text_utf8(const char *bytes, size_t length, uint32_t *code);
 /* 0 when equal; Levenshtein distance capped at 99: for "did you mean". */
 int text_distance(const char *a, const char *b);
 

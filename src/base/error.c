@@ -1,0 +1,121 @@
+/* Errors as values: see error.h.
+ *
+ * A message is formatted into a buffer of its own before it is stored, so that an old message may be an argument of
+ * the new one. Messages are cut between characters, never inside one, and end in "..." where they were cut. */
+#include "base/error.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+
+/* Moves a cut back to a character boundary and marks it. */
+static void mark_cut(char *message, size_t size) {
+    size_t end = size - 4;
+    while (end > 0 && ((unsigned char)message[end] & 0xc0) == 0x80) end--;
+    memcpy(message + end, "...", 4);
+}
+
+static void store(Error *err, ErrorCode code, const char *format, va_list args) {
+    char message[sizeof err->message];
+    int length = vsnprintf(message, sizeof message, format, args);
+    if (length < 0) snprintf(message, sizeof message, "(message could not be formatted)");
+    if (length >= (int)sizeof message) mark_cut(message, sizeof message);
+    err->code = code;
+    memcpy(err->message, message, sizeof message);
+}
+
+ErrorCode error_set(Error *err, ErrorCode code, const char *format, ...) {
+    if (!err) return code;
+    va_list args;
+    va_start(args, format);
+    store(err, code, format, args);
+    va_end(args);
+    return code;
+}
+
+ErrorCode error_errno(Error *err, ErrorCode code, const char *format, ...) {
+    int number = errno;
+    if (!err) return code;
+    va_list args;
+    va_start(args, format);
+    store(err, code, format, args);
+    va_end(args);
+    char reason[256];
+    const char *text = strerror_r(number, reason, sizeof reason);
+    return error_set(err, code, "%s: %s", err->message, text);
+}
+
+ErrorCode error_context(Error *err, const char *format, ...) {
+    if (!err) return ERR_INTERNAL;
+    Error context;
+    va_list args;
+    va_start(args, format);
+    store(&context, err->code, format, args);
+    va_end(args);
+    return error_set(err, err->code, "%s: %s", context.message, err->message);
+}
+
+const char *error_name(ErrorCode code) {
+    switch (code) {
+    case OK: return "success";
+    case ERR_INTERNAL: return "internal error";
+    case ERR_USAGE: return "wrong usage";
+    case ERR_NUMERIC: return "numerical failure";
+    case ERR_DATA: return "bad data";
+    case ERR_NOINPUT: return "input missing";
+    case ERR_UNAVAILABLE: return "not available here";
+    case ERR_MEMORY: return "not enough memory";
+    case ERR_CANTCREATE: return "cannot create output";
+    case ERR_IO: return "input or output failed";
+    case ERR_STOPPED: return "stopped on request";
+    case ERR_CONFIG: return "bad configuration";
+    }
+    return "unknown error";
+}
+
+/* C0, DEL, C1, and the marks that reorder or hide text on a terminal. */
+static int is_unprintable(uint32_t code) {
+    return code < 0x20 || (code >= 0x7f && code <= 0x9f) || (code >= 0x200b && code <= 0x200f) ||
+           (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
+}
+
+char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length) {
+    if (out_size == 0) return out;
+    const char *dots = out_size > 3 ? "..." : "";
+    size_t used = 0, room_for_dots = 0; /* the latest length after which the dots still fit */
+    for (size_t at = 0; at < length;) {
+        uint32_t code = 0;
+        size_t bytes = text_utf8(text + at, length - at, &code);
+        int escape = bytes == 0 || is_unprintable(code);
+        if (bytes == 0) bytes = 1;
+        char piece[4 * 4 + 1];
+        size_t piece_length = bytes;
+        if (escape) {
+            piece_length = 0;
+            for (size_t i = 0; i < bytes; i++)
+                piece_length += (size_t)snprintf(piece + piece_length, sizeof piece - piece_length, "\\x%02X",
+                                                 (unsigned char)text[at + i]);
+        } else {
+            memcpy(piece, text + at, bytes);
+        }
+        if (used + piece_length >= out_size) {
+            memcpy(out + room_for_dots, dots, strlen(dots) + 1);
+            return out;
+        }
+        memcpy(out + used, piece, piece_length);
+        used += piece_length;
+        at += bytes;
+        if (used + 3 < out_size) room_for_dots = used;
+    }
+    out[used] = 0;
+    return out;
+}
+
+void check_failed(const char *file, int line, const char *expression) {
+    fprintf(stderr, "weft: internal error: %s:%d: expected %s\n", file, line, expression);
+    abort();
+}

@@ -1,0 +1,252 @@
+/* Files: bounded reading, atomic writing.
+ *
+ * A write goes to a temporary sibling, which is synced before it takes the name, and the directory is synced after: at every
+ * moment the name holds the whole old content or the whole new one. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/text.h"
+
+/* Paths as they may be printed. */
+static const char *shown(const char *path, char out[512]) { return error_escape(out, 512, path, strlen(path)); }
+
+/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. */
+static ErrorCode open_regular(const char *path, int *fd, struct stat *info, Error *err) {
+    char name[512];
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(path, name));
+    if (fstat(*fd, info) != 0) {
+        ErrorCode code = error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
+        close(*fd);
+        return code;
+    }
+    if (S_ISREG(info->st_mode)) return OK;
+    close(*fd);
+    return error_set(err, ERR_NOINPUT, "%s: expected a regular file, found a %s", shown(path, name),
+                     S_ISDIR(info->st_mode) ? "directory" : "device, pipe or socket");
+}
+
+/* Reads until the end, whatever size was promised: files in /proc promise none, others may be growing. */
+static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit, Text *out, Error *err) {
+    char name[512];
+    size_t room = (expect < limit ? expect : limit) + 1;
+    for (;;) {
+        if (out->length == out->capacity || !out->data) {
+            size_t want = out->capacity ? out->capacity * 2 : room + 1;
+            out->data = mem_grow(out->data, want);
+            out->capacity = want;
+        }
+        ssize_t got = read(fd, out->data + out->length, out->capacity - out->length);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return error_errno(err, ERR_IO, "%s: reading failed at byte %zu", shown(path, name), out->length);
+        if (got == 0) return OK;
+        out->length += (size_t)got;
+        if (out->length > limit)
+            return error_set(err, ERR_DATA, "%s: expected at most %zu bytes, found more", shown(path, name), limit);
+    }
+}
+
+ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length, Error *err) {
+    struct stat info;
+    int fd;
+    char name[512];
+    if (limit > SIZE_MAX / 4) limit = SIZE_MAX / 4;
+    TRY(open_regular(path, &fd, &info, err));
+    Text content = {0};
+    ErrorCode code;
+    if ((uint64_t)info.st_size > limit)
+        code = error_set(err, ERR_DATA, "%s: expected at most %zu bytes, found %lld", shown(path, name), limit,
+                         (long long)info.st_size);
+    else
+        code = read_all(path, fd, (size_t)info.st_size, limit, &content, err);
+    close(fd);
+    if (code != OK) {
+        text_free(&content);
+        return code;
+    }
+    text_add(&content, "", 0);
+    *data = content.data;
+    *length = content.length;
+    return OK;
+}
+
+ErrorCode file_map(FileMap *map, const char *path, Error *err) {
+    struct stat info;
+    int fd;
+    char name[512];
+    *map = (FileMap){0};
+    TRY(open_regular(path, &fd, &info, err));
+    ErrorCode code = OK;
+    if (info.st_size > 0) {
+        void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (data == MAP_FAILED) code = error_errno(err, ERR_IO, "%s: cannot map into memory", shown(path, name));
+        else *map = (FileMap){data, (size_t)info.st_size};
+    }
+    close(fd);
+    return code;
+}
+
+void file_unmap(FileMap *map) {
+    if (map->data) munmap((void *)(uintptr_t)map->data, map->length);
+    *map = (FileMap){0};
+}
+
+static ErrorCode write_all(const char *path, int fd, const char *data, size_t length, Error *err) {
+    char name[512];
+    for (size_t done = 0; done < length;) {
+        ssize_t wrote = write(fd, data + done, length - done);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return error_errno(err, ERR_IO, "%s: writing failed at byte %zu", shown(path, name), done);
+        done += (size_t)wrote;
+    }
+    if (fsync(fd) != 0) return error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
+    return OK;
+}
+
+/* A sibling that did not exist before, with the permissions an ordinary new file has. */
+static ErrorCode open_sibling(const char *path, Text *temporary, int *fd, Error *err) {
+    static atomic_uint serial;
+    char name[512];
+    for (int attempt = 0; attempt < 100; attempt++) {
+        text_clear(temporary);
+        text_printf(temporary, "%s.%ld.%u.tmp", path, (long)getpid(), atomic_fetch_add(&serial, 1));
+        *fd = open(temporary->data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (*fd >= 0) return OK;
+        if (errno != EEXIST) break;
+    }
+    return error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
+}
+
+/* Syncs the directory that holds `path`. */
+static ErrorCode sync_parent(const char *path, Error *err) {
+    const char *slash = strrchr(path, '/');
+    if (!slash) return file_sync_dir(".", err);
+    Text parent = {0};
+    text_add(&parent, path, slash == path ? 1 : (size_t)(slash - path));
+    ErrorCode code = file_sync_dir(parent.data, err);
+    text_free(&parent);
+    return code;
+}
+
+ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err) {
+    char name[512];
+    Text temporary = {0};
+    int fd;
+    ErrorCode code = open_sibling(path, &temporary, &fd, err);
+    if (code == OK) {
+        code = write_all(path, fd, data, length, err);
+        if (close(fd) != 0 && code == OK) code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
+        if (code == OK && rename(temporary.data, path) != 0)
+            code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
+        if (code != OK) unlink(temporary.data);
+        else code = sync_parent(path, err);
+    }
+    text_free(&temporary);
+    return code;
+}
+
+/* One directory of the chain; one that is there already is fine. */
+static ErrorCode make_dir(const char *path, Error *err) {
+    char name[512];
+    if (mkdir(path, 0777) == 0) return OK;
+    if (errno == EEXIST) {
+        if (file_is_dir(path)) return OK;
+        return error_set(err, ERR_CANTCREATE, "%s: cannot create the directory: a file of that name is in the way",
+                         shown(path, name));
+    }
+    return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", shown(path, name));
+}
+
+ErrorCode file_make_dirs(const char *path, Error *err) {
+    char *prefix = mem_strdup(path);
+    ErrorCode code = OK;
+    for (char *p = prefix; *p && code == OK; p++) {
+        if (*p != '/' || p == prefix) continue;
+        *p = 0;
+        code = make_dir(prefix, err);
+        *p = '/';
+    }
+    if (code == OK) code = make_dir(prefix, err);
+    free(prefix);
+    return code;
+}
+
+bool file_exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+bool file_is_dir(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+ErrorCode file_size(const char *path, uint64_t *bytes, Error *err) {
+    char name[512];
+    struct stat info;
+    if (stat(path, &info) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
+    if (!S_ISREG(info.st_mode)) return error_set(err, ERR_NOINPUT, "%s: expected a regular file", shown(path, name));
+    *bytes = (uint64_t)info.st_size;
+    return OK;
+}
+
+ErrorCode file_sync_dir(const char *path, Error *err) {
+    char name[512];
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return error_errno(err, ERR_IO, "%s: cannot open the directory", shown(path, name));
+    /* Some file systems cannot sync a directory; there is nothing more to do for durability there. */
+    ErrorCode code = OK;
+    if (fsync(fd) != 0 && errno != EINVAL) code = error_errno(err, ERR_IO, "%s: cannot sync the directory", shown(path, name));
+    close(fd);
+    return code;
+}
+
+static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *err) {
+    char name[512];
+    /* A file whose name happens to hold brackets or stars is still that file. */
+    if (file_exists(pattern)) {
+        *paths = mem_alloc_array(1, sizeof **paths);
+        (*paths)[0] = mem_strdup(pattern);
+        *count = 1;
+        return OK;
+    }
+    glob_t found;
+    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
+    if (status == GLOB_NOMATCH) {
+        const char *advice = strpbrk(pattern, "*?[") ? "nothing matches this pattern" : "no such file";
+        return error_set(err, ERR_NOINPUT, "%s: %s", shown(pattern, name), advice);
+    }
+    if (status != 0) return error_set(err, ERR_NOINPUT, "%s: cannot read the directory", shown(pattern, name));
+    *count = found.gl_pathc;
+    *paths = mem_alloc_array(*count, sizeof **paths);
+    for (size_t i = 0; i < *count; i++) (*paths)[i] = mem_strdup(found.gl_pathv[i]);
+    globfree(&found);
+    qsort(*paths, *count, sizeof **paths, compare_paths);
+    return OK;
+}
+
+void file_glob_free(char **paths, size_t count) {
+    for (size_t i = 0; i < count; i++) free(paths[i]);
+    free(paths);
+}
+
+char *path_join(const char *dir, const char *name) {
+    if (!dir || !*dir || name[0] == '/') return mem_strdup(name);
+    Text path = {0};
+    text_puts(&path, dir);
+    if (path.data[path.length - 1] != '/') text_puts(&path, "/");
+    text_puts(&path, name);
+    return path.data;
+}

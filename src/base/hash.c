@@ -1,0 +1,59 @@
+/* Hashes: libcrypto and xxhash do the work; CRC-32C is a table of sixteen entries, enough for TensorBoard's small records. */
+#include "base/hash.h"
+
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+struct Sha256 {
+    EVP_MD_CTX *context;
+};
+
+Sha256 *sha256_start(void) {
+    Sha256 *h = mem_alloc(sizeof *h);
+    h->context = EVP_MD_CTX_new();
+    CHECK(h->context != NULL);
+    CHECK(EVP_DigestInit_ex(h->context, EVP_sha256(), NULL) == 1);
+    return h;
+}
+
+void sha256_add(Sha256 *h, const void *data, size_t length) { CHECK(EVP_DigestUpdate(h->context, data, length) == 1); }
+
+void sha256_add_u64(Sha256 *h, uint64_t value) {
+    uint8_t bytes[8];
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> (8 * i));
+    sha256_add(h, bytes, sizeof bytes);
+}
+
+void sha256_finish(Sha256 *h, uint8_t out[32]) {
+    unsigned length = 0;
+    CHECK(EVP_DigestFinal_ex(h->context, out, &length) == 1 && length == 32);
+    EVP_MD_CTX_free(h->context);
+    free(h);
+}
+
+void sha256_hex(const uint8_t digest[32], char out[65]) {
+    for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
+}
+
+uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, length); }
+
+uint32_t crc32c(const void *data, size_t length) {
+    /* Remainders of the sixteen nibbles for the reflected polynomial 0x82f63b78. */
+    static const uint32_t nibble[16] = {
+        0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
+        0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
+    };
+    const uint8_t *bytes = data;
+    uint32_t crc = 0xffffffff;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= bytes[i];
+        crc = crc >> 4 ^ nibble[crc & 15];
+        crc = crc >> 4 ^ nibble[crc & 15];
+    }
+    return ~crc;
+}

@@ -1,0 +1,324 @@
+/* Reading JSON strictly.
+ *
+ * A scan of our own checks the grammar, with positions; cJSON then builds the tree from text that is known to be well formed;
+ * last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits (nesting, digits, no NUL in a string). */
+#include "base/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+#define MAX_DEPTH 64
+#define MAX_NUMBER 63 /* cJSON copies a number into 64 bytes */
+
+typedef struct Scan {
+    const char *where, *data;
+    size_t length, at;
+    size_t keys, stop_key; /* keys seen; the ordinal at which to report a duplicate */
+    Error *err;
+} Scan;
+
+/* An error at `at`; lines and columns count from 1, columns in characters. */
+static ErrorCode fail(const Scan *s, size_t at, const char *what) {
+    size_t line = 1, column = 1;
+    for (size_t i = 0; i < at; i++) {
+        if (s->data[i] == '\n') line++, column = 1;
+        else if (((unsigned char)s->data[i] & 0xc0) != 0x80) column++;
+    }
+    return error_set(s->err, ERR_DATA, "%s:%zu:%zu: %s", s->where, line, column, what);
+}
+
+/* "expected X, found Y" at the current byte. */
+static ErrorCode expected(const Scan *s, const char *what) {
+    char found[32] = "the end", message[128];
+    if (s->at < s->length) {
+        size_t bytes = text_utf8(s->data + s->at, s->length - s->at, NULL);
+        char shown[20];
+        snprintf(found, sizeof found, "'%s'", error_escape(shown, sizeof shown, s->data + s->at, bytes ? bytes : 1));
+    }
+    snprintf(message, sizeof message, "expected %s, found %s", what, found);
+    return fail(s, s->at, message);
+}
+
+static int peek(const Scan *s) { return s->at < s->length ? (unsigned char)s->data[s->at] : -1; }
+
+static void skip_space(Scan *s) {
+    int c;
+    while ((c = peek(s)) == ' ' || c == '\t' || c == '\n' || c == '\r') s->at++;
+}
+
+/* Four hexadecimal digits after "\u"; -1 when they are not. */
+static int hex4(const Scan *s, size_t at) {
+    int value = 0;
+    if (s->length - at < 4) return -1;
+    for (size_t i = at; i < at + 4; i++) {
+        char c = s->data[i];
+        int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        if (digit < 0) return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static ErrorCode scan_escape(Scan *s) {
+    size_t start = s->at++;
+    int c = peek(s);
+    if (c > 0 && strchr("\"\\/bfnrt", c)) {
+        s->at++;
+        return OK;
+    }
+    int unit = c == 'u' ? hex4(s, s->at + 1) : -1;
+    if (unit < 0) return fail(s, start, "bad escape in a string");
+    if (unit == 0) return fail(s, start, "a string must not hold \\u0000");
+    s->at += 5;
+    if (unit >= 0xdc00 && unit <= 0xdfff) return fail(s, start, "lone low surrogate in a string");
+    if (unit < 0xd800 || unit > 0xdbff) return OK;
+    bool pair = s->length - s->at >= 6 && s->data[s->at] == '\\' && s->data[s->at + 1] == 'u';
+    int low = pair ? hex4(s, s->at + 2) : -1;
+    if (low < 0xdc00 || low > 0xdfff) return fail(s, start, "lone high surrogate in a string");
+    s->at += 6;
+    return OK;
+}
+
+static ErrorCode scan_string(Scan *s) {
+    size_t start = s->at++;
+    for (;;) {
+        int c = peek(s);
+        if (c < 0) return fail(s, start, "this string does not end");
+        if (c == '"') break;
+        if (c < 0x20) return fail(s, s->at, "a control byte in a string must be escaped");
+        if (c == '\\') {
+            TRY(scan_escape(s));
+            continue;
+        }
+        size_t bytes = text_utf8(s->data + s->at, s->length - s->at, NULL);
+        if (bytes == 0) return fail(s, s->at, "invalid UTF-8 in a string");
+        s->at += bytes;
+    }
+    s->at++;
+    return OK;
+}
+
+static size_t skip_digits(Scan *s) {
+    size_t start = s->at;
+    while (peek(s) >= '0' && peek(s) <= '9') s->at++;
+    return s->at - start;
+}
+
+static ErrorCode scan_number(Scan *s) {
+    size_t start = s->at;
+    if (peek(s) == '-') s->at++;
+    size_t whole = s->at;
+    if (!skip_digits(s)) return expected(s, "a digit");
+    if (s->data[whole] == '0' && s->at - whole > 1) return fail(s, start, "a number must not start with 0");
+    if (peek(s) == '.') {
+        s->at++;
+        if (!skip_digits(s)) return expected(s, "a digit after the point");
+    }
+    if (peek(s) == 'e' || peek(s) == 'E') {
+        s->at++;
+        if (peek(s) == '+' || peek(s) == '-') s->at++;
+        if (!skip_digits(s)) return expected(s, "a digit in the exponent");
+    }
+    if (s->at - start > MAX_NUMBER) return fail(s, start, "this number has too many digits");
+    char copy[MAX_NUMBER + 1] = {0};
+    memcpy(copy, s->data + start, s->at - start);
+    if (!isfinite(strtod(copy, NULL))) return fail(s, start, "this number is out of range");
+    return OK;
+}
+
+static ErrorCode scan_word(Scan *s, const char *word) {
+    size_t length = strlen(word);
+    if (s->length - s->at < length || memcmp(s->data + s->at, word, length) != 0) return expected(s, "a value");
+    s->at += length;
+    return OK;
+}
+
+static ErrorCode scan_value(Scan *s, int depth);
+
+static ErrorCode scan_key(Scan *s) {
+    if (peek(s) != '"') return expected(s, "a key in double quotes");
+    if (s->keys++ == s->stop_key) return fail(s, s->at, "duplicate key");
+    TRY(scan_string(s));
+    skip_space(s);
+    if (peek(s) != ':') return expected(s, "':' after the key");
+    s->at++;
+    return OK;
+}
+
+/* The members of an object or the elements of an array, brackets included. */
+static ErrorCode scan_items(Scan *s, int depth, bool object) {
+    const char close = object ? '}' : ']';
+    if (depth > MAX_DEPTH) return fail(s, s->at, "nested more than 64 deep");
+    s->at++;
+    skip_space(s);
+    if (peek(s) == close) {
+        s->at++;
+        return OK;
+    }
+    for (;;) {
+        skip_space(s);
+        if (object) TRY(scan_key(s));
+        TRY(scan_value(s, depth));
+        skip_space(s);
+        if (peek(s) == close) break;
+        if (peek(s) != ',') return expected(s, object ? "',' or '}'" : "',' or ']'");
+        s->at++;
+    }
+    s->at++;
+    return OK;
+}
+
+static ErrorCode scan_value(Scan *s, int depth) {
+    skip_space(s);
+    switch (peek(s)) {
+    case '{': return scan_items(s, depth + 1, true);
+    case '[': return scan_items(s, depth + 1, false);
+    case '"': return scan_string(s);
+    case 't': return scan_word(s, "true");
+    case 'f': return scan_word(s, "false");
+    case 'n': return scan_word(s, "null");
+    case '-': case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
+        return scan_number(s);
+    default: return expected(s, "a value");
+    }
+}
+
+static ErrorCode scan_document(Scan *s) {
+    s->at = 0;
+    s->keys = 0;
+    TRY(scan_value(s, 0));
+    skip_space(s);
+    if (s->at < s->length) return expected(s, "the end");
+    return OK;
+}
+
+typedef struct KeyPlace {
+    const char *key;
+    size_t ordinal;
+} KeyPlace;
+
+static int compare_keys(const void *a, const void *b) {
+    const KeyPlace *x = a, *y = b;
+    int order = strcmp(x->key, y->key);
+    return order ? order : (x->ordinal > y->ordinal) - (x->ordinal < y->ordinal);
+}
+
+/* Ordinal, in document order, of a key that its object has already; SIZE_MAX when there is none. */
+static size_t find_duplicate(const cJSON *node, size_t *keys) {
+    size_t count = 0, found = SIZE_MAX;
+    for (const cJSON *child = node->child; child; child = child->next) count++;
+    KeyPlace *places = cJSON_IsObject(node) && count ? mem_alloc_array(count, sizeof *places) : NULL;
+    size_t i = 0;
+    for (const cJSON *child = node->child; child && found == SIZE_MAX; child = child->next, i++) {
+        if (places) places[i] = (KeyPlace){child->string, (*keys)++};
+        found = find_duplicate(child, keys);
+    }
+    if (places && found == SIZE_MAX) {
+        qsort(places, count, sizeof *places, compare_keys);
+        for (i = 1; i < count && found == SIZE_MAX; i++)
+            if (strcmp(places[i - 1].key, places[i].key) == 0) found = places[i].ordinal;
+    }
+    free(places);
+    return found;
+}
+
+ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
+    char name[512];
+    error_escape(name, sizeof name, where, strlen(where));
+    *root = NULL;
+    if (length >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, length -= 3;
+    Scan scan = {.where = name, .data = data, .length = length, .stop_key = SIZE_MAX, .err = err};
+    TRY(scan_document(&scan));
+    cJSON *tree = cJSON_ParseWithLength(data, length);
+    if (!tree) return error_set(err, ERR_DATA, "%s: cJSON could not parse this", name);
+    size_t keys = 0, duplicate = find_duplicate(tree, &keys);
+    if (duplicate != SIZE_MAX) {
+        cJSON_Delete(tree);
+        scan.stop_key = duplicate;
+        return scan_document(&scan);
+    }
+    *root = tree;
+    return OK;
+}
+
+ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err) {
+    char *data;
+    size_t length;
+    *root = NULL;
+    TRY(file_read(path, limit, &data, &length, err));
+    ErrorCode code = json_parse(path, data, length, root, err);
+    free(data);
+    return code;
+}
+
+static const char *kind_of(const cJSON *node) {
+    if (!node) return "nothing";
+    if (cJSON_IsObject(node)) return "an object";
+    if (cJSON_IsArray(node)) return "an array";
+    if (cJSON_IsString(node)) return "a string";
+    if (cJSON_IsNumber(node)) return "a number";
+    if (cJSON_IsBool(node)) return "true or false";
+    return "null";
+}
+
+/* *member is NULL when the key is missing or null and need not be there. */
+static ErrorCode find_member(const cJSON *object, const char *where, const char *key, bool required, const cJSON **member,
+                             Error *err) {
+    *member = NULL;
+    if (!cJSON_IsObject(object)) return error_set(err, ERR_DATA, "%s: expected an object, found %s", where, kind_of(object));
+    *member = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (cJSON_IsNull(*member)) *member = NULL;
+    if (!*member && required) return error_set(err, ERR_DATA, "%s: key \"%s\" is missing", where, key);
+    return OK;
+}
+
+static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *key, const char *wanted, Error *err) {
+    return error_set(err, ERR_DATA, "%s: \"%s\": expected %s, found %s", where, key, wanted, kind_of(member));
+}
+
+ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min, int64_t max,
+                       int64_t *out, Error *err) {
+    const cJSON *member = NULL;
+    char number[32];
+    TRY(find_member(object, where, key, required, &member, err));
+    if (!member) return OK;
+    if (!cJSON_IsNumber(member)) return wrong_kind(member, where, key, "a whole number", err);
+    double value = member->valuedouble;
+    bool exact = value == floor(value) && fabs(value) < 0x1p53;
+    if (!exact || (int64_t)value < min || (int64_t)value > max)
+        return error_set(err, ERR_DATA, "%s: \"%s\": expected a whole number between %lld and %lld, found %s", where, key,
+                         (long long)min, (long long)max, text_double(value, number));
+    *out = (int64_t)value;
+    return OK;
+}
+
+ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out, Error *err) {
+    const cJSON *member = NULL;
+    TRY(find_member(object, where, key, required, &member, err));
+    if (!member) return OK;
+    if (!cJSON_IsNumber(member)) return wrong_kind(member, where, key, "a number", err);
+    *out = member->valuedouble;
+    return OK;
+}
+
+ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key, bool required, bool *out, Error *err) {
+    const cJSON *member = NULL;
+    TRY(find_member(object, where, key, required, &member, err));
+    if (!member) return OK;
+    if (!cJSON_IsBool(member)) return wrong_kind(member, where, key, "true or false", err);
+    *out = cJSON_IsTrue(member);
+    return OK;
+}
+
+ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required, const char **out, Error *err) {
+    const cJSON *member = NULL;
+    TRY(find_member(object, where, key, required, &member, err));
+    if (!member) return OK;
+    if (!cJSON_IsString(member)) return wrong_kind(member, where, key, "a string", err);
+    *out = member->valuestring;
+    return OK;
+}

@@ -1,0 +1,98 @@
+/* Writing JSON as it comes.
+ *
+ * `first` says that nothing stands in the innermost container yet; `after_key` that the next value belongs to a key on the same
+ * line. Both are settled by begin_item, which every value and key passes. */
+#include <math.h>
+#include <string.h>
+
+#include "base/json.h"
+
+void json_start(JsonWriter *w, Text *out, int indent) { *w = (JsonWriter){.out = out, .indent = indent, .first = true}; }
+
+static void new_line(JsonWriter *w) {
+    if (w->indent == 0) return;
+    text_puts(w->out, "\n");
+    for (int i = 0; i < w->depth * w->indent; i++) text_puts(w->out, " ");
+}
+
+static void begin_item(JsonWriter *w) {
+    if (w->after_key) {
+        w->after_key = false;
+        return;
+    }
+    if (w->depth == 0) return;
+    if (!w->first) text_puts(w->out, w->indent ? "," : ", ");
+    w->first = false;
+    new_line(w);
+}
+
+static void open(JsonWriter *w, const char *bracket) {
+    begin_item(w);
+    text_puts(w->out, bracket);
+    w->depth++;
+    w->first = true;
+}
+
+static void close(JsonWriter *w, const char *bracket) {
+    CHECK(w->depth > 0 && !w->after_key);
+    w->depth--;
+    if (!w->first) new_line(w);
+    text_puts(w->out, bracket);
+    w->first = false;
+}
+
+void json_begin_object(JsonWriter *w) { open(w, "{"); }
+void json_end_object(JsonWriter *w) { close(w, "}"); }
+void json_begin_array(JsonWriter *w) { open(w, "["); }
+void json_end_array(JsonWriter *w) { close(w, "]"); }
+
+static void write_quoted(Text *out, const char *value, size_t length) {
+    static const char letters[] = "btnvfr"; /* of bytes 8 to 13; JSON has no \v */
+    text_puts(out, "\"");
+    for (size_t at = 0; at < length;) {
+        unsigned char c = (unsigned char)value[at];
+        size_t bytes = text_utf8(value + at, length - at, NULL);
+        if (bytes == 0) text_puts(out, "\xef\xbf\xbd");
+        else if (c == '"' || c == '\\') text_printf(out, "\\%c", c);
+        else if (c >= 8 && c <= 13 && c != 11) text_printf(out, "\\%c", letters[c - 8]);
+        else if (c < 0x20 || c == 0x7f) text_printf(out, "\\u%04x", c);
+        else text_add(out, value + at, bytes);
+        at += bytes ? bytes : 1;
+    }
+    text_puts(out, "\"");
+}
+
+void json_key(JsonWriter *w, const char *key) {
+    begin_item(w);
+    write_quoted(w->out, key, strlen(key));
+    text_puts(w->out, ": ");
+    w->after_key = true;
+}
+
+void json_int(JsonWriter *w, int64_t value) {
+    begin_item(w);
+    text_printf(w->out, "%lld", (long long)value);
+}
+
+void json_double(JsonWriter *w, double value) {
+    char number[32];
+    begin_item(w);
+    text_puts(w->out, isfinite(value) ? text_double(value, number) : "null");
+}
+
+void json_bool(JsonWriter *w, bool value) {
+    begin_item(w);
+    text_puts(w->out, value ? "true" : "false");
+}
+
+void json_null(JsonWriter *w) {
+    begin_item(w);
+    text_puts(w->out, "null");
+}
+
+void json_string(JsonWriter *w, const char *value) { json_bytes(w, value, strlen(value)); }
+
+void json_bytes(JsonWriter *w, const char *value, size_t length) {
+    begin_item(w);
+    write_quoted(w->out, value, length);
+}

@@ -1,0 +1,144 @@
+/* Messages on stderr, and the live status line.
+ *
+ * One mutex guards the level and the status line, and every message leaves in one write: lines of several threads never mix, and
+ * the status line is always the last thing on the terminal. */
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/text.h"
+
+#define CLEAR_LINE "\r\033[K"
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static LogLevel threshold = LOG_INFO;
+static Text status; /* what the status line shows; empty when there is none */
+
+void log_set_level(LogLevel level) {
+    pthread_mutex_lock(&mutex);
+    threshold = level;
+    pthread_mutex_unlock(&mutex);
+}
+
+bool log_is_terminal(void) {
+    const char *term = getenv("TERM");
+    return isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
+}
+
+bool log_has_colour(void) {
+    const char *no_colour = getenv("NO_COLOR");
+    return log_is_terminal() && !(no_colour && *no_colour);
+}
+
+int log_width(void) {
+    struct winsize size;
+    if (!log_is_terminal() || ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+    return size.ws_col;
+}
+
+/* Messages are a courtesy: a closed stderr must not stop the work. */
+static void write_out(const Text *t) {
+    for (size_t done = 0; done < t->length;) {
+        ssize_t wrote = write(STDERR_FILENO, t->data + done, t->length - done);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) return;
+        done += (size_t)wrote;
+    }
+}
+
+static void append(Text *t, const char *format, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    int length = vsnprintf(NULL, 0, format, again);
+    va_end(again);
+    if (length < 0) return;
+    char *line = mem_alloc((size_t)length + 1);
+    vsnprintf(line, (size_t)length + 1, format, args);
+    text_add(t, line, (size_t)length);
+    free(line);
+}
+
+static void print(LogLevel level, const char *label, const char *colour, const char *format, va_list args) {
+    pthread_mutex_lock(&mutex);
+    if (level <= threshold) {
+        Text out = {0};
+        bool painted = *colour && log_has_colour();
+        if (status.length) text_puts(&out, CLEAR_LINE);
+        text_printf(&out, "%s%s%s", painted ? colour : "", label, painted ? "\033[0m" : "");
+        append(&out, format, args);
+        text_puts(&out, "\n");
+        if (status.length) text_add(&out, status.data, status.length);
+        write_out(&out);
+        text_free(&out);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+#define DEFINE_LOG(name, level, label, colour) \
+    void name(const char *format, ...) {       \
+        va_list args;                          \
+        va_start(args, format);                \
+        print(level, label, colour, format, args); \
+        va_end(args);                          \
+    }
+DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m")
+DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m")
+DEFINE_LOG(log_info, LOG_INFO, "", "")
+DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m")
+
+/* Bytes of the longest prefix that takes at most `columns`; escape sequences take none. */
+static size_t visible_prefix(const Text *t, int columns) {
+    size_t at = 0;
+    int used = 0;
+    while (at < t->length) {
+        if (t->data[at] == '\033') {
+            while (at < t->length && !strchr("mK", t->data[at])) at++;
+            if (at < t->length) at++;
+            continue;
+        }
+        if (used == columns) break;
+        size_t bytes = text_utf8(t->data + at, t->length - at, NULL);
+        at += bytes ? bytes : 1;
+        used++;
+    }
+    return at;
+}
+
+/* Leaves a clean line to the shell, however the process ends. */
+static void remove_status_at_exit(void) { log_status("%s", ""); }
+
+void log_status(const char *format, ...) {
+    static bool registered;
+    if (!log_is_terminal()) return;
+    Text line = {0};
+    va_list args;
+    va_start(args, format);
+    append(&line, format, args);
+    va_end(args);
+    size_t kept = visible_prefix(&line, log_width() - 1);
+    pthread_mutex_lock(&mutex);
+    bool was_shown = status.length > 0;
+    text_clear(&status);
+    if (threshold >= LOG_INFO && kept) {
+        text_add(&status, line.data, kept);
+        if (kept < line.length && log_has_colour()) text_puts(&status, "\033[0m");
+    }
+    if (status.length || was_shown) {
+        Text out = {0};
+        text_printf(&out, "%s%s", CLEAR_LINE, status.length ? status.data : "");
+        write_out(&out);
+        text_free(&out);
+    }
+    bool must_register = status.length && !registered;
+    if (must_register) registered = true;
+    pthread_mutex_unlock(&mutex);
+    if (must_register) atexit(remove_status_at_exit);
+    text_free(&line);
+}

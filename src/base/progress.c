@@ -1,0 +1,104 @@
+/* Progress of long work: a bar on a terminal, a plain line now and then elsewhere. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/text.h"
+
+#define REDRAW_SECONDS 0.1
+#define PLAIN_SECONDS 10.0
+
+struct Progress {
+    pthread_mutex_t mutex;
+    char *label, *unit;
+    double total, done;
+    double started, shown; /* seconds on the monotonic clock; the last time something was shown */
+};
+
+Progress *progress_start(const char *label, double total, const char *unit) {
+    Progress *p = mem_alloc(sizeof *p);
+    pthread_mutex_init(&p->mutex, NULL);
+    p->label = mem_strdup(label);
+    p->unit = mem_strdup(unit);
+    p->total = total;
+    p->started = clock_seconds();
+    p->shown = log_is_terminal() ? p->started - REDRAW_SECONDS : p->started;
+    return p;
+}
+
+/* Whole numbers with separators from a thousand on, one decimal below. */
+static const char *amount(double value, char out[32]) {
+    if (!(fabs(value) < 9e15)) return text_double(value, out);
+    if (fabs(value) >= 1000 || value == floor(value)) return text_count((int64_t)llround(value), out);
+    Text t = {0};
+    text_printf(&t, "%.1f", value);
+    memcpy(out, t.data, t.length + 1);
+    text_free(&t);
+    return out;
+}
+
+/* "label [=====>    ]  43%  12.3 / 28.6 MB  4.1 MB/s  3.9s left"; without the bar off a terminal. */
+static void describe(const Progress *p, double now, bool bar, Text *out) {
+    char done[32], total[32], rate[32], left[16];
+    double seconds = now - p->started, speed = seconds > 0 ? p->done / seconds : 0;
+    double share = p->total > 0 ? fmin(fmax(p->done / p->total, 0), 1) : 0;
+    text_puts(out, p->label);
+    if (bar && p->total > 0) {
+        enum { CELLS = 24 };
+        int full = (int)(share * CELLS);
+        text_puts(out, " [");
+        for (int i = 0; i < CELLS; i++) text_puts(out, i < full ? "=" : i == full ? ">" : " ");
+        text_puts(out, "]");
+    } else {
+        text_puts(out, ":");
+    }
+    if (p->total > 0) text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(p->done, done), amount(p->total, total), p->unit);
+    else text_printf(out, " %s %s", amount(p->done, done), p->unit);
+    text_printf(out, "  %s %s/s", amount(speed, rate), p->unit);
+    if (p->total > p->done && speed > 0) text_printf(out, "  %s left", clock_duration((p->total - p->done) / speed, left));
+}
+
+/* The mutex is held. */
+static void show(Progress *p) {
+    double now = clock_seconds();
+    bool terminal = log_is_terminal();
+    if (now - p->shown < (terminal ? REDRAW_SECONDS : PLAIN_SECONDS)) return;
+    p->shown = now;
+    Text line = {0};
+    describe(p, now, terminal, &line);
+    if (terminal) log_status("%s", line.data);
+    else log_info("%s", line.data);
+    text_free(&line);
+}
+
+void progress_set(Progress *p, double done) {
+    if (!p) return;
+    pthread_mutex_lock(&p->mutex);
+    p->done = done;
+    show(p);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void progress_add(Progress *p, double more) {
+    if (!p) return;
+    pthread_mutex_lock(&p->mutex);
+    p->done += more;
+    show(p);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void progress_finish(Progress *p) {
+    if (!p) return;
+    char done[32], rate[32], took[16];
+    double seconds = clock_seconds() - p->started;
+    log_status("%s", "");
+    log_info("%s: %s %s in %s (%s %s/s)", p->label, amount(p->done, done), p->unit, clock_duration(seconds, took),
+             amount(seconds > 0 ? p->done / seconds : 0, rate), p->unit);
+    pthread_mutex_destroy(&p->mutex);
+    free(p->label);
+    free(p->unit);
+    free(p);
+}

@@ -1,0 +1,163 @@
+/* Growing strings, numbers as text, and allocation that cannot fail.
+ *
+ * Invariant of Text: data is NULL with capacity 0, or length < capacity and data[length] is NUL. */
+#include "base/text.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Noreturn void out_of_memory(size_t bytes) {
+    fprintf(stderr, "weft: error: the system gave no memory for %zu bytes\n", bytes);
+    exit(ERR_MEMORY);
+}
+
+int size_multiply(size_t a, size_t b, size_t *out) {
+    size_t product;
+    if (__builtin_mul_overflow(a, b, &product)) return 0;
+    *out = product;
+    return 1;
+}
+
+void *mem_alloc(size_t bytes) {
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) out_of_memory(bytes);
+    return p;
+}
+
+void *mem_alloc_array(size_t count, size_t each) {
+    size_t bytes;
+    if (!size_multiply(count, each, &bytes)) out_of_memory(SIZE_MAX);
+    return mem_alloc(bytes);
+}
+
+void *mem_grow(void *p, size_t bytes) {
+    void *grown = realloc(p, bytes ? bytes : 1);
+    if (!grown) out_of_memory(bytes);
+    return grown;
+}
+
+char *mem_strdup(const char *s) {
+    size_t bytes = strlen(s) + 1;
+    return memcpy(mem_alloc(bytes), s, bytes);
+}
+
+/* Room for `more` bytes and the NUL. */
+static void reserve(Text *t, size_t more) {
+    if (more >= SIZE_MAX / 2 - t->length) out_of_memory(SIZE_MAX);
+    size_t need = t->length + more + 1;
+    if (need <= t->capacity) return;
+    size_t capacity = t->capacity < 64 ? 64 : t->capacity * 2;
+    t->capacity = capacity < need ? need : capacity;
+    t->data = mem_grow(t->data, t->capacity);
+}
+
+void text_add(Text *t, const char *bytes, size_t length) {
+    reserve(t, length);
+    if (length) memcpy(t->data + t->length, bytes, length);
+    t->length += length;
+    t->data[t->length] = 0;
+}
+
+void text_puts(Text *t, const char *string) { text_add(t, string, strlen(string)); }
+
+void text_printf(Text *t, const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int length = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    CHECK(length >= 0);
+    reserve(t, (size_t)length);
+    vsnprintf(t->data + t->length, (size_t)length + 1, format, again);
+    va_end(again);
+    t->length += (size_t)length;
+}
+
+void text_clear(Text *t) {
+    t->length = 0;
+    if (t->data) t->data[0] = 0;
+}
+
+void text_free(Text *t) {
+    free(t->data);
+    *t = (Text){0};
+}
+
+char *text_double(double value, char out[32]) {
+    if (isnan(value)) return strcpy(out, "NaN");
+    if (isinf(value)) return strcpy(out, value > 0 ? "Infinity" : "-Infinity");
+    /* Up to 15 digits always survive a round trip, and %g drops their trailing zeros; subnormals have fewer to give. */
+    int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
+    for (; digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, value);
+        if (strtod(out, NULL) == value) break;
+    }
+    return out;
+}
+
+char *text_count(int64_t value, char out[32]) {
+    char digits[32];
+    int length = snprintf(digits, sizeof digits, "%llu", value < 0 ? 0ull - (unsigned long long)value : (unsigned long long)value);
+    char *to = out;
+    if (value < 0) *to++ = '-';
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) *to++ = ',';
+        *to++ = digits[i];
+    }
+    *to = 0;
+    return out;
+}
+
+char *text_bytes(double bytes, char out[32]) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    size_t unit = 0;
+    while (fabs(bytes) >= 1023.995 && unit + 1 < sizeof units / sizeof *units) bytes /= 1024, unit++;
+    snprintf(out, 32, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
+    return out;
+}
+
+/* RFC 3629: no overlong forms, no surrogates, nothing beyond U+10FFFF. */
+size_t text_utf8(const char *bytes, size_t length, uint32_t *code) {
+    const unsigned char *b = (const unsigned char *)bytes;
+    uint32_t value;
+    size_t count;
+    if (length == 0) return 0;
+    if (b[0] < 0x80) count = 1, value = b[0];
+    else if (b[0] >= 0xc2 && b[0] <= 0xdf) count = 2, value = b[0] & 0x1f;
+    else if (b[0] >= 0xe0 && b[0] <= 0xef) count = 3, value = b[0] & 0x0f;
+    else if (b[0] >= 0xf0 && b[0] <= 0xf4) count = 4, value = b[0] & 0x07;
+    else return 0;
+    if (count > length) return 0;
+    for (size_t i = 1; i < count; i++) {
+        if ((b[i] & 0xc0) != 0x80) return 0;
+        value = value << 6 | (b[i] & 0x3f);
+    }
+    if ((count == 3 && value < 0x800) || (count == 4 && (value < 0x10000 || value > 0x10ffff))) return 0;
+    if (value >= 0xd800 && value <= 0xdfff) return 0;
+    if (code) *code = value;
+    return count;
+}
+
+int text_distance(const char *a, const char *b) {
+    enum { CAP = 99 };
+    size_t na = strlen(a), nb = strlen(b);
+    if (na > CAP || nb > CAP) return strcmp(a, b) ? CAP : 0;
+    int row[CAP + 1];
+    for (size_t j = 0; j <= nb; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= na; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= nb; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
