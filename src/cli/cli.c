@@ -33,7 +33,8 @@ static int words_matched(const char *name, int count, const char *const *words) 
     const char *space = strchr(name, ' ');
     if (!space) return count > 0 && strcmp(words[0], name) == 0 ? 1 : 0;
     size_t first = (size_t)(space - name);
-    bool same = count > 1 && strlen(words[0]) == first && memcmp(words[0], name, first) == 0 && strcmp(words[1], space + 1) == 0;
+    bool same =
+        count > 1 && strlen(words[0]) == first && memcmp(words[0], name, first) == 0 && strcmp(words[1], space + 1) == 0;
     return same ? 2 : 0;
 }
 

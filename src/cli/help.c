@@ -14,7 +14,8 @@ static void add_spaces(Text *out, int count) {
     for (int i = 0; i < count; i++) text_add(out, " ", 1);
 }
 
-/* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines start at `indent`. */
+/* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines start at `indent`.
+ */
 static void add_wrapped(Text *out, const char *text, size_t length, int column, int indent, int width) {
     bool first = true;
     for (size_t at = 0; at < length;) {

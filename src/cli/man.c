@@ -126,13 +126,14 @@ static void add_roff_statuses(Text *out) {
 
 void man_write(Text *out) {
     text_printf(out, ".TH WEFT 1 \"\" \"weft %s\" \"User Commands\"\n", WEFT_VERSION);
-    text_puts(out, ".SH NAME\nweft \\- pre\\-trains Llama\\-family language models\n"
-                   ".SH SYNOPSIS\n.B weft\n.I VERB\n[\\fIoperands\\fR] [\\fIflags\\fR]\n"
-                   ".SH DESCRIPTION\n"
-                   "Text in, trained model out: weft tokenizes text, trains a Llama\\-family model on it as one YAML file says, and\n"
-                   "writes checkpoints that other programs read as they are.\n"
-                   "Data goes to standard output, messages to standard error.\n"
-                   ".SH VERBS\n");
+    text_puts(
+        out, ".SH NAME\nweft \\- pre\\-trains Llama\\-family language models\n"
+             ".SH SYNOPSIS\n.B weft\n.I VERB\n[\\fIoperands\\fR] [\\fIflags\\fR]\n"
+             ".SH DESCRIPTION\n"
+             "Text in, trained model out: weft tokenizes text, trains a Llama\\-family model on it as one YAML file says, and\n"
+             "writes checkpoints that other programs read as they are.\n"
+             "Data goes to standard output, messages to standard error.\n"
+             ".SH VERBS\n");
     for (const Verb *const *v = verbs; *v; v++) add_roff_verb(out, *v);
     text_puts(out, ".SH FLAGS OF EVERY VERB\n");
     add_roff_flags(out, common_flags);

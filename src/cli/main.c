@@ -1,0 +1,75 @@
+/* weft VERB [operands] [flags]: finds the verb, runs it, and turns its ErrorCode into the exit status.
+ *
+ * The locale is never set, so numbers are read and written with a point everywhere. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "cli/cli.h"
+#include "cli/version.h"
+
+/* The last line of a failed command; plain, so that it can be searched for. */
+static int report(const Error *err) {
+    log_status("%s", "");
+    fprintf(stderr, "weft: %s (%s, exit status %d)\n", err->message, error_name(err->code), (int)err->code);
+    return (int)err->code;
+}
+
+static void print_help(const Verb *verb) {
+    Text out = {0};
+    if (verb) {
+        help_write_verb(verb, &out, log_width());
+    } else {
+        help_write_overview(&out, log_width());
+    }
+    fwrite(out.data, 1, out.length, stdout);
+    text_free(&out);
+}
+
+static ErrorCode run_verb(int count, const char *const *words, Error *err) {
+    const Verb *verb = NULL;
+    int used = 0;
+    TRY(verb_find(&verb, count, words, &used, err));
+    Arguments args;
+    ErrorCode code = arguments_parse(&args, verb, count - used, words + used, err);
+    if (code == OK && args.help) {
+        print_help(verb);
+    } else if (code == OK) {
+        if (args.quiet) log_set_level(LOG_ERROR);
+        if (args.verbose) log_set_level(LOG_DEBUG);
+        code = verb->run(&args, err);
+    }
+    arguments_free(&args);
+    return code;
+}
+
+static ErrorCode run_words(int count, const char *const *words, Error *err) {
+    const char *first = count ? words[0] : "";
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
+        print_help(NULL);
+        return OK;
+    }
+    if (strcmp(first, "--version") == 0) {
+        Text out = {0};
+        version_write(&out);
+        fwrite(out.data, 1, out.length, stdout);
+        text_free(&out);
+        return OK;
+    }
+    return run_verb(count, words, err);
+}
+
+int main(int argc, char **argv) {
+    /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the parent had set. */
+    signal(SIGPIPE, SIG_DFL);
+    Error err = {OK, ""};
+    ErrorCode code = run_words(argc - 1, (const char *const *)(argv + 1), &err);
+    /* Data that never reached its file is a failure, even when the verb could not see it. */
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == OK)
+        code = error_errno(&err, ERR_IO, "cannot write to standard output");
+    if (code == OK) return 0;
+    err.code = code;
+    return report(&err);
+}
