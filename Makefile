@@ -1,0 +1,55 @@
+# What one types; CMake does the work.
+BUILD ?= build
+TYPE ?= Release
+PREFIX ?= /usr/local
+PYTHON ?= python3
+CMAKE_FLAGS ?=
+PEER ?=
+JOBS ?= $(shell nproc)
+
+.PHONY: all build setup demo test bench interop install format format-check clean help
+
+all: build
+
+build:
+	@tools/setup.sh --check build
+	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=$(TYPE) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS) >$(BUILD).log 2>&1 \
+	    || { cat $(BUILD).log; exit 1; }
+	@rm -f $(BUILD).log
+	@cmake --build $(BUILD) -j $(JOBS)
+
+setup: ## installs what is missing (apt)
+	@tools/setup.sh build test demo
+
+demo: ## text in, trained model out, in minutes
+	@tools/setup.sh build demo
+	@$(MAKE) --no-print-directory build
+	@BUILD=$(BUILD) tools/demo.sh
+
+test: ## all tests
+	@tools/setup.sh build test
+	@$(MAKE) --no-print-directory build
+	@ctest --test-dir $(BUILD) --output-on-failure
+
+bench: build ## bench/results.json; PEER=torch adds PyTorch
+	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/bench.sh $(PEER)
+
+interop: build ## tests against the Python packages of others, in a venv
+	@test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
+	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tensorboard
+	@PATH="$(CURDIR)/.venv-interop/bin:$$PATH" ctest --test-dir $(BUILD) --output-on-failure
+
+install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
+	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)
+
+format: ## rewrites the sources with clang-format
+	@tools/format.sh
+
+format-check:
+	@tools/format.sh --check
+
+clean:
+	@rm -rf $(BUILD)
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, ci.
+#   tools/setup.sh build test      installs, after saying what
+#   tools/setup.sh --check build   installs nothing: says what is missing
+set -eu
+
+packages() {
+    case $1 in
+    build) echo gcc libc6-dev make cmake pkg-config libdnnl-dev libyaml-dev libcjson-dev libpcre2-dev libzstd-dev \
+        libxxhash-dev libssl-dev ;;
+    test) echo libcmocka-dev ;;
+    demo) echo bible-kjv bible-kjv-text ;;
+    bench) echo python3-venv ;;
+    ci) echo clang libomp-dev clang-format man-db ;;
+    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, ci" >&2; exit 2 ;;
+    esac
+}
+
+check=
+if [ "${1:-}" = --check ]; then check=1; shift; fi
+wanted=
+for purpose in "$@"; do
+    list=$(packages "$purpose")
+    wanted="$wanted $list"
+done
+
+if ! command -v dpkg-query >/dev/null; then
+    [ -n "$check" ] || echo "setup: not a Debian system; needed, by Debian's names:$wanted"
+    exit 0
+fi
+missing=
+for package in $wanted; do
+    dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+if [ -n "$check" ]; then
+    echo "Missing packages:$missing"
+    echo "\"make setup\" installs them."
+    exit 0
+fi
+
+as_root=
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "setup: missing, as root: apt-get install$missing" >&2; exit 69; }
+    as_root=sudo
+fi
+echo "Installing packages:$missing"
+apt_get() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@"; }
+# Lists may be absent (fresh container) or stale (the mirror has moved on): both show as a failed installation.
+# shellcheck disable=SC2086
+apt_get install --no-install-recommends $missing || { apt_get update; apt_get install --no-install-recommends $missing; }
