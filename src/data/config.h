@@ -12,11 +12,11 @@ typedef enum SourceSplit { SPLIT_FILE, SPLIT_PARAGRAPHS, SPLIT_LINES } SourceSpl
 typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
 
 typedef struct DataSource {
-    char *path;      /* a file or a shell pattern */
-    double weight;   /* share of the mixture, relative to the other sources */
-    int format;      /* SourceFormat */
-    char *key;       /* JSON lines: the member that holds the text */
-    int split;       /* SourceSplit */
+    char *path;    /* a file or a shell pattern */
+    double weight; /* share of the mixture, relative to the other sources */
+    int format;    /* SourceFormat */
+    char *key;     /* JSON lines: the member that holds the text */
+    int split;     /* SourceSplit */
 } DataSource;
 
 typedef struct DataConfig {
@@ -25,11 +25,11 @@ typedef struct DataConfig {
     double validation_fraction;    /* of each source's documents, 0 for none */
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     char *cache_dir;
-    int weights;                   /* MixtureWeights */
-    bool document_mask;            /* positions restart and attention stays inside documents */
-    bool add_bos, add_eos;         /* around each document */
-    int64_t seed;                  /* of the order of samples */
-    int64_t prefetch;              /* microbatches kept ready */
+    int weights;           /* MixtureWeights */
+    bool document_mask;    /* positions restart and attention stays inside documents */
+    bool add_bos, add_eos; /* around each document */
+    int64_t seed;          /* of the order of samples */
+    int64_t prefetch;      /* microbatches kept ready */
 } DataConfig;
 
 #endif

@@ -7,17 +7,17 @@
 
 /* Every tensor of a block's pass, wherever it lives. */
 typedef struct Tensors {
-    void *x;                   /* [T, h] input */
-    float *rstd1, *rstd2;      /* [T] */
-    void *n1, *n2;             /* [T, h] normed inputs of attention and MLP */
-    void *qkv, *attn;          /* [T, Q+2K] rotated, [T, Q] */
-    float *lse;                /* [H, T] */
-    void *mid;                 /* [T, h] after attention */
-    void *gate_up;             /* [T, 2I] */
-    void *act;                 /* [T, I] */
-    void *dout, *dmid;         /* [T, h] copies for the weight half; NULL when both halves run together */
-    void *dgate_up, *dqkv;     /* [T, 2I], [T, Q+2K] */
-    void *dn, *dattn;          /* [T, h], [T, Q] */
+    void *x;               /* [T, h] input */
+    float *rstd1, *rstd2;  /* [T] */
+    void *n1, *n2;         /* [T, h] normed inputs of attention and MLP */
+    void *qkv, *attn;      /* [T, Q+2K] rotated, [T, Q] */
+    float *lse;            /* [H, T] */
+    void *mid;             /* [T, h] after attention */
+    void *gate_up;         /* [T, 2I] */
+    void *act;             /* [T, I] */
+    void *dout, *dmid;     /* [T, h] copies for the weight half; NULL when both halves run together */
+    void *dgate_up, *dqkv; /* [T, 2I], [T, Q+2K] */
+    void *dn, *dattn;      /* [T, h], [T, Q] */
 } Tensors;
 
 /* Hands out pieces of one region; with base NULL it only counts. */
@@ -40,8 +40,8 @@ static AttentionShape attention_shape(const Model *m) {
     return (AttentionShape){m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim};
 }
 
-/* The three regions, laid out the same way each time. What the recompute policy drops from the slab moves to `keep` if the weight
- * half reads it, else to `scratch`. */
+/* The three regions, laid out the same way each time. What the recompute policy drops from the slab moves to `keep` if the
+ * weight half reads it, else to `scratch`. */
 static Tensors layout(const Model *m, Cursor *slab, Cursor *keep, Cursor *scratch) {
     const ModelConfig *c = &m->config;
     int64_t T = m->tokens, h = c->hidden_size, I = c->intermediate_size;
@@ -84,15 +84,14 @@ static void linear(const Pass *p, int unit, ParamRole role, ParamRole bias_role,
                    void *y) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role), *bias = param_of(&m->table, unit, bias_role);
-    OP(p->device, OP_GEMM, gemm, false, true, m->tokens, rows, cols, x, weights_matrix(p->weights, w), m->compute, y, m->compute,
-       rows, false);
-    if (bias)
-        OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, rows, y, weights_master(p->weights, bias), m->compute);
+    OP(p->device, OP_GEMM, gemm, false, true, m->tokens, rows, cols, x, weights_matrix(p->weights, w), m->compute, y,
+       m->compute, rows, false);
+    if (bias) OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, rows, y, weights_master(p->weights, bias), m->compute);
 }
 
 /* dx[T, cols] = dy[T, rows] W, and the bias gradient. */
-static void linear_input(const Pass *p, int unit, ParamRole role, ParamRole bias_role, int64_t rows, int64_t cols, const void *dy,
-                         void *dx) {
+static void linear_input(const Pass *p, int unit, ParamRole role, ParamRole bias_role, int64_t rows, int64_t cols,
+                         const void *dy, void *dx) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role), *bias = param_of(&m->table, unit, bias_role);
     OP(p->device, OP_GEMM, gemm, false, false, m->tokens, cols, rows, dy, weights_matrix(p->weights, w), m->compute, dx,
@@ -119,8 +118,8 @@ static void norm(const Pass *p, int unit, ParamRole role, const void *a, const v
 static void norm_backward(const Pass *p, int unit, ParamRole role, const void *x, const float *rstd, const void *dy, void *dx) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role);
-    OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, x, weights_master(p->weights, w), rstd,
-       dy, dx, true, gradient_of(m, p->gradients, w), m->compute);
+    OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, x, weights_master(p->weights, w),
+       rstd, dy, dx, true, gradient_of(m, p->gradients, w), m->compute);
 }
 
 static void copy(const Pass *p, const void *in, void *out) {

@@ -79,8 +79,8 @@ static void chunk(const Pass *p, Chunk c, const Slab *slab, const Scratch *s, fl
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, s->logits, DTYPE_F32, p->batch.targets + c.first,
        (float)p->loss_scale, losses + c.first, c.input || c.weight ? s->dlogits : NULL, m->compute);
     if (c.input)
-        OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, s->dlogits, weights_matrix(p->weights, head_param(m)), m->compute,
-           (char *)slab->dn + (size_t)c.first * row, m->compute, h, false);
+        OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, s->dlogits, weights_matrix(p->weights, head_param(m)),
+           m->compute, (char *)slab->dn + (size_t)c.first * row, m->compute, h, false);
     if (c.weight)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, s->dlogits, normed, m->compute, head_gradient(p), DTYPE_F32, h,
            !(p->first && c.first == 0));

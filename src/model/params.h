@@ -19,8 +19,25 @@
 #include "model/config.h"
 
 typedef enum ParamRole {
-    PARAM_EMBED, PARAM_NORM1, PARAM_NORM2, PARAM_Q_BIAS, PARAM_K_BIAS, PARAM_V_BIAS, PARAM_O_BIAS, PARAM_GATE_BIAS,
-    PARAM_UP_BIAS, PARAM_DOWN_BIAS, PARAM_Q, PARAM_K, PARAM_V, PARAM_O, PARAM_GATE, PARAM_UP, PARAM_DOWN, PARAM_NORM, PARAM_HEAD,
+    PARAM_EMBED,
+    PARAM_NORM1,
+    PARAM_NORM2,
+    PARAM_Q_BIAS,
+    PARAM_K_BIAS,
+    PARAM_V_BIAS,
+    PARAM_O_BIAS,
+    PARAM_GATE_BIAS,
+    PARAM_UP_BIAS,
+    PARAM_DOWN_BIAS,
+    PARAM_Q,
+    PARAM_K,
+    PARAM_V,
+    PARAM_O,
+    PARAM_GATE,
+    PARAM_UP,
+    PARAM_DOWN,
+    PARAM_NORM,
+    PARAM_HEAD,
     PARAM_ROLES
 } ParamRole;
 
@@ -28,12 +45,12 @@ typedef enum ParamRole {
 typedef enum ParamSplit { SPLIT_NONE, SPLIT_COLUMN, SPLIT_ROW, SPLIT_VOCAB } ParamSplit;
 
 typedef struct Param {
-    char name[80];        /* "model.layers.3.self_attn.q_proj.weight" */
+    char name[80]; /* "model.layers.3.self_attn.q_proj.weight" */
     ParamRole role;
-    int unit, layer;      /* layer is -1 outside blocks */
-    int64_t rows, cols;   /* a vector has cols == 0: shape [rows] */
-    int64_t count;        /* elements */
-    size_t offset;        /* elements from the start of its unit's flat buffer */
+    int unit, layer;    /* layer is -1 outside blocks */
+    int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
+    int64_t count;      /* elements */
+    size_t offset;      /* elements from the start of its unit's flat buffer */
     ParamSplit split;
 } Param;
 
@@ -50,7 +67,7 @@ typedef struct ParamTable {
 /* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 void param_table_free(ParamTable *t);
-const Param *param_find(const ParamTable *t, const char *name); /* NULL if none */
+const Param *param_find(const ParamTable *t, const char *name);       /* NULL if none */
 const Param *param_of(const ParamTable *t, int unit, ParamRole role); /* NULL if the unit has none */
 
 /* Initialisers, by name. All are functions of (seed, name, element) only.
@@ -61,8 +78,8 @@ const Param *param_of(const ParamTable *t, int unit, ParamRole role); /* NULL if
  *               with f = sqrt(2 (L + 1)) */
 typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA } InitKind;
 typedef struct InitRule {
-    double value;          /* constant, when std is 0 */
-    double std, lo, hi;    /* lo, hi in standard deviations */
+    double value;       /* constant, when std is 0 */
+    double std, lo, hi; /* lo, hi in standard deviations */
 } InitRule;
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std);
 

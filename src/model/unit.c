@@ -83,8 +83,12 @@ void model_compute_constants(Model *m, Device *d) {
 
 DeviceNeeds model_device_needs(const Model *m) {
     const ModelConfig *c = &m->config;
-    return (DeviceNeeds){.compute = m->compute, .tokens = m->tokens, .hidden = c->hidden_size,
-                         .intermediate = c->intermediate_size, .vocab = c->vocab_size, .logits_rows = m->loss_rows,
+    return (DeviceNeeds){.compute = m->compute,
+                         .tokens = m->tokens,
+                         .hidden = c->hidden_size,
+                         .intermediate = c->intermediate_size,
+                         .vocab = c->vocab_size,
+                         .logits_rows = m->loss_rows,
                          .attention = {m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim}};
 }
 

@@ -31,10 +31,10 @@ typedef struct Model {
     ParamTable table;
     Dtype compute;
     Recompute recompute;
-    int64_t tokens;      /* T of a microbatch */
-    int64_t loss_rows;   /* tokens whose logits exist at a time */
-    int64_t positions;   /* rows of the rotation table */
-    float *cos_sin;      /* [positions, head_dim] tensor memory */
+    int64_t tokens;    /* T of a microbatch */
+    int64_t loss_rows; /* tokens whose logits exist at a time */
+    int64_t positions; /* rows of the rotation table */
+    float *cos_sin;    /* [positions, head_dim] tensor memory */
 } Model;
 
 /* Gradients, fp32, laid out as the master weights. With tied embeddings the head's share has memory of its own and is added
@@ -54,10 +54,10 @@ typedef struct Pass {
     const Model *model;
     Device *device;
     const Weights *weights;
-    Gradients gradients;    /* training only */
+    Gradients gradients; /* training only */
     Microbatch batch;
-    bool first;             /* first microbatch of the step: gradients of matrices are set, not added to */
-    double loss_scale;      /* 1 / valid targets of the step */
+    bool first;        /* first microbatch of the step: gradients of matrices are set, not added to */
+    double loss_scale; /* 1 / valid targets of the step */
 } Pass;
 
 /* Bytes of the three kinds of memory for one microbatch. */
@@ -90,7 +90,8 @@ void head_forward(const Pass *p, char *slab, float *losses, bool training, bool 
 void head_backward(const Pass *p, Half half, bool deferred, char *slab, void *dx, char *scratch);
 
 /* Inference: logits [rows, V] fp32 of `rows` states x [rows, h]. */
-void head_logits(const Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */, float *rstd /* [rows] */, float *logits);
+void head_logits(const Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */, float *rstd /* [rows] */,
+                 float *logits);
 
 /* embedding gradient += head gradient, for tied embeddings; no-op otherwise. Once a step. */
 void gradients_tie(const Model *m, Device *d, Gradients g);

@@ -31,7 +31,8 @@ void weights_initialise(Weights *w, Device *d, const ModelConfig *c, InitKind ki
         const Param *p = &w->table->params[i];
         InitRule r = param_init_rule(p, c, kind, std);
         if (r.std > 0)
-            OP(d, OP_INIT_NORMAL, init_normal, p->count, rng_key(seed, p->name), 0, 0.0, r.std, r.lo, r.hi, weights_master(w, p));
+            OP(d, OP_INIT_NORMAL, init_normal, p->count, rng_key(seed, p->name), 0, 0.0, r.std, r.lo, r.hi,
+               weights_master(w, p));
         else
             OP(d, OP_FILL, fill, p->count, (float)r.value, weights_master(w, p));
     }

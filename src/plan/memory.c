@@ -117,14 +117,14 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 }
 
 size_t memory_plan_total(const MemoryPlan *plan) {
-    return plan->parameters + plan->copy + plan->gradients + plan->optimizer + plan->constants + plan->activations + plan->keep +
-           plan->scratch + plan->device_scratch;
+    return plan->parameters + plan->copy + plan->gradients + plan->optimizer + plan->constants + plan->activations +
+           plan->keep + plan->scratch + plan->device_scratch;
 }
 
 static void row(Text *out, const char *category, size_t bytes, size_t total, const char *what) {
     char size[32];
-    text_printf(out, "  %-14s %12s %5.1f%%  %s\n", category, text_bytes((double)bytes, size), 100.0 * (double)bytes / (double)total,
-                what);
+    text_printf(out, "  %-14s %12s %5.1f%%  %s\n", category, text_bytes((double)bytes, size),
+                100.0 * (double)bytes / (double)total, what);
 }
 
 void memory_plan_print(const MemoryPlan *plan, const Model *m, Text *out) {

@@ -1,8 +1,8 @@
 /* The memory of a run, read off its program before anything is allocated.
  *
- * Activation memory is a set of buffers with lifetimes: a buffer lives from the first action that touches it to the last. Since the
- * program never changes, each buffer gets a fixed offset in one pool, by first fit in order of first use over the buffers alive
- * at the same time. What the plan prints is what the run takes: the pools have exactly these sizes. */
+ * Activation memory is a set of buffers with lifetimes: a buffer lives from the first action that touches it to the last. Since
+ * the program never changes, each buffer gets a fixed offset in one pool, by first fit in order of first use over the buffers
+ * alive at the same time. What the plan prints is what the run takes: the pools have exactly these sizes. */
 #ifndef WEFT_PLAN_MEMORY_H
 #define WEFT_PLAN_MEMORY_H
 
@@ -21,17 +21,17 @@ typedef enum BufferKind {
 typedef struct Buffer {
     BufferKind kind;
     int unit, microbatch;
-    size_t bytes, offset;   /* offset in the activations pool */
-    int first, last;        /* actions */
+    size_t bytes, offset; /* offset in the activations pool */
+    int first, last;      /* actions */
 } Buffer;
 
 typedef struct MemoryPlan {
     int count;
     Buffer *buffers;
-    int *index;             /* [kind, unit, microbatch] -> buffer, -1 if none */
+    int *index; /* [kind, unit, microbatch] -> buffer, -1 if none */
     int units, microbatches;
-    size_t activations;     /* bytes of the pool */
-    size_t keep, scratch;   /* shared regions of model/unit.h, in the workspace pool */
+    size_t activations;                                       /* bytes of the pool */
+    size_t keep, scratch;                                     /* shared regions of model/unit.h, in the workspace pool */
     size_t parameters, copy, gradients, optimizer, constants; /* bytes */
     size_t device_scratch;
 } MemoryPlan;

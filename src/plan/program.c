@@ -21,8 +21,8 @@ static void emit_backward(Program *p, int m) {
 }
 
 void program_lower(Program *p, ProgramSpec spec) {
-    *p = (Program){.units = spec.units, .microbatches = spec.microbatches, .tied = spec.tied,
-                   .split_backward = spec.split_backward};
+    *p = (Program){
+        .units = spec.units, .microbatches = spec.microbatches, .tied = spec.tied, .split_backward = spec.split_backward};
     for (int m = 0; m < p->microbatches; m++) {
         emit(p, ACT_LOAD, -1, m);
         for (int u = 0; u < p->units; u++) emit(p, ACT_FWD, u, m);
@@ -131,8 +131,8 @@ ErrorCode program_check(const Program *p, Error *err) {
         Action a = p->actions[i];
         const char *wrong = check_action(&c, a);
         if (wrong)
-            code = error_set(err, ERR_INTERNAL, "program action %d (%s unit %d microbatch %d) %s", i, action_name(a.kind), a.unit,
-                             a.microbatch, wrong);
+            code = error_set(err, ERR_INTERNAL, "program action %d (%s unit %d microbatch %d) %s", i, action_name(a.kind),
+                             a.unit, a.microbatch, wrong);
     }
     if (code == OK && c.updated != p->units)
         code = error_set(err, ERR_INTERNAL, "program updates %d of %d units", c.updated, p->units);

@@ -25,7 +25,17 @@
 #include "base/error.h"
 #include "base/text.h"
 
-typedef enum ActionKind { ACT_LOAD, ACT_FWD, ACT_BWD, ACT_BWD_IN, ACT_BWD_W, ACT_TIE, ACT_NORM, ACT_UPDATE, ACT_KINDS } ActionKind;
+typedef enum ActionKind {
+    ACT_LOAD,
+    ACT_FWD,
+    ACT_BWD,
+    ACT_BWD_IN,
+    ACT_BWD_W,
+    ACT_TIE,
+    ACT_NORM,
+    ACT_UPDATE,
+    ACT_KINDS
+} ActionKind;
 
 typedef struct Action {
     ActionKind kind;
@@ -46,7 +56,8 @@ typedef struct ProgramSpec {
     bool tied, split_backward;
 } ProgramSpec;
 
-/* One device: microbatches one after the other. With split_backward the weight halves of a microbatch follow its input halves. */
+/* One device: microbatches one after the other. With split_backward the weight halves of a microbatch follow its input halves.
+ */
 void program_lower(Program *p, ProgramSpec spec);
 /* Forward only, over one microbatch: evaluation. */
 void program_lower_evaluation(Program *p, int units);

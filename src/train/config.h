@@ -10,8 +10,16 @@
 typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
 typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
 typedef enum ScheduleKind {
-    SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_SQRT, SCHEDULE_WSD, SCHEDULE_INVERSE_SQRT,
-    SCHEDULE_LINGUA_LINEAR, SCHEDULE_LINGUA_COSINE, SCHEDULE_LINGUA_WSD, SCHEDULE_LINGUA_INVERSE_SQRT
+    SCHEDULE_CONSTANT,
+    SCHEDULE_LINEAR,
+    SCHEDULE_COSINE,
+    SCHEDULE_SQRT,
+    SCHEDULE_WSD,
+    SCHEDULE_INVERSE_SQRT,
+    SCHEDULE_LINGUA_LINEAR,
+    SCHEDULE_LINGUA_COSINE,
+    SCHEDULE_LINGUA_WSD,
+    SCHEDULE_LINGUA_INVERSE_SQRT
 } ScheduleKind;
 
 typedef struct RunConfig {
@@ -24,8 +32,8 @@ typedef struct RunConfig {
 
 typedef struct ModelOptions {
     ModelConfig shape;
-    char *config;  /* a config.json to take the shape from */
-    int init;      /* InitKind */
+    char *config; /* a config.json to take the shape from */
+    int init;     /* InitKind */
     double init_std;
 } ModelOptions;
 
@@ -46,9 +54,9 @@ typedef struct OptimizerOptions {
 } OptimizerOptions;
 
 typedef struct ScheduleOptions {
-    int kind; /* ScheduleKind */
+    int kind;                          /* ScheduleKind */
     int64_t warmup_steps, total_steps; /* total 0: train.steps */
-    double decay_ratio; /* share of the steps that decay; negative: all after the warmup */
+    double decay_ratio;                /* share of the steps that decay; negative: all after the warmup */
     double min_factor;
     double exponent, cycle_length, theta; /* Lingua's */
 } ScheduleOptions;
@@ -80,9 +88,10 @@ typedef struct Config {
 
 extern const Option config_options[];
 
-/* Reads a file (NULL for none) and then overrides "section.key=value", completes and checks across options. vocab_size 0 stays 0
- * until the tokenizer is known. The caller frees the set with options_free. */
-ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides, Error *err);
+/* Reads a file (NULL for none) and then overrides "section.key=value", completes and checks across options. vocab_size 0 stays
+ * 0 until the tokenizer is known. The caller frees the set with options_free. */
+ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides,
+                      Error *err);
 
 /* Sequences of a microbatch and microbatches of a step, after defaults; refuses what does not divide, saying what would. */
 ErrorCode config_geometry(const Config *c, int64_t *sequences, int64_t *microbatches, Error *err);
