@@ -19,8 +19,7 @@
 
 static char directory[] = "/tmp/weft-config-XXXXXX";
 
-static ErrorCode read_text(ModelConfig *c, const char *text, Error *err)
-{
+static ErrorCode read_text(ModelConfig *c, const char *text, Error *err) {
     char *path = path_join(directory, "config.json");
     Error write_error;
     assert_int_equal(file_write_atomic(path, text, strlen(text), &write_error), OK);
@@ -29,15 +28,13 @@ static ErrorCode read_text(ModelConfig *c, const char *text, Error *err)
     return code;
 }
 
-static void accept(ModelConfig *c, const char *text)
-{
+static void accept(ModelConfig *c, const char *text) {
     Error err = {.message = ""};
     if (read_text(c, text, &err) != OK) fail_msg("%s: %s", text, err.message);
 }
 
 /* Refused, with a message that names what is wrong. */
-static void refuse(const char *text, const char *named)
-{
+static void refuse(const char *text, const char *named) {
     ModelConfig c;
     Error err = {.message = ""};
     ErrorCode code = read_text(&c, text, &err);
@@ -46,8 +43,7 @@ static void refuse(const char *text, const char *named)
     if (strstr(err.message, named) == NULL) fail_msg("\"%s\" does not name %s", err.message, named);
 }
 
-static void defaults_are_those_of_transformers(void **state)
-{
+static void defaults_are_those_of_transformers(void **state) {
     (void)state;
     ModelConfig c;
     accept(&c, "{" SIZES "}");
@@ -62,8 +58,7 @@ static void defaults_are_those_of_transformers(void **state)
     assert_int_equal(c.eos_token_id, 2);
 }
 
-static void null_means_absent(void **state)
-{
+static void null_means_absent(void **state) {
     (void)state;
     ModelConfig c;
     accept(&c, "{" SIZES ",\"num_key_value_heads\":null,\"head_dim\":null,\"rope_scaling\":null,\"bos_token_id\":null,"
@@ -73,16 +68,14 @@ static void null_means_absent(void **state)
     assert_int_equal(c.eos_token_id, -1);
 }
 
-static void eos_may_be_a_list(void **state)
-{
+static void eos_may_be_a_list(void **state) {
     (void)state;
     ModelConfig c;
     accept(&c, "{" SIZES ",\"eos_token_id\":[7,8,9]}");
     assert_int_equal(c.eos_token_id, 7);
 }
 
-static void check_llama3(const ModelConfig *c)
-{
+static void check_llama3(const ModelConfig *c) {
     assert_true(fabs(c->rope_theta - 500000.0) < 1e-9);
     assert_true(fabs(c->rope_scaling.factor - 8.0) < 1e-12);
     assert_true(fabs(c->rope_scaling.low_freq_factor - 1.0) < 1e-12);
@@ -94,8 +87,7 @@ static void check_llama3(const ModelConfig *c)
     "\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"                                \
     "\"original_max_position_embeddings\":8192"
 
-static void both_dialects_of_rope(void **state)
-{
+static void both_dialects_of_rope(void **state) {
     (void)state;
     ModelConfig c;
     accept(&c, "{" SIZES ",\"rope_theta\":500000.0,\"rope_scaling\":{" LLAMA3 "},\"torch_dtype\":\"bfloat16\"}");
@@ -107,8 +99,7 @@ static void both_dialects_of_rope(void **state)
     accept(&c, "{" SIZES ",\"rope_scaling\":{\"type\":\"default\"}}");
 }
 
-static void contradictions_are_refused(void **state)
-{
+static void contradictions_are_refused(void **state) {
     (void)state;
     refuse("{" SIZES ",\"rope_theta\":10000.0,\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"default\"}}",
            "rope_theta");
@@ -117,8 +108,7 @@ static void contradictions_are_refused(void **state)
     refuse("{" SIZES ",\"rope_scaling\":{\"type\":\"default\"," LLAMA3 "}}", "rope_type");
 }
 
-static void other_families_are_refused_by_name(void **state)
-{
+static void other_families_are_refused_by_name(void **state) {
     (void)state;
     refuse("{\"model_type\":\"mistral\"}", "mistral");
     refuse("{" SIZES ",\"architectures\":[\"LlamaForSequenceClassification\"]}", "LlamaForSequenceClassification");
@@ -130,8 +120,7 @@ static void other_families_are_refused_by_name(void **state)
     refuse("{\"model_type\":\"\\u001b[31m\"}", "\\x1b[31m");
 }
 
-static void bad_values_are_refused(void **state)
-{
+static void bad_values_are_refused(void **state) {
     (void)state;
     refuse("[]", "object");
     refuse("{", "config.json");
@@ -155,16 +144,14 @@ static void bad_values_are_refused(void **state)
            "low_freq_factor");
 }
 
-static ModelConfig small(void)
-{
+static ModelConfig small(void) {
     return (ModelConfig){.vocab_size = 1000, .hidden_size = 64, .intermediate_size = 176, .num_hidden_layers = 3,
                          .num_attention_heads = 4, .num_key_value_heads = 2, .max_position_embeddings = 128,
                          .rms_norm_eps = 1e-5, .rope_theta = 10000.0, .rope_scaling = {.factor = 1.0},
                          .bos_token_id = -1, .eos_token_id = 3};
 }
 
-static void sizes_beyond_the_address_space_are_refused(void **state)
-{
+static void sizes_beyond_the_address_space_are_refused(void **state) {
     (void)state;
     Error err;
     ModelConfig c = small();
@@ -181,8 +168,7 @@ static void sizes_beyond_the_address_space_are_refused(void **state)
     assert_int_equal(model_config_complete(&c, "test", &err), ERR_CONFIG);
 }
 
-static void check_round_trip(const ModelConfig *c)
-{
+static void check_round_trip(const ModelConfig *c) {
     Text text = {0};
     ModelConfig back;
     model_config_write(c, "fp32", &text);
@@ -201,8 +187,7 @@ static void check_round_trip(const ModelConfig *c)
     text_free(&text);
 }
 
-static void what_is_written_reads_back(void **state)
-{
+static void what_is_written_reads_back(void **state) {
     (void)state;
     Error err;
     ModelConfig c = small();
@@ -215,8 +200,7 @@ static void what_is_written_reads_back(void **state)
     check_round_trip(&c);
 }
 
-static void parameters_and_flops_are_counted(void **state)
-{
+static void parameters_and_flops_are_counted(void **state) {
     (void)state;
     Error err;
     ModelConfig c = small();
@@ -234,14 +218,12 @@ static void parameters_and_flops_are_counted(void **state)
     assert_int_equal(model_parameter_count(&c), 3 * (block + 64 + 2 * 32 + 64 + 2 * 176 + 64) + 1000 * 64 + 64);
 }
 
-static int set_up(void **state)
-{
+static int set_up(void **state) {
     (void)state;
     return mkdtemp(directory) == NULL;
 }
 
-static int tear_down(void **state)
-{
+static int tear_down(void **state) {
     (void)state;
     char *path = path_join(directory, "config.json");
     unlink(path);
@@ -249,8 +231,7 @@ static int tear_down(void **state)
     return rmdir(directory);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_those_of_transformers), cmocka_unit_test(null_means_absent),
         cmocka_unit_test(eos_may_be_a_list), cmocka_unit_test(both_dialects_of_rope),

@@ -23,14 +23,12 @@
 #define DEFAULT_BOS 1
 #define DEFAULT_EOS 2
 
-static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err)
-{
+static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err) {
     if (value >= 1 && value <= max) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is %" PRId64 ", expected a number from 1 to %" PRId64, where, key, value, max);
 }
 
-static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err)
-{
+static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err) {
     TRY(check_size(where, "vocab_size", c->vocab_size, MAX_VOCAB, err));
     TRY(check_size(where, "hidden_size", c->hidden_size, MAX_WIDTH, err));
     TRY(check_size(where, "intermediate_size", c->intermediate_size, MAX_WIDTH, err));
@@ -41,8 +39,7 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
     return check_size(where, "max_position_embeddings", c->max_position_embeddings, INT32_MAX, err);
 }
 
-static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err)
-{
+static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
     if (c->hidden_size % c->num_attention_heads != 0)
         return error_set(err, ERR_CONFIG, "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64, where,
                          c->hidden_size, c->num_attention_heads);
@@ -55,8 +52,7 @@ static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error 
     return OK;
 }
 
-static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err)
-{
+static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
     if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps < 1.0))
         return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where, c->rms_norm_eps);
     if (!(c->rope_theta > 1.0 && isfinite(c->rope_theta)))
@@ -70,8 +66,7 @@ static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *e
     return OK;
 }
 
-static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *err)
-{
+static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *err) {
     if (!(s->factor >= 1.0 && isfinite(s->factor)))
         return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where, s->factor);
     if (s->factor <= 1.0) return OK;
@@ -81,8 +76,7 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
     return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings, INT32_MAX, err);
 }
 
-ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err)
-{
+ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
     if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = (RopeScaling){.factor = 1.0};
@@ -95,26 +89,22 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err)
     return OK;
 }
 
-static const cJSON *member(const cJSON *object, const char *key)
-{
+static const cJSON *member(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return item != NULL && !cJSON_IsNull(item) ? item : NULL;
 }
 
-static ErrorCode refuse(const char *where, const char *key, const char *found, const char *supported, Error *err)
-{
+static ErrorCode refuse(const char *where, const char *key, const char *found, const char *supported, Error *err) {
     char shown[80];
     return error_set(err, ERR_CONFIG, "%s: %s \"%s\" is not supported, expected %s", where, key,
                      error_escape(shown, sizeof shown, found, strlen(found)), supported);
 }
 
-static ErrorCode check_architecture(const cJSON *root, const char *where, Error *err)
-{
+static ErrorCode check_architecture(const cJSON *root, const char *where, Error *err) {
     const cJSON *list = member(root, "architectures"), *item;
     if (list == NULL) return OK;
     if (!cJSON_IsArray(list)) return error_set(err, ERR_CONFIG, "%s: architectures is not a list", where);
-    cJSON_ArrayForEach(item, list)
-    {
+    cJSON_ArrayForEach(item, list) {
         if (!cJSON_IsString(item)) return error_set(err, ERR_CONFIG, "%s: architectures holds something not a string", where);
         if (strcmp(item->valuestring, "LlamaForCausalLM") != 0)
             return refuse(where, "architecture", item->valuestring, "LlamaForCausalLM", err);
@@ -122,8 +112,7 @@ static ErrorCode check_architecture(const cJSON *root, const char *where, Error 
     return OK;
 }
 
-static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err)
-{
+static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
     const char *old = NULL, *new = NULL;
     TRY(json_get_string(root, where, "torch_dtype", false, &old, err));
     TRY(json_get_string(root, where, "dtype", false, &new, err));
@@ -133,8 +122,7 @@ static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err)
 }
 
 /* Keys that select another model than the one weft computes. */
-static ErrorCode check_family(const cJSON *root, const char *where, Error *err)
-{
+static ErrorCode check_family(const cJSON *root, const char *where, Error *err) {
     const char *type = "llama", *act = "silu";
     double dropout = 0.0;
     if (!cJSON_IsObject(root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);
@@ -152,8 +140,7 @@ static ErrorCode check_family(const cJSON *root, const char *where, Error *err)
 }
 
 /* A token id: absent keeps the default, null is none, a list gives its first. */
-static ErrorCode read_token_id(const cJSON *root, const char *where, const char *key, int64_t *out, Error *err)
-{
+static ErrorCode read_token_id(const cJSON *root, const char *where, const char *key, int64_t *out, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     if (item == NULL) return OK;
     if (cJSON_IsArray(item)) item = item->child;
@@ -168,8 +155,7 @@ static ErrorCode read_token_id(const cJSON *root, const char *where, const char 
     return OK;
 }
 
-static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char **type, Error *err)
-{
+static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char **type, Error *err) {
     const char *old = NULL, *new = NULL;
     TRY(json_get_string(rope, where, "type", false, &old, err));
     TRY(json_get_string(rope, where, "rope_type", false, &new, err));
@@ -179,8 +165,7 @@ static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char
     return OK;
 }
 
-static ErrorCode read_scaling(const cJSON *rope, const char *where, RopeScaling *out, Error *err)
-{
+static ErrorCode read_scaling(const cJSON *rope, const char *where, RopeScaling *out, Error *err) {
     const char *type = NULL;
     double partial = 1.0;
     *out = (RopeScaling){.factor = 1.0};
@@ -199,16 +184,14 @@ static ErrorCode read_scaling(const cJSON *rope, const char *where, RopeScaling 
 
 static bool same_number(double a, double b) { return a >= b && a <= b; }
 
-static bool same_scaling(const RopeScaling *a, const RopeScaling *b)
-{
+static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
     return same_number(a->factor, b->factor) && same_number(a->low_freq_factor, b->low_freq_factor) &&
            same_number(a->high_freq_factor, b->high_freq_factor) &&
            a->original_max_position_embeddings == b->original_max_position_embeddings;
 }
 
 /* The two dialects: rope_theta and rope_scaling of transformers 4, one rope_parameters of transformers 5. */
-static ErrorCode read_rope(ModelConfig *c, const cJSON *root, const char *where, Error *err)
-{
+static ErrorCode read_rope(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *old = member(root, "rope_scaling"), *new = member(root, "rope_parameters");
     RopeScaling scaling;
     double theta = DEFAULT_THETA;
@@ -232,8 +215,7 @@ static ErrorCode read_rope(ModelConfig *c, const cJSON *root, const char *where,
     return OK;
 }
 
-static ErrorCode read_members(ModelConfig *c, const cJSON *root, const char *where, Error *err)
-{
+static ErrorCode read_members(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const int64_t max = INT32_MAX;
     TRY(json_get_int(root, where, "vocab_size", true, 1, max, &c->vocab_size, err));
     TRY(json_get_int(root, where, "hidden_size", true, 1, max, &c->hidden_size, err));
@@ -252,8 +234,7 @@ static ErrorCode read_members(ModelConfig *c, const cJSON *root, const char *whe
     return read_rope(c, root, where, err);
 }
 
-static ErrorCode config_from_json(ModelConfig *c, const cJSON *root, const char *where, Error *err)
-{
+static ErrorCode config_from_json(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     ModelConfig read = {.max_position_embeddings = DEFAULT_POSITIONS, .rms_norm_eps = DEFAULT_EPS,
                         .bos_token_id = DEFAULT_BOS, .eos_token_id = DEFAULT_EOS};
     TRY(check_family(root, where, err));
@@ -266,8 +247,7 @@ static ErrorCode config_from_json(ModelConfig *c, const cJSON *root, const char 
     return OK;
 }
 
-ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err)
-{
+ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err) {
     cJSON *root = NULL;
     TRY(json_read(path, CONFIG_FILE_LIMIT, &root, err));
     ErrorCode code = config_from_json(c, root, path, err);
@@ -275,39 +255,33 @@ ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err)
     return code;
 }
 
-static void write_int(JsonWriter *w, const char *key, int64_t value)
-{
+static void write_int(JsonWriter *w, const char *key, int64_t value) {
     json_key(w, key);
     json_int(w, value);
 }
 
-static void write_double(JsonWriter *w, const char *key, double value)
-{
+static void write_double(JsonWriter *w, const char *key, double value) {
     json_key(w, key);
     json_double(w, value);
 }
 
-static void write_bool(JsonWriter *w, const char *key, bool value)
-{
+static void write_bool(JsonWriter *w, const char *key, bool value) {
     json_key(w, key);
     json_bool(w, value);
 }
 
-static void write_string(JsonWriter *w, const char *key, const char *value)
-{
+static void write_string(JsonWriter *w, const char *key, const char *value) {
     json_key(w, key);
     json_string(w, value);
 }
 
-static void write_token_id(JsonWriter *w, const char *key, int64_t id)
-{
+static void write_token_id(JsonWriter *w, const char *key, int64_t id) {
     json_key(w, key);
     if (id < 0) json_null(w);
     else json_int(w, id);
 }
 
-static void write_scaling(JsonWriter *w, const RopeScaling *s)
-{
+static void write_scaling(JsonWriter *w, const RopeScaling *s) {
     json_key(w, "rope_scaling");
     if (s->factor <= 1.0) {
         json_null(w);
@@ -323,16 +297,14 @@ static void write_scaling(JsonWriter *w, const RopeScaling *s)
 }
 
 /* transformers names types its own way. */
-static const char *torch_name(const char *dtype_name)
-{
+static const char *torch_name(const char *dtype_name) {
     if (strcmp(dtype_name, "bf16") == 0) return "bfloat16";
     if (strcmp(dtype_name, "fp16") == 0) return "float16";
     return strcmp(dtype_name, "fp32") == 0 ? "float32" : dtype_name;
 }
 
 /* The dialect of transformers 4, which transformers 5 reads too. */
-void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out)
-{
+void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
     json_begin_object(&w);
@@ -365,8 +337,7 @@ void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out)
     text_puts(out, "\n");
 }
 
-static int64_t block_parameters(const ModelConfig *c)
-{
+static int64_t block_parameters(const ModelConfig *c) {
     int64_t h = c->hidden_size, q = c->num_attention_heads * c->head_dim, kv = c->num_key_value_heads * c->head_dim;
     int64_t count = 2 * h + h * q + 2 * h * kv + q * h + 3 * h * c->intermediate_size;
     if (c->attention_bias) count += q + 2 * kv + h;
@@ -374,8 +345,7 @@ static int64_t block_parameters(const ModelConfig *c)
     return count;
 }
 
-int64_t model_parameter_count(const ModelConfig *c)
-{
+int64_t model_parameter_count(const ModelConfig *c) {
     int64_t blocks, table = c->vocab_size * c->hidden_size;
     /* The caps of check_sizes keep one block in range; their product with the layers may leave it. */
     if (__builtin_mul_overflow(block_parameters(c), c->num_hidden_layers, &blocks)) return INT64_MAX;
@@ -383,13 +353,11 @@ int64_t model_parameter_count(const ModelConfig *c)
     return blocks;
 }
 
-int64_t model_parameter_count_without_embedding(const ModelConfig *c)
-{
+int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
     return model_parameter_count(c) - (c->tie_word_embeddings ? 0 : c->vocab_size * c->hidden_size);
 }
 
-double model_flops_per_token(const ModelConfig *c, int64_t context)
-{
+double model_flops_per_token(const ModelConfig *c, int64_t context) {
     double n = (double)model_parameter_count_without_embedding(c);
     return 6.0 * n + 6.0 * (double)c->num_hidden_layers * (double)(c->num_attention_heads * c->head_dim) * (double)context;
 }
