@@ -127,6 +127,36 @@ static void copy(const Pass *p, const void *in, void *out) {
     OP(p->device, OP_CAST, cast, m->tokens * m->config.hidden_size, in, m->compute, out, m->compute);
 }
 
+/* Puts the new keys and values where the cache wants them. */
+static void extend_cache(const Pass *p, int unit, const Tensors *t, char **keys, char **values) {
+    const Model *m = p->model;
+    const ModelConfig *c = &m->config;
+    const KeyValueCache *cache = p->cache;
+    int64_t width = c->num_key_value_heads * c->head_dim;
+    size_t e = dtype_bytes(m->compute), row = (size_t)width * e;
+    *keys = cache->keys + (size_t)unit * (size_t)cache->positions * row;
+    *values = cache->values + (size_t)unit * (size_t)cache->positions * row;
+    for (int64_t i = 0; i < m->tokens; i++) {
+        const char *key = (const char *)t->qkv + (size_t)(i * qkv_size(c) + query_size(c)) * e;
+        size_t at = (size_t)(cache->start + i) * row;
+        OP(p->device, OP_CAST, cast, width, key, m->compute, *keys + at, m->compute);
+        OP(p->device, OP_CAST, cast, width, key + row, m->compute, *values + at, m->compute);
+    }
+}
+
+static void attend(const Pass *p, int unit, const Tensors *t) {
+    const Model *m = p->model;
+    if (!p->cache) {
+        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, attention_shape(m), t->qkv, p->batch.first_key, t->attn, t->lse,
+           m->compute);
+        return;
+    }
+    char *keys, *values;
+    extend_cache(p, unit, t, &keys, &values);
+    OP(p->device, OP_ATTENTION_DECODE, attention_decode, attention_shape(m), p->cache->start, t->qkv, keys, values, t->attn,
+       m->compute);
+}
+
 /* Up to and with the gate and up products; `branch` [T, h] holds the attention's output projection on the way. */
 static void forward_to_gate_up(const Pass *p, int unit, const Tensors *t, void *branch) {
     const Model *m = p->model;
@@ -135,8 +165,7 @@ static void forward_to_gate_up(const Pass *p, int unit, const Tensors *t, void *
     norm(p, unit, PARAM_NORM1, t->x, NULL, NULL, t->n1, t->rstd1);
     linear(p, unit, PARAM_Q, PARAM_Q_BIAS, qkv, h, t->n1, t->qkv);
     OP(p->device, OP_ROPE, rope, attention_shape(m), t->qkv, p->batch.positions, m->cos_sin, false, m->compute);
-    OP(p->device, OP_ATTENTION_FORWARD, attention_forward, attention_shape(m), t->qkv, p->batch.first_key, t->attn, t->lse,
-       m->compute);
+    attend(p, unit, t);
     linear(p, unit, PARAM_O, PARAM_O_BIAS, h, q, t->attn, branch);
     norm(p, unit, PARAM_NORM2, t->x, branch, t->mid, t->n2, t->rstd2);
     linear(p, unit, PARAM_GATE, PARAM_GATE_BIAS, 2 * inter, h, t->n2, t->gate_up);

@@ -49,6 +49,13 @@ typedef struct Microbatch {
     int32_t *ids, *targets, *positions, *first_key; /* [T] each */
 } Microbatch;
 
+/* Keys and values of the tokens of one sequence so far, for generation; tensor memory. */
+typedef struct KeyValueCache {
+    char *keys, *values; /* [units, positions, G*D] compute dtype */
+    int64_t positions;   /* room */
+    int64_t start;       /* position of the pass's first token */
+} KeyValueCache;
+
 /* Everything a unit's pass needs besides its activations. */
 typedef struct Pass {
     const Model *model;
@@ -58,6 +65,7 @@ typedef struct Pass {
     Microbatch batch;
     bool first;        /* first microbatch of the step: gradients of matrices are set, not added to */
     double loss_scale; /* 1 / valid targets of the step */
+    const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
 
 /* Bytes of the three kinds of memory for one microbatch. */

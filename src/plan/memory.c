@@ -88,7 +88,7 @@ static void place(MemoryPlan *plan) {
     free(alive);
 }
 
-void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t positions, size_t device_scratch) {
+void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t positions, size_t device_scratch, bool training) {
     *plan = (MemoryPlan){.device_scratch = align_up(device_scratch)};
     collect(plan, p, m);
     place(plan);
@@ -97,11 +97,12 @@ void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t pos
     plan->keep = m->table.units > 2 ? align_up(unit_keep_bytes(m, 1)) : 0;
     plan->parameters = align_up(elements * sizeof(float));
     plan->copy = m->compute == DTYPE_BF16 ? align_up(elements * sizeof(uint16_t)) : 0;
+    plan->constants = align_up((size_t)positions * (size_t)m->config.head_dim * sizeof(float));
+    if (!training) return;
     plan->gradients = align_up(elements * sizeof(float));
     if (m->config.tie_word_embeddings)
         plan->gradients += align_up((size_t)m->config.vocab_size * (size_t)m->config.hidden_size * sizeof(float));
     plan->optimizer = 2 * align_up(elements * sizeof(float));
-    plan->constants = align_up((size_t)positions * (size_t)m->config.head_dim * sizeof(float));
 }
 
 void memory_plan_free(MemoryPlan *plan) {

@@ -41,7 +41,8 @@ typedef struct MemoryPlan {
 /* Names the buffers that an action touches; returns how many. `bytes` of each is filled too. */
 int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]);
 
-void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t positions, size_t device_scratch);
+/* training: gradients and moments too. */
+void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t positions, size_t device_scratch, bool training);
 void memory_plan_free(MemoryPlan *plan);
 const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch); /* CHECKs that it exists */
 size_t memory_plan_total(const MemoryPlan *plan);

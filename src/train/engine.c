@@ -7,29 +7,36 @@ ErrorCode engine_plan(Engine *e, Device *d, const EngineSpec *spec, Error *err) 
     *e = (Engine){.device = d, .spec = *spec};
     TRY(model_build(&e->model, &spec->model, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
     int units = e->model.table.units;
-    program_lower(&e->program, (ProgramSpec){units, spec->microbatches, spec->model.tie_word_embeddings, spec->split_backward});
-    program_lower_evaluation(&e->evaluation, units);
-    TRY(program_check(&e->program, err));
     DeviceNeeds needs = model_device_needs(&e->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
-    memory_plan(&e->memory, &e->program, &e->model, spec->positions, scratch);
-    memory_plan(&e->evaluation_memory, &e->evaluation, &e->model, spec->positions, scratch);
+    program_lower_evaluation(&e->evaluation, units);
+    memory_plan(&e->evaluation_memory, &e->evaluation, &e->model, spec->positions, scratch, false);
+    if (spec->inference) return OK;
+    program_lower(&e->program, (ProgramSpec){units, spec->microbatches, spec->model.tie_word_embeddings, spec->split_backward});
+    TRY(program_check(&e->program, err));
+    memory_plan(&e->memory, &e->program, &e->model, spec->positions, scratch, true);
     /* Evaluation runs in the memory of training: it keeps no activations, so it never needs more. */
     CHECK(e->evaluation_memory.activations <= e->memory.activations);
     return OK;
 }
 
-/* Takes every region from its pool; run dry first, then for real. */
-static void layout(Engine *e) {
-    const MemoryPlan *plan = &e->memory;
+const MemoryPlan *engine_memory(const Engine *e) { return e->spec.inference ? &e->evaluation_memory : &e->memory; }
+
+static void layout_training(Engine *e) {
+    const ModelConfig *c = &e->model.config;
     size_t bytes = e->model.table.unit_start[e->model.table.units] * sizeof(float);
-    weights_layout(&e->weights, &e->model.table, e->model.compute, &e->parameters, &e->copy);
     e->gradients.flat = pool_take(&e->gradient_pool, bytes);
-    if (e->model.config.tie_word_embeddings)
-        e->gradients.tied_head = pool_take(&e->gradient_pool, (size_t)e->model.config.vocab_size *
-                                                                  (size_t)e->model.config.hidden_size * sizeof(float));
+    if (c->tie_word_embeddings)
+        e->gradients.tied_head = pool_take(&e->gradient_pool, (size_t)c->vocab_size * (size_t)c->hidden_size * sizeof(float));
     e->moment1 = pool_take(&e->optimizer, bytes);
     e->moment2 = pool_take(&e->optimizer, bytes);
+}
+
+/* Takes every region from its pool; run dry first, then for real. */
+static void layout(Engine *e) {
+    const MemoryPlan *plan = engine_memory(e);
+    weights_layout(&e->weights, &e->model.table, e->model.compute, &e->parameters, &e->copy);
+    if (!e->spec.inference) layout_training(e);
     model_layout_constants(&e->model, e->spec.positions, &e->constants);
     e->activations = pool_take(&e->activation_pool, plan->activations);
     e->keep = pool_take(&e->workspace, plan->keep);
@@ -53,7 +60,7 @@ ErrorCode engine_allocate(Engine *e, Error *err) {
     layout(e);
     for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(pools[i], err));
     layout(e);
-    CHECK(engine_bytes(e) == memory_plan_total(&e->memory));
+    CHECK(engine_bytes(e) == memory_plan_total(engine_memory(e)));
     e->host_losses = mem_alloc_array((size_t)e->spec.tokens, sizeof *e->host_losses);
     model_compute_constants(&e->model, e->device);
     return OK;

@@ -19,6 +19,7 @@ typedef struct EngineSpec {
     int64_t positions; /* rows of the rotation table: the context */
     int64_t loss_rows; /* 0: chosen */
     bool split_backward;
+    bool inference; /* weights and evaluation only: no gradients, no optimizer */
 } EngineSpec;
 
 /* How the optimizer acts in one step. */
@@ -67,6 +68,7 @@ double engine_evaluate(Engine *e, const Batch *batch);
 /* Norm of the gradients that are in memory (after a step); p >= 1 or INFINITY. For tests and tools. */
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit);
 
-size_t engine_bytes(const Engine *e); /* of all pools: what the plan said */
+const MemoryPlan *engine_memory(const Engine *e); /* the plan of what engine_allocate takes */
+size_t engine_bytes(const Engine *e);             /* of all pools: what the plan said */
 
 #endif
