@@ -1,0 +1,207 @@
+/* Option tables applied: defaults, files, overrides, and where each value came from.
+ *
+ * Invariant of an OptionSet after options_init: every field holds a valid value of its type, and every source is set. */
+#include "base/options.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/option_value.h"
+
+static void *field_of(const OptionSet *set, size_t i) { return (char *)set->target + set->table[i].offset; }
+
+static void set_source(OptionSet *set, size_t i, const char *where) {
+    char *copy = mem_strdup(where);
+    free(set->sources[i].where);
+    set->sources[i].where = copy;
+}
+
+ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error *err) {
+    const ValueOrigin origin = {.where = "default", .err = err};
+    *set = (OptionSet){.table = table, .target = target};
+    while (table[set->count].key) set->count++;
+    set->sources = mem_alloc_array(set->count, sizeof *set->sources);
+    for (size_t i = 0; i < set->count; i++) set_source(set, i, "default");
+    for (size_t i = 0; i < set->count; i++) {
+        if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].fallback, &origin) == OK) continue;
+        options_free(set);
+        error_context(err, "a bad default in the option table");
+        if (err) err->code = ERR_INTERNAL;
+        return ERR_INTERNAL;
+    }
+    return OK;
+}
+
+void options_free(OptionSet *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        value_free(&set->table[i], field_of(set, i));
+        free(set->sources[i].where);
+    }
+    free(set->sources);
+    *set = (OptionSet){0};
+}
+
+static size_t find_option(const OptionSet *set, const char *key) {
+    for (size_t i = 0; i < set->count; i++)
+        if (strcmp(set->table[i].key, key) == 0) return i;
+    return SIZE_MAX;
+}
+
+bool options_is_set(const OptionSet *set, const char *key) {
+    size_t i = find_option(set, key);
+    CHECK(i != SIZE_MAX);
+    return strcmp(set->sources[i].where, "default") != 0;
+}
+
+static bool is_section(const OptionSet *set, const char *path) {
+    size_t length = strlen(path);
+    for (size_t i = 0; i < set->count; i++)
+        if (strncmp(set->table[i].key, path, length) == 0 && set->table[i].key[length] == '.') return true;
+    return false;
+}
+
+static const char *last_part(const char *path) {
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
+/* The nearest key, or section, to one that is not there: by spelling, or the same last part in another section. NULL when nothing is
+ * near. The text lives in `out`. */
+static const char *nearest_key(const OptionSet *set, const char *path, Text *out) {
+    const char *last = last_part(path);
+    int best = 2 + (int)(strlen(last) / 4);
+    bool found = false;
+    for (size_t i = 0; i < set->count; i++) {
+        const char *key = set->table[i].key, *dot = strrchr(key, '.');
+        int whole = text_distance(path, key), part = 1 + text_distance(last, last_part(key));
+        int distance = whole < part ? whole : part;
+        size_t length = strlen(key);
+        if (dot && !strchr(path, '.')) {
+            Text section = {0};
+            text_add(&section, key, (size_t)(dot - key));
+            int to_section = text_distance(path, section.data);
+            if (to_section < distance) distance = to_section, length = section.length;
+            text_free(&section);
+        }
+        if (distance >= best) continue;
+        best = distance;
+        found = true;
+        text_clear(out);
+        text_add(out, key, length);
+    }
+    return found ? out->data : NULL;
+}
+
+static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, int column, const ValueOrigin *origin) {
+    Text nearest = {0};
+    ErrorCode code;
+    if (nearest_key(set, path, &nearest))
+        code = value_fail(origin, line, column, path, "unknown key; did you mean %s?", nearest.data);
+    else
+        code = value_fail(origin, line, column, path, "unknown key; see --help for all keys");
+    text_free(&nearest);
+    return code;
+}
+
+static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map, const ValueOrigin *origin);
+
+/* One key of a section: an option, a section of its own, or a mistake. */
+static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *map, size_t i, const ValueOrigin *origin) {
+    const int line = map->key_lines[i], column = map->key_columns[i];
+    const YamlNode *value = map->items[i];
+    char found[128];
+    size_t option = find_option(set, path);
+    if (option != SIZE_MAX && strchr(map->keys[i], '.'))
+        return value_fail(origin, line, column, path, "keys with dots are for the command line; write a section with a key in it");
+    if (option != SIZE_MAX) {
+        TRY(value_set(&set->table[option], field_of(set, option), path, value, origin));
+        Text where = {0};
+        text_printf(&where, "%s:%d", origin->where, line);
+        set_source(set, option, where.data);
+        text_free(&where);
+        return OK;
+    }
+    if (!is_section(set, path)) return unknown_key(set, path, line, column, origin);
+    if (value->kind == YAML_NODE_MAP) return apply_section(set, path, value, origin);
+    if (value->kind == YAML_NODE_SCALAR && !value->quoted && !*value->text) return OK;
+    return value_fail(origin, value->line, value->column, path, "expected a section with keys of its own, found %s",
+                      value_describe(value, found));
+}
+
+static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map, const ValueOrigin *origin) {
+    ErrorCode code = OK;
+    Text path = {0};
+    for (size_t i = 0; i < map->count && code == OK; i++) {
+        text_clear(&path);
+        text_printf(&path, "%s%s%s", section, *section ? "." : "", map->keys[i]);
+        code = apply_entry(set, path.data, map, i, origin);
+    }
+    text_free(&path);
+    return code;
+}
+
+ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *root, Error *err) {
+    char name[512], found[128];
+    const ValueOrigin origin = {.where = error_escape(name, sizeof name, where, strlen(where)), .has_lines = true, .err = err};
+    if (root->kind != YAML_NODE_MAP)
+        return error_set(err, ERR_CONFIG, "%s:%d:%d: expected sections with keys, found %s", name, root->line, root->column,
+                         value_describe(root, found));
+    return apply_section(set, "", root, &origin);
+}
+
+ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err) {
+    YamlNode *root;
+    TRY(yaml_tree_read(path, &root, err));
+    ErrorCode code = options_apply_yaml(set, path, root, err);
+    yaml_tree_free(root);
+    return code;
+}
+
+/* Arguments are bytes; values are text. */
+static ErrorCode check_argument(const char *assignment, Error *err) {
+    char shown[128];
+    size_t length = strlen(assignment);
+    error_escape(shown, sizeof shown, assignment, length);
+    if (!strchr(assignment, '=') || *assignment == '=')
+        return error_set(err, ERR_USAGE, "command line: expected section.key=value, found \"%s\"", shown);
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        bytes = text_utf8(assignment + at, length - at, NULL);
+        if (bytes == 0) return error_set(err, ERR_USAGE, "command line: expected UTF-8, found \"%s\"", shown);
+    }
+    return OK;
+}
+
+ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err) {
+    const ValueOrigin origin = {.where = "command line", .err = err};
+    TRY(check_argument(assignment, err));
+    Text key = {0};
+    const char *value = strchr(assignment, '=') + 1;
+    text_add(&key, assignment, (size_t)(value - 1 - assignment));
+    size_t i = find_option(set, key.data);
+    ErrorCode code;
+    if (i != SIZE_MAX) {
+        code = value_set_text(&set->table[i], field_of(set, i), key.data, value, &origin);
+        if (code == OK) set_source(set, i, "command line");
+    } else if (is_section(set, key.data)) {
+        code = value_fail(&origin, 0, 0, key.data, "this is a section; name one of its keys, as in %s.key=value", key.data);
+    } else {
+        code = unknown_key(set, key.data, 0, 0, &origin);
+    }
+    text_free(&key);
+    return code;
+}
+
+const char *options_choice_name(const Option *option, int index, char out[64]) {
+    const char *name = option->choices;
+    for (; index > 0 && name; index--) {
+        name = strchr(name, '|');
+        if (name) name++;
+    }
+    *out = 0;
+    if (!name || index < 0) return out;
+    size_t length = strcspn(name, "|");
+    CHECK(length < 64);
+    memcpy(out, name, length);
+    out[length] = 0;
+    return out;
+}

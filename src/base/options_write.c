@@ -1,0 +1,190 @@
+/* Option tables written out: the resolved configuration, its digest, help. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/option_value.h"
+#include "base/options.h"
+
+static const void *field_of(const OptionSet *set, size_t i) { return (const char *)set->target + set->table[i].offset; }
+
+static void add_spaces(Text *out, size_t count) {
+    while (count-- > 0) text_puts(out, " ");
+}
+
+static void end_line(const OptionSet *set, size_t i, Text *out, bool with_sources) {
+    if (with_sources) text_printf(out, "  # %s", set->sources[i].where);
+    text_puts(out, "\n");
+}
+
+static void write_option(const OptionSet *set, size_t i, const char *name, size_t indent, Text *out, bool with_sources) {
+    const Option *o = &set->table[i];
+    add_spaces(out, indent);
+    text_printf(out, "%s:", name);
+    const ObjectList *list = o->type == OPT_LIST ? field_of(set, i) : NULL;
+    if (!list || list->count == 0) {
+        text_puts(out, " ");
+        value_write(o, field_of(set, i), out);
+        end_line(set, i, out, with_sources);
+        return;
+    }
+    end_line(set, i, out, with_sources);
+    for (size_t item = 0; item < list->count; item++) {
+        add_spaces(out, indent + 2);
+        text_puts(out, "- ");
+        value_write_item(o, list, item, out);
+        text_puts(out, "\n");
+    }
+}
+
+/* Whether an earlier option opened the section that key starts with up to `length`. */
+static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
+    for (size_t j = 0; j < i; j++)
+        if (strncmp(set->table[j].key, set->table[i].key, length) == 0) return true;
+    return false;
+}
+
+/* Everything below the first `length` bytes of a key ("section."), sections once each even where the table interleaves them. */
+static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out, bool with_sources) {
+    for (size_t i = 0; i < set->count; i++) {
+        const char *key = set->table[i].key;
+        if (strncmp(key, section, length) != 0) continue;
+        const char *dot = strchr(key + length, '.');
+        if (!dot) {
+            write_option(set, i, key + length, indent, out, with_sources);
+            continue;
+        }
+        size_t below = (size_t)(dot + 1 - key);
+        if (is_section_seen(set, i, below)) continue;
+        add_spaces(out, indent);
+        text_add(out, key + length, below - length - 1);
+        text_puts(out, ":\n");
+        write_section(set, key, below, indent + 2, out, with_sources);
+    }
+}
+
+void options_write_yaml(const OptionSet *set, Text *out, bool with_sources) {
+    text_add(out, "", 0);
+    write_section(set, "", 0, 0, out, with_sources);
+}
+
+static int compare_options(const void *a, const void *b) {
+    return strcmp((*(const Option *const *)a)->key, (*(const Option *const *)b)->key);
+}
+
+void options_digest(const OptionSet *set, bool (*keep)(const char *key), char out[65]) {
+    /* By key, so that moving a line of the table does not change the digest; NULs separate what could run together. */
+    const Option **kept = mem_alloc_array(set->count, sizeof *kept);
+    size_t count = 0;
+    for (size_t i = 0; i < set->count; i++)
+        if (!keep || keep(set->table[i].key)) kept[count++] = &set->table[i];
+    qsort(kept, count, sizeof *kept, compare_options);
+    Sha256 *hash = sha256_start();
+    Text value = {0};
+    for (size_t i = 0; i < count; i++) {
+        text_clear(&value);
+        value_write(kept[i], (const char *)set->target + kept[i]->offset, &value);
+        sha256_add(hash, kept[i]->key, strlen(kept[i]->key) + 1);
+        sha256_add(hash, value.data, value.length + 1);
+    }
+    uint8_t digest[32];
+    sha256_finish(hash, digest);
+    sha256_hex(digest, out);
+    text_free(&value);
+    free(kept);
+}
+
+static const char *type_name(const Option *o) {
+    switch (o->type) {
+    case OPT_BOOL: return "true|false";
+    case OPT_INT: return "N";
+    case OPT_DOUBLE: return "X";
+    case OPT_STRING: return "TEXT";
+    case OPT_CHOICE: return o->choices;
+    case OPT_STRINGS: return "[TEXT, ...]";
+    case OPT_LIST: return "[{...}, ...]";
+    }
+    return "";
+}
+
+/* Words, each line from column `indent` on; the first line starts where the text is now, at `column`. */
+static void wrap(Text *out, const char *words, size_t indent, size_t column, size_t width) {
+    bool at_start = true;
+    while (*words) {
+        size_t length = strcspn(words, " "), columns = 0;
+        for (size_t i = 0; i < length; i++) columns += ((unsigned char)words[i] & 0xc0) != 0x80;
+        if (!at_start && column + 1 + columns > width) {
+            text_puts(out, "\n");
+            add_spaces(out, indent);
+            column = indent;
+            at_start = true;
+        }
+        if (!at_start) text_puts(out, " "), column++;
+        text_add(out, words, length);
+        column += columns;
+        at_start = false;
+        words += length;
+        while (*words == ' ') words++;
+    }
+    text_puts(out, "\n");
+}
+
+/* "(0 to 10; default 0.0003)" after the help sentence. */
+static void add_facts(const Option *o, Text *out) {
+    char low[32], high[32];
+    const bool bounded = (o->type == OPT_INT || o->type == OPT_DOUBLE) && (o->min != 0 || o->max != 0);
+    const bool has_default = *o->fallback != 0;
+    if (!bounded && !has_default) return;
+    text_puts(out, " (");
+    if (bounded) {
+        text_double(o->min, low);
+        text_double(o->max, high);
+        if (isinf(o->max)) text_printf(out, "at least %s", low);
+        else if (isinf(o->min)) text_printf(out, "at most %s", high);
+        else text_printf(out, "%s to %s", low, high);
+    }
+    if (has_default) text_printf(out, "%sdefault %s", bounded ? "; " : "", o->fallback);
+    text_puts(out, ")");
+}
+
+enum { MAX_LEFT = 34 };
+
+static void write_help_line(const Option *o, size_t indent, size_t column, size_t width, Text *out) {
+    Text help = {0};
+    text_puts(&help, o->help ? o->help : "");
+    add_facts(o, &help);
+    size_t start = out->length;
+    add_spaces(out, indent);
+    text_printf(out, "%s=%s", o->key, type_name(o));
+    size_t used = out->length - start;
+    if (used + 2 > column) text_puts(out, "\n"), used = 0;
+    add_spaces(out, column - used);
+    wrap(out, help.data, column, column, width);
+    text_free(&help);
+    if (o->type == OPT_LIST)
+        for (const Option *part = o->item; part->key; part++) write_help_line(part, indent + 4, column, width, out);
+}
+
+void options_write_help(const Option *table, Text *out, int width) {
+    size_t column = 0, columns = width < 60 ? 60 : (size_t)width;
+    for (const Option *o = table; o->key; o++) {
+        size_t left = 2 + strlen(o->key) + 1 + strlen(type_name(o)) + 2;
+        if (left > column && left <= MAX_LEFT) column = left;
+    }
+    if (column == 0) column = MAX_LEFT;
+    const char *section = "";
+    size_t section_length = 0;
+    for (const Option *o = table; o->key; o++) {
+        const char *dot = strrchr(o->key, '.');
+        size_t length = dot ? (size_t)(dot - o->key) : 0;
+        if (length != section_length || strncmp(o->key, section, length) != 0) {
+            if (o != table) text_puts(out, "\n");
+            text_add(out, o->key, length);
+            text_puts(out, length ? "\n" : "");
+            section = o->key;
+            section_length = length;
+        }
+        write_help_line(o, 2, column, columns, out);
+    }
+}

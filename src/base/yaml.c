@@ -1,0 +1,243 @@
+/* YAML into a plain tree.
+ *
+ * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would let one place of a file
+ * change another (anchors, aliases, tags, repeated keys, further documents) is refused where it stands. */
+#include "base/yaml.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+#include "base/file.h"
+#include "base/text.h"
+
+#define MAX_DEPTH 32
+#define MAX_BYTES ((size_t)1 << 20)
+
+typedef struct Reader {
+    yaml_parser_t parser;
+    yaml_event_t event; /* the current one */
+    bool has_event;
+    const char *where;
+    Error *err;
+} Reader;
+
+static ErrorCode fail_at(const Reader *r, yaml_mark_t mark, const char *what) {
+    return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s", r->where, mark.line + 1, mark.column + 1, what);
+}
+
+static ErrorCode fail_here(const Reader *r, const char *what) { return fail_at(r, r->event.start_mark, what); }
+
+/* libyaml's own complaint. The reader knows only a byte offset, and no line. */
+static ErrorCode fail_parser(const Reader *r) {
+    const yaml_parser_t *p = &r->parser;
+    const char *problem = p->problem ? p->problem : "not YAML";
+    if (p->error == YAML_READER_ERROR)
+        return error_set(r->err, ERR_CONFIG, "%s: byte %zu: %s", r->where, p->problem_offset, problem);
+    if (p->error == YAML_MEMORY_ERROR) return error_set(r->err, ERR_MEMORY, "%s: the system gave no memory", r->where);
+    if (p->context)
+        return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s (%s)", r->where, p->problem_mark.line + 1,
+                         p->problem_mark.column + 1, problem, p->context);
+    return fail_at(r, p->problem_mark, problem);
+}
+
+static ErrorCode next_event(Reader *r) {
+    if (r->has_event) yaml_event_delete(&r->event);
+    r->has_event = yaml_parser_parse(&r->parser, &r->event) == 1;
+    return r->has_event ? OK : fail_parser(r);
+}
+
+static YamlNode *new_node(const Reader *r, YamlKind kind) {
+    YamlNode *node = mem_alloc(sizeof *node);
+    node->kind = kind;
+    node->line = (int)r->event.start_mark.line + 1;
+    node->column = (int)r->event.start_mark.column + 1;
+    return node;
+}
+
+static ErrorCode refuse_properties(const Reader *r, const yaml_char_t *anchor, const yaml_char_t *tag) {
+    if (anchor) return fail_here(r, "anchors (&name) are not supported");
+    if (tag) return fail_here(r, "tags (!name) are not supported; the option's declared type decides");
+    return OK;
+}
+
+/* The text of the current scalar event, in fresh memory. */
+static ErrorCode take_text(const Reader *r, char **text) {
+    const char *value = (const char *)r->event.data.scalar.value;
+    const bool plain = r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+    TRY(refuse_properties(r, r->event.data.scalar.anchor, r->event.data.scalar.tag));
+    if (plain && !r->event.data.scalar.plain_implicit) return fail_here(r, "tags (!) are not supported");
+    if (strlen(value) != r->event.data.scalar.length) return fail_here(r, "a scalar must not hold NUL");
+    *text = mem_strdup(value);
+    return OK;
+}
+
+static ErrorCode build(Reader *r, int depth, YamlNode **out);
+
+/* Room for one more item; capacities are the powers of two. */
+static void grow(YamlNode *node) {
+    if (node->count & (node->count - 1)) return;
+    size_t capacity = node->count ? 2 * node->count : 1;
+    node->items = mem_grow(node->items, capacity * sizeof *node->items);
+    if (node->kind != YAML_NODE_MAP) return;
+    node->keys = mem_grow(node->keys, capacity * sizeof *node->keys);
+    node->key_lines = mem_grow(node->key_lines, capacity * sizeof *node->key_lines);
+    node->key_columns = mem_grow(node->key_columns, capacity * sizeof *node->key_columns);
+}
+
+static ErrorCode build_list(Reader *r, int depth, YamlNode *list) {
+    TRY(refuse_properties(r, r->event.data.sequence_start.anchor, r->event.data.sequence_start.tag));
+    for (;;) {
+        TRY(next_event(r));
+        if (r->event.type == YAML_SEQUENCE_END_EVENT) return OK;
+        YamlNode *item;
+        TRY(build(r, depth, &item));
+        grow(list);
+        list->items[list->count++] = item;
+    }
+}
+
+typedef struct KeyPlace {
+    const char *key;
+    size_t index;
+} KeyPlace;
+
+static int compare_keys(const void *a, const void *b) {
+    const KeyPlace *x = a, *y = b;
+    int order = strcmp(x->key, y->key);
+    return order ? order : (x->index > y->index) - (x->index < y->index);
+}
+
+static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
+    KeyPlace *places = mem_alloc_array(map->count, sizeof *places);
+    for (size_t i = 0; i < map->count; i++) places[i] = (KeyPlace){map->keys[i], i};
+    qsort(places, map->count, sizeof *places, compare_keys);
+    ErrorCode code = OK;
+    for (size_t i = 1; i < map->count && code == OK; i++) {
+        size_t first = places[i - 1].index, again = places[i].index;
+        char shown[128];
+        if (strcmp(map->keys[first], map->keys[again]) == 0)
+            code = error_set(r->err, ERR_CONFIG, "%s:%d:%d: %s: this key stands in line %d already", r->where,
+                             map->key_lines[again], map->key_columns[again],
+                             error_escape(shown, sizeof shown, map->keys[again], strlen(map->keys[again])), map->key_lines[first]);
+    }
+    free(places);
+    return code;
+}
+
+static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
+    TRY(refuse_properties(r, r->event.data.mapping_start.anchor, r->event.data.mapping_start.tag));
+    for (;;) {
+        TRY(next_event(r));
+        if (r->event.type == YAML_MAPPING_END_EVENT) return refuse_duplicates(r, map);
+        if (r->event.type == YAML_ALIAS_EVENT) return fail_here(r, "aliases (*name) are not supported");
+        if (r->event.type != YAML_SCALAR_EVENT) return fail_here(r, "expected a plain key, found a map or a list");
+        char *key;
+        TRY(take_text(r, &key));
+        int line = (int)r->event.start_mark.line + 1, column = (int)r->event.start_mark.column + 1;
+        YamlNode *value;
+        ErrorCode code = next_event(r);
+        if (code == OK) code = build(r, depth, &value);
+        if (code != OK) {
+            free(key);
+            return code;
+        }
+        grow(map);
+        map->keys[map->count] = key;
+        map->key_lines[map->count] = line;
+        map->key_columns[map->count] = column;
+        map->items[map->count++] = value;
+    }
+}
+
+/* The node that starts with the current event; ends on its last event. */
+static ErrorCode build(Reader *r, int depth, YamlNode **out) {
+    if (depth >= MAX_DEPTH) return fail_here(r, "nested more than 32 deep");
+    YamlNode *node;
+    ErrorCode code;
+    switch (r->event.type) {
+    case YAML_SCALAR_EVENT:
+        node = new_node(r, YAML_NODE_SCALAR);
+        node->quoted = r->event.data.scalar.style != YAML_PLAIN_SCALAR_STYLE;
+        code = take_text(r, &node->text);
+        break;
+    case YAML_SEQUENCE_START_EVENT:
+        node = new_node(r, YAML_NODE_LIST);
+        code = build_list(r, depth + 1, node);
+        break;
+    case YAML_MAPPING_START_EVENT:
+        node = new_node(r, YAML_NODE_MAP);
+        code = build_map(r, depth + 1, node);
+        break;
+    case YAML_ALIAS_EVENT: return fail_here(r, "aliases (*name) are not supported");
+    default: return fail_here(r, "expected a value");
+    }
+    if (code != OK) {
+        yaml_tree_free(node);
+        return code;
+    }
+    *out = node;
+    return OK;
+}
+
+static ErrorCode read_document(Reader *r, YamlNode **root) {
+    TRY(next_event(r)); /* stream start */
+    TRY(next_event(r));
+    if (r->event.type == YAML_STREAM_END_EVENT) {
+        *root = new_node(r, YAML_NODE_MAP);
+        return OK;
+    }
+    TRY(next_event(r));
+    TRY(build(r, 0, root));
+    TRY(next_event(r)); /* document end */
+    TRY(next_event(r));
+    if (r->event.type != YAML_STREAM_END_EVENT) return fail_here(r, "expected one document, found a second");
+    YamlNode *node = *root;
+    if (node->kind == YAML_NODE_SCALAR && !node->quoted && !*node->text) node->kind = YAML_NODE_MAP;
+    return OK;
+}
+
+ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, YamlNode **root, Error *err) {
+    char name[512];
+    Reader r = {.where = error_escape(name, sizeof name, where, strlen(where)), .err = err};
+    *root = NULL;
+    if (length > MAX_BYTES)
+        return error_set(err, ERR_CONFIG, "%s: expected at most %zu bytes, found %zu", name, MAX_BYTES, length);
+    if (length >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, length -= 3;
+    if (!yaml_parser_initialize(&r.parser)) return error_set(err, ERR_MEMORY, "%s: the system gave no memory", name);
+    yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)data, length);
+    ErrorCode code = read_document(&r, root);
+    if (r.has_event) yaml_event_delete(&r.event);
+    yaml_parser_delete(&r.parser);
+    if (code != OK) {
+        yaml_tree_free(*root);
+        *root = NULL;
+    }
+    return code;
+}
+
+ErrorCode yaml_tree_read(const char *path, YamlNode **root, Error *err) {
+    char *data;
+    size_t length;
+    *root = NULL;
+    TRY(file_read(path, MAX_BYTES, &data, &length, err));
+    ErrorCode code = yaml_tree_parse(path, data, length, root, err);
+    free(data);
+    return code;
+}
+
+void yaml_tree_free(YamlNode *root) {
+    if (!root) return;
+    for (size_t i = 0; i < root->count; i++) {
+        yaml_tree_free(root->items[i]);
+        if (root->kind == YAML_NODE_MAP) free(root->keys[i]);
+    }
+    free(root->text);
+    free(root->items);
+    free(root->keys);
+    free(root->key_lines);
+    free(root->key_columns);
+    free(root);
+}
