@@ -22,10 +22,12 @@ const Flag common_flags[] = {
 
 /* ---- names and suggestions ---- */
 
-/* A suggestion helps when it is a slip away; a far-fetched one misleads. */
-static bool is_near(const char *found, int distance) {
-    int length = (int)strlen(found);
-    return distance <= (length < 6 ? 2 : length / 3);
+/* How far a name is from what was found, or FAR. What was begun comes first, then slips; a far-fetched suggestion misleads. */
+enum { FAR = 99 };
+static int distance_to(const char *name, const char *found) {
+    int length = (int)strlen(found), distance = text_distance(found, name);
+    if (length > 3 && strncmp(found, name, (size_t)length) == 0) return 0;
+    return distance <= (length < 6 ? 2 : length / 3) ? distance : FAR;
 }
 
 /* How many of the leading words make up the verb's name; 0 when they do not. */
@@ -46,11 +48,11 @@ static const char *nearest_verb(int count, const char *const *words) {
         strcat(two, words[1]);
     }
     const char *best = NULL;
-    int best_distance = 99;
+    int best_distance = FAR;
     for (const Verb *const *v = verbs; *v; v++) {
         const char *found = strchr((*v)->name, ' ') && *two ? two : words[0];
-        int distance = text_distance(found, (*v)->name);
-        if (distance < best_distance && is_near(found, distance)) {
+        int distance = distance_to((*v)->name, found);
+        if (distance < best_distance) {
             best = (*v)->name;
             best_distance = distance;
         }
@@ -123,11 +125,11 @@ static int letter_index(const Flag *flags, char letter) {
 static const char *nearest_flag(const Verb *verb, const char *name) {
     const Flag *tables[2] = {verb->flags, common_flags};
     const char *best = NULL;
-    int best_distance = 99;
+    int best_distance = FAR;
     for (int t = 0; t < 2; t++) {
         for (const Flag *f = tables[t]; f && f->name; f++) {
-            int distance = text_distance(name, f->name);
-            if (distance < best_distance && is_near(name, distance)) {
+            int distance = distance_to(f->name, name);
+            if (distance < best_distance) {
                 best = f->name;
                 best_distance = distance;
             }

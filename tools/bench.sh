@@ -1,0 +1,43 @@
+#!/bin/sh
+# Runs the benchmark and writes bench/results.json: one object with the results of weft and, with the argument "torch", of PyTorch
+# from PyPI in a venv of its own. SIZES and CONTEXTS narrow it down.
+set -eu
+cd "$(dirname "$0")/.."
+build=${BUILD:-build}
+peer=${1:-}
+sizes=${SIZES:-15M 50M 125M}
+contexts=${CONTEXTS:-512 1024 2048}
+part=$(mktemp)
+trap 'rm -f "$part" "$part".*' EXIT
+
+for size in $sizes; do
+    for context in $contexts; do
+        "$build/bench_train" --size "$size" --context "$context" | tee -a "$part.weft" >&2
+    done
+done
+
+if [ "$peer" = torch ]; then
+    [ -x .venv-peer/bin/python ] || ${PYTHON:-python3} -m venv .venv-peer
+    .venv-peer/bin/python -c 'import torch' 2>/dev/null || .venv-peer/bin/pip install --quiet torch numpy
+    for size in $sizes; do
+        for context in $contexts; do
+            .venv-peer/bin/python bench/peer_torch.py --best --size "$size" --context "$context" | tee -a "$part.torch" >&2
+        done
+    done
+elif [ -n "$peer" ]; then
+    echo "bench: unknown peer \"$peer\"; there is torch" >&2
+    exit 2
+fi
+
+# Lines of JSON objects to one document.
+list() { [ ! -s "$1" ] || sed '$!s/$/,/; s/^/    /' "$1"; }
+{
+    printf '{\n  "version": "%s",\n  "weft": [\n' "$("$build/weft" --version | head -1)"
+    list "$part.weft"
+    printf '  ],\n  "torch": [\n'
+    [ "$peer" = torch ] && list "$part.torch"
+    printf '  ]\n}\n'
+} >"$part"
+mv "$part" bench/results.json
+chmod 644 bench/results.json
+echo "bench/results.json"

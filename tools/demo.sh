@@ -1,0 +1,43 @@
+#!/bin/sh
+# Text in, trained model out: the King James Bible, a tokenizer trained on it, a small Llama, a passage it wrote.
+# DEMO_OVERRIDES may hold section.key=value words for "weft train", for a shorter run.
+set -eu
+cd "$(dirname "$0")/.."
+weft=${BUILD:-build}/weft
+data=runs/demo-data
+run=runs/demo
+started=$(date +%s)
+
+say() { printf '\n== %s\n' "$*"; }
+
+mkdir -p "$data"
+say "The text: the King James Bible, a chapter a document"
+if [ ! -s "$data/bible.txt" ]; then
+    tools/kjv.sh >"$data/bible.txt.part"
+    mv "$data/bible.txt.part" "$data/bible.txt"
+fi
+head -c 240 "$data/bible.txt"; echo "..."
+wc -wc "$data/bible.txt" | awk '{ printf "%d words, %d bytes\n", $1, $2 }'
+
+say "A tokenizer of 4096 entries, trained on it"
+"$weft" tokenizer train "$data/bible.txt" --vocab 4096 --out "$data/tokenizer.json"
+
+say "A Llama, trained on it"
+# shellcheck disable=SC2086
+"$weft" train configs/demo.yaml run.overwrite=true ${DEMO_OVERRIDES:-}
+
+checkpoint=$(find "$run" -name '*.safetensors' -exec dirname {} \; | sort -u -V | tail -1)
+[ -n "$checkpoint" ] || { echo "demo: no checkpoint under $run" >&2; exit 1; }
+
+say "A passage, written by the checkpoint"
+"$weft" generate "$checkpoint" --prompt "In the beginning" --tokens 200 --temperature 0.8 --seed 1
+echo
+
+say "Curves"
+"$weft" report "$run"
+
+say "Done in $(($(date +%s) - started)) s"
+echo "run directory  $run"
+echo "curves         $run/report.html"
+echo "checkpoint     $checkpoint"
+echo "again, changed $weft train configs/demo.yaml optimizer.lr=1e-3 run.dir=runs/mine"
