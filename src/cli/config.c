@@ -1,0 +1,39 @@
+/* weft config: the resolved configuration, with where each value came from. */
+#include <stdio.h>
+
+#include "cli/cli.h"
+#include "train/config.h"
+
+static const Flag flags[] = {{"--plain", 0, NULL, "without the sources: a configuration that reads back the same"},
+                             {NULL, 0, NULL, NULL}};
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    Config c;
+    OptionSet set;
+    Text out = {0};
+    const char *path = args->operand_count ? args->operands[0] : NULL;
+    int overrides = args->operand_count ? args->operand_count - 1 : 0;
+    ErrorCode code = config_load(&c, &set, path, overrides, args->operands + 1, err);
+    if (code == OK) {
+        options_write_yaml(&set, &out, !arguments_has(args, "--plain"));
+        fwrite(out.data, 1, out.length, stdout);
+    }
+    text_free(&out);
+    options_free(&set);
+    return code;
+}
+
+const Verb verb_config = {
+    .name = "config",
+    .summary = "the resolved configuration, with the source of each value",
+    .synopsis = "[CONFIG.yaml [section.key=value ...]]",
+    .details =
+        "Each line says where its value came from: default, file:line, or command line. Without a file: all defaults.\n\n"
+        "Examples:\n"
+        "  weft config configs/demo.yaml optimizer.lr=1e-3",
+    .flags = flags,
+    .options = config_options,
+    .min_operands = 0,
+    .max_operands = -1,
+    .run = run,
+};

@@ -1,0 +1,80 @@
+#include "train/setup.h"
+
+#include <math.h>
+
+#include "base/text.h"
+
+ErrorCode setup_device(const Config *c, Device *d, Error *err) {
+    return device_open_cpu(d, c->run.device, (int)c->run.threads, err);
+}
+
+ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {
+    ModelConfig *m = &c->model.shape;
+    int64_t size = tokenizer_vocab_size(t);
+    if (m->vocab_size == 0) m->vocab_size = size;
+    if (m->vocab_size < size)
+        return error_set(err, ERR_CONFIG,
+                         "model.vocab_size is %lld but tokenizer %s has %lld entries: set it to 0 or to at least that",
+                         (long long)m->vocab_size, c->data.tokenizer, (long long)size);
+    m->bos_token_id = tokenizer_bos(t);
+    m->eos_token_id = tokenizer_eos(t);
+    return model_config_complete(m, "model", err);
+}
+
+Dtype setup_compute(const Config *c, const Device *d) {
+    if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
+    return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+}
+
+ErrorCode setup_spec(const Config *c, const Device *d, EngineSpec *spec, Error *err) {
+    int64_t sequences, microbatches;
+    TRY(config_geometry(c, &sequences, &microbatches, err));
+    *spec = (EngineSpec){.model = c->model.shape,
+                         .compute = setup_compute(c, d),
+                         .recompute = (Recompute)c->train.recompute,
+                         .tokens = sequences * c->train.context,
+                         .microbatches = (int)microbatches,
+                         .positions = c->train.context,
+                         .loss_rows = c->train.loss_rows,
+                         .split_backward = c->train.split_backward};
+    return OK;
+}
+
+StepOptions setup_step(const Config *c, int64_t step) {
+    const OptimizerOptions *o = &c->optimizer;
+    int64_t total = c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
+    return (StepOptions){.lr = o->lr * schedule_factor(&c->schedule, total, step),
+                         .beta1 = o->beta1,
+                         .beta2 = o->beta2,
+                         .eps = o->eps,
+                         .weight_decay = o->weight_decay,
+                         .decay_all = o->decay == DECAY_ALL,
+                         .clip = o->clip,
+                         .clip_norm = o->clip_norm};
+}
+
+void setup_describe(const Config *c, const Engine *e, Text *out) {
+    const ModelConfig *m = &c->model.shape;
+    char parameters[32], tokens[32], total[32];
+    MemoryUse machine = memory_use();
+    const MemoryPlan *plan = engine_memory(e);
+    text_printf(
+        out,
+        "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP %lld, vocabulary %lld%s\n",
+        text_count(e->model.table.elements, parameters), (long long)m->num_hidden_layers, (long long)m->hidden_size,
+        (long long)m->num_attention_heads, (long long)m->num_key_value_heads, (long long)m->intermediate_size,
+        (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
+    double per_token = model_flops_per_token(m, c->train.context);
+    double per_step = per_token * (double)e->spec.tokens * e->spec.microbatches;
+    text_printf(out,
+                "step    %s tokens: %d microbatches of %lld sequences of %lld, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
+                text_count(e->spec.tokens * e->spec.microbatches, tokens), e->spec.microbatches,
+                (long long)(e->spec.tokens / c->train.context), (long long)c->train.context, dtype_name(e->model.compute),
+                per_step / 1e12, per_token / 1e9);
+    text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name, e->device->threads);
+    text_puts(out, "memory\n");
+    memory_plan_print(plan, &e->model, out);
+    double share = 100.0 * (double)memory_plan_total(plan) / (double)(machine.machine ? machine.machine : 1);
+    text_printf(out, "  of this machine's %s: %.1f%%%s\n", text_bytes((double)machine.machine, total), share,
+                share > 95 ? ": it will not fit" : "");
+}
