@@ -117,7 +117,7 @@ static void other_families_are_refused_by_name(void **state) {
     refuse("{" SIZES ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}}", "partial_rotary_factor");
     refuse("{" SIZES ",\"attention_dropout\":0.1}", "attention_dropout");
     refuse("{" SIZES ",\"quantization_config\":{\"bits\":4}}", "quantization_config");
-    refuse("{\"model_type\":\"\\u001b[31m\"}", "\\x1b[31m");
+    refuse("{\"model_type\":\"\\u001b[31m\"}", "\\x1B[31m");
 }
 
 static void bad_values_are_refused(void **state) {
@@ -125,7 +125,7 @@ static void bad_values_are_refused(void **state) {
     refuse("[]", "object");
     refuse("{", "config.json");
     refuse("{\"model_type\":\"llama\"}", "vocab_size");
-    refuse("{" SIZES ",\"hidden_size\":64}", "hidden_size");
+    refuse("{" SIZES ",\"hidden_size\":64}", "duplicate key");
     refuse("{" SIZES ",\"num_key_value_heads\":3}", "num_key_value_heads");
     refuse("{" SIZES ",\"num_key_value_heads\":0}", "num_key_value_heads");
     refuse("{" SIZES ",\"head_dim\":15}", "head_dim");

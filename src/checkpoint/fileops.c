@@ -1,0 +1,206 @@
+/* System calls of saving, and loops over those that may do less than they were asked to. */
+#include "checkpoint/fileops.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/text.h"
+
+/* Linux writes at most this much in one call. */
+#define MAX_WRITE ((size_t)1 << 30)
+
+static int system_create(void *ctx, const char *path) {
+    (void)ctx;
+    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+}
+
+static ssize_t system_write(void *ctx, int fd, const void *data, size_t length) {
+    (void)ctx;
+    return write(fd, data, length);
+}
+
+static int system_sync(void *ctx, int fd) {
+    (void)ctx;
+    return fsync(fd);
+}
+
+static int system_close(void *ctx, int fd) {
+    (void)ctx;
+    return close(fd);
+}
+
+static int system_mkdir(void *ctx, const char *path) {
+    (void)ctx;
+    return mkdir(path, 0777);
+}
+
+static int system_sync_dir(void *ctx, const char *path) {
+    (void)ctx;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    /* File systems that cannot sync a directory say EINVAL; nothing better is to be had there. */
+    int result = fsync(fd) != 0 && errno != EINVAL ? -1 : 0, saved = errno;
+    close(fd);
+    errno = saved;
+    return result;
+}
+
+static int system_rename(void *ctx, const char *from, const char *to) {
+    (void)ctx;
+    return rename(from, to);
+}
+
+static int system_exchange(void *ctx, const char *a, const char *b) {
+    (void)ctx;
+#ifdef RENAME_EXCHANGE
+    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
+#else
+    (void)a, (void)b;
+    errno = ENOSYS;
+    return -1;
+#endif
+}
+
+static int system_symlink(void *ctx, const char *target, const char *path) {
+    (void)ctx;
+    return symlink(target, path);
+}
+
+static int system_unlink(void *ctx, const char *path) {
+    (void)ctx;
+    return unlink(path);
+}
+
+static int system_rmdir(void *ctx, const char *path) {
+    (void)ctx;
+    return rmdir(path);
+}
+
+const FileOps file_ops_system = {NULL,         system_create,   system_write,    system_sync,    system_close,  system_mkdir,
+                                 system_sync_dir, system_rename, system_exchange, system_symlink, system_unlink, system_rmdir};
+
+static const char *shown(const char *path, char out[512]) { return error_escape(out, 512, path, strlen(path)); }
+
+ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length, Error *err) {
+    const char *bytes = data;
+    char name[512];
+    for (size_t done = 0; done < length;) {
+        size_t want = length - done < MAX_WRITE ? length - done : MAX_WRITE;
+        ssize_t wrote = ops->write(ops->ctx, fd, bytes + done, want);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return error_errno(err, ERR_IO, "%s: writing failed", shown(path, name));
+        /* A device that takes nothing and reports nothing would keep us here for ever. */
+        if (wrote == 0) return error_set(err, ERR_IO, "%s: writing failed: the device takes no more bytes", shown(path, name));
+        done += (size_t)wrote;
+    }
+    return OK;
+}
+
+ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err) {
+    char name[512];
+    do *fd = ops->create(ops->ctx, path);
+    while (*fd < 0 && errno == EINTR);
+    return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
+}
+
+ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err) {
+    char name[512];
+    ErrorCode code = OK;
+    int result;
+    /* Only an interruption may be tried again: after any other failure the kernel may have dropped the dirty pages. */
+    do result = ops->sync(ops->ctx, fd);
+    while (result != 0 && errno == EINTR);
+    if (result != 0) code = error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
+    /* Closing is not tried again on EINTR: on Linux the descriptor is gone already, and the data was synced above. */
+    if (ops->close(ops->ctx, fd) != 0 && errno != EINTR && code == OK)
+        code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
+    return code;
+}
+
+ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err) {
+    int fd;
+    TRY(fileops_create(ops, path, &fd, err));
+    ErrorCode code = fileops_write(ops, fd, path, data, length, err);
+    if (code == OK) return fileops_finish(ops, fd, path, err);
+    ops->close(ops->ctx, fd);
+    return code;
+}
+
+ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err) {
+    char *bytes = data, name[512];
+    for (size_t done = 0; done < length;) {
+        ssize_t got = pread(fd, bytes + done, length - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return error_errno(err, ERR_IO, "%s: reading failed", shown(where, name));
+        if (got == 0)
+            return error_set(err, ERR_DATA, "%s: the file ends at byte %llu, %zu bytes short", shown(where, name),
+                             (unsigned long long)(offset + done), length - done);
+        done += (size_t)got;
+    }
+    return OK;
+}
+
+/* `fd` must be a regular file. */
+static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error *err) {
+    struct stat info;
+    char name[512];
+    if (fstat(fd, &info) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(where, name));
+    if (!S_ISREG(info.st_mode)) return error_set(err, ERR_DATA, "%s: expected a regular file", shown(where, name));
+    *size = (uint64_t)info.st_size;
+    return OK;
+}
+
+static ErrorCode open_below(int dir_fd, const char *where, const char *name, int *fd, Error *err) {
+    char shown_where[512];
+    *fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (*fd >= 0) return OK;
+    if (errno == ELOOP)
+        return error_set(err, ERR_DATA, "%s: expected a regular file, found a link; copy the file itself into the directory",
+                         shown(where, shown_where));
+    return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(where, shown_where));
+}
+
+ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err) {
+    char where[1024], shown_dir[512];
+    snprintf(where, sizeof where, "%s/%s", dir, name);
+    int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir_fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", shown(dir, shown_dir));
+    ErrorCode code = open_below(dir_fd, where, name, fd, err);
+    close(dir_fd);
+    if (code != OK) return code;
+    code = check_regular(*fd, where, size, err);
+    if (code != OK) close(*fd);
+    return code;
+}
+
+static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t limit, char **data, Error *err) {
+    char name[512];
+    if (size > limit)
+        return error_set(err, ERR_DATA, "%s: %llu bytes, expected at most %zu", shown(where, name), (unsigned long long)size, limit);
+    *data = mem_alloc((size_t)size + 1);
+    ErrorCode code = fileops_read_at(fd, where, 0, *data, (size_t)size, err);
+    if (code == OK) return OK;
+    free(*data);
+    *data = NULL;
+    return code;
+}
+
+ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length, Error *err) {
+    char where[1024];
+    uint64_t size;
+    int fd;
+    *data = NULL;
+    *length = 0;
+    TRY(fileops_open_in(dir, name, &fd, &size, err));
+    snprintf(where, sizeof where, "%s/%s", dir, name);
+    ErrorCode code = read_whole(fd, where, size, limit, data, err);
+    close(fd);
+    if (code == OK) *length = (size_t)size;
+    return code;
+}

@@ -1,0 +1,44 @@
+/* The system calls that saving makes, as a table, so that tests can make each of them fail, be cut short, or be the last thing
+ * that a process does. Results and errno are those of the calls of the same names. */
+#ifndef WEFT_CHECKPOINT_FILEOPS_H
+#define WEFT_CHECKPOINT_FILEOPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+
+typedef struct FileOps {
+    void *ctx;
+    int (*create)(void *ctx, const char *path); /* a new file, for writing; fails if the name is taken */
+    ssize_t (*write)(void *ctx, int fd, const void *data, size_t length);
+    int (*sync)(void *ctx, int fd);
+    int (*close)(void *ctx, int fd);
+    int (*mkdir)(void *ctx, const char *path);
+    int (*sync_dir)(void *ctx, const char *path);
+    int (*rename)(void *ctx, const char *from, const char *to);
+    int (*exchange)(void *ctx, const char *a, const char *b); /* swaps two names in one step */
+    int (*symlink)(void *ctx, const char *target, const char *path);
+    int (*unlink)(void *ctx, const char *path);
+    int (*rmdir)(void *ctx, const char *path);
+} FileOps;
+
+extern const FileOps file_ops_system;
+
+/* All of `data`, however the system cuts it up; `path` names the file in errors. */
+ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length, Error *err);
+/* A new file with this content, on the disk when the call returns. */
+ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err);
+ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err);
+/* Syncs and closes; the descriptor is gone whatever happens. */
+ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err);
+
+/* All `length` bytes at `offset`; a file that ends before is ERR_DATA. `where` names it in errors. */
+ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err);
+/* Opens `name` inside directory `dir` for reading: a regular file, and not through a link. *size is its length. */
+ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err);
+/* All of such a file, at most `limit` bytes, with a NUL after it (not counted). The caller frees *data. */
+ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length, Error *err);
+
+#endif

@@ -1,0 +1,213 @@
+/* Opening a model directory; the rules for the index are in the header. */
+#include "checkpoint/modelfiles.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#define INDEX_LIMIT ((size_t)SAFE_MAX_HEADER)
+#define MAX_SHARDS 10000
+
+static char *shown(char out[128], const char *name) { return error_escape(out, 128, name, strlen(name)); }
+
+bool modelfiles_name_is_safe(const char *name) {
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    size_t length = strlen(name);
+    return length > 0 && length <= 255 && name[0] != '.' && strspn(name, allowed) == length;
+}
+
+static bool is_shard_name(const char *name) {
+    static const char suffix[] = ".safetensors";
+    size_t length = strlen(name);
+    return modelfiles_name_is_safe(name) && length > sizeof suffix - 1 && strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
+}
+
+static ErrorCode open_shard(SafeFile *f, const char *dir, const char *name, Error *err) {
+    int fd;
+    uint64_t size;
+    *f = (SafeFile){.fd = -1};
+    TRY(fileops_open_in(dir, name, &fd, &size, err));
+    char *path = path_join(dir, name);
+    ErrorCode code = safe_open_fd(f, path, fd, size, err);
+    free(path);
+    return code;
+}
+
+/* The tensor of one line of the index. */
+typedef struct Listed {
+    const char *name, *file;
+} Listed;
+
+static int by_file(const void *a, const void *b) {
+    const Listed *x = a, *y = b;
+    int order = strcmp(x->file, y->file);
+    return order != 0 ? order : strcmp(x->name, y->name);
+}
+
+static int by_tensor_name(const void *a, const void *b) {
+    return strcmp(((const ModelTensor *)a)->tensor->name, ((const ModelTensor *)b)->tensor->name);
+}
+
+static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Error *err) {
+    const cJSON *item;
+    char name[128], file[128];
+    size_t n = 0;
+    cJSON_ArrayForEach(item, map) {
+        shown(name, item->string);
+        if (!cJSON_IsString(item))
+            return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is not a string", where, name);
+        if (!is_shard_name(item->valuestring))
+            return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is \"%s\", expected the plain name of a .safetensors file "
+                             "beside the index", where, name, shown(file, item->valuestring));
+        listed[n++] = (Listed){item->string, item->valuestring};
+    }
+    qsort(listed, n, sizeof *listed, by_file);
+    return OK;
+}
+
+/* Opens the shard that listed[0] names and adds the tensors of listed[0 .. n-1], all of that shard. */
+static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed, size_t n, Error *err) {
+    char name[128];
+    if (m->file_count == MAX_SHARDS) return error_set(err, ERR_DATA, "%s: more than %d shards", m->where, MAX_SHARDS);
+    SafeFile *f = &m->files[m->file_count];
+    TRY(open_shard(f, dir, listed[0].file, err));
+    m->file_count++;
+    for (size_t i = 0; i < n; i++) {
+        const SafeTensor *t = safe_find(f, listed[i].name);
+        if (t == NULL)
+            return error_set(err, ERR_DATA, "%s: the index places tensor \"%s\" in %s, which does not have it", m->where,
+                             shown(name, listed[i].name), listed[i].file);
+        m->tensors[m->count++] = (ModelTensor){t, m->file_count - 1};
+    }
+    m->unlisted += f->count - n;
+    return OK;
+}
+
+/* A tensor that is in two shards would be read differently by different programs. */
+static ErrorCode check_once(const ModelFiles *m, Error *err) {
+    char name[128];
+    for (int f = 0; f < m->file_count && m->unlisted > 0; f++)
+        for (size_t i = 0; i < m->files[f].count; i++) {
+            const ModelTensor *listed = modelfiles_find(m, m->files[f].tensors[i].name);
+            if (listed != NULL && listed->file != f)
+                return error_set(err, ERR_DATA, "%s: tensor \"%s\" is in two shards", m->where,
+                                 shown(name, m->files[f].tensors[i].name));
+        }
+    return OK;
+}
+
+static void check_total(const ModelFiles *m, const cJSON *root) {
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(root, "metadata");
+    const cJSON *total = cJSON_GetObjectItemCaseSensitive(metadata, "total_size");
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < m->count; i++) bytes += m->tensors[i].tensor->end - m->tensors[i].tensor->begin;
+    if (cJSON_IsNumber(total) && (total->valuedouble < (double)bytes || total->valuedouble > (double)bytes))
+        log_warn("%s: the index says %.0f bytes of tensors, there are %.0f", m->where, total->valuedouble, (double)bytes);
+    if (m->unlisted > 0)
+        log_warn("%s: %.0f tensors are in a shard but not in the index; they are not read", m->where, (double)m->unlisted);
+}
+
+static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *listed, size_t count, Error *err) {
+    size_t shards = 0;
+    for (size_t i = 0; i < count; i++) shards += i == 0 || strcmp(listed[i].file, listed[i - 1].file) != 0;
+    m->files = mem_alloc_array(shards, sizeof *m->files);
+    m->tensors = mem_alloc_array(count, sizeof *m->tensors);
+    for (size_t first = 0, end; first < count; first = end) {
+        for (end = first + 1; end < count && strcmp(listed[end].file, listed[first].file) == 0;) end++;
+        TRY(add_shard(m, dir, listed + first, end - first, err));
+    }
+    qsort(m->tensors, m->count, sizeof *m->tensors, by_tensor_name);
+    return check_once(m, err);
+}
+
+static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, const cJSON *root, Error *err) {
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
+    if (!cJSON_IsObject(map) || map->child == NULL)
+        return error_set(err, ERR_DATA, "%s: weight_map is missing, empty or not an object", where);
+    size_t count = (size_t)cJSON_GetArraySize(map);
+    Listed *listed = mem_alloc_array(count, sizeof *listed);
+    ErrorCode code = collect(map, where, listed, err);
+    if (code == OK) code = open_listed(m, dir, listed, count, err);
+    free(listed);
+    if (code == OK) check_total(m, root);
+    return code;
+}
+
+static ErrorCode read_index(ModelFiles *m, const char *dir, Error *err) {
+    cJSON *root = NULL;
+    char *text = NULL;
+    size_t length = 0;
+    TRY(fileops_read_in(dir, MODEL_INDEX, INDEX_LIMIT, &text, &length, err));
+    char *where = path_join(m->where, MODEL_INDEX);
+    ErrorCode code = json_parse(where, text, length, &root, err);
+    if (code == OK) code = open_index(m, dir, where, root, err);
+    cJSON_Delete(root);
+    free(text);
+    free(where);
+    return code;
+}
+
+/* All tensors of files[0]. */
+static void take_all(ModelFiles *m) {
+    m->file_count = 1;
+    m->count = m->files[0].count;
+    m->tensors = mem_alloc_array(m->count, sizeof *m->tensors);
+    for (size_t i = 0; i < m->count; i++) m->tensors[i] = (ModelTensor){&m->files[0].tensors[i], 0};
+}
+
+static bool has_file(const char *dir, const char *name) {
+    char *path = path_join(dir, name);
+    bool there = faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    free(path);
+    return there;
+}
+
+static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
+    if (file_is_dir(path) && !has_file(path, MODEL_FILE)) {
+        if (has_file(path, MODEL_INDEX)) return read_index(m, path, err);
+        return error_set(err, ERR_NOINPUT, "%s: expected %s or %s in this directory, found neither", m->where, MODEL_FILE,
+                         MODEL_INDEX);
+    }
+    m->files = mem_alloc(sizeof *m->files);
+    m->files[0].fd = -1;
+    TRY(file_is_dir(path) ? open_shard(&m->files[0], path, MODEL_FILE, err) : safe_open(&m->files[0], path, err));
+    take_all(m);
+    return OK;
+}
+
+ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err) {
+    char where[512];
+    *m = (ModelFiles){.where = mem_strdup(error_escape(where, sizeof where, path, strlen(path)))};
+    ErrorCode code = open_any(m, path, err);
+    if (code != OK) modelfiles_close(m);
+    return code;
+}
+
+void modelfiles_close(ModelFiles *m) {
+    for (int i = 0; i < m->file_count; i++) safe_close(&m->files[i]);
+    free(m->files);
+    free(m->tensors);
+    free(m->where);
+    *m = (ModelFiles){0};
+}
+
+const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
+    for (size_t low = 0, high = m->count; low < high;) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(name, m->tensors[middle].tensor->name);
+        if (order == 0) return &m->tensors[middle];
+        if (order < 0) high = middle;
+        else low = middle + 1;
+    }
+    return NULL;
+}
+
+ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host, size_t bytes, Error *err) {
+    return safe_read(&m->files[t->file], t->tensor, offset, host, bytes, err);
+}

@@ -1,0 +1,59 @@
+/* The weights of a Hugging Face model directory: model.safetensors, or model.safetensors.index.json with its shards.
+ *
+ * Names in the index are someone else's strings. A shard is one path component of [A-Za-z0-9._-], not starting with a dot and
+ * ending in .safetensors, opened inside the directory and not through a link. Every tensor of the index is in the shard that it
+ * names and in no other. */
+#ifndef WEFT_CHECKPOINT_MODELFILES_H
+#define WEFT_CHECKPOINT_MODELFILES_H
+
+#include "checkpoint/safetensors.h"
+
+#define MODEL_FILE "model.safetensors"
+#define MODEL_INDEX "model.safetensors.index.json"
+#define SHARD_BYTES ((uint64_t)5000000000) /* default size limit of a shard, that of transformers */
+
+typedef struct ModelTensor {
+    const SafeTensor *tensor;
+    int file;
+} ModelTensor;
+
+typedef struct ModelFiles {
+    char *where;          /* directory or file, escaped */
+    int file_count;
+    SafeFile *files;      /* [file_count] */
+    size_t count;
+    ModelTensor *tensors; /* [count], ascending by name */
+    uint64_t unlisted;    /* tensors that are in a shard but not in the index: not read */
+} ModelFiles;
+
+/* One path component that is safe to open inside a directory. */
+bool modelfiles_name_is_safe(const char *name);
+
+/* `path` is a model directory or one safetensors file. */
+ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err);
+void modelfiles_close(ModelFiles *m);
+const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name); /* NULL if none */
+ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
+
+/* Fills every tensor of the list through its `store`, converting to its `memory` type. Every tensor must be there with its
+ * shape, and nothing else may be, except what a Llama file is known to repeat (a tied head, rotary frequencies). */
+ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err);
+
+/* Writes `index_or_file`: parts of at most shard_bytes, filled in list order; one part is just `stem`.safetensors, several get
+ * an index. `add` is called for each file written, with the positions of its tensors in the list (no sums for the index). */
+typedef void ModelFileAdded(void *ctx, const char *name, const SafeSums *sums, const int *order, int count);
+ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const char *stem, const TensorList *list, uint64_t shard_bytes,
+                           ModelFileAdded *added, void *ctx, Error *err);
+
+/* SHA-256 (hex) over names, shapes and values in the order of names, whatever the files, their order, or the float type:
+ * F32, BF16 and F16 count as the fp32 values that they are, other types as their bytes. */
+ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err);
+
+typedef struct TensorFigures {
+    double norm, max;       /* L2 norm and largest |x| over finite elements */
+    uint64_t nonfinite;
+    bool known;             /* the type has figures: F32, BF16, F16, F64 */
+} TensorFigures;
+ErrorCode modelfiles_figures(const ModelFiles *m, const ModelTensor *t, TensorFigures *out, Error *err);
+
+#endif

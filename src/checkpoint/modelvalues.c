@@ -1,0 +1,178 @@
+/* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one small buffer. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/modelfiles.h"
+
+#define CHUNK ((uint64_t)1 << 20) /* elements */
+
+typedef struct Buffers {
+    char *raw;    /* CHUNK elements of up to 8 bytes */
+    float *wide;  /* CHUNK */
+    void *narrow; /* CHUNK */
+} Buffers;
+
+static Buffers buffers_make(void) { return (Buffers){mem_alloc(CHUNK * 8), mem_alloc(CHUNK * 4), mem_alloc(CHUNK * 4)}; }
+
+static void buffers_free(Buffers *b) {
+    free(b->raw);
+    free(b->wide);
+    free(b->narrow);
+}
+
+static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const SafeTensor *t, Error *err) {
+    bool same = t->rank == want->rank;
+    for (int i = 0; i < want->rank && same; i++) same = t->shape[i] == (uint64_t)want->shape[i];
+    if (!same) {
+        Text found = {0}, expected = {0};
+        for (int i = 0; i < t->rank; i++) text_printf(&found, "%s%llu", i ? ", " : "", (unsigned long long)t->shape[i]);
+        for (int i = 0; i < want->rank; i++) text_printf(&expected, "%s%lld", i ? ", " : "", (long long)want->shape[i]);
+        error_set(err, ERR_DATA, "%s: tensor %s has shape [%s], expected [%s]: config.json and the weights do not match",
+                  m->where, want->name, found.length ? found.data : "", expected.length ? expected.data : "");
+        text_free(&found);
+        text_free(&expected);
+        return ERR_DATA;
+    }
+    if (t->type == want->memory || (convert_is_float(want->memory) && (convert_is_float(t->type) || t->type == SAFE_F64)))
+        return OK;
+    return error_set(err, ERR_DATA, "%s: tensor %s has dtype %s, which cannot become %s", m->where, want->name,
+                     safe_type_name(t->type), safe_type_name(want->memory));
+}
+
+static ErrorCode load_tensor(const ModelFiles *m, const TensorList *list, int index, Buffers *b, Error *err) {
+    const TensorDesc *want = &list->tensors[index];
+    const ModelTensor *t = modelfiles_find(m, want->name);
+    if (t == NULL) return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, want->name);
+    TRY(check_match(m, want, t->tensor, err));
+    SafeType type = t->tensor->type;
+    uint64_t in = (uint64_t)safe_type_bits(type) / 8, out = (uint64_t)safe_type_bits(want->memory) / 8;
+    for (uint64_t done = 0, n; done < t->tensor->elements; done += n) {
+        n = t->tensor->elements - done < CHUNK ? t->tensor->elements - done : CHUNK;
+        const void *data = b->raw;
+        TRY(modelfiles_read(m, t, done * in, b->raw, n * in, err));
+        if (type != want->memory) {
+            convert_to_f32(type, b->raw, b->wide, n);
+            convert_from_f32(want->memory, b->wide, b->narrow, n);
+            data = b->narrow;
+        }
+        TRY(list->store(list->ctx, index, done * out, n * out, data, err));
+    }
+    return OK;
+}
+
+/* What files of the family repeat without changing the model. */
+static bool is_harmless(const char *name) {
+    size_t length = strlen(name);
+    static const char rotary[] = "rotary_emb.inv_freq";
+    if (strcmp(name, "lm_head.weight") == 0) return true;
+    return length >= sizeof rotary - 1 && strcmp(name + length - (sizeof rotary - 1), rotary) == 0;
+}
+
+static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* A tensor nobody asked for belongs to a model that computes something else. */
+static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list, Error *err) {
+    const char **names = mem_alloc_array((size_t)list->count, sizeof *names);
+    const char *unknown = NULL;
+    char shown[128];
+    for (int i = 0; i < list->count; i++) names[i] = list->tensors[i].name;
+    qsort(names, (size_t)list->count, sizeof *names, compare_names);
+    for (size_t i = 0; i < m->count && unknown == NULL; i++) {
+        const char *name = m->tensors[i].tensor->name;
+        bool wanted = bsearch(&name, names, (size_t)list->count, sizeof *names, compare_names) != NULL;
+        if (!wanted && !is_harmless(name)) unknown = name;
+    }
+    free(names);
+    if (unknown == NULL) return OK;
+    return error_set(err, ERR_DATA, "%s: tensor \"%s\" is not one of the model in config.json", m->where,
+                     error_escape(shown, sizeof shown, unknown, strlen(unknown)));
+}
+
+ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
+    TRY(check_nothing_else(m, list, err));
+    Buffers b = buffers_make();
+    ErrorCode code = OK;
+    for (int i = 0; i < list->count && code == OK; i++) code = load_tensor(m, list, i, &b, err);
+    buffers_free(&b);
+    return code;
+}
+
+static void digest_string(Sha256 *h, const char *s) {
+    sha256_add_u64(h, strlen(s));
+    sha256_add(h, s, strlen(s));
+}
+
+/* Elements that make a whole number of bytes are read at a time, whatever the type. */
+static uint64_t bytes_of(SafeType type, uint64_t elements) { return elements * (uint64_t)safe_type_bits(type) / 8; }
+
+static ErrorCode digest_values(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Buffers *b, Error *err) {
+    SafeType type = t->tensor->type;
+    for (uint64_t done = 0, n; done < t->tensor->elements; done += n) {
+        n = t->tensor->elements - done < CHUNK ? t->tensor->elements - done : CHUNK;
+        TRY(modelfiles_read(m, t, bytes_of(type, done), b->raw, bytes_of(type, n), err));
+        if (!convert_is_float(type)) {
+            sha256_add(h, b->raw, bytes_of(type, n));
+            continue;
+        }
+        convert_to_f32(type, b->raw, b->wide, n);
+        sha256_add(h, b->wide, n * 4);
+    }
+    return OK;
+}
+
+static ErrorCode digest_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Buffers *b, Error *err) {
+    digest_string(h, t->tensor->name);
+    digest_string(h, convert_is_float(t->tensor->type) ? "float" : safe_type_name(t->tensor->type));
+    sha256_add_u64(h, (uint64_t)t->tensor->rank);
+    for (int i = 0; i < t->tensor->rank; i++) sha256_add_u64(h, t->tensor->shape[i]);
+    return digest_values(h, m, t, b, err);
+}
+
+ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
+    Buffers b = buffers_make();
+    Sha256 *h = sha256_start();
+    uint8_t digest[32];
+    ErrorCode code = OK;
+    sha256_add_u64(h, m->count);
+    for (size_t i = 0; i < m->count && code == OK; i++) code = digest_tensor(h, m, &m->tensors[i], &b, err);
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+    buffers_free(&b);
+    return code;
+}
+
+static void add_figures(TensorFigures *f, double *squares, double value) {
+    double size = fabs(value);
+    if (!isfinite(value)) {
+        f->nonfinite++;
+        return;
+    }
+    *squares += size * size;
+    if (size > f->max) f->max = size;
+}
+
+ErrorCode modelfiles_figures(const ModelFiles *m, const ModelTensor *t, TensorFigures *out, Error *err) {
+    SafeType type = t->tensor->type;
+    double squares = 0.0;
+    *out = (TensorFigures){.known = convert_is_float(type) || type == SAFE_F64};
+    if (!out->known) return OK;
+    Buffers b = buffers_make();
+    ErrorCode code = OK;
+    for (uint64_t done = 0, n; done < t->tensor->elements && code == OK; done += n) {
+        n = t->tensor->elements - done < CHUNK ? t->tensor->elements - done : CHUNK;
+        code = modelfiles_read(m, t, bytes_of(type, done), b.raw, bytes_of(type, n), err);
+        if (code != OK) break;
+        if (type != SAFE_F64) convert_to_f32(type, b.raw, b.wide, n);
+        for (uint64_t i = 0; i < n; i++) {
+            double value = (double)b.wide[i];
+            if (type == SAFE_F64) memcpy(&value, b.raw + 8 * i, 8);
+            add_figures(out, &squares, value);
+        }
+    }
+    out->norm = sqrt(squares);
+    buffers_free(&b);
+    return code;
+}

@@ -1,0 +1,95 @@
+/* The safetensors format: a file of named tensors.
+ *
+ *     u64 little-endian N | N bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...} | tensor bytes
+ *
+ * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size that does not match its
+ * shape) a file is refused here when two parsers could disagree about it: duplicate names or metadata keys, bytes before the
+ * brace, numbers that are not plain whole ones. Names are keys, never paths. Nothing is allocated beyond a small multiple of
+ * the header, which is itself bounded by the file. */
+#ifndef WEFT_CHECKPOINT_SAFETENSORS_H
+#define WEFT_CHECKPOINT_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "checkpoint/fileops.h"
+
+#define SAFE_MAX_RANK 16
+#define SAFE_MAX_HEADER 100000000u /* of the reference; decimal */
+
+/* In descending order of alignment, as the reference writer sorts them. */
+typedef enum SafeType {
+    SAFE_I64, SAFE_U64, SAFE_F64, SAFE_C64, SAFE_I32, SAFE_U32, SAFE_F32, SAFE_I16, SAFE_U16, SAFE_F16, SAFE_BF16, SAFE_BOOL,
+    SAFE_U8, SAFE_I8, SAFE_F8_E5M2, SAFE_F8_E4M3, SAFE_F8_E8M0, SAFE_F8_E4M3FNUZ, SAFE_F8_E5M2FNUZ, SAFE_F6_E2M3, SAFE_F6_E3M2,
+    SAFE_F4, SAFE_TYPES
+} SafeType;
+const char *safe_type_name(SafeType type); /* "BF16" */
+int safe_type_bits(SafeType type);
+
+typedef struct SafeTensor {
+    char *name; /* UTF-8; escape before printing */
+    SafeType type;
+    int rank;
+    uint64_t shape[SAFE_MAX_RANK];
+    uint64_t elements, begin, end; /* bytes from the start of the data */
+} SafeTensor;
+
+typedef struct SafeFile {
+    char *where;          /* path, for errors */
+    int fd;               /* -1 when only a header was parsed */
+    uint64_t data_start;  /* 8 + N */
+    uint64_t data_bytes;
+    size_t count;
+    SafeTensor *tensors;  /* [count], ascending by name (bytes) */
+    size_t metadata_count;
+    char **metadata;      /* key, value, key, value, ... */
+    size_t unknown_fields; /* accepted and ignored */
+} SafeFile;
+
+/* Parses `header` (N bytes) of a file with `data_bytes` after it. f is empty after a failure. */
+ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length, uint64_t data_bytes, Error *err);
+ErrorCode safe_open(SafeFile *f, const char *path, Error *err);
+/* Takes over fd, also on failure. */
+ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err);
+void safe_close(SafeFile *f);
+const SafeTensor *safe_find(const SafeFile *f, const char *name); /* NULL if none */
+/* Bytes of a tensor, `offset` from its begin. */
+ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
+
+/* Host tensors to write or to fill. `memory` is the type of the bytes behind the callbacks, `stored` that of the file; where
+ * they differ both must convert through fp32 (convert.h). Callbacks move whole elements; offsets and bytes count in `memory`. */
+#define TENSOR_MAX_RANK 4
+typedef struct TensorDesc {
+    const char *name;
+    SafeType memory, stored;
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK];
+} TensorDesc;
+
+typedef struct TensorList {
+    int count;
+    const TensorDesc *tensors; /* [count] */
+    void *ctx;
+    /* Copies tensor memory to host memory. */
+    ErrorCode (*fetch)(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err);
+    /* Copies host memory to tensor memory. */
+    ErrorCode (*store)(void *ctx, int index, size_t offset, size_t bytes, const void *host, Error *err);
+} TensorList;
+int64_t tensor_elements(const TensorDesc *t);
+size_t tensor_stored_bytes(const TensorDesc *t);
+
+/* Checksums (XXH3-64) made on the way: of the first 8 + N bytes, and of each tensor by its position in `order`. */
+typedef struct SafeSums {
+    uint64_t bytes, header;
+    uint64_t *tensors; /* [count of order], free with free() */
+} SafeSums;
+
+/* Writes the tensors list->tensors[order[0 .. count-1]] as one file, sorted and aligned as the reference writer does: by
+ * descending alignment, then name; no gaps; header padded with spaces to 8 bytes. The file is new, synced and closed. */
+ErrorCode safe_write(const FileOps *ops, const char *path, const TensorList *list, const int *order, int count, SafeSums *sums,
+                     Error *err);
+
+#endif
