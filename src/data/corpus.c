@@ -1,0 +1,274 @@
+/* Invariants
+ *  C1. buffer[begin, end) holds content bytes not handed out yet; `position` is the place of buffer[begin].
+ *  C2. A reader opened at corpus_position() yields exactly the pieces that this reader would have yielded next.
+ *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to fall. */
+#include "data/corpus.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "data/input.h"
+
+enum { READ_BYTES = 1 << 20 };
+
+struct CorpusReader {
+    const CorpusFile *file;
+    SourceFormat format;
+    Input *input;
+    char *buffer;
+    size_t begin, end, capacity;
+    bool at_end; /* of the input */
+    CorpusPosition position;
+};
+
+static bool ends_with(const char *name, size_t length, const char *suffix) {
+    size_t n = strlen(suffix);
+    return length >= n && memcmp(name + length - n, suffix, n) == 0;
+}
+
+SourceFormat corpus_format(const CorpusFile *file) {
+    if (file->format != FORMAT_AUTO) return file->format;
+    size_t length = strlen(file->path);
+    if (ends_with(file->path, length, ".zst")) length -= 4;
+    bool json = ends_with(file->path, length, ".jsonl") || ends_with(file->path, length, ".ndjson") ||
+                ends_with(file->path, length, ".json");
+    return json ? FORMAT_JSONL : FORMAT_TEXT;
+}
+
+/* Reads more behind buffer[begin, end). */
+static ErrorCode fill(CorpusReader *r, Error *err) {
+    if (r->begin > 0) {
+        memmove(r->buffer, r->buffer + r->begin, r->end - r->begin);
+        r->end -= r->begin;
+        r->begin = 0;
+    }
+    if (r->capacity - r->end < READ_BYTES) {
+        r->capacity = 2 * r->capacity + READ_BYTES;
+        r->buffer = mem_grow(r->buffer, r->capacity);
+    }
+    size_t got;
+    TRY(input_read(r->input, r->buffer + r->end, r->capacity - r->end, &got, err));
+    r->end += got;
+    r->at_end = got == 0;
+    return OK;
+}
+
+static ErrorCode skip_byte_order_mark(CorpusReader *r, Error *err) {
+    while (r->end - r->begin < 3 && !r->at_end) TRY(fill(r, err));
+    if (r->end - r->begin >= 3 && memcmp(r->buffer + r->begin, "\xef\xbb\xbf", 3) == 0) {
+        r->begin += 3;
+        r->position.offset = 3;
+    }
+    return OK;
+}
+
+ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const CorpusPosition *from, Error *err) {
+    *reader = NULL;
+    CorpusReader *r = mem_alloc(sizeof *r);
+    r->file = file;
+    r->format = corpus_format(file);
+    ErrorCode code = input_open(&r->input, file->path, err);
+    if (code == OK && from && from->offset > 0) {
+        r->position = *from;
+        code = input_skip_to(r->input, from->offset, err);
+    } else if (code == OK) {
+        code = skip_byte_order_mark(r, err);
+    }
+    if (code != OK) {
+        corpus_close(r);
+        return code;
+    }
+    *reader = r;
+    return OK;
+}
+
+void corpus_close(CorpusReader *r) {
+    if (!r) return;
+    input_close(r->input);
+    free(r->buffer);
+    free(r);
+}
+
+CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
+uint64_t corpus_stored_position(const CorpusReader *r) { return input_stored_position(r->input); }
+
+static bool is_continuation(char byte) { return ((unsigned char)byte & 0xc0) == 0x80; }
+
+/* White space of Unicode, by its UTF-8 bytes at the front of text[0, n). */
+static bool is_space(const char *text, size_t n) {
+    const unsigned char *b = (const unsigned char *)text;
+    if (b[0] < 0x80) return b[0] == ' ' || (b[0] >= '\t' && b[0] <= '\r') || (b[0] >= 0x1c && b[0] <= 0x1f);
+    if (n >= 2 && b[0] == 0xc2) return b[1] == 0x85 || b[1] == 0xa0;
+    if (n < 3) return false;
+    if (b[0] == 0xe1) return b[1] == 0x9a && b[2] == 0x80;
+    if (b[0] == 0xe2 && b[1] == 0x80) return (b[2] >= 0x80 && b[2] <= 0x8a) || b[2] == 0xa8 || b[2] == 0xa9 || b[2] == 0xaf;
+    if (b[0] == 0xe2) return b[1] == 0x81 && b[2] == 0x9f;
+    return b[0] == 0xe3 && b[1] == 0x80 && b[2] == 0x80;
+}
+
+static bool is_blank(const char *line, size_t length) {
+    for (size_t i = 0; i < length; i++)
+        if (line[i] != ' ' && (line[i] < '\t' || line[i] > '\r')) return false;
+    return true;
+}
+
+/* The newline at text[at] stands between two characters that are not white space; both are whole inside text[0, n). */
+static bool stands_alone(const char *text, size_t n, size_t at) {
+    size_t before = at;
+    do {
+        if (before == 0) return false;
+        before--;
+    } while (is_continuation(text[before]) && at - before < 4);
+    return !is_space(text + before, at - before) && !is_space(text + at + 1, n - at - 1);
+}
+
+/* First safe cut of text[0, n) at or behind `least`; 0 if there is none. Three bytes after the newline must be known. */
+static size_t safe_cut(const char *text, size_t n, size_t least) {
+    for (size_t at = least > 0 ? least - 1 : 0; at + 4 <= n;) {
+        const char *newline = memchr(text + at, '\n', n - 3 - at);
+        if (!newline) return 0;
+        at = (size_t)(newline - text);
+        if (stands_alone(text, n, at)) return at + 1;
+        at++;
+    }
+    return 0;
+}
+
+/* Cut for text that offers no safe one: between characters, and not behind a newline (so that what follows still is the same
+ * line). */
+static size_t forced_cut(const char *text, size_t limit) {
+    size_t cut = limit;
+    while (cut > limit - 4 && is_continuation(text[cut])) cut--;
+    while (cut > 1 && text[cut - 1] == '\n') cut--;
+    return cut;
+}
+
+/* Length of the document in front of text[0, n) when its end can be told, else 0. */
+static size_t document_length(const CorpusReader *r, const char *text, size_t n) {
+    bool content = false, blank_before = false;
+    for (size_t at = 0; at < n;) {
+        const char *newline = memchr(text + at, '\n', n - at);
+        size_t next = newline ? (size_t)(newline - text) + 1 : n;
+        /* The rest of a line that was cut counts as text, whatever it is. */
+        bool rest = at == 0 && r->position.in_document;
+        if (rest || !is_blank(text + at, next - at)) {
+            if (content && (r->file->split == SPLIT_LINES || blank_before)) return at;
+            content = true;
+            blank_before = false;
+        } else {
+            blank_before = true;
+        }
+        at = next;
+    }
+    return 0;
+}
+
+/* Decides the next text piece from what is in the buffer: its length and whether a document ends there; 0: more is needed. */
+static size_t text_piece(const CorpusReader *r, bool *ends) {
+    const char *text = r->buffer + r->begin;
+    size_t n = r->end - r->begin;
+    bool split = r->file->split != SPLIT_FILE;
+    *ends = true;
+    size_t known = n < CORPUS_PIECE_LIMIT ? n : CORPUS_PIECE_LIMIT;
+    size_t cut = split ? document_length(r, text, known) : 0;
+    if (cut) return cut;
+    /* A document that does not end in sight. Split documents are cut at the limit only, so that the search for their end never
+     * depends on the length of what was read. */
+    bool full = n > CORPUS_PIECE_LIMIT;
+    *ends = false;
+    if (!split || full) cut = safe_cut(text, known, CORPUS_PIECE_BYTES);
+    if (cut && cut < n) return cut;
+    if (full) return forced_cut(text, CORPUS_PIECE_LIMIT);
+    if (!r->at_end) return 0;
+    *ends = true;
+    return n;
+}
+
+static void advance(CorpusReader *r, size_t length, bool in_document) {
+    const char *at = r->buffer + r->begin, *stop = at + length;
+    while ((at = memchr(at, '\n', (size_t)(stop - at))) != NULL) {
+        r->position.line++;
+        if (++at == stop) break;
+    }
+    r->begin += length;
+    r->position.offset += length;
+    r->position.in_document = in_document;
+}
+
+static ErrorCode next_text(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
+    size_t length;
+    bool ends;
+    while ((length = text_piece(r, &ends)) == 0 && !r->at_end) TRY(fill(r, err));
+    *more = length > 0;
+    if (!*more) return OK;
+    *piece = (CorpusPiece){r->buffer + r->begin, length, r->position.line + 1, !r->position.in_document, ends};
+    advance(r, length, !ends);
+    return OK;
+}
+
+/* Length of the line in front of the buffer with its newline; reads until it is whole. */
+static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
+    for (size_t seen = 0;;) {
+        const char *text = r->buffer + r->begin;
+        size_t n = r->end - r->begin;
+        const char *newline = n > seen ? memchr(text + seen, '\n', n - seen) : NULL;
+        *length = newline ? (size_t)(newline - text) + 1 : n;
+        if (*length > CORPUS_LINE_LIMIT)
+            return error_set(err, ERR_DATA, "%s:%llu: line longer than %u MiB; is this a JSON-lines file?", r->file->path,
+                             (unsigned long long)r->position.line + 1, CORPUS_LINE_LIMIT >> 20);
+        if (newline || r->at_end) return OK;
+        seen = n;
+        TRY(fill(r, err));
+    }
+}
+
+static ErrorCode next_line(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
+    size_t length;
+    do {
+        TRY(line_length(r, &length, err));
+        *more = length > 0;
+        if (!*more) return OK;
+        *piece = (CorpusPiece){r->buffer + r->begin, length, r->position.line + 1, true, true};
+        advance(r, length, false);
+    } while (is_blank(piece->bytes, length));
+    return OK;
+}
+
+ErrorCode corpus_next(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
+    if (r->format == FORMAT_JSONL) return next_line(r, piece, more, err);
+    return next_text(r, piece, more, err);
+}
+
+static ErrorCode missing_key(const char *where, const char *key, const cJSON *object, Error *err) {
+    char keys[160] = "";
+    size_t used = 0;
+    for (const cJSON *item = object->child; item && used + 40 < sizeof keys; item = item->next) {
+        char name[33];
+        error_escape(name, sizeof name, item->string, strlen(item->string));
+        used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "", name);
+    }
+    return error_set(err, ERR_DATA, "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source", where, key,
+                     keys);
+}
+
+ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err) {
+    const char *key = file->key && file->key[0] ? file->key : "text";
+    char where[512];
+    snprintf(where, sizeof where, "%s:%llu", file->path, (unsigned long long)piece->line);
+    cJSON *root = NULL;
+    TRY(json_parse(where, piece->bytes, piece->length, &root, err));
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
+    ErrorCode code = OK;
+    text_clear(out);
+    if (!cJSON_IsObject(root))
+        code = error_set(err, ERR_DATA, "%s: expected a JSON object with key '%s'", where, key);
+    else if (!value)
+        code = missing_key(where, key, root, err);
+    else if (!cJSON_IsString(value))
+        code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string", where, key);
+    else
+        text_puts(out, value->valuestring);
+    cJSON_Delete(root);
+    return code;
+}

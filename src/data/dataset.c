@@ -1,0 +1,315 @@
+#include "data/dataset.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "data/token_build.h"
+
+typedef struct Source {
+    char *name; /* path or pattern, as configured */
+    double weight;
+    size_t files;
+    uint8_t key[32];
+    TokenCache *cache;
+    TokenStream train, validation;
+} Source;
+
+struct Dataset {
+    int64_t context;
+    bool document_mask;
+    double validation_fraction;
+    size_t count; /* sources for training come first, then validation-only ones up to `total` */
+    size_t total;
+    Source *sources;
+    Sampler *sampler;
+    uint64_t *first_validation; /* [total + 1] validation windows before each source */
+};
+
+/* How documents of a run become ids; the same for all its sources. */
+typedef struct Recipe {
+    const DataConfig *config;
+    const Tokenizer *tokenizer;
+    int32_t bos, eos;
+    int threads;
+} Recipe;
+
+static Recipe make_recipe(const DataConfig *c, const Tokenizer *t, int threads) {
+    Recipe r = {.config = c, .tokenizer = t, .threads = threads};
+    r.eos = c->add_eos ? tokenizer_eos(t) : -1;
+    r.bos = c->add_bos ? tokenizer_bos(t) : -1;
+    if (r.bos == r.eos) r.bos = -1;
+    return r;
+}
+
+static void add_string(Sha256 *h, const char *s) {
+    sha256_add_u64(h, strlen(s));
+    sha256_add(h, s, strlen(s));
+}
+
+/* Everything that decides the ids of a source, in a form that cannot be read in two ways. */
+static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count, uint8_t key[32]) {
+    char tokenizer[65];
+    tokenizer_fingerprint(r->tokenizer, tokenizer);
+    Sha256 *h = sha256_start();
+    add_string(h, TOKEN_MAGIC);
+    sha256_add_u64(h, TOKEN_VERSION);
+    add_string(h, tokenizer);
+    sha256_add_u64(h, (uint64_t)(int64_t)r->bos);
+    sha256_add_u64(h, (uint64_t)(int64_t)r->eos);
+    sha256_add_u64(h, count);
+    for (size_t i = 0; i < count; i++) {
+        bool json = corpus_format(&files[i]) == FORMAT_JSONL;
+        sha256_add_u64(h, json);
+        if (json)
+            add_string(h, files[i].key);
+        else
+            sha256_add_u64(h, (uint64_t)files[i].split);
+        add_string(h, prints[i].sha256);
+    }
+    sha256_finish(h, key);
+}
+
+static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
+    char name[65];
+    sha256_hex(key, name);
+    name[32] = 0;
+    return path_join(cache_dir, name);
+}
+
+/* Builds the source's cache if need be, and opens it. */
+static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, const Fingerprint *prints, Error *err) {
+    make_key(r, files, prints, s->files, s->key);
+    char *dir = cache_path(r->config->cache_dir, s->key);
+    TokenBuild build = {.label = s->name, .dir = dir, .files = files, .prints = prints, .count = s->files, .tokenizer = r->tokenizer,
+                        .bos = r->bos, .eos = r->eos, .threads = r->threads};
+    memcpy(build.key, s->key, sizeof build.key);
+    uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer);
+    ErrorCode code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
+    if (code == OK && !token_cache_complete(s->cache)) {
+        token_cache_close(s->cache);
+        s->cache = NULL;
+        code = token_build(&build, err);
+        if (code == OK) code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
+        if (code == OK && !token_cache_complete(s->cache))
+            code = error_set(err, ERR_DATA, "%s: parts vanished while they were being read; run again", dir);
+    }
+    free(dir);
+    return code;
+}
+
+static const char *key_or_default(const DataSource *spec) { return spec->key && spec->key[0] ? spec->key : "text"; }
+
+static ErrorCode open_paths(const Recipe *r, const DataSource *spec, Source *s, char *const *paths, Error *err) {
+    CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
+    Fingerprint *prints = mem_alloc_array(s->files, sizeof *prints);
+    for (size_t i = 0; i < s->files; i++)
+        files[i] = (CorpusFile){paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split, key_or_default(spec)};
+    ErrorCode code = fingerprint_files(r->config->cache_dir, (const char *const *)paths, s->files, prints, err);
+    if (code == OK) code = open_cache(r, s, files, prints, err);
+    free(files);
+    free(prints);
+    return code;
+}
+
+static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+    if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
+    s->name = mem_strdup(spec->path);
+    s->weight = spec->weight;
+    char **paths;
+    TRY(file_glob(spec->path, &paths, &s->files, err));
+    ErrorCode code = open_paths(r, spec, s, paths, err);
+    file_glob_free(paths, s->files);
+    return code;
+}
+
+static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) {
+    if (context < 1 || context > 1 << 30) return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
+    if (c->sources.count == 0)
+        return error_set(err, ERR_CONFIG, "data.sources is empty: name at least one file, as in data.sources=[my.txt]");
+    if (!c->cache_dir || !c->cache_dir[0]) return error_set(err, ERR_CONFIG, "data.cache_dir is empty: name a directory");
+    if (!(c->validation_fraction >= 0 && c->validation_fraction <= 0.9))
+        return error_set(err, ERR_CONFIG, "data.validation_fraction is %g: expected 0 to 0.9", c->validation_fraction);
+    if (c->validation_fraction > 0 && c->validation_sources.count > 0)
+        return error_set(err, ERR_CONFIG, "data.validation and data.validation_fraction are both set: choose one");
+    return OK;
+}
+
+/* What of each source is for what. */
+static ErrorCode assign_streams(Dataset *d, Error *err) {
+    for (size_t i = 0; i < d->total; i++) {
+        Source *s = &d->sources[i];
+        stream_whole(&s->train, s->cache);
+        s->validation = (TokenStream){.cache = s->cache};
+        if (i >= d->count) {
+            s->validation = s->train;
+            s->train = (TokenStream){.cache = s->cache};
+        } else if (d->validation_fraction > 0) {
+            stream_split(&s->train, &s->validation, s->cache, d->validation_fraction);
+        }
+        const TokenStream *needed = i < d->count ? &s->train : &s->validation;
+        if (needed->tokens < 2)
+            return error_set(err, ERR_DATA, "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other", s->name,
+                             needed->tokens, d->validation_fraction > 0 ? " for training" : "");
+        d->first_validation[i + 1] = d->first_validation[i] + stream_windows(&s->validation, d->context);
+    }
+    if (d->validation_fraction > 0 && d->first_validation[d->total] == 0)
+        return error_set(err, ERR_CONFIG, "data.validation_fraction of %g keeps no text out of %" PRIu64 " tokens: make it larger",
+                         d->validation_fraction, dataset_tokens(d));
+    return OK;
+}
+
+/* Shares of tokens by the configured weights; *mixed is false when no source has a weight. */
+static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, Error *err) {
+    size_t weighted = 0;
+    for (size_t i = 0; i < d->count; i++) {
+        const Source *s = &d->sources[i];
+        weighted += s->weight != 0;
+        double documents = fmax(1, (double)token_cache_documents(s->cache));
+        double mean = (double)token_cache_tokens(s->cache) / documents;
+        shares[i] = s->weight * (kind == WEIGHTS_DOCUMENTS ? mean : 1);
+    }
+    *mixed = weighted > 0;
+    if (weighted == 0 || weighted == d->count) return OK;
+    return error_set(err, ERR_CONFIG, "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus",
+                     weighted, d->count);
+}
+
+static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
+    double *shares = mem_alloc_array(d->count, sizeof *shares);
+    uint64_t *windows = mem_alloc_array(d->count, sizeof *windows);
+    bool mixed;
+    for (size_t i = 0; i < d->count; i++) windows[i] = stream_windows(&d->sources[i].train, d->context);
+    ErrorCode code = weigh(d, c->weights, shares, &mixed, err);
+    if (code == OK) code = sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
+    free(shares);
+    free(windows);
+    return code;
+}
+
+static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *err) {
+    const DataSource *train = (const DataSource *)(const void *)c->sources.items;
+    const DataSource *validation = (const DataSource *)(const void *)c->validation_sources.items;
+    for (size_t i = 0; i < d->total; i++)
+        TRY(open_source(r, i < d->count ? &train[i] : &validation[i - d->count], &d->sources[i], err));
+    TRY(assign_streams(d, err));
+    return open_sampler(d, c, err);
+}
+
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads, Error *err) {
+    *dataset = NULL;
+    TRY(check_config(config, context, err));
+    Dataset *d = mem_alloc(sizeof *d);
+    d->context = context;
+    d->document_mask = config->document_mask;
+    d->validation_fraction = config->validation_fraction;
+    d->count = config->sources.count;
+    d->total = d->count + config->validation_sources.count;
+    d->sources = mem_alloc_array(d->total, sizeof *d->sources);
+    d->first_validation = mem_alloc_array(d->total + 1, sizeof *d->first_validation);
+    Recipe recipe = make_recipe(config, tokenizer, threads);
+    ErrorCode code = fill(d, config, &recipe, err);
+    if (code != OK)
+        dataset_close(d);
+    else
+        *dataset = d;
+    return code;
+}
+
+void dataset_close(Dataset *d) {
+    if (!d) return;
+    for (size_t i = 0; i < d->total; i++) {
+        token_cache_close(d->sources[i].cache);
+        free(d->sources[i].name);
+    }
+    sampler_close(d->sampler);
+    free(d->sources);
+    free(d->first_validation);
+    free(d);
+}
+
+void dataset_fingerprint(const Dataset *d, char out[65]) {
+    uint64_t fraction;
+    memcpy(&fraction, &d->validation_fraction, sizeof fraction);
+    Sha256 *h = sha256_start();
+    add_string(h, "weft dataset");
+    sha256_add_u64(h, d->count);
+    for (size_t i = 0; i < d->count; i++) sha256_add(h, d->sources[i].key, sizeof d->sources[i].key);
+    sha256_add_u64(h, fraction);
+    uint8_t digest[32];
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+}
+
+int64_t dataset_context(const Dataset *d) { return d->context; }
+
+uint64_t dataset_tokens(const Dataset *d) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < d->count; i++) sum += d->sources[i].train.tokens;
+    return sum;
+}
+
+uint64_t dataset_validation_tokens(const Dataset *d) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < d->total; i++) sum += d->sources[i].validation.tokens;
+    return sum;
+}
+
+uint64_t dataset_text_bytes(const Dataset *d) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < d->count; i++) sum += token_cache_text_bytes(d->sources[i].cache);
+    return sum;
+}
+
+uint64_t dataset_samples_per_epoch(const Dataset *d) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < d->count; i++) sum += stream_windows(&d->sources[i].train, d->context);
+    return sum;
+}
+
+uint64_t dataset_validation_samples(const Dataset *d) { return d->first_validation[d->total]; }
+size_t dataset_sources(const Dataset *d) { return d->count; }
+const char *dataset_source_name(const Dataset *d, size_t source) { return d->sources[source].name; }
+Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampler, k); }
+
+static void describe_source(const Dataset *d, size_t i, Text *out) {
+    const Source *s = &d->sources[i];
+    char documents[32], tokens[32], held[32];
+    text_count((int64_t)token_cache_documents(s->cache), documents);
+    text_count((int64_t)s->train.tokens, tokens);
+    text_count((int64_t)s->validation.tokens, held);
+    double bytes = (double)token_cache_text_bytes(s->cache), all = (double)token_cache_tokens(s->cache);
+    text_printf(out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation", s->name, s->files,
+                s->files == 1 ? "" : "s", documents, token_cache_documents(s->cache) == 1 ? "" : "s", bytes / all, tokens, held);
+    uint32_t cycle = sampler_cycle(d->sampler);
+    if (i < d->count && cycle > 1) text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
+    text_puts(out, "\n");
+}
+
+void dataset_describe(const Dataset *d, Text *out) {
+    for (size_t i = 0; i < d->total; i++) describe_source(d, i, out);
+}
+
+static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid, Error *err) {
+    if (k >= dataset_validation_samples(d)) {
+        stream_empty_row(d->context, row);
+        return OK;
+    }
+    size_t i = 0;
+    while (d->first_validation[i + 1] <= k) i++;
+    return stream_window(&d->sources[i].validation, d->context, k - d->first_validation[i], d->document_mask, row, valid, err);
+}
+
+ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid, Error *err) {
+    if (validation) return validation_sample(d, k, row, valid, err);
+    Sample s = sampler_at(d->sampler, k);
+    return stream_window(&d->sources[s.source].train, d->context, s.window, d->document_mask, row, valid, err);
+}
+
+ErrorCode dataset_verify(const Dataset *d, Error *err) {
+    for (size_t i = 0; i < d->total; i++) TRY(token_cache_verify(d->sources[i].cache, err));
+    return OK;
+}

@@ -1,0 +1,150 @@
+#include "data/fingerprint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
+
+enum { READ_BYTES = 1 << 20, RECORD_BYTES = 4096, QUIET_BYTES = 256 << 20, REST_SECONDS = 2 };
+
+static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
+    struct stat st;
+    if (stat(path, &st) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
+    if (!S_ISREG(st.st_mode)) return error_set(err, ERR_NOINPUT, "%s: not a regular file; data sources are files", path);
+    *out = (FileStamp){(int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec, (int64_t)st.st_mtim.tv_nsec, (int64_t)st.st_ino,
+                       (int64_t)st.st_dev};
+    return OK;
+}
+
+static bool same_stamp(const FileStamp *a, const FileStamp *b) {
+    return a->size == b->size && a->mtime_seconds == b->mtime_seconds && a->mtime_nanoseconds == b->mtime_nanoseconds &&
+           a->inode == b->inode && a->device == b->device;
+}
+
+static char *record_path(const char *cache_dir, const char *path) {
+    char *full = realpath(path, NULL);
+    const char *name = full ? full : path;
+    char file[64];
+    snprintf(file, sizeof file, "fingerprints/%016llx.json", (unsigned long long)hash64(name, strlen(name)));
+    free(full);
+    return path_join(cache_dir, file);
+}
+
+/* The stamp as one string: JSON numbers do not hold 64 bits. */
+static void stamp_text(const FileStamp *s, char out[128]) {
+    snprintf(out, 128, "%lld %lld.%09lld %lld %lld", (long long)s->size, (long long)s->mtime_seconds,
+             (long long)s->mtime_nanoseconds, (long long)s->inode, (long long)s->device);
+}
+
+/* True when a record of this very file in this very state is there. A record that cannot be read counts as none. */
+static bool recall(const char *cache_dir, const char *path, Fingerprint *print) {
+    char *record = record_path(cache_dir, path);
+    cJSON *root = NULL;
+    Error ignored;
+    bool found = false;
+    if (file_exists(record) && json_read(record, RECORD_BYTES, &root, &ignored) == OK) {
+        const char *stamp = NULL, *sha = NULL;
+        char now[128];
+        stamp_text(&print->stamp, now);
+        json_get_string(root, record, "stamp", true, &stamp, &ignored);
+        json_get_string(root, record, "sha256", true, &sha, &ignored);
+        found = stamp && sha && strcmp(stamp, now) == 0 && strlen(sha) == 64 && strspn(sha, "0123456789abcdef") == 64;
+        if (found) memcpy(print->sha256, sha, 65);
+    }
+    cJSON_Delete(root);
+    free(record);
+    return found;
+}
+
+static ErrorCode remember(const char *cache_dir, const char *path, const Fingerprint *print, Error *err) {
+    if (clock_wall() < (double)print->stamp.mtime_seconds + REST_SECONDS) return OK;
+    char stamp[128];
+    stamp_text(&print->stamp, stamp);
+    Text text = {0};
+    JsonWriter w;
+    json_start(&w, &text, 0);
+    json_begin_object(&w);
+    json_key(&w, "path");
+    json_string(&w, path);
+    json_key(&w, "stamp");
+    json_string(&w, stamp);
+    json_key(&w, "sha256");
+    json_string(&w, print->sha256);
+    json_end_object(&w);
+    char *record = record_path(cache_dir, path);
+    ErrorCode code = file_write_atomic(record, text.data, text.length, err);
+    free(record);
+    text_free(&text);
+    return code;
+}
+
+static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, char out[65], Error *err) {
+    Sha256 *h = sha256_start();
+    char *buffer = mem_alloc(READ_BYTES);
+    ssize_t n;
+    while ((n = read(fd, buffer, READ_BYTES)) != 0) {
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) break;
+        sha256_add(h, buffer, (size_t)n);
+        if (progress) progress_add(progress, (double)n / 1e6);
+    }
+    ErrorCode code = n < 0 ? error_errno(err, ERR_IO, "%s: reading failed", path) : OK;
+    uint8_t digest[32];
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+    free(buffer);
+    return code;
+}
+
+static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progress, Error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
+    ErrorCode code = hash_descriptor(fd, path, progress, print->sha256, err);
+    close(fd);
+    TRY(code);
+    return fingerprint_check(path, print, err);
+}
+
+ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *err) {
+    FileStamp now;
+    TRY(stamp_of(path, &now, err));
+    if (same_stamp(&now, &print->stamp)) return OK;
+    return error_set(err, ERR_DATA, "%s: changed while it was being read; run again once it is complete", path);
+}
+
+static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out, Progress *progress,
+                              Error *err) {
+    for (size_t i = 0; i < count; i++) {
+        if (out[i].sha256[0]) continue;
+        TRY(hash_file(paths[i], &out[i], progress, err));
+        TRY(remember(cache_dir, paths[i], &out[i], err));
+    }
+    return OK;
+}
+
+ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out, Error *err) {
+    char *dir = path_join(cache_dir, "fingerprints");
+    ErrorCode code = file_make_dirs(dir, err);
+    free(dir);
+    TRY(code);
+    double unknown = 0;
+    for (size_t i = 0; i < count; i++) {
+        out[i] = (Fingerprint){0};
+        TRY(stamp_of(paths[i], &out[i].stamp, err));
+        if (!recall(cache_dir, paths[i], &out[i])) unknown += (double)out[i].stamp.size;
+    }
+    Progress *progress = unknown > QUIET_BYTES ? progress_start("reading", unknown / 1e6, "MB") : NULL;
+    code = fill_missing(cache_dir, paths, count, out, progress, err);
+    progress_finish(progress);
+    return code;
+}

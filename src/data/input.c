@@ -1,0 +1,159 @@
+/* Invariants
+ *  I1. `content` counts the bytes handed out; `stored` the bytes taken from the file. Plain files have content == stored.
+ *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only place where a file may
+ *      end. */
+#include "data/input.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include "base/text.h"
+
+enum { RAW_BYTES = 1 << 18 };
+
+struct Input {
+    char *path;
+    int fd;
+    uint64_t content, stored;
+    ZSTD_DStream *zstd; /* NULL for a plain file */
+    char *raw;          /* compressed bytes read ahead */
+    ZSTD_inBuffer in;
+    size_t pending;
+};
+
+static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
+    ssize_t n;
+    do n = read(input->fd, out, capacity);
+    while (n < 0 && errno == EINTR);
+    if (n < 0) return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->path, (unsigned long long)input->stored);
+    *got = (size_t)n;
+    input->stored += *got;
+    return OK;
+}
+
+static const char *foreign_compression(const unsigned char *head, size_t length) {
+    if (length >= 2 && head[0] == 0x1f && head[1] == 0x8b) return "gzip";
+    if (length >= 6 && memcmp(head, "\xfd" "7zXZ\0", 6) == 0) return "xz";
+    if (length >= 4 && memcmp(head, "BZh", 3) == 0 && head[3] >= '1' && head[3] <= '9') return "bzip2";
+    return NULL;
+}
+
+/* Frames start with 0xFD2FB528, skippable ones with 0x184D2A5?, little-endian (RFC 8878). */
+static bool is_zstd(const unsigned char *head, size_t length) {
+    if (length < 4) return false;
+    bool frame = head[0] == 0x28 && head[1] == 0xb5 && head[2] == 0x2f && head[3] == 0xfd;
+    bool skippable = (head[0] & 0xf0) == 0x50 && head[1] == 0x2a && head[2] == 0x4d && head[3] == 0x18;
+    return frame || skippable;
+}
+
+static ErrorCode start_decoder(Input *input, Error *err) {
+    unsigned char head[6];
+    ssize_t n = pread(input->fd, head, sizeof head, 0);
+    if (n < 0) return error_errno(err, ERR_IO, "%s: cannot read", input->path);
+    const char *other = foreign_compression(head, (size_t)n);
+    if (other)
+        return error_set(err, ERR_DATA, "%s: compressed with %s; weft reads plain and zstd files: decompress it, or compress it with zstd",
+                         input->path, other);
+    if (!is_zstd(head, (size_t)n)) return OK;
+    input->zstd = ZSTD_createDStream();
+    if (!input->zstd) return error_set(err, ERR_MEMORY, "%s: no memory for a zstd decoder", input->path);
+    input->raw = mem_alloc(RAW_BYTES);
+    input->in.src = input->raw;
+    return OK;
+}
+
+ErrorCode input_open(Input **out, const char *path, Error *err) {
+    *out = NULL;
+    /* O_NONBLOCK: opening a FIFO must not wait for a writer before it is refused. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return error_set(err, ERR_NOINPUT, "%s: not a regular file; data sources are files", path);
+    }
+    Input *input = mem_alloc(sizeof *input);
+    input->path = mem_strdup(path);
+    input->fd = fd;
+    ErrorCode code = start_decoder(input, err);
+    if (code != OK) {
+        input_close(input);
+        return code;
+    }
+    *out = input;
+    return OK;
+}
+
+void input_close(Input *input) {
+    if (!input) return;
+    ZSTD_freeDStream(input->zstd);
+    close(input->fd);
+    free(input->raw);
+    free(input->path);
+    free(input);
+}
+
+static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
+    ZSTD_outBuffer made = {.dst = out, .size = capacity};
+    while (made.pos == 0) {
+        if (input->in.pos == input->in.size) {
+            size_t n;
+            TRY(read_some(input, input->raw, RAW_BYTES, &n, err));
+            input->in.size = n;
+            input->in.pos = 0;
+            if (n == 0 && input->pending == 0) break;
+            if (n == 0)
+                return error_set(err, ERR_DATA, "%s: truncated: the zstd data stops at byte %llu in the middle of a frame; fetch the file again",
+                                 input->path, (unsigned long long)input->stored);
+        }
+        input->pending = ZSTD_decompressStream(input->zstd, &made, &input->in);
+        if (ZSTD_isError(input->pending))
+            return error_set(err, ERR_DATA, "%s: damaged zstd data before byte %llu: %s; fetch the file again", input->path,
+                             (unsigned long long)input->stored, ZSTD_getErrorName(input->pending));
+    }
+    *got = made.pos;
+    return OK;
+}
+
+ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
+    *got = 0;
+    if (capacity == 0) return OK;
+    if (input->zstd)
+        TRY(read_zstd(input, out, capacity, got, err));
+    else
+        TRY(read_some(input, out, capacity, got, err));
+    input->content += *got;
+    return OK;
+}
+
+ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
+    if (!input->zstd) {
+        struct stat st;
+        if (fstat(input->fd, &st) != 0 || offset > (uint64_t)st.st_size)
+            return error_set(err, ERR_DATA, "%s: shorter than byte %llu, where reading was to go on", input->path,
+                             (unsigned long long)offset);
+        if (lseek(input->fd, (off_t)offset, SEEK_SET) < 0) return error_errno(err, ERR_IO, "%s: cannot seek", input->path);
+        input->content = input->stored = offset;
+        return OK;
+    }
+    char *sink = mem_alloc(RAW_BYTES);
+    ErrorCode code = OK;
+    while (code == OK && input->content < offset) {
+        uint64_t left = offset - input->content;
+        size_t got;
+        code = input_read(input, sink, left < RAW_BYTES ? (size_t)left : RAW_BYTES, &got, err);
+        if (code == OK && got == 0)
+            code = error_set(err, ERR_DATA, "%s: shorter than byte %llu of its content, where reading was to go on", input->path,
+                             (unsigned long long)offset);
+    }
+    free(sink);
+    return code;
+}
+
+uint64_t input_stored_position(const Input *input) { return input->stored; }

@@ -1,0 +1,148 @@
+/* Invariants
+ *  L1. Microbatch i lives in slot i mod slots. The thread fills slot `made` only while made < released + slots.
+ *  L2. given - 1 is with the caller and not released until the next loader_next.
+ *  L3. Once `code` is set the thread makes no more; batches made before are still given, then the error. */
+#include "data/loader.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/text.h"
+
+struct Loader {
+    const Dataset *dataset;
+    LoaderLayout layout;
+    int64_t context;
+    uint64_t slots;
+    Batch *batches;
+    int32_t *memory;
+    uint64_t made, given, released;
+    bool stop;
+    ErrorCode code;
+    Error error;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    pthread_t thread;
+};
+
+uint64_t loader_sample(const LoaderLayout *l, uint64_t i) {
+    uint64_t step = i / (uint64_t)l->microbatches, a = i % (uint64_t)l->microbatches;
+    return l->first + step * (uint64_t)l->step_stride + a * (uint64_t)l->microbatch_stride;
+}
+
+static ErrorCode make(Loader *l, uint64_t i, Error *err) {
+    Batch *b = &l->batches[i % l->slots];
+    uint64_t first = loader_sample(&l->layout, i);
+    b->valid = 0;
+    for (int64_t r = 0; r < l->layout.sequences; r++) {
+        int64_t at = r * l->context;
+        SampleRow row = {b->inputs + at, b->targets + at, b->positions + at, b->first_key + at, (int32_t)at};
+        TRY(dataset_sample(l->dataset, l->layout.validation, first + (uint64_t)r, &row, &b->valid, err));
+    }
+    return OK;
+}
+
+static void *run(void *argument) {
+    Loader *l = argument;
+    pthread_mutex_lock(&l->lock);
+    while (!l->stop && l->code == OK) {
+        if (l->made == l->released + l->slots) {
+            pthread_cond_wait(&l->changed, &l->lock);
+            continue;
+        }
+        uint64_t i = l->made;
+        pthread_mutex_unlock(&l->lock);
+        Error error = {0};
+        ErrorCode code = make(l, i, &error);
+        pthread_mutex_lock(&l->lock);
+        if (code == OK)
+            l->made++;
+        else
+            l->error = error;
+        l->code = code;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t depth, Error *err) {
+    bool positive = l->sequences >= 1 && l->microbatches >= 1 && l->microbatch_stride >= 0 && l->step_stride >= 0 && depth >= 1;
+    if (!positive || depth > 1 << 20)
+        return error_set(err, ERR_CONFIG, "impossible batch layout: %" PRId64 " sequences, %" PRId64 " microbatches, depth %" PRId64,
+                         l->sequences, l->microbatches, depth);
+    if (l->sequences > INT32_MAX / context)
+        return error_set(err, ERR_CONFIG, "%" PRId64 " sequences of %" PRId64 " tokens: a microbatch holds at most %d tokens", l->sequences,
+                         context, INT32_MAX);
+    return OK;
+}
+
+static void allocate(Loader *l) {
+    int64_t tokens = l->layout.sequences * l->context;
+    l->batches = mem_alloc_array(l->slots, sizeof *l->batches);
+    size_t each;
+    CHECK(size_multiply((size_t)tokens, 4 * sizeof *l->memory, &each));
+    l->memory = mem_alloc_array(l->slots, each);
+    for (uint64_t i = 0; i < l->slots; i++) {
+        int32_t *at = l->memory + 4 * tokens * (int64_t)i;
+        l->batches[i] = (Batch){tokens, at, at + tokens, at + 2 * tokens, at + 3 * tokens, 0};
+    }
+}
+
+static void release(Loader *l) {
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    free(l->memory);
+    free(l->batches);
+    free(l);
+}
+
+ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayout *layout, int64_t depth, Error *err) {
+    int64_t context = dataset_context(dataset);
+    TRY(check_layout(layout, context, depth, err));
+    if (layout->validation && dataset_validation_samples(dataset) == 0)
+        return error_set(err, ERR_CONFIG, "no validation data: set data.validation or data.validation_fraction");
+    Loader *l = mem_alloc(sizeof *l);
+    *l = (Loader){.dataset = dataset, .layout = *layout, .context = context, .slots = (uint64_t)depth + 1};
+    allocate(l);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    int code = pthread_create(&l->thread, NULL, run, l);
+    if (code != 0) {
+        release(l);
+        errno = code;
+        return error_errno(err, ERR_UNAVAILABLE, "cannot start the data thread");
+    }
+    *loader = l;
+    return OK;
+}
+
+void loader_close(Loader *l) {
+    if (!l) return;
+    pthread_mutex_lock(&l->lock);
+    l->stop = true;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->thread, NULL);
+    release(l);
+}
+
+ErrorCode loader_next(Loader *l, Batch *out, double *waited, Error *err) {
+    double start = clock_seconds();
+    pthread_mutex_lock(&l->lock);
+    l->released = l->given;
+    pthread_cond_broadcast(&l->changed);
+    while (l->made == l->given && l->code == OK) pthread_cond_wait(&l->changed, &l->lock);
+    ErrorCode code = l->made > l->given ? OK : l->code;
+    if (code == OK)
+        *out = l->batches[l->given++ % l->slots];
+    else if (err)
+        *err = l->error;
+    pthread_mutex_unlock(&l->lock);
+    *waited = clock_seconds() - start;
+    return code;
+}

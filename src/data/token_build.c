@@ -1,0 +1,397 @@
+/* Invariants
+ *  B1. Slots go around: empty -> ready (reader) -> done (a worker) -> empty (writer), always in the order of job numbers:
+ *      written <= taken <= read <= written + slots.
+ *  B2. A slot belongs to one thread at a time: `state` changes hands under the lock, contents are touched without it.
+ *  B3. A failure, of reading or of tokenizing, travels in its job and is reported when the writer gets there, so the first
+ *      failure in the order of the text is the one reported, whatever the threads did. */
+#include "data/token_build.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "data/token_part.h"
+
+#define JOB_BYTES (1u << 20)
+#define PART_BYTES (128u << 20)
+#define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
+
+typedef struct Record {
+    size_t offset, length;
+    uint64_t line;
+    bool starts, ends;
+} Record;
+
+typedef struct Job {
+    enum { JOB_EMPTY, JOB_READY, JOB_DONE } state;
+    Text raw;
+    Record *records;
+    size_t record_count, record_capacity;
+    size_t file;
+    size_t next_file;         /* place behind this job */
+    CorpusPosition next;
+    bool final;               /* the last job of the source */
+    double stored;            /* bytes of the files read up to here, as stored */
+    TokenList ids;
+    uint64_t *ends;           /* [end_count], from ids[0] */
+    size_t end_count, end_capacity;
+    uint64_t text_bytes;
+    ErrorCode code;
+    Error error;
+} Job;
+
+typedef struct Builder {
+    const TokenBuild *b;
+    uint64_t vocabulary;
+    Job *jobs;
+    size_t slots;
+    uint64_t read, taken, written; /* job numbers */
+    bool stop;
+    pthread_mutex_t lock;
+    pthread_cond_t ready, done;
+    pthread_t *threads;
+    int thread_count;
+    /* reader */
+    CorpusReader *reader;
+    size_t file;
+    CorpusPosition from;
+    double stored_before;
+    bool all_read;
+    /* writer */
+    PartWriter *part;
+    TokenHeader previous;
+    bool any_previous;
+    size_t part_first_file;
+    Progress *progress;
+} Builder;
+
+/* ---- reading ---- */
+
+static void add_record(Job *job, const CorpusPiece *piece) {
+    if (job->record_count == job->record_capacity) {
+        job->record_capacity = 2 * job->record_capacity + 64;
+        job->records = mem_grow(job->records, job->record_capacity * sizeof *job->records);
+    }
+    job->records[job->record_count++] = (Record){job->raw.length, piece->length, piece->line, piece->starts, piece->ends};
+    text_add(&job->raw, piece->bytes, piece->length);
+}
+
+static void next_file(Builder *s, Job *job) {
+    s->stored_before += (double)s->b->prints[s->file].stamp.size;
+    corpus_close(s->reader);
+    s->reader = NULL;
+    s->file++;
+    s->from = (CorpusPosition){0};
+    s->all_read = s->file == s->b->count;
+    job->final = s->all_read;
+}
+
+/* Fills a job from the current file, up to its end at most. */
+static ErrorCode read_job(Builder *s, Job *job, Error *err) {
+    job->file = s->file;
+    if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
+    bool more = true;
+    while (more && job->raw.length < JOB_BYTES) {
+        CorpusPiece piece;
+        TRY(corpus_next(s->reader, &piece, &more, err));
+        if (more) add_record(job, &piece);
+    }
+    job->stored = s->stored_before + (double)corpus_stored_position(s->reader);
+    if (more)
+        s->from = corpus_position(s->reader);
+    else
+        next_file(s, job);
+    job->next_file = s->file;
+    job->next = s->from;
+    return OK;
+}
+
+static void reset_job(Job *job) {
+    text_clear(&job->raw);
+    job->record_count = job->end_count = 0;
+    job->ids.count = 0;
+    job->text_bytes = 0;
+    job->final = false;
+    job->code = OK;
+}
+
+/* Reads into every empty slot. */
+static void read_ahead(Builder *s) {
+    while (!s->all_read && s->read - s->written < s->slots) {
+        Job *job = &s->jobs[s->read % s->slots];
+        reset_job(job);
+        job->code = read_job(s, job, &job->error);
+        if (job->code != OK) s->all_read = true;
+        pthread_mutex_lock(&s->lock);
+        job->state = JOB_READY;
+        s->read++;
+        pthread_cond_signal(&s->ready);
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+/* ---- tokenizing ---- */
+
+static void add_id(TokenList *list, int32_t id) {
+    token_list_reserve(list, 1);
+    list->ids[list->count++] = id;
+}
+
+static void add_end(Job *job) {
+    if (job->end_count == job->end_capacity) {
+        job->end_capacity = 2 * job->end_capacity + 64;
+        job->ends = mem_grow(job->ends, job->end_capacity * sizeof *job->ends);
+    }
+    job->ends[job->end_count++] = job->ids.count;
+}
+
+static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *record, Text *decoded, Error *err) {
+    const CorpusFile *file = &b->files[job->file];
+    const char *text = job->raw.data + record->offset;
+    size_t length = record->length;
+    if (corpus_format(file) == FORMAT_JSONL) {
+        CorpusPiece piece = {text, length, record->line, true, true};
+        TRY(corpus_decode_json(file, &piece, decoded, err));
+        if (decoded->length == 0) return OK;
+        text = decoded->data;
+        length = decoded->length;
+    }
+    if (record->starts && b->bos >= 0) add_id(&job->ids, b->bos);
+    if (tokenizer_encode(b->tokenizer, text, length, &job->ids, err) != OK)
+        return error_context(err, "%s:%" PRIu64, file->path, record->line);
+    if (record->ends && b->eos >= 0) add_id(&job->ids, b->eos);
+    if (record->ends) add_end(job);
+    job->text_bytes += length;
+    return OK;
+}
+
+static ErrorCode check_ids(const Builder *s, const Job *job, Error *err) {
+    for (size_t i = 0; i < job->ids.count; i++)
+        if (job->ids.ids[i] < 0 || (uint64_t)job->ids.ids[i] >= s->vocabulary)
+            return error_set(err, ERR_DATA, "%s: the tokenizer gave id %d, outside its vocabulary of %" PRIu64,
+                             s->b->files[job->file].path, job->ids.ids[i], s->vocabulary);
+    return OK;
+}
+
+static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
+    for (size_t i = 0; i < job->record_count; i++) TRY(encode_record(s->b, job, &job->records[i], decoded, err));
+    return check_ids(s, job, err);
+}
+
+static void *work(void *argument) {
+    Builder *s = argument;
+    Text decoded = {0};
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->stop && s->taken == s->read) pthread_cond_wait(&s->ready, &s->lock);
+        if (s->stop) break;
+        Job *job = &s->jobs[s->taken++ % s->slots];
+        pthread_mutex_unlock(&s->lock);
+        if (job->code == OK) job->code = encode_job(s, job, &decoded, &job->error);
+        pthread_mutex_lock(&s->lock);
+        job->state = JOB_DONE;
+        pthread_cond_signal(&s->done);
+    }
+    pthread_mutex_unlock(&s->lock);
+    text_free(&decoded);
+    return NULL;
+}
+
+/* ---- writing ---- */
+
+static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
+    /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash. */
+    size_t last_file = job->file;
+    for (size_t i = s->part_first_file; i <= last_file; i++) TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
+    TokenHeader *h = part_header(s->part);
+    h->last = job->final;
+    h->next_file = job->next_file;
+    h->next_offset = job->next.offset;
+    h->next_line = job->next.line;
+    h->next_in_document = job->next.in_document;
+    s->previous = *h;
+    s->any_previous = true;
+    PartWriter *part = s->part;
+    s->part = NULL;
+    return part_commit(part, err);
+}
+
+static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
+    if (job->code != OK) {
+        if (err) *err = job->error;
+        return job->code;
+    }
+    if (!s->part) {
+        s->part_first_file = job->file;
+        TRY(part_open(&s->part, s->b->dir, s->b->key, s->vocabulary, s->any_previous ? &s->previous : NULL, err));
+    }
+    TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends, job->end_count, job->text_bytes, err));
+    progress_set(s->progress, job->stored / 1e6);
+    const TokenHeader *h = part_header(s->part);
+    uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;
+    if (job->final || h->text_bytes >= limit || h->documents >= PART_DOCUMENTS) TRY(commit_part(s, job, err));
+    return OK;
+}
+
+static Job *wait_for_job(Builder *s) {
+    Job *job = &s->jobs[s->written % s->slots];
+    pthread_mutex_lock(&s->lock);
+    while (job->state != JOB_DONE) pthread_cond_wait(&s->done, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    return job;
+}
+
+static ErrorCode pump(Builder *s, Error *err) {
+    for (;;) {
+        read_ahead(s);
+        if (s->written == s->read) return OK;
+        Job *job = wait_for_job(s);
+        TRY(write_job(s, job, err));
+        job->state = JOB_EMPTY;
+        s->written++;
+    }
+}
+
+/* ---- the whole ---- */
+
+static int core_count(void) {
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n > 0 ? n : 1;
+}
+
+static ErrorCode start_workers(Builder *s, Error *err) {
+    int wanted = s->b->threads > 0 ? s->b->threads : core_count();
+    s->slots = 2 * (size_t)wanted + 1;
+    s->jobs = mem_alloc_array(s->slots, sizeof *s->jobs);
+    s->threads = mem_alloc_array((size_t)wanted, sizeof *s->threads);
+    for (; s->thread_count < wanted; s->thread_count++) {
+        int code = pthread_create(&s->threads[s->thread_count], NULL, work, s);
+        if (code != 0 && s->thread_count == 0) {
+            errno = code;
+            return error_errno(err, ERR_UNAVAILABLE, "cannot start a thread");
+        }
+        if (code != 0) break;
+    }
+    return OK;
+}
+
+static void finish(Builder *s) {
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_broadcast(&s->ready);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < s->thread_count; i++) pthread_join(s->threads[i], NULL);
+    for (size_t i = 0; i < s->slots; i++) {
+        text_free(&s->jobs[i].raw);
+        free(s->jobs[i].records);
+        free(s->jobs[i].ends);
+        token_list_free(&s->jobs[i].ids);
+    }
+    free(s->jobs);
+    free(s->threads);
+    corpus_close(s->reader);
+    part_abandon(s->part);
+    progress_finish(s->progress);
+}
+
+/* Takes up what is there already; *complete when nothing is left to do. */
+static ErrorCode resume(Builder *s, bool *complete, Error *err) {
+    TokenCache *cache;
+    TRY(token_cache_open(&cache, s->b->dir, s->b->key, s->vocabulary, err));
+    const TokenHeader *last = token_cache_last_part(cache);
+    *complete = token_cache_complete(cache);
+    s->any_previous = last != NULL;
+    if (last) s->previous = *last;
+    token_cache_close(cache);
+    if (!s->any_previous || *complete) return OK;
+    const TokenHeader *h = &s->previous;
+    if (h->next_file >= s->b->count)
+        return error_set(err, ERR_DATA, "%s: its last part points behind the end of the source; delete the directory", s->b->dir);
+    s->file = (size_t)h->next_file;
+    s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};
+    for (size_t i = 0; i < s->file; i++) s->stored_before += (double)s->b->prints[i].stamp.size;
+    log_info("%s: going on with part %" PRIu64 " of an earlier tokenization", s->b->label, h->part + 1);
+    return OK;
+}
+
+static double stored_bytes(const TokenBuild *b) {
+    double total = 0;
+    for (size_t i = 0; i < b->count; i++) total += (double)b->prints[i].stamp.size;
+    return total;
+}
+
+static ErrorCode build_locked(const TokenBuild *b, Error *err) {
+    Builder s = {.b = b, .vocabulary = (uint64_t)tokenizer_vocab_size(b->tokenizer)};
+    bool complete;
+    TRY(resume(&s, &complete, err));
+    if (complete) return OK;
+    pthread_mutex_init(&s.lock, NULL);
+    pthread_cond_init(&s.ready, NULL);
+    pthread_cond_init(&s.done, NULL);
+    s.progress = progress_start(b->label, stored_bytes(b) / 1e6, "MB");
+    ErrorCode code = start_workers(&s, err);
+    if (code == OK) code = pump(&s, err);
+    finish(&s);
+    pthread_cond_destroy(&s.done);
+    pthread_cond_destroy(&s.ready);
+    pthread_mutex_destroy(&s.lock);
+    return code;
+}
+
+/* A note for people who look into the cache directory. */
+static ErrorCode write_about(const TokenBuild *b, Error *err) {
+    char print[65];
+    tokenizer_fingerprint(b->tokenizer, print);
+    Text text = {0};
+    JsonWriter w;
+    json_start(&w, &text, 2);
+    json_begin_object(&w);
+    json_key(&w, "tokenizer");
+    json_string(&w, print);
+    json_key(&w, "files");
+    json_begin_array(&w);
+    for (size_t i = 0; i < b->count; i++) json_string(&w, b->files[i].path);
+    json_end_array(&w);
+    json_end_object(&w);
+    text_puts(&text, "\n");
+    char *path = path_join(b->dir, "about.json");
+    ErrorCode code = file_write_atomic(path, text.data, text.length, err);
+    free(path);
+    text_free(&text);
+    return code;
+}
+
+static ErrorCode lock_directory(const TokenBuild *b, int *fd, Error *err) {
+    char *path = path_join(b->dir, "lock");
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    ErrorCode code = OK;
+    if (*fd < 0) code = error_errno(err, ERR_CANTCREATE, "%s: cannot create", path);
+    if (code == OK && flock(*fd, LOCK_EX | LOCK_NB) != 0) {
+        log_info("%s: waiting for another process that tokenizes it", b->label);
+        while (code == OK && flock(*fd, LOCK_EX) != 0)
+            if (errno != EINTR) code = error_errno(err, ERR_IO, "%s: cannot lock", path);
+    }
+    if (code != OK && *fd >= 0) close(*fd);
+    free(path);
+    return code;
+}
+
+ErrorCode token_build(const TokenBuild *b, Error *err) {
+    TRY(file_make_dirs(b->dir, err));
+    int lock;
+    TRY(lock_directory(b, &lock, err));
+    ErrorCode code = write_about(b, err);
+    if (code == OK) code = build_locked(b, err);
+    close(lock);
+    return code;
+}

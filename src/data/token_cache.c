@@ -1,0 +1,305 @@
+/* Invariants
+ *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked: everything later is bounded
+ *      by verified counts.
+ *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the vocabulary. Threads may verify the
+ *      same block twice; they store the same value. */
+#include "data/token_cache.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/text.h"
+
+_Static_assert(sizeof(TokenHeader) == 16 + 32 + 15 * 8, "no padding in the file header");
+
+typedef struct TokenPart {
+    char *path;
+    FileMap map;
+    TokenHeader header;
+    TokenLayout layout;
+    const uint64_t *ends, *sums;
+    _Atomic unsigned char *verified;
+} TokenPart;
+
+struct TokenCache {
+    size_t count, capacity;
+    TokenPart *parts;
+    uint64_t vocabulary;
+};
+
+char *token_part_path(const char *dir, uint64_t part) {
+    char name[48];
+    snprintf(name, sizeof name, "part-%05" PRIu64 ".tok", part);
+    return path_join(dir, name);
+}
+
+bool token_layout(const TokenHeader *h, TokenLayout *out) {
+    /* 2^56 of anything is beyond every file system, and keeps the sums below from wrapping. */
+    if (h->tokens >> 56 || h->documents >> 56 || (h->id_bytes != 2 && h->id_bytes != 4)) return false;
+    out->ids_bytes = h->tokens * h->id_bytes;
+    out->blocks = (out->ids_bytes + TOKEN_BLOCK_BYTES - 1) / TOKEN_BLOCK_BYTES;
+    out->ends_at = TOKEN_HEADER_BYTES + (out->ids_bytes + 7) / 8 * 8;
+    out->sums_at = out->ends_at + 8 * h->documents;
+    out->file_bytes = out->sums_at + 8 * out->blocks;
+    return true;
+}
+
+static ErrorCode damaged(const TokenPart *p, Error *err, const char *what) {
+    return error_set(err, ERR_DATA, "%s: %s; delete its directory and it will be built again", p->path, what);
+}
+
+static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error *err) {
+    const TokenHeader *h = &p->header;
+    if (p->map.length < sizeof *h || memcmp(h->magic, TOKEN_MAGIC, sizeof h->magic) != 0)
+        return error_set(err, ERR_DATA,
+                         "%s: not a token cache file (it does not start with '%s' and a whole header); remove it, or give another data.cache_dir",
+                         p->path, TOKEN_MAGIC);
+    if (h->version > TOKEN_VERSION)
+        return error_set(err, ERR_DATA,
+                         "%s: written by a newer weft (token cache version %u, this one reads %u); use that weft, or delete the directory",
+                         p->path, h->version, TOKEN_VERSION);
+    if (h->version != TOKEN_VERSION) return damaged(p, err, "token cache of an unknown version");
+    if (hash64(h, offsetof(TokenHeader, header_checksum)) != h->header_checksum)
+        return damaged(p, err, "damaged header (its checksum does not match)");
+    if (memcmp(h->key, key, 32) != 0) return damaged(p, err, "belongs to another corpus or tokenizer (its key differs)");
+    return OK;
+}
+
+static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err) {
+    const TokenHeader *h = &p->header;
+    TokenLayout layout;
+    if (!token_layout(h, &layout) || h->vocabulary != vocabulary || h->id_bytes != (vocabulary <= 65536 ? 2 : 4))
+        return damaged(p, err, "impossible counts in the header");
+    if (p->map.length == layout.file_bytes) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: %s: %zu bytes where its header promises %" PRIu64 "; delete its directory and it will be built again", p->path,
+                     p->map.length < layout.file_bytes ? "truncated" : "too long", p->map.length, layout.file_bytes);
+}
+
+static ErrorCode check_index(const TokenPart *p, Error *err) {
+    const TokenHeader *h = &p->header;
+    if (hash64(p->map.data + p->layout.ends_at, (size_t)(p->layout.file_bytes - p->layout.ends_at)) != h->index_checksum)
+        return damaged(p, err, "damaged index (its checksum does not match)");
+    uint64_t previous = 0;
+    for (uint64_t i = 0; i < h->documents; i++) {
+        /* A document that ends at the very front of a part began in the one before. */
+        bool rising = p->ends[i] > previous || (i == 0 && h->first_token > 0);
+        if (!rising || p->ends[i] > h->tokens) return damaged(p, err, "document ends out of order");
+        previous = p->ends[i];
+    }
+    return OK;
+}
+
+/* The part continues the one before it. */
+static ErrorCode check_sequence(const TokenCache *c, const TokenPart *p, Error *err) {
+    const TokenHeader *h = &p->header;
+    uint64_t documents = token_cache_documents(c), bytes = token_cache_text_bytes(c);
+    if (h->part != c->count || h->first_token != token_cache_tokens(c) || h->first_document != documents || h->first_byte != bytes)
+        return damaged(p, err, "does not continue the part before it");
+    return OK;
+}
+
+static ErrorCode load_part(TokenCache *c, TokenPart *p, const uint8_t key[32], Error *err) {
+    TRY(file_map(&p->map, p->path, err));
+    if (p->map.length >= sizeof p->header) memcpy(&p->header, p->map.data, sizeof p->header);
+    TRY(check_identity(p, key, err));
+    TRY(check_sizes(p, c->vocabulary, err));
+    token_layout(&p->header, &p->layout);
+    p->ends = (const uint64_t *)(const void *)(p->map.data + p->layout.ends_at);
+    p->sums = (const uint64_t *)(const void *)(p->map.data + p->layout.sums_at);
+    TRY(check_index(p, err));
+    TRY(check_sequence(c, p, err));
+    p->verified = mem_alloc((size_t)p->layout.blocks + 1);
+    return OK;
+}
+
+static void free_part(TokenPart *p) {
+    file_unmap(&p->map);
+    free(p->verified);
+    free(p->path);
+}
+
+static ErrorCode add_part(TokenCache *c, const char *dir, const uint8_t key[32], Error *err) {
+    if (c->count == c->capacity) {
+        c->capacity = 2 * c->capacity + 8;
+        c->parts = mem_grow(c->parts, c->capacity * sizeof *c->parts);
+    }
+    TokenPart *p = &c->parts[c->count];
+    *p = (TokenPart){.path = token_part_path(dir, c->count)};
+    ErrorCode code = load_part(c, p, key, err);
+    if (code == OK)
+        c->count++;
+    else
+        free_part(p);
+    return code;
+}
+
+static bool next_exists(const TokenCache *c, const char *dir) {
+    char *path = token_part_path(dir, c->count);
+    bool exists = file_exists(path);
+    free(path);
+    return exists;
+}
+
+ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary, Error *err) {
+    TokenCache *c = mem_alloc(sizeof *c);
+    c->vocabulary = vocabulary;
+    *cache = NULL;
+    ErrorCode code = OK;
+    while (code == OK && !token_cache_complete(c) && next_exists(c, dir)) code = add_part(c, dir, key, err);
+    if (code != OK) {
+        token_cache_close(c);
+        return code;
+    }
+    *cache = c;
+    return OK;
+}
+
+void token_cache_close(TokenCache *c) {
+    if (!c) return;
+    for (size_t i = 0; i < c->count; i++) free_part(&c->parts[i]);
+    free(c->parts);
+    free(c);
+}
+
+const TokenHeader *token_cache_last_part(const TokenCache *c) { return c->count ? &c->parts[c->count - 1].header : NULL; }
+
+bool token_cache_complete(const TokenCache *c) { return c->count > 0 && token_cache_last_part(c)->last; }
+
+uint64_t token_cache_tokens(const TokenCache *c) {
+    const TokenHeader *h = token_cache_last_part(c);
+    return h ? h->first_token + h->tokens : 0;
+}
+
+uint64_t token_cache_documents(const TokenCache *c) {
+    const TokenHeader *h = token_cache_last_part(c);
+    return h ? h->first_document + h->documents : 0;
+}
+
+uint64_t token_cache_text_bytes(const TokenCache *c) {
+    const TokenHeader *h = token_cache_last_part(c);
+    return h ? h->first_byte + h->text_bytes : 0;
+}
+
+static uint32_t id_at(const TokenPart *p, uint64_t i) {
+    const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
+    if (p->header.id_bytes == 2) return ((const uint16_t *)(const void *)ids)[i];
+    return ((const uint32_t *)(const void *)ids)[i];
+}
+
+static ErrorCode verify_block(const TokenPart *p, uint64_t block, Error *err) {
+    uint64_t begin = block * TOKEN_BLOCK_BYTES, left = p->layout.ids_bytes - begin;
+    uint64_t bytes = left < TOKEN_BLOCK_BYTES ? left : TOKEN_BLOCK_BYTES;
+    if (hash64(p->map.data + TOKEN_HEADER_BYTES + begin, (size_t)bytes) != p->sums[block])
+        return error_set(err, ERR_DATA,
+                         "%s: damaged: the checksum of bytes %" PRIu64 " to %" PRIu64
+                         " does not match; delete its directory and it will be built again",
+                         p->path, TOKEN_HEADER_BYTES + begin, TOKEN_HEADER_BYTES + begin + bytes - 1);
+    uint64_t first = begin / p->header.id_bytes, stop = (begin + bytes) / p->header.id_bytes;
+    for (uint64_t i = first; i < stop; i++)
+        if (id_at(p, i) >= p->header.vocabulary)
+            return error_set(err, ERR_DATA,
+                             "%s: token %" PRIu64 " has id %u, outside the vocabulary of %" PRIu64
+                             "; delete its directory and it will be built again",
+                             p->path, i, id_at(p, i), p->header.vocabulary);
+    atomic_store_explicit(&p->verified[block], 1, memory_order_relaxed);
+    return OK;
+}
+
+static ErrorCode verify_range(const TokenPart *p, uint64_t first, uint64_t count, Error *err) {
+    if (count == 0) return OK;
+    uint64_t per_block = TOKEN_BLOCK_BYTES / p->header.id_bytes;
+    for (uint64_t b = first / per_block; b <= (first + count - 1) / per_block; b++)
+        if (!atomic_load_explicit(&p->verified[b], memory_order_relaxed)) TRY(verify_block(p, b, err));
+    return OK;
+}
+
+ErrorCode token_cache_verify(const TokenCache *c, Error *err) {
+    for (size_t i = 0; i < c->count; i++) TRY(verify_range(&c->parts[i], 0, c->parts[i].header.tokens, err));
+    return OK;
+}
+
+/* Index of the first end >= token (from the part's first token), or the number of documents. */
+static uint64_t first_end(const TokenPart *p, uint64_t token) {
+    uint64_t low = 0, high = p->header.documents;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (p->ends[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The part that holds the token; one of the last parts when there is none such. */
+static size_t part_of(const TokenCache *c, uint64_t token) {
+    size_t low = 0, high = c->count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (c->parts[middle].header.first_token <= token)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
+    /* A document that ends where a part begins is listed in either part: look from the part before. */
+    size_t at = part_of(c, token);
+    for (size_t i = at > 0 ? at - 1 : 0; i < c->count; i++) {
+        const TokenPart *p = &c->parts[i];
+        uint64_t base = p->header.first_token;
+        uint64_t index = first_end(p, token > base ? token - base : 0);
+        if (index < p->header.documents) return base + p->ends[index];
+    }
+    return token_cache_tokens(c);
+}
+
+static void copy_ids(const TokenPart *p, uint64_t first, uint64_t count, int32_t *out) {
+    const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
+    if (p->header.id_bytes == 2) {
+        const uint16_t *in = (const uint16_t *)(const void *)ids + first;
+        for (uint64_t i = 0; i < count; i++) out[i] = in[i];
+    } else {
+        const uint32_t *in = (const uint32_t *)(const void *)ids + first;
+        for (uint64_t i = 0; i < count; i++) out[i] = (int32_t)in[i];
+    }
+}
+
+/* Marks the tokens of [begin, begin + count) at which a document of this part has just ended. */
+static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int32_t *starts) {
+    uint64_t base = p->header.first_token;
+    for (uint64_t i = first_end(p, begin > base ? begin - base : 0); i < p->header.documents; i++) {
+        uint64_t at = base + p->ends[i];
+        if (at >= begin + count) return;
+        starts[at - begin] = 1;
+    }
+}
+
+ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts, Error *err) {
+    uint64_t total = token_cache_tokens(c);
+    if (begin > total || count > total - begin)
+        return error_set(err, ERR_INTERNAL, "tokens %" PRIu64 " to %" PRIu64 " asked of a cache of %" PRIu64, begin, begin + count, total);
+    if (count == 0) return OK;
+    memset(starts, 0, (size_t)count * sizeof *starts);
+    if (begin == 0) starts[0] = 1;
+    size_t at = part_of(c, begin);
+    if (at > 0) mark_starts(&c->parts[at - 1], begin, count, starts);
+    for (uint64_t done = 0; done < count; at++) {
+        const TokenPart *p = &c->parts[at];
+        uint64_t first = begin + done - p->header.first_token, left = p->header.tokens - first;
+        uint64_t n = count - done < left ? count - done : left;
+        TRY(verify_range(p, first, n, err));
+        copy_ids(p, first, n, ids + done);
+        mark_starts(p, begin, count, starts);
+        done += n;
+    }
+    return OK;
+}

@@ -1,0 +1,177 @@
+#include "data/token_part.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/text.h"
+
+typedef struct Numbers {
+    uint64_t *items;
+    uint64_t count, capacity;
+} Numbers;
+
+struct PartWriter {
+    char *dir, *path, *temporary;
+    int fd;
+    TokenHeader header;
+    Numbers ends, sums;
+    uint64_t last_end; /* of a document, from the part's first token */
+    bool any_end;      /* last_end counts, even when it is 0 */
+    size_t block_used;
+    unsigned char block[TOKEN_BLOCK_BYTES];
+};
+
+static void push(Numbers *n, uint64_t value) {
+    if (n->count == n->capacity) {
+        n->capacity = 2 * n->capacity + 1024;
+        n->items = mem_grow(n->items, (size_t)n->capacity * sizeof *n->items);
+    }
+    n->items[n->count++] = value;
+}
+
+static ErrorCode write_all(const PartWriter *w, const void *data, size_t length, Error *err) {
+    const char *at = data;
+    while (length > 0) {
+        ssize_t n = write(w->fd, at, length);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return error_errno(err, ERR_IO, "%s: writing failed", w->temporary);
+        at += n;
+        length -= (size_t)n;
+    }
+    return OK;
+}
+
+static void release(PartWriter *w) {
+    if (w->fd >= 0) close(w->fd);
+    free(w->dir);
+    free(w->path);
+    free(w->temporary);
+    free(w->ends.items);
+    free(w->sums.items);
+    free(w);
+}
+
+void part_abandon(PartWriter *w) {
+    if (!w) return;
+    if (w->fd >= 0) unlink(w->temporary);
+    release(w);
+}
+
+static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabulary, const TokenHeader *previous) {
+    memcpy(h->magic, TOKEN_MAGIC, sizeof h->magic);
+    h->version = TOKEN_VERSION;
+    h->id_bytes = vocabulary <= 65536 ? 2 : 4;
+    memcpy(h->key, key, sizeof h->key);
+    h->vocabulary = vocabulary;
+    if (!previous) return;
+    h->part = previous->part + 1;
+    h->first_token = previous->first_token + previous->tokens;
+    h->first_document = previous->first_document + previous->documents;
+    h->first_byte = previous->first_byte + previous->text_bytes;
+}
+
+ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary, const TokenHeader *previous,
+                    Error *err) {
+    PartWriter *w = mem_alloc(sizeof *w);
+    start_header(&w->header, key, vocabulary, previous);
+    w->any_end = !previous || !previous->next_in_document;
+    w->dir = mem_strdup(dir);
+    w->path = token_part_path(dir, w->header.part);
+    Text temporary = {0};
+    text_printf(&temporary, "%s.tmp", w->path);
+    w->temporary = temporary.data;
+    w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    ErrorCode code = OK;
+    if (w->fd < 0)
+        code = error_errno(err, ERR_CANTCREATE, "%s: cannot create", w->temporary);
+    else if (lseek(w->fd, TOKEN_HEADER_BYTES, SEEK_SET) < 0)
+        code = error_errno(err, ERR_IO, "%s: cannot seek", w->temporary);
+    if (code != OK)
+        part_abandon(w);
+    else
+        *writer = w;
+    return code;
+}
+
+TokenHeader *part_header(PartWriter *w) { return &w->header; }
+
+static ErrorCode flush_block(PartWriter *w, Error *err) {
+    if (w->block_used == 0) return OK;
+    push(&w->sums, hash64(w->block, w->block_used));
+    TRY(write_all(w, w->block, w->block_used, err));
+    w->block_used = 0;
+    return OK;
+}
+
+static void put_id(PartWriter *w, int32_t id) {
+    if (w->header.id_bytes == 2) {
+        uint16_t narrow = (uint16_t)id;
+        memcpy(w->block + w->block_used, &narrow, sizeof narrow);
+    } else {
+        memcpy(w->block + w->block_used, &id, sizeof id);
+    }
+    w->block_used += w->header.id_bytes;
+}
+
+ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends, uint64_t end_count, uint64_t text_bytes,
+                   Error *err) {
+    uint64_t first = w->header.tokens;
+    for (uint64_t i = 0; i < count; i++) {
+        put_id(w, ids[i]);
+        if (w->block_used == TOKEN_BLOCK_BYTES) TRY(flush_block(w, err));
+    }
+    for (uint64_t i = 0; i < end_count; i++) {
+        uint64_t end = first + ends[i];
+        if (w->any_end && end <= w->last_end) continue;
+        push(&w->ends, end);
+        w->last_end = end;
+        w->any_end = true;
+    }
+    w->header.tokens += count;
+    w->header.documents = w->ends.count;
+    w->header.text_bytes += text_bytes;
+    return OK;
+}
+
+/* Everything behind the ids, then the header in front of them. */
+static ErrorCode write_index(PartWriter *w, Error *err) {
+    static const char zeros[8];
+    TRY(flush_block(w, err));
+    size_t tail = (size_t)(w->header.tokens * w->header.id_bytes % 8);
+    if (tail) TRY(write_all(w, zeros, 8 - tail, err));
+    size_t ends_bytes = (size_t)w->ends.count * 8, sums_bytes = (size_t)w->sums.count * 8;
+    char *index = mem_alloc(ends_bytes + sums_bytes + 1);
+    if (ends_bytes) memcpy(index, w->ends.items, ends_bytes);
+    if (sums_bytes) memcpy(index + ends_bytes, w->sums.items, sums_bytes);
+    w->header.index_checksum = hash64(index, ends_bytes + sums_bytes);
+    ErrorCode code = write_all(w, index, ends_bytes + sums_bytes, err);
+    free(index);
+    TRY(code);
+    w->header.header_checksum = hash64(&w->header, offsetof(TokenHeader, header_checksum));
+    char page[TOKEN_HEADER_BYTES] = {0};
+    memcpy(page, &w->header, sizeof w->header);
+    if (lseek(w->fd, 0, SEEK_SET) < 0) return error_errno(err, ERR_IO, "%s: cannot seek", w->temporary);
+    return write_all(w, page, sizeof page, err);
+}
+
+static ErrorCode publish(PartWriter *w, Error *err) {
+    if (fsync(w->fd) != 0) return error_errno(err, ERR_IO, "%s: cannot sync to disk", w->temporary);
+    if (rename(w->temporary, w->path) != 0) return error_errno(err, ERR_IO, "%s: cannot rename", w->temporary);
+    return file_sync_dir(w->dir, err);
+}
+
+ErrorCode part_commit(PartWriter *w, Error *err) {
+    ErrorCode code = write_index(w, err);
+    if (code == OK) code = publish(w, err);
+    if (code == OK)
+        release(w);
+    else
+        part_abandon(w);
+    return code;
+}
