@@ -4,6 +4,7 @@
  *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to fall. */
 #include "data/corpus.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -116,7 +116,7 @@ static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progr
 }
 
 ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *err) {
-    FileStamp now;
+    FileStamp now = {0};
     TRY(stamp_of(path, &now, err));
     if (same_stamp(&now, &print->stamp)) return OK;
     return error_set(err, ERR_DATA, "%s: changed while it was being read; run again once it is complete", path);

@@ -103,7 +103,7 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
     ZSTD_outBuffer made = {.dst = out, .size = capacity};
     while (made.pos == 0) {
         if (input->in.pos == input->in.size) {
-            size_t n;
+            size_t n = 0;
             TRY(read_some(input, input->raw, RAW_BYTES, &n, err));
             input->in.size = n;
             input->in.pos = 0;
