@@ -1,0 +1,252 @@
+/* Training speed: a few steps of 16,384 random tokens each, with accumulation, clipping and AdamW, beside the matrix-product
+ * peak measured in the same process, before and after. Prints one JSON object on stdout and a readable line on stderr.
+ *
+ *     bench_train --size 125M --context 1024 [--compute fp32|bf16|best] [--microbatch SEQUENCES] [--loss-rows N] [--steps N]
+ *                 [--threads N] [--profile]
+ *
+ * Without --microbatch the fastest of a few is taken, as the benchmark of PyTorch does. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/rng.h"
+#include "train/engine.h"
+
+enum { STEP_TOKENS = 16384 };
+
+typedef struct Size {
+    const char *name;
+    int64_t hidden, layers, heads, kv_heads, intermediate, vocab;
+} Size;
+
+static const Size sizes[] = {{"15M", 384, 6, 6, 6, 1280, 4096},
+                             {"50M", 512, 6, 8, 8, 1408, 32000},
+                             {"125M", 768, 12, 12, 12, 2048, 32000},
+                             {"125M-gqa", 768, 12, 12, 4, 2048, 32000}};
+
+typedef struct Options {
+    const Size *size;
+    const char *compute;
+    int64_t context, microbatch, loss_rows;
+    int steps, threads;
+    bool profile;
+} Options;
+
+typedef struct Result {
+    Dtype compute;
+    int64_t microbatch;
+    double seconds; /* of a step */
+    double loss;
+    size_t planned;
+} Result;
+
+static ModelConfig shape(const Size *s, int64_t context) {
+    return (ModelConfig){.vocab_size = s->vocab,
+                         .hidden_size = s->hidden,
+                         .intermediate_size = s->intermediate,
+                         .num_hidden_layers = s->layers,
+                         .num_attention_heads = s->heads,
+                         .num_key_value_heads = s->kv_heads,
+                         .head_dim = s->hidden / s->heads,
+                         .max_position_embeddings = context,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 10000,
+                         .rope_scaling = {1, 1, 4, 8192},
+                         .bos_token_id = -1,
+                         .eos_token_id = -1};
+}
+
+static Batch random_batch(int64_t sequences, int64_t context, int64_t vocab, uint64_t key) {
+    Batch b = {.tokens = sequences * context, .valid = sequences * context};
+    int32_t **arrays[] = {&b.inputs, &b.targets, &b.positions, &b.first_key};
+    for (int i = 0; i < 4; i++) *arrays[i] = mem_alloc_array((size_t)b.tokens, sizeof(int32_t));
+    for (int64_t t = 0; t < b.tokens; t++) {
+        b.inputs[t] = (int32_t)(rng_u64(key, (uint64_t)t) % (uint64_t)vocab);
+        b.targets[t] = (int32_t)(rng_u64(key, (uint64_t)t + 1) % (uint64_t)vocab);
+        b.positions[t] = (int32_t)(t % context);
+        b.first_key[t] = (int32_t)(t - t % context);
+    }
+    return b;
+}
+
+static void release(Batch *b, int count) {
+    for (int i = 0; i < count; i++) {
+        free(b[i].inputs);
+        free(b[i].targets);
+        free(b[i].positions);
+        free(b[i].first_key);
+    }
+    free(b);
+}
+
+static void print_profile(const Device *d, double seconds) {
+    double named = 0;
+    fprintf(stderr, "%-20s %9s %9s %6s %10s\n", "op", "calls", "seconds", "share", "GFLOP/s");
+    for (int i = 0; i < OP_COUNT; i++) {
+        const OpProfile *p = &d->profile[i];
+        if (!p->calls) continue;
+        named += p->seconds;
+        fprintf(stderr, "%-20s %9lld %9.3f %5.1f%% %10.1f\n", op_name((OpId)i), (long long)p->calls, p->seconds,
+                100 * p->seconds / seconds, p->flops / p->seconds / 1e9);
+    }
+    fprintf(stderr, "%-20s %9s %9.3f %5.1f%%\n", "outside ops", "", seconds - named, 100 * (seconds - named) / seconds);
+}
+
+/* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up. */
+static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches, int steps) {
+    Engine e;
+    Error err = {0};
+    StepResult r;
+    EngineSpec spec = {.model = shape(o->size, o->context),
+                       .compute = compute,
+                       .tokens = sequences * o->context,
+                       .microbatches = microbatches,
+                       .positions = o->context,
+                       .loss_rows = o->loss_rows};
+    StepOptions options = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
+    if (engine_plan(&e, d, &spec, &err) != OK || engine_allocate(&e, &err) != OK) {
+        fprintf(stderr, "bench_train: %s\n", err.message);
+        exit((int)err.code);
+    }
+    engine_initialise(&e, INIT_NORMAL, 0.02, 1);
+    Batch *batches = mem_alloc_array((size_t)microbatches, sizeof *batches);
+    for (int m = 0; m < microbatches; m++) batches[m] = random_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
+    Result result = {.compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(&e)};
+    engine_evaluate(&e, &batches[0]);
+    memset(d->profile, 0, sizeof d->profile);
+    double total = clock_seconds();
+    for (int s = 0; s < steps; s++) {
+        double start = clock_seconds();
+        engine_step(&e, batches, &options, &r);
+        result.seconds = fmin(result.seconds, clock_seconds() - start);
+    }
+    if (d->profiling && steps > 0 && microbatches * sequences * o->context == STEP_TOKENS)
+        print_profile(d, clock_seconds() - total);
+    result.loss = r.loss;
+    release(batches, microbatches);
+    engine_free(&e);
+    return result;
+}
+
+/* Tries what is left open, one microbatch each, and keeps the fastest per token. */
+static Result choose(Device *d, const Options *o) {
+    Result best = {.seconds = INFINITY};
+    double best_rate = 0;
+    for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
+        const char *name = dtype_name((Dtype)type);
+        if (strcmp(o->compute, "best") != 0 && strcmp(o->compute, name) != 0) continue;
+        for (int64_t tokens = 1024; tokens <= 4096; tokens *= 2) {
+            int64_t sequences = o->microbatch ? o->microbatch : tokens / o->context;
+            if (sequences == 0) continue;
+            Result r = measure(d, o, (Dtype)type, sequences, 1, 2);
+            double rate = (double)(sequences * o->context) / r.seconds;
+            fprintf(stderr, "  %s, %lld sequences: %.0f tokens/s in a microbatch\n", name, (long long)sequences, rate);
+            if (rate > best_rate) best = r, best_rate = rate;
+            if (o->microbatch) break;
+        }
+    }
+    return best;
+}
+
+static void report(const Options *o, const Result *r, double peak, const Device *d) {
+    ModelConfig c = shape(o->size, o->context);
+    double rate = STEP_TOKENS / r->seconds, flops = rate * model_flops_per_token(&c, o->context);
+    MemoryUse memory = memory_use();
+    Text out = {0};
+    JsonWriter w;
+    json_start(&w, &out, 0);
+    json_begin_object(&w);
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"parameters", (double)model_parameter_count(&c)},
+                   {"context", (double)o->context},
+                   {"microbatch", (double)r->microbatch},
+                   {"threads", d->threads},
+                   {"step_seconds", r->seconds},
+                   {"tokens_per_second", rate},
+                   {"tflops", flops / 1e12},
+                   {"peak_tflops", peak / 1e12},
+                   {"share_of_peak", flops / peak},
+                   {"planned_bytes", (double)r->planned},
+                   {"peak_rss_bytes", (double)memory.peak},
+                   {"loss", r->loss}};
+    json_key(&w, "size");
+    json_string(&w, o->size->name);
+    json_key(&w, "compute");
+    json_string(&w, dtype_name(r->compute));
+    json_key(&w, "kernels");
+    json_string(&w, d->name);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        json_key(&w, numbers[i].key);
+        json_double(&w, numbers[i].value);
+    }
+    json_end_object(&w);
+    printf("%s\n", out.data);
+    text_free(&out);
+    fprintf(stderr, "weft  %-8s context %5lld  %s  %9.0f tokens/s  %6.3f TFLOP/s  %5.1f%% of peak  %6.2f GiB\n", o->size->name,
+            (long long)o->context, dtype_name(r->compute), rate, flops / 1e12, 100 * flops / peak,
+            (double)memory.peak / (1 << 30));
+}
+
+static int parse(Options *o, int argc, char **argv) {
+    *o = (Options){.size = &sizes[2], .compute = "best", .context = 1024, .steps = 1};
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i];
+        if (strcmp(name, "--profile") == 0) {
+            o->profile = true;
+            continue;
+        }
+        if (i + 1 == argc) return 2;
+        const char *value = argv[++i];
+        long number = strtol(value, NULL, 10);
+        if (strcmp(name, "--size") == 0) {
+            o->size = NULL;
+            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+                if (strcmp(sizes[s].name, value) == 0) o->size = &sizes[s];
+        } else if (strcmp(name, "--compute") == 0)
+            o->compute = value;
+        else if (strcmp(name, "--context") == 0)
+            o->context = number;
+        else if (strcmp(name, "--microbatch") == 0)
+            o->microbatch = number;
+        else if (strcmp(name, "--loss-rows") == 0)
+            o->loss_rows = number;
+        else if (strcmp(name, "--steps") == 0)
+            o->steps = (int)number;
+        else if (strcmp(name, "--threads") == 0)
+            o->threads = (int)number;
+        else
+            return 2;
+    }
+    return o->size && o->context > 0 && STEP_TOKENS % o->context == 0 ? 0 : 2;
+}
+
+int main(int argc, char **argv) {
+    Options o;
+    Device d;
+    Error err = {0};
+    if (parse(&o, argc, argv)) {
+        fprintf(stderr,
+                "usage: bench_train --size 15M|50M|125M|125M-gqa --context N (a divisor of 16384) [--compute fp32|bf16|best]\n"
+                "                   [--microbatch N] [--loss-rows N] [--steps N] [--threads N] [--profile]\n");
+        return 2;
+    }
+    if (device_open_cpu(&d, NULL, o.threads, &err) != OK) {
+        fprintf(stderr, "bench_train: %s\n", err.message);
+        return (int)err.code;
+    }
+    Result chosen = choose(&d, &o);
+    double peak = device_matmul_peak(&d, chosen.compute, 1);
+    d.profiling = o.profile;
+    int microbatches = (int)(STEP_TOKENS / (chosen.microbatch * o.context));
+    Result r = measure(&d, &o, chosen.compute, chosen.microbatch, microbatches, o.steps);
+    peak = fmax(peak, device_matmul_peak(&d, chosen.compute, 1));
+    report(&o, &r, peak, &d);
+    device_close(&d);
+    return 0;
+}
