@@ -168,6 +168,7 @@ struct Device {
     size_t scratch_size;
     bool profiling;
     OpProfile profile[OP_COUNT];
+    void *impl;            /* private to the implementation */
 };
 
 /* The CPU. `kind`: NULL or "auto" for the best that the processor runs, or a name above (ERR_UNAVAILABLE if it can't).

@@ -1,0 +1,54 @@
+/* What the files of the CPU device share. */
+#ifndef WEFT_DEVICE_CPU_CPU_H
+#define WEFT_DEVICE_CPU_CPU_H
+
+#include <string.h>
+
+#include "device/device.h"
+
+#define HEAD_DIM_MAX 256
+
+/* bf16 is the upper half of an fp32, rounded to nearest, ties to even; a NaN stays a (quiet) NaN. */
+static inline float bf16_widen(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static inline uint16_t bf16_round(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* Element i of a tensor of either dtype. */
+static inline float tensor_get(const void *p, int64_t i, Dtype t) {
+    return t == DTYPE_F32 ? ((const float *)p)[i] : bf16_widen(((const uint16_t *)p)[i]);
+}
+
+static inline void tensor_set(void *p, int64_t i, Dtype t, float value) {
+    if (t == DTYPE_F32)
+        ((float *)p)[i] = value;
+    else
+        ((uint16_t *)p)[i] = bf16_round(value);
+}
+
+/* Address of element i. */
+static inline const void *tensor_at(const void *p, int64_t i, Dtype t) { return (const char *)p + i * (int64_t)dtype_bytes(t); }
+static inline void *tensor_to(void *p, int64_t i, Dtype t) { return (char *)p + i * (int64_t)dtype_bytes(t); }
+
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* reference.c, reference_attention.c */
+void reference_fill_ops(Ops *ops);
+void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,
+                                 Dtype c);
+void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, const void *out,
+                                  const float *lse, const void *dout, void *dqkv, Dtype c);
+void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
+                                const void *v_cache, void *out, Dtype c);
+
+#endif

@@ -1,0 +1,256 @@
+/* The textbook: every op in plain C, on one thread, with sums in double. Faster implementations are tested against it, and it
+ * serves where they have nothing better. */
+#include <math.h>
+
+#include "base/rng.h"
+#include "device/cpu/cpu.h"
+
+static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
+                 Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
+    if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = accumulate ? (double)tensor_get(c, i * ldc + j, c_type) : 0;
+            for (int64_t p = 0; p < k; p++) {
+                double x = (double)tensor_get(a, trans_a ? p * m + i : i * k + p, ab_type);
+                sum += x * (double)tensor_get(b, trans_b ? j * k + p : p * n + j, ab_type);
+            }
+            tensor_set(c, i * ldc + j, c_type, (float)sum);
+        }
+    }
+}
+
+static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out, Dtype c) {
+    (void)d;
+    size_t row = (size_t)hidden * dtype_bytes(c);
+    for (int64_t t = 0; t < tokens; t++) memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
+}
+
+static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout, float *dtable,
+                           Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t i = 0; i < hidden; i++) dtable[ids[t] * hidden + i] += tensor_get(dout, t * hidden + i, c);
+}
+
+static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a, const void *b, const float *w,
+                            void *sum, void *y, float *rstd, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < tokens; t++) {
+        const void *x = tensor_at(a, t * hidden, c);
+        if (sum) {
+            void *row = tensor_to(sum, t * hidden, c);
+            for (int64_t i = 0; i < hidden; i++)
+                tensor_set(row, i, c, tensor_get(x, i, c) + (b ? tensor_get(b, t * hidden + i, c) : 0));
+            x = row;
+        }
+        double squares = 0;
+        for (int64_t i = 0; i < hidden; i++) squares += (double)tensor_get(x, i, c) * (double)tensor_get(x, i, c);
+        rstd[t] = (float)(1 / sqrt(squares / (double)hidden + (double)eps));
+        for (int64_t i = 0; y && i < hidden; i++) tensor_set(y, t * hidden + i, c, tensor_get(x, i, c) * rstd[t] * w[i]);
+    }
+}
+
+/* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
+static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w, const float *rstd,
+                             const void *dy, void *dx, bool add, float *dw, Dtype c) {
+    (void)d;
+    for (int64_t i = 0; dw && i < hidden; i++) {
+        double sum = 0;
+        for (int64_t t = 0; t < tokens; t++)
+            sum += (double)tensor_get(dy, t * hidden + i, c) * (double)tensor_get(x, t * hidden + i, c) * (double)rstd[t];
+        dw[i] += (float)sum;
+    }
+    for (int64_t t = 0; t < tokens; t++) {
+        double r = (double)rstd[t], mean = 0;
+        for (int64_t i = 0; i < hidden; i++) {
+            double g = (double)tensor_get(dy, t * hidden + i, c) * (double)w[i];
+            mean += g * (double)tensor_get(x, t * hidden + i, c) * r / (double)hidden;
+        }
+        for (int64_t i = 0; i < hidden; i++) {
+            int64_t e = t * hidden + i;
+            double g = (double)tensor_get(dy, e, c) * (double)w[i];
+            double v = r * (g - (double)tensor_get(x, e, c) * r * mean);
+            tensor_set(dx, e, c, (float)(v + (add ? (double)tensor_get(dx, e, c) : 0)));
+        }
+    }
+}
+
+static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c) {
+    (void)d;
+    int64_t dim = s.head_dim, half = dim / 2, row = (s.heads + 2 * s.kv_heads) * dim;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        const float *cosine = cos_sin + positions[t] * dim, *sine = cosine + half;
+        for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
+            void *x = tensor_to(qkv, t * row + head * dim, c);
+            for (int64_t i = 0; i < half; i++) {
+                float u = tensor_get(x, i, c), v = tensor_get(x, half + i, c), sn = inverse ? -sine[i] : sine[i];
+                tensor_set(x, i, c, u * cosine[i] - v * sn);
+                tensor_set(x, half + i, c, v * cosine[i] + u * sn);
+            }
+        }
+    }
+}
+
+static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t i = 0; i < n; i++) tensor_set(y, t * n + i, c, tensor_get(y, t * n + i, c) + bias[i]);
+}
+
+static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, Dtype c) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (int64_t t = 0; t < tokens; t++) sum += (double)tensor_get(dy, t * n + i, c);
+        db[i] += (float)sum;
+    }
+}
+
+static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t i = 0; i < inter; i++) {
+            double g = (double)tensor_get(gate_up, t * 2 * inter + i, c);
+            double u = (double)tensor_get(gate_up, t * 2 * inter + inter + i, c);
+            tensor_set(act, t * inter + i, c, (float)(g / (1 + exp(-g)) * u));
+        }
+    }
+}
+
+static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact, void *dgate_up,
+                            void *act, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t i = 0; i < inter; i++) {
+            int64_t at = t * 2 * inter + i;
+            double g = (double)tensor_get(gate_up, at, c), u = (double)tensor_get(gate_up, at + inter, c);
+            double grad = (double)tensor_get(dact, t * inter + i, c), sigmoid = 1 / (1 + exp(-g)), silu = g * sigmoid;
+            tensor_set(dgate_up, at, c, (float)(grad * u * (sigmoid + silu * (1 - sigmoid))));
+            tensor_set(dgate_up, at + inter, c, (float)(grad * silu));
+            tensor_set(act, t * inter + i, c, (float)(silu * u));
+        }
+    }
+}
+
+static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) tensor_set(out, i, c, tensor_get(a, i, c) + tensor_get(b, i, c));
+}
+
+static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
+                          float scale, float *loss, void *dlogits, Dtype grad_type) {
+    (void)d;
+    for (int64_t r = 0; r < rows; r++) {
+        const void *x = tensor_at(logits, r * vocab, logits_type);
+        void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
+        int64_t target = targets[r];
+        loss[r] = 0;
+        if (target < 0) {
+            for (int64_t i = 0; dx && i < vocab; i++) tensor_set(dx, i, grad_type, 0);
+            continue;
+        }
+        double max = -HUGE_VAL, sum = 0;
+        for (int64_t i = 0; i < vocab; i++) max = fmax(max, (double)tensor_get(x, i, logits_type));
+        for (int64_t i = 0; i < vocab; i++) sum += exp((double)tensor_get(x, i, logits_type) - max);
+        loss[r] = (float)(max + log(sum) - (double)tensor_get(x, target, logits_type));
+        for (int64_t i = 0; dx && i < vocab; i++) {
+            double p = exp((double)tensor_get(x, i, logits_type) - max) / sum;
+            tensor_set(dx, i, grad_type, (float)((p - (i == target ? 1 : 0)) * (double)scale));
+        }
+    }
+}
+
+static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * a.grad_scale;
+        m[i] = a.beta1 * m[i] + (1 - a.beta1) * g;
+        v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
+        float step = m[i] / a.correction1 / (sqrtf(v[i] / a.correction2) + a.eps);
+        param[i] -= a.lr * a.weight_decay * param[i] + a.lr * step;
+        if (copy) copy[i] = bf16_round(param[i]);
+    }
+}
+
+static void grad_stats(Device *d, int64_t n, const float *g, double p, GradStats *out) {
+    (void)d;
+    *out = (GradStats){0};
+    for (int64_t piece = 0; piece < n; piece += 4096) {
+        double sum = 0;
+        for (int64_t i = piece; i < min_i64(n, piece + 4096); i++) {
+            double x = fabs((double)g[i]);
+            if (!isfinite(x)) {
+                out->nonfinite++;
+                continue;
+            }
+            if (x > out->max) out->max = x;
+            if (!isinf(p)) sum += p == 1 ? x : p == 2 ? x * x : pow(x, p);
+        }
+        out->sum += sum;
+    }
+}
+
+static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) tensor_set(out, i, out_type, tensor_get(in, i, in_type));
+}
+
+static void zero(Device *d, void *p, size_t bytes) {
+    (void)d;
+    if (bytes) memset(p, 0, bytes);
+}
+
+static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std, double lo, double hi,
+                        float *out) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) out[i] = (float)(mean + std * rng_normal(key, first + (uint64_t)i, lo, hi));
+}
+
+static void fill(Device *d, int64_t n, float value, float *out) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) out[i] = value;
+}
+
+static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
+    (void)d;
+    if (bytes) memcpy(tensor, host, bytes);
+}
+
+static void download(Device *d, void *host, const void *tensor, size_t bytes) {
+    (void)d;
+    if (bytes) memcpy(host, tensor, bytes);
+}
+
+static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
+    (void)d;
+    (void)needs;
+    return 0;
+}
+
+void reference_fill_ops(Ops *ops) {
+    *ops = (Ops){.gemm = gemm,
+                 .embed_forward = embed_forward,
+                 .embed_backward = embed_backward,
+                 .rmsnorm_forward = rmsnorm_forward,
+                 .rmsnorm_backward = rmsnorm_backward,
+                 .rope = rope,
+                 .bias_forward = bias_forward,
+                 .bias_backward = bias_backward,
+                 .attention_forward = reference_attention_forward,
+                 .attention_backward = reference_attention_backward,
+                 .attention_decode = reference_attention_decode,
+                 .swiglu_forward = swiglu_forward,
+                 .swiglu_backward = swiglu_backward,
+                 .add = add,
+                 .cross_entropy = cross_entropy,
+                 .adamw = adamw,
+                 .grad_stats = grad_stats,
+                 .cast = cast,
+                 .zero = zero,
+                 .init_normal = init_normal,
+                 .fill = fill,
+                 .upload = upload,
+                 .download = download,
+                 .scratch_bytes = scratch_bytes};
+}

@@ -1,0 +1,166 @@
+/* Opening and closing of the CPU device, and what is around every op: guard and profile. */
+#include "device/device.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "device/cpu/cpu.h"
+#include "device/cpu/optimised.h"
+
+const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
+
+const char *op_name(OpId op) {
+    static const char *const names[OP_COUNT] = {
+        "gemm", "embed_forward", "embed_backward", "rmsnorm_forward", "rmsnorm_backward", "rope", "bias_forward",
+        "bias_backward", "attention_forward", "attention_backward", "attention_decode", "swiglu_forward", "swiglu_backward",
+        "add", "cross_entropy", "adamw", "grad_stats", "cast", "zero", "init_normal", "fill", "upload", "download"};
+    return (unsigned)op < OP_COUNT ? names[op] : "unknown";
+}
+
+int device_cpu_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    /* More processors than a cpu_set_t holds. */
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+
+/* ---- kinds ---- */
+
+/* From the best to the plainest. The operating system must save the registers too: __builtin_cpu_supports asks that. */
+#if defined(__x86_64__)
+static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool runs_avx512(void) {
+    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#else
+static bool runs_avx2(void) { return false; }
+static bool runs_avx512(void) { return false; }
+static bool runs_avx512_bf16(void) { return false; }
+#endif
+static bool runs_always(void) { return true; }
+
+typedef struct Kind {
+    const char *name;
+    bool (*runs)(void);
+    bool native_bf16;
+} Kind;
+
+static const Kind kinds[] = {{"avx512_bf16", runs_avx512_bf16, true},
+                             {"avx512", runs_avx512, false},
+                             {"avx2", runs_avx2, false},
+                             {"portable", runs_always, false},
+                             {"reference", runs_always, false}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
+    const char *from = "";
+    if (!name || strcmp(name, "auto") == 0) {
+        name = getenv("WEFT_CPU");
+        from = "WEFT_CPU: ";
+    }
+    bool automatic = !name || !*name || strcmp(name, "auto") == 0;
+    for (int i = 0; i < KINDS; i++) {
+        if (!automatic && strcmp(name, kinds[i].name) != 0) continue;
+        *kind = &kinds[i];
+        if (kinds[i].runs()) return OK;
+        if (!automatic)
+            return error_set(err, ERR_UNAVAILABLE, "%sthis processor cannot run \"%s\" kernels; use auto", from, name);
+    }
+    char shown[64];
+    return error_set(err, ERR_UNAVAILABLE,
+                     "%sunknown CPU kernels \"%s\"; expected auto, avx512_bf16, avx512, avx2, portable or reference", from,
+                     error_escape(shown, sizeof shown, name, strlen(name)));
+}
+
+static void read_processor_name(char *out, size_t size) {
+    snprintf(out, size, "unknown processor");
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    if (!f) return;
+    char line[512];
+    while (fgets(line, sizeof line, f)) {
+        const char *value = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !value) continue;
+        value += 1 + strspn(value + 1, " \t");
+        snprintf(out, size, "%.*s", (int)strcspn(value, "\n"), value);
+        break;
+    }
+    fclose(f);
+}
+
+ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) {
+    *d = (Device){0};
+    const Kind *kind = NULL;
+    TRY(find_kind(name, &kind, err));
+    d->name = kind->name;
+    d->native_bf16 = kind->native_bf16;
+    d->threads = threads > 0 ? threads : device_cpu_cores();
+    read_processor_name(d->processor, sizeof d->processor);
+    reference_fill_ops(&d->ops);
+    if (strcmp(d->name, "reference") == 0) return OK;
+    ErrorCode code = optimised_open(d, err);
+    if (code != OK) device_close(d);
+    return code;
+}
+
+void device_close(Device *d) {
+    optimised_close(d);
+    *d = (Device){0};
+}
+
+/* ---- around an op ---- */
+
+double device_op_enter(Device *d) {
+    pool_unlock_all();
+    return d->profiling ? clock_seconds() : 0;
+}
+
+void device_op_leave(Device *d, OpId op, double start) {
+    if (d->profiling) {
+        d->profile[op].calls++;
+        d->profile[op].seconds += clock_seconds() - start;
+    }
+    pool_lock_all();
+}
+
+/* ---- peak ---- */
+
+static double best_rate(Device *d, Dtype type, int64_t n, const void *a, const void *b, void *c, double seconds) {
+    double best = 0, end = clock_seconds() + seconds;
+    do {
+        double start = clock_seconds();
+        d->ops.gemm(d, false, true, n, n, n, a, b, type, c, type, n, false);
+        double rate = 2.0 * (double)n * (double)n * (double)n / (clock_seconds() - start);
+        if (rate > best) best = rate;
+    } while (clock_seconds() < end);
+    return best;
+}
+
+double device_matmul_peak(Device *d, Dtype type, double seconds) {
+    static const int64_t sizes[] = {1024, 1536, 2048};
+    enum { LARGEST = 2048, COUNT = sizeof sizes / sizeof *sizes };
+    Device probe = *d; /* with scratch of its own, so that the peak can be taken before anything is planned */
+    probe.profiling = false;
+    DeviceNeeds needs = {.compute = type, .tokens = 1, .hidden = 2, .intermediate = 1, .vocab = 1, .logits_rows = 1,
+                         .attention = {1, 1, 1, 2}};
+    size_t matrix = (size_t)LARGEST * LARGEST * dtype_bytes(type), scratch = d->ops.scratch_bytes(d, &needs);
+    char *memory = NULL;
+    if (posix_memalign((void **)&memory, 4096, 3 * matrix + scratch) != 0) return 0;
+    probe.scratch = memory + 3 * matrix;
+    probe.scratch_size = scratch;
+    for (size_t i = 0; i < 2 * matrix / dtype_bytes(type); i++) tensor_set(memory, (int64_t)i, type, (float)(i % 251) / 251 - 0.5f);
+    double best = 0;
+    for (int i = 0; i < COUNT; i++) {
+        double rate = best_rate(&probe, type, sizes[i], memory, memory + matrix, memory + 2 * matrix, seconds / COUNT);
+        if (rate > best) best = rate;
+    }
+    free(memory);
+    return best;
+}
