@@ -248,7 +248,11 @@ def main():
     parser.add_argument("--timeout", type=int, default=900, help="of one measurement with --best, seconds")
     parser.add_argument("--best", action="store_true")
     args = parser.parse_args()
-    print(json.dumps(best(args) if args.best else measure(args)), flush=True)
+    result = best(args) if args.best else measure(args)
+    print(f"PyTorch {result['size']} context {result['context']}: {result['tokens_per_second']:.0f} tokens/s, {result['dtype']}"
+          f"{', compiled' if result['compile'] else ''}, microbatch {result['microbatch']},"
+          f" {result['peak_rss_bytes'] / 2**30:.2f} GiB", file=sys.stderr)
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ trap 'rm -f "$part" "$part".*' EXIT
 
 for size in $sizes; do
     for context in $contexts; do
-        "$build/bench_train" --size "$size" --context "$context" | tee -a "$part.weft" >&2
+        "$build/bench_train" --size "$size" --context "$context" >>"$part.weft"
     done
 done
 
@@ -21,7 +21,7 @@ if [ "$peer" = torch ]; then
     .venv-peer/bin/python -c 'import torch' 2>/dev/null || .venv-peer/bin/pip install --quiet torch numpy
     for size in $sizes; do
         for context in $contexts; do
-            .venv-peer/bin/python bench/peer_torch.py --best --size "$size" --context "$context" | tee -a "$part.torch" >&2
+            .venv-peer/bin/python bench/peer_torch.py --best --size "$size" --context "$context" >>"$part.torch"
         done
     done
 elif [ -n "$peer" ]; then

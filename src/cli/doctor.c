@@ -1,0 +1,320 @@
+/* weft doctor: what this machine offers to a run, measured, and what is missing with how to get it. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "cli/cli.h"
+#include "device/device.h"
+#include "device/facts.h"
+
+enum { ADVICE_MAX = 16, DISK_BLOCK = 1 << 20, DISK_BLOCKS = 64, SYNC_COUNT = 8 };
+
+typedef struct Disk {
+    char *directory;
+    double free_bytes, write_rate; /* bytes, bytes/s with the final fsync */
+    double sync_seconds;           /* median of writing 4 KiB and fsync */
+} Disk;
+
+typedef struct Findings {
+    int cores, threads;
+    char processor[128], kernels[32], library[64];
+    Text instruction_sets;
+    MemoryUse memory;
+    uint64_t memory_limit;       /* of the control group; 0 for none */
+    double peak_fp32, peak_bf16; /* FLOP/s */
+    bool native_bf16;
+    Disk disk;
+    char mpi[128]; /* first line of mpirun --version; "" without */
+    int advice_count;
+    char advice[ADVICE_MAX][256];
+} Findings;
+
+static void advise(Findings *f, const char *format, ...) PRINTF_LIKE(2, 3);
+static void advise(Findings *f, const char *format, ...) {
+    if (f->advice_count == ADVICE_MAX) return;
+    va_list list;
+    va_start(list, format);
+    vsnprintf(f->advice[f->advice_count++], sizeof f->advice[0], format, list);
+    va_end(list);
+}
+
+/* ---- processor ---- */
+
+/* Those that kernels or oneDNN are chosen by, in the kernel's spelling (x86 "flags", Arm "Features"). */
+static const char *const known_sets[] = {"avx",         "f16c",        "fma",      "avx2",     "avx_vnni",
+                                         "avx512f",     "avx512bw",    "avx512dq", "avx512vl", "avx512_vnni",
+                                         "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+                                         "asimd",       "sve",         "sve2",     "bf16",     "i8mm"};
+
+static bool has_word(const char *line, const char *word) {
+    size_t length = strlen(word);
+    for (const char *at = strstr(line, word); at; at = strstr(at + 1, word))
+        if ((at == line || strchr(" \t:", at[-1])) && strchr(" \n", at[length])) return true;
+    return false;
+}
+
+static void find_instruction_sets(Findings *f) {
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    char *line = NULL;
+    size_t capacity = 0;
+    while (file && getline(&line, &capacity, file) > 0) {
+        if (strncmp(line, "flags", 5) != 0 && strncmp(line, "Features", 8) != 0) continue;
+        for (size_t i = 0; i < sizeof known_sets / sizeof *known_sets; i++)
+            if (has_word(line, known_sets[i]))
+                text_printf(&f->instruction_sets, "%s%s", f->instruction_sets.length ? " " : "", known_sets[i]);
+        break;
+    }
+    free(line);
+    if (file) fclose(file);
+    if (!f->instruction_sets.length) text_puts(&f->instruction_sets, "unknown");
+}
+
+static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
+    Device d = {0};
+    TRY(device_open_cpu(&d, NULL, 0, err));
+    f->cores = device_cpu_cores();
+    f->threads = d.threads;
+    snprintf(f->processor, sizeof f->processor, "%s", d.processor);
+    snprintf(f->kernels, sizeof f->kernels, "%s", d.name);
+    f->native_bf16 = d.native_bf16;
+    device_library_name(f->library);
+    find_instruction_sets(f);
+    f->peak_fp32 = device_matmul_peak(&d, DTYPE_F32, seconds);
+    f->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds);
+    device_close(&d);
+    if (!device_library_has_openmp())
+        advise(
+            f,
+            "oneDNN was built without OpenMP: its threads and weft's get in each other's way. Install Debian's libdnnl-dev.");
+    if (strcmp(f->kernels, "portable") == 0 || strcmp(f->kernels, "reference") == 0)
+        advise(f, "No optimised kernels for this processor: training will be slow. AVX2 or AVX-512 is wanted.");
+    if (f->threads < f->cores) advise(f, "%d of %d cores are used. Unset OMP_NUM_THREADS to use all.", f->threads, f->cores);
+    return OK;
+}
+
+/* ---- memory ---- */
+
+/* Containers are ended at a limit that the machine's own figures do not show. */
+static uint64_t control_group_limit(void) {
+    static const char *const paths[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        FILE *file = fopen(paths[i], "re");
+        unsigned long long limit = 0;
+        bool read = file && fscanf(file, "%llu", &limit) == 1;
+        if (file) fclose(file);
+        if (read) return limit;
+    }
+    return 0;
+}
+
+static void find_memory(Findings *f) {
+    char limit[32], machine[32];
+    f->memory = memory_use();
+    uint64_t group = control_group_limit();
+    if (group && group < f->memory.machine) f->memory_limit = group;
+    if (f->memory_limit)
+        advise(f, "This process may use %s of the machine's %s: a control group (container) limits it.",
+               text_bytes((double)f->memory_limit, limit), text_bytes((double)f->memory.machine, machine));
+}
+
+/* ---- disk ---- */
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static ErrorCode write_all(int fd, const char *data, size_t length, const char *where, Error *err) {
+    while (length) {
+        ssize_t written = write(fd, data, length);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return error_errno(err, ERR_IO, "cannot write to a test file in %s", where);
+        data += written;
+        length -= (size_t)written;
+    }
+    return OK;
+}
+
+static ErrorCode timed_write(int fd, const char *block, size_t size, int count, const char *where, double *seconds,
+                             Error *err) {
+    double start = clock_seconds();
+    for (int i = 0; i < count; i++) TRY(write_all(fd, block, size, where, err));
+    if (fsync(fd) != 0) return error_errno(err, ERR_IO, "cannot sync a test file in %s", where);
+    *seconds = clock_seconds() - start;
+    return OK;
+}
+
+static ErrorCode measure_open_file(Disk *disk, int fd, const char *block, Error *err) {
+    double seconds = 0, syncs[SYNC_COUNT];
+    TRY(timed_write(fd, block, DISK_BLOCK, DISK_BLOCKS, disk->directory, &seconds, err));
+    disk->write_rate = (double)DISK_BLOCK * DISK_BLOCKS / seconds;
+    for (int i = 0; i < SYNC_COUNT; i++) TRY(timed_write(fd, block, 4096, 1, disk->directory, &syncs[i], err));
+    qsort(syncs, SYNC_COUNT, sizeof *syncs, compare_doubles);
+    disk->sync_seconds = syncs[SYNC_COUNT / 2];
+    return OK;
+}
+
+/* The file has no name from the start, so that nothing is left behind however this ends. */
+static ErrorCode measure_disk(Disk *disk, Error *err) {
+    char *path = path_join(disk->directory, ".weft-doctor-XXXXXX");
+    int fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0) unlink(path);
+    free(path);
+    if (fd < 0) return error_errno(err, ERR_CANTCREATE, "cannot create a test file in %s", disk->directory);
+    char *block = mem_alloc(DISK_BLOCK);
+    for (uint32_t i = 0, x = 1; i < DISK_BLOCK; i++, x = x * 1664525u + 1013904223u) block[i] = (char)(x >> 24);
+    ErrorCode code = measure_open_file(disk, fd, block, err);
+    free(block);
+    close(fd);
+    struct statvfs info;
+    if (statvfs(disk->directory, &info) == 0) disk->free_bytes = (double)info.f_bavail * (double)info.f_frsize;
+    return code;
+}
+
+static ErrorCode find_disk(Findings *f, Error *err) {
+    TRY(measure_disk(&f->disk, err));
+    char free_text[32];
+    if (f->disk.free_bytes < 4e9)
+        advise(f, "Only %s free in %s: a checkpoint of N parameters takes 12 N bytes.",
+               text_bytes(f->disk.free_bytes, free_text), f->disk.directory);
+    if (f->disk.sync_seconds > 0.1)
+        advise(f, "Writing to %s is slow to reach the disk (%.0f ms a sync): put run directories on a local disk.",
+               f->disk.directory, f->disk.sync_seconds * 1e3);
+    return OK;
+}
+
+/* ---- MPI ---- */
+
+static void find_mpi(Findings *f) {
+    FILE *pipe = popen("mpirun --version 2>/dev/null", "re");
+    if (pipe && !fgets(f->mpi, sizeof f->mpi, pipe)) f->mpi[0] = 0;
+    if (pipe) pclose(pipe);
+    f->mpi[strcspn(f->mpi, "\r\n")] = 0;
+    if (!*f->mpi) advise(f, "No mpirun: it is needed for runs on several processes or machines. apt-get install openmpi-bin");
+}
+
+/* ---- output ---- */
+
+static void print_table(Findings *f) {
+    char total[32], available[32], free_text[32], rate[32];
+    printf("processor         %s\n", f->processor);
+    printf("cores             %d (%d threads used)\n", f->cores, f->threads);
+    printf("instruction sets  %s\n", f->instruction_sets.data);
+    printf("kernels           %s, %s\n", f->kernels, f->library);
+    printf("memory            %s, %s available\n", text_bytes((double)f->memory.machine, total),
+           text_bytes((double)f->memory.available, available));
+    if (f->memory_limit) printf("memory limit      %s\n", text_bytes((double)f->memory_limit, total));
+    printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9, f->peak_bf16 / 1e9,
+           f->native_bf16 ? "" : " (bf16 is not native here)");
+    printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n", text_bytes(f->disk.free_bytes, free_text),
+           text_bytes(f->disk.write_rate, rate), f->disk.sync_seconds * 1e3, f->disk.directory);
+    printf("MPI               %s\n", *f->mpi ? f->mpi : "not found");
+    printf("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
+    for (int i = 0; i < f->advice_count; i++) printf("  - %s\n", f->advice[i]);
+}
+
+static void member_string(JsonWriter *w, const char *key, const char *value) {
+    json_key(w, key);
+    json_string(w, value);
+}
+
+static void member_double(JsonWriter *w, const char *key, double value) {
+    json_key(w, key);
+    json_double(w, value);
+}
+
+static void member_int(JsonWriter *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_int(w, value);
+}
+
+static void print_json(const Findings *f) {
+    Text out = {0};
+    JsonWriter w;
+    json_start(&w, &out, 2);
+    json_begin_object(&w);
+    member_string(&w, "processor", f->processor);
+    member_int(&w, "cores", f->cores);
+    member_int(&w, "threads", f->threads);
+    member_string(&w, "instruction_sets", f->instruction_sets.data);
+    member_string(&w, "kernels", f->kernels);
+    member_string(&w, "library", f->library);
+    member_int(&w, "memory_bytes", (int64_t)f->memory.machine);
+    member_int(&w, "memory_available_bytes", (int64_t)f->memory.available);
+    member_int(&w, "memory_limit_bytes", (int64_t)f->memory_limit);
+    member_double(&w, "peak_fp32_flops", f->peak_fp32);
+    member_double(&w, "peak_bf16_flops", f->peak_bf16);
+    json_key(&w, "native_bf16");
+    json_bool(&w, f->native_bf16);
+    member_string(&w, "disk_directory", f->disk.directory);
+    member_double(&w, "disk_free_bytes", f->disk.free_bytes);
+    member_double(&w, "disk_write_bytes_per_second", f->disk.write_rate);
+    member_double(&w, "disk_sync_seconds", f->disk.sync_seconds);
+    member_string(&w, "mpi", f->mpi);
+    json_key(&w, "advice");
+    json_begin_array(&w);
+    for (int i = 0; i < f->advice_count; i++) json_string(&w, f->advice[i]);
+    json_end_array(&w);
+    json_end_object(&w);
+    printf("%s\n", out.data);
+    text_free(&out);
+}
+
+static ErrorCode examine(Findings *f, double seconds, Error *err) {
+    log_status("measuring matrix products");
+    TRY(measure_device(f, seconds, err));
+    find_memory(f);
+    log_status("measuring the disk");
+    TRY(find_disk(f, err));
+    find_mpi(f);
+    log_status("%s", "");
+    return OK;
+}
+
+static ErrorCode run_doctor(const Arguments *args, Error *err) {
+    double seconds = 1;
+    TRY(arguments_double(args, "--seconds", 0.01, 60, &seconds, err));
+    const char *directory = arguments_flag(args, "--dir");
+    Findings f = {.disk.directory = mem_strdup(directory ? directory : ".")};
+    ErrorCode code = examine(&f, seconds, err);
+    if (code == OK) {
+        if (arguments_has(args, "--json")) {
+            print_json(&f);
+        } else {
+            print_table(&f);
+        }
+    }
+    text_free(&f.instruction_sets);
+    free(f.disk.directory);
+    return code;
+}
+
+static const Flag doctor_flags[] = {
+    {"--dir", 'd', "DIR", "directory whose disk is measured, where runs are to be kept (default: the current one)"},
+    {"--seconds", 0, "S", "time for each measurement of matrix products (default 1)"},
+    {"--json", 0, NULL, "the same as one JSON object"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_doctor = {
+    .name = "doctor",
+    .summary = "examine this machine: kernels, memory, speed, disk, MPI",
+    .synopsis = "[--dir DIR] [--json]",
+    .details =
+        "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU is a share of), memory, "
+        "the "
+        "time that a sync to the disk takes. Says what is missing and how to get it. 64 MiB are written to DIR and removed.\n",
+    .flags = doctor_flags,
+    .run = run_doctor,
+};
