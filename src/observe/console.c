@@ -1,0 +1,149 @@
+#include "observe/console.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "observe/plot.h"
+
+#define GIB (1024.0 * 1024 * 1024)
+
+#define RESET "\033[0m"
+#define RED "\033[31m"
+#define GREEN "\033[32m"
+#define YELLOW "\033[33m"
+#define BLUE "\033[34m"
+#define MAGENTA "\033[35m"
+#define CYAN "\033[36m"
+#define DIM "\033[2m"
+
+/* Fields are "name: value", two spaces between. */
+static void add_field(Text *out, bool colour, const char *escape, const char *name, const char *value) {
+    if (out->length > 0) text_puts(out, "  ");
+    text_printf(out, "%s%s: %s%s", colour ? escape : "", name, value, colour ? RESET : "");
+}
+
+static void add_number(Text *out, bool colour, const char *escape, const char *name, const char *format, double value) {
+    char number[64];
+    if (isnan(value)) {
+        strcpy(number, "nan"); /* never "-nan" */
+    } else {
+        /* every format is a literal of this file with one double in it */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        snprintf(number, sizeof number, format, value);
+#pragma GCC diagnostic pop
+    }
+    add_field(out, colour, escape, name, number);
+}
+
+static void add_rate(Text *out, bool colour, double tokens_per_second) {
+    char number[32] = "n/a";
+    if (isfinite(tokens_per_second) && tokens_per_second < 9e15) text_count((int64_t)llround(tokens_per_second), number);
+    add_field(out, colour, BLUE, "tps", number);
+}
+
+static void add_memory(Text *out, bool colour, const StepMetrics *m) {
+    char value[64];
+    int n = snprintf(value, sizeof value, "%5.2fGiB", (double)m->memory_peak / GIB);
+    if (isfinite(m->memory_fraction)) snprintf(value + n, sizeof value - (size_t)n, "(%.2f%%)", 100 * m->memory_fraction);
+    add_field(out, colour, CYAN, "memory", value);
+}
+
+/* Steps line up: as many columns as the last step needs, at least TorchTitan's two. */
+static int step_width(int64_t total) {
+    int width = 1;
+    for (int64_t n = total; n >= 10; n /= 10) width++;
+    return width > 2 ? width : 2;
+}
+
+void console_format_step(Text *out, const StepMetrics *m, bool colour) {
+    char value[64];
+    snprintf(value, sizeof value, "%*lld", step_width(m->total_steps), (long long)m->step);
+    add_field(out, colour, RED, "step", value);
+    add_number(out, colour, GREEN, "loss", "%8.5f", m->loss);
+    add_number(out, colour, YELLOW, "grad_norm", "%7.4f", m->grad_norm);
+    add_memory(out, colour, m);
+    add_rate(out, colour, m->tokens_per_second);
+    if (isfinite(m->flops_per_second)) {
+        double tflops = m->flops_per_second / 1e12;
+        add_number(out, colour, MAGENTA, "tflops", tflops < 10 ? "%.3f" : "%.2f", tflops);
+    }
+    if (isfinite(m->mfu)) add_number(out, colour, CYAN, "mfu", "%.2f%%", 100 * m->mfu);
+    if (isfinite(m->data_seconds / m->step_seconds)) {
+        add_number(out, colour, DIM, "data", "%.1f%%", 100 * m->data_seconds / m->step_seconds);
+    }
+    add_number(out, colour, DIM, "lr", "%.2e", m->lr);
+    if (isfinite(m->eta)) add_field(out, colour, DIM, "eta", clock_duration(m->eta, value));
+    if (m->skipped) text_printf(out, "  %sSKIPPED (not finite)%s", colour ? RED : "", colour ? RESET : "");
+    if (m->spike && !m->skipped) text_printf(out, "  %sSPIKE%s", colour ? YELLOW : "", colour ? RESET : "");
+}
+
+void console_format_validation(Text *out, const ValidationMetrics *v, bool colour) {
+    char value[32];
+    snprintf(value, sizeof value, "%2lld", (long long)v->step);
+    add_field(out, colour, RED, "validate step", value);
+    add_number(out, colour, GREEN, "loss", "%8.5f", v->loss);
+    add_number(out, colour, YELLOW, "perplexity", "%.3f", v->perplexity);
+    if (isfinite(v->bits_per_byte)) add_number(out, colour, CYAN, "bits/byte", "%.4f", v->bits_per_byte);
+    add_field(out, colour, DIM, "tokens", text_count(v->tokens, value));
+    add_rate(out, colour, v->tokens_per_second);
+}
+
+static void add_bar(Text *out, double fraction, int columns, bool unicode) {
+    int full = (int)(fraction * columns);
+    for (int i = 0; i < columns; i++) text_puts(out, i < full ? (unicode ? "━" : "#") : (unicode ? "─" : "."));
+}
+
+/* The figures first: the bar takes what room they leave, and goes when it would be too short to read. */
+void console_format_status(Text *out, const StepMetrics *m, int width, bool unicode, bool colour) {
+    Text figures = {0};
+    char number[32];
+    text_printf(&figures, " %lld/%lld  loss %.4f", (long long)m->step, (long long)m->total_steps, m->loss);
+    if (isfinite(m->tokens_per_second) && m->tokens_per_second < 9e15) {
+        text_printf(&figures, "  %s tok/s", text_count((int64_t)llround(m->tokens_per_second), number));
+    }
+    if (isfinite(m->eta)) text_printf(&figures, "  eta %s", clock_duration(m->eta, number));
+    double fraction = m->total_steps > 0 ? (double)m->step / (double)m->total_steps : 0;
+    fraction = fmin(fmax(fraction, 0), 1);
+    int room = width - 1 - (int)figures.length - 5;
+    if (room > 40) room = 40;
+    text_printf(out, "%3d%% ", (int)(100 * fraction));
+    if (room >= 8) {
+        if (colour) text_puts(out, GREEN);
+        add_bar(out, fraction, room, unicode);
+        if (colour) text_puts(out, RESET);
+    }
+    int left = width - 1 - 5 - (room >= 8 ? room : 0);
+    size_t fits = left < 0 ? 0 : (size_t)left;
+    text_add(out, figures.data, figures.length < fits ? figures.length : fits);
+    text_free(&figures);
+}
+
+void console_step(const StepMetrics *m) {
+    Text line = {0};
+    console_format_step(&line, m, log_has_colour());
+    log_info("%s", line.data);
+    text_free(&line);
+}
+
+void console_validation(const ValidationMetrics *v) {
+    Text line = {0};
+    console_format_validation(&line, v, log_has_colour());
+    log_info("%s", line.data);
+    text_free(&line);
+}
+
+void console_status(const StepMetrics *m) {
+    static double drawn = -1; /* only the training thread draws */
+    double now = clock_seconds();
+    if (!log_is_terminal() || (drawn >= 0 && now - drawn < 0.1)) return;
+    drawn = now;
+    Text line = {0};
+    console_format_status(&line, m, log_width(), plot_locale_is_utf8(), log_has_colour());
+    log_status("%s", line.data);
+    text_free(&line);
+}
+
+void console_clear(void) { log_status("%s", ""); }

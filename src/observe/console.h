@@ -1,0 +1,22 @@
+/* The run as a person sees it on stderr: one line a logged step, in the form that users of TorchTitan read without thinking,
+ * and between them, on a terminal, a live line with the run's progress. Colour only adds: what matters is also said in words. */
+#ifndef WEFT_OBSERVE_CONSOLE_H
+#define WEFT_OBSERVE_CONSOLE_H
+
+#include "observe/metrics.h"
+
+/*     step:  10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  tflops: 0.21  mfu: 61.20%
+ *     data: 0.1%  lr: 3.00e-04  eta: 3m05s  SPIKE                                                      (all on one line) */
+void console_step(const StepMetrics *m);
+void console_validation(const ValidationMetrics *v);
+
+/* The live line; nothing where stderr is no terminal. At most ten redraws a second. Clear it before the program ends. */
+void console_status(const StepMetrics *m);
+void console_clear(void);
+
+/* The same as text, without a newline. `width` is the room for the live line. */
+void console_format_step(Text *out, const StepMetrics *m, bool colour);
+void console_format_validation(Text *out, const ValidationMetrics *v, bool colour);
+void console_format_status(Text *out, const StepMetrics *m, int width, bool unicode, bool colour);
+
+#endif

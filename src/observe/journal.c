@@ -1,0 +1,174 @@
+#include "observe/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+
+typedef struct EventKind {
+    const char *name;
+    bool sync;
+} EventKind;
+
+static const EventKind kinds[JOURNAL_EVENTS] = {
+    [JOURNAL_STARTED] = {"started", true},       [JOURNAL_RESUMED] = {"resumed", true},
+    [JOURNAL_CHECKPOINT] = {"checkpoint", true}, [JOURNAL_VALIDATION] = {"validation", false},
+    [JOURNAL_NONFINITE] = {"nonfinite", true},   [JOURNAL_SPIKE] = {"spike", false},
+    [JOURNAL_STOPPED] = {"stopped", true},       [JOURNAL_FAILED] = {"failed", true},
+    [JOURNAL_FINISHED] = {"finished", true},
+};
+
+const char *journal_event_name(JournalEvent event) { return kinds[event].name; }
+
+/* After a torn line the next one must not be glued to it. */
+static bool ends_in_newline(int fd) {
+    char last;
+    off_t end = lseek(fd, 0, SEEK_END);
+    return end <= 0 || (pread(fd, &last, 1, end - 1) == 1 && last == '\n');
+}
+
+ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
+    j->path = path_join(run_dir, JOURNAL_FILE);
+    j->fd = open(j->path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (j->fd < 0) {
+        ErrorCode code = error_errno(err, ERR_CANTCREATE, "%s: the journal cannot be opened", j->path);
+        journal_close(j);
+        return code;
+    }
+    if (!ends_in_newline(j->fd) && write(j->fd, "\n", 1) != 1) {
+        ErrorCode code = error_errno(err, ERR_IO, "%s: writing failed", j->path);
+        journal_close(j);
+        return code;
+    }
+    return OK;
+}
+
+static void write_entry(Text *out, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts) {
+    JsonWriter w;
+    char time[21];
+    json_start(&w, out, 0);
+    json_begin_object(&w);
+    json_key(&w, "time");
+    json_string(&w, clock_iso8601(clock_wall(), time));
+    json_key(&w, "event");
+    json_string(&w, kinds[event].name);
+    json_key(&w, "step");
+    json_int(&w, step);
+    if (detail) {
+        json_key(&w, "detail");
+        json_bytes(&w, detail, strlen(detail));
+    }
+    for (const JournalFact *f = facts; f && f->name; f++) {
+        json_key(&w, f->name);
+        json_double(&w, f->value);
+    }
+    json_end_object(&w);
+    text_add(out, "\n", 1);
+}
+
+ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err) {
+    Text line = {0};
+    write_entry(&line, event, step, detail, facts);
+    ssize_t written;
+    do {
+        written = write(j->fd, line.data, line.length);
+    } while (written < 0 && errno == EINTR);
+    bool whole = written >= 0 && (size_t)written == line.length;
+    text_free(&line);
+    if (!whole) {
+        if (written >= 0) errno = ENOSPC; /* a short write to a file: the disk is full */
+        return error_errno(err, ERR_IO, "%s: writing an entry failed", j->path);
+    }
+    if (kinds[event].sync && fsync(j->fd) != 0) return error_errno(err, ERR_IO, "%s: syncing to the disk failed", j->path);
+    return OK;
+}
+
+void journal_close(Journal *j) {
+    if (j->fd >= 0) close(j->fd);
+    free(j->path);
+    *j = (Journal){.fd = -1};
+}
+
+/* ---- reading ---- */
+
+static char *copy_string(const cJSON *object, const char *key) {
+    const char *value = "";
+    if (json_get_string(object, JOURNAL_FILE, key, false, &value, NULL) != OK) value = "";
+    return mem_strdup(value);
+}
+
+static JournalFact *copy_facts(const cJSON *object) {
+    int size = cJSON_GetArraySize(object), count = 0;
+    JournalFact *facts = mem_alloc_array((size_t)size + 1, sizeof *facts);
+    const cJSON *member;
+    cJSON_ArrayForEach(member, object) {
+        if (!cJSON_IsNumber(member) || strcmp(member->string, "step") == 0) continue;
+        facts[count++] = (JournalFact){mem_strdup(member->string), member->valuedouble};
+    }
+    return facts;
+}
+
+static bool read_entry(JournalEntry *e, const char *line, size_t length) {
+    cJSON *root = NULL;
+    int64_t step = 0;
+    if (json_parse(JOURNAL_FILE, line, length, &root, NULL) != OK) return false;
+    bool good = cJSON_IsObject(root) && cJSON_IsString(cJSON_GetObjectItemCaseSensitive(root, "event")) &&
+                json_get_int(root, JOURNAL_FILE, "step", false, 0, 1LL << 53, &step, NULL) == OK;
+    if (good) {
+        *e = (JournalEntry){copy_string(root, "time"), copy_string(root, "event"), copy_string(root, "detail"), step,
+                            copy_facts(root)};
+    }
+    cJSON_Delete(root);
+    return good;
+}
+
+static size_t count_lines(const char *data, size_t length) {
+    size_t lines = 1;
+    for (size_t i = 0; i < length; i++) lines += data[i] == '\n';
+    return lines;
+}
+
+ErrorCode journal_table_read(JournalTable *t, const char *path, Error *err) {
+    *t = (JournalTable){0};
+    FileMap map;
+    TRY(file_map(&map, path, err));
+    const char *at = (const char *)map.data, *end = map.length ? at + map.length : at;
+    t->entries = mem_alloc_array(count_lines(at, map.length), sizeof *t->entries);
+    while (at != end) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t length = (size_t)((newline ? newline : end) - at);
+        if (read_entry(&t->entries[t->count], at, length)) t->count++;
+        at = newline ? newline + 1 : end;
+    }
+    file_unmap(&map);
+    return OK;
+}
+
+void journal_table_free(JournalTable *t) {
+    for (size_t i = 0; i < t->count; i++) {
+        JournalEntry *e = &t->entries[i];
+        for (JournalFact *f = e->facts; f->name; f++) free((char *)(uintptr_t)f->name);
+        free(e->facts);
+        free(e->time);
+        free(e->event);
+        free(e->detail);
+    }
+    free(t->entries);
+    *t = (JournalTable){0};
+}
+
+double journal_table_fact(const JournalTable *t, const char *name) {
+    for (size_t i = t->count; i-- > 0;) {
+        for (const JournalFact *f = t->entries[i].facts; f->name; f++) {
+            if (strcmp(f->name, name) == 0) return f->value;
+        }
+    }
+    return (double)NAN;
+}

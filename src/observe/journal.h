@@ -1,0 +1,56 @@
+/* RUN/journal.jsonl: what happened to a run, one JSON object a line, never rewritten:
+ *
+ *     {"time":"2026-01-31T12:34:56Z","event":"checkpoint","step":500,"detail":"checkpoints/step-500","bytes":75497472}
+ *
+ * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line starts afresh. Events that
+ * somebody may have to account for (everything but validations and spikes) are on the disk when journal_add returns. */
+#ifndef WEFT_OBSERVE_JOURNAL_H
+#define WEFT_OBSERVE_JOURNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+#define JOURNAL_FILE "journal.jsonl"
+
+typedef enum JournalEvent {
+    JOURNAL_STARTED, JOURNAL_RESUMED, JOURNAL_CHECKPOINT, JOURNAL_VALIDATION, JOURNAL_NONFINITE, JOURNAL_SPIKE,
+    JOURNAL_STOPPED, JOURNAL_FAILED, JOURNAL_FINISHED,
+    JOURNAL_EVENTS
+} JournalEvent;
+const char *journal_event_name(JournalEvent event); /* "started" */
+
+/* A number that belongs to an event. Report reads, of "started" or "resumed": parameters, tokens_per_step, total_steps,
+ * flops_per_token, peak_flops, threads, planned_bytes. */
+typedef struct JournalFact {
+    const char *name;
+    double value;
+} JournalFact;
+
+typedef struct Journal {
+    int fd; /* -1 when closed */
+    char *path;
+} Journal;
+
+ErrorCode journal_open(Journal *j, const char *run_dir, Error *err);
+/* `facts` ends with a NULL name, or is NULL. `detail` is any text, one sentence, or NULL. */
+ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err);
+void journal_close(Journal *j);
+
+/* Reading. Lines that are no entries (a torn one) are skipped. */
+typedef struct JournalEntry {
+    char *time, *event, *detail;
+    int64_t step;
+    JournalFact *facts; /* ended by a NULL name */
+} JournalEntry;
+typedef struct JournalTable {
+    JournalEntry *entries;
+    size_t count;
+} JournalTable;
+ErrorCode journal_table_read(JournalTable *t, const char *path, Error *err);
+void journal_table_free(JournalTable *t);
+/* Value of a fact in the last entry that has it; NaN when none has. */
+double journal_table_fact(const JournalTable *t, const char *name);
+
+#endif

@@ -1,0 +1,302 @@
+#include "observe/metrics.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+
+/* A record's members, once: writing and reading walk the same table. */
+typedef enum FieldType { FIELD_INT, FIELD_DOUBLE, FIELD_BOOL } FieldType;
+typedef struct Field {
+    const char *key;
+    FieldType type;
+    size_t offset;
+} Field;
+
+#define STEP_FIELD(name, type) {#name, type, offsetof(StepMetrics, name)}
+static const Field step_fields[] = {
+    STEP_FIELD(step, FIELD_INT),
+    STEP_FIELD(total_steps, FIELD_INT),
+    STEP_FIELD(wall, FIELD_DOUBLE),
+    STEP_FIELD(loss, FIELD_DOUBLE),
+    STEP_FIELD(grad_norm, FIELD_DOUBLE),
+    STEP_FIELD(clip_coefficient, FIELD_DOUBLE),
+    STEP_FIELD(lr, FIELD_DOUBLE),
+    STEP_FIELD(loss_deviation, FIELD_DOUBLE),
+    STEP_FIELD(grad_norm_deviation, FIELD_DOUBLE),
+    STEP_FIELD(skipped, FIELD_BOOL),
+    STEP_FIELD(spike, FIELD_BOOL),
+    STEP_FIELD(skipped_total, FIELD_INT),
+    STEP_FIELD(step_tokens, FIELD_INT),
+    STEP_FIELD(total_tokens, FIELD_INT),
+    STEP_FIELD(epoch, FIELD_DOUBLE),
+    STEP_FIELD(step_seconds, FIELD_DOUBLE),
+    STEP_FIELD(data_seconds, FIELD_DOUBLE),
+    STEP_FIELD(pause_seconds, FIELD_DOUBLE),
+    STEP_FIELD(tokens_per_second, FIELD_DOUBLE),
+    STEP_FIELD(flops_per_second, FIELD_DOUBLE),
+    STEP_FIELD(mfu, FIELD_DOUBLE),
+    STEP_FIELD(eta, FIELD_DOUBLE),
+    STEP_FIELD(memory_resident, FIELD_INT),
+    STEP_FIELD(memory_peak, FIELD_INT),
+    STEP_FIELD(memory_fraction, FIELD_DOUBLE),
+    {NULL, FIELD_INT, 0},
+};
+
+#define VALIDATION_FIELD(name, type) {#name, type, offsetof(ValidationMetrics, name)}
+static const Field validation_fields[] = {
+    VALIDATION_FIELD(step, FIELD_INT),
+    VALIDATION_FIELD(wall, FIELD_DOUBLE),
+    VALIDATION_FIELD(loss, FIELD_DOUBLE),
+    VALIDATION_FIELD(perplexity, FIELD_DOUBLE),
+    VALIDATION_FIELD(bits_per_byte, FIELD_DOUBLE),
+    VALIDATION_FIELD(tokens, FIELD_INT),
+    VALIDATION_FIELD(seconds, FIELD_DOUBLE),
+    VALIDATION_FIELD(tokens_per_second, FIELD_DOUBLE),
+    {NULL, FIELD_INT, 0},
+};
+
+#define KIND_STEP "train"
+#define KIND_VALIDATION "validation"
+
+static void write_record(Text *out, const char *kind, const Field *fields, const void *record) {
+    JsonWriter w;
+    json_start(&w, out, 0);
+    json_begin_object(&w);
+    json_key(&w, "kind");
+    json_string(&w, kind);
+    for (const Field *f = fields; f->key; f++) {
+        const char *at = (const char *)record + f->offset;
+        json_key(&w, f->key);
+        switch (f->type) {
+        case FIELD_INT: {
+            int64_t value;
+            memcpy(&value, at, sizeof value);
+            json_int(&w, value);
+            break;
+        }
+        case FIELD_DOUBLE: {
+            double value;
+            memcpy(&value, at, sizeof value);
+            json_double(&w, value);
+            break;
+        }
+        case FIELD_BOOL: json_bool(&w, *(const bool *)at); break;
+        }
+    }
+    json_end_object(&w);
+    text_add(out, "\n", 1);
+}
+
+/* A missing number reads as NaN (or 0), so that files of older versions stay readable. */
+static bool read_record(const cJSON *object, const Field *fields, void *record) {
+    for (const Field *f = fields; f->key; f++) {
+        char *at = (char *)record + f->offset;
+        if (f->type == FIELD_INT) {
+            int64_t value = 0;
+            if (json_get_int(object, "record", f->key, false, -(1LL << 53), 1LL << 53, &value, NULL) != OK) return false;
+            memcpy(at, &value, sizeof value);
+        } else if (f->type == FIELD_DOUBLE) {
+            double value = (double)NAN;
+            if (json_get_double(object, "record", f->key, false, &value, NULL) != OK) return false;
+            memcpy(at, &value, sizeof value);
+        } else {
+            *(bool *)at = false;
+            if (json_get_bool(object, "record", f->key, false, (bool *)at, NULL) != OK) return false;
+        }
+    }
+    return true;
+}
+
+/* ---- the window ---- */
+
+void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds) {
+    w->steps++;
+    w->tokens += tokens;
+    w->seconds += seconds;
+    w->data_seconds += data_seconds;
+    w->run_steps++;
+    w->run_seconds += seconds;
+}
+
+void metrics_window_pause(MetricsWindow *w, double seconds) {
+    w->pause_seconds += seconds;
+    w->run_pause_seconds += seconds;
+}
+
+/* The newest window tells the speed of a step; pauses are rare, so their share comes from the whole run. */
+static double remaining_seconds(const MetricsWindow *w, const StepMetrics *m) {
+    if (w->run_steps <= 0) return (double)NAN;
+    double step = w->steps > 0 ? w->seconds / (double)w->steps : w->run_seconds / (double)w->run_steps;
+    double pause = w->run_pause_seconds / (double)w->run_steps;
+    int64_t left = m->total_steps > m->step ? m->total_steps - m->step : 0;
+    return (double)left * (step + pause);
+}
+
+void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
+    double steps = w->steps > 0 ? (double)w->steps : (double)NAN;
+    m->step_seconds = w->seconds / steps;
+    m->data_seconds = w->data_seconds / steps;
+    m->pause_seconds = w->pause_seconds;
+    m->tokens_per_second = w->seconds > 0 ? (double)w->tokens / w->seconds : (double)NAN;
+    m->flops_per_second = m->tokens_per_second * flops_per_token;
+    m->mfu = peak_flops > 0 ? m->flops_per_second / peak_flops : (double)NAN;
+    m->eta = remaining_seconds(w, m);
+    MemoryUse use = memory_use();
+    m->memory_resident = (int64_t)use.resident;
+    m->memory_peak = (int64_t)use.peak;
+    m->memory_fraction = use.machine > 0 ? (double)use.peak / (double)use.machine : (double)NAN;
+}
+
+void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
+    metrics_window_peek(w, flops_per_token, peak_flops, m);
+    w->steps = w->tokens = 0;
+    w->seconds = w->data_seconds = w->pause_seconds = 0;
+}
+
+/* ---- the file ---- */
+
+/* Takes the next line of a buffer; false at its end. A last line without a newline is torn: *whole is false. */
+static bool next_line(const char **at, const char *end, const char **line, size_t *length, bool *whole) {
+    if (*at == end) return false;
+    const char *newline = memchr(*at, '\n', (size_t)(end - *at));
+    *line = *at;
+    *whole = newline != NULL;
+    *length = (size_t)((newline ? newline : end) - *at);
+    *at = newline ? newline + 1 : end;
+    return true;
+}
+
+/* A record and what kind it is; NULL when the line is none. */
+static cJSON *parse_line(const char *line, size_t length, bool *is_step) {
+    cJSON *root = NULL;
+    const char *kind = NULL;
+    if (json_parse(METRICS_FILE, line, length, &root, NULL) != OK) return NULL;
+    if (cJSON_IsObject(root) && json_get_string(root, METRICS_FILE, "kind", true, &kind, NULL) == OK) {
+        *is_step = strcmp(kind, KIND_STEP) == 0;
+        if (*is_step || strcmp(kind, KIND_VALIDATION) == 0) return root;
+    }
+    cJSON_Delete(root);
+    return NULL;
+}
+
+/* Invariants 2 and 3: rewrites the file when it holds a torn line or a step beyond `resumed`. */
+static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
+    FileMap map;
+    TRY(file_map(&map, path, err));
+    Text kept = {0};
+    const char *at = (const char *)map.data, *end = map.length ? at + map.length : at, *line;
+    size_t length;
+    bool whole, is_step;
+    while (next_line(&at, end, &line, &length, &whole)) {
+        cJSON *record = whole ? parse_line(line, length, &is_step) : NULL;
+        int64_t step = INT64_MAX;
+        if (record && json_get_int(record, path, "step", true, 0, 1LL << 53, &step, NULL) != OK) step = INT64_MAX;
+        if (step <= resumed) text_add(&kept, line, length + 1);
+        cJSON_Delete(record);
+    }
+    bool changed = kept.length != map.length;
+    file_unmap(&map);
+    ErrorCode code = changed ? file_write_atomic(path, kept.data ? kept.data : "", kept.length, err) : OK;
+    text_free(&kept);
+    return code;
+}
+
+ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, int64_t resumed, Error *err) {
+    *log = (MetricsLog){.path = path_join(run_dir, METRICS_FILE)};
+    ErrorCode code = OK;
+    if (file_exists(log->path)) {
+        code = resumed > 0 ? drop_beyond(log->path, resumed, err) : file_write_atomic(log->path, "", 0, err);
+    }
+    if (code == OK) {
+        log->file = fopen(log->path, "ae");
+        if (!log->file) code = error_errno(err, ERR_CANTCREATE, "%s: cannot be opened for the metrics", log->path);
+    }
+    if (code != OK) metrics_log_close(log);
+    return code;
+}
+
+static ErrorCode append_line(MetricsLog *log, Error *err) {
+    size_t length = log->line.length;
+    if (fwrite(log->line.data, 1, length, log->file) != length || fflush(log->file) != 0) {
+        return error_errno(err, ERR_IO, "%s: writing a record failed", log->path);
+    }
+    return OK;
+}
+
+ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err) {
+    text_clear(&log->line);
+    write_record(&log->line, KIND_STEP, step_fields, m);
+    return append_line(log, err);
+}
+
+ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err) {
+    text_clear(&log->line);
+    write_record(&log->line, KIND_VALIDATION, validation_fields, v);
+    return append_line(log, err);
+}
+
+ErrorCode metrics_log_sync(MetricsLog *log, Error *err) {
+    if (fflush(log->file) != 0 || fsync(fileno(log->file)) != 0) {
+        return error_errno(err, ERR_IO, "%s: syncing to the disk failed", log->path);
+    }
+    return OK;
+}
+
+void metrics_log_close(MetricsLog *log) {
+    if (log->file) fclose(log->file);
+    free(log->path);
+    text_free(&log->line);
+    *log = (MetricsLog){0};
+}
+
+/* Room for one more item; grows by doubling. */
+static void *grow(void *items, size_t count, size_t each) {
+    bool full = (count & (count - 1)) == 0;
+    size_t bytes;
+    if (!full) return items;
+    CHECK(size_multiply(count ? 2 * count : 1, each, &bytes));
+    return mem_grow(items, bytes);
+}
+
+static bool table_add(MetricsTable *t, const char *line, size_t length) {
+    bool is_step, good;
+    cJSON *record = parse_line(line, length, &is_step);
+    if (!record) return false;
+    if (is_step) {
+        t->steps = grow(t->steps, t->step_count, sizeof *t->steps);
+        good = read_record(record, step_fields, &t->steps[t->step_count]);
+        if (good) t->step_count++;
+    } else {
+        t->validations = grow(t->validations, t->validation_count, sizeof *t->validations);
+        good = read_record(record, validation_fields, &t->validations[t->validation_count]);
+        if (good) t->validation_count++;
+    }
+    cJSON_Delete(record);
+    return good;
+}
+
+ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err) {
+    *t = (MetricsTable){0};
+    FileMap map;
+    TRY(file_map(&map, path, err));
+    const char *at = (const char *)map.data, *end = map.length ? at + map.length : at, *line;
+    size_t length;
+    bool whole;
+    while (next_line(&at, end, &line, &length, &whole)) {
+        if (length > 0 && !table_add(t, line, length)) t->bad_lines++;
+    }
+    file_unmap(&map);
+    return OK;
+}
+
+void metrics_table_free(MetricsTable *t) {
+    free(t->steps);
+    free(t->validations);
+    *t = (MetricsTable){0};
+}

@@ -1,0 +1,63 @@
+#include "observe/spike.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A standard normal variable's median absolute deviation is 1/1.4826. */
+#define MAD_TO_SIGMA 1.4826
+/* Values that hardly differ must not make a rounding error a spike: the scale is at least this part of the median. */
+#define RELATIVE_FLOOR 1e-3
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Halves are taken before the sum: it cannot overflow. */
+static double median(double *values, size_t count) {
+    qsort(values, count, sizeof *values, ascending);
+    return count % 2 ? values[count / 2] : values[count / 2 - 1] / 2 + values[count / 2] / 2;
+}
+
+double spike_deviation(const SpikeWindow *w, double value) {
+    if (!isfinite(value)) return value;
+    if (w->count < SPIKE_MINIMUM) return 0;
+    double sorted[SPIKE_WINDOW];
+    memcpy(sorted, w->values, w->count * sizeof *sorted);
+    double centre = median(sorted, w->count);
+    for (size_t i = 0; i < w->count; i++) sorted[i] = fabs(w->values[i] - centre);
+    double scale = MAD_TO_SIGMA * median(sorted, w->count);
+    return (value - centre) / fmax(fmax(scale, RELATIVE_FLOOR * fabs(centre)), DBL_MIN);
+}
+
+bool spike_detect(const SpikeWindow *w, double value, double limit) {
+    if (!isfinite(value)) return true;
+    return limit > 0 && fabs(spike_deviation(w, value)) > limit;
+}
+
+void spike_add(SpikeWindow *w, double value) {
+    if (!isfinite(value)) return;
+    w->values[w->next] = value;
+    w->next = (w->next + 1) % SPIKE_WINDOW;
+    if (w->count < SPIKE_WINDOW) w->count++;
+}
+
+size_t spike_save(const SpikeWindow *w, double out[SPIKE_WINDOW]) {
+    size_t oldest = w->count < SPIKE_WINDOW ? 0 : w->next;
+    for (size_t i = 0; i < w->count; i++) out[i] = w->values[(oldest + i) % SPIKE_WINDOW];
+    return w->count;
+}
+
+ErrorCode spike_load(SpikeWindow *w, const double *values, size_t count, Error *err) {
+    *w = (SpikeWindow){0};
+    if (count > SPIKE_WINDOW) {
+        return error_set(err, ERR_DATA, "spike window: %zu values found, at most %d expected", count, SPIKE_WINDOW);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!isfinite(values[i])) return error_set(err, ERR_DATA, "spike window: value %zu is not finite", i);
+    }
+    for (size_t i = 0; i < count; i++) spike_add(w, values[i]);
+    return OK;
+}

@@ -1,0 +1,248 @@
+#include "observe/tensorboard.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/hash.h"
+
+#define FLUSH_SECONDS 5.0
+#define GIB (1024.0 * 1024 * 1024)
+
+struct TensorBoard {
+    FILE *file;
+    char *path;
+    Text event, part, value; /* scratch of the encoder, innermost last */
+    double flushed;          /* clock_seconds of the last flush */
+};
+
+/* ---- protocol buffers: a field is a varint key (number << 3 | wire type) and its value ---- */
+
+enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
+
+static void put_varint(Text *t, uint64_t value) {
+    char bytes[10];
+    size_t n = 0;
+    do {
+        bytes[n++] = (char)((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
+        value >>= 7;
+    } while (value);
+    text_add(t, bytes, n);
+}
+
+static void put_little(Text *t, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) text_add(t, &(char){(char)(value >> (8 * i) & 0xff)}, 1);
+}
+
+static void put_key(Text *t, unsigned number, unsigned wire) { put_varint(t, number << 3 | wire); }
+
+static void put_int(Text *t, unsigned number, int64_t value) {
+    put_key(t, number, WIRE_VARINT);
+    put_varint(t, (uint64_t)value);
+}
+
+static void put_double(Text *t, unsigned number, double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(t, number, WIRE_64);
+    put_little(t, bits, 8);
+}
+
+static void put_float(Text *t, unsigned number, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(t, number, WIRE_32);
+    put_little(t, bits, 4);
+}
+
+static void put_bytes(Text *t, unsigned number, const char *data, size_t length) {
+    put_key(t, number, WIRE_BYTES);
+    put_varint(t, length);
+    if (length > 0) text_add(t, data, length);
+}
+
+static void put_string(Text *t, unsigned number, const char *s) { put_bytes(t, number, s, strlen(s)); }
+
+/* ---- records ---- */
+
+uint32_t tensorboard_masked_crc(const void *data, size_t length) {
+    uint32_t crc = crc32c(data, length);
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+/* Fields of Event (event.proto). */
+enum { EVENT_WALL_TIME = 1, EVENT_STEP = 2, EVENT_FILE_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7 };
+
+static void begin_event(TensorBoard *tb, int64_t step) {
+    text_clear(&tb->event);
+    put_double(&tb->event, EVENT_WALL_TIME, clock_wall());
+    if (step != 0) put_int(&tb->event, EVENT_STEP, step);
+}
+
+static ErrorCode write_event(TensorBoard *tb, Error *err) {
+    Text *frame = &tb->part;
+    text_clear(frame);
+    put_little(frame, tb->event.length, 8);
+    put_little(frame, tensorboard_masked_crc(frame->data, 8), 4);
+    text_add(frame, tb->event.data, tb->event.length);
+    put_little(frame, tensorboard_masked_crc(tb->event.data, tb->event.length), 4);
+    if (fwrite(frame->data, 1, frame->length, tb->file) != frame->length) {
+        return error_errno(err, ERR_IO, "%s: writing an event failed", tb->path);
+    }
+    if (clock_seconds() - tb->flushed < FLUSH_SECONDS) return OK;
+    return tensorboard_flush(tb, err);
+}
+
+ErrorCode tensorboard_flush(TensorBoard *tb, Error *err) {
+    tb->flushed = clock_seconds();
+    return fflush(tb->file) == 0 ? OK : error_errno(err, ERR_IO, "%s: writing failed", tb->path);
+}
+
+/* Names as TensorBoard's own writer gives them; it looks for "tfevents" and sorts by the time. */
+static char *event_path(const char *dir) {
+    char host[256] = "localhost";
+    if (gethostname(host, sizeof host - 1) != 0 || !host[0]) strcpy(host, "localhost");
+    for (char *c = host; *c; c++) {
+        if (*c == '/') *c = '-';
+    }
+    double now = clock_wall();
+    Text name = {0};
+    text_printf(&name, "events.out.tfevents.%010lld.%s.%ld.%u", (long long)now, host, (long)getpid(),
+                (unsigned)((now - floor(now)) * 1e6));
+    char *path = path_join(dir, name.data);
+    text_free(&name);
+    return path;
+}
+
+static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
+    begin_event(tb, 0);
+    put_string(&tb->event, EVENT_FILE_VERSION, "brain.Event:2");
+    TRY(write_event(tb, err));
+    if (resumed > 0) {
+        /* SessionLog{status = START} at step s makes readers forget what earlier files say about steps >= s. */
+        begin_event(tb, resumed + 1);
+        put_bytes(&tb->event, EVENT_SESSION_LOG, "\x08\x01", 2);
+        TRY(write_event(tb, err));
+    }
+    return tensorboard_flush(tb, err);
+}
+
+ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resumed, Error *err) {
+    *out = NULL;
+    char *dir = path_join(run_dir, "tensorboard");
+    ErrorCode code = file_make_dirs(dir, err);
+    if (code != OK) {
+        free(dir);
+        return code;
+    }
+    TensorBoard *tb = mem_alloc(sizeof *tb);
+    tb->path = event_path(dir);
+    free(dir);
+    tb->file = fopen(tb->path, "wbxe"); /* x: never over another process's file */
+    if (!tb->file) {
+        code = error_errno(err, ERR_CANTCREATE, "%s: cannot be created", tb->path);
+    } else {
+        code = write_preamble(tb, resumed, err);
+    }
+    if (code != OK) {
+        tensorboard_close(tb, NULL);
+        return code;
+    }
+    *out = tb;
+    return OK;
+}
+
+const char *tensorboard_path(const TensorBoard *tb) { return tb->path; }
+
+ErrorCode tensorboard_close(TensorBoard *tb, Error *err) {
+    if (!tb) return OK;
+    ErrorCode code = OK;
+    if (tb->file && fclose(tb->file) != 0) code = error_errno(err, ERR_IO, "%s: writing failed", tb->path);
+    text_free(&tb->event);
+    text_free(&tb->part);
+    text_free(&tb->value);
+    free(tb->path);
+    free(tb);
+    return code;
+}
+
+/* ---- summaries: Summary{1 value: Value{1 tag, 2 simple_value, 8 tensor, 9 metadata}} ---- */
+
+static void add_scalar(TensorBoard *tb, const char *tag, double value) {
+    if (!isfinite(value)) return;
+    Text *v = &tb->value;
+    text_clear(v);
+    put_string(v, 1, tag);
+    put_float(v, 2, (float)value);
+    put_bytes(&tb->part, 1, v->data, v->length);
+}
+
+typedef struct Scalar {
+    const char *tag;
+    double value;
+} Scalar;
+
+static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const Scalar *scalars, size_t count, Error *err) {
+    text_clear(&tb->part);
+    for (size_t i = 0; i < count; i++) add_scalar(tb, scalars[i].tag, scalars[i].value);
+    begin_event(tb, step);
+    put_bytes(&tb->event, EVENT_SUMMARY, tb->part.data, tb->part.length);
+    return write_event(tb, err);
+}
+
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
+    const Scalar scalars[] = {
+        {"train/loss", m->loss},
+        {"train/grad_norm", m->grad_norm},
+        {"train/clip_coefficient", m->clip_coefficient},
+        {"train/lr", m->lr},
+        {"train/tokens", (double)m->total_tokens},
+        {"train/epoch", m->epoch},
+        {"train/skipped_steps", (double)m->skipped_total},
+        {"speed/tokens_per_second", m->tokens_per_second},
+        {"speed/tflops", m->flops_per_second / 1e12},
+        {"speed/mfu_percent", m->mfu * 100},
+        {"speed/step_seconds", m->step_seconds},
+        {"speed/data_wait_percent", m->data_seconds / m->step_seconds * 100},
+        {"memory/resident_gib", (double)m->memory_resident / GIB},
+        {"memory/peak_gib", (double)m->memory_peak / GIB},
+        {"memory/peak_percent", m->memory_fraction * 100},
+    };
+    return write_scalars(tb, m->step, scalars, COUNT(scalars), err);
+}
+
+ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err) {
+    const Scalar scalars[] = {
+        {"validation/loss", v->loss},
+        {"validation/perplexity", v->perplexity},
+        {"validation/bits_per_byte", v->bits_per_byte},
+        {"validation/tokens_per_second", v->tokens_per_second},
+    };
+    return write_scalars(tb, v->step, scalars, COUNT(scalars), err);
+}
+
+/* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8 string_val} under
+ * metadata that names the plugin: SummaryMetadata{1 PluginData{1 name}, 4 data_class = tensor (2)}. */
+ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err) {
+    static const char metadata[] = "\x0a\x06\x0a\x04text\x20\x02";
+    Text tensor = {0};
+    put_int(&tensor, 1, 7);
+    put_bytes(&tensor, 2, NULL, 0);
+    put_string(&tensor, 8, markdown);
+    text_clear(&tb->value);
+    put_string(&tb->value, 1, tag);
+    put_bytes(&tb->value, 8, tensor.data, tensor.length);
+    put_bytes(&tb->value, 9, metadata, sizeof metadata - 1);
+    text_free(&tensor);
+    text_clear(&tb->part);
+    put_bytes(&tb->part, 1, tb->value.data, tb->value.length);
+    begin_event(tb, step);
+    put_bytes(&tb->event, EVENT_SUMMARY, tb->part.data, tb->part.length);
+    return write_event(tb, err);
+}
