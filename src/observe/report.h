@@ -1,0 +1,16 @@
+/* One self-contained HTML page about a run: its facts, its curves, its journal, its configuration. Works from file://, asks
+ * nothing of the network, and needs no script to be read (a few lines add a read-out under the pointer). */
+#ifndef WEFT_OBSERVE_REPORT_H
+#define WEFT_OBSERVE_REPORT_H
+
+#include "base/error.h"
+#include "base/text.h"
+
+/* Reads RUN/metrics.jsonl and, where they are, RUN/journal.jsonl and RUN/config.yaml. */
+ErrorCode report_write(Text *html, const char *run_dir, Error *err);
+
+/* The page's style sheet and script. */
+extern const char *const report_style;
+extern const char *const report_script;
+
+#endif
