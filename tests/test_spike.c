@@ -128,10 +128,14 @@ static void bad_windows_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_judgement_on_few_values),     cmocka_unit_test(deviations_are_in_standard_deviations),
-        cmocka_unit_test(normal_values_are_no_spikes),    cmocka_unit_test(a_falling_loss_is_no_spike),
-        cmocka_unit_test(nonfinite_values_never_enter),   cmocka_unit_test(outliers_do_not_blind),
-        cmocka_unit_test(equal_values_do_not_divide_by_zero), cmocka_unit_test(the_window_is_saved_and_loaded),
+        cmocka_unit_test(no_judgement_on_few_values),
+        cmocka_unit_test(deviations_are_in_standard_deviations),
+        cmocka_unit_test(normal_values_are_no_spikes),
+        cmocka_unit_test(a_falling_loss_is_no_spike),
+        cmocka_unit_test(nonfinite_values_never_enter),
+        cmocka_unit_test(outliers_do_not_blind),
+        cmocka_unit_test(equal_values_do_not_divide_by_zero),
+        cmocka_unit_test(the_window_is_saved_and_loaded),
         cmocka_unit_test(bad_windows_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

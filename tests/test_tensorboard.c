@@ -130,10 +130,13 @@ static float scalar(Span event, const char *tag) {
 
 static void masked_sums_are_the_published_ones(void **state) {
     (void)state;
-    static const unsigned char first[] = {0x09, 0, 0, 0x80, 0x38, 0x99, 0xd6, 0xd7, 0x41, 0x1a, 0x0d, 'b',
-                                          'r',  'a', 'i', 'n', '.', 'E', 'v', 'e', 'n', 't', ':', '2'};
+    static const unsigned char first[] = {0x09, 0,   0,   0x80, 0x38, 0x99, 0xd6, 0xd7, 0x41, 0x1a, 0x0d, 'b',
+                                          'r',  'a', 'i', 'n',  '.',  'E',  'v',  'e',  'n',  't',  ':',  '2'};
     static const unsigned char length[8] = {24};
-    assert_int_equal(tensorboard_masked_crc("\x1a\x11" "CRC test, one two", 19), 0x5794d08a);
+    assert_int_equal(tensorboard_masked_crc("\x1a\x11"
+                                            "CRC test, one two",
+                                            19),
+                     0x5794d08a);
     assert_int_equal(tensorboard_masked_crc(length, 8), 0x224b7fa3);
     assert_int_equal(tensorboard_masked_crc(first, sizeof first), 0xab364b12);
     assert_int_equal(tensorboard_masked_crc("", 0), 0xa282ead8);
@@ -143,8 +146,16 @@ static void events_read_back(void **state) {
     (void)state;
     TensorBoard *tb;
     assert_int_equal(tensorboard_open(&tb, dir, 0, &err), OK);
-    const StepMetrics m = {.step = 300, .total_steps = 400, .loss = 5.25, .grad_norm = (double)NAN, .lr = 3e-4, .mfu = 0.5,
-                           .step_seconds = 2, .data_seconds = 0.5, .flops_per_second = 2e12, .memory_peak = 1 << 30,
+    const StepMetrics m = {.step = 300,
+                           .total_steps = 400,
+                           .loss = 5.25,
+                           .grad_norm = (double)NAN,
+                           .lr = 3e-4,
+                           .mfu = 0.5,
+                           .step_seconds = 2,
+                           .data_seconds = 0.5,
+                           .flops_per_second = 2e12,
+                           .memory_peak = 1 << 30,
                            .total_tokens = 1000000};
     const ValidationMetrics v = {.step = 70000, .loss = 4.5, .perplexity = 90.017, .bits_per_byte = (double)NAN};
     assert_int_equal(tensorboard_step(tb, &m, &err), OK);

@@ -3,9 +3,11 @@
 
 extern const Verb verb_doctor;
 extern const Verb verb_help;
+extern const Verb verb_report;
 
 const Verb *const verbs[] = {
     &verb_doctor,
+    &verb_report,
     &verb_help,
     NULL,
 };

@@ -39,22 +39,30 @@ size_t chart_ticks(double low, double high, int wanted, double *out, size_t max,
     *step = 0;
     if (!(raw > 0) || !isfinite(raw)) return 0;
     double power = pow(10, floor(log10(raw))), part = raw / power;
-    *step = power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
+    *step = power * (part <= 1.4 ? 1 : part <= 3 ? 2 : part <= 7 ? 5 : 10);
     double first = ceil(low / *step - 1e-9), last = floor(high / *step + 1e-9);
     size_t n = 0;
-    for (double i = first; i <= last && n < max; i++) out[n++] = i * *step;
+    for (double i = first; i <= last && n < max; i++) out[n++] = i * *step + 0.0; /* + 0.0: never -0 */
     return n;
 }
 
-void chart_smooth(const double *y, size_t count, double span, double *out) {
-    double keep = 1 - 2 / (fmax(span, 1) + 1), sum = 0, weight = 0;
-    for (size_t i = 0; i < count; i++) {
-        out[i] = y[i];
+/* One pass of a bias-corrected exponential moving average; adds half of it to out. */
+static void half_smooth(const double *y, size_t count, double keep, bool backward, double *out) {
+    double sum = 0, weight = 0;
+    for (size_t n = 0; n < count; n++) {
+        size_t i = backward ? count - 1 - n : n;
         if (!isfinite(y[i])) continue;
         sum = keep * sum + (1 - keep) * y[i];
         weight = keep * weight + (1 - keep);
-        out[i] = sum / weight;
+        out[i] += 0.5 * sum / weight;
     }
+}
+
+void chart_smooth(const double *y, size_t count, double span, double *out) {
+    double keep = 1 - 2 / (fmax(span, 1) + 1);
+    for (size_t i = 0; i < count; i++) out[i] = isfinite(y[i]) ? 0 : y[i];
+    half_smooth(y, count, keep, false, out);
+    half_smooth(y, count, keep, true, out);
 }
 
 static double at(const Axis *a, double value) {
@@ -69,23 +77,19 @@ static double at(const Axis *a, double value) {
 
 static bool drawable(const Axis *y, double value) { return isfinite(value) && (!y->log || value > 0); }
 
-/* As many decimals as the distance of ticks needs; thousands as k, M, G. */
-static void tick_label(Text *out, double value, double step) {
+/* As many decimals as the distance of ticks needs; thousands as k, M, G, the same for all labels up to `largest`. */
+static void tick_label(Text *out, double value, double step, double largest) {
     static const char *const suffix[] = {"", "k", "M", "G", "T"};
-    double size = fmax(fabs(value), step);
     int thousands = 0;
-    while (size >= 10000 * (thousands ? 0.1 : 1) && thousands < 4) {
-        size /= 1000;
-        value /= 1000;
-        step /= 1000;
-        thousands++;
-    }
+    if (largest >= 10000) thousands = (int)fmin(floor(log10(largest) / 3 + 1e-9), 4);
+    value /= pow(1000, thousands);
+    step /= pow(1000, thousands);
     if (value != 0 && step < 1e-4) {
         text_printf(out, "%.*e", step < 0.99 * pow(10, floor(log10(fabs(value)) + 1e-9)) ? 1 : 0, value);
         return;
     }
-    int decimals = step > 0 ? (int)ceil(-log10(step) - 1e-9) : 2;
-    text_printf(out, "%.*f%s", decimals < 0 ? 0 : decimals, value == 0 ? 0.0 : value, suffix[thousands]);
+    int decimals = (int)ceil(-log10(step) - 1e-9);
+    text_printf(out, "%.*f%s", decimals < 0 ? 0 : decimals, value, value != 0 ? suffix[thousands] : "");
 }
 
 /* ---- ranges ---- */
@@ -123,7 +127,7 @@ static bool fit_axis(const Chart *c, Axis *a) {
 static size_t log_ticks(const Axis *a, double *out, double *step) {
     double decades = log10(a->high / a->low);
     *step = 0;
-    if (decades < 1) return chart_ticks(a->low, a->high, 5, out, MAX_TICKS, step);
+    if (decades < 1) return chart_ticks(a->low, a->high, 8, out, MAX_TICKS, step);
     static const double parts[] = {1, 2, 5};
     size_t n = 0;
     double stride = fmax(1, ceil(decades / 7));
@@ -140,12 +144,12 @@ static size_t log_ticks(const Axis *a, double *out, double *step) {
 
 static void write_y_axis(Text *out, const Chart *c, const Axis *y) {
     double ticks[MAX_TICKS], step;
-    size_t n = y->log ? log_ticks(y, ticks, &step) : chart_ticks(y->low, y->high, 5, ticks, MAX_TICKS, &step);
+    size_t n = y->log ? log_ticks(y, ticks, &step) : chart_ticks(y->low, y->high, c->height / 50, ticks, MAX_TICKS, &step);
     for (size_t i = 0; i < n; i++) {
         double py = at(y, ticks[i]);
         text_printf(out, "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">", LEFT, py,
                     c->width - RIGHT, LEFT - 8, py + 4);
-        tick_label(out, ticks[i], step > 0 ? step : pow(10, floor(log10(ticks[i]) + 1e-9)));
+        tick_label(out, ticks[i], step > 0 ? step : pow(10, floor(log10(ticks[i]) + 1e-9)), step > 0 ? ticks[n - 1] : ticks[i]);
         text_puts(out, "</text>\n");
     }
 }
@@ -160,7 +164,7 @@ static void write_x_axis(Text *out, const Chart *c, const Axis *x) {
         double px = at(x, ticks[i]);
         text_printf(out, "<path class=\"axis\" d=\"M%.1f %dv4\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">", px, bottom, px,
                     bottom + 18, px > c->width - RIGHT - 16 ? "end" : "middle");
-        tick_label(out, ticks[i], step);
+        tick_label(out, ticks[i], step, ticks[n - 1]);
         text_puts(out, "</text>\n");
     }
 }
@@ -212,7 +216,8 @@ static void write_line(Text *out, const char *kind, const ChartSeries *s, const 
 static void write_dots(Text *out, const ChartSeries *s, const Axis *x, const Axis *y) {
     for (size_t i = 0; i < s->count; i++) {
         if (!drawable(y, s->y[i])) continue;
-        text_printf(out, "<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", s->style, at(x, s->x[i]), at(y, s->y[i]));
+        text_printf(out, "<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", s->style, at(x, s->x[i]),
+                    at(y, s->y[i]));
     }
 }
 
@@ -252,11 +257,12 @@ static void write_svg(Text *out, const Chart *c, bool log) {
         text_printf(out, "<p class=\"empty plot %s\">Nothing to draw yet.</p>\n", log ? "log" : "lin");
         return;
     }
-    text_printf(out,
-                "<svg class=\"plot %s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s by step, %s axis\" data-chart=\"%s\" "
-                "data-box=\"%d %d %d %d\" data-x=\"%.17g %.17g\" data-y=\"%.17g %.17g\" data-log=\"%d\">\n",
-                log ? "log" : "lin", c->width, c->height, c->title, log ? "logarithmic" : "linear", c->id, LEFT, TOP,
-                c->width - RIGHT, c->height - BOTTOM, x.low, x.high, y.low, y.high, log);
+    text_printf(
+        out,
+        "<svg class=\"plot %s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s by step, %s axis\" data-chart=\"%s\" "
+        "data-box=\"%d %d %d %d\" data-x=\"%.17g %.17g\" data-y=\"%.17g %.17g\" data-log=\"%d\">\n",
+        log ? "log" : "lin", c->width, c->height, c->title, log ? "logarithmic" : "linear", c->id, LEFT, TOP, c->width - RIGHT,
+        c->height - BOTTOM, x.low, x.high, y.low, y.high, log);
     write_y_axis(out, c, &y);
     write_x_axis(out, c, &x);
     write_marks(out, c, &x);
@@ -265,8 +271,8 @@ static void write_svg(Text *out, const Chart *c, bool log) {
 }
 
 static void write_switch(Text *out, const Chart *c, const char *scale, const char *name, bool checked) {
-    text_printf(out, "<input type=\"radio\" name=\"y-%s\" id=\"%s-%s\" class=\"to-%s\"%s><label for=\"%s-%s\">%s</label>\n", c->id,
-                c->id, scale, scale, checked ? " checked" : "", c->id, scale, name);
+    text_printf(out, "<input type=\"radio\" name=\"y-%s\" id=\"%s-%s\" class=\"to-%s\"%s><label for=\"%s-%s\">%s</label>\n",
+                c->id, c->id, scale, scale, checked ? " checked" : "", c->id, scale, name);
 }
 
 static void write_caption(Text *out, const Chart *c) {

@@ -11,11 +11,11 @@
 
 typedef struct ChartSeries {
     const char *name;
-    const char *style;    /* CSS class: "s1" */
-    const double *x, *y;  /* x ascends; points with y not finite are gaps */
+    const char *style;   /* CSS class: "s1" */
+    const double *x, *y; /* x ascends; points with y not finite are gaps */
     size_t count;
-    bool smooth;          /* a moving average over the raw line, which is then faint */
-    bool dots;            /* few points: each gets a dot */
+    bool smooth; /* a moving average over the raw line, which is then faint */
+    bool dots;   /* few points: each gets a dot */
 } ChartSeries;
 
 /* Something that happened: a tick at the top of the chart with a name to hover. */
@@ -32,10 +32,10 @@ typedef struct Chart {
     const ChartMark *marks;
     size_t mark_count;
     double x_low, x_high;
-    bool from_zero;       /* the linear axis begins at 0 */
-    bool offer_log;       /* a switch between linear and logarithmic */
+    bool from_zero; /* the linear axis begins at 0 */
+    bool offer_log; /* a switch between linear and logarithmic */
     bool start_log;
-    int width, height;    /* in CSS pixels at full size */
+    int width, height; /* in CSS pixels at full size */
 } Chart;
 
 /* Adds a <figure>. A chart without a finite point says so. */
@@ -46,7 +46,8 @@ void html_puts(Text *out, const char *text);
 
 /* Up to `max` round positions covering [low, high] from inside; returns how many, and their distance. */
 size_t chart_ticks(double low, double high, int wanted, double *out, size_t max, double *step);
-/* Bias-corrected exponential moving average with the given span; non-finite values stay as they are and are passed over. */
+/* Exponential moving averages from both ends, bias-corrected, and the mean of the two: it does not lag behind a falling curve.
+ * Non-finite values stay as they are and are passed over. */
 void chart_smooth(const double *y, size_t count, double span, double *out);
 
 #endif

@@ -1,5 +1,6 @@
 /* The run as a person sees it on stderr: one line a logged step, in the form that users of TorchTitan read without thinking,
- * and between them, on a terminal, a live line with the run's progress. Colour only adds: what matters is also said in words. */
+ * and between them, on a terminal, a live line with the run's progress. Colour only adds: what matters is also said in words.
+ */
 #ifndef WEFT_OBSERVE_CONSOLE_H
 #define WEFT_OBSERVE_CONSOLE_H
 

@@ -77,9 +77,7 @@ ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *
     Text line = {0};
     write_entry(&line, event, step, detail, facts);
     ssize_t written;
-    do {
-        written = write(j->fd, line.data, line.length);
-    } while (written < 0 && errno == EINTR);
+    do { written = write(j->fd, line.data, line.length); } while (written < 0 && errno == EINTR);
     bool whole = written >= 0 && (size_t)written == line.length;
     text_free(&line);
     if (!whole) {

@@ -18,7 +18,8 @@ typedef struct Field {
     size_t offset;
 } Field;
 
-#define STEP_FIELD(name, type) {#name, type, offsetof(StepMetrics, name)}
+#define STEP_FIELD(name, type) \
+    { #name, type, offsetof(StepMetrics, name) }
 static const Field step_fields[] = {
     STEP_FIELD(step, FIELD_INT),
     STEP_FIELD(total_steps, FIELD_INT),
@@ -48,7 +49,8 @@ static const Field step_fields[] = {
     {NULL, FIELD_INT, 0},
 };
 
-#define VALIDATION_FIELD(name, type) {#name, type, offsetof(ValidationMetrics, name)}
+#define VALIDATION_FIELD(name, type) \
+    { #name, type, offsetof(ValidationMetrics, name) }
 static const Field validation_fields[] = {
     VALIDATION_FIELD(step, FIELD_INT),
     VALIDATION_FIELD(wall, FIELD_DOUBLE),

@@ -19,29 +19,29 @@
 
 /* One logged step. Loss to epoch belong to that step; the rates are those of the window since the last logged step. */
 typedef struct StepMetrics {
-    int64_t step, total_steps;     /* 1-based; total_steps is the end of the run */
-    double wall;                   /* seconds since 1970, of the record */
-    double loss, grad_norm;        /* grad_norm before clipping */
+    int64_t step, total_steps; /* 1-based; total_steps is the end of the run */
+    double wall;               /* seconds since 1970, of the record */
+    double loss, grad_norm;    /* grad_norm before clipping */
     double clip_coefficient, lr;
     double loss_deviation, grad_norm_deviation; /* robust deviations, spike.h */
-    bool skipped, spike;           /* update not applied (non-finite); loss or norm far from the recent ones */
-    int64_t skipped_total;         /* since the beginning of the run */
-    int64_t step_tokens, total_tokens; /* tokens of this step; of the run, this step included */
-    double epoch;                  /* passes over the data, fractional */
-    double step_seconds, data_seconds; /* mean seconds a step; of these, waiting for data */
-    double pause_seconds;          /* validation and checkpoints since the last logged step: in no rate */
+    bool skipped, spike;                        /* update not applied (non-finite); loss or norm far from the recent ones */
+    int64_t skipped_total;                      /* since the beginning of the run */
+    int64_t step_tokens, total_tokens;          /* tokens of this step; of the run, this step included */
+    double epoch;                               /* passes over the data, fractional */
+    double step_seconds, data_seconds;          /* mean seconds a step; of these, waiting for data */
+    double pause_seconds;                       /* validation and checkpoints since the last logged step: in no rate */
     double tokens_per_second, flops_per_second;
-    double mfu;                    /* fraction of the peak, NaN when no peak is known */
-    double eta;                    /* seconds to the end, pauses foreseen; NaN when not known */
+    double mfu;                           /* fraction of the peak, NaN when no peak is known */
+    double eta;                           /* seconds to the end, pauses foreseen; NaN when not known */
     int64_t memory_resident, memory_peak; /* bytes */
-    double memory_fraction;        /* peak / memory of the machine */
+    double memory_fraction;               /* peak / memory of the machine */
 } StepMetrics;
 
 typedef struct ValidationMetrics {
-    int64_t step;                  /* steps done when it was taken */
+    int64_t step; /* steps done when it was taken */
     double wall, loss, perplexity;
-    double bits_per_byte;          /* NaN when the bytes are not known */
-    int64_t tokens;                /* valid targets */
+    double bits_per_byte; /* NaN when the bytes are not known */
+    int64_t tokens;       /* valid targets */
     double seconds, tokens_per_second;
 } ValidationMetrics;
 
@@ -49,7 +49,7 @@ typedef struct ValidationMetrics {
 typedef struct MetricsWindow {
     int64_t steps, tokens;
     double seconds, data_seconds, pause_seconds;
-    int64_t run_steps;             /* since this process began, for the ETA */
+    int64_t run_steps; /* since this process began, for the ETA */
     double run_seconds, run_pause_seconds;
 } MetricsWindow;
 

@@ -63,8 +63,10 @@ static void add_cell(Text *out, const Canvas *c, int column, int row) {
         return;
     }
     unsigned p = braille(c, column, row);
-    if (p == 0) text_puts(out, " ");
-    else text_add(out, (char[]){(char)0xe2, (char)(0xa0 | p >> 6), (char)(0x80 | (p & 0x3f))}, 3);
+    if (p == 0)
+        text_puts(out, " ");
+    else
+        text_add(out, (char[]){(char)0xe2, (char)(0xa0 | p >> 6), (char)(0x80 | (p & 0x3f))}, 3);
 }
 
 static void label(char out[32], double value) {

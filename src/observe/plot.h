@@ -7,8 +7,9 @@
 
 #include "base/text.h"
 
-/* Adds `rows` lines of at most `columns` characters with the curve, its axis on the left, and one line with the ends of x below.
- * x ascends; points whose y is not finite are left out. At least 20 columns and 3 rows are used. Nothing when there is no point. */
+/* Adds `rows` lines of at most `columns` characters with the curve, its axis on the left, and one line with the ends of x
+ * below. x ascends; points whose y is not finite are left out. At least 20 columns and 3 rows are used. Nothing when there is
+ * no point. */
 void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows, bool unicode);
 
 /* By LC_ALL, LC_CTYPE, LANG: the program itself stays in the C locale, so that numbers keep their dots. */

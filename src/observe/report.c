@@ -62,7 +62,8 @@ static ErrorCode load_optional(Run *run, const char *dir, Error *err) {
 
 static ErrorCode load_run(Run *run, const char *dir, Error *err) {
     if (!file_is_dir(dir)) {
-        return error_set(err, ERR_NOINPUT, "%s: no such directory; a run directory was expected, as \"weft train\" makes it", dir);
+        return error_set(err, ERR_NOINPUT, "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
+                         dir);
     }
     char *metrics = path_join(dir, METRICS_FILE);
     ErrorCode code = OK;
@@ -118,7 +119,8 @@ static Columns make_columns(const MetricsTable *t) {
 }
 
 static void free_columns(Columns *c) {
-    double *all[] = {c->step, c->loss, c->grad_norm, c->lr, c->rate, c->resident, c->peak, c->validation_step, c->validation_loss};
+    double *all[] = {c->step,           c->loss, c->grad_norm, c->lr, c->rate, c->resident, c->peak, c->validation_step,
+                     c->validation_loss};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -126,9 +128,7 @@ static void free_columns(Columns *c) {
 
 /* A run says how it ended in its journal; a run that was killed says nothing. */
 static void write_state(Text *out, const Run *run) {
-    static const struct {
-        const char *event, *style;
-    } ends[] = {{"finished", "good"}, {"stopped", "warn"}, {"failed", "bad"}};
+    static const struct { const char *event, *style; } ends[] = {{"finished", "good"}, {"stopped", "warn"}, {"failed", "bad"}};
     const char *last = run->journal.count ? run->journal.entries[run->journal.count - 1].event : "";
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         if (strcmp(last, ends[i].event) == 0) {
@@ -154,9 +154,15 @@ static const char *setting(const YamlNode *node, const char *name) {
 
 static void write_settings(Text *out, const Run *run) {
     static const char *const shown[][2] = {
-        {"num_hidden_layers", "layers"}, {"hidden_size", "hidden"},    {"num_attention_heads", "heads"},
-        {"num_key_value_heads", "kv heads"}, {"vocab_size", "vocabulary"}, {"context", "context"},
-        {"lr", "lr"},                    {"compute", "compute"},       {"seed", "seed"},
+        {"num_hidden_layers", "layers"},
+        {"hidden_size", "hidden"},
+        {"num_attention_heads", "heads"},
+        {"num_key_value_heads", "kv heads"},
+        {"vocab_size", "vocabulary"},
+        {"context", "context"},
+        {"lr", "lr"},
+        {"compute", "compute"},
+        {"seed", "seed"},
     };
     size_t written = 0;
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
@@ -243,8 +249,10 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
         if (t->validations[i].loss < best->loss || !isfinite(best->loss)) best = &t->validations[i];
     }
     snprintf(value, sizeof value, "%.4f", final->loss);
-    if (isfinite(final->bits_per_byte)) snprintf(note, sizeof note, "%.3f bits per byte", final->bits_per_byte);
-    else snprintf(note, sizeof note, "perplexity %.2f", final->perplexity);
+    if (isfinite(final->bits_per_byte))
+        snprintf(note, sizeof note, "%.3f bits per byte", final->bits_per_byte);
+    else
+        snprintf(note, sizeof note, "perplexity %.2f", final->perplexity);
     write_fact(out, "Validation loss", value, note);
     snprintf(value, sizeof value, "%.4f", best->loss);
     snprintf(note, sizeof note, "at step %s", text_count(best->step, number));
@@ -278,7 +286,7 @@ static void write_time_fact(Text *out, const MetricsTable *t) {
         before = m->step;
     }
     char value[16];
-    if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "validation and saving not counted");
+    if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "in steps alone");
 }
 
 static void write_header(Text *out, const Run *run) {
@@ -414,11 +422,18 @@ static void choose_rows(const Columns *c, bool *keep) {
     if (c->count) keep[c->count - 1] = true;
 }
 
+/* Seven digits are more than a read-out shows. */
+static double rounded(double value) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.7g", value);
+    return strtod(digits, NULL);
+}
+
 static void write_array(JsonWriter *w, const char *key, const double *values, size_t count, const bool *keep) {
     json_key(w, key);
     json_begin_array(w);
     for (size_t i = 0; i < count; i++) {
-        if (!keep || keep[i]) json_double(w, values[i]);
+        if (!keep || keep[i]) json_double(w, rounded(values[i]));
     }
     json_end_array(w);
 }
@@ -433,7 +448,7 @@ static void write_data(Text *out, const Columns *c) {
     const struct {
         const char *key;
         const double *values;
-    } columns[] = {{"step", c->step}, {"loss", c->loss}, {"norm", c->grad_norm}, {"lr", c->lr},
+    } columns[] = {{"step", c->step}, {"loss", c->loss},         {"norm", c->grad_norm}, {"lr", c->lr},
                    {"rate", c->rate}, {"resident", c->resident}, {"peak", c->peak}};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
         write_array(&w, columns[i].key, columns[i].values, c->count, keep);
@@ -465,7 +480,9 @@ static void write_entry(Text *out, const JournalEntry *e) {
     for (const JournalFact *f = e->facts; f->name; f++) {
         text_puts(out, before);
         html_puts(out, f->name);
-        text_printf(out, " %.6g", f->value);
+        bool whole = f->value == floor(f->value) && fabs(f->value) < 1e12;
+        text_printf(out, " %s", whole ? text_count((int64_t)f->value, number) : "");
+        if (!whole) text_printf(out, "%.6g", f->value);
         before = " · ";
     }
     text_puts(out, e->facts->name ? "</small></td></tr>\n" : "</td></tr>\n");
