@@ -18,8 +18,8 @@ static void multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low) {
 }
 
 /* The constants are the paper's: two multipliers, and Weyl steps of the golden ratio and sqrt(3) - 1 for the key. */
-static void philox(uint32_t key0, uint32_t key1, const uint32_t in[4], uint32_t out[4]) {
-    uint32_t c0 = in[0], c1 = in[1], c2 = in[2], c3 = in[3];
+void rng_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], key0 = key[0], key1 = key[1];
     for (int round = 0; round < 10; round++) {
         uint32_t high0, low0, high1, low1;
         multiply(0xd2511f53u, c0, &high0, &low0);
@@ -35,8 +35,9 @@ static void philox(uint32_t key0, uint32_t key1, const uint32_t in[4], uint32_t 
 }
 
 void rng_block(uint64_t key, uint64_t counter, uint32_t out[4]) {
-    const uint32_t in[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), 0, 0};
-    philox((uint32_t)key, (uint32_t)(key >> 32), in, out);
+    const uint32_t key_words[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
+    const uint32_t counter_words[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), 0, 0};
+    rng_philox(key_words, counter_words, out);
 }
 
 uint64_t rng_u64(uint64_t key, uint64_t counter) {

@@ -8,6 +8,9 @@
 /* A key from a seed and a name (a parameter's name, "sampling", ...). */
 uint64_t rng_key(uint64_t seed, const char *name);
 
+/* The generator itself, as published: ten rounds over a 128-bit counter with a 64-bit key. */
+void rng_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]);
+
 /* Four 32-bit values for one counter. */
 void rng_block(uint64_t key, uint64_t counter, uint32_t out[4]);
 uint64_t rng_u64(uint64_t key, uint64_t counter);
