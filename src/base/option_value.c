@@ -291,7 +291,7 @@ ErrorCode value_set_text(const Option *option, void *field, const char *key, con
     }
     YamlNode *node;
     ErrorCode code = yaml_tree_parse(origin->where, text, length, &node, origin->err);
-    if (code != OK) return code;
+    if (code != OK) return error_context(origin->err, "%s", key), code;
     code = value_set(option, field, key, node, origin);
     yaml_tree_free(node);
     return code;

@@ -166,6 +166,21 @@ static void write_help_line(const Option *o, size_t indent, size_t column, size_
         for (const Option *part = o->item; part->key; part++) write_help_line(part, indent + 4, column, width, out);
 }
 
+static size_t section_length(const char *key) {
+    const char *dot = strrchr(key, '.');
+    return dot ? (size_t)(dot - key) : 0;
+}
+
+static bool same_section(const char *a, const char *b) {
+    return section_length(a) == section_length(b) && strncmp(a, b, section_length(a)) == 0;
+}
+
+static bool is_section_listed(const Option *table, const Option *o) {
+    for (const Option *earlier = table; earlier < o; earlier++)
+        if (same_section(earlier->key, o->key)) return true;
+    return false;
+}
+
 void options_write_help(const Option *table, Text *out, int width) {
     size_t column = 0, columns = width < 60 ? 60 : (size_t)width;
     for (const Option *o = table; o->key; o++) {
@@ -173,18 +188,13 @@ void options_write_help(const Option *table, Text *out, int width) {
         if (left > column && left <= MAX_LEFT) column = left;
     }
     if (column == 0) column = MAX_LEFT;
-    const char *section = "";
-    size_t section_length = 0;
     for (const Option *o = table; o->key; o++) {
-        const char *dot = strrchr(o->key, '.');
-        size_t length = dot ? (size_t)(dot - o->key) : 0;
-        if (length != section_length || strncmp(o->key, section, length) != 0) {
-            if (o != table) text_puts(out, "\n");
-            text_add(out, o->key, length);
-            text_puts(out, length ? "\n" : "");
-            section = o->key;
-            section_length = length;
-        }
-        write_help_line(o, 2, column, columns, out);
+        if (is_section_listed(table, o)) continue;
+        size_t length = section_length(o->key);
+        if (o != table) text_puts(out, "\n");
+        text_add(out, o->key, length);
+        text_puts(out, length ? "\n" : "");
+        for (const Option *member = o; member->key; member++)
+            if (same_section(o->key, member->key)) write_help_line(member, 2, column, columns, out);
     }
 }
