@@ -73,8 +73,8 @@ static void test_normal_inverts_the_distribution(void **state) {
     const long double root = sqrtl(2), scale = 1 / sqrtl(2 * acosl(-1));
     (void)state;
     for (uint64_t i = 0; i < 100000; i++) {
-        double x = rng_normal(3, i, -(double)INFINITY, (double)INFINITY);
-        long double u = uniform_of(3, i), density = scale * expl(-(long double)x * x / 2);
+        long double x = (long double)rng_normal(3, i, -(double)INFINITY, (double)INFINITY);
+        long double u = uniform_of(3, i), density = scale * expl(-x * x / 2);
         /* Compared in the nearer tail, where the difference of probabilities is exact. */
         long double off = x < 0 ? erfcl(-x / root) / 2 - u : (1 - u) - erfcl(x / root) / 2;
         assert_true(fabsl(off / density) < 1e-12L * (1 + fabsl(x)));
