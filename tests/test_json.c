@@ -107,7 +107,8 @@ static void test_accepts_json(void **state) {
 }
 
 static void test_members(void **state) {
-    static const char text[] = "{\"i\": 12, \"h\": 1.5, \"big\": 9007199254740993, \"safe\": 9007199254740991, \"s\": \"x\", \"z\": null}";
+    static const char text[] =
+        "{\"i\": 12, \"h\": 1.5, \"big\": 9007199254740993, \"safe\": 9007199254740991, \"s\": \"x\", \"z\": null}";
     cJSON *root;
     Error err;
     int64_t i = 7;
@@ -198,7 +199,8 @@ static void test_doubles_survive(void **state) {
 
 /* Any bytes are answered, never a crash; what is accepted has a tree. */
 static void test_damaged_input(void **state) {
-    static const char seed[] = "{\"a\": [1, -2.5e3, \"x\\u00e9\\ud83d\\ude00\"], \"b\": {\"c\": null, \"d\": true}, \"e\": \"\xc3\xa9\"}";
+    static const char seed[] =
+        "{\"a\": [1, -2.5e3, \"x\\u00e9\\ud83d\\ude00\"], \"b\": {\"c\": null, \"d\": true}, \"e\": \"\xc3\xa9\"}";
     (void)state;
     for (uint64_t i = 0; i < 20000; i++) {
         size_t length = 1 + rng_u64(2, i) % (sizeof seed - 1);
@@ -217,8 +219,8 @@ static void test_damaged_input(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_depth),           cmocka_unit_test(test_long_numbers),
-        cmocka_unit_test(test_accepts_json),  cmocka_unit_test(test_members),         cmocka_unit_test(test_writer),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_depth),         cmocka_unit_test(test_long_numbers),
+        cmocka_unit_test(test_accepts_json),    cmocka_unit_test(test_members),       cmocka_unit_test(test_writer),
         cmocka_unit_test(test_doubles_survive), cmocka_unit_test(test_damaged_input),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

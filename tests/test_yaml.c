@@ -150,8 +150,9 @@ static void test_damaged_input(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree),      cmocka_unit_test(test_empty_documents), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_depth),     cmocka_unit_test(test_size),            cmocka_unit_test(test_many_keys),
+        cmocka_unit_test(test_tree),          cmocka_unit_test(test_empty_documents),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_size),          cmocka_unit_test(test_many_keys),
         cmocka_unit_test(test_damaged_input),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,8 +35,11 @@ char *clock_duration(double seconds, char out[16]) {
     }
     if (seconds > 9999.0 * 86400) return strcpy(out, "forever");
     unsigned whole = (unsigned)(seconds + 0.5);
-    if (whole < 3600) snprintf(out, 16, "%um%02us", whole / 60 % 60, whole % 60);
-    else if (whole < 86400) snprintf(out, 16, "%uh%02um", whole / 3600 % 24, whole / 60 % 60);
-    else snprintf(out, 16, "%ud%02uh", whole / 86400 % 10000, whole / 3600 % 24);
+    if (whole < 3600)
+        snprintf(out, 16, "%um%02us", whole / 60 % 60, whole % 60);
+    else if (whole < 86400)
+        snprintf(out, 16, "%uh%02um", whole / 3600 % 24, whole / 60 % 60);
+    else
+        snprintf(out, 16, "%ud%02uh", whole / 86400 % 10000, whole / 3600 % 24);
     return out;
 }

@@ -97,8 +97,8 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
         if (escape) {
             piece_length = 0;
             for (size_t i = 0; i < bytes; i++)
-                piece_length += (size_t)snprintf(piece + piece_length, sizeof piece - piece_length, "\\x%02X",
-                                                 (unsigned char)text[at + i]);
+                piece_length +=
+                    (size_t)snprintf(piece + piece_length, sizeof piece - piece_length, "\\x%02X", (unsigned char)text[at + i]);
         } else {
             memcpy(piece, text + at, bytes);
         }

@@ -89,8 +89,10 @@ ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     ErrorCode code = OK;
     if (info.st_size > 0) {
         void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (data == MAP_FAILED) code = error_errno(err, ERR_IO, "%s: cannot map into memory", shown(path, name));
-        else *map = (FileMap){data, (size_t)info.st_size};
+        if (data == MAP_FAILED)
+            code = error_errno(err, ERR_IO, "%s: cannot map into memory", shown(path, name));
+        else
+            *map = (FileMap){data, (size_t)info.st_size};
     }
     close(fd);
     return code;
@@ -148,8 +150,10 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
         if (close(fd) != 0 && code == OK) code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
         if (code == OK && rename(temporary.data, path) != 0)
             code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
-        if (code != OK) unlink(temporary.data);
-        else code = sync_parent(path, err);
+        if (code != OK)
+            unlink(temporary.data);
+        else
+            code = sync_parent(path, err);
     }
     text_free(&temporary);
     return code;

@@ -25,8 +25,10 @@ typedef struct Scan {
 static ErrorCode fail(const Scan *s, size_t at, const char *what) {
     size_t line = 1, column = 1;
     for (size_t i = 0; i < at; i++) {
-        if (s->data[i] == '\n') line++, column = 1;
-        else if (((unsigned char)s->data[i] & 0xc0) != 0x80) column++;
+        if (s->data[i] == '\n')
+            line++, column = 1;
+        else if (((unsigned char)s->data[i] & 0xc0) != 0x80)
+            column++;
     }
     return error_set(s->err, ERR_DATA, "%s:%zu:%zu: %s", s->where, line, column, what);
 }
@@ -174,16 +176,15 @@ static ErrorCode scan_items(Scan *s, int depth, bool object) {
 
 static ErrorCode scan_value(Scan *s, int depth) {
     skip_space(s);
-    switch (peek(s)) {
+    const int c = peek(s);
+    switch (c) {
     case '{': return scan_items(s, depth + 1, true);
     case '[': return scan_items(s, depth + 1, false);
     case '"': return scan_string(s);
     case 't': return scan_word(s, "true");
     case 'f': return scan_word(s, "false");
     case 'n': return scan_word(s, "null");
-    case '-': case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
-        return scan_number(s);
-    default: return expected(s, "a value");
+    default: return c == '-' || (c >= '0' && c <= '9') ? scan_number(s) : expected(s, "a value");
     }
 }
 
@@ -314,7 +315,8 @@ ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key,
     return OK;
 }
 
-ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required, const char **out, Error *err) {
+ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required, const char **out,
+                          Error *err) {
     const cJSON *member = NULL;
     TRY(find_member(object, where, key, required, &member, err));
     if (!member) return OK;

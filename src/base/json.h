@@ -42,7 +42,7 @@ void json_int(JsonWriter *w, int64_t value);
 void json_double(JsonWriter *w, double value);
 void json_bool(JsonWriter *w, bool value);
 void json_null(JsonWriter *w);
-void json_string(JsonWriter *w, const char *value);                      /* NUL-terminated UTF-8 */
-void json_bytes(JsonWriter *w, const char *value, size_t length);        /* may hold NULs; invalid UTF-8 becomes U+FFFD */
+void json_string(JsonWriter *w, const char *value);               /* NUL-terminated UTF-8 */
+void json_bytes(JsonWriter *w, const char *value, size_t length); /* may hold NULs; invalid UTF-8 becomes U+FFFD */
 
 #endif

@@ -52,11 +52,16 @@ static void write_quoted(Text *out, const char *value, size_t length) {
     for (size_t at = 0; at < length;) {
         unsigned char c = (unsigned char)value[at];
         size_t bytes = text_utf8(value + at, length - at, NULL);
-        if (bytes == 0) text_puts(out, "\xef\xbf\xbd");
-        else if (c == '"' || c == '\\') text_printf(out, "\\%c", c);
-        else if (c >= 8 && c <= 13 && c != 11) text_printf(out, "\\%c", letters[c - 8]);
-        else if (c < 0x20 || c == 0x7f) text_printf(out, "\\u%04x", c);
-        else text_add(out, value + at, bytes);
+        if (bytes == 0)
+            text_puts(out, "\xef\xbf\xbd");
+        else if (c == '"' || c == '\\')
+            text_printf(out, "\\%c", c);
+        else if (c >= 8 && c <= 13 && c != 11)
+            text_printf(out, "\\%c", letters[c - 8]);
+        else if (c < 0x20 || c == 0x7f)
+            text_printf(out, "\\u%04x", c);
+        else
+            text_add(out, value + at, bytes);
         at += bytes ? bytes : 1;
     }
     text_puts(out, "\"");

@@ -1,7 +1,7 @@
 /* Messages on stderr, and the live status line.
  *
- * One mutex guards the level and the status line, and every message leaves in one write: lines of several threads never mix, and
- * the status line is always the last thing on the terminal. */
+ * One mutex guards the level and the status line, and every message leaves in one write: lines of several threads never mix,
+ * and the status line is always the last thing on the terminal. */
 #include "base/log.h"
 
 #include <errno.h>
@@ -81,12 +81,12 @@ static void print(LogLevel level, const char *label, const char *colour, const c
     pthread_mutex_unlock(&mutex);
 }
 
-#define DEFINE_LOG(name, level, label, colour) \
-    void name(const char *format, ...) {       \
-        va_list args;                          \
-        va_start(args, format);                \
+#define DEFINE_LOG(name, level, label, colour)     \
+    void name(const char *format, ...) {           \
+        va_list args;                              \
+        va_start(args, format);                    \
         print(level, label, colour, format, args); \
-        va_end(args);                          \
+        va_end(args);                              \
     }
 DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m")
 DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m")

@@ -19,12 +19,13 @@
 
 typedef struct Pool {
     const char *name;
-    char *base;      /* NULL before commit */
-    size_t planned;  /* bytes asked for in the dry pass */
-    size_t used;     /* bytes handed out since commit */
+    char *base;     /* NULL before commit */
+    size_t planned; /* bytes asked for in the dry pass */
+    size_t used;    /* bytes handed out since commit */
 } Pool;
 
-/* `bytes` rounded up to POOL_ALIGN. Before commit returns NULL and counts. After commit CHECKs that the plan is not exceeded. */
+/* `bytes` rounded up to POOL_ALIGN. Before commit returns NULL and counts. After commit CHECKs that the plan is not exceeded.
+ */
 void *pool_take(Pool *p, size_t bytes);
 /* Maps and touches the memory (zeroed). ERR_MEMORY names the pool and its size. */
 ErrorCode pool_commit(Pool *p, Error *err);

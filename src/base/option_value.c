@@ -1,7 +1,7 @@
 /* Values of options by type.
  *
- * A value is made whole before it replaces the old one, so that a failure leaves the field as it was. Strings in a field are owned by
- * it and never NULL once it has its default. */
+ * A value is made whole before it replaces the old one, so that a failure leaves the field as it was. Strings in a field are
+ * owned by it and never NULL once it has its default. */
 #include "base/option_value.h"
 
 #include <math.h>
@@ -51,13 +51,17 @@ static void describe_type(const Option *o, Text *out) {
     if (!has_bounds(o)) return;
     text_double(o->min, low);
     text_double(o->max, high);
-    if (isinf(o->max)) text_printf(out, " of at least %s", low);
-    else if (isinf(o->min)) text_printf(out, " of at most %s", high);
-    else text_printf(out, " between %s and %s", low, high);
+    if (isinf(o->max))
+        text_printf(out, " of at least %s", low);
+    else if (isinf(o->min))
+        text_printf(out, " of at most %s", high);
+    else
+        text_printf(out, " between %s and %s", low, high);
 }
 
 /* "expected X, found Y", with advice after it. */
-static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node, const char *advice, const ValueOrigin *origin) {
+static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node, const char *advice,
+                          const ValueOrigin *origin) {
     Text wanted = {0};
     char found[128];
     bool unquote = node->kind == YAML_NODE_SCALAR && node->quoted && o->type != OPT_CHOICE;
@@ -157,7 +161,8 @@ static ErrorCode set_choice(const Option *o, int *field, const char *key, const 
 static ErrorCode set_number(const Option *o, void *field, const char *key, const YamlNode *node, const ValueOrigin *origin) {
     if (o->type == OPT_INT) {
         int64_t value;
-        if (node->quoted || !parse_int(node->text, &value) || !int_in_bounds(o, value)) return mismatch(o, key, node, "", origin);
+        if (node->quoted || !parse_int(node->text, &value) || !int_in_bounds(o, value))
+            return mismatch(o, key, node, "", origin);
         *(int64_t *)field = value;
     } else {
         double value;
@@ -212,8 +217,9 @@ static ErrorCode unknown_item_key(const Option *table, const char *path, const Y
         if (distance < best) best = distance, nearest = o->key;
         text_printf(&names, "%s%s", o == table ? "" : ", ", o->key);
     }
-    ErrorCode code = nearest ? value_fail(origin, map->key_lines[i], map->key_columns[i], path, "unknown key; did you mean %s?", nearest)
-                             : value_fail(origin, map->key_lines[i], map->key_columns[i], path, "unknown key; there are %s", names.data);
+    ErrorCode code =
+        nearest ? value_fail(origin, map->key_lines[i], map->key_columns[i], path, "unknown key; did you mean %s?", nearest)
+                : value_fail(origin, map->key_lines[i], map->key_columns[i], path, "unknown key; there are %s", names.data);
     text_free(&names);
     return code;
 }
@@ -244,7 +250,8 @@ static void free_list(const Option *o, ObjectList *list) {
 }
 
 /* Nothing is an empty list; a scalar or a map alone is a list of one. */
-static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, const YamlNode *node, const ValueOrigin *origin) {
+static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, const YamlNode *node,
+                          const ValueOrigin *origin) {
     const bool single = node->kind != YAML_NODE_LIST;
     ObjectList list = {.count = single ? !is_nothing(node) : node->count};
     list.items = mem_alloc_array(list.count, o->item_size);
@@ -331,11 +338,16 @@ static void write_string(const char *text, Text *out) {
     for (size_t at = 0, length = strlen(text); at < length;) {
         uint32_t code = (unsigned char)text[at];
         size_t bytes = text_utf8(text + at, length - at, &code);
-        if (bytes && is_literal(code)) text_add(out, text + at, bytes);
-        else if (code == '"' || code == '\\') text_printf(out, "\\%c", (int)code);
-        else if (code == '\n') text_puts(out, "\\n");
-        else if (code == '\t') text_puts(out, "\\t");
-        else text_printf(out, code < 0x100 ? "\\x%02X" : "\\u%04X", (unsigned)code);
+        if (bytes && is_literal(code))
+            text_add(out, text + at, bytes);
+        else if (code == '"' || code == '\\')
+            text_printf(out, "\\%c", (int)code);
+        else if (code == '\n')
+            text_puts(out, "\\n");
+        else if (code == '\t')
+            text_puts(out, "\\t");
+        else
+            text_printf(out, code < 0x100 ? "\\x%02X" : "\\u%04X", (unsigned)code);
         at += bytes ? bytes : 1;
     }
     text_puts(out, "\"");

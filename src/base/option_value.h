@@ -18,7 +18,8 @@ typedef struct ValueOrigin {
 } ValueOrigin;
 
 /* An error in front of which stands "where:line:column: key: ". */
-ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format, ...) PRINTF_LIKE(5, 6);
+ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format, ...)
+    PRINTF_LIKE(5, 6);
 /* What a node is, for "found ...": `"text"`, "nothing", "a map", "a list". Returns out. */
 const char *value_describe(const YamlNode *node, char out[128]);
 

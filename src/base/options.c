@@ -65,8 +65,8 @@ static const char *last_part(const char *path) {
     return dot ? dot + 1 : path;
 }
 
-/* The nearest key, or section, to one that is not there: by spelling, or the same last part in another section. NULL when nothing is
- * near. The text lives in `out`. */
+/* The nearest key, or section, to one that is not there: by spelling, or the same last part in another section. NULL when
+ * nothing is near. The text lives in `out`. */
 static const char *nearest_key(const OptionSet *set, const char *path, Text *out) {
     const char *last = last_part(path);
     int best = 2 + (int)(strlen(last) / 4);
@@ -112,7 +112,8 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
     char found[128];
     size_t option = find_option(set, path);
     if (option != SIZE_MAX && strchr(map->keys[i], '.'))
-        return value_fail(origin, line, column, path, "keys with dots are for the command line; write a section with a key in it");
+        return value_fail(origin, line, column, path,
+                          "keys with dots are for the command line; write a section with a key in it");
     if (option != SIZE_MAX) {
         TRY(value_set(&set->table[option], field_of(set, option), path, value, origin));
         Text where = {0};

@@ -46,7 +46,8 @@ static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
 }
 
 /* Everything below the first `length` bytes of a key ("section."), sections once each even where the table interleaves them. */
-static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out, bool with_sources) {
+static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out,
+                          bool with_sources) {
     for (size_t i = 0; i < set->count; i++) {
         const char *key = set->table[i].key;
         if (strncmp(key, section, length) != 0) continue;
@@ -140,9 +141,12 @@ static void add_facts(const Option *o, Text *out) {
     if (bounded) {
         text_double(o->min, low);
         text_double(o->max, high);
-        if (isinf(o->max)) text_printf(out, "at least %s", low);
-        else if (isinf(o->min)) text_printf(out, "at most %s", high);
-        else text_printf(out, "%s to %s", low, high);
+        if (isinf(o->max))
+            text_printf(out, "at least %s", low);
+        else if (isinf(o->min))
+            text_printf(out, "at most %s", high);
+        else
+            text_printf(out, "%s to %s", low, high);
     }
     if (has_default) text_printf(out, "%sdefault %s", bounded ? "; " : "", o->fallback);
     text_puts(out, ")");

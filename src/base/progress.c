@@ -55,8 +55,10 @@ static void describe(const Progress *p, double now, bool bar, Text *out) {
     } else {
         text_puts(out, ":");
     }
-    if (p->total > 0) text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(p->done, done), amount(p->total, total), p->unit);
-    else text_printf(out, " %s %s", amount(p->done, done), p->unit);
+    if (p->total > 0)
+        text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(p->done, done), amount(p->total, total), p->unit);
+    else
+        text_printf(out, " %s %s", amount(p->done, done), p->unit);
     text_printf(out, "  %s %s/s", amount(speed, rate), p->unit);
     if (p->total > p->done && speed > 0) text_printf(out, "  %s left", clock_duration((p->total - p->done) / speed, left));
 }
@@ -69,8 +71,10 @@ static void show(Progress *p) {
     p->shown = now;
     Text line = {0};
     describe(p, now, terminal, &line);
-    if (terminal) log_status("%s", line.data);
-    else log_info("%s", line.data);
+    if (terminal)
+        log_status("%s", line.data);
+    else
+        log_info("%s", line.data);
     text_free(&line);
 }
 

@@ -56,7 +56,7 @@ static double normal_below(double x) { return 0.5 * erfc(x * -0.7071067811865475
 /* Inverse of the normal distribution function for p in (0, 1/2]: Acklam's rational approximations, good to 1.2e-9, and one
  * Halley step, which takes that to the last bits. */
 static double normal_quantile_low(double p) {
-    static const double a[6] = {-3.969683028665376e+01, 2.209460984245205e+02, -2.759285104469687e+02,
+    static const double a[6] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
                                 1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
     static const double b[5] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02, 6.680131188771972e+01,
                                 -1.328068155288572e+01};
@@ -105,8 +105,8 @@ static uint64_t mix(uint64_t x, uint64_t key) {
 }
 
 /* The network permutes `bits`-bit numbers, less than twice n of them except for tiny n; a result that is not below n is put
- * through again, and since this walks a cycle that began below n, it comes back. Halves may differ by a bit: they change places in
- * every round, and an even number of rounds puts them back. */
+ * through again, and since this walks a cycle that began below n, it comes back. Halves may differ by a bit: they change places
+ * in every round, and an even number of rounds puts them back. */
 uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t index) {
     enum { ROUNDS = 8, LEAST_BITS = 6 }; /* networks on a few bits are poor shuffles */
     CHECK(index < n);

@@ -101,7 +101,8 @@ char *text_double(double value, char out[32]) {
 
 char *text_count(int64_t value, char out[32]) {
     char digits[32];
-    int length = snprintf(digits, sizeof digits, "%llu", value < 0 ? 0ull - (unsigned long long)value : (unsigned long long)value);
+    int length =
+        snprintf(digits, sizeof digits, "%llu", value < 0 ? 0ull - (unsigned long long)value : (unsigned long long)value);
     char *to = out;
     if (value < 0) *to++ = '-';
     for (int i = 0; i < length; i++) {
@@ -126,11 +127,16 @@ size_t text_utf8(const char *bytes, size_t length, uint32_t *code) {
     uint32_t value;
     size_t count;
     if (length == 0) return 0;
-    if (b[0] < 0x80) count = 1, value = b[0];
-    else if (b[0] >= 0xc2 && b[0] <= 0xdf) count = 2, value = b[0] & 0x1f;
-    else if (b[0] >= 0xe0 && b[0] <= 0xef) count = 3, value = b[0] & 0x0f;
-    else if (b[0] >= 0xf0 && b[0] <= 0xf4) count = 4, value = b[0] & 0x07;
-    else return 0;
+    if (b[0] < 0x80)
+        count = 1, value = b[0];
+    else if (b[0] >= 0xc2 && b[0] <= 0xdf)
+        count = 2, value = b[0] & 0x1f;
+    else if (b[0] >= 0xe0 && b[0] <= 0xef)
+        count = 3, value = b[0] & 0x0f;
+    else if (b[0] >= 0xf0 && b[0] <= 0xf4)
+        count = 4, value = b[0] & 0x07;
+    else
+        return 0;
     if (count > length) return 0;
     for (size_t i = 1; i < count; i++) {
         if ((b[i] & 0xc0) != 0x80) return 0;

@@ -32,7 +32,7 @@ int text_distance(const char *a, const char *b);
 
 /* Allocation that cannot fail: on exhaustion it prints the size and exits with ERR_MEMORY. For small host objects;
  * tensors come from pools. */
-void *mem_alloc(size_t bytes);               /* zeroed */
+void *mem_alloc(size_t bytes);                    /* zeroed */
 void *mem_alloc_array(size_t count, size_t each); /* zeroed; the product is checked */
 void *mem_grow(void *p, size_t bytes);
 char *mem_strdup(const char *s);

@@ -1,7 +1,7 @@
 /* YAML into a plain tree.
  *
- * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would let one place of a file
- * change another (anchors, aliases, tags, repeated keys, further documents) is refused where it stands. */
+ * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would let one place of a
+ * file change another (anchors, aliases, tags, repeated keys, further documents) is refused where it stands. */
 #include "base/yaml.h"
 
 #include <stdbool.h>
@@ -118,9 +118,10 @@ static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
         size_t first = places[i - 1].index, again = places[i].index;
         char shown[128];
         if (strcmp(map->keys[first], map->keys[again]) == 0)
-            code = error_set(r->err, ERR_CONFIG, "%s:%d:%d: %s: this key stands in line %d already", r->where,
-                             map->key_lines[again], map->key_columns[again],
-                             error_escape(shown, sizeof shown, map->keys[again], strlen(map->keys[again])), map->key_lines[first]);
+            code =
+                error_set(r->err, ERR_CONFIG, "%s:%d:%d: %s: this key stands in line %d already", r->where,
+                          map->key_lines[again], map->key_columns[again],
+                          error_escape(shown, sizeof shown, map->keys[again], strlen(map->keys[again])), map->key_lines[first]);
     }
     free(places);
     return code;
