@@ -21,7 +21,7 @@ typedef struct Arguments {
     int operand_count;
     const char **operands;
     const struct Verb *verb;
-    const char **values; /* parallel to verb->flags: NULL when absent, "" for a given switch */
+    const char **values;       /* parallel to verb->flags: NULL when absent, "" for a given switch */
     bool help, quiet, verbose; /* the flags that every verb has */
 } Arguments;
 
@@ -43,8 +43,8 @@ extern const Verb *const verbs[]; /* ended by NULL; in the order of --help */
  * the nearest one. */
 ErrorCode verb_find(const Verb **verb, int count, const char *const *words, int *used, Error *err);
 
-/* Splits the words after the verb. Operands and values point into `words`. With --help nothing is required of operands. Free with
- * arguments_free, also after an error. */
+/* Splits the words after the verb. Operands and values point into `words`. With --help nothing is required of operands. Free
+ * with arguments_free, also after an error. */
 ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words, Error *err);
 void arguments_free(Arguments *args);
 

@@ -6,6 +6,7 @@ extern const Verb verb_doctor;
 extern const Verb verb_help;
 extern const Verb verb_report;
 
+// clang-format off: a line each, so that additions merge
 const Verb *const verbs[] = {
     &verb_config,
     &verb_doctor,
@@ -13,3 +14,4 @@ const Verb *const verbs[] = {
     &verb_help,
     NULL,
 };
+// clang-format on
