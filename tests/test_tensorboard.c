@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -222,12 +223,59 @@ static void a_place_that_cannot_be_written_is_an_error(void **state) {
     assert_int_equal(tensorboard_close(NULL, &err), OK);
 }
 
+/* A run with a resume in it, for the real reader. */
+static void write_part(const char *run, int64_t resumed, int64_t last) {
+    MetricsLog log;
+    TensorBoard *tb;
+    assert_int_equal(metrics_log_open(&log, run, resumed, &err), OK);
+    assert_int_equal(tensorboard_open(&tb, run, resumed, &err), OK);
+    assert_int_equal(tensorboard_text(tb, "config", resumed, "    seed: 1", &err), OK);
+    for (int64_t s = resumed + 1; s <= last; s++) {
+        StepMetrics m = {.step = s,
+                         .loss = 1.0 / (double)s + (double)last,
+                         .grad_norm = 1.0 / 3,
+                         .lr = 3e-4,
+                         .total_tokens = s,
+                         .tokens_per_second = 12345.6,
+                         .memory_peak = 123456789,
+                         .step_seconds = 1,
+                         .skipped = s == 7};
+        if (m.skipped) m.loss = (double)NAN;
+        ValidationMetrics v = {.step = s, .loss = 1.5, .perplexity = exp(1.5), .bits_per_byte = (double)NAN};
+        assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+        assert_int_equal(tensorboard_step(tb, &m, &err), OK);
+        if (s % 10) continue;
+        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+        assert_int_equal(tensorboard_validation(tb, &v, &err), OK);
+    }
+    metrics_log_close(&log);
+    assert_int_equal(tensorboard_close(tb, &err), OK);
+}
+
+/* WEFT_PYTHON names an interpreter that has the tensorboard package. */
+static void the_real_tensorboard_reads_them(void **state) {
+    (void)state;
+    const char *python = getenv("WEFT_PYTHON");
+    char *run = path_join(dir, "run"), command[1024];
+    assert_int_equal(file_make_dirs(run, &err), OK);
+    write_part(run, 0, 60);
+    write_part(run, 40, 100);
+    snprintf(command, sizeof command, "'%s' '%s/tools/interop_tensorboard.py' '%s/tensorboard'", python ? python : "python3",
+             WEFT_SOURCE_DIR, run);
+    free(run);
+    int status = system(command);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == 77 || code == 127) skip(); /* no tensorboard, or no Python */
+    assert_int_equal(code, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masked_sums_are_the_published_ones),
         cmocka_unit_test(events_read_back),
         cmocka_unit_test(a_resumed_run_says_so),
         cmocka_unit_test(a_place_that_cannot_be_written_is_an_error),
+        cmocka_unit_test(the_real_tensorboard_reads_them),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

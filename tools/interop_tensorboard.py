@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Reads TensorBoard event files that weft wrote with the real tensorboard package.
 
-    tools/interop_tensorboard.py [RUN/tensorboard]
+    tools/interop_tensorboard.py RUN/tensorboard
 
-Checks every scalar against RUN/metrics.jsonl, to float precision. Without a directory it takes what WEFT_TB_RUN names. Exits
+Checks every scalar against RUN/metrics.jsonl, to float precision. Exits
 with 77 (a skipped test) and a message when the package is not installed, 1 when something differs."""
 import json
 import math
@@ -56,10 +56,10 @@ def main():
     except ImportError as error:
         print(f"skipped: the tensorboard package is not installed ({error})")
         return SKIPPED
-    directory = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("WEFT_TB_RUN")
-    if not directory:
+    if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
+    directory = sys.argv[1]
     accumulator = EventAccumulator(directory, size_guidance={"scalars": 0, "tensors": 0})
     accumulator.Reload()
     expected = records(os.path.join(os.path.dirname(os.path.abspath(directory)), "metrics.jsonl"))

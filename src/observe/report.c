@@ -5,86 +5,19 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/file.h"
 #include "base/json.h"
-#include "base/yaml.h"
 #include "observe/chart.h"
-#include "observe/journal.h"
-#include "observe/metrics.h"
+#include "observe/report_run.h"
 
 #define GIB (1024.0 * 1024 * 1024)
-#define CONFIG_FILE "config.yaml"
-#define CONFIG_LIMIT (1 << 20)
 #define JOURNAL_ROWS 1000 /* the page shows at most so many, the newest */
 #define READOUT_BUCKETS 400
-
-typedef struct Run {
-    char *name;
-    MetricsTable metrics;
-    JournalTable journal;
-    char *config;       /* text of config.yaml, or NULL */
-    YamlNode *settings; /* the same as a tree, or NULL */
-} Run;
 
 /* One column of the metrics as an array; NaN where a step was not logged with it. */
 typedef struct Columns {
     size_t count, validations;
     double *step, *loss, *grad_norm, *lr, *rate, *resident, *peak, *validation_step, *validation_loss;
 } Columns;
-
-/* ---- loading ---- */
-
-/* The directory's own name: what stands after the last slash. */
-static char *run_name(const char *dir) {
-    size_t end = strlen(dir);
-    while (end > 1 && dir[end - 1] == '/') end--;
-    size_t start = end;
-    while (start > 0 && dir[start - 1] != '/') start--;
-    Text name = {0};
-    text_add(&name, dir + start, end - start);
-    return name.data;
-}
-
-static ErrorCode load_optional(Run *run, const char *dir, Error *err) {
-    char *journal = path_join(dir, JOURNAL_FILE), *config = path_join(dir, CONFIG_FILE);
-    ErrorCode code = OK;
-    if (file_exists(journal)) code = journal_table_read(&run->journal, journal, err);
-    if (code == OK && file_exists(config)) {
-        size_t length;
-        code = file_read(config, CONFIG_LIMIT, &run->config, &length, err);
-        /* a configuration that does not parse is still shown as text */
-        if (code == OK && yaml_tree_parse(config, run->config, length, &run->settings, NULL) != OK) run->settings = NULL;
-    }
-    free(journal);
-    free(config);
-    return code;
-}
-
-static ErrorCode load_run(Run *run, const char *dir, Error *err) {
-    if (!file_is_dir(dir)) {
-        return error_set(err, ERR_NOINPUT, "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
-                         dir);
-    }
-    char *metrics = path_join(dir, METRICS_FILE);
-    ErrorCode code = OK;
-    if (!file_exists(metrics)) {
-        code = error_set(err, ERR_NOINPUT, "%s: no %s in it, so it is not the directory of a run", dir, METRICS_FILE);
-    } else {
-        code = metrics_table_read(&run->metrics, metrics, err);
-    }
-    free(metrics);
-    if (code == OK) code = load_optional(run, dir, err);
-    if (code == OK) run->name = run_name(dir);
-    return code;
-}
-
-static void free_run(Run *run) {
-    metrics_table_free(&run->metrics);
-    journal_table_free(&run->journal);
-    yaml_tree_free(run->settings);
-    free(run->config);
-    free(run->name);
-}
 
 static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
 
@@ -124,189 +57,6 @@ static void free_columns(Columns *c) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-/* ---- header ---- */
-
-/* A run says how it ended in its journal; a run that was killed says nothing. */
-static void write_state(Text *out, const Run *run) {
-    static const struct { const char *event, *style; } ends[] = {{"finished", "good"}, {"stopped", "warn"}, {"failed", "bad"}};
-    const char *last = run->journal.count ? run->journal.entries[run->journal.count - 1].event : "";
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        if (strcmp(last, ends[i].event) == 0) {
-            text_printf(out, "<span class=\"state %s\">%s</span>", ends[i].style, ends[i].event);
-            return;
-        }
-    }
-    text_puts(out, "<span class=\"state plain\">running or interrupted</span>");
-}
-
-/* The first scalar with this name, sections in their order. */
-static const char *setting(const YamlNode *node, const char *name) {
-    if (!node || node->kind != YAML_NODE_MAP) return NULL;
-    for (size_t i = 0; i < node->count; i++) {
-        if (node->items[i]->kind == YAML_NODE_SCALAR && strcmp(node->keys[i], name) == 0) return node->items[i]->text;
-    }
-    for (size_t i = 0; i < node->count; i++) {
-        const char *found = setting(node->items[i], name);
-        if (found) return found;
-    }
-    return NULL;
-}
-
-static void write_settings(Text *out, const Run *run) {
-    static const char *const shown[][2] = {
-        {"num_hidden_layers", "layers"},
-        {"hidden_size", "hidden"},
-        {"num_attention_heads", "heads"},
-        {"num_key_value_heads", "kv heads"},
-        {"vocab_size", "vocabulary"},
-        {"context", "context"},
-        {"lr", "lr"},
-        {"compute", "compute"},
-        {"seed", "seed"},
-    };
-    size_t written = 0;
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
-        const char *value = setting(run->settings, shown[i][0]);
-        if (!value || !*value) continue;
-        text_puts(out, written++ ? " · " : "<p class=\"sub\">");
-        text_printf(out, "%s ", shown[i][1]);
-        html_puts(out, value);
-    }
-    text_puts(out, written ? "</p>\n" : "<p class=\"sub\"></p>\n");
-}
-
-static void write_fact(Text *out, const char *name, const char *value, const char *note) {
-    text_puts(out, "<div><dt>");
-    html_puts(out, name);
-    text_puts(out, "</dt><dd>");
-    html_puts(out, value);
-    if (note) {
-        text_puts(out, "<small>");
-        html_puts(out, note);
-        text_puts(out, "</small>");
-    }
-    text_puts(out, "</dd></div>\n");
-}
-
-/* 12345678 -> "12.3 M": a fact to remember, not to calculate with. */
-static char *big_number(double value, char out[32]) {
-    static const char *const suffix[] = {"", " k", " M", " G", " T"};
-    int i = 0;
-    while (fabs(value) >= 999.5 && i < 4) {
-        value /= 1000;
-        i++;
-    }
-    int decimals = i == 0 || fabs(value) >= 99.95 ? 0 : fabs(value) >= 9.995 ? 1 : 2;
-    snprintf(out, 32, "%.*f%s", decimals, value, suffix[i]);
-    return out;
-}
-
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Typical value of a rate: the median over the logged steps. */
-static double median_of(const MetricsTable *t, size_t offset) {
-    double *values = new_column(t->step_count), value, result = (double)NAN;
-    size_t n = 0;
-    for (size_t i = 0; i < t->step_count; i++) {
-        memcpy(&value, (const char *)&t->steps[i] + offset, sizeof value);
-        if (isfinite(value)) values[n++] = value;
-    }
-    if (n > 0) {
-        qsort(values, n, sizeof *values, ascending);
-        result = values[n / 2];
-    }
-    free(values);
-    return result;
-}
-
-static void write_progress_facts(Text *out, const Run *run) {
-    char value[64], number[32];
-    const StepMetrics *last = &run->metrics.steps[run->metrics.step_count - 1];
-    snprintf(value, sizeof value, "%s", text_count(last->step, number));
-    char note[64];
-    snprintf(note, sizeof note, "of %s", text_count(last->total_steps, number));
-    write_fact(out, "Steps", value, last->total_steps > 0 ? note : NULL);
-    snprintf(note, sizeof note, "%.2f epochs", last->epoch);
-    write_fact(out, "Tokens", big_number((double)last->total_tokens, number), isfinite(last->epoch) ? note : NULL);
-    double parameters = journal_table_fact(&run->journal, "parameters");
-    if (isfinite(parameters)) {
-        char exact[32];
-        write_fact(out, "Parameters", big_number(parameters, number), text_count((int64_t)parameters, exact));
-    }
-}
-
-static void write_loss_facts(Text *out, const MetricsTable *t) {
-    char value[32], note[64], number[32];
-    const StepMetrics *last = &t->steps[t->step_count - 1];
-    snprintf(value, sizeof value, "%.4f", last->loss);
-    write_fact(out, "Training loss", isfinite(last->loss) ? value : "not finite", "last logged step");
-    if (t->validation_count == 0) return;
-    const ValidationMetrics *final = &t->validations[t->validation_count - 1], *best = final;
-    for (size_t i = 0; i < t->validation_count; i++) {
-        if (t->validations[i].loss < best->loss || !isfinite(best->loss)) best = &t->validations[i];
-    }
-    snprintf(value, sizeof value, "%.4f", final->loss);
-    if (isfinite(final->bits_per_byte))
-        snprintf(note, sizeof note, "%.3f bits per byte", final->bits_per_byte);
-    else
-        snprintf(note, sizeof note, "perplexity %.2f", final->perplexity);
-    write_fact(out, "Validation loss", value, note);
-    snprintf(value, sizeof value, "%.4f", best->loss);
-    snprintf(note, sizeof note, "at step %s", text_count(best->step, number));
-    write_fact(out, "Best validation", value, note);
-}
-
-static void write_speed_facts(Text *out, const MetricsTable *t) {
-    char value[64], number[32], note[64];
-    double rate = median_of(t, offsetof(StepMetrics, tokens_per_second)), mfu = median_of(t, offsetof(StepMetrics, mfu));
-    if (isfinite(rate) && rate < 9e15) {
-        snprintf(note, sizeof note, "MFU %.1f%%", 100 * mfu);
-        write_fact(out, "Tokens per second", text_count((int64_t)llround(rate), number), isfinite(mfu) ? note : "median");
-    }
-    int64_t peak = 0, skipped = t->steps[t->step_count - 1].skipped_total, spikes = 0;
-    for (size_t i = 0; i < t->step_count; i++) {
-        if (t->steps[i].memory_peak > peak) peak = t->steps[i].memory_peak;
-        spikes += t->steps[i].spike && !t->steps[i].skipped;
-    }
-    if (peak > 0) write_fact(out, "Peak memory", text_bytes((double)peak, value), NULL);
-    snprintf(note, sizeof note, "%lld spikes flagged", (long long)spikes);
-    write_fact(out, "Skipped steps", text_count(skipped, number), note);
-}
-
-/* Time in steps, whatever lay between two starts of the run. */
-static void write_time_fact(Text *out, const MetricsTable *t) {
-    double seconds = 0;
-    int64_t before = 0;
-    for (size_t i = 0; i < t->step_count; i++) {
-        const StepMetrics *m = &t->steps[i];
-        if (isfinite(m->step_seconds)) seconds += m->step_seconds * (double)(m->step - before);
-        before = m->step;
-    }
-    char value[16];
-    if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "in steps alone");
-}
-
-static void write_header(Text *out, const Run *run) {
-    text_puts(out, "<header><div class=\"head\"><h1>");
-    html_puts(out, run->name);
-    text_puts(out, "</h1>");
-    write_state(out, run);
-    text_puts(out, "</div>\n");
-    write_settings(out, run);
-    if (run->metrics.step_count > 0) {
-        text_puts(out, "<dl>\n");
-        write_loss_facts(out, &run->metrics);
-        write_progress_facts(out, run);
-        write_speed_facts(out, &run->metrics);
-        write_time_fact(out, &run->metrics);
-        text_puts(out, "</dl>\n");
-    }
-    text_puts(out, "</header>\n");
-}
-
 /* ---- charts ---- */
 
 /* The labels are the marks' own: free_marks frees them. */
@@ -329,7 +79,7 @@ static void free_marks(ChartMark *marks, size_t count) {
 
 /* A logarithmic axis suits values whose extremes leave the rest no room. */
 static bool wants_log(const MetricsTable *t, const double *values, size_t offset) {
-    double high = 0, typical = median_of(t, offset);
+    double high = 0, typical = report_median(t, offset);
     for (size_t i = 0; i < t->step_count; i++) {
         if (isfinite(values[i])) high = fmax(high, values[i]);
     }
@@ -393,7 +143,7 @@ static void write_other_charts(Text *out, const Columns *c, Chart base) {
     chart_write(out, &base);
 }
 
-static void write_charts(Text *out, const Run *run, const Columns *c) {
+static void write_charts(Text *out, const ReportRun *run, const Columns *c) {
     Chart base = {.width = 530, .height = 250};
     base.x_low = 0;
     base.x_high = c->count ? c->step[c->count - 1] : 1;
@@ -499,7 +249,7 @@ static void write_journal(Text *out, const JournalTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-static void write_config(Text *out, const Run *run) {
+static void write_config(Text *out, const ReportRun *run) {
     if (!run->config) return;
     text_puts(out, "<details><summary>Configuration</summary>\n<div class=\"scroll\" tabindex=\"0\"><pre>");
     html_puts(out, run->config);
@@ -509,7 +259,7 @@ static void write_config(Text *out, const Run *run) {
 /* ---- the page ---- */
 
 /* The policy makes sure of what the text promises: nothing is fetched, whatever stands in a journal. */
-static void write_head(Text *out, const Run *run) {
+static void write_head(Text *out, const ReportRun *run) {
     text_puts(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
                    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
                    "script-src 'unsafe-inline'\">\n"
@@ -520,7 +270,7 @@ static void write_head(Text *out, const Run *run) {
     text_puts(out, "</style>\n</head>\n<body>\n<main>\n");
 }
 
-static void write_foot(Text *out, const Run *run) {
+static void write_foot(Text *out, const ReportRun *run) {
     char time[21];
     text_printf(out, "<footer>Written %s by weft %s from %zu logged steps", clock_iso8601(clock_wall(), time), WEFT_VERSION,
                 run->metrics.step_count);
@@ -529,12 +279,12 @@ static void write_foot(Text *out, const Run *run) {
 }
 
 ErrorCode report_write(Text *html, const char *run_dir, Error *err) {
-    Run run = {0};
-    ErrorCode code = load_run(&run, run_dir, err);
+    ReportRun run = {0};
+    ErrorCode code = report_run_load(&run, run_dir, err);
     if (code == OK) {
         Columns columns = make_columns(&run.metrics);
         write_head(html, &run);
-        write_header(html, &run);
+        report_write_header(html, &run);
         write_charts(html, &run, &columns);
         write_journal(html, &run.journal);
         write_config(html, &run);
@@ -545,6 +295,6 @@ ErrorCode report_write(Text *html, const char *run_dir, Error *err) {
         text_puts(html, "</script>\n</body>\n</html>\n");
         free_columns(&columns);
     }
-    free_run(&run);
+    report_run_free(&run);
     return code;
 }

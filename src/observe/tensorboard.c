@@ -111,7 +111,7 @@ static char *event_path(const char *dir) {
     }
     double now = clock_wall();
     Text name = {0};
-    text_printf(&name, "events.out.tfevents.%010lld.%s.%ld.%u", (long long)now, host, (long)getpid(),
+    text_printf(&name, "events.out.tfevents.%010lld.%s.%ld.%06u", (long long)now, host, (long)getpid(),
                 (unsigned)((now - floor(now)) * 1e6));
     char *path = path_join(dir, name.data);
     text_free(&name);

@@ -1,0 +1,188 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "observe/chart.h"
+#include "observe/report_run.h"
+
+/* A run says how it ended in its journal; a run that was killed says nothing. */
+static void write_state(Text *out, const ReportRun *run) {
+    static const struct { const char *event, *style; } ends[] = {{"finished", "good"}, {"stopped", "warn"}, {"failed", "bad"}};
+    const char *last = run->journal.count ? run->journal.entries[run->journal.count - 1].event : "";
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        if (strcmp(last, ends[i].event) == 0) {
+            text_printf(out, "<span class=\"state %s\">%s</span>", ends[i].style, ends[i].event);
+            return;
+        }
+    }
+    text_puts(out, "<span class=\"state plain\">running or interrupted</span>");
+}
+
+/* The first scalar with this name, sections in their order. */
+static const char *setting(const YamlNode *node, const char *name) {
+    if (!node || node->kind != YAML_NODE_MAP) return NULL;
+    for (size_t i = 0; i < node->count; i++) {
+        if (node->items[i]->kind == YAML_NODE_SCALAR && strcmp(node->keys[i], name) == 0) return node->items[i]->text;
+    }
+    for (size_t i = 0; i < node->count; i++) {
+        const char *found = setting(node->items[i], name);
+        if (found) return found;
+    }
+    return NULL;
+}
+
+static void write_settings(Text *out, const ReportRun *run) {
+    static const char *const shown[][2] = {
+        {"num_hidden_layers", "layers"},
+        {"hidden_size", "hidden"},
+        {"num_attention_heads", "heads"},
+        {"num_key_value_heads", "kv heads"},
+        {"vocab_size", "vocabulary"},
+        {"context", "context"},
+        {"lr", "lr"},
+        {"compute", "compute"},
+        {"seed", "seed"},
+    };
+    size_t written = 0;
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        const char *value = setting(run->settings, shown[i][0]);
+        if (!value || !*value) continue;
+        text_puts(out, written++ ? " · " : "<p class=\"sub\">");
+        text_printf(out, "%s ", shown[i][1]);
+        html_puts(out, value);
+    }
+    text_puts(out, written ? "</p>\n" : "<p class=\"sub\"></p>\n");
+}
+
+static void write_fact(Text *out, const char *name, const char *value, const char *note) {
+    text_puts(out, "<div><dt>");
+    html_puts(out, name);
+    text_puts(out, "</dt><dd>");
+    html_puts(out, value);
+    if (note) {
+        text_puts(out, "<small>");
+        html_puts(out, note);
+        text_puts(out, "</small>");
+    }
+    text_puts(out, "</dd></div>\n");
+}
+
+/* 12345678 -> "12.3 M": a fact to remember, not to calculate with. */
+static char *big_number(double value, char out[32]) {
+    static const char *const suffix[] = {"", " k", " M", " G", " T"};
+    int i = 0;
+    while (fabs(value) >= 999.5 && i < 4) {
+        value /= 1000;
+        i++;
+    }
+    int decimals = i == 0 || fabs(value) >= 99.95 ? 0 : fabs(value) >= 9.995 ? 1 : 2;
+    snprintf(out, 32, "%.*f%s", decimals, value, suffix[i]);
+    return out;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double report_median(const MetricsTable *t, size_t offset) {
+    double *values = mem_alloc_array(t->step_count + 1, sizeof *values), value, result = (double)NAN;
+    size_t n = 0;
+    for (size_t i = 0; i < t->step_count; i++) {
+        memcpy(&value, (const char *)&t->steps[i] + offset, sizeof value);
+        if (isfinite(value)) values[n++] = value;
+    }
+    if (n > 0) {
+        qsort(values, n, sizeof *values, ascending);
+        result = values[n / 2];
+    }
+    free(values);
+    return result;
+}
+
+static void write_progress_facts(Text *out, const ReportRun *run) {
+    char value[64], number[32];
+    const StepMetrics *last = &run->metrics.steps[run->metrics.step_count - 1];
+    snprintf(value, sizeof value, "%s", text_count(last->step, number));
+    char note[64];
+    snprintf(note, sizeof note, "of %s", text_count(last->total_steps, number));
+    write_fact(out, "Steps", value, last->total_steps > 0 ? note : NULL);
+    snprintf(note, sizeof note, "%.2f epochs", last->epoch);
+    write_fact(out, "Tokens", big_number((double)last->total_tokens, number), isfinite(last->epoch) ? note : NULL);
+    double parameters = journal_table_fact(&run->journal, "parameters");
+    if (isfinite(parameters)) {
+        char exact[32];
+        write_fact(out, "Parameters", big_number(parameters, number), text_count((int64_t)parameters, exact));
+    }
+}
+
+static void write_loss_facts(Text *out, const MetricsTable *t) {
+    char value[32], note[64], number[32];
+    const StepMetrics *last = &t->steps[t->step_count - 1];
+    snprintf(value, sizeof value, "%.4f", last->loss);
+    write_fact(out, "Training loss", isfinite(last->loss) ? value : "not finite", "last logged step");
+    if (t->validation_count == 0) return;
+    const ValidationMetrics *final = &t->validations[t->validation_count - 1], *best = final;
+    for (size_t i = 0; i < t->validation_count; i++) {
+        if (t->validations[i].loss < best->loss || !isfinite(best->loss)) best = &t->validations[i];
+    }
+    snprintf(value, sizeof value, "%.4f", final->loss);
+    if (isfinite(final->bits_per_byte))
+        snprintf(note, sizeof note, "%.3f bits per byte", final->bits_per_byte);
+    else
+        snprintf(note, sizeof note, "perplexity %.2f", final->perplexity);
+    write_fact(out, "Validation loss", value, note);
+    snprintf(value, sizeof value, "%.4f", best->loss);
+    snprintf(note, sizeof note, "at step %s", text_count(best->step, number));
+    write_fact(out, "Best validation", value, note);
+}
+
+static void write_speed_facts(Text *out, const MetricsTable *t) {
+    char value[64], number[32], note[64];
+    double rate = report_median(t, offsetof(StepMetrics, tokens_per_second)),
+           mfu = report_median(t, offsetof(StepMetrics, mfu));
+    if (isfinite(rate) && rate < 9e15) {
+        snprintf(note, sizeof note, "MFU %.1f%%", 100 * mfu);
+        write_fact(out, "Tokens per second", text_count((int64_t)llround(rate), number), isfinite(mfu) ? note : "median");
+    }
+    int64_t peak = 0, skipped = t->steps[t->step_count - 1].skipped_total, spikes = 0;
+    for (size_t i = 0; i < t->step_count; i++) {
+        if (t->steps[i].memory_peak > peak) peak = t->steps[i].memory_peak;
+        spikes += t->steps[i].spike && !t->steps[i].skipped;
+    }
+    if (peak > 0) write_fact(out, "Peak memory", text_bytes((double)peak, value), NULL);
+    snprintf(note, sizeof note, "%lld spikes flagged", (long long)spikes);
+    write_fact(out, "Skipped steps", text_count(skipped, number), note);
+}
+
+/* Time in steps, whatever lay between two starts of the run. */
+static void write_time_fact(Text *out, const MetricsTable *t) {
+    double seconds = 0;
+    int64_t before = 0;
+    for (size_t i = 0; i < t->step_count; i++) {
+        const StepMetrics *m = &t->steps[i];
+        if (isfinite(m->step_seconds)) seconds += m->step_seconds * (double)(m->step - before);
+        before = m->step;
+    }
+    char value[16];
+    if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "in steps alone");
+}
+
+void report_write_header(Text *out, const ReportRun *run) {
+    text_puts(out, "<header><div class=\"head\"><h1>");
+    html_puts(out, run->name);
+    text_puts(out, "</h1>");
+    write_state(out, run);
+    text_puts(out, "</div>\n");
+    write_settings(out, run);
+    if (run->metrics.step_count > 0) {
+        text_puts(out, "<dl>\n");
+        write_loss_facts(out, &run->metrics);
+        write_progress_facts(out, run);
+        write_speed_facts(out, &run->metrics);
+        write_time_fact(out, &run->metrics);
+        text_puts(out, "</dl>\n");
+    }
+    text_puts(out, "</header>\n");
+}

@@ -1,0 +1,59 @@
+#include "observe/report_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+#define CONFIG_FILE "config.yaml"
+#define CONFIG_LIMIT (1 << 20)
+
+/* The directory's own name, also of "." and of a link. */
+static char *run_name(const char *dir) {
+    char *real = realpath(dir, NULL);
+    const char *whole = real ? real : dir, *slash = strrchr(whole, '/');
+    char *name = mem_strdup(slash && slash[1] ? slash + 1 : whole);
+    free(real);
+    return name;
+}
+
+static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
+    char *journal = path_join(dir, JOURNAL_FILE), *config = path_join(dir, CONFIG_FILE);
+    ErrorCode code = OK;
+    if (file_exists(journal)) code = journal_table_read(&run->journal, journal, err);
+    if (code == OK && file_exists(config)) {
+        size_t length;
+        code = file_read(config, CONFIG_LIMIT, &run->config, &length, err);
+        /* a configuration that does not parse is still shown as text */
+        if (code == OK && yaml_tree_parse(config, run->config, length, &run->settings, NULL) != OK) run->settings = NULL;
+    }
+    free(journal);
+    free(config);
+    return code;
+}
+
+ErrorCode report_run_load(ReportRun *run, const char *dir, Error *err) {
+    if (!file_is_dir(dir)) {
+        return error_set(err, ERR_NOINPUT, "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
+                         dir);
+    }
+    char *metrics = path_join(dir, METRICS_FILE);
+    ErrorCode code = OK;
+    if (!file_exists(metrics)) {
+        code = error_set(err, ERR_NOINPUT, "%s: no %s in it, so it is not the directory of a run", dir, METRICS_FILE);
+    } else {
+        code = metrics_table_read(&run->metrics, metrics, err);
+    }
+    free(metrics);
+    if (code == OK) code = load_optional(run, dir, err);
+    if (code == OK) run->name = run_name(dir);
+    return code;
+}
+
+void report_run_free(ReportRun *run) {
+    metrics_table_free(&run->metrics);
+    journal_table_free(&run->journal);
+    yaml_tree_free(run->settings);
+    free(run->config);
+    free(run->name);
+}

@@ -1,0 +1,27 @@
+/* What a report is about: a run's files, read. Shared by the parts of the report. */
+#ifndef WEFT_OBSERVE_REPORT_RUN_H
+#define WEFT_OBSERVE_REPORT_RUN_H
+
+#include "base/yaml.h"
+#include "observe/journal.h"
+#include "observe/metrics.h"
+
+typedef struct ReportRun {
+    char *name;
+    MetricsTable metrics;
+    JournalTable journal;
+    char *config;       /* text of config.yaml, or NULL */
+    YamlNode *settings; /* the same as a tree, or NULL */
+} ReportRun;
+
+/* run must be zeroed; free it in either case. */
+ErrorCode report_run_load(ReportRun *run, const char *dir, Error *err);
+void report_run_free(ReportRun *run);
+
+/* Typical value of a double of StepMetrics, by offset: the median over the logged steps; NaN when none is finite. */
+double report_median(const MetricsTable *t, size_t offset);
+
+/* The head of the page: name, state, settings, facts. */
+void report_write_header(Text *out, const ReportRun *run);
+
+#endif
