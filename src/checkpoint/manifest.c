@@ -1,0 +1,287 @@
+/* The manifest's own checksum stands in its last line, which has a fixed form: it is compared as text after hashing what comes
+ * before, so no byte of the file is free to change. */
+#include "checkpoint/manifest.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "checkpoint/modelfiles.h"
+
+#define FORMAT "weft-checkpoint"
+#define VERSION 1
+#define MANIFEST_LIMIT ((size_t)SAFE_MAX_HEADER)
+#define BUFFER ((size_t)4 << 20)
+/* The last line: ` "checksum": "0123456789abcdef"` and the closing brace. */
+#define SEAL_FORMAT "  \"checksum\": \"%016" PRIx64 "\"\n}\n"
+#define SEAL_LENGTH ((size_t)35)
+
+static ManifestFile *add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum) {
+    m->files = mem_grow(m->files, (m->file_count + 1) * sizeof *m->files);
+    m->files[m->file_count] = (ManifestFile){.name = mem_strdup(name), .bytes = bytes, .sum = sum};
+    return &m->files[m->file_count++];
+}
+
+void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum) { add_file(m, name, bytes, sum); }
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const ManifestTensor *)a)->name, ((const ManifestTensor *)b)->name);
+}
+
+void manifest_add_safetensors(Manifest *m, const char *name, const SafeSums *sums, const TensorList *list, const int *order,
+                              int count) {
+    ManifestFile *f = add_file(m, name, sums->bytes, sums->header);
+    f->is_safetensors = true;
+    f->count = (size_t)count;
+    f->tensors = mem_alloc_array(f->count, sizeof *f->tensors);
+    for (int i = 0; i < count; i++) f->tensors[i] = (ManifestTensor){mem_strdup(list->tensors[order[i]].name), sums->tensors[i]};
+    qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
+}
+
+void manifest_free(Manifest *m) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        for (size_t k = 0; k < m->files[i].count; k++) free(m->files[i].tensors[k].name);
+        free(m->files[i].tensors);
+        free(m->files[i].name);
+    }
+    free(m->files);
+    *m = (Manifest){0};
+}
+
+uint64_t manifest_bytes(const Manifest *m) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < m->file_count; i++) bytes += m->files[i].bytes;
+    return bytes;
+}
+
+static void write_sum(JsonWriter *w, const char *key, uint64_t sum) {
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, sum);
+    json_key(w, key);
+    json_string(w, hex);
+}
+
+static void write_file(JsonWriter *w, const ManifestFile *f) {
+    json_begin_object(w);
+    json_key(w, "name");
+    json_string(w, f->name);
+    json_key(w, "bytes");
+    json_int(w, (int64_t)f->bytes);
+    write_sum(w, f->is_safetensors ? "header" : "checksum", f->sum);
+    if (f->is_safetensors) {
+        json_key(w, "tensors");
+        json_begin_object(w);
+        for (size_t i = 0; i < f->count; i++) write_sum(w, f->tensors[i].name, f->tensors[i].sum);
+        json_end_object(w);
+    }
+    json_end_object(w);
+}
+
+void manifest_write(const Manifest *m, Text *out) {
+    JsonWriter w;
+    json_start(&w, out, 2);
+    json_begin_object(&w);
+    json_key(&w, "format");
+    json_string(&w, FORMAT);
+    json_key(&w, "version");
+    json_int(&w, VERSION);
+    json_key(&w, "step");
+    json_int(&w, m->step);
+    json_key(&w, "time");
+    json_string(&w, m->time);
+    json_key(&w, "resumable");
+    json_bool(&w, m->resumable);
+    json_key(&w, "files");
+    json_begin_array(&w);
+    for (size_t i = 0; i < m->file_count; i++) write_file(&w, &m->files[i]);
+    json_end_array(&w);
+    text_puts(out, ",\n");
+    text_printf(out, SEAL_FORMAT, hash64(out->data, out->length));
+}
+
+static ErrorCode check_seal(const char *where, const char *text, size_t length, Error *err) {
+    char seal[64];
+    if (length <= SEAL_LENGTH) return error_set(err, ERR_DATA, "%s: not a manifest: too short", where);
+    size_t body = length - SEAL_LENGTH;
+    int n = snprintf(seal, sizeof seal, SEAL_FORMAT, hash64(text, body));
+    CHECK(n == (int)SEAL_LENGTH);
+    if (memcmp(text + body, seal, SEAL_LENGTH) == 0) return OK;
+    return error_set(err, ERR_DATA, "%s: damaged: its checksum does not match its content", where);
+}
+
+static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, Error *err) {
+    const char *text = cJSON_IsString(item) ? item->valuestring : "";
+    if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+        return error_set(err, ERR_DATA, "%s: a checksum is not 16 hexadecimal digits", where);
+    *sum = strtoull(text, NULL, 16);
+    return OK;
+}
+
+static ErrorCode parse_tensors(ManifestFile *f, const cJSON *tensors, const char *where, Error *err) {
+    const cJSON *item;
+    f->is_safetensors = true;
+    if (!cJSON_IsObject(tensors)) return error_set(err, ERR_DATA, "%s: tensors is not an object", where);
+    f->tensors = mem_alloc_array((size_t)cJSON_GetArraySize(tensors), sizeof *f->tensors);
+    cJSON_ArrayForEach(item, tensors) {
+        ManifestTensor *t = &f->tensors[f->count++];
+        t->name = mem_strdup(item->string);
+        TRY(parse_sum(item, where, &t->sum, err));
+    }
+    if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
+    return OK;
+}
+
+static ErrorCode parse_file(Manifest *m, const cJSON *item, const char *where, Error *err) {
+    const char *name = NULL;
+    int64_t bytes = 0;
+    TRY(json_get_string(item, where, "name", true, &name, err));
+    TRY(json_get_int(item, where, "bytes", true, 0, (int64_t)1 << 52, &bytes, err));
+    if (!modelfiles_name_is_safe(name)) return error_set(err, ERR_DATA, "%s: a file name is not a plain one", where);
+    const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(item, "tensors");
+    ManifestFile *f = add_file(m, name, (uint64_t)bytes, 0);
+    TRY(parse_sum(cJSON_GetObjectItemCaseSensitive(item, tensors ? "header" : "checksum"), where, &f->sum, err));
+    return tensors ? parse_tensors(f, tensors, where, err) : OK;
+}
+
+static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error *err) {
+    const char *format = "", *time = "";
+    int64_t version = 0;
+    const cJSON *item;
+    TRY(json_get_string(root, where, "format", true, &format, err));
+    TRY(json_get_int(root, where, "version", true, 0, INT32_MAX, &version, err));
+    if (strcmp(format, FORMAT) != 0) return error_set(err, ERR_DATA, "%s: not a manifest of a weft checkpoint", where);
+    if (version != VERSION)
+        return error_set(err, ERR_DATA, "%s: version %" PRId64 ", this weft reads %d: use the weft that wrote it", where, version,
+                         VERSION);
+    TRY(json_get_int(root, where, "step", true, 0, INT64_C(1) << 52, &m->step, err));
+    TRY(json_get_string(root, where, "time", true, &time, err));
+    TRY(json_get_bool(root, where, "resumable", true, &m->resumable, err));
+    snprintf(m->time, sizeof m->time, "%s", time);
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(root, "files");
+    if (!cJSON_IsArray(files)) return error_set(err, ERR_DATA, "%s: files is not a list", where);
+    cJSON_ArrayForEach(item, files) TRY(parse_file(m, item, where, err));
+    return OK;
+}
+
+ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
+    cJSON *root = NULL;
+    char *text, *where, shown[512];
+    size_t length;
+    *m = (Manifest){0};
+    TRY(fileops_read_in(dir, MANIFEST_FILE, MANIFEST_LIMIT, &text, &length, err));
+    where = path_join(error_escape(shown, sizeof shown, dir, strlen(dir)), MANIFEST_FILE);
+    ErrorCode code = check_seal(where, text, length, err);
+    if (code == OK) code = json_parse(where, text, length, &root, err);
+    if (code == OK) code = parse(m, root, where, err);
+    if (code != OK) manifest_free(m);
+    cJSON_Delete(root);
+    free(text);
+    free(where);
+    return code;
+}
+
+static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Error *err) {
+    uint64_t size = 0;
+    TRY(fileops_open_in(dir, f->name, fd, &size, err));
+    if (size == f->bytes) return OK;
+    close(*fd);
+    return error_set(err, ERR_DATA, "%s/%s: %" PRIu64 " bytes, the manifest says %" PRIu64, dir, f->name, size, f->bytes);
+}
+
+ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        int fd;
+        TRY(open_listed(&m->files[i], dir, &fd, err));
+        close(fd);
+    }
+    return OK;
+}
+
+/* Checksum of `bytes` bytes at `offset`. */
+static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer, uint64_t *sum, Error *err) {
+    XXH3_state_t *hash = XXH3_createState();
+    ErrorCode code = OK;
+    CHECK(hash != NULL);
+    XXH3_64bits_reset(hash);
+    while (bytes > 0 && code == OK) {
+        size_t n = bytes < BUFFER ? (size_t)bytes : BUFFER;
+        code = fileops_read_at(fd, where, offset, buffer, n, err);
+        if (code == OK) XXH3_64bits_update(hash, buffer, n);
+        offset += n;
+        bytes -= n;
+    }
+    *sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return code;
+}
+
+static ErrorCode check_range(int fd, const char *where, const char *part, uint64_t offset, uint64_t bytes, uint64_t expect,
+                             char *buffer, Error *err) {
+    uint64_t sum = 0;
+    char shown[128];
+    TRY(sum_range(fd, where, offset, bytes, buffer, &sum, err));
+    if (sum == expect) return OK;
+    return error_set(err, ERR_DATA, "%s: %s is damaged: checksum %016" PRIx64 ", expected %016" PRIx64, where,
+                     error_escape(shown, sizeof shown, part, strlen(part)), sum, expect);
+}
+
+static ErrorCode check_tensors(const ManifestFile *f, const SafeFile *s, char *buffer, Error *err) {
+    if (s->count != f->count)
+        return error_set(err, ERR_DATA, "%s: %zu tensors, the manifest lists %zu", s->where, s->count, f->count);
+    for (size_t i = 0; i < s->count; i++) {
+        const SafeTensor *t = &s->tensors[i];
+        /* Both are in order of names, without duplicates. */
+        if (strcmp(t->name, f->tensors[i].name) != 0)
+            return error_set(err, ERR_DATA, "%s: its tensors are not those of the manifest", s->where);
+        TRY(check_range(s->fd, s->where, t->name, s->data_start + t->begin, t->end - t->begin, f->tensors[i].sum, buffer, err));
+    }
+    return OK;
+}
+
+/* Takes over fd. */
+static ErrorCode check_safetensors(const ManifestFile *f, const char *where, int fd, char *buffer, Error *err) {
+    SafeFile s;
+    unsigned char field[8];
+    uint64_t header = 0;
+    ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where) : fileops_read_at(fd, where, 0, field, 8, err);
+    for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
+    if (code == OK && header > f->bytes - 8) code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
+    if (code == OK) code = check_range(fd, where, "header", 0, header + 8, f->sum, buffer, err);
+    if (code != OK) {
+        close(fd);
+        return code;
+    }
+    TRY(safe_open_fd(&s, where, fd, f->bytes, err));
+    code = check_tensors(f, &s, buffer, err);
+    safe_close(&s);
+    return code;
+}
+
+static ErrorCode check_file(const ManifestFile *f, const char *dir, char *buffer, Error *err) {
+    int fd;
+    TRY(open_listed(f, dir, &fd, err));
+    char *where = path_join(dir, f->name);
+    ErrorCode code;
+    if (f->is_safetensors) {
+        code = check_safetensors(f, where, fd, buffer, err);
+    } else {
+        code = check_range(fd, where, "content", 0, f->bytes, f->sum, buffer, err);
+        close(fd);
+    }
+    free(where);
+    return code;
+}
+
+ErrorCode manifest_check_contents(const Manifest *m, const char *dir, Error *err) {
+    char *buffer = mem_alloc(BUFFER);
+    ErrorCode code = OK;
+    for (size_t i = 0; i < m->file_count && code == OK; i++) code = check_file(&m->files[i], dir, buffer, err);
+    free(buffer);
+    return code;
+}

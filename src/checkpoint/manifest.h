@@ -1,0 +1,45 @@
+/* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one checksum: small files as
+ * a whole, safetensors by header and by tensor (so that damage is named), the manifest itself by its last line. */
+#ifndef WEFT_CHECKPOINT_MANIFEST_H
+#define WEFT_CHECKPOINT_MANIFEST_H
+
+#include "checkpoint/safetensors.h"
+
+#define MANIFEST_FILE "manifest.json"
+
+typedef struct ManifestTensor {
+    char *name;
+    uint64_t sum;
+} ManifestTensor;
+
+typedef struct ManifestFile {
+    char *name;
+    uint64_t bytes;
+    uint64_t sum;            /* of the whole file, or of a safetensors header with its size field */
+    bool is_safetensors;
+    size_t count;
+    ManifestTensor *tensors; /* [count], ascending by name */
+} ManifestFile;
+
+typedef struct Manifest {
+    int64_t step;
+    char time[21];
+    bool resumable; /* optimizer and state are there, not the weights alone */
+    size_t file_count;
+    ManifestFile *files;
+} Manifest;
+
+void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum);
+void manifest_add_safetensors(Manifest *m, const char *name, const SafeSums *sums, const TensorList *list, const int *order,
+                              int count);
+void manifest_write(const Manifest *m, Text *out);
+/* Reads and verifies the manifest of a directory; the files it lists are not touched. */
+ErrorCode manifest_read(Manifest *m, const char *dir, Error *err);
+/* The files are there, regular, and of the right size. */
+ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err);
+/* Every byte is as it was written. */
+ErrorCode manifest_check_contents(const Manifest *m, const char *dir, Error *err);
+uint64_t manifest_bytes(const Manifest *m);
+void manifest_free(Manifest *m);
+
+#endif

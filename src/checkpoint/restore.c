@@ -1,0 +1,168 @@
+/* Finding, verifying, opening and retiring checkpoints (invariants 7 and 9 of checkpoint.c). */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "checkpoint/internal.h"
+#include "checkpoint/manifest.h"
+
+#define STATE_LIMIT ((size_t)64 << 20)
+
+static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
+    TRY(manifest_read(m, path, err));
+    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, err) : manifest_check_sizes(m, path, err);
+    if (code != OK) manifest_free(m);
+    return code;
+}
+
+ErrorCode checkpoint_verify(const char *path, Error *err) {
+    Manifest m;
+    TRY(check(&m, path, CHECK_CONTENTS, err));
+    manifest_free(&m);
+    return OK;
+}
+
+/* "step-00000100", and no other way to write it. */
+static bool parse_step(const char *name, int64_t *step) {
+    char canonical[64];
+    if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) || strlen(name) > 5 + 15) return false;
+    *step = strtoll(name + 5, NULL, 10);
+    snprintf(canonical, sizeof canonical, "step-%08" PRId64, *step);
+    return strcmp(name, canonical) == 0;
+}
+
+static int by_step(const void *a, const void *b) {
+    const CheckpointInfo *x = a, *y = b;
+    return (x->step > y->step) - (x->step < y->step);
+}
+
+/* Names only. */
+static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
+    *set = (CheckpointSet){0};
+    DIR *handle = opendir(dir);
+    if (handle == NULL) return errno == ENOENT ? OK : error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", dir);
+    int64_t step;
+    for (struct dirent *entry; (entry = readdir(handle)) != NULL;) {
+        if (!parse_step(entry->d_name, &step)) continue;
+        set->items = mem_grow(set->items, (set->count + 1) * sizeof *set->items);
+        set->items[set->count++] = (CheckpointInfo){.step = step, .path = path_join(dir, entry->d_name)};
+    }
+    closedir(handle);
+    if (set->count > 0) qsort(set->items, set->count, sizeof *set->items, by_step);
+    return OK;
+}
+
+static void examine(CheckpointInfo *info, CheckLevel level) {
+    Manifest m;
+    Error problem = {.message = ""};
+    ErrorCode code = check(&m, info->path, level, &problem);
+    if (code == OK && m.step != info->step) {
+        error_set(&problem, ERR_DATA, "%s: its manifest is of step %" PRId64, info->path, m.step);
+    } else if (code == OK) {
+        info->good = true;
+        info->resumable = m.resumable;
+        info->bytes = manifest_bytes(&m);
+        memcpy(info->time, m.time, sizeof info->time);
+    }
+    if (!info->good) snprintf(info->problem, sizeof info->problem, "%.*s", (int)sizeof info->problem - 1, problem.message);
+    if (code == OK) manifest_free(&m);
+}
+
+ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
+    TRY(scan(set, dir, err));
+    for (size_t i = 0; i < set->count; i++) examine(&set->items[i], level);
+    return OK;
+}
+
+void checkpoint_set_free(CheckpointSet *set) {
+    for (size_t i = 0; i < set->count; i++) free(set->items[i].path);
+    free(set->items);
+    *set = (CheckpointSet){0};
+}
+
+static ErrorCode open_parts(Checkpoint *c, Error *err) {
+    size_t length = 0;
+    TRY(modelfiles_open(&c->model, c->path, err));
+    if (!c->resumable) return OK;
+    char *optimizer = path_join(c->path, CHECKPOINT_OPTIMIZER);
+    ErrorCode code = modelfiles_open(&c->optimizer, optimizer, err);
+    free(optimizer);
+    return code != OK ? code : fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
+}
+
+static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error *err) {
+    Manifest m;
+    *c = (Checkpoint){0};
+    TRY(check(&m, path, CHECK_CONTENTS, err));
+    *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .resumable = m.resumable};
+    manifest_free(&m);
+    ErrorCode code = resumable && !c->resumable
+                         ? error_set(err, ERR_DATA, "%s: holds weights only; it can be evaluated or started from (model.init), but "
+                                     "not resumed", path)
+                         : open_parts(c, err);
+    if (code != OK) checkpoint_close(c);
+    return code;
+}
+
+static ErrorCode open_newest(Checkpoint *c, const char *dir, bool resumable, Error *err) {
+    CheckpointSet set;
+    *c = (Checkpoint){0};
+    TRY(scan(&set, dir, err));
+    ErrorCode code = ERR_NOINPUT;
+    size_t i = set.count;
+    while (i > 0 && code != OK) {
+        Error problem = {.message = ""};
+        code = open_one(c, set.items[--i].path, resumable, &problem);
+        if (code != OK) log_warn("checkpoint passed over: %s", problem.message);
+    }
+    if (code == OK && i + 1 < set.count) log_warn("going back to %s, the newest good checkpoint", c->path);
+    if (code != OK)
+        code = error_set(err, ERR_NOINPUT, "%s: %s", dir, set.count == 0 ? "there are no checkpoints" : "no checkpoint is good");
+    checkpoint_set_free(&set);
+    return code;
+}
+
+static bool is_one(const char *path) {
+    char *manifest = path_join(path, MANIFEST_FILE);
+    bool there = file_exists(manifest);
+    free(manifest);
+    return there;
+}
+
+ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err) {
+    return is_one(path) ? open_one(c, path, resumable, err) : open_newest(c, path, resumable, err);
+}
+
+void checkpoint_close(Checkpoint *c) {
+    modelfiles_close(&c->model);
+    modelfiles_close(&c->optimizer);
+    free(c->state);
+    free(c->path);
+    *c = (Checkpoint){0};
+}
+
+ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use, CheckLevel level,
+                           int *removed, Error *err) {
+    CheckpointSet set;
+    int64_t newer = 0, last = keep.last < 2 ? 2 : keep.last;
+    ErrorCode code = OK;
+    int count = 0;
+    if (ops == NULL) ops = &file_ops_system;
+    checkpoint_clean(ops, dir);
+    TRY(checkpoint_list(&set, dir, level, err));
+    for (size_t i = set.count; i-- > 0 && keep.last > 0 && code == OK;) {
+        const CheckpointInfo *info = &set.items[i];
+        if (!info->good || newer++ < last || info->step == in_use) continue;
+        if (keep.every > 0 && info->step % keep.every == 0) continue;
+        code = checkpoint_remove(ops, dir, info->step, err);
+        count++;
+    }
+    checkpoint_set_free(&set);
+    if (removed != NULL) *removed = count;
+    return code;
+}
