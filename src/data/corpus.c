@@ -69,6 +69,8 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
     CorpusReader *r = mem_alloc(sizeof *r);
     r->file = file;
     r->format = corpus_format(file);
+    r->buffer = mem_alloc(READ_BYTES);
+    r->capacity = READ_BYTES;
     ErrorCode code = input_open(&r->input, file->path, err);
     if (code == OK && from && from->offset > 0) {
         r->position = *from;

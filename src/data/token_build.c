@@ -64,7 +64,8 @@ typedef struct Builder {
     CorpusReader *reader;
     size_t file;
     CorpusPosition from;
-    double stored_before;
+    double stored_before; /* bytes of the files before this one, as stored */
+    double resumed;       /* of them, those that an earlier build did */
     bool all_read;
     /* writer */
     PartWriter *part;
@@ -235,7 +236,7 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
         TRY(part_open(&s->part, s->b->dir, s->b->key, s->vocabulary, s->any_previous ? &s->previous : NULL, err));
     }
     TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends, job->end_count, job->text_bytes, err));
-    progress_set(s->progress, job->stored / 1e6);
+    progress_set(s->progress, (job->stored - s->resumed) / 1e6);
     const TokenHeader *h = part_header(s->part);
     uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;
     if (job->final || h->text_bytes >= limit || h->documents >= PART_DOCUMENTS) TRY(commit_part(s, job, err));
@@ -304,6 +305,13 @@ static void finish(Builder *s) {
     progress_finish(s->progress);
 }
 
+/* Bytes of the first `count` files, as stored. */
+static double stored_bytes(const TokenBuild *b, size_t count) {
+    double total = 0;
+    for (size_t i = 0; i < count; i++) total += (double)b->prints[i].stamp.size;
+    return total;
+}
+
 /* Takes up what is there already; *complete when nothing is left to do. */
 static ErrorCode resume(Builder *s, bool *complete, Error *err) {
     TokenCache *cache;
@@ -319,15 +327,9 @@ static ErrorCode resume(Builder *s, bool *complete, Error *err) {
         return error_set(err, ERR_DATA, "%s: its last part points behind the end of the source; delete the directory", s->b->dir);
     s->file = (size_t)h->next_file;
     s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};
-    for (size_t i = 0; i < s->file; i++) s->stored_before += (double)s->b->prints[i].stamp.size;
+    s->resumed = s->stored_before = stored_bytes(s->b, s->file);
     log_info("%s: going on with part %" PRIu64 " of an earlier tokenization", s->b->label, h->part + 1);
     return OK;
-}
-
-static double stored_bytes(const TokenBuild *b) {
-    double total = 0;
-    for (size_t i = 0; i < b->count; i++) total += (double)b->prints[i].stamp.size;
-    return total;
 }
 
 static ErrorCode build_locked(const TokenBuild *b, Error *err) {
@@ -338,7 +340,7 @@ static ErrorCode build_locked(const TokenBuild *b, Error *err) {
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.ready, NULL);
     pthread_cond_init(&s.done, NULL);
-    s.progress = progress_start(b->label, stored_bytes(b) / 1e6, "MB");
+    s.progress = progress_start(b->label, (stored_bytes(b, b->count) - s.resumed) / 1e6, "MB");
     ErrorCode code = start_workers(&s, err);
     if (code == OK) code = pump(&s, err);
     finish(&s);
