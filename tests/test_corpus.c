@@ -67,7 +67,8 @@ static void test_split(void **state) {
 
 /* Pseudo-text: words, newlines, blank lines, wide spaces, letters of several bytes. */
 static char *random_text(size_t length, unsigned seed) {
-    static const char *const parts[] = {"word", " ", "\n", "\n\n", "\xc3\xa9", "\xe3\x80\x80", "\xe4\xb8\xad\xe6\x96\x87", "x", ".", "\n \n"};
+    static const char *const parts[] = {"word", " ", "\n",   "\n\n", "\xc3\xa9", "\xe3\x80\x80", "\xe4\xb8\xad\xe6\x96\x87",
+                                        "x",    ".", "\n \n"};
     char *out = malloc(length + 8);
     size_t n = 0;
     while (n < length) {
@@ -222,7 +223,12 @@ static void test_bad_files(void **state) {
     assert_non_null(strstr(err.message, "not a regular file"));
     assert_int_equal(read_all(files_write("a.gz", "\x1f\x8b\x08\0\0\0\0\0", 8), &err), ERR_DATA);
     assert_non_null(strstr(err.message, "gzip"));
-    assert_int_equal(read_all(files_write("a.xz", "\xfd" "7zXZ\0..", 8), &err), ERR_DATA);
+    assert_int_equal(read_all(files_write("a.xz",
+                                          "\xfd"
+                                          "7zXZ\0..",
+                                          8),
+                              &err),
+                     ERR_DATA);
     assert_int_equal(read_all(files_write("a.bz2", "BZh91AY&", 8), &err), ERR_DATA);
 }
 

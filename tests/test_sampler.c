@@ -55,7 +55,8 @@ static uint64_t order_hash(const Sampler *s, uint64_t from, uint64_t count) {
 static void test_epochs_and_seeds_reshuffle(void **state) {
     (void)state;
     uint64_t windows = 500;
-    Sampler *a = open_sampler(1, &windows, NULL, 1), *b = open_sampler(2, &windows, NULL, 1), *c = open_sampler(1, &windows, NULL, 1);
+    Sampler *a = open_sampler(1, &windows, NULL, 1), *b = open_sampler(2, &windows, NULL, 1),
+            *c = open_sampler(1, &windows, NULL, 1);
     assert_true(order_hash(a, 0, 500) != order_hash(a, 500, 500));
     assert_true(order_hash(a, 0, 500) != order_hash(b, 0, 500));
     assert_true(order_hash(a, 0, 5000) == order_hash(c, 0, 5000));
@@ -80,7 +81,8 @@ static void test_sources_without_weights_are_one_corpus(void **state) {
 }
 
 /* At every prefix each source has had its share to within less than one sample, and its windows in whole epochs. */
-static void check_mixture(const uint64_t *windows, const double *shares, size_t count, uint64_t samples, uint32_t cycle, double slack) {
+static void check_mixture(const uint64_t *windows, const double *shares, size_t count, uint64_t samples, uint32_t cycle,
+                          double slack) {
     Sampler *s = open_sampler(9, windows, shares, count);
     if (cycle) assert_int_equal(sampler_cycle(s), cycle);
     double total = 0;
@@ -98,7 +100,8 @@ static void check_mixture(const uint64_t *windows, const double *shares, size_t 
             /* |used - (k + 1) m / c| < 1 in whole numbers */
             int64_t off = (int64_t)(used[i] * c) - (int64_t)((k + 1) * m);
             if (off >= (int64_t)c || off <= -(int64_t)c)
-                fail_msg("source %zu of %zu has %llu of %llu samples", i, count, (unsigned long long)used[i], (unsigned long long)k + 1);
+                fail_msg("source %zu of %zu has %llu of %llu samples", i, count, (unsigned long long)used[i],
+                         (unsigned long long)k + 1);
             assert_true(fabs((double)used[i] - (double)(k + 1) * shares[i] / total) < 1 + slack * (double)k);
         }
     }

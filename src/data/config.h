@@ -13,7 +13,7 @@ typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights
 
 typedef struct DataSource {
     char *path;    /* a file or a shell pattern */
-    double weight; /* share of the mixture, relative to the other sources */
+    double weight; /* share of the mixture, relative to the others; 0 for all: one corpus */
     int format;    /* SourceFormat */
     char *key;     /* JSON lines: the member that holds the text */
     int split;     /* SourceSplit */

@@ -251,8 +251,8 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
         error_escape(name, sizeof name, item->string, strlen(item->string));
         used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "", name);
     }
-    return error_set(err, ERR_DATA, "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source", where, key,
-                     keys);
+    return error_set(err, ERR_DATA, "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source",
+                     where, key, keys);
 }
 
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err) {

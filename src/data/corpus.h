@@ -1,13 +1,14 @@
 /* Text corpora: files into documents.
  *
  * A text file is one document, or with `split` several: lines (a document is a non-blank line and the blank lines after it) or
- * paragraphs (a run of non-blank lines and the blank lines after it). The documents of a file put together are the file, byte for
- * byte, but for a byte order mark. A JSON-lines file holds a document a line, under a named key. Either may be zstd-compressed.
+ * paragraphs (a run of non-blank lines and the blank lines after it). The documents of a file put together are the file, byte
+ * for byte, but for a byte order mark. A JSON-lines file holds a document a line, under a named key. Either may be
+ * zstd-compressed.
  *
  * Memory is bounded: a long document comes in pieces. Cutting does not change its tokens: the byte-level pre-tokenizers (GPT-2,
  * Llama 3, Qwen, tiktoken's) always end a token at a newline that stands alone between two characters that are not white space,
- * and pieces are cut only after such a newline. Only text without one for CORPUS_PIECE_LIMIT bytes is cut elsewhere, between two
- * characters. */
+ * and pieces are cut only after such a newline. Only text without one for CORPUS_PIECE_LIMIT bytes is cut elsewhere, between
+ * two characters. */
 #ifndef WEFT_DATA_CORPUS_H
 #define WEFT_DATA_CORPUS_H
 
@@ -19,9 +20,9 @@
 #include "base/text.h"
 #include "data/config.h"
 
-#define CORPUS_PIECE_BYTES (256u << 10)  /* pieces of a long document are at least this long */
-#define CORPUS_PIECE_LIMIT (16u << 20)   /* ... and at most this */
-#define CORPUS_LINE_LIMIT (256u << 20)   /* longest line of a JSON-lines file */
+#define CORPUS_PIECE_BYTES (256u << 10) /* pieces of a long document are at least this long */
+#define CORPUS_PIECE_LIMIT (16u << 20)  /* ... and at most this */
+#define CORPUS_LINE_LIMIT (256u << 20)  /* longest line of a JSON-lines file */
 
 /* How to read one file. */
 typedef struct CorpusFile {

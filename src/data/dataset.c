@@ -84,8 +84,15 @@ static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
 static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, const Fingerprint *prints, Error *err) {
     make_key(r, files, prints, s->files, s->key);
     char *dir = cache_path(r->config->cache_dir, s->key);
-    TokenBuild build = {.label = s->name, .dir = dir, .files = files, .prints = prints, .count = s->files, .tokenizer = r->tokenizer,
-                        .bos = r->bos, .eos = r->eos, .threads = r->threads};
+    TokenBuild build = {.label = s->name,
+                        .dir = dir,
+                        .files = files,
+                        .prints = prints,
+                        .count = s->files,
+                        .tokenizer = r->tokenizer,
+                        .bos = r->bos,
+                        .eos = r->eos,
+                        .threads = r->threads};
     memcpy(build.key, s->key, sizeof build.key);
     uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer);
     ErrorCode code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
@@ -127,7 +134,8 @@ static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s,
 }
 
 static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) {
-    if (context < 1 || context > 1 << 30) return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
+    if (context < 1 || context > 1 << 30)
+        return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
     if (c->sources.count == 0)
         return error_set(err, ERR_CONFIG, "data.sources is empty: name at least one file, as in data.sources=[my.txt]");
     if (!c->cache_dir || !c->cache_dir[0]) return error_set(err, ERR_CONFIG, "data.cache_dir is empty: name a directory");
@@ -152,12 +160,13 @@ static ErrorCode assign_streams(Dataset *d, Error *err) {
         }
         const TokenStream *needed = i < d->count ? &s->train : &s->validation;
         if (needed->tokens < 2)
-            return error_set(err, ERR_DATA, "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other", s->name,
-                             needed->tokens, d->validation_fraction > 0 ? " for training" : "");
+            return error_set(err, ERR_DATA, "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other",
+                             s->name, needed->tokens, d->validation_fraction > 0 ? " for training" : "");
         d->first_validation[i + 1] = d->first_validation[i] + stream_windows(&s->validation, d->context);
     }
     if (d->validation_fraction > 0 && d->first_validation[d->total] == 0)
-        return error_set(err, ERR_CONFIG, "data.validation_fraction of %g keeps no text out of %" PRIu64 " tokens: make it larger",
+        return error_set(err, ERR_CONFIG,
+                         "data.validation_fraction of %g keeps no text out of %" PRIu64 " tokens: make it larger",
                          d->validation_fraction, dataset_tokens(d));
     return OK;
 }
@@ -174,8 +183,9 @@ static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, 
     }
     *mixed = weighted > 0;
     if (weighted == 0 || weighted == d->count) return OK;
-    return error_set(err, ERR_CONFIG, "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus",
-                     weighted, d->count);
+    return error_set(err, ERR_CONFIG,
+                     "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus", weighted,
+                     d->count);
 }
 
 static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
@@ -199,7 +209,8 @@ static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *e
     return open_sampler(d, c, err);
 }
 
-ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads, Error *err) {
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads,
+                       Error *err) {
     *dataset = NULL;
     TRY(check_config(config, context, err));
     Dataset *d = mem_alloc(sizeof *d);
@@ -282,8 +293,9 @@ static void describe_source(const Dataset *d, size_t i, Text *out) {
     text_count((int64_t)s->train.tokens, tokens);
     text_count((int64_t)s->validation.tokens, held);
     double bytes = (double)token_cache_text_bytes(s->cache), all = (double)token_cache_tokens(s->cache);
-    text_printf(out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation", s->name, s->files,
-                s->files == 1 ? "" : "s", documents, token_cache_documents(s->cache) == 1 ? "" : "s", bytes / all, tokens, held);
+    text_printf(out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation", s->name,
+                s->files, s->files == 1 ? "" : "s", documents, token_cache_documents(s->cache) == 1 ? "" : "s", bytes / all,
+                tokens, held);
     uint32_t cycle = sampler_cycle(d->sampler);
     if (i < d->count && cycle > 1) text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
     text_puts(out, "\n");

@@ -1,10 +1,10 @@
 /* The data of a run: its sources in token caches, what of them is for training and for validation, and sample k of either.
  *
- * Sample k of training is a function of (dataset fingerprint, seed, mixture weights, context) alone (sampler.h, stream.h). Sample k of
- * validation is window k of the validation streams, one source after the other, in order.
+ * Sample k of training is a function of (dataset fingerprint, seed, mixture weights, context) alone (sampler.h, stream.h).
+ * Sample k of validation is window k of the validation streams, one source after the other, in order.
  *
- * Weights: all 0 means that the sources are one corpus, each window once an epoch; otherwise each must be positive, and is a share of
- * tokens, or of documents, which is turned into one of tokens by the mean length of the source's documents.
+ * Weights: all 0 means that the sources are one corpus, each window once an epoch; otherwise each must be positive, and is a
+ * share of tokens, or of documents, which is turned into one of tokens by the mean length of the source's documents.
  *
  * BOS and EOS go around each document if asked for and if the tokenizer has them. A tokenizer with one token for both purposes
  * gets it once, at the end. */
@@ -23,16 +23,19 @@
 
 typedef struct Dataset Dataset;
 
-/* Tokenizes what no cache holds yet (a progress bar each source); threads 0: one per core. Config and tokenizer are not kept. */
-ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads, Error *err);
+/* Tokenizes what no cache holds yet, with a progress bar each source. threads 0: one per core. Config and tokenizer are not
+ * kept. */
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads,
+                       Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
 
-/* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and the validation split. */
+/* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and the validation
+ * split. */
 void dataset_fingerprint(const Dataset *d, char out[65]);
 int64_t dataset_context(const Dataset *d);
-uint64_t dataset_tokens(const Dataset *d);             /* for training, all sources */
-uint64_t dataset_text_bytes(const Dataset *d);         /* of the sources, before tokenization, validation split included */
-uint64_t dataset_samples_per_epoch(const Dataset *d);  /* windows for training, all sources */
+uint64_t dataset_tokens(const Dataset *d);            /* for training, all sources */
+uint64_t dataset_text_bytes(const Dataset *d);        /* of the sources, before tokenization, validation split included */
+uint64_t dataset_samples_per_epoch(const Dataset *d); /* windows for training, all sources */
 uint64_t dataset_validation_tokens(const Dataset *d);
 uint64_t dataset_validation_samples(const Dataset *d); /* 0: no validation data */
 

@@ -122,8 +122,8 @@ ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *e
     return error_set(err, ERR_DATA, "%s: changed while it was being read; run again once it is complete", path);
 }
 
-static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out, Progress *progress,
-                              Error *err) {
+static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
+                              Progress *progress, Error *err) {
     for (size_t i = 0; i < count; i++) {
         if (out[i].sha256[0]) continue;
         TRY(hash_file(paths[i], &out[i], progress, err));

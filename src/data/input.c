@@ -1,7 +1,7 @@
 /* Invariants
  *  I1. `content` counts the bytes handed out; `stored` the bytes taken from the file. Plain files have content == stored.
- *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only place where a file may
- *      end. */
+ *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only place where a file
+ *      may end. */
 #include "data/input.h"
 
 #include <errno.h>
@@ -31,7 +31,8 @@ static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got
     ssize_t n;
     do n = read(input->fd, out, capacity);
     while (n < 0 && errno == EINTR);
-    if (n < 0) return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->path, (unsigned long long)input->stored);
+    if (n < 0)
+        return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->path, (unsigned long long)input->stored);
     *got = (size_t)n;
     input->stored += *got;
     return OK;
@@ -39,7 +40,11 @@ static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got
 
 static const char *foreign_compression(const unsigned char *head, size_t length) {
     if (length >= 2 && head[0] == 0x1f && head[1] == 0x8b) return "gzip";
-    if (length >= 6 && memcmp(head, "\xfd" "7zXZ\0", 6) == 0) return "xz";
+    if (length >= 6 && memcmp(head,
+                              "\xfd"
+                              "7zXZ\0",
+                              6) == 0)
+        return "xz";
     if (length >= 4 && memcmp(head, "BZh", 3) == 0 && head[3] >= '1' && head[3] <= '9') return "bzip2";
     return NULL;
 }
@@ -58,7 +63,8 @@ static ErrorCode start_decoder(Input *input, Error *err) {
     if (n < 0) return error_errno(err, ERR_IO, "%s: cannot read", input->path);
     const char *other = foreign_compression(head, (size_t)n);
     if (other)
-        return error_set(err, ERR_DATA, "%s: compressed with %s; weft reads plain and zstd files: decompress it, or compress it with zstd",
+        return error_set(err, ERR_DATA,
+                         "%s: compressed with %s; weft reads plain and zstd files: decompress it, or compress it with zstd",
                          input->path, other);
     if (!is_zstd(head, (size_t)n)) return OK;
     input->zstd = ZSTD_createDStream();
@@ -109,8 +115,10 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
             input->in.pos = 0;
             if (n == 0 && input->pending == 0) break;
             if (n == 0)
-                return error_set(err, ERR_DATA, "%s: truncated: the zstd data stops at byte %llu in the middle of a frame; fetch the file again",
-                                 input->path, (unsigned long long)input->stored);
+                return error_set(
+                    err, ERR_DATA,
+                    "%s: truncated: the zstd data stops at byte %llu in the middle of a frame; fetch the file again",
+                    input->path, (unsigned long long)input->stored);
         }
         input->pending = ZSTD_decompressStream(input->zstd, &made, &input->in);
         if (ZSTD_isError(input->pending))
@@ -149,8 +157,8 @@ ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
         size_t got;
         code = input_read(input, sink, left < RAW_BYTES ? (size_t)left : RAW_BYTES, &got, err);
         if (code == OK && got == 0)
-            code = error_set(err, ERR_DATA, "%s: shorter than byte %llu of its content, where reading was to go on", input->path,
-                             (unsigned long long)offset);
+            code = error_set(err, ERR_DATA, "%s: shorter than byte %llu of its content, where reading was to go on",
+                             input->path, (unsigned long long)offset);
     }
     free(sink);
     return code;

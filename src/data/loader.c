@@ -73,11 +73,12 @@ static void *run(void *argument) {
 static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t depth, Error *err) {
     bool positive = l->sequences >= 1 && l->microbatches >= 1 && l->microbatch_stride >= 0 && l->step_stride >= 0 && depth >= 1;
     if (!positive || depth > 1 << 20)
-        return error_set(err, ERR_CONFIG, "impossible batch layout: %" PRId64 " sequences, %" PRId64 " microbatches, depth %" PRId64,
+        return error_set(err, ERR_CONFIG,
+                         "impossible batch layout: %" PRId64 " sequences, %" PRId64 " microbatches, depth %" PRId64,
                          l->sequences, l->microbatches, depth);
     if (l->sequences > INT32_MAX / context)
-        return error_set(err, ERR_CONFIG, "%" PRId64 " sequences of %" PRId64 " tokens: a microbatch holds at most %d tokens", l->sequences,
-                         context, INT32_MAX);
+        return error_set(err, ERR_CONFIG, "%" PRId64 " sequences of %" PRId64 " tokens: a microbatch holds at most %d tokens",
+                         l->sequences, context, INT32_MAX);
     return OK;
 }
 

@@ -116,7 +116,8 @@ static ErrorCode check(const uint64_t *windows, const double *shares, size_t cou
     return OK;
 }
 
-ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares, size_t count, Error *err) {
+ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares, size_t count,
+                       Error *err) {
     TRY(check(windows, shares, count, err));
     Sampler *s = mem_alloc(sizeof *s);
     s->source_count = count;
@@ -171,4 +172,6 @@ Sample sampler_at(const Sampler *s, uint64_t k) {
 }
 
 uint32_t sampler_cycle(const Sampler *s) { return s->cycle; }
-uint32_t sampler_slots(const Sampler *s, size_t source) { return s->group_count == s->source_count ? s->groups[source].slots : 1; }
+uint32_t sampler_slots(const Sampler *s, size_t source) {
+    return s->group_count == s->source_count ? s->groups[source].slots : 1;
+}

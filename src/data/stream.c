@@ -76,7 +76,8 @@ void stream_empty_row(int64_t context, const SampleRow *row) {
 
 /* Turns inputs and document starts (in first_key), `known` of them, into the row. next is the token behind the inputs, -1 for
  * none; next_starts whether a document starts with it. */
-static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool next_starts, bool document_mask, const SampleRow *row) {
+static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool next_starts, bool document_mask,
+                          const SampleRow *row) {
     int64_t valid = 0;
     int32_t start = 0;
     for (int64_t t = 0; t < context; t++) {

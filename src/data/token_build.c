@@ -37,12 +37,12 @@ typedef struct Job {
     Record *records;
     size_t record_count, record_capacity;
     size_t file;
-    size_t next_file;         /* place behind this job */
+    size_t next_file; /* place behind this job */
     CorpusPosition next;
-    bool final;               /* the last job of the source */
-    double stored;            /* bytes of the files read up to here, as stored */
+    bool final;    /* the last job of the source */
+    double stored; /* bytes of the files read up to here, as stored */
     TokenList ids;
-    uint64_t *ends;           /* [end_count], from ids[0] */
+    uint64_t *ends; /* [end_count], from ids[0] */
     size_t end_count, end_capacity;
     uint64_t text_bytes;
     ErrorCode code;
@@ -324,7 +324,8 @@ static ErrorCode resume(Builder *s, bool *complete, Error *err) {
     if (!s->any_previous || *complete) return OK;
     const TokenHeader *h = &s->previous;
     if (h->next_file >= s->b->count)
-        return error_set(err, ERR_DATA, "%s: its last part points behind the end of the source; delete the directory", s->b->dir);
+        return error_set(err, ERR_DATA, "%s: its last part points behind the end of the source; delete the directory",
+                         s->b->dir);
     s->file = (size_t)h->next_file;
     s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};
     s->resumed = s->stored_before = stored_bytes(s->b, s->file);

@@ -1,8 +1,8 @@
 /* Invariants
- *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked: everything later is bounded
- *      by verified counts.
- *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the vocabulary. Threads may verify the
- *      same block twice; they store the same value. */
+ *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked: everything later is
+ *      bounded by verified counts.
+ *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the vocabulary. Threads may
+ *      verify the same block twice; they store the same value. */
 #include "data/token_cache.h"
 
 #include <inttypes.h>
@@ -57,12 +57,14 @@ static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error
     const TokenHeader *h = &p->header;
     if (p->map.length < sizeof *h || memcmp(h->magic, TOKEN_MAGIC, sizeof h->magic) != 0)
         return error_set(err, ERR_DATA,
-                         "%s: not a token cache file (it does not start with '%s' and a whole header); remove it, or give another data.cache_dir",
+                         "%s: not a token cache file (it does not start with '%s' and a whole header); remove it, or give "
+                         "another data.cache_dir",
                          p->path, TOKEN_MAGIC);
     if (h->version > TOKEN_VERSION)
-        return error_set(err, ERR_DATA,
-                         "%s: written by a newer weft (token cache version %u, this one reads %u); use that weft, or delete the directory",
-                         p->path, h->version, TOKEN_VERSION);
+        return error_set(
+            err, ERR_DATA,
+            "%s: written by a newer weft (token cache version %u, this one reads %u); use that weft, or delete the directory",
+            p->path, h->version, TOKEN_VERSION);
     if (h->version != TOKEN_VERSION) return damaged(p, err, "token cache of an unknown version");
     if (hash64(h, offsetof(TokenHeader, header_checksum)) != h->header_checksum)
         return damaged(p, err, "damaged header (its checksum does not match)");
@@ -77,8 +79,8 @@ static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err
         return damaged(p, err, "impossible counts in the header");
     if (p->map.length == layout.file_bytes) return OK;
     return error_set(err, ERR_DATA,
-                     "%s: %s: %zu bytes where its header promises %" PRIu64 "; delete its directory and it will be built again", p->path,
-                     p->map.length < layout.file_bytes ? "truncated" : "too long", p->map.length, layout.file_bytes);
+                     "%s: %s: %zu bytes where its header promises %" PRIu64 "; delete its directory and it will be built again",
+                     p->path, p->map.length < layout.file_bytes ? "truncated" : "too long", p->map.length, layout.file_bytes);
 }
 
 static ErrorCode check_index(const TokenPart *p, Error *err) {
@@ -99,7 +101,8 @@ static ErrorCode check_index(const TokenPart *p, Error *err) {
 static ErrorCode check_sequence(const TokenCache *c, const TokenPart *p, Error *err) {
     const TokenHeader *h = &p->header;
     uint64_t documents = token_cache_documents(c), bytes = token_cache_text_bytes(c);
-    if (h->part != c->count || h->first_token != token_cache_tokens(c) || h->first_document != documents || h->first_byte != bytes)
+    if (h->part != c->count || h->first_token != token_cache_tokens(c) || h->first_document != documents ||
+        h->first_byte != bytes)
         return damaged(p, err, "does not continue the part before it");
     return OK;
 }
@@ -286,7 +289,8 @@ static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int3
 ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts, Error *err) {
     uint64_t total = token_cache_tokens(c);
     if (begin > total || count > total - begin)
-        return error_set(err, ERR_INTERNAL, "tokens %" PRIu64 " to %" PRIu64 " asked of a cache of %" PRIu64, begin, begin + count, total);
+        return error_set(err, ERR_INTERNAL, "tokens %" PRIu64 " to %" PRIu64 " asked of a cache of %" PRIu64, begin,
+                         begin + count, total);
     if (count == 0) return OK;
     memset(starts, 0, (size_t)count * sizeof *starts);
     if (begin == 0) starts[0] = 1;

@@ -1,13 +1,15 @@
 /* The token cache: the ids of one source's documents, tokenized once, mapped into memory.
  *
- * A cache is a directory CACHE_DIR/<key> of parts, part-00000.tok and so on. The key is a SHA-256 over all that decides the ids:
- * content of the files in their order, how they are read, tokenizer, BOS and EOS. Parts follow each other without gaps; the one
- * marked `last` ends the source, so a directory without it is a build that was interrupted, and goes on behind its last part.
+ * A cache is a directory CACHE_DIR/<key> of parts, part-00000.tok and so on. The key is a SHA-256 over all that decides the
+ * ids: content of the files in their order, how they are read, tokenizer, BOS and EOS. Parts follow each other without gaps;
+ * the one marked `last` ends the source, so a directory without it is a build that was interrupted, and goes on behind its
+ * last part.
  *
  * A part, all little-endian:
  *     header      4,096 bytes, struct TokenHeader and zeros
  *     ids         u16 if the vocabulary has at most 65,536 entries, else u32; zeros up to a multiple of 8 bytes
- *     ends        u64 [documents], where each document that ends in this part ends: strictly rising, from the part's first token
+ *     ends        u64 [documents], where each document that ends in this part ends, counted from the part's first token;
+ *                 strictly rising
  *     checksums   u64 [blocks], XXH3 of each 64 KiB of ids (the last block may be shorter)
  * The header holds checksums of itself and of ends + checksums, which are verified on opening; a block of ids is verified,
  * and its ids compared with the vocabulary, when it is first read. */
@@ -28,18 +30,18 @@
 typedef struct TokenHeader {
     char magic[8];
     uint32_t version;
-    uint32_t id_bytes;        /* 2 or 4 */
+    uint32_t id_bytes; /* 2 or 4 */
     uint8_t key[32];
-    uint64_t vocabulary;      /* every id is below */
-    uint64_t part;            /* number of this part */
-    uint64_t last;            /* 1: the source ends here */
-    uint64_t first_token;     /* tokens, documents and bytes of text in the parts before */
+    uint64_t vocabulary;  /* every id is below */
+    uint64_t part;        /* number of this part */
+    uint64_t last;        /* 1: the source ends here */
+    uint64_t first_token; /* tokens, documents and bytes of text in the parts before */
     uint64_t first_document;
     uint64_t first_byte;
-    uint64_t tokens;          /* in this part */
-    uint64_t documents;       /* that end in this part */
+    uint64_t tokens;    /* in this part */
+    uint64_t documents; /* that end in this part */
     uint64_t text_bytes;
-    uint64_t next_file;       /* where the next part goes on: file of the source, byte of its content, line, inside a document */
+    uint64_t next_file; /* where the next part goes on: file of the source, byte of its content, line, inside a document */
     uint64_t next_offset;
     uint64_t next_line;
     uint64_t next_in_document;

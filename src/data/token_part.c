@@ -76,8 +76,8 @@ static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabul
     h->first_byte = previous->first_byte + previous->text_bytes;
 }
 
-ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary, const TokenHeader *previous,
-                    Error *err) {
+ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary,
+                    const TokenHeader *previous, Error *err) {
     PartWriter *w = mem_alloc(sizeof *w);
     start_header(&w->header, key, vocabulary, previous);
     w->any_end = !previous || !previous->next_in_document;
@@ -119,8 +119,8 @@ static void put_id(PartWriter *w, int32_t id) {
     w->block_used += w->header.id_bytes;
 }
 
-ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends, uint64_t end_count, uint64_t text_bytes,
-                   Error *err) {
+ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends, uint64_t end_count,
+                   uint64_t text_bytes, Error *err) {
     uint64_t first = w->header.tokens;
     for (uint64_t i = 0; i < count; i++) {
         put_id(w, ids[i]);
