@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <glob.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -253,4 +254,15 @@ char *path_join(const char *dir, const char *name) {
     if (path.data[path.length - 1] != '/') text_puts(&path, "/");
     text_puts(&path, name);
     return path.data;
+}
+
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk) {
+    (void)status, (void)type, (void)walk;
+    return remove(path);
+}
+
+ErrorCode file_remove_tree(const char *path, Error *err) {
+    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
+        return error_errno(err, ERR_IO, "%s: cannot remove it", path);
+    return OK;
 }

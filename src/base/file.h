@@ -24,6 +24,8 @@ void file_unmap(FileMap *map);
 ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err);
 
 ErrorCode file_make_dirs(const char *path, Error *err); /* like mkdir -p */
+/* Removes a directory and all in it, following no links; one that is not there is fine. */
+ErrorCode file_remove_tree(const char *path, Error *err);
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err);

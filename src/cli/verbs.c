@@ -3,14 +3,22 @@
 
 extern const Verb verb_config;
 extern const Verb verb_doctor;
+extern const Verb verb_eval;
+extern const Verb verb_generate;
 extern const Verb verb_help;
+extern const Verb verb_plan;
 extern const Verb verb_report;
+extern const Verb verb_train;
 
 // clang-format off: a line each, so that additions merge
 const Verb *const verbs[] = {
+    &verb_train,
+    &verb_plan,
+    &verb_eval,
+    &verb_generate,
+    &verb_report,
     &verb_config,
     &verb_doctor,
-    &verb_report,
     &verb_help,
     NULL,
 };

@@ -23,11 +23,12 @@ typedef enum ScheduleKind {
 } ScheduleKind;
 
 typedef struct RunConfig {
-    char *dir;       /* run directory: everything a run writes */
-    int64_t seed;    /* of the initial weights */
-    int64_t threads; /* 0: one per core */
-    char *device;    /* kind of CPU kernels, "auto" */
-    bool overwrite;  /* start anew in a directory that holds a run */
+    char *dir;                /* run directory: everything a run writes */
+    int64_t seed;             /* of the initial weights */
+    int64_t threads;          /* 0: one per core */
+    char *device;             /* kind of CPU kernels, "auto" */
+    bool overwrite;           /* start anew in a directory that holds a run */
+    StringList allow_changes; /* keys that may differ from the checkpoint's */
 } RunConfig;
 
 typedef struct ModelOptions {
@@ -72,6 +73,7 @@ typedef struct ValidationOptions {
 typedef struct MetricsOptions {
     int64_t log_freq;
     bool tensorboard, profile;
+    double spike; /* robust deviations that make a spike; 0: none */
 } MetricsOptions;
 
 typedef struct Config {

@@ -1,0 +1,120 @@
+/* weft eval: how well a model predicts a text. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "cli/model.h"
+#include "train/evaluate.h"
+
+enum { LONGEST_DEFAULT = 2048 }; /* a window, when none is asked for */
+
+static const Flag flags[] = {{"--context", 'c', "N", "tokens of a window; default: what the model is for, at most 2048"},
+                             {"--batch", 'b', "N", "windows of a pass; default 1"},
+                             {"--format", 0, "FORMAT", "auto, text or jsonl; default auto"},
+                             {"--key", 0, "NAME", "JSON lines: the member that holds the text; default text"},
+                             {"--json", 0, NULL, "one JSON object instead of text"},
+                             MODEL_FLAGS,
+                             {NULL, 0, NULL, NULL}};
+
+static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
+    static const char *const names[] = {"auto", "text", "jsonl"};
+    const char *name = arguments_flag(args, "--format");
+    *out = FORMAT_AUTO;
+    for (int i = 0; name && i < 3; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = i;
+            return OK;
+        }
+    return name ? error_set(err, ERR_USAGE, "--format is \"%s\": expected auto, text or jsonl", name) : OK;
+}
+
+static void print(const Evaluation *e, bool as_json) {
+    if (!as_json) {
+        printf("loss           %.6f nats a token\nperplexity     %.4f\nbits per byte  %.5f\ntokens         %lld\nbytes         "
+               " %lld\n",
+               e->loss, exp(e->loss), e->bits_per_byte, (long long)e->tokens, (long long)e->bytes);
+        return;
+    }
+    Text out = {0};
+    JsonWriter w;
+    json_start(&w, &out, 0);
+    json_begin_object(&w);
+    json_key(&w, "loss");
+    json_double(&w, e->loss);
+    json_key(&w, "perplexity");
+    json_double(&w, exp(e->loss));
+    json_key(&w, "bits_per_byte");
+    json_double(&w, e->bits_per_byte);
+    json_key(&w, "tokens");
+    json_int(&w, e->tokens);
+    json_key(&w, "bytes");
+    json_int(&w, e->bytes);
+    json_end_object(&w);
+    printf("%s\n", out.data);
+    text_free(&out);
+}
+
+static ErrorCode measure_with(OpenModel *m, const DataConfig *config, Evaluation *out, Error *err) {
+    Dataset *data;
+    TRY(dataset_open(&data, config, m->tokenizer, m->engine.spec.positions, 0, err));
+    ErrorCode code = dataset_validation_samples(data) > 0 ? evaluate(&m->engine, data, m->tokenizer, 0, out, err)
+                                                          : error_set(err, ERR_DATA, "no text to evaluate on");
+    dataset_close(data);
+    return code;
+}
+
+/* The text as a validation source. Its token cache goes with the process. */
+static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, Error *err) {
+    const char *key = arguments_flag(args, "--key");
+    char cache[] = "/tmp/weft-eval-XXXXXX";
+    DataSource source = {.path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : "text"), .split = SPLIT_FILE};
+    DataConfig config = {.sources = {1, (char *)&source},
+                         .validation_sources = {1, (char *)&source},
+                         .cache_dir = cache,
+                         .add_bos = true,
+                         .add_eos = true,
+                         .prefetch = 2};
+    ErrorCode code = format_of(args, &source.format, err);
+    if (code == OK && !mkdtemp(cache)) code = error_errno(err, ERR_CANTCREATE, "making a directory in /tmp");
+    if (code == OK) {
+        code = measure_with(m, &config, out, err);
+        file_remove_tree(cache, NULL);
+    }
+    if (code != OK) error_context(err, "%s", args->operands[1]);
+    free(source.path);
+    free(source.key);
+    return code;
+}
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    OpenModel m = {0};
+    Evaluation e;
+    int64_t context = 0, batch = 1;
+    TRY(arguments_int(args, "--context", 1, 1 << 24, &context, err));
+    TRY(arguments_int(args, "--batch", 1, 1 << 20, &batch, err));
+    PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
+    ErrorCode code = open_model(&m, args->operands[0], args, shape, err);
+    if (code == OK) code = measure(args, &m, &e, err);
+    if (code == OK) print(&e, arguments_has(args, "--json"));
+    close_model(&m);
+    return code;
+}
+
+const Verb verb_eval = {
+    .name = "eval",
+    .summary = "loss, perplexity and bits per byte of a model on a text",
+    .synopsis = "RUN|CHECKPOINT FILE",
+    .details = "The text is cut into windows; each token is predicted from those before it in its window. Bits per byte "
+               "compare models with\n"
+               "different tokenizers.\n\n"
+               "Examples:\n"
+               "  weft eval runs/demo some-text.txt\n"
+               "  weft eval runs/demo held-out.jsonl.zst --context 512 --json",
+    .flags = flags,
+    .min_operands = 2,
+    .max_operands = 2,
+    .run = run,
+};

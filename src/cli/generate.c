@@ -1,0 +1,147 @@
+/* weft generate: text from a checkpoint, token by token. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/model.h"
+#include "model/decode.h"
+#include "model/sampling.h"
+
+enum { PROMPT_CHUNK = 256 };
+
+static const Flag flags[] = {
+    {"--prompt", 'p', "TEXT", "text to go on from; - reads it from stdin; without it the model begins by itself"},
+    {"--tokens", 'n', "N", "tokens to generate, fewer if the model ends the text; default 200"},
+    {"--temperature", 'T', "X", "0 takes the most likely token each time; default 1"},
+    {"--top-k", 'k', "K", "only the K most likely tokens; default 0, all"},
+    {"--top-p", 0, "P", "only the most likely tokens that make up probability P; default 1, all"},
+    {"--seed", 's', "N", "the same seed gives the same text; default 0"},
+    {"--ignore-end", 0, NULL, "go on past the end-of-text token"},
+    {"--quiet", 'q', NULL, "the generated text only, without the prompt and the closing figures"},
+    MODEL_FLAGS,
+    {NULL, 0, NULL, NULL}};
+
+typedef struct Request {
+    Sampling sampling;
+    int64_t tokens;
+    bool ignore_end, quiet;
+    Text prompt;
+    TokenList ids; /* of the prompt */
+} Request;
+
+static ErrorCode read_prompt(const Arguments *args, Text *out, Error *err) {
+    const char *prompt = arguments_flag(args, "--prompt");
+    if (!prompt) return OK;
+    if (strcmp(prompt, "-") != 0) {
+        text_puts(out, prompt);
+        return OK;
+    }
+    char piece[4096];
+    for (size_t n; (n = fread(piece, 1, sizeof piece, stdin)) > 0;) text_add(out, piece, n);
+    return ferror(stdin) ? error_errno(err, ERR_IO, "reading the prompt from stdin") : OK;
+}
+
+static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
+    int64_t seed = 0;
+    *r = (Request){.sampling = {.temperature = 1, .top_p = 1}, .tokens = 200};
+    TRY(arguments_int(args, "--tokens", 1, 1 << 24, &r->tokens, err));
+    TRY(arguments_double(args, "--temperature", 0, 100, &r->sampling.temperature, err));
+    TRY(arguments_int(args, "--top-k", 0, 1 << 30, &r->sampling.top_k, err));
+    TRY(arguments_double(args, "--top-p", 0, 1, &r->sampling.top_p, err));
+    TRY(arguments_int(args, "--seed", 0, INT64_C(1) << 53, &seed, err));
+    r->sampling.seed = (uint64_t)seed;
+    r->ignore_end = arguments_has(args, "--ignore-end");
+    r->quiet = arguments_has(args, "--quiet");
+    return read_prompt(args, &r->prompt, err);
+}
+
+static void put_token(const OpenModel *m, int32_t id) {
+    size_t length;
+    const char *bytes = tokenizer_token_bytes(m->tokenizer, id, &length);
+    if (bytes) fwrite(bytes, 1, length, stdout);
+    fflush(stdout); /* each token shows as it comes */
+}
+
+static int64_t generate(OpenModel *m, Decoder *g, const Request *r) {
+    int64_t vocab = m->engine.model.config.vocab_size, made = 0;
+    float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
+    int32_t *order = mem_alloc_array((size_t)vocab, sizeof *order);
+    decoder_feed(g, r->ids.ids, (int64_t)r->ids.count, logits);
+    /* Rows of the embedding behind the tokenizer's last entry are padding: never sampled. */
+    for (int64_t i = tokenizer_vocab_size(m->tokenizer); i < vocab; i++) logits[i] = -INFINITY;
+    while (made < r->tokens) {
+        int32_t id = sample_token(&r->sampling, logits, vocab, made, order);
+        made++;
+        if (id == tokenizer_eos(m->tokenizer) && !r->ignore_end) break;
+        put_token(m, id);
+        if (made == r->tokens || decoder_room(g) == 0) break;
+        decoder_feed(g, &id, 1, logits);
+        for (int64_t i = tokenizer_vocab_size(m->tokenizer); i < vocab; i++) logits[i] = -INFINITY;
+    }
+    free(logits);
+    free(order);
+    return made;
+}
+
+static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
+    int32_t bos = tokenizer_bos(m->tokenizer), first = bos >= 0 ? bos : tokenizer_eos(m->tokenizer);
+    token_list_reserve(&r->ids, 1);
+    if (bos >= 0 || (r->prompt.length == 0 && first >= 0)) r->ids.ids[r->ids.count++] = first;
+    if (r->prompt.length) TRY(tokenizer_encode(m->tokenizer, r->prompt.data, r->prompt.length, &r->ids, err));
+    if (r->ids.count == 0)
+        return error_set(err, ERR_USAGE, "this tokenizer has no begin-of-text token to begin from: give --prompt");
+    int64_t room = m->engine.model.config.max_position_embeddings;
+    if ((int64_t)r->ids.count > room)
+        return error_set(err, ERR_USAGE, "the prompt has %zu tokens but the model is for sequences of %lld: shorten it",
+                         r->ids.count, (long long)room);
+    return OK;
+}
+
+static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
+    Decoder g;
+    TRY(encode_prompt(m, r, err));
+    int64_t longest = m->engine.model.config.max_position_embeddings, wanted = (int64_t)r->ids.count + r->tokens;
+    TRY(decoder_open(&g, &m->engine.model, &m->engine.weights, &m->device, wanted < longest ? wanted : longest, PROMPT_CHUNK,
+                     err));
+    if (!r->quiet && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
+    double start = clock_seconds();
+    int64_t made = generate(m, &g, r);
+    double seconds = clock_seconds() - start;
+    putchar('\n');
+    fflush(stdout);
+    if (!r->quiet) log_info("%lld tokens in %.1f s, %.0f tokens/s", (long long)made, seconds, (double)made / seconds);
+    if (made < r->tokens && decoder_room(&g) == 0)
+        log_warn("stopped at %lld positions, the longest sequence this model is for", (long long)longest);
+    decoder_close(&g);
+    return OK;
+}
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    OpenModel m = {0};
+    Request r;
+    ErrorCode code = read_request(args, &r, err);
+    if (code == OK) code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, err);
+    if (code == OK) code = write_text(&m, &r, err);
+    close_model(&m);
+    text_free(&r.prompt);
+    token_list_free(&r.ids);
+    return code;
+}
+
+const Verb verb_generate = {
+    .name = "generate",
+    .summary = "text from a checkpoint, streamed as it is made",
+    .synopsis = "RUN|CHECKPOINT",
+    .details = "Takes a run directory (its newest checkpoint), a checkpoint, or any Llama-family Hugging Face directory.\n\n"
+               "Examples:\n"
+               "  weft generate runs/demo --prompt 'In the beginning' --tokens 200 --temperature 0.8\n"
+               "  weft generate runs/demo/checkpoints/step-00000300 --top-p 0.9 --seed 7",
+    .flags = flags,
+    .min_operands = 1,
+    .max_operands = 1,
+    .run = run,
+};

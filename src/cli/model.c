@@ -1,0 +1,64 @@
+#include "cli/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "train/state.h"
+
+static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err) {
+    const char *spec = arguments_flag(args, "--tokenizer");
+    if (spec) return tokenizer_open(&m->tokenizer, spec, err);
+    return tokenizer_open(&m->tokenizer, m->dir, err);
+}
+
+static ErrorCode compute_type(const Arguments *args, const Device *d, Dtype *out, Error *err) {
+    const char *name = arguments_flag(args, "--compute");
+    *out = d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
+    if (!name) return OK;
+    if (strcmp(name, "fp32") != 0 && strcmp(name, "bf16") != 0)
+        return error_set(err, ERR_USAGE, "--compute is \"%s\": expected fp32 or bf16", name);
+    *out = strcmp(name, "fp32") == 0 ? DTYPE_F32 : DTYPE_BF16;
+    return OK;
+}
+
+static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) {
+    char *path = path_join(m->dir, "config.json");
+    ErrorCode code = model_config_read(shape, path, err);
+    free(path);
+    if (code == OK && tokenizer_vocab_size(m->tokenizer) > shape->vocab_size)
+        code = error_set(err, ERR_DATA, "the tokenizer has %d entries but the model only %lld: this is not its tokenizer",
+                         tokenizer_vocab_size(m->tokenizer), (long long)shape->vocab_size);
+    return code;
+}
+
+static int64_t context_of(const ModelConfig *c, PassShape shape) {
+    int64_t longest = c->max_position_embeddings;
+    if (shape.context > 0) return shape.context;
+    return shape.most > 0 && longest > shape.most ? shape.most : longest;
+}
+
+ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
+    EngineSpec spec = {.microbatches = 1, .recompute = RECOMPUTE_FULL, .inference = true};
+    int64_t threads = 0;
+    *m = (OpenModel){0};
+    TRY(arguments_int(args, "--threads", 0, 4096, &threads, err));
+    TRY(state_find_model(where, &m->dir, err));
+    TRY(open_tokenizer(m, args, err));
+    TRY(read_shape(m, &spec.model, err));
+    TRY(device_open_cpu(&m->device, NULL, (int)threads, err));
+    TRY(compute_type(args, &m->device, &spec.compute, err));
+    spec.positions = context_of(&spec.model, shape);
+    spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
+    TRY(engine_plan(&m->engine, &m->device, &spec, err));
+    TRY(engine_allocate(&m->engine, err));
+    return state_load_weights(&m->engine, m->dir, err);
+}
+
+void close_model(OpenModel *m) {
+    engine_free(&m->engine);
+    device_close(&m->device);
+    tokenizer_free(m->tokenizer);
+    free(m->dir);
+    *m = (OpenModel){0};
+}

@@ -1,0 +1,35 @@
+/* A trained model opened for use: what eval and generate share. */
+#ifndef WEFT_CLI_MODEL_H
+#define WEFT_CLI_MODEL_H
+
+#include "cli/cli.h"
+#include "data/tokenizer.h"
+#include "train/engine.h"
+
+typedef struct OpenModel {
+    char *dir; /* where its files are */
+    Tokenizer *tokenizer;
+    Device device;
+    Engine engine; /* inference only */
+} OpenModel;
+
+/* Passes that the engine is made for. */
+typedef struct PassShape {
+    int64_t context;   /* longest sequence; 0: what the model is for, but no more than `most` */
+    int64_t most;      /* 0: no limit */
+    int64_t sequences; /* of `context` tokens in a pass; 0: passes of `tokens` tokens */
+    int64_t tokens;
+} PassShape;
+
+/* `where` is a model directory, a checkpoint, or a run directory (its newest checkpoint). Flags --tokenizer, --compute,
+ * --threads of the verb are obeyed. Close it also after a failure. */
+ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err);
+void close_model(OpenModel *m);
+
+#define MODEL_FLAGS                                                                                                 \
+    {"--tokenizer", 0, "SPEC", "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"}, \
+        {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, {           \
+        "--threads", 't', "N", "threads; 0, the default, means one per core"                                        \
+    }
+
+#endif

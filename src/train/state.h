@@ -1,0 +1,30 @@
+/* What of a run outlives the process: weights, optimizer, and the few numbers from which all else follows. */
+#ifndef WEFT_TRAIN_STATE_H
+#define WEFT_TRAIN_STATE_H
+
+#include "data/dataset.h"
+#include "observe/spike.h"
+#include "train/config.h"
+#include "train/engine.h"
+
+typedef struct RunState {
+    int64_t step; /* steps done; the next one takes samples from step * samples per step on */
+    int64_t tokens, skipped;
+    SpikeWindow losses, norms;
+} RunState;
+
+/* Writes RUN/checkpoints/step-NNNNNNNN and prunes old ones. *path is the new directory, owned by the caller. */
+ErrorCode state_save(const RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
+                     char **path, Error *err);
+/* Takes up the newest good checkpoint of the run directory, if there is one. Refuses one made with a configuration or data that
+ * would have given another curve, naming what differs. */
+ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
+                       bool *resumed, Error *err);
+/* Removes the checkpoints of a run that starts over. */
+ErrorCode state_discard(const char *run_dir, Error *err);
+
+/* Weights of any Llama-family directory (or checkpoint, or run directory: its newest) into an engine made for its shape. */
+ErrorCode state_find_model(const char *where, char **dir, Error *err);
+ErrorCode state_load_weights(Engine *e, const char *dir, Error *err);
+
+#endif
