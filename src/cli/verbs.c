@@ -8,6 +8,9 @@ extern const Verb verb_generate;
 extern const Verb verb_help;
 extern const Verb verb_plan;
 extern const Verb verb_report;
+extern const Verb verb_tokenizer_decode;
+extern const Verb verb_tokenizer_encode;
+extern const Verb verb_tokenizer_train;
 extern const Verb verb_train;
 
 // clang-format off: a line each, so that additions merge
@@ -16,6 +19,9 @@ const Verb *const verbs[] = {
     &verb_plan,
     &verb_eval,
     &verb_generate,
+    &verb_tokenizer_train,
+    &verb_tokenizer_encode,
+    &verb_tokenizer_decode,
     &verb_report,
     &verb_config,
     &verb_doctor,

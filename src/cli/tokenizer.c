@@ -1,0 +1,209 @@
+/* weft tokenizer train | encode | decode. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "cli/cli.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer_train.h"
+
+#define READ_SIZE ((size_t)1 << 20)
+#define IDS_PER_LINE 20
+
+/* --- train --- */
+
+/* Parts of "a,b,c"; the parts point into `copy`. */
+static const char **split_names(char *copy, size_t *count) {
+    size_t parts = 1, n = 0;
+    for (const char *p = copy; *p; p++) parts += *p == ',';
+    const char **names = mem_alloc_array(parts, sizeof *names);
+    for (char *name = copy; name && *copy;) {
+        char *comma = strchr(name, ',');
+        if (comma) *comma = 0;
+        names[n++] = name;
+        name = comma ? comma + 1 : NULL;
+    }
+    *count = n;
+    return names;
+}
+
+static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out, Error *err) {
+    Tokenizer *t;
+    TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count, err));
+    ErrorCode code = tokenizer_save(t, out, err);
+    char fingerprint[65];
+    tokenizer_fingerprint(t, fingerprint);
+    if (code == OK) log_info("%s: %d tokens, fingerprint %.16s", out, tokenizer_vocab_size(t), fingerprint);
+    tokenizer_free(t);
+    return code;
+}
+
+static ErrorCode run_train(const Arguments *args, Error *err) {
+    int64_t vocab = 0, threads = 0;
+    const char *out = arguments_flag(args, "--out"), *specials = arguments_flag(args, "--special");
+    TRY(arguments_int(args, "--vocab", 256, 1 << 24, &vocab, err));
+    TRY(arguments_int(args, "--threads", 1, 1024, &threads, err));
+    if (!vocab || !out) return error_set(err, ERR_USAGE, "tokenizer train needs --vocab N and --out FILE");
+    char *copy = mem_strdup(specials ? specials : "<|begin_of_text|>,<|end_of_text|>");
+    TokenizerTrainOptions o = {
+        .vocab_size = (int32_t)vocab, .pattern = arguments_flag(args, "--pattern"), .threads = (int)threads};
+    const char **names = split_names(copy, &o.special_count);
+    o.specials = names;
+    ErrorCode code = train_and_save(args, &o, out, err);
+    free(names);
+    free(copy);
+    return code;
+}
+
+static const Flag train_flags[] = {
+    {"--vocab", 'n', "N", "entries of the vocabulary in all: 256 bytes, merges, special tokens"},
+    {"--out", 'o', "FILE", "the tokenizer.json to write"},
+    {"--pattern", 'p', "NAME", "how text is cut into pieces: gpt2, llama3 (default) or qwen2"},
+    {"--special", 's', "A,B,...", "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
+    {"--threads", 't', "N", "threads; default: all cores. The result does not depend on it"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_tokenizer_train = {
+    .name = "tokenizer train",
+    .summary = "learn a byte-level BPE tokenizer from text",
+    .synopsis = "FILE... --vocab N --out tokenizer.json",
+    .details = "Counts the words of text files and merges the most frequent pair of neighbours until the vocabulary is full. "
+               "The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
+               "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
+    .flags = train_flags,
+    .min_operands = 1,
+    .max_operands = -1,
+    .run = run_train,
+};
+
+/* --- encode --- */
+
+typedef struct IdWriter {
+    TokenList list;
+    Text line;
+    size_t written; /* ids so far */
+} IdWriter;
+
+static ErrorCode write_ids(IdWriter *w, Error *err) {
+    text_clear(&w->line);
+    for (size_t i = 0; i < w->list.count; i++) {
+        if (w->written) text_puts(&w->line, w->written % IDS_PER_LINE ? " " : "\n");
+        text_printf(&w->line, "%d", w->list.ids[i]);
+        w->written++;
+    }
+    w->list.count = 0;
+    if (w->line.length && fwrite(w->line.data, 1, w->line.length, stdout) != w->line.length) {
+        return error_errno(err, ERR_IO, "cannot write to standard output");
+    }
+    return OK;
+}
+
+/* Ids of text[0, length), leaving what comes after it at the front. */
+static ErrorCode encode_front(const Tokenizer *t, Text *text, size_t length, IdWriter *w, Error *err) {
+    if (length == 0) return OK;
+    TRY(tokenizer_encode(t, text->data, length, &w->list, err));
+    memmove(text->data, text->data + length, text->length - length);
+    text->length -= length;
+    return write_ids(w, err);
+}
+
+/* Text is encoded as it comes, up to a place where cutting changes nothing; only text without such a place is kept whole. */
+static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char *block, Error *err) {
+    size_t got, wanted = READ_SIZE; /* looking for a place again only when the text has doubled keeps the work linear */
+    while ((got = fread(block, 1, READ_SIZE, stdin)) > 0) {
+        text_add(text, block, got);
+        if (text->length < wanted) continue;
+        TRY(encode_front(t, text, tokenizer_cut(t, text->data, text->length), w, err));
+        wanted = text->length < READ_SIZE ? READ_SIZE : 2 * text->length;
+    }
+    if (ferror(stdin)) return error_errno(err, ERR_IO, "cannot read standard input");
+    TRY(encode_front(t, text, text->length, w, err));
+    if (w->written) putchar('\n');
+    return OK;
+}
+
+static ErrorCode run_encode(const Arguments *args, Error *err) {
+    Tokenizer *t;
+    TRY(tokenizer_open(&t, args->operands[0], err));
+    IdWriter w = {0};
+    Text text = {0};
+    char *block = mem_alloc(READ_SIZE);
+    ErrorCode code = encode_stream(t, &w, &text, block, err);
+    free(block);
+    text_free(&text);
+    text_free(&w.line);
+    token_list_free(&w.list);
+    tokenizer_free(t);
+    return code;
+}
+
+const Verb verb_tokenizer_encode = {
+    .name = "tokenizer encode",
+    .summary = "turn text on standard input into token ids",
+    .synopsis = "TOKENIZER",
+    .details = "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank file. Special tokens in the "
+               "text are plain text.\n\n"
+               "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
+    .min_operands = 1,
+    .max_operands = 1,
+    .run = run_encode,
+};
+
+/* --- decode --- */
+
+/* The next number of the input into *id; *id = -1 at the end. `count` numbers the ids for errors. */
+static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
+    int c;
+    do c = getchar_unlocked();
+    while (c == ' ' || c == '\t' || c == '\n' || c == '\r');
+    *id = -1;
+    if (c == EOF) return ferror(stdin) ? error_errno(err, ERR_IO, "cannot read standard input") : OK;
+    int64_t value = 0;
+    for (; c >= '0' && c <= '9' && value <= INT32_MAX; c = getchar_unlocked()) value = value * 10 + (c - '0');
+    bool ended = c == EOF || c == ' ' || c == '\t' || c == '\n' || c == '\r';
+    if (!ended || value > INT32_MAX) {
+        return error_set(err, ERR_DATA, "standard input: token %zu is not a token id; expected decimal numbers with space between",
+                         count);
+    }
+    *id = (int32_t)value;
+    return OK;
+}
+
+static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
+    for (size_t count = 1;; count++) {
+        int32_t id = -1;
+        TRY(read_id(count, &id, err));
+        if (id < 0) return OK;
+        size_t length;
+        const char *bytes = tokenizer_token_bytes(t, id, &length);
+        if (!bytes) {
+            return error_set(err, ERR_DATA, "standard input: token %zu is %d, outside the vocabulary of %d", count, id,
+                             tokenizer_vocab_size(t));
+        }
+        if (fwrite(bytes, 1, length, stdout) != length) return error_errno(err, ERR_IO, "cannot write to standard output");
+    }
+}
+
+static ErrorCode run_decode(const Arguments *args, Error *err) {
+    Tokenizer *t;
+    TRY(tokenizer_open(&t, args->operands[0], err));
+    ErrorCode code = decode_stream(t, err);
+    tokenizer_free(t);
+    return code;
+}
+
+const Verb verb_tokenizer_decode = {
+    .name = "tokenizer decode",
+    .summary = "turn token ids on standard input into text",
+    .synopsis = "TOKENIZER",
+    .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The output is exactly the bytes "
+               "of the tokens.\n\n"
+               "  weft tokenizer decode tokenizer.json < ids.txt",
+    .min_operands = 1,
+    .max_operands = 1,
+    .run = run_decode,
+};
