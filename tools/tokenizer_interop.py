@@ -111,7 +111,7 @@ def compare_variants(directory, path, texts):
     """Settings that trained files do not have: normalizer, added tokens that are not special, ignore_merges."""
     document = json.load(open(path))
     vocab = document["model"]["vocab"]
-    for i, (content, normalized) in enumerate((("<think>", False), ("  ", True), ("\u00e9\u00e9", True), ("ab", False), ("aba", False))):
+    for i, (content, normalized) in enumerate((("<think>", False), ("  ", True), ("\u00e9\u00e9", True), ("zqx", False), ("zqxzq", False))):
         document["added_tokens"].append({"id": len(vocab) + 2 + i, "content": content, "single_word": False, "lstrip": False,
                                          "rstrip": False, "normalized": normalized, "special": False})
     words = ["Ġ" + "".join(pair) for pair in zip("bcd", "xyz")]  # reachable only as whole pieces
@@ -123,7 +123,7 @@ def compare_variants(directory, path, texts):
     document["model"]["ignore_merges"] = True
     out = os.path.join(directory, "variant.json")
     json.dump(document, open(out, "w"))
-    more = "<think>a</think> bx cy dz aba abab e\u0301e\u0301 \u00e9\u00e9    <|end_of_text|> \u212b A\u030a \u1100\u1161\u11a8"
+    more = "<think>a</think> bx cy dz zqxzq zqxzqx e\u0301e\u0301 \u00e9\u00e9    <|end_of_text|> \u212b A\u030a \u1100\u1161\u11a8"
     compare_all("variant", out, package_encoder(out), [*texts, ("added", more)])
 
 
