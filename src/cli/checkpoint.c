@@ -1,0 +1,105 @@
+/* weft checkpoint: list, verify and prune the checkpoints of a run. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "cli/cli.h"
+
+/* RUN or RUN/checkpoints. */
+static char *checkpoints_of(const char *operand) {
+    char *below = path_join(operand, "checkpoints");
+    if (file_is_dir(below)) return below;
+    free(below);
+    return mem_strdup(operand);
+}
+
+static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
+    if (!file_is_dir(dir)) return error_set(err, ERR_NOINPUT, "%s: expected a run or its directory of checkpoints", dir);
+    return checkpoint_list(set, dir, level, err);
+}
+
+static void print_info(const CheckpointInfo *info) {
+    char bytes[32];
+    printf("%-16lld ", (long long)info->step);
+    if (info->good)
+        printf("%-20s  %12s  %s\n", info->time, text_bytes((double)info->bytes, bytes),
+               info->resumable ? "good" : "good, weights only");
+    else printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
+}
+
+/* Prints one line each; fails when any is damaged. */
+static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
+    CheckpointSet set;
+    size_t bad = 0;
+    TRY(list_all(&set, dir, level, err));
+    for (size_t i = 0; i < set.count; i++) {
+        print_info(&set.items[i]);
+        bad += !set.items[i].good;
+    }
+    size_t count = set.count;
+    checkpoint_set_free(&set);
+    if (bad > 0) return error_set(err, ERR_DATA, "%s: %zu of %zu checkpoints are damaged", dir, bad, count);
+    return count > 0 ? OK : error_set(err, ERR_NOINPUT, "%s: there are no checkpoints", dir);
+}
+
+static ErrorCode verify(const char *operand, const char *dir, Error *err) {
+    char *manifest = path_join(operand, MANIFEST_FILE);
+    bool single = file_exists(manifest);
+    free(manifest);
+    if (!single) return print_set(dir, CHECK_CONTENTS, err);
+    TRY(checkpoint_verify(operand, err));
+    printf("%s: good\n", operand);
+    return OK;
+}
+
+static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
+    CheckpointKeep keep = {.last = 2, .every = 0};
+    CheckpointSet set;
+    int removed = 0;
+    TRY(arguments_int(args, "--keep", 2, INT32_MAX, &keep.last, err));
+    TRY(arguments_int(args, "--keep-every", 0, INT32_MAX, &keep.every, err));
+    TRY(list_all(&set, dir, CHECK_MANIFEST, err));
+    checkpoint_set_free(&set);
+    /* By content: a damaged newer one must not push out a good older one. */
+    TRY(checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err));
+    printf("%d removed\n", removed);
+    return OK;
+}
+
+static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
+    const char *action = args->operands[0];
+    char *dir = checkpoints_of(args->operands[1]);
+    ErrorCode code;
+    if (strcmp(action, "list") == 0) code = print_set(dir, CHECK_MANIFEST, err);
+    else if (strcmp(action, "verify") == 0) code = verify(args->operands[1], dir, err);
+    else if (strcmp(action, "prune") == 0) code = prune(args, dir, err);
+    else code = error_set(err, ERR_USAGE, "checkpoint: unknown action \"%s\", expected list, verify or prune", action);
+    free(dir);
+    return code;
+}
+
+static const Flag flags[] = {
+    {"--keep", 'k', "N", "prune: how many of the newest to keep, 2 or more; default 2"},
+    {"--keep-every", 0, "N", "prune: also keep every one whose step is a multiple of N"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_checkpoint = {
+    .name = "checkpoint",
+    .summary = "list, verify or prune the checkpoints of a run",
+    .synopsis = "list | verify | prune DIR",
+    .details = "DIR is a run or its directory of checkpoints; verify also takes one checkpoint.\n\n"
+               "list reads manifests and sizes. verify reads every byte and names what is damaged. prune removes all good "
+               "checkpoints but the newest; damaged ones neither count nor go. Do not prune a run that is training.\n\n"
+               "Examples:\n"
+               "  weft checkpoint verify runs/demo\n"
+               "  weft checkpoint prune runs/demo --keep 3 --keep-every 1000",
+    .flags = flags,
+    .min_operands = 2,
+    .max_operands = 2,
+    .run = run_checkpoint,
+};

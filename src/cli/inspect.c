@@ -1,0 +1,158 @@
+/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "cli/cli.h"
+#include "model/config.h"
+
+static bool has(const char *dir, const char *name) {
+    char *path = path_join(dir, name);
+    bool there = file_exists(path);
+    free(path);
+    return there;
+}
+
+/* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. */
+static ErrorCode resolve(const char *operand, char **path, Error *err) {
+    *path = mem_strdup(operand);
+    if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) || has(operand, MODEL_INDEX)) return OK;
+    char *below = path_join(operand, "checkpoints");
+    Checkpoint c;
+    ErrorCode code = checkpoint_open(&c, file_is_dir(below) ? below : operand, false, err);
+    if (code == OK) {
+        free(*path);
+        *path = mem_strdup(c.path);
+        checkpoint_close(&c);
+    } else if (code == ERR_NOINPUT && !file_is_dir(below)) {
+        error_set(err, ERR_NOINPUT, "%s: expected a model directory, a checkpoint or a run; it holds no %s", operand, MODEL_FILE);
+    }
+    free(below);
+    return code;
+}
+
+/* A model of another family is well formed all the same; what is not JSON is not. */
+static ErrorCode describe_config(const char *dir, Error *err) {
+    cJSON *root = NULL;
+    ModelConfig c;
+    Error other;
+    char count[32];
+    char *path = path_join(dir, "config.json");
+    ErrorCode code = OK;
+    if (file_exists(path)) {
+        code = json_read(path, (size_t)1 << 20, &root, err);
+        if (code == OK && model_config_read(&c, path, &other) == OK)
+            printf("model       %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary %lld\n",
+                   text_count(model_parameter_count(&c), count), (long long)c.num_hidden_layers, (long long)c.hidden_size,
+                   (long long)c.num_attention_heads, (long long)c.num_key_value_heads, (long long)c.vocab_size);
+        else if (code == OK) log_warn("not a model that weft trains: %s", other.message);
+        cJSON_Delete(root);
+    }
+    free(path);
+    return code;
+}
+
+static ErrorCode describe_manifest(const char *dir, Error *err) {
+    Manifest m;
+    char bytes[32];
+    TRY(checkpoint_verify(dir, err));
+    TRY(manifest_read(&m, dir, err));
+    printf("checkpoint  step %lld, %s, %s, every byte verified%s\n", (long long)m.step, m.time,
+           text_bytes((double)manifest_bytes(&m), bytes), m.resumable ? "" : ", weights only");
+    manifest_free(&m);
+    return OK;
+}
+
+static void shape_text(const SafeTensor *t, char out[320]) {
+    size_t used = (size_t)snprintf(out, 320, "[");
+    for (int i = 0; i < t->rank; i++)
+        used += (size_t)snprintf(out + used, 320 - used, "%s%llu", i ? ", " : "", (unsigned long long)t->shape[i]);
+    snprintf(out + used, 320 - used, "]");
+}
+
+static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool values, Error *err) {
+    char name[256], shape[320];
+    TensorFigures f = {0};
+    error_escape(name, sizeof name, t->tensor->name, strlen(t->tensor->name));
+    shape_text(t->tensor, shape);
+    printf("%-52s %-5s %-18s", name, safe_type_name(t->tensor->type), shape);
+    if (values) TRY(modelfiles_figures(m, t, &f, err));
+    if (f.known) printf(" %12.6g %12.6g", f.norm, f.max);
+    if (f.nonfinite) printf("  %llu not finite", (unsigned long long)f.nonfinite);
+    printf("\n");
+    return OK;
+}
+
+static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
+    uint64_t elements = 0, bytes = 0;
+    char count[32], size[32];
+    for (size_t i = 0; i < m->count; i++) {
+        const SafeTensor *t = m->tensors[i].tensor;
+        bytes += t->end - t->begin;
+        if (__builtin_add_overflow(elements, t->elements, &elements)) elements = INT64_MAX;
+    }
+    printf("tensors     %zu with %s elements in %d file%s, %s\n", m->count, text_count((int64_t)elements, count), m->file_count,
+           m->file_count == 1 ? "" : "s", text_bytes((double)bytes, size));
+    if (m->count > 0) printf("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape", values ? "        norm          max" : "");
+    for (size_t i = 0; i < m->count; i++) TRY(print_tensor(m, &m->tensors[i], values, err));
+    return OK;
+}
+
+static ErrorCode inspect_files(const Arguments *args, const char *path, Error *err) {
+    ModelFiles m;
+    char digest[65];
+    bool digest_only = arguments_has(args, "--digest");
+    TRY(modelfiles_open(&m, path, err));
+    ErrorCode code = digest_only ? modelfiles_digest(&m, digest, err) : print_tensors(&m, !arguments_has(args, "--header"), err);
+    if (code == OK && digest_only) printf("%s\n", digest);
+    modelfiles_close(&m);
+    return code;
+}
+
+static ErrorCode inspect_path(const Arguments *args, const char *path, Error *err) {
+    if (file_is_dir(path) && !arguments_has(args, "--digest")) {
+        printf("path        %s\n", path);
+        if (has(path, MANIFEST_FILE)) TRY(describe_manifest(path, err));
+        TRY(describe_config(path, err));
+    }
+    return inspect_files(args, path, err);
+}
+
+static ErrorCode run_inspect(const Arguments *args, Error *err) {
+    char *path;
+    ErrorCode code = resolve(args->operands[0], &path, err);
+    if (code == OK) code = inspect_path(args, path, err);
+    if (code == OK && (fflush(stdout) != 0 || ferror(stdout))) code = error_errno(err, ERR_IO, "standard output: writing failed");
+    free(path);
+    return code;
+}
+
+static const Flag flags[] = {
+    {"--digest", 0, NULL, "print one SHA-256 over names, shapes and values, whatever the files, their order and the float type"},
+    {"--header", 0, NULL, "names, types and shapes only: no value is read"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_inspect = {
+    .name = "inspect",
+    .summary = "show the tensors of a model or a checkpoint, or its digest",
+    .synopsis = "FILE_OR_DIR [--digest | --header]",
+    .details = "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or a run, of which it takes "
+               "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is well formed, and "
+               "another, with one error, for what is not.\n\n"
+               "The digest is equal for equal weights, however they are stored: one file or shards, any order, fp32 or a shorter "
+               "float type that holds the same values.\n\n"
+               "Examples:\n"
+               "  weft inspect runs/demo\n"
+               "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
+               "  weft inspect model.safetensors --header",
+    .flags = flags,
+    .min_operands = 1,
+    .max_operands = 1,
+    .run = run_inspect,
+};
