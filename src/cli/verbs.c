@@ -1,11 +1,13 @@
 /* Every verb, in the order of "weft --help". A new verb is a file and two lines here. */
 #include "cli/cli.h"
 
+extern const Verb verb_checkpoint;
 extern const Verb verb_config;
 extern const Verb verb_doctor;
 extern const Verb verb_eval;
 extern const Verb verb_generate;
 extern const Verb verb_help;
+extern const Verb verb_inspect;
 extern const Verb verb_plan;
 extern const Verb verb_report;
 extern const Verb verb_tokenizer_decode;
@@ -22,6 +24,8 @@ const Verb *const verbs[] = {
     &verb_tokenizer_train,
     &verb_tokenizer_encode,
     &verb_tokenizer_decode,
+    &verb_inspect,
+    &verb_checkpoint,
     &verb_report,
     &verb_config,
     &verb_doctor,
