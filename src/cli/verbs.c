@@ -15,7 +15,8 @@ extern const Verb verb_tokenizer_encode;
 extern const Verb verb_tokenizer_train;
 extern const Verb verb_train;
 
-// clang-format off: a line each, so that additions merge
+/* A line each, so that additions merge. */
+// clang-format off
 const Verb *const verbs[] = {
     &verb_train,
     &verb_plan,
