@@ -37,7 +37,8 @@ bench: build ## bench/results.json; PEER=torch adds PyTorch
 interop: build ## tests against the Python packages of others, in a venv
 	@test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
 	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tensorboard
-	@PATH="$(CURDIR)/.venv-interop/bin:$$PATH" ctest --test-dir $(BUILD) --output-on-failure
+	@PATH="$(CURDIR)/.venv-interop/bin:$$PATH" WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" \
+	    ctest --test-dir $(BUILD) --output-on-failure
 
 install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)
