@@ -10,6 +10,7 @@ extern const Verb verb_help;
 extern const Verb verb_inspect;
 extern const Verb verb_plan;
 extern const Verb verb_report;
+extern const Verb verb_tokenize;
 extern const Verb verb_tokenizer_decode;
 extern const Verb verb_tokenizer_encode;
 extern const Verb verb_tokenizer_train;
@@ -27,6 +28,7 @@ const Verb *const verbs[] = {
     &verb_tokenizer_decode,
     &verb_inspect,
     &verb_checkpoint,
+    &verb_tokenize,
     &verb_report,
     &verb_config,
     &verb_doctor,
