@@ -285,9 +285,9 @@ static void test_ranges(void **state) {
 /* A build that is killed again and again ends with the same bytes. */
 static void test_interrupted_build_goes_on(void **state) {
     (void)state;
-    const char *paths[] = {big_file("k1.txt", 4u << 20, false), files_path("k2.jsonl.zst")};
+    const char *paths[] = {big_file("k1.txt", 9u << 18, false), files_path("k2.jsonl.zst")};
     size_t length;
-    char *json = files_read(big_file("k2.jsonl", 4u << 20, true), &length);
+    char *json = files_read(big_file("k2.jsonl", 9u << 18, true), &length);
     files_zstd("k2.jsonl.zst", json, length, SIZE_MAX);
     free(json);
     Spec calm = {files_path("calm"), {paths[0], paths[1]}, 2, SPLIT_FILE, BOS, EOS, 2, 1u << 19};
@@ -322,10 +322,10 @@ static void test_interrupted_build_goes_on(void **state) {
     }
     TokenCache *c = build_and_open(&killed);
     token_cache_close(c);
-    assert_true(kills >= 3);
+    assert_true(kills >= 2);
     size_t parts;
     expect_same_files(calm.dir, killed.dir, &parts);
-    assert_true(parts >= 6);
+    assert_true(parts >= 5);
 }
 
 /* Without its last parts a cache is incomplete, and completed to the same bytes from whatever part is left. */
