@@ -63,8 +63,10 @@ static void fill(Trainer *t, int number) {
         static const char *const kinds[] = {"w", "m.w", "v.w"};
         snprintf(t->names[i], sizeof t->names[i], "%s%d", kinds[i / COUNT], i % COUNT);
         TensorDesc d = {t->names[i], SAFE_F32, SAFE_F32, 2, {4, 6}};
-        if (i < COUNT) t->model_tensors[i] = d;
-        else t->moment_tensors[i - COUNT] = d;
+        if (i < COUNT)
+            t->model_tensors[i] = d;
+        else
+            t->moment_tensors[i - COUNT] = d;
         for (int k = 0; k < ELEMENTS; k++) t->values[i][k] = (float)number + 0.01f * (float)(i * ELEMENTS + k);
     }
     snprintf(t->state, sizeof t->state, "{\"number\": %d}\n", number);
@@ -85,8 +87,8 @@ static void make_lists(Lists *l, Trainer *t) {
 static const CheckpointFile files[] = {{"config.json", "{}\n", 3}, {"tokenizer.json", "{\"version\": \"1.0\"}\n", 19}};
 
 static CheckpointSave save_of(const Lists *l, const Trainer *t, int64_t step) {
-    return (CheckpointSave){.step = step, .model = &l->model, .optimizer = &l->optimizer, .state = t->state, .files = files,
-                            .file_count = 2};
+    return (CheckpointSave){
+        .step = step, .model = &l->model, .optimizer = &l->optimizer, .state = t->state, .files = files, .file_count = 2};
 }
 
 static ErrorCode save_number(const FileOps *ops, const char *dir, int64_t step, int number, Error *err) {
@@ -217,8 +219,8 @@ static void nothing_there_is_an_error(void **state) {
 
 /* Damage. */
 
-static const char *const parts[] = {"config.json", "tokenizer.json", "model.safetensors", "optimizer.safetensors", "state.json",
-                                    "manifest.json"};
+static const char *const parts[] = {"config.json",           "tokenizer.json", "model.safetensors",
+                                    "optimizer.safetensors", "state.json",     "manifest.json"};
 
 static void write_file(const char *path, const char *data, size_t length) {
     FILE *f = fopen(path, "wb");
@@ -349,8 +351,9 @@ static void only_proper_names_are_checkpoints(void **state) {
     (void)state;
     CheckpointSet set;
     Error err;
-    static const char *const names[] = {"step-1", "step-00000001x", "step--0000001", "step-000000010", ".tmp-step-00000001",
-                                        "step-99999999999999999999", "step-"};
+    static const char *const names[] = {"step-1",         "step-00000001x",     "step--0000001",
+                                        "step-000000010", ".tmp-step-00000001", "step-99999999999999999999",
+                                        "step-"};
     char *dir = fresh("names");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char *path = path_join(dir, names[i]);
@@ -371,10 +374,10 @@ typedef enum FaultKind { FAULT_NONE, KILL_BEFORE, KILL_AFTER, FAIL, INTERRUPT, S
 
 typedef struct Faults {
     FaultKind kind;
-    int at, error;     /* the at-th call fails, with this errno */
+    int at, error; /* the at-th call fails, with this errno */
     int calls;
     bool no_exchange;
-    int slow;          /* microseconds a write takes */
+    int slow; /* microseconds a write takes */
     Text trace;
 } Faults;
 
@@ -389,18 +392,18 @@ static void die(void) {
 }
 
 /* One call of the table with the fault that is set for it. */
-#define CALL(name, real)                                     \
-    do {                                                     \
-        Faults *f = ctx;                                     \
-        bool here = reached(f, name);                        \
-        if (here && f->kind == KILL_BEFORE) die();           \
+#define CALL(name, real)                                         \
+    do {                                                         \
+        Faults *f = ctx;                                         \
+        bool here = reached(f, name);                            \
+        if (here && f->kind == KILL_BEFORE) die();               \
         if (here && (f->kind == FAIL || f->kind == INTERRUPT)) { \
-            errno = f->kind == FAIL ? f->error : EINTR;      \
-            return -1;                                       \
-        }                                                    \
-        int result = (real);                                 \
-        if (here && f->kind == KILL_AFTER) die();            \
-        return result;                                       \
+            errno = f->kind == FAIL ? f->error : EINTR;          \
+            return -1;                                           \
+        }                                                        \
+        int result = (real);                                     \
+        if (here && f->kind == KILL_AFTER) die();                \
+        return result;                                           \
     } while (0)
 
 static const FileOps *const sys = &file_ops_system;
@@ -412,7 +415,9 @@ static int faulty_sync_dir(void *ctx, const char *path) {
     CALL(strstr(path, ".tmp-") ? "sync-temporary" : "sync-parent", sys->sync_dir(NULL, path));
 }
 static int faulty_rename(void *ctx, const char *from, const char *to) { CALL("rename", sys->rename(NULL, from, to)); }
-static int faulty_symlink(void *ctx, const char *target, const char *path) { CALL("symlink", sys->symlink(NULL, target, path)); }
+static int faulty_symlink(void *ctx, const char *target, const char *path) {
+    CALL("symlink", sys->symlink(NULL, target, path));
+}
 static int faulty_unlink(void *ctx, const char *path) { CALL("unlink", sys->unlink(NULL, path)); }
 static int faulty_rmdir(void *ctx, const char *path) { CALL("rmdir", sys->rmdir(NULL, path)); }
 
@@ -461,8 +466,18 @@ static ssize_t faulty_write(void *ctx, int fd, const void *data, size_t length) 
 }
 
 static FileOps faulty_ops(Faults *f) {
-    return (FileOps){f, faulty_create, faulty_write, faulty_sync, faulty_close, faulty_mkdir, faulty_sync_dir, faulty_rename,
-                     faulty_exchange, faulty_symlink, faulty_unlink, faulty_rmdir};
+    return (FileOps){f,
+                     faulty_create,
+                     faulty_write,
+                     faulty_sync,
+                     faulty_close,
+                     faulty_mkdir,
+                     faulty_sync_dir,
+                     faulty_rename,
+                     faulty_exchange,
+                     faulty_symlink,
+                     faulty_unlink,
+                     faulty_rmdir};
 }
 
 /* What a run does at a save: three checkpoints stand, a fourth is written, the oldest goes. */
@@ -545,8 +560,10 @@ static void fail_everywhere(const char *dir, int64_t step, int error) {
         ErrorCode code = save_and_prune(&ops, dir, step, 3, &err);
         int found = number_in(dir, NULL);
         if (found != 2 && found != 3) fail_msg("call %d failed: found %d", at, found);
-        if (code == OK) assert_int_equal(found, 3);
-        else assert_true(err.code == code && strstr(err.message, strerror(error)) != NULL);
+        if (code == OK)
+            assert_int_equal(found, 3);
+        else
+            assert_true(err.code == code && strstr(err.message, strerror(error)) != NULL);
         text_free(&f.trace);
     }
 }

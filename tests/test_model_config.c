@@ -13,8 +13,8 @@
 #include "base/file.h"
 #include "model/config.h"
 
-#define SIZES                                                                                                                \
-    "\"model_type\":\"llama\",\"vocab_size\":1000,\"hidden_size\":64,\"intermediate_size\":176,\"num_hidden_layers\":3,"       \
+#define SIZES                                                                                                            \
+    "\"model_type\":\"llama\",\"vocab_size\":1000,\"hidden_size\":64,\"intermediate_size\":176,\"num_hidden_layers\":3," \
     "\"num_attention_heads\":4"
 
 static char directory[] = "/tmp/weft-config-XXXXXX";
@@ -83,8 +83,8 @@ static void check_llama3(const ModelConfig *c) {
     assert_int_equal(c->rope_scaling.original_max_position_embeddings, 8192);
 }
 
-#define LLAMA3                                                                                                               \
-    "\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"                                \
+#define LLAMA3                                                                                  \
+    "\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0," \
     "\"original_max_position_embeddings\":8192"
 
 static void both_dialects_of_rope(void **state) {
@@ -114,7 +114,8 @@ static void other_families_are_refused_by_name(void **state) {
     refuse("{" SIZES ",\"architectures\":[\"LlamaForSequenceClassification\"]}", "LlamaForSequenceClassification");
     refuse("{" SIZES ",\"hidden_act\":\"gelu\"}", "gelu");
     refuse("{" SIZES ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2.0}}", "yarn");
-    refuse("{" SIZES ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}}", "partial_rotary_factor");
+    refuse("{" SIZES ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}}",
+           "partial_rotary_factor");
     refuse("{" SIZES ",\"attention_dropout\":0.1}", "attention_dropout");
     refuse("{" SIZES ",\"quantization_config\":{\"bits\":4}}", "quantization_config");
     refuse("{\"model_type\":\"\\u001b[31m\"}", "\\x1B[31m");
@@ -145,10 +146,18 @@ static void bad_values_are_refused(void **state) {
 }
 
 static ModelConfig small(void) {
-    return (ModelConfig){.vocab_size = 1000, .hidden_size = 64, .intermediate_size = 176, .num_hidden_layers = 3,
-                         .num_attention_heads = 4, .num_key_value_heads = 2, .max_position_embeddings = 128,
-                         .rms_norm_eps = 1e-5, .rope_theta = 10000.0, .rope_scaling = {.factor = 1.0},
-                         .bos_token_id = -1, .eos_token_id = 3};
+    return (ModelConfig){.vocab_size = 1000,
+                         .hidden_size = 64,
+                         .intermediate_size = 176,
+                         .num_hidden_layers = 3,
+                         .num_attention_heads = 4,
+                         .num_key_value_heads = 2,
+                         .max_position_embeddings = 128,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 10000.0,
+                         .rope_scaling = {.factor = 1.0},
+                         .bos_token_id = -1,
+                         .eos_token_id = 3};
 }
 
 static void sizes_beyond_the_address_space_are_refused(void **state) {
@@ -198,6 +207,12 @@ static void what_is_written_reads_back(void **state) {
     c.rope_theta = 500000.123456789;
     c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192};
     check_round_trip(&c);
+    Text text = {0};
+    model_config_write(&c, "bf16", &text);
+    assert_non_null(strstr(text.data, "\"factor\": 8.0,"));
+    assert_non_null(strstr(text.data, "\"rms_norm_eps\": 1e-05,"));
+    assert_non_null(strstr(text.data, "\"bfloat16\""));
+    text_free(&text);
 }
 
 static void parameters_and_flops_are_counted(void **state) {
@@ -232,11 +247,15 @@ static int tear_down(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_are_those_of_transformers), cmocka_unit_test(null_means_absent),
-        cmocka_unit_test(eos_may_be_a_list), cmocka_unit_test(both_dialects_of_rope),
-        cmocka_unit_test(contradictions_are_refused), cmocka_unit_test(other_families_are_refused_by_name),
-        cmocka_unit_test(bad_values_are_refused), cmocka_unit_test(sizes_beyond_the_address_space_are_refused),
-        cmocka_unit_test(what_is_written_reads_back), cmocka_unit_test(parameters_and_flops_are_counted)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults_are_those_of_transformers),
+                                       cmocka_unit_test(null_means_absent),
+                                       cmocka_unit_test(eos_may_be_a_list),
+                                       cmocka_unit_test(both_dialects_of_rope),
+                                       cmocka_unit_test(contradictions_are_refused),
+                                       cmocka_unit_test(other_families_are_refused_by_name),
+                                       cmocka_unit_test(bad_values_are_refused),
+                                       cmocka_unit_test(sizes_beyond_the_address_space_are_refused),
+                                       cmocka_unit_test(what_is_written_reads_back),
+                                       cmocka_unit_test(parameters_and_flops_are_counted)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

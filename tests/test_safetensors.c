@@ -101,9 +101,20 @@ static void size_fields_are_checked(void **state) {
 
 static void headers_must_be_strict_json(void **state) {
     (void)state;
-    static const char *const bad[] = {
-        "{", "{}x", "{}{}", "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},}", "{/*c*/}", "{'a':1}", "{\"a\n\":1}",
-        "{\"\\ud800\":1}", "{\"a\":NaN}", "{\"a\":+1}", "{\"a\":02}", "{\"a\":1e999}", "{\"\xff\":1}", "{\"\xc0\x80\":1}"};
+    static const char *const bad[] = {"{",
+                                      "{}x",
+                                      "{}{}",
+                                      "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},}",
+                                      "{/*c*/}",
+                                      "{'a':1}",
+                                      "{\"a\n\":1}",
+                                      "{\"\\ud800\":1}",
+                                      "{\"a\":NaN}",
+                                      "{\"a\":+1}",
+                                      "{\"a\":02}",
+                                      "{\"a\":1e999}",
+                                      "{\"\xff\":1}",
+                                      "{\"\xc0\x80\":1}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i], 4, "t.safetensors");
     refuse("\xef\xbb\xbf{}", 0, "brace");
     refuse(" {}", 0, "brace");
@@ -239,7 +250,8 @@ static void many_tensors_take_little_time(void **state) {
     SafeFile f;
     text_puts(&header, "{");
     for (int i = 0; i < 50000; i++)
-        text_printf(&header, "%s\"%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}", i ? "," : "", 49999 - i, i, i + 1);
+        text_printf(&header, "%s\"%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}", i ? "," : "", 49999 - i, i,
+                    i + 1);
     text_puts(&header, "}");
     accept(&f, header.data, 50000);
     assert_int_equal(f.count, 50000);
@@ -464,12 +476,22 @@ static void the_index_cannot_lead_anywhere_else(void **state) {
     char *dir = fresh_directory("index"), *link = path_join(dir, "link.safetensors"), *folder = path_join(dir, "d.safetensors");
     Error err;
     copy_shard(dir, "a.safetensors", "{\"a\":{" F32_2 "}}");
-    copy_shard(dir, "ab.safetensors", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-                                      "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}");
+    copy_shard(dir, "ab.safetensors",
+               "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+               "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}");
     assert_int_equal(symlink("a.safetensors", link), 0);
     assert_int_equal(file_make_dirs(folder, &err), OK);
-    static const char *const bad[] = {"../a.safetensors", "/etc/passwd", "/tmp/a.safetensors", "x/a.safetensors", ".a.safetensors", "",
-                                      "a.bin", ".safetensors", "a\\u001b.safetensors", "a b.safetensors", ".."};
+    static const char *const bad[] = {"../a.safetensors",
+                                      "/etc/passwd",
+                                      "/tmp/a.safetensors",
+                                      "x/a.safetensors",
+                                      ".a.safetensors",
+                                      "",
+                                      "a.bin",
+                                      ".safetensors",
+                                      "a\\u001b.safetensors",
+                                      "a b.safetensors",
+                                      ".."};
     char index[256];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         snprintf(index, sizeof index, "{\"weight_map\":{\"a\":\"%s\"}}", bad[i]);
@@ -537,8 +559,9 @@ static void the_digest_is_as_defined(void **state) {
     char *dir = fresh_directory("digest"), *path = path_join(dir, "x.safetensors"), digest[65], expected[65];
     ModelFiles files;
     Error err = {.message = ""};
-    copy_shard(dir, "x.safetensors", "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[4,8]},"
-                                     "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}");
+    copy_shard(dir, "x.safetensors",
+               "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[4,8]},"
+               "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}");
     if (modelfiles_open(&files, path, &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(modelfiles_digest(&files, digest, &err), OK);
     modelfiles_close(&files);

@@ -1,7 +1,7 @@
 /* The background writer.
  *
- *  1. The staging memory belongs to the caller's thread while `busy` is false and to the worker while it is true; `busy` changes
- *     under the lock only.
+ *  1. The staging memory belongs to the caller's thread while `busy` is false and to the worker while it is true; `busy`
+ * changes under the lock only.
  *  2. A failure is kept until it has been returned once.
  *  3. The worker touches host memory only: staged tensors, never tensor memory. */
 #include "checkpoint/async.h"

@@ -13,19 +13,19 @@ typedef struct SaveReport {
     double copied;  /* seconds of copying; the stall is waited + copied */
     double seconds; /* of writing and committing, in the background */
     uint64_t bytes;
-    int removed;    /* checkpoints that were retired after it */
+    int removed; /* checkpoints that were retired after it */
 } SaveReport;
 
 /* Bytes of staging memory that saves of these lists need; optimizer may be NULL. */
 size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer);
 
-/* Saves go to `dir`; after each one the rest is pruned by `keep`, sparing step in_use. ops NULL: the system's; it must be safe to
- * use from another thread. */
+/* Saves go to `dir`; after each one the rest is pruned by `keep`, sparing step in_use. ops NULL: the system's; it must be safe
+ * to use from another thread. */
 ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const FileOps *ops, const char *dir, CheckpointKeep keep,
                                   int64_t in_use, size_t staging_bytes, Error *err);
 
-/* Waits for the save before, copies every tensor and the state, and returns. Names, shapes and files->data must stay as they are
- * until the writer is idle. A failure of the save before is returned here, and then nothing was copied. */
+/* Waits for the save before, copies every tensor and the state, and returns. Names, shapes and files->data must stay as they
+ * are until the writer is idle. A failure of the save before is returned here, and then nothing was copied. */
 ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save, Error *err);
 
 /* Waits until nothing is in flight; returns a failure that was not yet returned. */

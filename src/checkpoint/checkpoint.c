@@ -6,8 +6,8 @@
  *     of each header and tensor, made from the bytes as they were written.
  *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory sees all of it.
  *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories change places in one step;
- *     the old one, now under the dot name, is removed after. Where the file system cannot exchange, the old one is first renamed
- *     to a dot name: then, and only then, step N is missing for a moment, and the step before it stands in.
+ *     the old one, now under the dot name, is removed after. Where the file system cannot exchange, the old one is first
+ * renamed to a dot name: then, and only then, step N is missing for a moment, and the step before it stands in.
  *  5. The parent is synced after the rename and before anything older is removed.
  *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it, and a failure to write
  *     it is a warning.
@@ -33,8 +33,8 @@
 #include "checkpoint/manifest.h"
 
 /* Network file systems may interrupt any call. */
-#define RETRY(result, call)                                                  \
-    do (result) = (call);                                                    \
+#define RETRY(result, call) \
+    do (result) = (call);   \
     while ((result) != 0 && errno == EINTR)
 
 static char *step_path(const char *dir, const char *prefix, int64_t step) {
@@ -76,8 +76,10 @@ static ErrorCode put_small(Saving *s, const char *name, const void *data, size_t
 
 static void add_to_manifest(void *ctx, const char *name, const SafeSums *sums, const int *order, int count) {
     Saving *s = ctx;
-    if (sums->tensors == NULL) manifest_add_file(&s->manifest, name, sums->bytes, sums->header);
-    else manifest_add_safetensors(&s->manifest, name, sums, s->list, order, count);
+    if (sums->tensors == NULL)
+        manifest_add_file(&s->manifest, name, sums->bytes, sums->header);
+    else
+        manifest_add_safetensors(&s->manifest, name, sums, s->list, order, count);
 }
 
 static ErrorCode put_tensors(Saving *s, const char *stem, const TensorList *list, uint64_t shard_bytes, Error *err) {
@@ -141,8 +143,10 @@ static int replace(const FileOps *ops, const char *dir, const char *temporary, c
 static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     char *final = step_path(s->dir, "", s->save->step);
     int result;
-    if (file_exists(final)) result = replace(s->ops, s->dir, s->temporary, final, s->save->step);
-    else RETRY(result, s->ops->rename(s->ops->ctx, s->temporary, final));
+    if (file_exists(final))
+        result = replace(s->ops, s->dir, s->temporary, final, s->save->step);
+    else
+        RETRY(result, s->ops->rename(s->ops->ctx, s->temporary, final));
     *placed = result == 0;
     ErrorCode code = result == 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot give the checkpoint its name", final);
     free(final);

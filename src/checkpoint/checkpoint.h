@@ -30,7 +30,7 @@ typedef struct CheckpointSave {
     const char *state;           /* JSON text; NULL when weights only */
     const CheckpointFile *files; /* config.json and so on */
     int file_count;
-    uint64_t shard_bytes;        /* 0: SHARD_BYTES */
+    uint64_t shard_bytes; /* 0: SHARD_BYTES */
 } CheckpointSave;
 
 typedef struct SaveFigures {
@@ -47,7 +47,7 @@ typedef struct Checkpoint {
     char *path;
     int64_t step;
     bool resumable;
-    char *state;          /* NULL when weights only */
+    char *state; /* NULL when weights only */
     ModelFiles model;
     ModelFiles optimizer; /* empty when weights only */
 } Checkpoint;

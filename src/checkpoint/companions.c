@@ -22,8 +22,10 @@ void checkpoint_generation_config(const ModelConfig *c, Text *out) {
 
 static void write_token(JsonWriter *w, const char *key, const char *token) {
     json_key(w, key);
-    if (token == NULL) json_null(w);
-    else json_string(w, token);
+    if (token == NULL)
+        json_null(w);
+    else
+        json_string(w, token);
 }
 
 void checkpoint_tokenizer_config(const char *bos, const char *eos, int64_t context, Text *out) {

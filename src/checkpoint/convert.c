@@ -1,4 +1,5 @@
-/* Conversions by bits, so that they are the same on every machine. Bytes of a file have no alignment: they go through memcpy. */
+/* Conversions by bits, so that they are the same on every machine. Bytes of a file have no alignment: they go through memcpy.
+ */
 #include "checkpoint/convert.h"
 
 #include <math.h>

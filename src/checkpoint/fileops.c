@@ -82,8 +82,9 @@ static int system_rmdir(void *ctx, const char *path) {
     return rmdir(path);
 }
 
-const FileOps file_ops_system = {NULL,         system_create,   system_write,    system_sync,    system_close,  system_mkdir,
-                                 system_sync_dir, system_rename, system_exchange, system_symlink, system_unlink, system_rmdir};
+const FileOps file_ops_system = {NULL,          system_create,   system_write,  system_sync,     system_close,
+                                 system_mkdir,  system_sync_dir, system_rename, system_exchange, system_symlink,
+                                 system_unlink, system_rmdir};
 
 static const char *shown(const char *path, char out[512]) { return error_escape(out, 512, path, strlen(path)); }
 
@@ -182,7 +183,8 @@ ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *
 static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t limit, char **data, Error *err) {
     char name[512];
     if (size > limit)
-        return error_set(err, ERR_DATA, "%s: %llu bytes, expected at most %zu", shown(where, name), (unsigned long long)size, limit);
+        return error_set(err, ERR_DATA, "%s: %llu bytes, expected at most %zu", shown(where, name), (unsigned long long)size,
+                         limit);
     *data = mem_alloc((size_t)size + 1);
     ErrorCode code = fileops_read_at(fd, where, 0, *data, (size_t)size, err);
     if (code == OK) return OK;

@@ -40,7 +40,8 @@ void manifest_add_safetensors(Manifest *m, const char *name, const SafeSums *sum
     f->is_safetensors = true;
     f->count = (size_t)count;
     f->tensors = mem_alloc_array(f->count, sizeof *f->tensors);
-    for (int i = 0; i < count; i++) f->tensors[i] = (ManifestTensor){mem_strdup(list->tensors[order[i]].name), sums->tensors[i]};
+    for (int i = 0; i < count; i++)
+        f->tensors[i] = (ManifestTensor){mem_strdup(list->tensors[order[i]].name), sums->tensors[i]};
     qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
 }
 
@@ -157,8 +158,8 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     TRY(json_get_int(root, where, "version", true, 0, INT32_MAX, &version, err));
     if (strcmp(format, FORMAT) != 0) return error_set(err, ERR_DATA, "%s: not a manifest of a weft checkpoint", where);
     if (version != VERSION)
-        return error_set(err, ERR_DATA, "%s: version %" PRId64 ", this weft reads %d: use the weft that wrote it", where, version,
-                         VERSION);
+        return error_set(err, ERR_DATA, "%s: version %" PRId64 ", this weft reads %d: use the weft that wrote it", where,
+                         version, VERSION);
     TRY(json_get_int(root, where, "step", true, 0, INT64_C(1) << 52, &m->step, err));
     TRY(json_get_string(root, where, "time", true, &time, err));
     TRY(json_get_bool(root, where, "resumable", true, &m->resumable, err));
@@ -204,7 +205,8 @@ ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
 }
 
 /* Checksum of `bytes` bytes at `offset`. */
-static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer, uint64_t *sum, Error *err) {
+static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer, uint64_t *sum,
+                           Error *err) {
     XXH3_state_t *hash = XXH3_createState();
     ErrorCode code = OK;
     CHECK(hash != NULL);
@@ -249,7 +251,8 @@ static ErrorCode check_safetensors(const ManifestFile *f, const char *where, int
     SafeFile s;
     unsigned char field[8];
     uint64_t header = 0;
-    ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where) : fileops_read_at(fd, where, 0, field, 8, err);
+    ErrorCode code =
+        f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where) : fileops_read_at(fd, where, 0, field, 8, err);
     for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
     if (code == OK && header > f->bytes - 8) code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
     if (code == OK) code = check_range(fd, where, "header", 0, header + 8, f->sum, buffer, err);

@@ -1,5 +1,5 @@
-/* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one checksum: small files as
- * a whole, safetensors by header and by tensor (so that damage is named), the manifest itself by its last line. */
+/* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one checksum: small files
+ * as a whole, safetensors by header and by tensor (so that damage is named), the manifest itself by its last line. */
 #ifndef WEFT_CHECKPOINT_MANIFEST_H
 #define WEFT_CHECKPOINT_MANIFEST_H
 
@@ -15,7 +15,7 @@ typedef struct ManifestTensor {
 typedef struct ManifestFile {
     char *name;
     uint64_t bytes;
-    uint64_t sum;            /* of the whole file, or of a safetensors header with its size field */
+    uint64_t sum; /* of the whole file, or of a safetensors header with its size field */
     bool is_safetensors;
     size_t count;
     ManifestTensor *tensors; /* [count], ascending by name */

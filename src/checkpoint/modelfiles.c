@@ -25,7 +25,8 @@ bool modelfiles_name_is_safe(const char *name) {
 static bool is_shard_name(const char *name) {
     static const char suffix[] = ".safetensors";
     size_t length = strlen(name);
-    return modelfiles_name_is_safe(name) && length > sizeof suffix - 1 && strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
+    return modelfiles_name_is_safe(name) && length > sizeof suffix - 1 &&
+           strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
 }
 
 static ErrorCode open_shard(SafeFile *f, const char *dir, const char *name, Error *err) {
@@ -60,11 +61,12 @@ static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Er
     size_t n = 0;
     cJSON_ArrayForEach(item, map) {
         shown(name, item->string);
-        if (!cJSON_IsString(item))
-            return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is not a string", where, name);
+        if (!cJSON_IsString(item)) return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is not a string", where, name);
         if (!is_shard_name(item->valuestring))
-            return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is \"%s\", expected the plain name of a .safetensors file "
-                             "beside the index", where, name, shown(file, item->valuestring));
+            return error_set(err, ERR_DATA,
+                             "%s: weight_map of \"%s\" is \"%s\", expected the plain name of a .safetensors file "
+                             "beside the index",
+                             where, name, shown(file, item->valuestring));
         listed[n++] = (Listed){item->string, item->valuestring};
     }
     qsort(listed, n, sizeof *listed, by_file);
@@ -202,8 +204,10 @@ const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
         size_t middle = low + (high - low) / 2;
         int order = strcmp(name, m->tensors[middle].tensor->name);
         if (order == 0) return &m->tensors[middle];
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }

@@ -18,9 +18,9 @@ typedef struct ModelTensor {
 } ModelTensor;
 
 typedef struct ModelFiles {
-    char *where;          /* directory or file, escaped */
+    char *where; /* directory or file, escaped */
     int file_count;
-    SafeFile *files;      /* [file_count] */
+    SafeFile *files; /* [file_count] */
     size_t count;
     ModelTensor *tensors; /* [count], ascending by name */
     uint64_t unlisted;    /* tensors that are in a shard but not in the index: not read */
@@ -50,9 +50,9 @@ ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const char *stem
 ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err);
 
 typedef struct TensorFigures {
-    double norm, max;       /* L2 norm and largest |x| over finite elements */
+    double norm, max; /* L2 norm and largest |x| over finite elements */
     uint64_t nonfinite;
-    bool known;             /* the type has figures: F32, BF16, F16, F64 */
+    bool known; /* the type has figures: F32, BF16, F16, F64 */
 } TensorFigures;
 ErrorCode modelfiles_figures(const ModelFiles *m, const ModelTensor *t, TensorFigures *out, Error *err);
 

@@ -10,7 +10,7 @@
 
 typedef struct Shards {
     int count;
-    int *of;      /* [list->count] shard of each tensor */
+    int *of;       /* [list->count] shard of each tensor */
     int64_t total; /* bytes of tensors */
 } Shards;
 
@@ -32,8 +32,10 @@ static Shards cut(const TensorList *list, uint64_t limit) {
 }
 
 static void shard_name(char out[96], const char *stem, int shard, int count) {
-    if (count == 1) snprintf(out, 96, "%s.safetensors", stem);
-    else snprintf(out, 96, "%s-%05d-of-%05d.safetensors", stem, shard + 1, count);
+    if (count == 1)
+        snprintf(out, 96, "%s.safetensors", stem);
+    else
+        snprintf(out, 96, "%s-%05d-of-%05d.safetensors", stem, shard + 1, count);
 }
 
 static ErrorCode write_shard(const FileOps *ops, const char *dir, const char *name, const TensorList *list, const Shards *s,

@@ -30,7 +30,8 @@ ErrorCode checkpoint_verify(const char *path, Error *err) {
 /* "step-00000100", and no other way to write it. */
 static bool parse_step(const char *name, int64_t *step) {
     char canonical[64];
-    if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) || strlen(name) > 5 + 15) return false;
+    if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) || strlen(name) > 5 + 15)
+        return false;
     *step = strtoll(name + 5, NULL, 10);
     snprintf(canonical, sizeof canonical, "step-%08" PRId64, *step);
     return strcmp(name, canonical) == 0;
@@ -102,8 +103,10 @@ static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error
     *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .resumable = m.resumable};
     manifest_free(&m);
     ErrorCode code = resumable && !c->resumable
-                         ? error_set(err, ERR_DATA, "%s: holds weights only; it can be evaluated or started from (model.init), but "
-                                     "not resumed", path)
+                         ? error_set(err, ERR_DATA,
+                                     "%s: holds weights only; it can be evaluated or started from (model.init), but "
+                                     "not resumed",
+                                     path)
                          : open_parts(c, err);
     if (code != OK) checkpoint_close(c);
     return code;
@@ -122,7 +125,8 @@ static ErrorCode open_newest(Checkpoint *c, const char *dir, bool resumable, Err
     }
     if (code == OK && i + 1 < set.count) log_warn("going back to %s, the newest good checkpoint", c->path);
     if (code != OK)
-        code = error_set(err, ERR_NOINPUT, "%s: %s", dir, set.count == 0 ? "there are no checkpoints" : "no checkpoint is good");
+        code =
+            error_set(err, ERR_NOINPUT, "%s: %s", dir, set.count == 0 ? "there are no checkpoints" : "no checkpoint is good");
     checkpoint_set_free(&set);
     return code;
 }

@@ -21,13 +21,27 @@ static const struct {
     const char *name;
     int bits;
 } types[SAFE_TYPES] = {
-    [SAFE_I64] = {"I64", 64},         [SAFE_U64] = {"U64", 64},         [SAFE_F64] = {"F64", 64},
-    [SAFE_C64] = {"C64", 64},         [SAFE_I32] = {"I32", 32},         [SAFE_U32] = {"U32", 32},
-    [SAFE_F32] = {"F32", 32},         [SAFE_I16] = {"I16", 16},         [SAFE_U16] = {"U16", 16},
-    [SAFE_F16] = {"F16", 16},         [SAFE_BF16] = {"BF16", 16},       [SAFE_BOOL] = {"BOOL", 8},
-    [SAFE_U8] = {"U8", 8},            [SAFE_I8] = {"I8", 8},            [SAFE_F8_E5M2] = {"F8_E5M2", 8},
-    [SAFE_F8_E4M3] = {"F8_E4M3", 8},  [SAFE_F8_E8M0] = {"F8_E8M0", 8},  [SAFE_F8_E4M3FNUZ] = {"F8_E4M3FNUZ", 8},
-    [SAFE_F8_E5M2FNUZ] = {"F8_E5M2FNUZ", 8}, [SAFE_F6_E2M3] = {"F6_E2M3", 6}, [SAFE_F6_E3M2] = {"F6_E3M2", 6},
+    [SAFE_I64] = {"I64", 64},
+    [SAFE_U64] = {"U64", 64},
+    [SAFE_F64] = {"F64", 64},
+    [SAFE_C64] = {"C64", 64},
+    [SAFE_I32] = {"I32", 32},
+    [SAFE_U32] = {"U32", 32},
+    [SAFE_F32] = {"F32", 32},
+    [SAFE_I16] = {"I16", 16},
+    [SAFE_U16] = {"U16", 16},
+    [SAFE_F16] = {"F16", 16},
+    [SAFE_BF16] = {"BF16", 16},
+    [SAFE_BOOL] = {"BOOL", 8},
+    [SAFE_U8] = {"U8", 8},
+    [SAFE_I8] = {"I8", 8},
+    [SAFE_F8_E5M2] = {"F8_E5M2", 8},
+    [SAFE_F8_E4M3] = {"F8_E4M3", 8},
+    [SAFE_F8_E8M0] = {"F8_E8M0", 8},
+    [SAFE_F8_E4M3FNUZ] = {"F8_E4M3FNUZ", 8},
+    [SAFE_F8_E5M2FNUZ] = {"F8_E5M2FNUZ", 8},
+    [SAFE_F6_E2M3] = {"F6_E2M3", 6},
+    [SAFE_F6_E3M2] = {"F6_E3M2", 6},
     [SAFE_F4] = {"F4", 4},
 };
 
@@ -46,9 +60,12 @@ static ErrorCode check_plain_numbers(const SafeFile *f, const char *text, size_t
     bool in_string = false;
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
-        if (in_string && c == '\\') i++;
-        else if (c == '"') in_string = !in_string;
-        else if (in_string) continue;
+        if (in_string && c == '\\')
+            i++;
+        else if (c == '"')
+            in_string = !in_string;
+        else if (in_string)
+            continue;
         else if (c == '-' || c == '.' || ((c == 'e' || c == 'E') && text[i - 1] >= '0' && text[i - 1] <= '9'))
             return error_set(err, ERR_DATA, "%s: header byte %zu: expected a whole number without sign, fraction or exponent",
                              f->where, i);
@@ -109,10 +126,14 @@ static ErrorCode read_entry(SafeFile *f, SafeTensor *t, const cJSON *entry, Erro
     t->name = mem_strdup(entry->string);
     if (!cJSON_IsObject(entry)) return bad(f, t->name, "its entry is not an object", err);
     cJSON_ArrayForEach(field, entry) {
-        if (strcmp(field->string, "dtype") == 0) type = field;
-        else if (strcmp(field->string, "shape") == 0) shape = field;
-        else if (strcmp(field->string, "data_offsets") == 0) offsets = field;
-        else f->unknown_fields++;
+        if (strcmp(field->string, "dtype") == 0)
+            type = field;
+        else if (strcmp(field->string, "shape") == 0)
+            shape = field;
+        else if (strcmp(field->string, "data_offsets") == 0)
+            offsets = field;
+        else
+            f->unknown_fields++;
     }
     TRY(read_type(f, t, type, err));
     TRY(read_shape(f, t, shape, err));
@@ -137,8 +158,10 @@ static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
     if (!cJSON_IsObject(root)) return error_set(err, ERR_DATA, "%s: the header is not a JSON object", f->where);
     f->tensors = mem_alloc_array((size_t)cJSON_GetArraySize(root), sizeof *f->tensors);
     cJSON_ArrayForEach(entry, root) {
-        if (strcmp(entry->string, "__metadata__") == 0) TRY(read_metadata(f, entry, err));
-        else TRY(read_entry(f, &f->tensors[f->count++], entry, err));
+        if (strcmp(entry->string, "__metadata__") == 0)
+            TRY(read_metadata(f, entry, err));
+        else
+            TRY(read_entry(f, &f->tensors[f->count++], entry, err));
     }
     return OK;
 }
@@ -149,7 +172,9 @@ static int by_place(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end);
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name); }
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
+}
 
 /* Each byte of the data belongs to one tensor. Empty tensors may stand where another begins. */
 static ErrorCode check_coverage(SafeFile *f, Error *err) {
@@ -184,7 +209,8 @@ static char *shown_path(const char *path) {
     return mem_strdup(error_escape(shown, sizeof shown, path, strlen(path)));
 }
 
-ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length, uint64_t data_bytes, Error *err) {
+ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length, uint64_t data_bytes,
+                            Error *err) {
     *f = (SafeFile){.where = shown_path(where), .fd = -1, .data_start = 8 + (uint64_t)length, .data_bytes = data_bytes};
     ErrorCode code = parse_header(f, header, length, err);
     if (code != OK) safe_close(f);
@@ -210,8 +236,10 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
         return error_set(err, ERR_DATA, "%s: the header says it is %" PRIu64 " bytes long, expected at most %u", shown, n,
                          SAFE_MAX_HEADER);
     if (n > file_bytes - 8)
-        return error_set(err, ERR_DATA, "%s: the header says it is %" PRIu64 " bytes long, the file has %" PRIu64
-                         " after the first 8: truncated?", shown, n, file_bytes - 8);
+        return error_set(err, ERR_DATA,
+                         "%s: the header says it is %" PRIu64 " bytes long, the file has %" PRIu64
+                         " after the first 8: truncated?",
+                         shown, n, file_bytes - 8);
     *size = (size_t)n;
     return OK;
 }
@@ -229,8 +257,10 @@ static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_b
 ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err) {
     *f = (SafeFile){.fd = -1};
     ErrorCode code = open_fd(f, where, fd, file_bytes, err);
-    if (code == OK) f->fd = fd;
-    else close(fd);
+    if (code == OK)
+        f->fd = fd;
+    else
+        close(fd);
     return code;
 }
 
@@ -262,8 +292,10 @@ const SafeTensor *safe_find(const SafeFile *f, const char *name) {
         size_t middle = low + (high - low) / 2;
         int order = strcmp(name, f->tensors[middle].name);
         if (order == 0) return &f->tensors[middle];
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }

@@ -2,10 +2,10 @@
  *
  *     u64 little-endian N | N bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...} | tensor bytes
  *
- * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size that does not match its
- * shape) a file is refused here when two parsers could disagree about it: duplicate names or metadata keys, bytes before the
- * brace, numbers that are not plain whole ones. Names are keys, never paths. Nothing is allocated beyond a small multiple of
- * the header, which is itself bounded by the file. */
+ * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size that does not match
+ * its shape) a file is refused here when two parsers could disagree about it: duplicate names or metadata keys, bytes before
+ * the brace, numbers that are not plain whole ones. Names are keys, never paths. Nothing is allocated beyond a small multiple
+ * of the header, which is itself bounded by the file. */
 #ifndef WEFT_CHECKPOINT_SAFETENSORS_H
 #define WEFT_CHECKPOINT_SAFETENSORS_H
 
@@ -22,9 +22,29 @@
 
 /* In descending order of alignment, as the reference writer sorts them. */
 typedef enum SafeType {
-    SAFE_I64, SAFE_U64, SAFE_F64, SAFE_C64, SAFE_I32, SAFE_U32, SAFE_F32, SAFE_I16, SAFE_U16, SAFE_F16, SAFE_BF16, SAFE_BOOL,
-    SAFE_U8, SAFE_I8, SAFE_F8_E5M2, SAFE_F8_E4M3, SAFE_F8_E8M0, SAFE_F8_E4M3FNUZ, SAFE_F8_E5M2FNUZ, SAFE_F6_E2M3, SAFE_F6_E3M2,
-    SAFE_F4, SAFE_TYPES
+    SAFE_I64,
+    SAFE_U64,
+    SAFE_F64,
+    SAFE_C64,
+    SAFE_I32,
+    SAFE_U32,
+    SAFE_F32,
+    SAFE_I16,
+    SAFE_U16,
+    SAFE_F16,
+    SAFE_BF16,
+    SAFE_BOOL,
+    SAFE_U8,
+    SAFE_I8,
+    SAFE_F8_E5M2,
+    SAFE_F8_E4M3,
+    SAFE_F8_E8M0,
+    SAFE_F8_E4M3FNUZ,
+    SAFE_F8_E5M2FNUZ,
+    SAFE_F6_E2M3,
+    SAFE_F6_E3M2,
+    SAFE_F4,
+    SAFE_TYPES
 } SafeType;
 const char *safe_type_name(SafeType type); /* "BF16" */
 int safe_type_bits(SafeType type);
@@ -38,14 +58,14 @@ typedef struct SafeTensor {
 } SafeTensor;
 
 typedef struct SafeFile {
-    char *where;          /* path, for errors */
-    int fd;               /* -1 when only a header was parsed */
-    uint64_t data_start;  /* 8 + N */
+    char *where;         /* path, for errors */
+    int fd;              /* -1 when only a header was parsed */
+    uint64_t data_start; /* 8 + N */
     uint64_t data_bytes;
     size_t count;
-    SafeTensor *tensors;  /* [count], ascending by name (bytes) */
+    SafeTensor *tensors; /* [count], ascending by name (bytes) */
     size_t metadata_count;
-    char **metadata;      /* key, value, key, value, ... */
+    char **metadata;       /* key, value, key, value, ... */
     size_t unknown_fields; /* accepted and ignored */
 } SafeFile;
 
@@ -60,7 +80,8 @@ const SafeTensor *safe_find(const SafeFile *f, const char *name); /* NULL if non
 ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
 
 /* Host tensors to write or to fill. `memory` is the type of the bytes behind the callbacks, `stored` that of the file; where
- * they differ both must convert through fp32 (convert.h). Callbacks move whole elements; offsets and bytes count in `memory`. */
+ * they differ both must convert through fp32 (convert.h). Callbacks move whole elements; offsets and bytes count in `memory`.
+ */
 #define TENSOR_MAX_RANK 4
 typedef struct TensorDesc {
     const char *name;

@@ -150,8 +150,10 @@ ErrorCode safe_write(const FileOps *ops, const char *path, const TensorList *lis
     w.converted = mem_alloc(CHUNK * 8);
     Slot *slots = sort_slots(list, order, count);
     ErrorCode code = write_all(&w, slots, count, sums, err);
-    if (code == OK) code = fileops_finish(ops, w.fd, path, err);
-    else ops->close(ops->ctx, w.fd);
+    if (code == OK)
+        code = fileops_finish(ops, w.fd, path, err);
+    else
+        ops->close(ops->ctx, w.fd);
     free(slots);
     free(w.fetched);
     free(w.converted);

@@ -28,7 +28,8 @@ static void print_info(const CheckpointInfo *info) {
     if (info->good)
         printf("%-20s  %12s  %s\n", info->time, text_bytes((double)info->bytes, bytes),
                info->resumable ? "good" : "good, weights only");
-    else printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
+    else
+        printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
 
 /* Prints one line each; fails when any is damaged. */
@@ -74,10 +75,14 @@ static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
     const char *action = args->operands[0];
     char *dir = checkpoints_of(args->operands[1]);
     ErrorCode code;
-    if (strcmp(action, "list") == 0) code = print_set(dir, CHECK_MANIFEST, err);
-    else if (strcmp(action, "verify") == 0) code = verify(args->operands[1], dir, err);
-    else if (strcmp(action, "prune") == 0) code = prune(args, dir, err);
-    else code = error_set(err, ERR_USAGE, "checkpoint: unknown action \"%s\", expected list, verify or prune", action);
+    if (strcmp(action, "list") == 0)
+        code = print_set(dir, CHECK_MANIFEST, err);
+    else if (strcmp(action, "verify") == 0)
+        code = verify(args->operands[1], dir, err);
+    else if (strcmp(action, "prune") == 0)
+        code = prune(args, dir, err);
+    else
+        code = error_set(err, ERR_USAGE, "checkpoint: unknown action \"%s\", expected list, verify or prune", action);
     free(dir);
     return code;
 }

@@ -21,7 +21,8 @@ static bool has(const char *dir, const char *name) {
 /* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     *path = mem_strdup(operand);
-    if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) || has(operand, MODEL_INDEX)) return OK;
+    if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) || has(operand, MODEL_INDEX))
+        return OK;
     char *below = path_join(operand, "checkpoints");
     Checkpoint c;
     ErrorCode code = checkpoint_open(&c, file_is_dir(below) ? below : operand, false, err);
@@ -30,7 +31,8 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
         *path = mem_strdup(c.path);
         checkpoint_close(&c);
     } else if (code == ERR_NOINPUT && !file_is_dir(below)) {
-        error_set(err, ERR_NOINPUT, "%s: expected a model directory, a checkpoint or a run; it holds no %s", operand, MODEL_FILE);
+        error_set(err, ERR_NOINPUT, "%s: expected a model directory, a checkpoint or a run; it holds no %s", operand,
+                  MODEL_FILE);
     }
     free(below);
     return code;
@@ -50,7 +52,8 @@ static ErrorCode describe_config(const char *dir, Error *err) {
             printf("model       %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary %lld\n",
                    text_count(model_parameter_count(&c), count), (long long)c.num_hidden_layers, (long long)c.hidden_size,
                    (long long)c.num_attention_heads, (long long)c.num_key_value_heads, (long long)c.vocab_size);
-        else if (code == OK) log_warn("not a model that weft trains: %s", other.message);
+        else if (code == OK)
+            log_warn("not a model that weft trains: %s", other.message);
         cJSON_Delete(root);
     }
     free(path);
@@ -108,7 +111,8 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
     char digest[65];
     bool digest_only = arguments_has(args, "--digest");
     TRY(modelfiles_open(&m, path, err));
-    ErrorCode code = digest_only ? modelfiles_digest(&m, digest, err) : print_tensors(&m, !arguments_has(args, "--header"), err);
+    ErrorCode code =
+        digest_only ? modelfiles_digest(&m, digest, err) : print_tensors(&m, !arguments_has(args, "--header"), err);
     if (code == OK && digest_only) printf("%s\n", digest);
     modelfiles_close(&m);
     return code;
@@ -127,13 +131,15 @@ static ErrorCode run_inspect(const Arguments *args, Error *err) {
     char *path;
     ErrorCode code = resolve(args->operands[0], &path, err);
     if (code == OK) code = inspect_path(args, path, err);
-    if (code == OK && (fflush(stdout) != 0 || ferror(stdout))) code = error_errno(err, ERR_IO, "standard output: writing failed");
+    if (code == OK && (fflush(stdout) != 0 || ferror(stdout)))
+        code = error_errno(err, ERR_IO, "standard output: writing failed");
     free(path);
     return code;
 }
 
 static const Flag flags[] = {
-    {"--digest", 0, NULL, "print one SHA-256 over names, shapes and values, whatever the files, their order and the float type"},
+    {"--digest", 0, NULL,
+     "print one SHA-256 over names, shapes and values, whatever the files, their order and the float type"},
     {"--header", 0, NULL, "names, types and shapes only: no value is read"},
     {NULL, 0, NULL, NULL},
 };
@@ -142,15 +148,16 @@ const Verb verb_inspect = {
     .name = "inspect",
     .summary = "show the tensors of a model or a checkpoint, or its digest",
     .synopsis = "FILE_OR_DIR [--digest | --header]",
-    .details = "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or a run, of which it takes "
-               "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is well formed, and "
-               "another, with one error, for what is not.\n\n"
-               "The digest is equal for equal weights, however they are stored: one file or shards, any order, fp32 or a shorter "
-               "float type that holds the same values.\n\n"
-               "Examples:\n"
-               "  weft inspect runs/demo\n"
-               "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
-               "  weft inspect model.safetensors --header",
+    .details =
+        "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or a run, of which it takes "
+        "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is well formed, and "
+        "another, with one error, for what is not.\n\n"
+        "The digest is equal for equal weights, however they are stored: one file or shards, any order, fp32 or a shorter "
+        "float type that holds the same values.\n\n"
+        "Examples:\n"
+        "  weft inspect runs/demo\n"
+        "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
+        "  weft inspect model.safetensors --header",
     .flags = flags,
     .min_operands = 1,
     .max_operands = 1,

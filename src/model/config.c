@@ -41,11 +41,12 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
 
 static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
     if (c->hidden_size % c->num_attention_heads != 0)
-        return error_set(err, ERR_CONFIG, "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64, where,
-                         c->hidden_size, c->num_attention_heads);
+        return error_set(err, ERR_CONFIG, "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64,
+                         where, c->hidden_size, c->num_attention_heads);
     if (c->num_attention_heads % c->num_key_value_heads != 0)
-        return error_set(err, ERR_CONFIG, "%s: num_attention_heads %" PRId64 " is not a multiple of num_key_value_heads %" PRId64,
-                         where, c->num_attention_heads, c->num_key_value_heads);
+        return error_set(err, ERR_CONFIG,
+                         "%s: num_attention_heads %" PRId64 " is not a multiple of num_key_value_heads %" PRId64, where,
+                         c->num_attention_heads, c->num_key_value_heads);
     if (c->head_dim % 2 != 0)
         return error_set(err, ERR_CONFIG, "%s: head_dim is %" PRId64 ", expected an even number (RoPE rotates pairs)", where,
                          c->head_dim);
@@ -71,8 +72,8 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
         return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where, s->factor);
     if (s->factor <= 1.0) return OK;
     if (!(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor && isfinite(s->high_freq_factor)))
-        return error_set(err, ERR_CONFIG, "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g", where,
-                         s->low_freq_factor, s->high_freq_factor);
+        return error_set(err, ERR_CONFIG, "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g",
+                         where, s->low_freq_factor, s->high_freq_factor);
     return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings, INT32_MAX, err);
 }
 
@@ -235,8 +236,10 @@ static ErrorCode read_members(ModelConfig *c, const cJSON *root, const char *whe
 }
 
 static ErrorCode config_from_json(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    ModelConfig read = {.max_position_embeddings = DEFAULT_POSITIONS, .rms_norm_eps = DEFAULT_EPS,
-                        .bos_token_id = DEFAULT_BOS, .eos_token_id = DEFAULT_EOS};
+    ModelConfig read = {.max_position_embeddings = DEFAULT_POSITIONS,
+                        .rms_norm_eps = DEFAULT_EPS,
+                        .bos_token_id = DEFAULT_BOS,
+                        .eos_token_id = DEFAULT_EOS};
     TRY(check_family(root, where, err));
     TRY(read_members(&read, root, where, err));
     /* The defaults name tokens of Llama's own vocabulary, which a tiny one may not have. */
@@ -260,9 +263,12 @@ static void write_int(JsonWriter *w, const char *key, int64_t value) {
     json_int(w, value);
 }
 
+/* transformers tells 8.0 from 8, and warns about the latter. */
 static void write_double(JsonWriter *w, const char *key, double value) {
     json_key(w, key);
+    size_t start = w->out->length;
     json_double(w, value);
+    if (strpbrk(w->out->data + start, ".en") == NULL) text_puts(w->out, ".0");
 }
 
 static void write_bool(JsonWriter *w, const char *key, bool value) {
@@ -277,8 +283,10 @@ static void write_string(JsonWriter *w, const char *key, const char *value) {
 
 static void write_token_id(JsonWriter *w, const char *key, int64_t id) {
     json_key(w, key);
-    if (id < 0) json_null(w);
-    else json_int(w, id);
+    if (id < 0)
+        json_null(w);
+    else
+        json_int(w, id);
 }
 
 static void write_scaling(JsonWriter *w, const RopeScaling *s) {
