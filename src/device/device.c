@@ -40,10 +40,6 @@ static bool runs_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
-#else
-static bool runs_avx2(void) { return false; }
-static bool runs_avx512(void) { return false; }
-static bool runs_avx512_bf16(void) { return false; }
 #endif
 static bool runs_always(void) { return true; }
 
@@ -51,13 +47,18 @@ typedef struct Kind {
     const char *name;
     bool (*runs)(void);
     bool native_bf16;
+    const Kernels *kernels; /* NULL: the reference */
 } Kind;
 
-static const Kind kinds[] = {{"avx512_bf16", runs_avx512_bf16, true},
-                             {"avx512", runs_avx512, false},
-                             {"avx2", runs_avx2, false},
-                             {"portable", runs_always, false},
-                             {"reference", runs_always, false}};
+static const Kind kinds[] = {
+#if defined(__x86_64__)
+    {"avx512_bf16", runs_avx512_bf16, true, &kernels_avx512},
+    {"avx512", runs_avx512, false, &kernels_avx512},
+    {"avx2", runs_avx2, false, &kernels_avx2},
+#endif
+    {"portable", runs_always, false, &kernels_portable},
+    {"reference", runs_always, false, NULL},
+};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
@@ -104,8 +105,8 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     d->threads = threads > 0 ? threads : device_cpu_cores();
     read_processor_name(d->processor, sizeof d->processor);
     reference_fill_ops(&d->ops);
-    if (strcmp(d->name, "reference") == 0) return OK;
-    ErrorCode code = optimised_open(d, err);
+    if (!kind->kernels) return OK;
+    ErrorCode code = optimised_open(d, kind->kernels, err);
     if (code != OK) device_close(d);
     return code;
 }

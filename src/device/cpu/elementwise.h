@@ -1,0 +1,140 @@
+/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over elements or rows of a kind as simple.
+ * Part of kernels_all.h. */
+
+INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
+    EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
+}
+static void add(int64_t n, const void *a, const void *b, void *out, Dtype c) { BY_DTYPE(c, add_typed, n, a, b, out); }
+
+static void cast(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
+    if (in_type == out_type)
+        memcpy(out, in, (size_t)n * dtype_bytes(in_type));
+    else if (in_type == DTYPE_F32)
+        EACH_VECTOR(i, left, n) put(out, i, left, DTYPE_BF16, get(in, i, left, DTYPE_F32));
+    else
+        EACH_VECTOR(i, left, n) put(out, i, left, DTYPE_F32, get(in, i, left, DTYPE_BF16));
+}
+
+INLINE void bias_forward_typed(int64_t rows, int64_t n, void *y, const float *bias, Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        void *row = tensor_to(y, r * n, c);
+        EACH_VECTOR(i, left, n) put(row, i, left, c, get(row, i, left, c) + get(bias, i, left, DTYPE_F32));
+    }
+}
+static void bias_forward(int64_t rows, int64_t n, void *y, const float *bias, Dtype c) {
+    BY_DTYPE(c, bias_forward_typed, rows, n, y, bias);
+}
+
+INLINE void bias_backward_typed(int64_t rows, int64_t n, const void *dy, float *db, Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        const void *row = tensor_at(dy, r * n, c);
+        EACH_VECTOR(i, left, n) put(db, i, left, DTYPE_F32, get(db, i, left, DTYPE_F32) + get(row, i, left, c));
+    }
+}
+static void bias_backward(int64_t rows, int64_t n, const void *dy, float *db, Dtype c) {
+    BY_DTYPE(c, bias_backward_typed, rows, n, dy, db);
+}
+
+INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
+                                 const void *dout, float *dtable, Dtype c) {
+    for (int64_t t = 0; t < tokens; t++) {
+        const void *from = tensor_at(dout, t * hidden + first, c);
+        float *to = dtable + ids[t] * hidden + first;
+        EACH_VECTOR(i, left, count) put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + get(from, i, left, c));
+    }
+}
+static void embed_backward(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids, const void *dout,
+                           float *dtable, Dtype c) {
+    BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, dtable);
+}
+
+INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + vec_exp(-x)); }
+
+INLINE void swiglu_forward_typed(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        const void *gate = tensor_at(gate_up, r * 2 * inter, c), *up = tensor_at(gate, inter, c);
+        void *to = tensor_to(act, r * inter, c);
+        EACH_VECTOR(i, left, inter) {
+            Vec g = get(gate, i, left, c);
+            put(to, i, left, c, g * sigmoid(g) * get(up, i, left, c));
+        }
+    }
+}
+static void swiglu_forward(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c) {
+    BY_DTYPE(c, swiglu_forward_typed, rows, inter, gate_up, act);
+}
+
+INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
+                                  Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        const void *gate = tensor_at(gate_up, r * 2 * inter, c), *up = tensor_at(gate, inter, c);
+        const void *from = tensor_at(dact, r * inter, c);
+        void *dgate = tensor_to(dgate_up, r * 2 * inter, c), *dup = tensor_to(dgate, inter, c), *to = tensor_to(act, r * inter, c);
+        EACH_VECTOR(i, left, inter) {
+            Vec g = get(gate, i, left, c), u = get(up, i, left, c), grad = get(from, i, left, c);
+            Vec s = sigmoid(g), silu = g * s;
+            put(dgate, i, left, c, grad * u * (s + silu * (1.0f - s)));
+            put(dup, i, left, c, grad * silu);
+            put(to, i, left, c, silu * u);
+        }
+    }
+}
+static void swiglu_backward(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
+                            Dtype c) {
+    BY_DTYPE(c, swiglu_backward_typed, rows, inter, gate_up, dact, dgate_up, act);
+}
+
+static void adamw(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy) {
+    float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = a.lr * a.weight_decay;
+    float unbias1 = a.lr / a.correction1, unbias2 = 1 / a.correction2;
+    EACH_VECTOR(i, left, n) {
+        Vec g = get(grad, i, left, DTYPE_F32) * a.grad_scale, p = get(param, i, left, DTYPE_F32);
+        Vec mean = get(m, i, left, DTYPE_F32) * a.beta1 + g * rest1;
+        Vec square = get(v, i, left, DTYPE_F32) * a.beta2 + g * g * rest2;
+        p = p - (p * decay + mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps));
+        put(m, i, left, DTYPE_F32, mean);
+        put(v, i, left, DTYPE_F32, square);
+        put(param, i, left, DTYPE_F32, p);
+        if (copy) put(copy, i, left, DTYPE_BF16, p);
+    }
+}
+
+/* Sums in double, half a vector at a time. */
+typedef float VecNarrow __attribute__((vector_size(2 * VLEN)));
+typedef double VecDouble __attribute__((vector_size(4 * VLEN)));
+
+INLINE double sum_double(VecDouble v) {
+    double sum = 0;
+    for (int i = 0; i < VLEN / 2; i++) sum += v[i];
+    return sum;
+}
+
+static void grad_stats(int64_t n, const float *g, double p, GradStats *out) {
+    VecDouble low = {0}, high = {0};
+    Vec top = {0};
+    VecInt bad = {0};
+    double powers = 0;
+    bool square = !(p > 2) && !(p < 2);
+    EACH_VECTOR(i, left, n) {
+        Vec x = vec_abs(get(g, i, left, DTYPE_F32));
+        VecInt finite = (VecInt)(x < HUGE_VALF);
+        bad += ~finite; /* -1 a lane */
+        x = (Vec)(finite & (VecInt)x);
+        top = vec_max(x, top);
+        VecNarrow half[2];
+        memcpy(half, &x, sizeof half);
+        VecDouble a = __builtin_convertvector(half[0], VecDouble), b = __builtin_convertvector(half[1], VecDouble);
+        if (square) {
+            low += a * a;
+            high += b * b;
+        } else if (p <= 1) {
+            low += a;
+            high += b;
+        } else if (p < HUGE_VAL) {
+            for (int lane = 0; lane < VLEN; lane++) powers += x[lane] > 0 ? pow((double)x[lane], p) : 0;
+        }
+    }
+    int64_t count = 0;
+    for (int lane = 0; lane < VLEN; lane++) count -= bad[lane];
+    *out = (GradStats){.sum = sum_double(low) + sum_double(high) + powers, .max = (double)vec_top(top), .nonfinite = count};
+}

@@ -1,0 +1,77 @@
+/* Kernels of one instruction set: single-threaded functions on the part of an op's work that they are given. Arguments are
+ * those of the ops in device.h, with rows in place of tokens; sums over rows go to a partial result of the caller's. */
+#ifndef WEFT_DEVICE_CPU_KERNELS_H
+#define WEFT_DEVICE_CPU_KERNELS_H
+
+#include <stdatomic.h>
+
+#include "device/device.h"
+
+enum { FLASH_BLOCK = 64 }; /* queries and keys in a block of attention */
+
+/* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements apart; the keys of
+ * query t end at offset + t; first_key NULL means 0. */
+typedef struct Flash {
+    AttentionShape s;
+    Dtype c;
+    const void *q, *k, *v;
+    int64_t q_row, kv_row, offset;
+    const int32_t *first_key;
+    void *out;
+    float *lse; /* NULL: not wanted */
+    /* backward */
+    const void *kept, *dout; /* forward's output, and the gradient of it */
+    const float *kept_lse;
+    void *dq, *dk, *dv;
+    float *delta;         /* [H, T] rowsum(dout * out) */
+    float *dq_sum;        /* [H, T, D rounded up to 16] */
+    atomic_int *progress; /* [H, blocks of T]: key blocks that dq_sum of a query block holds */
+} Flash;
+
+typedef struct Kernels {
+    void (*add)(int64_t n, const void *a, const void *b, void *out, Dtype c);
+    void (*cast)(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type);
+    void (*rmsnorm_forward)(int64_t rows, int64_t hidden, float eps, const void *a, const void *b, const float *w, void *sum,
+                            void *y, float *rstd, Dtype c);
+    void (*rmsnorm_backward)(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd, const void *dy,
+                             void *dx, bool add, float *dw /* NULL or partial, added to */, Dtype c);
+    void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c);
+    void (*bias_forward)(int64_t rows, int64_t n, void *y, const float *bias, Dtype c);
+    void (*bias_backward)(int64_t rows, int64_t n, const void *dy, float *db /* partial, added to */, Dtype c);
+    /* Columns first .. first+count-1. */
+    void (*embed_backward)(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids, const void *dout,
+                           float *dtable, Dtype c);
+    void (*swiglu_forward)(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c);
+    void (*swiglu_backward)(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
+                            Dtype c);
+    void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets, float scale,
+                          float *loss, void *dlogits, Dtype grad_type);
+    void (*adamw)(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy);
+    void (*grad_stats)(int64_t n, const float *g, double p, GradStats *out); /* one piece */
+
+    /* Attention of one head and one block of queries. */
+    void (*flash_forward)(const Flash *f, int64_t head, int64_t block, float *scratch);
+    /* delta of one block of queries of one head. */
+    void (*flash_delta)(const Flash *f, int64_t head, int64_t block);
+    /* One key block of one key head: dk, dv written, its share added to dq_sum, in turn (see progress). Blocks must be started
+     * in ascending order. */
+    void (*flash_backward)(const Flash *f, int64_t kv_head, int64_t block, float *scratch);
+    /* dq of one block of queries of one head, from dq_sum. */
+    void (*flash_query)(const Flash *f, int64_t head, int64_t block);
+    /* One query of one head against a cache. */
+    void (*flash_decode)(const Flash *f, int64_t head, int64_t query);
+} Kernels;
+
+/* Row length of blocks whose lanes run along the head dimension. */
+static inline int64_t flash_padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+/* Elements of scratch that one thread needs in flash_forward or flash_backward. */
+static inline int64_t flash_scratch(int64_t head_dim) {
+    return FLASH_BLOCK * (2 * head_dim + 5 * flash_padded(head_dim) + 2 * FLASH_BLOCK);
+}
+
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#endif
+
+#endif

@@ -1,0 +1,30 @@
+/* Everything that is compiled once for each instruction set. KERNELS names the table. */
+#include "device/cpu/kernels.h"
+
+#include <math.h>
+#include <sched.h>
+
+#include "device/cpu/vector.h"
+
+#include "device/cpu/elementwise.h"
+#include "device/cpu/flash.h"
+#include "device/cpu/rows.h"
+
+const Kernels KERNELS = {.add = add,
+                         .cast = cast,
+                         .rmsnorm_forward = rmsnorm_forward,
+                         .rmsnorm_backward = rmsnorm_backward,
+                         .rope = rope,
+                         .bias_forward = bias_forward,
+                         .bias_backward = bias_backward,
+                         .embed_backward = embed_backward,
+                         .swiglu_forward = swiglu_forward,
+                         .swiglu_backward = swiglu_backward,
+                         .cross_entropy = cross_entropy,
+                         .adamw = adamw,
+                         .grad_stats = grad_stats,
+                         .flash_forward = flash_forward,
+                         .flash_delta = flash_delta,
+                         .flash_backward = flash_backward,
+                         .flash_query = flash_query,
+                         .flash_decode = flash_decode};

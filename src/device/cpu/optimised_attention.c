@@ -1,0 +1,146 @@
+/* Attention: blocks of queries (forward) or keys (backward) handed to threads, longest first. */
+#include <omp.h>
+
+#include "base/error.h"
+#include "device/cpu/cpu.h"
+#include "device/cpu/optimised.h"
+
+static int64_t blocks_of(int64_t tokens) { return (tokens + FLASH_BLOCK - 1) / FLASH_BLOCK; }
+
+static Flash flash_of(AttentionShape s, const void *qkv, const int32_t *first_key, void *out, Dtype c) {
+    CHECK(s.head_dim <= HEAD_DIM_MAX);
+    int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim;
+    const void *k = tensor_at(qkv, s.heads * dim, c);
+    return (Flash){.s = s, .c = c, .q = qkv, .k = k, .v = tensor_at(k, s.kv_heads * dim, c), .q_row = row, .kv_row = row,
+                   .first_key = first_key, .out = out};
+}
+
+/* Query-key pairs of the blocks that are visited, all heads, for the profile. */
+static double visited_pairs(const Flash *f) {
+    int64_t pairs = 0;
+    for (int64_t first = 0; first < f->s.tokens; first += FLASH_BLOCK) {
+        int64_t count = min_i64(FLASH_BLOCK, f->s.tokens - first);
+        pairs += count * (f->offset + first + count - (f->first_key ? f->first_key[first] : 0));
+    }
+    return (double)pairs * f->s.heads;
+}
+
+static void count_flops(Device *d, OpId op, const Flash *f, double products) {
+    if (d->profiling) d->profile[op].flops += products * 2.0 * visited_pairs(f) * f->s.head_dim;
+}
+
+/* ---- scratch: one area a thread, then what all share ---- */
+
+typedef struct Areas {
+    size_t thread; /* floats of one thread */
+    size_t delta, dq_sum, progress; /* first byte of each */
+    size_t bytes;
+} Areas;
+
+static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static Areas areas_of(const Device *d, AttentionShape s) {
+    Areas a = {.thread = aligned((size_t)flash_scratch(s.head_dim) * sizeof(float)) / sizeof(float)};
+    size_t rows = (size_t)s.tokens * (size_t)s.heads;
+    a.delta = (size_t)d->threads * a.thread * sizeof(float);
+    a.dq_sum = aligned(a.delta + rows * sizeof(float));
+    a.progress = aligned(a.dq_sum + rows * (size_t)flash_padded(s.head_dim) * sizeof(float));
+    a.bytes = aligned(a.progress + (size_t)blocks_of(s.tokens) * (size_t)s.heads * sizeof(atomic_int));
+    return a;
+}
+
+size_t optimised_attention_scratch(const Device *d, AttentionShape s) { return areas_of(d, s).bytes; }
+
+static float *thread_area(const Device *d, const Areas *a) {
+    return (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * a->thread;
+}
+
+/* ---- forward ---- */
+
+static void run_forward(Device *d, const Flash *f) {
+    const Kernels *kernels = optimised_of(d)->kernels;
+    Areas areas = areas_of(d, f->s);
+    CHECK(d->scratch_size >= areas.delta);
+    int64_t blocks = blocks_of(f->s.tokens), tasks = blocks * f->s.heads;
+#pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (tasks > 1)
+    for (int64_t t = 0; t < tasks; t++)
+        kernels->flash_forward(f, t % f->s.heads, blocks - 1 - t / f->s.heads, thread_area(d, &areas));
+}
+
+void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,
+                                 Dtype c) {
+    Flash f = flash_of(s, qkv, first_key, out, c);
+    f.lse = lse;
+    count_flops(d, OP_ATTENTION_FORWARD, &f, 2);
+    run_forward(d, &f);
+}
+
+void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
+                                const void *v_cache, void *out, Dtype c) {
+    enum { FEW = 8 }; /* queries that do not fill the lanes of a block */
+    Flash f = flash_of(s, qkv, NULL, out, c);
+    f.k = k_cache;
+    f.v = v_cache;
+    f.kv_row = (int64_t)s.kv_heads * s.head_dim;
+    f.offset = start;
+    count_flops(d, OP_ATTENTION_DECODE, &f, 2);
+    if (s.tokens >= FEW) {
+        run_forward(d, &f);
+        return;
+    }
+    const Kernels *kernels = optimised_of(d)->kernels;
+    int64_t tasks = s.tokens * s.heads;
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks * start > 1024)
+    for (int64_t t = 0; t < tasks; t++) kernels->flash_decode(&f, t % s.heads, t / s.heads);
+}
+
+/* ---- backward ---- */
+
+static void prepare_backward(Device *d, Flash *f, const Areas *a) {
+    const Kernels *kernels = optimised_of(d)->kernels;
+    f->delta = (float *)(void *)(d->scratch + a->delta);
+    f->dq_sum = (float *)(void *)(d->scratch + a->dq_sum);
+    f->progress = (atomic_int *)(void *)(d->scratch + a->progress);
+    int64_t blocks = blocks_of(f->s.tokens), tasks = blocks * f->s.heads;
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks > 1)
+    for (int64_t t = 0; t < tasks; t++) {
+        int64_t block = t % blocks;
+        atomic_init(&f->progress[t], f->first_key[block * FLASH_BLOCK] / FLASH_BLOCK);
+        kernels->flash_delta(f, t / blocks, block);
+    }
+}
+
+/* Tasks are taken in ascending order, key block by key block: one waits only for tasks that were taken before it. */
+static void run_backward(Device *d, const Flash *f, const Areas *areas) {
+    const Kernels *kernels = optimised_of(d)->kernels;
+    int64_t kv_heads = f->s.kv_heads, tasks = blocks_of(f->s.tokens) * kv_heads;
+    atomic_llong next = 0;
+#pragma omp parallel num_threads(d->threads) if (tasks > 1)
+    for (int64_t t = atomic_fetch_add(&next, 1); t < tasks; t = atomic_fetch_add(&next, 1))
+        kernels->flash_backward(f, t % kv_heads, t / kv_heads, thread_area(d, areas));
+}
+
+static void write_query_gradients(Device *d, const Flash *f) {
+    const Kernels *kernels = optimised_of(d)->kernels;
+    int64_t blocks = blocks_of(f->s.tokens), tasks = blocks * f->s.heads;
+#pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks > 1)
+    for (int64_t t = 0; t < tasks; t++) kernels->flash_query(f, t / blocks, t % blocks);
+}
+
+void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, const void *out,
+                                  const float *lse, const void *dout, void *dqkv, Dtype c) {
+    Flash f = flash_of(s, qkv, first_key, NULL, c);
+    int64_t dim = s.head_dim;
+    f.kept = out;
+    f.kept_lse = lse;
+    f.dout = dout;
+    f.dq = dqkv;
+    f.dk = tensor_to(dqkv, s.heads * dim, c);
+    f.dv = tensor_to(f.dk, s.kv_heads * dim, c);
+    Areas areas = areas_of(d, s);
+    CHECK(d->scratch_size >= areas.bytes);
+    count_flops(d, OP_ATTENTION_BACKWARD, &f, 5);
+    prepare_backward(d, &f, &areas);
+    run_backward(d, &f, &areas);
+    write_query_gradients(d, &f);
+}
