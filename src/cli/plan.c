@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "train/save.h"
 #include "train/setup.h"
 
 static const Flag flags[] = {{"--program", 'p', NULL, "list the actions of one step; runs over consecutive units are folded"},
@@ -25,6 +26,7 @@ static ErrorCode describe(const Arguments *args, const Config *c, Device *d, Err
     TRY(setup_spec(c, d, &spec, err));
     ErrorCode code = engine_plan(&e, d, &spec, err);
     if (code == OK) {
+        e.memory.staging = saver_bytes(c, &e.model.table);
         setup_describe(c, &e, &out);
         if (arguments_has(args, "--program")) {
             text_printf(&out, "program %d actions\n", e.program.count);

@@ -14,12 +14,14 @@ extern const Verb verb_tokenize;
 extern const Verb verb_tokenizer_decode;
 extern const Verb verb_tokenizer_encode;
 extern const Verb verb_tokenizer_train;
+extern const Verb verb_stop;
 extern const Verb verb_train;
 
 /* A line each, so that additions merge. */
 // clang-format off
 const Verb *const verbs[] = {
     &verb_train,
+    &verb_stop,
     &verb_plan,
     &verb_eval,
     &verb_generate,

@@ -117,10 +117,12 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
     return &plan->buffers[at];
 }
 
-size_t memory_plan_total(const MemoryPlan *plan) {
+size_t memory_plan_pools(const MemoryPlan *plan) {
     return plan->parameters + plan->copy + plan->gradients + plan->optimizer + plan->constants + plan->activations +
            plan->keep + plan->scratch + plan->device_scratch;
 }
+
+size_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_pools(plan) + plan->staging; }
 
 static void row(Text *out, const char *category, size_t bytes, size_t total, const char *what) {
     char size[32];
@@ -142,5 +144,7 @@ void memory_plan_print(const MemoryPlan *plan, const Model *m, Text *out) {
     snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time", (long long)m->loss_rows);
     row(out, "workspace", plan->keep + plan->scratch + plan->device_scratch, total, note);
     row(out, "constants", plan->constants, total, "rotation table");
+    if (plan->staging)
+        row(out, "staging", plan->staging, total, "copy of what a checkpoint holds, written beside the training");
     row(out, "total", total, total, "");
 }

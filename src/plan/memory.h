@@ -34,6 +34,7 @@ typedef struct MemoryPlan {
     size_t keep, scratch;                                     /* shared regions of model/unit.h, in the workspace pool */
     size_t parameters, copy, gradients, optimizer, constants; /* bytes */
     size_t device_scratch;
+    size_t staging; /* beside the pools: host copy for checkpoints that are written while training; set by who saves */
 } MemoryPlan;
 
 /* At most this many buffers does one action touch. */
@@ -45,7 +46,8 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
 void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t positions, size_t device_scratch, bool training);
 void memory_plan_free(MemoryPlan *plan);
 const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch); /* CHECKs that it exists */
-size_t memory_plan_total(const MemoryPlan *plan);
+size_t memory_plan_pools(const MemoryPlan *plan);
+size_t memory_plan_total(const MemoryPlan *plan); /* pools and staging */
 /* A table: category, bytes, what it holds. */
 void memory_plan_print(const MemoryPlan *plan, const Model *m, Text *out);
 

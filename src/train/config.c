@@ -1,9 +1,12 @@
 #include "train/config.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "model/unit.h"
+#include "train/state.h"
 
 #define AT(field) offsetof(Config, field)
 #define IN(field) offsetof(DataSource, field)
@@ -195,18 +198,24 @@ const Option config_options[] = {
      .fallback = "false",
      .help = "Biases on gate, up, down."},
     {.key = "model.init",
-     .type = OPT_CHOICE,
+     .type = OPT_STRING,
      .offset = AT(model.init),
+     .fallback = "",
+     .help = "A Llama-family Hugging Face directory, checkpoint or run to take shape and weights from; empty means random "
+             "weights."},
+    {.key = "model.initialiser",
+     .type = OPT_CHOICE,
+     .offset = AT(model.initialiser),
      .fallback = "torchtitan",
      .choices = "normal|torchtitan|lingua",
-     .help = "Initialiser; a function of (seed, name, element) alone."},
+     .help = "Random weights; a function of (seed, name, element) alone."},
     {.key = "model.init_std",
      .type = OPT_DOUBLE,
      .offset = AT(model.init_std),
      .fallback = "0.02",
      .min = 0,
      .max = 100,
-     .help = "Standard deviation of init: normal."},
+     .help = "Standard deviation of initialiser: normal."},
 
     {.key = "data.sources",
      .type = OPT_LIST,
@@ -483,6 +492,24 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Checkpoints at multiples of this step are kept for good; 0 means none."},
+    {.key = "checkpoint.dtype",
+     .type = OPT_CHOICE,
+     .offset = AT(checkpoint.dtype),
+     .fallback = "fp32",
+     .choices = "fp32|bf16",
+     .help = "Of the model file; with bf16 the exact weights go beside the moments, so that resuming stays exact."},
+    {.key = "checkpoint.last_weights_only",
+     .type = OPT_BOOL,
+     .offset = AT(checkpoint.last_weights_only),
+     .fallback = "false",
+     .help = "The last checkpoint holds no optimizer: smaller, but the run cannot go on from it."},
+    {.key = "checkpoint.mttf_hours",
+     .type = OPT_DOUBLE,
+     .offset = AT(checkpoint.mttf_hours),
+     .fallback = "24",
+     .min = 0,
+     .max = 1e6,
+     .help = "Mean time to failure, from which an interval between checkpoints is suggested; 0 for no suggestion."},
 
     {.key = "metrics.log_freq",
      .type = OPT_INT,
@@ -511,9 +538,9 @@ const Option config_options[] = {
     {.key = NULL}};
 
 /* A key from config.json counts unless the run's own configuration gives it. */
-static ErrorCode take_shape(Config *c, const OptionSet *set, Error *err) {
+static ErrorCode take_shape(Config *c, const OptionSet *set, const char *path, Error *err) {
     ModelConfig shape, given = c->model.shape;
-    TRY(model_config_read(&shape, c->model.config, err));
+    TRY(model_config_read(&shape, path, err));
 #define KEEP(field, key) \
     if (options_is_set(set, "model." key)) shape.field = given.field
     KEEP(vocab_size, "vocab_size");
@@ -538,6 +565,16 @@ static ErrorCode take_shape(Config *c, const OptionSet *set, Error *err) {
     return OK;
 }
 
+static ErrorCode take_shape_of_model(Config *c, const OptionSet *set, Error *err) {
+    char *dir;
+    TRY(state_find_model(c->model.init, &dir, err));
+    char *path = path_join(dir, "config.json");
+    ErrorCode code = take_shape(c, set, path, err);
+    free(path);
+    free(dir);
+    return code;
+}
+
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides,
                       Error *err) {
     memset(c, 0, sizeof *c);
@@ -545,7 +582,8 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     if (path) TRY(options_apply_file(set, path, err));
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
-    if (c->model.config[0]) TRY(take_shape(c, set, err));
+    if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
+    if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));
     if (c->model.shape.max_position_embeddings == 0) c->model.shape.max_position_embeddings = c->train.context;
     if (c->train.context > c->model.shape.max_position_embeddings)
         return error_set(err, ERR_CONFIG,

@@ -33,8 +33,9 @@ typedef struct RunConfig {
 
 typedef struct ModelOptions {
     ModelConfig shape;
-    char *config; /* a config.json to take the shape from */
-    int init;     /* InitKind */
+    char *config;    /* a config.json to take the shape from */
+    char *init;      /* a Hugging Face directory to start from; empty: random weights */
+    int initialiser; /* InitKind */
     double init_std;
 } ModelOptions;
 
@@ -62,8 +63,13 @@ typedef struct ScheduleOptions {
     double exponent, cycle_length, theta; /* Lingua's */
 } ScheduleOptions;
 
+typedef enum StoreType { STORE_FP32, STORE_BF16 } StoreType;
+
 typedef struct CheckpointOptions {
     int64_t every, keep, keep_every;
+    int dtype;              /* StoreType, of the model file */
+    bool last_weights_only; /* the checkpoint of the last step cannot be trained on */
+    double mttf_hours;      /* mean time between failures, for the suggested interval; 0: no suggestion */
 } CheckpointOptions;
 
 typedef struct ValidationOptions {

@@ -60,7 +60,7 @@ ErrorCode engine_allocate(Engine *e, Error *err) {
     layout(e);
     for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(pools[i], err));
     layout(e);
-    CHECK(engine_bytes(e) == memory_plan_total(engine_memory(e)));
+    CHECK(engine_bytes(e) == memory_plan_pools(engine_memory(e)));
     e->host_losses = mem_alloc_array((size_t)e->spec.tokens, sizeof *e->host_losses);
     model_compute_constants(&e->model, e->device);
     return OK;

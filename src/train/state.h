@@ -13,9 +13,10 @@ typedef struct RunState {
     SpikeWindow losses, norms;
 } RunState;
 
-/* Writes RUN/checkpoints/step-NNNNNNNN and prunes old ones. *path is the new directory, owned by the caller. */
-ErrorCode state_save(const RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
-                     char **path, Error *err);
+#define STATE_VERSION 1
+
+char *state_checkpoints(const char *run_dir); /* RUN/checkpoints; the caller frees */
+
 /* Takes up the newest good checkpoint of the run directory, if there is one. Refuses one made with a configuration or data that
  * would have given another curve, naming what differs. */
 ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,

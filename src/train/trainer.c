@@ -17,6 +17,8 @@
 #include "observe/tensorboard.h"
 #include "train/evaluate.h"
 #include "train/feed.h"
+#include "train/lock.h"
+#include "train/save.h"
 #include "train/setup.h"
 #include "train/state.h"
 
@@ -32,7 +34,10 @@ typedef struct Trainer {
     TensorBoard *board;
     Journal journal;
     RunState state;
+    RunLock lock;
+    Saver saver;
     int64_t bad_in_row;
+    bool interval_suggested;
     double flops_per_token, peak_flops;
 } Trainer;
 
@@ -76,6 +81,7 @@ static ErrorCode open_engine(Trainer *t, Error *err) {
     TRY(setup_spec(t->c, &t->device, &spec, err));
     TRY(engine_plan(&t->engine, &t->device, &spec, err));
     Text out = {0};
+    t->engine.memory.staging = saver_bytes(t->c, &t->engine.model.table);
     dataset_describe(t->data, &out);
     setup_describe(t->c, &t->engine, &out);
     fputs(out.data, stderr);
@@ -88,16 +94,30 @@ static ErrorCode open_engine(Trainer *t, Error *err) {
     return OK;
 }
 
+static ErrorCode initial_weights(Trainer *t, Error *err) {
+    const ModelOptions *m = &t->c->model;
+    if (!m->init[0]) {
+        engine_initialise(&t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
+        return OK;
+    }
+    char *dir;
+    TRY(state_find_model(m->init, &dir, err));
+    ErrorCode code = state_load_weights(&t->engine, dir, err);
+    if (code == OK) log_info("weights from %s", dir);
+    free(dir);
+    return code;
+}
+
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     bool resumed = false;
     if (t->c->run.overwrite)
         TRY(state_discard(t->c->run.dir, err));
     else
         TRY(state_resume(&t->state, t->c, set, &t->engine, t->data, t->tokenizer, &resumed, err));
-    if (!resumed) engine_initialise(&t->engine, (InitKind)t->c->model.init, t->c->model.init_std, (uint64_t)t->c->run.seed);
+    if (!resumed) TRY(initial_weights(t, err));
     if (resumed) log_info("resumed after step %lld", (long long)t->state.step);
     if (t->state.step >= t->c->train.steps) log_info("the run has its %lld steps already", (long long)t->c->train.steps);
-    return OK;
+    return saver_open(&t->saver, t->c, set, &t->engine, t->data, t->tokenizer, resumed ? t->state.step : -1, err);
 }
 
 static ErrorCode open_records(Trainer *t, Error *err) {
@@ -210,30 +230,46 @@ static ErrorCode validate(Trainer *t, Error *err) {
     return journal_add(&t->journal, JOURNAL_VALIDATION, v.step, NULL, facts, err);
 }
 
-static ErrorCode save(Trainer *t, const OptionSet *set, Error *err) {
+/* What became of a save: in the journal, and once, a word on how often to save. */
+static ErrorCode account_save(Trainer *t, Error *err) {
+    SaveReport r;
+    if (!saver_report(&t->saver, &r)) return OK;
+    double stall = r.waited + r.copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r.bytes / r.seconds;
+    char size[32], speed[32], detail[200], every[16];
+    snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
+             (long long)r.step, text_bytes((double)r.bytes, size), r.seconds, text_bytes(rate, speed), stall);
+    log_info("checkpoint %s", detail);
+    if (!t->interval_suggested && mttf > 0) {
+        double interval = checkpoint_interval(mttf, stall, r.seconds);
+        log_info("with this stall and a failure every %g hours, a checkpoint every %s loses least (Young)", mttf / 3600,
+                 clock_duration(interval, every));
+        t->interval_suggested = true;
+    }
+    const JournalFact facts[] = {{"bytes", (double)r.bytes}, {"stall_seconds", stall}, {"seconds", r.seconds}, {NULL, 0}};
+    return journal_add(&t->journal, JOURNAL_CHECKPOINT, r.step, detail, facts, err);
+}
+
+static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
-    char *path = NULL;
     TRY(metrics_log_sync(&t->log, err));
-    TRY(state_save(&t->state, t->c, set, &t->engine, t->data, t->tokenizer, &path, err));
-    double seconds = clock_seconds() - start;
-    metrics_window_pause(&t->window, seconds);
-    log_info("checkpoint %s in %.2f s", path, seconds);
-    const JournalFact facts[] = {{"seconds", seconds}, {NULL, 0}};
-    ErrorCode code = journal_add(&t->journal, JOURNAL_CHECKPOINT, t->state.step, path, facts, err);
-    free(path);
-    return code;
+    TRY(saver_save(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
+    if (last || stop_requested) TRY(saver_wait(&t->saver, err));
+    metrics_window_pause(&t->window, clock_seconds() - start);
+    return account_save(t, err);
 }
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-static ErrorCode loop(Trainer *t, const OptionSet *set, Error *err) {
+static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
     bool has_validation = dataset_validation_samples(t->data) > 0;
     while (t->state.step < c->train.steps && !stop_requested) {
         TRY(one_step(t, err));
+        TRY(account_save(t, err));
+        if (lock_stop_requested(&t->lock)) stop_requested = 1;
         bool last = t->state.step == c->train.steps;
         if (has_validation && (last || due(c->validation.every, t->state.step))) TRY(validate(t, err));
-        if (last || stop_requested || due(c->checkpoint.every, t->state.step)) TRY(save(t, set, err));
+        if (last || stop_requested || due(c->checkpoint.every, t->state.step)) TRY(save(t, last, err));
     }
     return OK;
 }
@@ -277,14 +313,15 @@ static ErrorCode finish(Trainer *t, Error *err) {
 }
 
 static ErrorCode run(Trainer *t, const OptionSet *set, Error *err) {
+    TRY(file_make_dirs(t->c->run.dir, err));
+    TRY(lock_take(&t->lock, t->c->run.dir, err));
     TRY(open_data(t, err));
     TRY(open_engine(t, err));
-    TRY(file_make_dirs(t->c->run.dir, err));
     TRY(begin_or_resume(t, set, err));
     TRY(write_config(t, set, err));
     TRY(feed_open(&t->feed, t->c, t->data, t->state.step, err));
     TRY(open_records(t, err));
-    ErrorCode code = loop(t, set, err);
+    ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
     console_clear();
     journal_add(&t->journal, JOURNAL_FAILED, t->state.step, err->message, NULL, NULL);
@@ -295,6 +332,8 @@ ErrorCode trainer_run(Config *c, const OptionSet *set, Error *err) {
     Trainer t = {.c = c, .journal = {.fd = -1}};
     catch_signals();
     ErrorCode code = run(&t, set, err);
+    ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
+    if (code == OK) code = saved;
     feed_close(&t.feed);
     tensorboard_close(t.board, NULL);
     metrics_log_close(&t.log);
@@ -303,5 +342,6 @@ ErrorCode trainer_run(Config *c, const OptionSet *set, Error *err) {
     device_close(&t.device);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);
+    lock_release(&t.lock);
     return code;
 }

@@ -1,0 +1,46 @@
+/* weft stop: asks a run to finish its step, save and end. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "cli/cli.h"
+#include "train/lock.h"
+
+static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"}, {NULL, 0, NULL, NULL}};
+
+static ErrorCode wait_for(const char *run, double seconds, Error *err) {
+    double until = clock_seconds() + seconds;
+    for (long pid = 1; pid != 0;) {
+        TRY(lock_holder(run, &pid, err));
+        if (pid == 0) break;
+        if (clock_seconds() > until)
+            return error_set(err, ERR_IO, "%s: process %ld has not ended after %g s", run, pid, seconds);
+        usleep(50000);
+    }
+    return OK;
+}
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    const char *dir = args->operands[0];
+    double seconds = 0;
+    long pid;
+    TRY(arguments_double(args, "--wait", 0, 1e6, &seconds, err));
+    TRY(lock_holder(dir, &pid, err));
+    if (pid == 0) return error_set(err, ERR_NOINPUT, "%s: no run is going on in it", dir);
+    TRY(lock_request_stop(dir, err));
+    printf("process %ld will save and end after its step\n", pid);
+    return arguments_has(args, "--wait") ? wait_for(dir, seconds, err) : OK;
+}
+
+const Verb verb_stop = {
+    .name = "stop",
+    .summary = "ask a run to finish its step, save and end",
+    .synopsis = "RUN",
+    .details = "Writes a file that the run looks for after each step; it then saves and exits with status 75. The same command "
+               "that started it\n"
+               "goes on from there.",
+    .flags = flags,
+    .min_operands = 1,
+    .max_operands = 1,
+    .run = run,
+};

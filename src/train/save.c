@@ -1,0 +1,137 @@
+#include "train/save.h"
+
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/json.h"
+
+static void write_window(JsonWriter *w, const char *key, const SpikeWindow *window) {
+    double values[SPIKE_WINDOW];
+    size_t count = spike_save(window, values);
+    json_key(w, key);
+    json_begin_array(w);
+    for (size_t i = 0; i < count; i++) json_double(w, values[i]);
+    json_end_array(w);
+}
+
+static void write_int(JsonWriter *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_int(w, value);
+}
+
+static void write_string(JsonWriter *w, const char *key, const char *value) {
+    json_key(w, key);
+    json_string(w, value);
+}
+
+static void write_state(const Saver *saver, const RunState *s, Text *out) {
+    Text yaml = {0};
+    JsonWriter w;
+    options_write_yaml(saver->set, &yaml, false);
+    json_start(&w, out, 2);
+    json_begin_object(&w);
+    write_int(&w, "version", STATE_VERSION);
+    write_string(&w, "weft", WEFT_VERSION);
+    write_int(&w, "step", s->step);
+    write_int(&w, "tokens", s->tokens);
+    write_int(&w, "skipped", s->skipped);
+    write_int(&w, "updates", saver->engine->updates);
+    write_string(&w, "data", saver->data);
+    write_string(&w, "tokenizer", saver->tokenizer_print);
+    write_window(&w, "loss_window", &s->losses);
+    write_window(&w, "grad_norm_window", &s->norms);
+    write_string(&w, "config", yaml.data);
+    json_end_object(&w);
+    text_free(&yaml);
+}
+
+/* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back. */
+static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, Error *err) {
+    char *data, *path = path_join(c->run.dir, "tokenizer.json");
+    size_t length;
+    ErrorCode code = tokenizer_save(t, path, err);
+    if (code == OK) code = file_read(path, (size_t)1 << 30, &data, &length, err);
+    if (code == OK) {
+        text_add(out, data, length);
+        free(data);
+    }
+    free(path);
+    return code;
+}
+
+static char *special_text(const Tokenizer *t, int32_t id) {
+    size_t length;
+    const char *bytes = id >= 0 ? tokenizer_token_bytes(t, id, &length) : NULL;
+    Text text = {0};
+    if (bytes) text_add(&text, bytes, length);
+    return text.data;
+}
+
+static void add_file(Saver *s, int at, const char *name, const Text *text) {
+    s->files[at] = (CheckpointFile){name, text->data, text->length};
+}
+
+/* The files of transformers beside the weights. */
+static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
+    const ModelConfig *m = &s->c->model.shape;
+    char *bos = special_text(t, tokenizer_bos(t)), *eos = special_text(t, tokenizer_eos(t));
+    model_config_write(m, s->c->checkpoint.dtype == STORE_BF16 ? "bfloat16" : "float32", &s->config);
+    checkpoint_generation_config(m, &s->generation);
+    checkpoint_tokenizer_config(bos, eos, m->max_position_embeddings, &s->tokenizer_config);
+    free(bos);
+    free(eos);
+    TRY(tokenizer_text(s->c, t, &s->tokenizer, err));
+    add_file(s, 0, "config.json", &s->config);
+    add_file(s, 1, "generation_config.json", &s->generation);
+    add_file(s, 2, "tokenizer.json", &s->tokenizer);
+    add_file(s, 3, "tokenizer_config.json", &s->tokenizer_config);
+    return OK;
+}
+
+size_t saver_bytes(const Config *c, const ParamTable *t) {
+    size_t copies = c->checkpoint.dtype == STORE_BF16 ? 4 : 3;
+    return copies * (size_t)t->elements * sizeof(float);
+}
+
+ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
+                     int64_t in_use, Error *err) {
+    bool rounded = c->checkpoint.dtype == STORE_BF16;
+    *s = (Saver){.c = c, .set = set, .engine = e};
+    s->model = tensors_of_model(e, rounded ? SAFE_BF16 : SAFE_F32);
+    s->optimizer = tensors_of_optimizer(e, rounded);
+    dataset_fingerprint(d, s->data);
+    tokenizer_fingerprint(t, s->tokenizer_print);
+    TRY(make_companions(s, t, err));
+    char *dir = state_checkpoints(c->run.dir);
+    CheckpointKeep keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every};
+    ErrorCode code = checkpoint_writer_start(&s->writer, NULL, dir, keep, in_use,
+                                             checkpoint_staging_bytes(&s->model->list, &s->optimizer->list), err);
+    free(dir);
+    return code;
+}
+
+ErrorCode saver_save(Saver *s, const RunState *state, bool weights_only, Error *err) {
+    Text text = {0};
+    write_state(s, state, &text);
+    CheckpointSave save = {.step = state->step, .model = &s->model->list, .files = s->files, .file_count = 4};
+    if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
+    ErrorCode code = checkpoint_writer_save(s->writer, &save, err);
+    text_free(&text);
+    return code;
+}
+
+ErrorCode saver_wait(Saver *s, Error *err) { return checkpoint_writer_wait(s->writer, err); }
+
+bool saver_report(Saver *s, SaveReport *out) { return checkpoint_writer_report(s->writer, out); }
+
+ErrorCode saver_close(Saver *s, Error *err) {
+    ErrorCode code = checkpoint_writer_stop(s->writer, err);
+    tensors_free(s->model);
+    tensors_free(s->optimizer);
+    text_free(&s->config);
+    text_free(&s->generation);
+    text_free(&s->tokenizer);
+    text_free(&s->tokenizer_config);
+    *s = (Saver){0};
+    return code;
+}

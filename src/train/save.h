@@ -1,0 +1,37 @@
+/* Saving a run: state, weights and optimizer, written by a thread beside the training from a copy in memory set aside before
+ * the first step. The stall that training sees is the copy, and the wait for the save before if the disk is slower than the
+ * interval. */
+#ifndef WEFT_TRAIN_SAVE_H
+#define WEFT_TRAIN_SAVE_H
+
+#include "checkpoint/async.h"
+#include "data/dataset.h"
+#include "train/config.h"
+#include "train/state.h"
+#include "train/tensors.h"
+
+typedef struct Saver {
+    const Config *c;
+    const OptionSet *set;
+    Engine *engine;
+    Tensors *model, *optimizer;
+    CheckpointWriter *writer;
+    Text config, generation, tokenizer, tokenizer_config;
+    CheckpointFile files[4];
+    char data[65], tokenizer_print[65]; /* fingerprints */
+} Saver;
+
+/* Bytes that saver_open will take for the copy. */
+size_t saver_bytes(const Config *c, const ParamTable *t);
+/* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also after a failure. */
+ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
+                     int64_t in_use, Error *err);
+/* Returns when everything is copied. A failure of the save before is returned here. */
+ErrorCode saver_save(Saver *s, const RunState *state, bool weights_only, Error *err);
+/* Waits until what was saved is committed. */
+ErrorCode saver_wait(Saver *s, Error *err);
+/* Figures of a save that has been committed since the last call; false when none was. */
+bool saver_report(Saver *s, SaveReport *out);
+ErrorCode saver_close(Saver *s, Error *err);
+
+#endif
