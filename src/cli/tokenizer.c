@@ -31,8 +31,8 @@ static const char **split_names(char *copy, size_t *count) {
 }
 
 static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out, Error *err) {
-    Tokenizer *t;
-    TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count, err));
+    Tokenizer *t = NULL;
+    TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count, arguments_flag(args, "--key"), err));
     ErrorCode code = tokenizer_save(t, out, err);
     char fingerprint[65];
     tokenizer_fingerprint(t, fingerprint);
@@ -63,6 +63,7 @@ static const Flag train_flags[] = {
     {"--out", 'o', "FILE", "the tokenizer.json to write"},
     {"--pattern", 'p', "NAME", "how text is cut into pieces: gpt2, llama3 (default) or qwen2"},
     {"--special", 's', "A,B,...", "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
+    {"--key", 'k', "NAME", "JSON lines: the member that holds the text; default text"},
     {"--threads", 't', "N", "threads; default: all cores. The result does not depend on it"},
     {NULL, 0, NULL, NULL},
 };
@@ -71,7 +72,7 @@ const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "learn a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
-    .details = "Counts the words of text files and merges the most frequent pair of neighbours until the vocabulary is full. "
+    .details = "Counts the words of text and JSON-lines files (.jsonl), zstd-compressed or not, and merges the most frequent pair of neighbours until the vocabulary is full. "
                "The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
                "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
     .flags = train_flags,
@@ -127,7 +128,7 @@ static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char
 }
 
 static ErrorCode run_encode(const Arguments *args, Error *err) {
-    Tokenizer *t;
+    Tokenizer *t = NULL;
     TRY(tokenizer_open(&t, args->operands[0], err));
     IdWriter w = {0};
     Text text = {0};
@@ -189,7 +190,7 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
 }
 
 static ErrorCode run_decode(const Arguments *args, Error *err) {
-    Tokenizer *t;
+    Tokenizer *t = NULL;
     TRY(tokenizer_open(&t, args->operands[0], err));
     ErrorCode code = decode_stream(t, err);
     tokenizer_free(t);

@@ -316,6 +316,8 @@ static ErrorCode read_document(Reader *r, const cJSON *root) {
     TRY(read_pre_tokenizer(r, root));
     TRY(read_tokens(r, root, model));
     TRY(read_merges(r, model));
+    /* Merges across whole documents: no tokenizer in use does so, and no text could be cut for it. */
+    if (r->t->pattern == PATTERN_NONE && r->t->bpe.count > 0) return refuse(r, "pre-tokenizer", "ByteLevel without use_regex");
     find_bounds(r->t);
     return OK;
 }

@@ -11,7 +11,7 @@
 #include "base/error.h"
 
 typedef enum Pattern {
-    PATTERN_NONE, /* the whole text is one piece */
+    PATTERN_NONE, /* the whole text is one piece; for vocabularies without merges */
     PATTERN_GPT2,
     PATTERN_LLAMA3,
     PATTERN_QWEN2,

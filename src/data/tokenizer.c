@@ -118,14 +118,14 @@ static void compute_fingerprint(Tokenizer *t) {
     sha256_hex(digest, t->fingerprint);
 }
 
-/* A cut falls before a space. It is unsafe when an added token could lie across it, or when pieces can. */
+/* A cut falls before a space. It is unsafe when an added token could lie across it. */
 static bool cuts_unsafe(const Tokenizer *t) {
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
         bool cut_out = token->kind == TOKEN_ADDED || token->kind == TOKEN_ADDED_NORMALIZED;
         if (cut_out && memchr(token->bytes + 1, ' ', token->length - 1)) return true;
     }
-    return t->pattern == PATTERN_NONE && t->bpe.count > 0;
+    return false;
 }
 
 /* What follows from what the reader filled in. */

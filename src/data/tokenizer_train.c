@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/log.h"
 #include "data/byte_level.h"
 #include "data/hf_tokenizer.h"
@@ -331,41 +330,5 @@ ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *o, Documen
         code = make_tokenizer(t, &learner, o, pattern, err);
     }
     learner_free(&learner);
-    return code;
-}
-
-/* --- files as documents --- */
-
-typedef struct FileDocuments {
-    const char *const *paths;
-    size_t count, next;
-    FileMap map; /* of the present one */
-} FileDocuments;
-
-static ErrorCode next_file(void *context, const char **text, size_t *length, Error *err) {
-    FileDocuments *files = context;
-    file_unmap(&files->map);
-    *text = NULL;
-    *length = 0;
-    if (files->next == files->count) return OK;
-    TRY(file_map(&files->map, files->paths[files->next++], err));
-    *text = files->map.length ? (const char *)files->map.data : "";
-    *length = files->map.length;
-    return OK;
-}
-
-ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths, size_t count,
-                                Error *err) {
-    *t = NULL;
-    TokenizerTrainOptions o = *options;
-    o.total_bytes = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t bytes = 0;
-        TRY(file_size(paths[i], &bytes, err));
-        o.total_bytes += bytes;
-    }
-    FileDocuments files = {.paths = paths, .count = count};
-    ErrorCode code = tokenizer_train(t, &o, next_file, &files, err);
-    file_unmap(&files.map);
     return code;
 }

@@ -29,8 +29,9 @@ typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *le
 /* When the text has too few pairs the vocabulary is smaller than asked for; that is logged, not an error. */
 ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source, void *context, Error *err);
 
-/* The same over text files, each of which is one document. */
+/* The same over text and JSON-lines files, zstd-compressed or not, as data/corpus.h reads them. `key` names the member with the
+ * text; NULL is "text". Sets total_bytes itself. */
 ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths, size_t count,
-                                Error *err);
+                                const char *key, Error *err);
 
 #endif

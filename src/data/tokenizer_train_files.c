@@ -1,0 +1,70 @@
+#include <string.h>
+
+#include "base/file.h"
+#include "data/corpus.h"
+#include "data/tokenizer_train.h"
+
+typedef struct FileDocuments {
+    const char *const *paths;
+    size_t count, next;
+    CorpusFile file; /* the present one */
+    CorpusReader *reader;
+    Text json; /* text of the present line */
+} FileDocuments;
+
+/* Next piece of the present file; *text stays NULL at its end. Pieces of a long document are cut where that changes no word. */
+static ErrorCode next_piece(FileDocuments *f, const char **text, size_t *length, Error *err) {
+    CorpusPiece piece;
+    bool more = false;
+    TRY(corpus_next(f->reader, &piece, &more, err));
+    if (!more) return OK;
+    *text = piece.bytes;
+    *length = piece.length;
+    if (corpus_format(&f->file) != FORMAT_JSONL) return OK;
+    TRY(corpus_decode_json(&f->file, &piece, &f->json, err));
+    *text = f->json.length ? f->json.data : "";
+    *length = f->json.length;
+    return OK;
+}
+
+static ErrorCode next_document(void *context, const char **text, size_t *length, Error *err) {
+    FileDocuments *f = context;
+    *text = NULL;
+    *length = 0;
+    for (;;) {
+        if (f->reader) TRY(next_piece(f, text, length, err));
+        if (*text) return OK;
+        corpus_close(f->reader);
+        f->reader = NULL;
+        if (f->next == f->count) return OK;
+        f->file.path = f->paths[f->next++];
+        TRY(corpus_open(&f->reader, &f->file, NULL, err));
+    }
+}
+
+/* Bytes of all files; 0, unknown, when one is compressed. */
+static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *total, Error *err) {
+    bool compressed = false;
+    *total = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bytes = 0;
+        TRY(file_size(paths[i], &bytes, err));
+        size_t length = strlen(paths[i]);
+        compressed |= length > 4 && strcmp(paths[i] + length - 4, ".zst") == 0;
+        *total += bytes;
+    }
+    if (compressed) *total = 0;
+    return OK;
+}
+
+ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths, size_t count,
+                                const char *key, Error *err) {
+    *t = NULL;
+    TokenizerTrainOptions o = *options;
+    TRY(total_size(paths, count, &o.total_bytes, err));
+    FileDocuments f = {.paths = paths, .count = count, .file = {.format = FORMAT_AUTO, .split = SPLIT_FILE, .key = key}};
+    ErrorCode code = tokenizer_train(t, &o, next_document, &f, err);
+    corpus_close(f.reader);
+    text_free(&f.json);
+    return code;
+}
