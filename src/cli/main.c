@@ -1,6 +1,7 @@
 /* weft VERB [operands] [flags]: finds the verb, runs it, and turns its ErrorCode into the exit status.
  *
  * The locale is never set, so numbers are read and written with a point everywhere. */
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -64,6 +65,10 @@ static ErrorCode run_words(int count, const char *const *words, Error *err) {
 int main(int argc, char **argv) {
     /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the parent had set. */
     signal(SIGPIPE, SIG_DFL);
+#ifdef M_MMAP_THRESHOLD
+    /* Large temporary buffers go back to the system when freed, always: the process's memory is then its plan's, step after step. */
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
     Error err = {OK, ""};
     ErrorCode code = run_words(argc - 1, (const char *const *)(argv + 1), &err);
     /* Data that never reached its file is a failure, even when the verb could not see it. */

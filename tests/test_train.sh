@@ -1,0 +1,170 @@
+#!/bin/bash
+# Runs as a user makes them: the same bits however a run is laid out or interrupted, memory that stays, and an error with its own
+# exit status for each kind of bad input.
+set -uo pipefail
+weft=${WEFT:?the program under test}
+directory=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
+cd "$directory" || exit 1
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+# A text with structure: some hundred short paragraphs.
+awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
+    for (p = 0; p < 300; p++) { for (i = 0; i < 40; i++) printf "%s ", w[int(rand() * 16) + 1]; printf "\n\n" } }' >text.txt
+
+cat >run.yaml <<EOF
+model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+data:
+  sources: [{path: text.txt, split: paragraphs}]
+  cache_dir: cache
+  document_mask: true
+  validation_fraction: 0.1
+train: {steps: 30, context: 32, microbatch: 2, tokens_per_step: 256, compute: fp32}
+optimizer: {lr: 3e-3}
+schedule: {warmup_steps: 4}
+validation: {every: 10, samples: 8}
+checkpoint: {every: 10, keep: 8}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+EOF
+
+# train DIR WORD... : one run; status in $status.
+train() {
+    local dir=$1
+    shift
+    status=0
+    "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+}
+# The curve: every loss and norm with all its digits, once a step.
+curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+digest() { "$weft" inspect --digest "$1/checkpoints/step-00000030"; }
+# same DIR WHAT : DIR went as the run `base`.
+same() {
+    [ "$status" -eq 0 ] || fail "$2: exit status $status: $(tail -3 "$1.err")"
+    [ "$(curve "$1")" = "$(curve base)" ] || fail "$2 changes the curve: $(diff <(curve base) <(curve "$1") | head -4)"
+    [ "$(digest "$1")" = "$(digest base)" ] || fail "$2 changes the final weights"
+}
+
+train base
+[ "$status" -eq 0 ] || { cat base.err; exit 1; }
+[ "$(curve base | wc -l)" -eq 30 ] || fail "30 steps make $(curve base | wc -l) records"
+awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < 0.8 * first) }' <(curve base) || fail "the loss does not fall: $(curve base)"
+! LC_ALL=C grep -q $'\x1b' base.out base.err || fail "escape bytes where there is no terminal"
+grep -q "memory" base.err || fail "the plan is not printed"
+
+train again
+same again "running again"
+train threads run.threads=2
+same threads "a second thread"
+train split train.split_backward=true
+same split "splitting the backward pass"
+train recompute train.recompute=full
+same recompute "recomputing"
+train prefetch data.prefetch=1
+same prefetch "another prefetch depth"
+train bf16 train.compute=bf16
+train bf16b train.compute=bf16 run.threads=2
+[ "$(curve bf16)" = "$(curve bf16b)" ] || fail "bf16: a second thread changes the curve"
+[ "$(curve bf16)" != "$(curve base)" ] || fail "bf16 computes in fp32"
+
+# Memory of the process in step 2 is that of the last step, but for what the system itself moves (1 MiB).
+awk -F'"memory_resident": ' '/"kind": "train"/ { split($2, a, ","); n++; if (n == 2) two = a[1]; last = a[1] }
+    END { if (last - two > 1048576) { print two, last; exit 1 } }' base/metrics.jsonl || fail "memory grows between step 2 and the last"
+
+# Killed and started again, stopped and started again: the same run.
+"$weft" train run.yaml run.dir=killed >/dev/null 2>&1 </dev/null &
+until [ -e killed/checkpoints/step-00000010/manifest.json ] || ! kill -0 $! 2>/dev/null; do sleep 0.01; done
+kill -KILL $! 2>/dev/null
+wait $! 2>/dev/null
+train killed
+same killed "being killed"
+"$weft" train run.yaml run.dir=stopped metrics.log_freq=1 >/dev/null 2>stopped.first </dev/null &
+until grep -q "step:  3 " stopped.first 2>/dev/null || ! kill -0 $! 2>/dev/null; do sleep 0.01; done
+kill -USR1 $! 2>/dev/null
+wait $!
+first=$?
+case $first in
+75) grep -q "everything saved" stopped.first || fail "no word about stopping: $(tail -1 stopped.first)" ;;
+0) ;; # it was done before the signal came
+*) fail "SIGUSR1: exit status $first, expected 75" ;;
+esac
+train stopped
+same stopped "being stopped"
+train base
+[ "$status" -eq 0 ] && [ "$(curve base | wc -l)" -eq 30 ] || fail "a finished run started again: status $status"
+
+# A checkpoint is a model to evaluate, to sample from, to start from.
+"$weft" eval base text.txt --context 32 --json >eval.json 2>/dev/null || fail "eval"
+grep -q '"bits_per_byte": [0-9.]*,' eval.json || fail "eval says $(cat eval.json)"
+"$weft" generate base --prompt "the light" --tokens 20 --seed 3 >one.txt 2>/dev/null || fail "generate"
+"$weft" generate base --prompt "the light" --tokens 20 --seed 3 --threads 2 >two.txt 2>/dev/null
+cmp -s one.txt two.txt || fail "the same seed gives another text"
+grep -q "^the light" one.txt || fail "generate writes: $(cat one.txt)"
+train onward model.init=base train.steps=31 schedule.warmup_steps=0
+[ "$status" -eq 0 ] || fail "starting from a model: $(tail -1 onward.err)"
+awk 'NR == FNR { last = $2; next } FNR == 1 { exit !($2 < last * 1.2) }' <(curve base) <(curve onward) || fail "weights of model.init are not used"
+"$weft" report base >/dev/null 2>&1 && grep -q "</html>" base/report.html || fail "report"
+"$weft" config run.yaml optimizer.lr=1e-4 >config.out || fail "config"
+grep -q "command line" config.out && grep -q "run.yaml:" config.out || fail "config names no sources"
+
+# A checkpoint whose model file is bf16 resumes with the same bits.
+train rounded checkpoint.dtype=bf16 train.steps=20 schedule.total_steps=30
+train rounded checkpoint.dtype=bf16 schedule.total_steps=30 'run.allow_changes=[train.steps]'
+[ "$(curve rounded)" = "$(curve base)" ] || fail "a bf16 model file: resuming changes the curve"
+
+# bad STATUS TEXT WORD... : training fails with that status, and says that.
+bad() {
+    local wanted=$1 text=$2
+    shift 2
+    train bad "$@"
+    [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 bad.err)"
+    grep -qF -- "$text" bad.err || fail "$*: no \"$text\" in: $(tail -2 bad.err)"
+    rm -rf bad
+}
+bad 78 'did you mean optimizer.lr' optimizer.lrr=1
+bad 78 'optimizer.lr' optimizer.lr=fast
+bad 78 'train.compute' train.compute=fp8
+bad 78 'num_attention_heads' model.num_attention_heads=5
+bad 78 'train.tokens_per_step' train.tokens_per_step=100
+bad 78 'data.sources is empty' 'data.sources=[]'
+bad 66 'missing.txt' 'data.sources=[missing.txt]'
+bad 66 'no-such.json' data.tokenizer=no-such.json
+bad 78 'model.vocab_size is 100' model.vocab_size=100
+bad 2 'expected' nonsense
+bad 69 'avx9' run.device=avx9
+bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200
+bad 66 'no/such/model' model.init=no/such/model
+printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
+bad 65 'broken.jsonl:2' 'data.sources=[broken.jsonl]' data.validation_fraction=0
+printf '{"model": {"type": "BPE"}}' >broken.json
+bad 65 'broken.json' data.tokenizer=broken.json
+printf 'model:\n  hidden_size: 8\n hidden_size: 9\n' >broken.yaml
+"$weft" train broken.yaml 2>err && fail "a broken YAML file is accepted"
+grep -q 'broken.yaml:' err || fail "a broken YAML file: $(cat err)"
+"$weft" train absent.yaml 2>err
+[ $? -eq 66 ] || fail "an absent configuration: $(cat err)"
+
+# A step that is not finite is skipped, counted, named, and ends the run when it goes on.
+bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model.initialiser=normal model.init_std=100 train.stop_after_bad=2 optimizer.weight_decay=100
+
+# Changing what would change the curve is refused by name.
+train base optimizer.lr=1e-3
+[ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
+head -c 5000 text.txt >other.txt
+train base 'data.sources=[other.txt]'
+[ "$status" -eq 78 ] && grep -q "data is not what" base.err || fail "other data: status $status: $(tail -1 base.err)"
+
+# A damaged newest checkpoint is named, and the one before it is used; a damaged cache says what to do.
+train hurt
+printf X | dd of=hurt/checkpoints/step-00000030/model.safetensors bs=1 seek=9000 conv=notrunc status=none
+train hurt
+grep -q "step-00000030" hurt.err && grep -q "resumed after step 20" hurt.err || fail "a damaged checkpoint: $(head -5 hurt.err)"
+same hurt "a damaged checkpoint"
+part=$(find cache -name 'part-*.tok' | head -1)
+printf X | dd of="$part" bs=1 seek=5000 conv=notrunc status=none
+train hurtcache
+[ "$status" -eq 65 ] && grep -q "part-" hurtcache.err || fail "a damaged cache: status $status: $(tail -1 hurtcache.err)"
+
+[ "$failures" -eq 0 ] && echo "all runs as they should be"
+exit $((failures > 0))
