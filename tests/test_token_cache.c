@@ -233,7 +233,7 @@ static void test_pieces_do_not_change_tokens(void **state) {
     Tokenizer *bytes = tokenizer;
     for (int i = 0; i < 3; i++) {
         TokenizerTrainOptions options = {.vocab_size = 700, .pattern = patterns[i], .threads = 1, .quiet = true};
-        assert_int_equal(tokenizer_train_files(&tokenizer, &options, &path, 1, &err), OK);
+        assert_int_equal(tokenizer_train_files(&tokenizer, &options, &path, 1, NULL, &err), OK);
         TokenList whole = {0};
         assert_int_equal(tokenizer_encode(tokenizer, t.data, t.length, &whole, &err), OK);
         Spec s = {files_path(patterns[i]), {path}, 1, SPLIT_FILE, -1, -1, 2, 0};
