@@ -62,6 +62,15 @@ while read -r verb; do
     expect 2 $verb --no-such-flag-anywhere
 done <<<"$verbs"
 
+# A group of verbs: named alone it says what it has.
+expect 0 tokenizer --help
+has out "Usage: weft tokenizer VERB"
+expect 0 help tokenizer
+expect 2 tokenizer
+has err "needs one of: train, encode, decode"
+expect 2 tokenizer trian
+has err 'did you mean "tokenizer train"'
+
 # Data that cannot be written is an error; a reader that leaves is not worth a word.
 if [ -e /dev/full ]; then
     status=0

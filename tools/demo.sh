@@ -26,7 +26,7 @@ say "A Llama, trained on it"
 # shellcheck disable=SC2086
 "$weft" train configs/demo.yaml run.overwrite=true ${DEMO_OVERRIDES:-}
 
-checkpoint=$(find "$run" -name '*.safetensors' -exec dirname {} \; | sort -u -V | tail -1)
+checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -1)
 [ -n "$checkpoint" ] || { echo "demo: no checkpoint under $run" >&2; exit 1; }
 
 say "A passage, written by the checkpoint"

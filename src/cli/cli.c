@@ -76,10 +76,10 @@ static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {
     Text members = {0};
     list_group(words[0], &members);
     const char *near = nearest_verb(count, words);
-    if (near) {
+    if (members.length && (count < 2 || !near)) {
+        error_set(err, ERR_USAGE, "\"%s\" needs one of: %s. See \"weft %s --help\"", shown, members.data, shown);
+    } else if (near) {
         error_set(err, ERR_USAGE, "unknown verb \"%s\"; did you mean \"%s\"? \"weft --help\" lists all", shown, near);
-    } else if (members.length) {
-        error_set(err, ERR_USAGE, "\"%s\" needs one of: %s. See \"weft %s VERB --help\"", shown, members.data, shown);
     } else {
         error_set(err, ERR_USAGE, "unknown verb \"%s\"; \"weft --help\" lists all", shown);
     }

@@ -60,7 +60,8 @@ extern const Flag common_flags[]; /* of every verb; ended by name == NULL */
 /* Texts made from the tables (cli/help.c, cli/man.c). Nothing in them depends on the time or the machine. */
 void help_write_overview(Text *out, int width);
 void help_write_verb(const Verb *verb, Text *out, int width);
-void man_write(Text *out);             /* roff, man macros */
-void completion_write_bash(Text *out); /* to be sourced by bash */
+bool help_write_group(const char *group, Text *out, int width); /* false, and nothing written, when no verb begins with it */
+void man_write(Text *out);                                      /* roff, man macros */
+void completion_write_bash(Text *out);                          /* to be sourced by bash */
 
 #endif

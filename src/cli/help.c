@@ -97,6 +97,19 @@ void help_write_verb(const Verb *verb, Text *out, int width) {
     }
 }
 
+bool help_write_group(const char *group, Text *out, int width) {
+    width = clamp_width(width);
+    size_t length = strlen(group), before = out->length;
+    for (const Verb *const *v = verbs; *v; v++) {
+        if (strncmp((*v)->name, group, length) != 0 || (*v)->name[length] != ' ') continue;
+        if (out->length == before) text_printf(out, "Usage: weft %s VERB [operands] [flags]\n\nVerbs:\n", group);
+        add_entry(out, (*v)->name + length + 1, (*v)->summary, width);
+    }
+    if (out->length == before) return false;
+    text_printf(out, "\n\"weft %s VERB --help\" explains each.\n", group);
+    return true;
+}
+
 void help_write_overview(Text *out, int width) {
     width = clamp_width(width);
     text_puts(out, "weft - pre-trains Llama-family language models\n\n"
@@ -123,6 +136,8 @@ static ErrorCode run_help(const Arguments *args, Error *err) {
         man_write(&out);
     } else if (shell) {
         completion_write_bash(&out);
+    } else if (args->operand_count == 1 && help_write_group(args->operands[0], &out, log_width())) {
+        code = OK;
     } else if (args->operand_count) {
         const Verb *verb = NULL;
         int used = 0;

@@ -3,6 +3,7 @@
  * The locale is never set, so numbers are read and written with a point everywhere. */
 #include <malloc.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,16 +19,12 @@ static int report(const Error *err) {
     return (int)err->code;
 }
 
-static void print_help(const Verb *verb) {
-    Text out = {0};
-    if (verb) {
-        help_write_verb(verb, &out, log_width());
-    } else {
-        help_write_overview(&out, log_width());
-    }
-    fwrite(out.data, 1, out.length, stdout);
-    text_free(&out);
+static void print(Text *out) {
+    if (out->length) fwrite(out->data, 1, out->length, stdout);
+    text_free(out);
 }
+
+static bool asks_for_help(const char *word) { return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; }
 
 static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     const Verb *verb = NULL;
@@ -36,7 +33,9 @@ static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     Arguments args;
     ErrorCode code = arguments_parse(&args, verb, count - used, words + used, err);
     if (code == OK && args.help) {
-        print_help(verb);
+        Text out = {0};
+        help_write_verb(verb, &out, log_width());
+        print(&out);
     } else if (code == OK) {
         if (args.quiet) log_set_level(LOG_ERROR);
         if (args.verbose) log_set_level(LOG_DEBUG);
@@ -46,20 +45,24 @@ static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     return code;
 }
 
+/* What the program says about itself, without a verb. False when the words are for a verb. */
+static bool describe(int count, const char *const *words, Text *out) {
+    if (count == 0) return false;
+    if (asks_for_help(words[0])) {
+        help_write_overview(out, log_width());
+    } else if (strcmp(words[0], "--version") == 0) {
+        version_write(out);
+    } else {
+        return count == 2 && asks_for_help(words[1]) && help_write_group(words[0], out, log_width());
+    }
+    return true;
+}
+
 static ErrorCode run_words(int count, const char *const *words, Error *err) {
-    const char *first = count ? words[0] : "";
-    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
-        print_help(NULL);
-        return OK;
-    }
-    if (strcmp(first, "--version") == 0) {
-        Text out = {0};
-        version_write(&out);
-        fwrite(out.data, 1, out.length, stdout);
-        text_free(&out);
-        return OK;
-    }
-    return run_verb(count, words, err);
+    Text out = {0};
+    bool described = describe(count, words, &out);
+    print(&out);
+    return described ? OK : run_verb(count, words, err);
 }
 
 int main(int argc, char **argv) {
