@@ -59,7 +59,8 @@ static void must_refuse(const Document *d, const char *fragment) {
     write_document(d, &json);
     assert_int_equal(tokenizer_parse(&t, "test.json", json.data, json.length, &err), ERR_DATA);
     assert_null(t);
-    if (!strstr(err.message, fragment) || !strstr(err.message, "test.json")) fail_msg("\"%s\" lacks \"%s\"", err.message, fragment);
+    if (!strstr(err.message, fragment) || !strstr(err.message, "test.json"))
+        fail_msg("\"%s\" lacks \"%s\"", err.message, fragment);
     text_free(&json);
 }
 
@@ -157,16 +158,20 @@ static Tokenizer *open_stored(const Stored *s, int form) {
         Text half[2] = {{0}, {0}};
         for (int k = 0; k < 2; k++) {
             const Text *token = &tokens[s->merges[2 * i + (size_t)k]];
-            if (form) spell(&half[k], token);
-            else byte_level_write(&half[k], token->data, token->length);
+            if (form)
+                spell(&half[k], token);
+            else
+                byte_level_write(&half[k], token->data, token->length);
         }
         Text line = {0};
         text_printf(&line, "%s%s%s%s%s", form ? "[" : "", half[0].data, form ? ", " : " ", half[1].data, form ? "]" : "");
         if (i) text_puts(&merges, ", ");
         JsonWriter w;
         json_start(&w, &merges, 0);
-        if (form) text_puts(&merges, line.data);
-        else json_string(&w, line.data);
+        if (form)
+            text_puts(&merges, line.data);
+        else
+            json_string(&w, line.data);
         text_free(&line);
         text_free(&half[0]);
         text_free(&half[1]);
@@ -175,7 +180,8 @@ static Tokenizer *open_stored(const Stored *s, int form) {
     text_puts(&pre, "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": ");
     json_start(&w, &pre, 0);
     json_string(&w, pattern_source(pattern_by_name(s->pattern)));
-    text_puts(&pre, form ? "}, \"behavior\": \"Removed\", \"invert\": true}," : "}, \"behavior\": \"Isolated\", \"invert\": false},");
+    text_puts(&pre,
+              form ? "}, \"behavior\": \"Removed\", \"invert\": true}," : "}, \"behavior\": \"Isolated\", \"invert\": false},");
     text_puts(&pre, "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}]}");
     Tokenizer *t = must_open(&(Document){.vocab = vocab.data, .merges = merges.data, .pre_tokenizer = pre.data});
     text_free(&vocab);
@@ -215,7 +221,8 @@ static void test_threads(void **state) {
     (void)state;
     Tokenizer *t = open_stored(&stored[1], 0);
     Text text = {0};
-    for (int i = 0; i < 200; i++) text_add(&text, nasty_texts[i % COUNT(nasty_texts)].bytes, nasty_texts[i % COUNT(nasty_texts)].length);
+    for (int i = 0; i < 200; i++)
+        text_add(&text, nasty_texts[i % COUNT(nasty_texts)].bytes, nasty_texts[i % COUNT(nasty_texts)].length);
     TokenList expected = encode(t, text.data, text.length);
     int differences = 0;
 #pragma omp parallel for num_threads(4) reduction(+ : differences)
@@ -239,9 +246,14 @@ static void test_invalid_utf8(void **state) {
     (void)state;
     static const struct {
         const char *head, *invalid, *tail;
-    } cases[] = {{"a", "\xff", "b"},          {"ab ", "\xc0\xaf", " ab"},         {"  ", "\xed\xa0\x80", "abc"},
-                 {"it'", "\xc3", "s"},        {"\xe2\x82\xac", "\xe2\x82", "abc"}, {"", "\xf4\x90\x80\x80\x80", ""},
-                 {"ab", "\x80\x80\xfe\xf8", "\n"}, {"x ", "\xf0\x9f\x98", ""}};
+    } cases[] = {{"a", "\xff", "b"},
+                 {"ab ", "\xc0\xaf", " ab"},
+                 {"  ", "\xed\xa0\x80", "abc"},
+                 {"it'", "\xc3", "s"},
+                 {"\xe2\x82\xac", "\xe2\x82", "abc"},
+                 {"", "\xf4\x90\x80\x80\x80", ""},
+                 {"ab", "\x80\x80\xfe\xf8", "\n"},
+                 {"x ", "\xf0\x9f\x98", ""}};
     for (size_t p = 0; p < COUNT(stored); p++) {
         Tokenizer *t = open_stored(&stored[p], 0);
         for (size_t i = 0; i < COUNT(cases); i++) {
@@ -260,8 +272,29 @@ static uint32_t next_random(uint32_t *state) { return (*state = *state * 1664525
 
 /* Mostly characters that patterns care about, some arbitrary bytes. */
 static size_t random_text(uint32_t *state, char *out, size_t room) {
-    static const char *const bits[] = {" ", "  ", "\n", "\r\n", "a", "Bc", "'s", "'RE", "12", "345", "\xc2\xa0", "\xe2\x80\xa8", "\xc5\x82",
-                                       "\xcc\x81", "\xe4\xb8\xad", "\xf0\x9f\x98\x80", "...", "<|", "\t", "\xff", "\xe2\x82", "\xc2\xbd", "-"};
+    static const char *const bits[] = {" ",
+                                       "  ",
+                                       "\n",
+                                       "\r\n",
+                                       "a",
+                                       "Bc",
+                                       "'s",
+                                       "'RE",
+                                       "12",
+                                       "345",
+                                       "\xc2\xa0",
+                                       "\xe2\x80\xa8",
+                                       "\xc5\x82",
+                                       "\xcc\x81",
+                                       "\xe4\xb8\xad",
+                                       "\xf0\x9f\x98\x80",
+                                       "...",
+                                       "<|",
+                                       "\t",
+                                       "\xff",
+                                       "\xe2\x82",
+                                       "\xc2\xbd",
+                                       "-"};
     size_t n = 0, wanted = next_random(state) % (room - 4);
     while (n < wanted) {
         const char *bit = bits[next_random(state) % COUNT(bits)];
@@ -327,8 +360,8 @@ static void test_long_runs(void **state) {
 
 /* --- special and added tokens, settings --- */
 
-#define ADDED(id, content, normalized, special)                                                                       \
-    "{\"id\": " #id ", \"content\": \"" content "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "    \
+#define ADDED(id, content, normalized, special)                                                                      \
+    "{\"id\": " #id ", \"content\": \"" content "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, " \
     "\"normalized\": " #normalized ", \"special\": " #special "}"
 
 /* Characters of the byte alphabet: '!' is 0, so printable ASCII c is c - 33; space is 220 (0x20 is the 33rd moved byte). */
@@ -336,8 +369,8 @@ static int32_t ascii(char c) { return c == ' ' ? 220 : c - 33; }
 
 static void test_special_tokens(void **state) {
     (void)state;
-    Tokenizer *t = must_open(&(Document){.added = ADDED(259, "<|begin_of_text|>", false, true) "," ADDED(258, "<x>", false, true) ","
-                                                  ADDED(260, "<|end_of_text|>", false, true)});
+    Tokenizer *t = must_open(&(Document){.added = ADDED(259, "<|begin_of_text|>", false, true) "," ADDED(
+                                             258, "<x>", false, true) "," ADDED(260, "<|end_of_text|>", false, true)});
     assert_int_equal(tokenizer_vocab_size(t), 261);
     assert_int_equal(tokenizer_bos(t), 259);
     assert_int_equal(tokenizer_eos(t), 260);
@@ -356,7 +389,8 @@ static void test_special_tokens(void **state) {
     text_free(&out);
     tokenizer_free(t);
     /* A special token that is in the vocabulary as well, as GPT-2 has it, is not reached by merges' fast path either. */
-    t = must_open(&(Document){.added = ADDED(257, "abc", false, true), .settings = "\"ignore_merges\": true,", .merges = "\"a b\""});
+    t = must_open(
+        &(Document){.added = ADDED(257, "abc", false, true), .settings = "\"ignore_merges\": true,", .merges = "\"a b\""});
     ASSERT_IDS(t, "abc", 256, ascii('c'));
     assert_int_equal(tokenizer_bos(t), -1);
     tokenizer_free(t);
@@ -364,12 +398,13 @@ static void test_special_tokens(void **state) {
 
 static void test_added_tokens(void **state) {
     (void)state;
-    Tokenizer *t = must_open(&(Document){.added = ADDED(258, "<t>", false, false) "," ADDED(259, "<t>ab", false, false) ","
-                                                  ADDED(260, "  ", true, false) "," ADDED(261, "b<", true, false)});
+    Tokenizer *t =
+        must_open(&(Document){.added = ADDED(258, "<t>", false, false) "," ADDED(259, "<t>ab", false, false) "," ADDED(
+                                  260, "  ", true, false) "," ADDED(261, "b<", true, false)});
     ASSERT_IDS(t, "ab<t>abab", 256, 259, 256);
     ASSERT_IDS(t, "<t><t>a", 258, 258, ascii('a'));
     ASSERT_IDS(t, "a   b", ascii('a'), 260, ascii(' '), ascii('b'));
-    ASSERT_IDS(t, "ab<t>", 256, 258);           /* raw tokens come first */
+    ASSERT_IDS(t, "ab<t>", 256, 258); /* raw tokens come first */
     ASSERT_IDS(t, "b<b<", 261, 261);
     assert_int_equal(tokenizer_cut(t, "aaa b", 5), 0); /* "  " could lie across */
     assert_round_trip(t, "x<t>ab  <b<  y", 14);
@@ -523,9 +558,10 @@ static void test_bad_tiktoken(void **state) {
     (void)state;
     static const struct {
         const char *line, *fragment;
-    } cases[] = {{"YWI 256", "ranks.model:257"},  {"YWI= x", "base64 rank"},  {"YW=I 256", "base64 rank"}, {"YWI=256", "base64 rank"},
-                 {"YWI= -1", "base64 rank"},      {"YWI= 7", "both have"},    {"YWI= 257", "without gaps"}, {"YQ== 256", "twice"},
-                 {"YWI= 99999999999", "base64 rank"}, {"==== 256", "base64 rank"}, {"\x1b[31m 256", "\\x1B"}};
+    } cases[] = {{"YWI 256", "ranks.model:257"}, {"YWI= x", "base64 rank"},  {"YW=I 256", "base64 rank"},
+                 {"YWI=256", "base64 rank"},     {"YWI= -1", "base64 rank"}, {"YWI= 7", "both have"},
+                 {"YWI= 257", "without gaps"},   {"YQ== 256", "twice"},      {"YWI= 99999999999", "base64 rank"},
+                 {"==== 256", "base64 rank"},    {"\x1b[31m 256", "\\x1B"}};
     Text bytes = {0};
     Error err = {OK, ""};
     write_ranks(&(Stored){.merge_count = 0}, &bytes);
@@ -564,7 +600,8 @@ static void test_bad_vocabulary(void **state) {
     must_refuse(&(Document){.vocab = "\"ab\": 256, \"abc\": 257, \"\": 258"}, "empty");
     must_refuse(&(Document){.missing_byte = 255, .vocab = "\"ab\": 255, \"abc\": 256"}, "0xAD");
     /* An id in the room of an added token that is in the vocabulary already. */
-    must_refuse(&(Document){.vocab = "\"ab\": 256, \"abc\": 258", .added = ADDED(256, "ab", false, true)}, "no token has the id 257");
+    must_refuse(&(Document){.vocab = "\"ab\": 256, \"abc\": 258", .added = ADDED(256, "ab", false, true)},
+                "no token has the id 257");
 }
 
 static void test_bad_added(void **state) {
@@ -595,7 +632,8 @@ static void test_bad_merges(void **state) {
     must_refuse(&(Document){.merges = "[\"a\", 7]"}, "expected");
     must_refuse(&(Document){.merges = "[\"a\", \"b\", \"c\"]"}, "expected");
     must_refuse(&(Document){.merges = "7"}, "expected");
-    must_refuse(&(Document){.merges = "\"a b\", \"ab c\"", .added = ADDED(257, "abc", false, true)}, "its result is no text token");
+    must_refuse(&(Document){.merges = "\"a b\", \"ab c\"", .added = ADDED(257, "abc", false, true)},
+                "its result is no text token");
 }
 
 static void test_bad_settings(void **state) {
@@ -605,12 +643,15 @@ static void test_bad_settings(void **state) {
     must_refuse(&(Document){.pre_tokenizer = "null"}, "pre_tokenizer");
     must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Whitespace\"}"}, "\"Whitespace\"");
     must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"ByteLevel\", \"add_prefix_space\": true}"}, "add_prefix_space");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}"}, "use_regex");
+    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}"},
+                "use_regex");
     must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": []}"}, "Sequence");
     must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [7]}"}, "Sequence");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Digits\"}]}"}, "\"Digits\"");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": "
-                                             "\"(a+)+\\u001b\"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\"}]}"},
+    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Digits\"}]}"},
+                "\"Digits\"");
+    must_refuse(&(Document){.pre_tokenizer =
+                                "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": "
+                                "\"(a+)+\\u001b\"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\"}]}"},
                 "(a+)+\\x1B");
     must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": "
                                              "{\"String\": \" \"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\"}]}"},
@@ -624,8 +665,14 @@ static void test_bad_settings(void **state) {
 
 static void test_bad_documents(void **state) {
     (void)state;
-    static const char *const documents[] = {"{", "[]", "{}", "{\"model\": 7}", "{\"model\": {}}", "{\"model\": {\"type\": \"Unigram\"}}",
-                                            "{\"version\": \"2.0\"}", "{\"model\": {\"type\": \"BPE\", \"vocab\": [], \"merges\": []}}"};
+    static const char *const documents[] = {"{",
+                                            "[]",
+                                            "{}",
+                                            "{\"model\": 7}",
+                                            "{\"model\": {}}",
+                                            "{\"model\": {\"type\": \"Unigram\"}}",
+                                            "{\"version\": \"2.0\"}",
+                                            "{\"model\": {\"type\": \"BPE\", \"vocab\": [], \"merges\": []}}"};
     Error err = {OK, ""};
     Tokenizer *t;
     for (size_t i = 0; i < COUNT(documents); i++) {
@@ -653,12 +700,12 @@ static void test_bad_documents(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expectations),  cmocka_unit_test(test_threads),        cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_random_text),   cmocka_unit_test(test_long_runs),      cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_added_tokens),  cmocka_unit_test(test_whole_first),    cmocka_unit_test(test_nfc),
-        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_fingerprint),    cmocka_unit_test(test_save_is_a_copy),
-        cmocka_unit_test(test_tiktoken),      cmocka_unit_test(test_bad_tiktoken),   cmocka_unit_test(test_bad_vocabulary),
-        cmocka_unit_test(test_bad_added),     cmocka_unit_test(test_bad_merges),     cmocka_unit_test(test_bad_settings),
+        cmocka_unit_test(test_expectations),  cmocka_unit_test(test_threads),      cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_random_text),   cmocka_unit_test(test_long_runs),    cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_added_tokens),  cmocka_unit_test(test_whole_first),  cmocka_unit_test(test_nfc),
+        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_fingerprint),  cmocka_unit_test(test_save_is_a_copy),
+        cmocka_unit_test(test_tiktoken),      cmocka_unit_test(test_bad_tiktoken), cmocka_unit_test(test_bad_vocabulary),
+        cmocka_unit_test(test_bad_added),     cmocka_unit_test(test_bad_merges),   cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_bad_documents),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

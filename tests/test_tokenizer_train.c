@@ -269,8 +269,9 @@ static void test_specials(void **state) {
     Text text = {0};
     text_puts(&text, "abab abab abab <|end_of_text|>");
     static const char *const specials[] = {"<|begin_of_text|>", "<|end_of_text|>", "<|\xc3\xa9|>"};
-    Tokenizer *t = train(&(TokenizerTrainOptions){.vocab_size = 262, .specials = specials, .special_count = 3, .pattern = "qwen2"},
-                         (Documents){.texts = &text, .count = 1});
+    Tokenizer *t =
+        train(&(TokenizerTrainOptions){.vocab_size = 262, .specials = specials, .special_count = 3, .pattern = "qwen2"},
+              (Documents){.texts = &text, .count = 1});
     assert_int_equal(tokenizer_vocab_size(t), 262);
     assert_int_equal(tokenizer_bos(t), 259);
     assert_int_equal(tokenizer_eos(t), 260);
@@ -311,8 +312,8 @@ static void test_bad_requests(void **state) {
     Text texts[3] = {0};
     for (int i = 0; i < 3; i++) text_puts(&texts[i], "the the the the");
     const Documents d = {.texts = texts, .count = 3};
-    static const char *const twice[] = {"<s>", "<s>"}, *const taken[] = {" the"}, *const empty[] = {""}, *const invalid[] = {"\xff"},
-                             *const word[] = {"the"};
+    static const char *const twice[] = {"<s>", "<s>"}, *const taken[] = {" the"}, *const empty[] = {""},
+                             *const invalid[] = {"\xff"}, *const word[] = {"the"};
     must_fail((TokenizerTrainOptions){.vocab_size = 255}, d, ERR_USAGE, "255 entries");
     must_fail((TokenizerTrainOptions){.vocab_size = -1}, d, ERR_USAGE, "-1 entries");
     must_fail((TokenizerTrainOptions){.vocab_size = INT32_MAX}, d, ERR_USAGE, "2147483647 entries");
@@ -323,8 +324,8 @@ static void test_bad_requests(void **state) {
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = empty, .special_count = 1}, d, ERR_USAGE, "empty");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = invalid, .special_count = 1}, d, ERR_USAGE, "UTF-8");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = word, .special_count = 1}, d, ERR_DATA, "\"the\"");
-    must_fail((TokenizerTrainOptions){.vocab_size = 300, .threads = 2}, (Documents){.texts = texts, .count = 3, .fail_at = 2}, ERR_IO,
-              "document 2 fell off");
+    must_fail((TokenizerTrainOptions){.vocab_size = 300, .threads = 2}, (Documents){.texts = texts, .count = 3, .fail_at = 2},
+              ERR_IO, "document 2 fell off");
     /* " the" is a token of its own kind: spelled differently in the vocabulary, so both can be. */
     tokenizer_free(train(&(TokenizerTrainOptions){.vocab_size = 300, .specials = taken, .special_count = 1}, d));
     free_texts(texts, 3);
@@ -332,8 +333,12 @@ static void test_bad_requests(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equals_naive_trainer), cmocka_unit_test(test_threads_and_order), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_specials),             cmocka_unit_test(test_too_little_text),   cmocka_unit_test(test_bad_requests),
+        cmocka_unit_test(test_equals_naive_trainer),
+        cmocka_unit_test(test_threads_and_order),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_specials),
+        cmocka_unit_test(test_too_little_text),
+        cmocka_unit_test(test_bad_requests),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -1,4 +1,5 @@
 /* Made by tools/make_tokenizer_expectations.py with `tokenizers` 0.23.3; not to be edited. */
+// clang-format off
 
 static const struct {
     const char *bytes;

@@ -63,7 +63,7 @@ def print_pattern(name, pattern):
 
 
 def main():
-    print(f"/* Made by tools/make_tokenizer_expectations.py with `tokenizers` {tokenizers.__version__}; not to be edited. */")
+    print(f"/* Made by tools/make_tokenizer_expectations.py with `tokenizers` {tokenizers.__version__}; not to be edited. */\n// clang-format off")
     print("\nstatic const struct {\n    const char *bytes;\n    size_t length;\n} nasty_texts[] = {")
     for text in NASTY:
         data = text.encode()

@@ -72,7 +72,8 @@ const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "learn a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
-    .details = "Counts the words of text and JSON-lines files (.jsonl), zstd-compressed or not, and merges the most frequent pair of neighbours until the vocabulary is full. "
+    .details = "Counts the words of text and JSON-lines files (.jsonl), zstd-compressed or not, and merges the most frequent "
+               "pair of neighbours until the vocabulary is full. "
                "The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
                "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
     .flags = train_flags,
@@ -146,9 +147,10 @@ const Verb verb_tokenizer_encode = {
     .name = "tokenizer encode",
     .summary = "turn text on standard input into token ids",
     .synopsis = "TOKENIZER",
-    .details = "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank file. Special tokens in the "
-               "text are plain text.\n\n"
-               "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
+    .details =
+        "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank file. Special tokens in the "
+        "text are plain text.\n\n"
+        "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
     .min_operands = 1,
     .max_operands = 1,
     .run = run_encode,
@@ -167,8 +169,8 @@ static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     for (; c >= '0' && c <= '9' && value <= INT32_MAX; c = getchar_unlocked()) value = value * 10 + (c - '0');
     bool ended = c == EOF || c == ' ' || c == '\t' || c == '\n' || c == '\r';
     if (!ended || value > INT32_MAX) {
-        return error_set(err, ERR_DATA, "standard input: token %zu is not a token id; expected decimal numbers with space between",
-                         count);
+        return error_set(err, ERR_DATA,
+                         "standard input: token %zu is not a token id; expected decimal numbers with space between", count);
     }
     *id = (int32_t)value;
     return OK;
@@ -201,7 +203,8 @@ const Verb verb_tokenizer_decode = {
     .name = "tokenizer decode",
     .summary = "turn token ids on standard input into text",
     .synopsis = "TOKENIZER",
-    .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The output is exactly the bytes "
+    .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The output is exactly "
+               "the bytes "
                "of the tokens.\n\n"
                "  weft tokenizer decode tokenizer.json < ids.txt",
     .min_operands = 1,

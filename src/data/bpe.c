@@ -43,8 +43,8 @@ ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], Merge
         const MergeRule *rule = &rules[i];
         PairSlot *slot = slot_of(b, pair_key(rule->left, rule->right));
         if (slot->rank != BPE_NO_RANK) {
-            return error_set(err, ERR_DATA, "%s: merge %zu joins the tokens %d and %d, which an earlier merge did already", where,
-                             i, rule->left, rule->right);
+            return error_set(err, ERR_DATA, "%s: merge %zu joins the tokens %d and %d, which an earlier merge did already",
+                             where, i, rule->left, rule->right);
         }
         *slot = (PairSlot){.pair = pair_key(rule->left, rule->right), .rank = rule->rank};
         b->results[rule->rank] = rule->result;

@@ -34,8 +34,9 @@ static ErrorCode get_container(Reader *r, const cJSON *object, const char *key, 
 static ErrorCode refuse(Reader *r, const char *what, const char *name) {
     char shown[160];
     error_escape(shown, sizeof shown, name, strlen(name));
-    return error_set(r->err, ERR_DATA, "%s: %s \"%s\" is not supported; weft takes byte-level BPE as GPT-2, Llama 3 and Qwen 2 have it",
-                     r->where, what, shown);
+    return error_set(r->err, ERR_DATA,
+                     "%s: %s \"%s\" is not supported; weft takes byte-level BPE as GPT-2, Llama 3 and Qwen 2 have it", r->where,
+                     what, shown);
 }
 
 /* --- normalizer and pre-tokenizer --- */
@@ -45,9 +46,10 @@ static ErrorCode read_normalizer(Reader *r, const cJSON *root) {
     if (!is_present(normalizer)) return OK;
     if (strcmp(type_of(normalizer), "NFC") != 0) return refuse(r, "normalizer", type_of(normalizer));
     if (!nfc_available()) {
-        return error_set(r->err, ERR_UNAVAILABLE,
-                         "%s: its NFC normalizer needs libutf8proc, which this build lacks; install libutf8proc-dev and build again",
-                         r->where);
+        return error_set(
+            r->err, ERR_UNAVAILABLE,
+            "%s: its NFC normalizer needs libutf8proc, which this build lacks; install libutf8proc-dev and build again",
+            r->where);
     }
     r->t->nfc = true;
     return OK;
@@ -72,7 +74,8 @@ static ErrorCode read_split(Reader *r, const cJSON *item, Pattern *pattern) {
     TRY(json_get_string(holder, r->where, "Regex", true, &regex, r->err));
     TRY(json_get_string(item, r->where, "behavior", true, &behavior, r->err));
     TRY(json_get_bool(item, r->where, "invert", false, &invert, r->err));
-    if (strcmp(behavior, invert ? "Removed" : "Isolated") != 0) return refuse(r, "behavior of the Split pre-tokenizer", behavior);
+    if (strcmp(behavior, invert ? "Removed" : "Isolated") != 0)
+        return refuse(r, "behavior of the Split pre-tokenizer", behavior);
     *pattern = pattern_by_source(regex);
     return *pattern == PATTERN_COUNT ? refuse(r, "pre-tokenizer pattern", regex) : OK;
 }
@@ -112,7 +115,8 @@ static ErrorCode get_id(Reader *r, const cJSON *item, const char *token, int64_t
     if (!(value >= 0 && value <= INT32_MAX) || value != (double)(int64_t)value) {
         char shown[80];
         error_escape(shown, sizeof shown, token, strlen(token));
-        return error_set(r->err, ERR_DATA, "%s: the id of token \"%s\" must be a whole number from 0 to 2147483647", r->where, shown);
+        return error_set(r->err, ERR_DATA, "%s: the id of token \"%s\" must be a whole number from 0 to 2147483647", r->where,
+                         shown);
     }
     *id = (int64_t)value;
     return OK;
@@ -151,8 +155,8 @@ static ErrorCode read_added_flags(Reader *r, const cJSON *item, const char *cont
         if (on && !special) {
             char shown[80];
             error_escape(shown, sizeof shown, content, strlen(content));
-            return error_set(r->err, ERR_DATA, "%s: added token \"%s\": %s is not supported for tokens that are not special", r->where,
-                             shown, unsupported[i]);
+            return error_set(r->err, ERR_DATA, "%s: added token \"%s\": %s is not supported for tokens that are not special",
+                             r->where, shown, unsupported[i]);
         }
     }
     return OK;
@@ -168,7 +172,8 @@ static ErrorCode add_known(Reader *r, const char *content, int64_t id, int32_t k
                          (long long)id, known);
     }
     if (token->length != strlen(content) || memcmp(token->bytes, content, token->length) != 0) {
-        return error_set(r->err, ERR_DATA, "%s: added token \"%s\" is spelled like the bytes of a vocabulary entry", r->where, shown);
+        return error_set(r->err, ERR_DATA, "%s: added token \"%s\" is spelled like the bytes of a vocabulary entry", r->where,
+                         shown);
     }
     vocabulary_retire(&r->t->vocabulary, known, kind);
     return OK;
@@ -222,12 +227,14 @@ static ErrorCode bad_merge(Reader *r, size_t number, const char *problem, const 
 static ErrorCode merge_halves(Reader *r, const cJSON *item, size_t number, const char *half[2], size_t length[2]) {
     if (cJSON_IsString(item)) {
         const char *text = item->valuestring, *space = strchr(text, ' ');
-        if (!space || strchr(space + 1, ' ')) return bad_merge(r, number, "expected two tokens with one space between,", text, strlen(text));
+        if (!space || strchr(space + 1, ' '))
+            return bad_merge(r, number, "expected two tokens with one space between,", text, strlen(text));
         half[0] = text, length[0] = (size_t)(space - text);
         half[1] = space + 1, length[1] = strlen(space + 1);
         return OK;
     }
-    if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2 || !cJSON_IsString(item->child) || !cJSON_IsString(item->child->next)) {
+    if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2 || !cJSON_IsString(item->child) ||
+        !cJSON_IsString(item->child->next)) {
         return error_set(r->err, ERR_DATA, "%s: merge %zu: expected \"a b\" or [\"a\", \"b\"]", r->where, number);
     }
     for (int i = 0; i < 2; i++) {

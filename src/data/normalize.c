@@ -21,8 +21,8 @@ ErrorCode nfc_normalize(const char *text, size_t length, char **out, size_t *out
     *out = NULL;
     if (surely_composed(text, length)) return OK;
     utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, &composed,
-                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t n =
+        utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, &composed, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (n < 0) {
         free(composed);
         return error_set(err, ERR_INTERNAL, "normalizing %zu bytes of text failed: %s", length, utf8proc_errmsg(n));

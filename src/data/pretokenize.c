@@ -13,11 +13,11 @@
 /* Unicode's White_Space. */
 #define SPACE "\\x{9}-\\x{D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 
-#define SOURCE_LLAMA3(digits)                                                                                           \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"        \
+#define SOURCE_LLAMA3(digits)                                                                                     \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" \
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define REGEX_LLAMA3(digits)                                                                                            \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*|"  \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*|" \
     "[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
 typedef struct PatternText {
@@ -77,8 +77,8 @@ ErrorCode splitter_create(Splitter **s, Pattern pattern, Error *err) {
     if (!compiled) {
         PCRE2_UCHAR reason[128] = {0};
         pcre2_get_error_message(code, reason, sizeof reason);
-        return error_set(err, ERR_UNAVAILABLE, "this PCRE2 does not compile the %s pattern (at %zu): %s", patterns[pattern].name,
-                         (size_t)at, (const char *)reason);
+        return error_set(err, ERR_UNAVAILABLE, "this PCRE2 does not compile the %s pattern (at %zu): %s",
+                         patterns[pattern].name, (size_t)at, (const char *)reason);
     }
     *s = mem_alloc(sizeof **s);
     /* Without machine code (a hardened kernel, an odd processor) the interpreter gives the same pieces, more slowly. */
@@ -134,7 +134,8 @@ static size_t plain_word(const char *text, size_t length, size_t from) {
     return i;
 }
 
-ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from, size_t *end, Error *err) {
+ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from, size_t *end,
+                     Error *err) {
     if (!s) {
         *end = length;
         return OK;
@@ -147,7 +148,8 @@ ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, siz
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(state->match);
     /* Every character is a letter, a digit, white space or something else, so there is always a match, and it starts here. */
     if (rc < 0 || range[0] != from || range[1] <= from) {
-        return error_set(err, ERR_INTERNAL, "PCRE2 found no piece at byte %zu of a text of %zu bytes (code %d)", from, length, rc);
+        return error_set(err, ERR_INTERNAL, "PCRE2 found no piece at byte %zu of a text of %zu bytes (code %d)", from, length,
+                         rc);
     }
     *end = range[1];
     return OK;

@@ -39,7 +39,8 @@ SplitState *split_state_create(const Splitter *s);
 void split_state_free(SplitState *state);
 
 /* End of the piece that starts at `from` < length. The text is valid UTF-8. */
-ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from, size_t *end, Error *err);
+ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from, size_t *end,
+                     Error *err);
 
 /* The largest n < length where text can be cut without changing its pieces, whatever comes after it; 0 when there is none. */
 size_t split_cut(const char *text, size_t length);

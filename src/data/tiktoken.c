@@ -99,8 +99,8 @@ static ErrorCode read_lines(const char *where, const char *data, size_t length, 
 }
 
 static void special_name(int k, char out[SPECIAL_NAME]) {
-    static const char *const named[10] = {[0] = "begin_of_text",   [1] = "end_of_text", [6] = "start_header_id",
-                                          [7] = "end_header_id", [9] = "eot_id"};
+    static const char *const named[10] = {
+        [0] = "begin_of_text", [1] = "end_of_text", [6] = "start_header_id", [7] = "end_header_id", [9] = "eot_id"};
     if (k < 10 && named[k]) {
         snprintf(out, SPECIAL_NAME, "<|%s|>", named[k]);
         return;

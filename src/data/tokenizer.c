@@ -101,7 +101,8 @@ static void compute_fingerprint(Tokenizer *t) {
     splitter_unicode_version(version);
     if (t->pattern != PATTERN_NONE) hash_text(h, version, strlen(version));
     if (t->nfc) hash_text(h, nfc_unicode_version(), strlen(nfc_unicode_version()));
-    const uint64_t numbers[] = {t->nfc, t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos, (uint64_t)t->vocabulary.count, t->bpe.count};
+    const uint64_t numbers[] = {t->nfc,      t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos, (uint64_t)t->vocabulary.count,
+                                t->bpe.count};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sha256_add_u64(h, numbers[i]);
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
@@ -353,9 +354,7 @@ ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, 
     return code;
 }
 
-size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length) {
-    return t->no_cuts ? 0 : split_cut(text, length);
-}
+size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length) { return t->no_cuts ? 0 : split_cut(text, length); }
 
 /* --- decoding and saving --- */
 
@@ -364,7 +363,8 @@ ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count,
         size_t length;
         const char *bytes = tokenizer_token_bytes(t, ids[i], &length);
         if (!bytes) {
-            return error_set(err, ERR_DATA, "token %zu has the id %d, outside the vocabulary of %d", i, ids[i], t->vocabulary.count);
+            return error_set(err, ERR_DATA, "token %zu has the id %d, outside the vocabulary of %d", i, ids[i],
+                             t->vocabulary.count);
         }
         text_add(out, bytes, length);
     }

@@ -37,8 +37,8 @@ ErrorCode tokenizer_parse(Tokenizer **t, const char *where, const char *data, si
 void tokenizer_free(Tokenizer *t); /* NULL is fine */
 
 int32_t tokenizer_vocab_size(const Tokenizer *t);
-int32_t tokenizer_bos(const Tokenizer *t); /* begin of text, -1 when there is none */
-int32_t tokenizer_eos(const Tokenizer *t); /* end of text, -1 when there is none */
+int32_t tokenizer_bos(const Tokenizer *t);                       /* begin of text, -1 when there is none */
+int32_t tokenizer_eos(const Tokenizer *t);                       /* end of text, -1 when there is none */
 int32_t tokenizer_special(const Tokenizer *t, const char *name); /* id of a special token by its text, -1 */
 
 /* SHA-256 (hex) over everything that decides ids, the Unicode version of the character classes included. */

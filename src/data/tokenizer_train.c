@@ -266,7 +266,8 @@ static void learner_free(Learner *l) {
 }
 
 /* The tokenizer.json of what was learned; reading it back makes the tokenizer, which proves the file. */
-static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const TokenizerTrainOptions *o, Pattern pattern, Error *err) {
+static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const TokenizerTrainOptions *o, Pattern pattern,
+                                Error *err) {
     static const char where[] = "trained tokenizer";
     size_t bytes = 0;
     for (size_t i = 0; i < l->tokens.count; i++) bytes += l->tokens.words[i].length;
@@ -294,7 +295,8 @@ static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern,
         return error_set(err, ERR_USAGE, "unknown pattern \"%s\"; there are gpt2, llama3 and qwen2", o->pattern);
     }
     if (o->vocab_size > VOCABULARY_MAX || o->vocab_size < 0 || (size_t)o->vocab_size < 256 + o->special_count) {
-        return error_set(err, ERR_USAGE, "a vocabulary of %d entries: 256 bytes and %zu special tokens are the least, %d the most",
+        return error_set(err, ERR_USAGE,
+                         "a vocabulary of %d entries: 256 bytes and %zu special tokens are the least, %d the most",
                          o->vocab_size, o->special_count, VOCABULARY_MAX);
     }
     for (size_t i = 0; i < o->special_count; i++) {

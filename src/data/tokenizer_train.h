@@ -18,16 +18,17 @@ typedef struct TokenizerTrainOptions {
     const char *pattern;         /* "gpt2", "llama3" (NULL) or "qwen2": how text is cut into pieces */
     const char *const *specials; /* texts of special tokens; their ids come last */
     size_t special_count;
-    int threads;                 /* 0: as many as OpenMP would take */
-    uint64_t total_bytes;        /* of all documents, for the progress bar; 0 when unknown */
-    bool quiet;                  /* no progress */
+    int threads;          /* 0: as many as OpenMP would take */
+    uint64_t total_bytes; /* of all documents, for the progress bar; 0 when unknown */
+    bool quiet;           /* no progress */
 } TokenizerTrainOptions;
 
 /* Gives the next document; *text = NULL at the end. Called by one thread at a time; the text must stay until the next call. */
 typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *length, Error *err);
 
 /* When the text has too few pairs the vocabulary is smaller than asked for; that is logged, not an error. */
-ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source, void *context, Error *err);
+ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source, void *context,
+                          Error *err);
 
 /* The same over text and JSON-lines files, zstd-compressed or not, as data/corpus.h reads them. `key` names the member with the
  * text; NULL is "text". Sets total_bytes itself. */

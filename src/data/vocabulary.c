@@ -45,8 +45,8 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     char shown[80];
     error_escape(shown, sizeof shown, bytes, length);
     if (id < 0 || id >= v->capacity) {
-        return error_set(err, ERR_DATA, "%s: token \"%s\" has id %lld, but %d tokens must have the ids 0 to %d without gaps", where,
-                         shown, (long long)id, v->capacity, v->capacity - 1);
+        return error_set(err, ERR_DATA, "%s: token \"%s\" has id %lld, but %d tokens must have the ids 0 to %d without gaps",
+                         where, shown, (long long)id, v->capacity, v->capacity - 1);
     }
     if (length == 0) return error_set(err, ERR_DATA, "%s: the token with id %lld is empty", where, (long long)id);
     if (length > v->arena_size - v->arena_used || length > UINT32_MAX) {
@@ -56,7 +56,8 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     if (token->kind != TOKEN_NONE) {
         char other[80];
         error_escape(other, sizeof other, token->bytes, token->length);
-        return error_set(err, ERR_DATA, "%s: tokens \"%s\" and \"%s\" both have the id %lld", where, other, shown, (long long)id);
+        return error_set(err, ERR_DATA, "%s: tokens \"%s\" and \"%s\" both have the id %lld", where, other, shown,
+                         (long long)id);
     }
     char *copy = v->arena + v->arena_used;
     memcpy(copy, bytes, length);
@@ -65,8 +66,8 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     v->count++;
     size_t slot = slot_of(v, bytes, length, token->literal);
     if (v->slots[slot] != SLOT_EMPTY) {
-        return error_set(err, ERR_DATA, "%s: token \"%s\" is there twice, with the ids %d and %lld", where, shown, v->slots[slot],
-                         (long long)id);
+        return error_set(err, ERR_DATA, "%s: token \"%s\" is there twice, with the ids %d and %lld", where, shown,
+                         v->slots[slot], (long long)id);
     }
     v->slots[slot] = (int32_t)id;
     return OK;
@@ -83,9 +84,10 @@ ErrorCode vocabulary_seal(const Vocabulary *v, const char *where, Error *err) {
     for (int byte = 0; byte < 256; byte++) {
         char c = (char)byte;
         if (vocabulary_find(v, &c, 1) < 0) {
-            return error_set(err, ERR_DATA,
-                             "%s: no token for the byte 0x%02X, so text would be lost; weft takes byte-level BPE with all 256 bytes",
-                             where, (unsigned)byte);
+            return error_set(
+                err, ERR_DATA,
+                "%s: no token for the byte 0x%02X, so text would be lost; weft takes byte-level BPE with all 256 bytes", where,
+                (unsigned)byte);
         }
     }
     return OK;

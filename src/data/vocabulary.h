@@ -12,12 +12,12 @@
 #include "base/error.h"
 
 typedef enum TokenKind {
-    TOKEN_NONE,    /* not filled yet */
-    TOKEN_TEXT,    /* made by merging bytes; found by its bytes */
-    TOKEN_INERT,   /* in the file, but spelled outside the byte alphabet: no text can lead to it */
-    TOKEN_ADDED,   /* cut out of raw text before anything else */
+    TOKEN_NONE,             /* not filled yet */
+    TOKEN_TEXT,             /* made by merging bytes; found by its bytes */
+    TOKEN_INERT,            /* in the file, but spelled outside the byte alphabet: no text can lead to it */
+    TOKEN_ADDED,            /* cut out of raw text before anything else */
     TOKEN_ADDED_NORMALIZED, /* cut out after normalization */
-    TOKEN_SPECIAL  /* never from text */
+    TOKEN_SPECIAL           /* never from text */
 } TokenKind;
 
 typedef struct Token {
