@@ -257,19 +257,21 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
 
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err) {
     const char *key = file->key && file->key[0] ? file->key : "text";
-    char where[512];
-    snprintf(where, sizeof where, "%s:%llu", file->path, (unsigned long long)piece->line);
+    char path[400], where[512], shown[128];
+    error_escape(path, sizeof path, file->path, strlen(file->path));
+    snprintf(where, sizeof where, "%s:%llu", path, (unsigned long long)piece->line);
+    error_escape(shown, sizeof shown, key, strlen(key));
     cJSON *root = NULL;
     TRY(json_parse(where, piece->bytes, piece->length, &root, err));
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
     ErrorCode code = OK;
     text_clear(out);
     if (!cJSON_IsObject(root))
-        code = error_set(err, ERR_DATA, "%s: expected a JSON object with key '%s'", where, key);
+        code = error_set(err, ERR_DATA, "%s: expected a JSON object with key '%s'", where, shown);
     else if (!value)
-        code = missing_key(where, key, root, err);
+        code = missing_key(where, shown, root, err);
     else if (!cJSON_IsString(value))
-        code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string", where, key);
+        code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string", where, shown);
     else
         text_puts(out, value->valuestring);
     cJSON_Delete(root);

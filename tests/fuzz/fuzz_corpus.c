@@ -1,0 +1,84 @@
+/* A file of text or JSON lines; the first byte of the input says how it is read. Text pieces put together are the file; whoever
+ * goes on from a position between two pieces reads what would have come; JSON lines give their text or an error. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "data/corpus.h"
+#include "fuzz.h"
+
+/* The reader's buffers and zstd's window of up to 8 MiB do not depend on the file; a line of JSON is held as a tree. */
+enum { PER_BYTE = 160, FIXED = 24 << 20 };
+
+typedef struct Digest {
+    size_t pieces;
+    Text text; /* pieces, each behind a mark that tells whether a document starts or ends */
+} Digest;
+
+/* Reads to the end or the first error; `stop_after` pieces at most, and then *position is where it stopped. */
+static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from, size_t stop_after, Digest *out,
+                             CorpusPosition *position, Error *err) {
+    CorpusReader *reader;
+    CorpusPiece piece;
+    bool more = true;
+    TRY(corpus_open(&reader, file, from, err));
+    ErrorCode code = OK;
+    while (out->pieces < stop_after && (code = corpus_next(reader, &piece, &more, err)) == OK && more) {
+        if (piece.length == 0) fuzz_fail(__FILE__, __LINE__, "a piece is not empty", file->path);
+        text_add(&out->text, &(char){(char)('0' + piece.starts + 2 * piece.ends)}, 1);
+        text_add(&out->text, piece.bytes, piece.length);
+        out->pieces++;
+    }
+    *position = corpus_position(reader);
+    corpus_close(reader);
+    return code;
+}
+
+static void check_restart(const CorpusFile *file, const Digest *whole, size_t at) {
+    Error err = {OK, ""};
+    Digest parts = {0};
+    CorpusPosition middle, end;
+    REQUIRE(read_pieces(file, NULL, at, &parts, &middle, &err) == OK && parts.pieces == at);
+    REQUIRE(read_pieces(file, &middle, SIZE_MAX, &parts, &end, &err) == OK && parts.pieces == whole->pieces);
+    REQUIRE(parts.text.length == whole->text.length && memcmp(parts.text.data, whole->text.data, whole->text.length) == 0);
+    text_free(&parts.text);
+}
+
+static void check_lines(const CorpusFile *file) {
+    Error err = {OK, ""};
+    CorpusReader *reader;
+    CorpusPiece piece;
+    Text text = {0};
+    bool more = true;
+    if (corpus_open(&reader, file, NULL, &err) != OK) return;
+    while (corpus_next(reader, &piece, &more, &err) == OK && more)
+        if (fuzz_ok(corpus_decode_json(file, &piece, &text, &err), &err)) REQUIRE(text.length <= piece.length);
+    text_free(&text);
+    corpus_close(reader);
+}
+
+/* Is this what the file holds? Compressed ones would have to be decompressed to tell. */
+static void check_content(const Digest *whole, const uint8_t *data, size_t size) {
+    if (size >= 4 && (memcmp(data, "\x28\xb5\x2f\xfd", 4) == 0 || (data[0] & 0xf0) == 0x50)) return;
+    if (size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, size -= 3;
+    REQUIRE(whole->text.length - whole->pieces == size);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    Error err = {OK, ""};
+    CorpusPosition end;
+    if (size < 1) return 0;
+    CorpusFile file = {.format = data[0] & 1 ? FORMAT_JSONL : FORMAT_TEXT,
+                       .split = (SourceSplit)(data[0] / 2 % 3),
+                       .key = data[0] & 8 ? "a\x1b[31m" : NULL};
+    file.path = fuzz_file("corpus", data + 1, size - 1);
+    Digest whole = {0};
+    fuzz_memory_start();
+    bool good = fuzz_ok(read_pieces(&file, NULL, SIZE_MAX, &whole, &end, &err), &err);
+    fuzz_memory_check(size, PER_BYTE, FIXED);
+    if (good && file.format == FORMAT_TEXT) check_content(&whole, data + 1, size - 1);
+    if (good && whole.pieces > 1) check_restart(&file, &whole, whole.pieces / 2);
+    if (file.format == FORMAT_JSONL) check_lines(&file);
+    text_free(&whole.text);
+    return 0;
+}

@@ -1,0 +1,49 @@
+#!/bin/bash
+# Runs the fuzz targets under libFuzzer, two at a time, and prints a line for each: executions, coverage, verdict.
+#   tools/fuzz.sh [SECONDS [TARGET...]]     60 seconds for each target
+# Inputs that reach new code gather in BUILD/corpus/TARGET and are where the next run starts; what breaks a target lies in
+# BUILD/crashes. Exit status 1 if anything broke.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${BUILD:-build-fuzz}
+seconds=${1:-60}
+shift || true
+
+find_clang() {
+    local name
+    for name in "${CLANG:-clang}" clang-18 clang-17 clang-16 clang-15 clang-14; do
+        command -v "$name" && return
+    done
+    echo "fuzz: clang is not here (apt-get install clang libomp-dev)" >&2
+    return 1
+}
+
+compile() {
+    cmake -S . -B "$build" -DCMAKE_C_COMPILER="$(find_clang)" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWEFT_FUZZ=ON -DWEFT_WERROR=ON
+    cmake --build "$build" -j "$(nproc)" --target fuzzers
+}
+
+# One target: a line on stdout, the log of a broken one on stderr.
+fuzz() {
+    local name=$1 log="$build/$1.log" verdict=ok runs coverage
+    mkdir -p "$build/corpus/$name" "$build/crashes"
+    "$build/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=16384 \
+        -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" \
+        "$build/corpus/$name" "tests/fuzz/corpus/$name" >"$log" 2>&1 || verdict=BROKEN
+    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+    coverage=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -n 1)
+    printf '%-14s %12s executions  %6s edges  %s\n' "$name" "${runs:-?}" "${coverage:-?}" "$verdict"
+    [ "$verdict" = ok ] || { tail -n 40 "$log" >&2; return 1; }
+}
+
+mkdir -p "$build"
+compile >"$build/configure.log" 2>&1 || { tail -n 40 "$build/configure.log"; exit 1; }
+if [ $# -eq 0 ]; then
+    for source in tests/fuzz/fuzz_*.c; do
+        name=${source##*/fuzz_}
+        set -- "$@" "${name%.c}"
+    done
+fi
+export -f fuzz
+export build seconds
+printf '%s\n' "$@" | xargs -P 2 -I {} bash -c 'fuzz {}' || { echo "fuzz: inputs that break it are in $build/crashes"; exit 1; }
