@@ -7,7 +7,7 @@ CMAKE_FLAGS ?=
 PEER ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: all build setup demo test bench interop install format format-check clean help
+.PHONY: all build setup demo test bench interop soak install format format-check clean help
 
 all: build
 
@@ -39,6 +39,9 @@ interop: build ## tests against the Python packages of others, in a venv
 	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tensorboard
 	@PATH="$(CURDIR)/.venv-interop/bin:$$PATH" WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" \
 	    ctest --test-dir $(BUILD) --output-on-failure
+
+soak: build ## a run killed 100 times at random moments ends with the same bits
+	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/test_kills.sh
 
 install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

@@ -89,7 +89,7 @@ static ErrorCode open_engine(Trainer *t, Error *err) {
     TRY(engine_allocate(&t->engine, err));
     t->device.profiling = t->c->metrics.profile;
     t->flops_per_token = model_flops_per_token(&t->c->model.shape, t->c->train.context);
-    t->peak_flops = device_matmul_peak(&t->device, t->engine.model.compute, 0.5);
+    t->peak_flops = device_matmul_peak(&t->device, t->engine.model.compute, 0.2);
     log_info("matrix-product peak %.3f TFLOP/s in %s", t->peak_flops / 1e12, dtype_name(t->engine.model.compute));
     return OK;
 }

@@ -1,0 +1,45 @@
+#!/bin/bash
+# A run that is killed again and again, at moments drawn from a seed, ends with the bits of one that was left alone.
+#   KILLS=100 SEED=1 tests/test_kills.sh     (make soak)
+set -uo pipefail
+weft=${WEFT:?the program under test}
+kills=${KILLS:-8}
+RANDOM=${SEED:-1}
+directory=$(mktemp -d)
+trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
+cd "$directory" || exit 1
+
+awk 'BEGIN { srand(3); for (p = 0; p < 200; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }' >text.txt
+cat >run.yaml <<EOF
+model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
+train: {steps: $((40 + 20 * kills)), context: 32, microbatch: 2, tokens_per_step: 128}
+schedule: {warmup_steps: 4}
+checkpoint: {every: 3}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+EOF
+curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+
+"$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
+done_kills=0 early=0
+while [ "$done_kills" -lt "$kills" ]; do
+    "$weft" train run.yaml run.dir=killed >/dev/null 2>err </dev/null &
+    pid=$!
+    # From the first instants, where data and memory are set up, to well inside the training.
+    sleep "0.$(printf %03d $((RANDOM % 900 + 50)))"
+    if kill -KILL "$pid" 2>/dev/null; then
+        done_kills=$((done_kills + 1))
+        wait "$pid" 2>/dev/null
+    else
+        wait "$pid" || { echo "FAILED: a restart ended by itself: $(tail -2 err)"; exit 1; }
+        early=1
+        break
+    fi
+done
+"$weft" train run.yaml run.dir=killed >/dev/null 2>err </dev/null || { echo "FAILED: $(tail -2 err)"; exit 1; }
+[ "$(curve whole)" = "$(curve killed)" ] || { echo "FAILED: another curve: $(diff <(curve whole) <(curve killed) | head -4)"; exit 1; }
+whole=$("$weft" inspect --digest whole) killed=$("$weft" inspect --digest killed)
+[ "$whole" = "$killed" ] || { echo "FAILED: other weights: $whole, $killed"; exit 1; }
+ls killed/checkpoints | grep -v '^step-\|^latest$' | grep . && { echo "FAILED: leftovers among the checkpoints"; exit 1; }
+echo "$done_kills kills$([ "$early" -eq 0 ] || echo ", then the run was done"): the same curve and weights, $whole"
