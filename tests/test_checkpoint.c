@@ -696,7 +696,7 @@ static void the_writer_saves_what_was_there_at_the_call(void **state) {
     assert_true(checkpoint_writer_report(w, &report));
     assert_int_equal(report.step, 4);
     assert_true(report.bytes > 1000 && report.seconds > 0.015);
-    assert_true(report.waited > report.copied); /* three writes of 3 ms or more stand between two saves */
+    assert_true(report.waited > report.stalled); /* three writes of 3 ms or more stand between two saves */
     assert_int_equal(report.removed, 1);
     assert_false(checkpoint_writer_report(w, &report));
     assert_int_equal(checkpoint_writer_stop(w, &err), OK);
@@ -704,6 +704,46 @@ static void the_writer_saves_what_was_there_at_the_call(void **state) {
     steps_left(dir, left);
     assert_string_equal(left, "3 4");
     text_free(&f.trace);
+    free(dir);
+}
+
+static ErrorCode slow_fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+    usleep(3000);
+    return fetch(ctx, index, offset, bytes, host, err);
+}
+
+static ErrorCode failing_fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+    (void)ctx, (void)index, (void)offset, (void)bytes, (void)host;
+    return error_set(err, ERR_IO, "the device is gone");
+}
+
+static void the_copy_may_run_beside_the_training(void **state) {
+    (void)state;
+    char *dir = fresh("beside");
+    Trainer t;
+    Lists l;
+    SaveReport report;
+    Error err = {.message = ""};
+    fill(&t, 1);
+    make_lists(&l, &t);
+    l.model.fetch = slow_fetch;
+    CheckpointWriter *w = start_writer(NULL, dir, &l);
+    checkpoint_writer_copied(w); /* nothing is under way */
+    CheckpointSave save = save_of(&l, &t, 1);
+    assert_int_equal(checkpoint_writer_begin(w, &save, &err), OK);
+    checkpoint_writer_copied(w);
+    memset(t.values, 0x55, sizeof t.values); /* the next update */
+    assert_int_equal(checkpoint_writer_wait(w, &err), OK);
+    assert_true(checkpoint_writer_report(w, &report));
+    assert_true(report.stalled > 0.009);
+    assert_int_equal(number_in(dir, NULL), 1);
+    l.model.fetch = failing_fetch;
+    save.step = 2;
+    assert_int_equal(checkpoint_writer_save(w, &save, &err), OK);
+    assert_int_equal(checkpoint_writer_wait(w, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "the device is gone"));
+    assert_int_equal(checkpoint_writer_stop(w, &err), OK);
+    assert_int_equal(number_in(dir, NULL), 1);
     free(dir);
 }
 
@@ -786,6 +826,7 @@ int main(void) {
         cmocka_unit_test(syncs_stand_where_the_protocol_has_them),
         cmocka_unit_test(the_last_and_every_nth_are_kept),
         cmocka_unit_test(the_writer_saves_what_was_there_at_the_call),
+        cmocka_unit_test(the_copy_may_run_beside_the_training),
         cmocka_unit_test(a_failure_in_the_background_is_returned_once),
         cmocka_unit_test(the_interval_is_youngs),
         cmocka_unit_test(companions_are_json),

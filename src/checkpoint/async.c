@@ -34,11 +34,11 @@ struct CheckpointWriter {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool busy, quit, has_report;
+    bool busy, copying, quit, has_report;
     Error failure; /* code OK: none */
     SaveReport report;
 
-    CheckpointSave save; /* of the staged copies */
+    CheckpointSave save; /* of the caller's lists, once copied of the staged ones */
     StagedList model, optimizer;
     char *state;
 };
@@ -85,26 +85,32 @@ static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error
     return OK;
 }
 
-static ErrorCode stage_all(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
+/* Turns w->save from the caller's lists to staged ones. */
+static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     char *next = w->staging;
-    CHECK(checkpoint_staging_bytes(save->model, save->optimizer) <= w->staging_bytes);
-    TRY(stage(&w->model, save->model, &next, err));
-    if (save->optimizer != NULL) TRY(stage(&w->optimizer, save->optimizer, &next, err));
-    free(w->state);
-    w->state = save->state != NULL ? mem_strdup(save->state) : NULL;
-    w->save = *save;
+    const TensorList *model = w->save.model, *optimizer = w->save.optimizer;
+    TRY(stage(&w->model, model, &next, err));
+    if (optimizer != NULL) TRY(stage(&w->optimizer, optimizer, &next, err));
     w->save.model = &w->model.list;
-    w->save.optimizer = save->optimizer != NULL ? &w->optimizer.list : NULL;
-    w->save.state = w->state;
+    w->save.optimizer = optimizer != NULL ? &w->optimizer.list : NULL;
     return OK;
 }
 
-/* One save, outside the lock (invariant 1). */
+static void set_flag(CheckpointWriter *w, bool *flag, bool value) {
+    pthread_mutex_lock(&w->lock);
+    *flag = value;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* One save; everything slow happens outside the lock. */
 static void perform(CheckpointWriter *w) {
     SaveFigures figures = {0};
     Error err = {.message = ""};
     int removed = 0;
-    ErrorCode code = checkpoint_save(w->ops, w->dir, &w->save, &figures, &err);
+    ErrorCode code = stage_all(w, &err);
+    set_flag(w, &w->copying, false);
+    if (code == OK) code = checkpoint_save(w->ops, w->dir, &w->save, &figures, &err);
     if (code == OK) code = checkpoint_prune(w->ops, w->dir, w->keep, w->in_use, CHECK_MANIFEST, &removed, &err);
     pthread_mutex_lock(&w->lock);
     w->report.seconds = figures.seconds;
@@ -177,17 +183,35 @@ ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
     return code;
 }
 
-ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
+ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
     double start = clock_seconds();
+    CHECK(checkpoint_staging_bytes(save->model, save->optimizer) <= w->staging_bytes);
     TRY(checkpoint_writer_wait(w, err));
-    double ready = clock_seconds();
-    TRY(stage_all(w, save, err));
+    free(w->state);
+    w->state = save->state != NULL ? mem_strdup(save->state) : NULL;
+    w->save = *save;
+    w->save.state = w->state;
     pthread_mutex_lock(&w->lock);
-    w->report = (SaveReport){.step = save->step, .waited = ready - start, .copied = clock_seconds() - ready};
+    w->report = (SaveReport){.step = save->step, .waited = clock_seconds() - start};
     w->has_report = false;
-    w->busy = true;
+    w->busy = w->copying = true;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
+    return OK;
+}
+
+void checkpoint_writer_copied(CheckpointWriter *w) {
+    double start = clock_seconds();
+    pthread_mutex_lock(&w->lock);
+    bool waited = w->copying;
+    while (w->copying) pthread_cond_wait(&w->changed, &w->lock);
+    if (waited) w->report.stalled += clock_seconds() - start;
+    pthread_mutex_unlock(&w->lock);
+}
+
+ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
+    TRY(checkpoint_writer_begin(w, save, err));
+    checkpoint_writer_copied(w);
     return OK;
 }
 
@@ -203,10 +227,7 @@ bool checkpoint_writer_report(CheckpointWriter *w, SaveReport *out) {
 ErrorCode checkpoint_writer_stop(CheckpointWriter *w, Error *err) {
     if (w == NULL) return OK;
     ErrorCode code = checkpoint_writer_wait(w, err);
-    pthread_mutex_lock(&w->lock);
-    w->quit = true;
-    pthread_cond_broadcast(&w->changed);
-    pthread_mutex_unlock(&w->lock);
+    set_flag(w, &w->quit, true);
     pthread_join(w->thread, NULL);
     writer_free(w);
     return code;
