@@ -57,6 +57,12 @@ static ErrorCode store(void *ctx, int index, size_t offset, size_t bytes, const 
     return OK;
 }
 
+static void fill_values(Trainer *t, int number) {
+    for (int i = 0; i < 3 * COUNT; i++)
+        for (int k = 0; k < ELEMENTS; k++) t->values[i][k] = (float)number + 0.01f * (float)(i * ELEMENTS + k);
+    snprintf(t->state, sizeof t->state, "{\"number\": %d}\n", number);
+}
+
 static void fill(Trainer *t, int number) {
     *t = (Trainer){0};
     for (int i = 0; i < 3 * COUNT; i++) {
@@ -67,9 +73,8 @@ static void fill(Trainer *t, int number) {
             t->model_tensors[i] = d;
         else
             t->moment_tensors[i - COUNT] = d;
-        for (int k = 0; k < ELEMENTS; k++) t->values[i][k] = (float)number + 0.01f * (float)(i * ELEMENTS + k);
     }
-    snprintf(t->state, sizeof t->state, "{\"number\": %d}\n", number);
+    fill_values(t, number);
 }
 
 typedef struct Lists {
@@ -686,7 +691,7 @@ static void the_writer_saves_what_was_there_at_the_call(void **state) {
     CheckpointWriter *w = start_writer(&ops, dir, &l);
     assert_false(checkpoint_writer_report(w, &report));
     for (int i = 1; i <= 4; i++) {
-        fill(&t, i);
+        fill_values(&t, i);
         CheckpointSave save = save_of(&l, &t, i);
         if (checkpoint_writer_save(w, &save, &err) != OK) fail_msg("%s", err.message);
         memset(t.values, 0x55, sizeof t.values); /* training goes on while the thread writes */
