@@ -275,8 +275,9 @@ static int find_primitive(Gemm *g, const Product *p) {
 static void run_primitive(const Gemm *g, const Primitive *entry, const Product *p) {
     int thread = omp_get_thread_num();
     dnnl_memory_t *of = entry->memory + thread * 4;
+    void *pad = g->pads ? g->pads + (size_t)thread * g->pad_bytes : NULL;
     /* oneDNN's handles are not const, although A and B are only read. */
-    void *handle[4] = {(void *)(uintptr_t)p->a, (void *)(uintptr_t)p->b, p->c, g->pads + (size_t)thread * g->pad_bytes};
+    void *handle[4] = {(void *)(uintptr_t)p->a, (void *)(uintptr_t)p->b, p->c, pad};
     for (int i = 0; i < 4; i++) CHECK(dnnl_memory_set_data_handle(of[i], handle[i]) == dnnl_success);
     dnnl_exec_arg_t args[4] = {
         {DNNL_ARG_SRC, of[0]}, {DNNL_ARG_WEIGHTS, of[1]}, {DNNL_ARG_DST, of[2]}, {DNNL_ARG_SCRATCHPAD, of[3]}};
