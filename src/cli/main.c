@@ -69,7 +69,8 @@ int main(int argc, char **argv) {
     /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the parent had set. */
     signal(SIGPIPE, SIG_DFL);
 #ifdef M_MMAP_THRESHOLD
-    /* Large temporary buffers go back to the system when freed, always: the process's memory is then its plan's, step after step. */
+    /* Large temporary buffers go back to the system when freed, always: the process's memory is then its plan's, step after
+     * step. */
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
     Error err = {OK, ""};
