@@ -51,7 +51,7 @@ static ErrorCode measure(Model *m, const char *dir, Error *err) {
     TensorList optimizer = {2 * TENSORS, m->tensors + TENSORS, m, fetch_moments, NULL};
     CheckpointSave save = {.step = 1, .model = &model, .optimizer = &optimizer, .state = "{}"};
     SaveFigures whole, best = {.seconds = 1e30};
-    SaveReport report, least = {.stalled = 1e30};
+    SaveReport report, least = {.copied = 1e30};
     CheckpointWriter *w;
     double start;
     for (int i = 0; i < ROUNDS; i++) {
@@ -67,13 +67,13 @@ static ErrorCode measure(Model *m, const char *dir, Error *err) {
     for (int i = 0; i < ROUNDS; i++) {
         TRY(checkpoint_writer_save(w, &save, err));
         TRY(checkpoint_writer_wait(w, err));
-        if (checkpoint_writer_report(w, &report) && report.stalled < least.stalled) least = report;
+        if (checkpoint_writer_report(w, &report) && report.copied < least.copied) least = report;
     }
     TRY(checkpoint_writer_stop(w, err));
     printf("{\"bytes\": %.0f, \"save_seconds\": %.3f, \"save_gb_per_second\": %.3f, \"verify_gb_per_second\": %.3f, "
            "\"stall_seconds\": %.3f, \"stall_share\": %.4f}\n",
            (double)best.bytes, best.seconds, (double)best.bytes / best.seconds / 1e9, (double)best.bytes / verify / 1e9,
-           least.stalled, least.stalled / best.seconds);
+           least.copied, least.copied / best.seconds);
     return OK;
 }
 

@@ -205,7 +205,7 @@ void checkpoint_writer_copied(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
     bool waited = w->copying;
     while (w->copying) pthread_cond_wait(&w->changed, &w->lock);
-    if (waited) w->report.stalled += clock_seconds() - start;
+    if (waited) w->report.copied += clock_seconds() - start;
     pthread_mutex_unlock(&w->lock);
 }
 
