@@ -193,6 +193,7 @@ static void norm_and_clip(Execution *x) {
     double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
     r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);
     if (!r->skipped) x->engine->updates++;
+    if (o->before_update) o->before_update(o->context);
 }
 
 static void update(Execution *x, int u) {

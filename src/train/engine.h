@@ -25,8 +25,10 @@ typedef struct EngineSpec {
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
     double lr, beta1, beta2, eps, weight_decay;
-    bool decay_all;         /* else matrices only */
-    double clip, clip_norm; /* clip 0: no clipping; clip_norm: p, or INFINITY */
+    bool decay_all;                       /* else matrices only */
+    double clip, clip_norm;               /* clip 0: no clipping; clip_norm: p, or INFINITY */
+    void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
+    void *context;
 } StepOptions;
 
 typedef struct StepResult {

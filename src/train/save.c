@@ -110,15 +110,17 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e,
     return code;
 }
 
-ErrorCode saver_save(Saver *s, const RunState *state, bool weights_only, Error *err) {
+ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err) {
     Text text = {0};
     write_state(s, state, &text);
     CheckpointSave save = {.step = state->step, .model = &s->model->list, .files = s->files, .file_count = 4};
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
-    ErrorCode code = checkpoint_writer_save(s->writer, &save, err);
+    ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
     text_free(&text);
     return code;
 }
+
+void saver_copied(Saver *s) { checkpoint_writer_copied(s->writer); }
 
 ErrorCode saver_wait(Saver *s, Error *err) { return checkpoint_writer_wait(s->writer, err); }
 

@@ -26,8 +26,10 @@ size_t saver_bytes(const Config *c, const ParamTable *t);
 /* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also after a failure. */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
                      int64_t in_use, Error *err);
-/* Returns when everything is copied. A failure of the save before is returned here. */
-ErrorCode saver_save(Saver *s, const RunState *state, bool weights_only, Error *err);
+/* Starts a save of the weights as they are now. A failure of the save before is returned here. */
+ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err);
+/* Returns when weights and moments may change: before every update. */
+void saver_copied(Saver *s);
 /* Waits until what was saved is committed. */
 ErrorCode saver_wait(Saver *s, Error *err);
 /* Figures of a save that has been committed since the last call; false when none was. */

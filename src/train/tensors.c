@@ -7,7 +7,10 @@
 static ErrorCode fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
     Tensors *t = ctx;
     (void)err;
-    OP(t->device, OP_DOWNLOAD, download, host, (char *)t->memory[index] + offset, bytes);
+    /* Not through OP: this may be the saving thread, and the profile belongs to the one that trains. */
+    pool_unlock_all();
+    t->device->ops.download(t->device, host, (char *)t->memory[index] + offset, bytes);
+    pool_lock_all();
     return OK;
 }
 

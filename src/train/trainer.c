@@ -54,6 +54,7 @@ static void catch_signals(void) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
 }
 
 static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err) {
@@ -187,10 +188,15 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
     return m->spike ? journal_add(&t->journal, JOURNAL_SPIKE, m->step, NULL, NULL, err) : OK;
 }
 
+/* The copy of a save runs beside forward and backward passes; weights may move when it is made. */
+static void copy_finished(void *saver) { saver_copied(saver); }
+
 static ErrorCode one_step(Trainer *t, Error *err) {
     double start = clock_seconds(), waited;
     StepResult r;
     StepOptions options = setup_step(t->c, t->state.step);
+    options.before_update = copy_finished;
+    options.context = &t->saver;
     TRY(feed_next(&t->feed, &waited, err));
     engine_step(&t->engine, t->feed.batches, &options, &r);
     metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited);
@@ -234,7 +240,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
 static ErrorCode account_save(Trainer *t, Error *err) {
     SaveReport r;
     if (!saver_report(&t->saver, &r)) return OK;
-    double stall = r.waited + r.copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r.bytes / r.seconds;
+    double stall = r.waited + r.stalled, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r.bytes / r.seconds;
     char size[32], speed[32], detail[200], every[16];
     snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
              (long long)r.step, text_bytes((double)r.bytes, size), r.seconds, text_bytes(rate, speed), stall);
@@ -252,7 +258,7 @@ static ErrorCode account_save(Trainer *t, Error *err) {
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
     TRY(metrics_log_sync(&t->log, err));
-    TRY(saver_save(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
+    TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     if (last || stop_requested) TRY(saver_wait(&t->saver, err));
     metrics_window_pause(&t->window, clock_seconds() - start);
     return account_save(t, err);
