@@ -163,7 +163,9 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     TRY(json_get_int(root, where, "step", true, 0, INT64_C(1) << 52, &m->step, err));
     TRY(json_get_string(root, where, "time", true, &time, err));
     TRY(json_get_bool(root, where, "resumable", true, &m->resumable, err));
-    snprintf(m->time, sizeof m->time, "%s", time);
+    if (strlen(time) >= sizeof m->time || strspn(time, "0123456789-:TZ") != strlen(time))
+        return error_set(err, ERR_DATA, "%s: time is not of the form 2026-01-31T12:34:56Z", where);
+    memcpy(m->time, time, strlen(time) + 1);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(root, "files");
     if (!cJSON_IsArray(files)) return error_set(err, ERR_DATA, "%s: files is not a list", where);
     cJSON_ArrayForEach(item, files) TRY(parse_file(m, item, where, err));

@@ -44,12 +44,14 @@ static ErrorCode compare_configs(const Config *c, const YamlNode *then, const Ya
             char key[160];
             snprintf(key, sizeof key, "%s.%s", now->keys[s], now->items[s]->keys[k]);
             const YamlNode *a = member(member(then, now->keys[s]), now->items[s]->keys[k]), *b = now->items[s]->items[k];
+            char was[160], is[160];
             if (!a || a->kind != YAML_NODE_SCALAR || b->kind != YAML_NODE_SCALAR || strcmp(a->text, b->text) == 0) continue;
             if (keeps_curve(key) || allowed(c, key)) continue;
             return error_set(err, ERR_CONFIG,
                              "%s was %s when the checkpoint was made and is %s now, which would change the curve: put it "
                              "back, or say run.allow_changes=[%s], or start anew with run.overwrite=true",
-                             key, a->text, b->text, key);
+                             key, error_escape(was, sizeof was, a->text, strlen(a->text)),
+                             error_escape(is, sizeof is, b->text, strlen(b->text)), key);
         }
     return OK;
 }
@@ -71,12 +73,13 @@ static ErrorCode check_config(const cJSON *state, const Config *c, const OptionS
 
 static ErrorCode check_fingerprint(const cJSON *state, const Config *c, const char *key, const char *now, Error *err) {
     const char *then = NULL;
+    char shown[32];
     TRY(json_get_string(state, CHECKPOINT_STATE, key, true, &then, err));
     if (strcmp(then, now) == 0 || allowed(c, key)) return OK;
     return error_set(err, ERR_CONFIG,
-                     "the %s is not what the checkpoint was trained with (fingerprint %.12s, now %.12s): put it back, or say "
+                     "the %s is not what the checkpoint was trained with (fingerprint %s, now %.12s): put it back, or say "
                      "run.allow_changes=[%s], or start anew with run.overwrite=true",
-                     key, then, now, key);
+                     key, error_escape(shown, sizeof shown, then, strnlen(then, 12)), now, key);
 }
 
 static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *window, Error *err) {
@@ -96,15 +99,27 @@ static ErrorCode read_count(const cJSON *state, const char *key, int64_t *out, E
     return json_get_int(state, CHECKPOINT_STATE, key, true, 0, INT64_C(1) << 53, out, err);
 }
 
-static ErrorCode read_state(RunState *s, Engine *e, const cJSON *state, Error *err) {
+static ErrorCode read_state(RunState *s, int64_t *updates, const cJSON *state, Error *err) {
     int64_t version;
     TRY(json_get_int(state, CHECKPOINT_STATE, "version", true, STATE_VERSION, STATE_VERSION, &version, err));
     TRY(read_count(state, "step", &s->step, err));
     TRY(read_count(state, "tokens", &s->tokens, err));
     TRY(read_count(state, "skipped", &s->skipped, err));
-    TRY(read_count(state, "updates", &e->updates, err));
+    TRY(read_count(state, "updates", updates, err));
     TRY(read_window(state, "loss_window", &s->losses, err));
     return read_window(state, "grad_norm_window", &s->norms, err);
+}
+
+ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Config *c, const OptionSet *set, const char *data,
+                      const char *tokenizer, Error *err) {
+    cJSON *state;
+    TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
+    ErrorCode code = check_config(state, c, set, err);
+    if (code == OK) code = check_fingerprint(state, c, "data", data, err);
+    if (code == OK) code = check_fingerprint(state, c, "tokenizer", tokenizer, err);
+    if (code == OK) code = read_state(s, updates, state, err);
+    cJSON_Delete(state);
+    return code;
 }
 
 /* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves. */
@@ -122,17 +137,10 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
 static ErrorCode take_up(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
                          const Checkpoint *ckpt, Error *err) {
     char data[65], tokenizer[65];
-    cJSON *state;
-    TRY(json_parse(CHECKPOINT_STATE, ckpt->state, strlen(ckpt->state), &state, err));
     dataset_fingerprint(d, data);
     tokenizer_fingerprint(t, tokenizer);
-    ErrorCode code = check_config(state, c, set, err);
-    if (code == OK) code = check_fingerprint(state, c, "data", data, err);
-    if (code == OK) code = check_fingerprint(state, c, "tokenizer", tokenizer, err);
-    if (code == OK) code = read_state(s, e, state, err);
-    if (code == OK) code = load_tensors(e, ckpt, err);
-    cJSON_Delete(state);
-    return code;
+    TRY(state_parse(s, &e->updates, ckpt->state, c, set, data, tokenizer, err));
+    return load_tensors(e, ckpt, err);
 }
 
 ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,

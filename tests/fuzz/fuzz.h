@@ -26,6 +26,9 @@ _Noreturn void fuzz_fail(const char *file, int line, const char *what, const cha
 #define fuzz_ok(code, err) fuzz_checked(__FILE__, __LINE__, code, err)
 bool fuzz_checked(const char *file, int line, ErrorCode code, const Error *err);
 
+/* The first such message since the last call, "" for none: what the input was refused for. Valid until the next failure. */
+const char *fuzz_take_message(void);
+
 /* A directory of this process in memory if there is such a place; removed at the end. */
 const char *fuzz_directory(void);
 /* A file in it; the path stays valid until the process ends if `name` is a literal. Returns the path. */

@@ -73,13 +73,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (first == size) REQUIRE(unlink(second) == 0);
     fuzz_file("part-00000.tok", data, first);
     if (size >= sizeof header) memcpy(&header, data, sizeof header);
+    /* No tokenizer has more; a cache that says so belongs to none. */
+    uint64_t vocabulary = header.vocabulary <= INT32_MAX ? header.vocabulary : INT32_MAX;
     fuzz_memory_start();
-    bool good = fuzz_ok(token_cache_open(&cache, fuzz_directory(), header.key, header.vocabulary, &err), &err);
+    bool good = fuzz_ok(token_cache_open(&cache, fuzz_directory(), header.key, vocabulary, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     REQUIRE(good == (cache != NULL));
     if (good && token_cache_tokens(cache) <= MOST_TOKENS) {
         REQUIRE(token_cache_last_part(cache));
-        check_tokens(cache, header.vocabulary, &err);
+        check_tokens(cache, vocabulary, &err);
         check_streams(cache, &err);
     }
     token_cache_close(cache);

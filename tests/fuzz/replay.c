@@ -23,8 +23,10 @@ static void replay_file(const char *path) {
     REQUIRE(exact);
     memcpy(exact, data, size);
     free(data);
-    fprintf(stderr, "%s\n", path);
+    fprintf(stderr, "%s: ", path);
     LLVMFuzzerTestOneInput((const uint8_t *)exact, size);
+    const char *message = fuzz_take_message();
+    fprintf(stderr, "%s\n", *message ? message : "accepted");
     free(exact);
     runs++;
 }

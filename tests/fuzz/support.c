@@ -30,6 +30,15 @@ _Noreturn void fuzz_fail(const char *file, int line, const char *what, const cha
     abort();
 }
 
+static Error first;
+static bool any;
+
+const char *fuzz_take_message(void) {
+    const char *message = any ? first.message : "";
+    any = false;
+    return message;
+}
+
 bool fuzz_checked(const char *file, int line, ErrorCode code, const Error *err) {
     if (code == OK) return true;
     size_t length = strnlen(err->message, sizeof err->message);
@@ -44,6 +53,8 @@ bool fuzz_checked(const char *file, int line, ErrorCode code, const Error *err) 
             fuzz_fail(file, line, "a message holds printable UTF-8 only", err->message);
         at += bytes;
     }
+    if (!any) first = *err;
+    any = true;
     return false;
 }
 

@@ -1,0 +1,48 @@
+/* state.json of a checkpoint, for a run with the configuration of the defaults. What is accepted has counts that a run can go
+ * on from and windows of finite values. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "fuzz.h"
+#include "train/state.h"
+
+/* The state is a tree, and so is the YAML in one of its strings; this run's own configuration does not depend on it. */
+enum { PER_BYTE = 512, FIXED = 1 << 19 };
+
+#define PRINT "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+static void check_window(const SpikeWindow *w) {
+    double values[SPIKE_WINDOW];
+    size_t count = spike_save(w, values);
+    REQUIRE(count <= SPIKE_WINDOW);
+    for (size_t i = 0; i < count; i++) REQUIRE(isfinite(values[i]));
+    REQUIRE(!isnan(spike_deviation(w, 1.0)));
+}
+
+static void check_count(int64_t count) { REQUIRE(count >= 0 && count <= INT64_C(1) << 53); }
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static Config c;
+    static OptionSet set;
+    Error err = {OK, ""};
+    RunState s = {0};
+    int64_t updates = 0;
+    fuzz_directory();
+    if (!set.table) REQUIRE(options_init(&set, config_options, &c, &err) == OK);
+    char *text = mem_alloc(size + 1);
+    memcpy(text, data, size);
+    fuzz_memory_start();
+    bool good = fuzz_ok(state_parse(&s, &updates, text, &c, &set, PRINT, PRINT, &err), &err);
+    fuzz_memory_check(size, PER_BYTE, FIXED);
+    free(text);
+    if (!good) return 0;
+    check_count(s.step);
+    check_count(s.tokens);
+    check_count(s.skipped);
+    check_count(updates);
+    check_window(&s.losses);
+    check_window(&s.norms);
+    return 0;
+}
