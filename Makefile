@@ -5,9 +5,11 @@ PREFIX ?= /usr/local
 PYTHON ?= python3
 CMAKE_FLAGS ?=
 PEER ?=
+SECONDS ?= 60
+TARGET ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: all build setup demo test bench interop soak install format format-check clean help
+.PHONY: all build setup demo test fuzz bench interop soak install format format-check clean help
 
 all: build
 
@@ -30,6 +32,10 @@ test: ## all tests
 	@tools/setup.sh build test
 	@$(MAKE) --no-print-directory build
 	@ctest --test-dir $(BUILD) --output-on-failure
+
+fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for one
+	@tools/setup.sh build ci
+	@tools/fuzz.sh $(SECONDS) $(TARGET)
 
 bench: build ## bench/results.json; PEER=torch adds PyTorch
 	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/bench.sh $(PEER)

@@ -44,7 +44,7 @@ static ErrorCode fill(CorpusReader *r, Error *err) {
         r->end -= r->begin;
         r->begin = 0;
     }
-    if (r->capacity - r->end < READ_BYTES) {
+    if (r->capacity - r->end < READ_BYTES / 2) {
         r->capacity = 2 * r->capacity + READ_BYTES;
         r->buffer = mem_grow(r->buffer, r->capacity);
     }
