@@ -240,7 +240,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
 static ErrorCode account_save(Trainer *t, Error *err) {
     SaveReport r;
     if (!saver_report(&t->saver, &r)) return OK;
-    double stall = r.waited + r.stalled, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r.bytes / r.seconds;
+    double stall = r.waited + r.copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r.bytes / r.seconds;
     char size[32], speed[32], detail[200], every[16];
     snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
              (long long)r.step, text_bytes((double)r.bytes, size), r.seconds, text_bytes(rate, speed), stall);
