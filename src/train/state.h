@@ -17,8 +17,8 @@ typedef struct RunState {
 
 char *state_checkpoints(const char *run_dir); /* RUN/checkpoints; the caller frees */
 
-/* Reads a state file. `data` and `tokenizer` are the fingerprints of this run, which must be those of the file's, as must be the
- * configuration, but for what the user allows to change. */
+/* Reads a state file. `data` and `tokenizer` are the fingerprints of this run, which must be those of the file's, as must be
+ * the configuration, but for what the user allows to change. */
 ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Config *c, const OptionSet *set, const char *data,
                       const char *tokenizer, Error *err);
 
