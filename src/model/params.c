@@ -154,7 +154,9 @@ const Param *param_of(const ParamTable *t, int unit, ParamRole role) {
 
 static InitRule torchtitan_rule(const Param *p, const ModelConfig *c) {
     double by_depth = 0.02 / sqrt(2.0 * (p->layer + 1));
-    switch (p->role) {
+    /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
+    ParamRole role = p->role == PARAM_EMBED && c->tie_word_embeddings ? PARAM_HEAD : p->role;
+    switch (role) {
     case PARAM_EMBED: return (InitRule){.std = 1, .lo = -INFINITY, .hi = INFINITY};
     case PARAM_HEAD: return (InitRule){.std = 1 / sqrt((double)c->hidden_size), .lo = -3, .hi = 3};
     case PARAM_O:

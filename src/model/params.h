@@ -73,7 +73,7 @@ const Param *param_of(const ParamTable *t, int unit, ParamRole role); /* NULL if
 /* Initialisers, by name. All are functions of (seed, name, element) only.
  *   normal      every matrix N(0, std), norms 1, biases 0 (Hugging Face's own)
  *   torchtitan  embedding N(0, 1); q, k, v, gate 0.02; o, up, down 0.02 / sqrt(2 (layer + 1)), cut at +-2 absolute;
- *               head h^-0.5 cut at 3 std
+ *               head h^-0.5 cut at 3 std, and so the embedding when tied
  *   lingua      everything cut at 3 std: embedding, head h^-0.5; q, k, v, gate, up h^-0.5; o h^-0.5 / f, down I^-0.5 / f
  *               with f = sqrt(2 (L + 1)) */
 typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA } InitKind;
