@@ -40,6 +40,17 @@ static int words_matched(const char *name, int count, const char *const *words) 
     return same ? 2 : 0;
 }
 
+static bool in_group(const char *name, const char *group) {
+    size_t length = strlen(group);
+    return strncmp(name, group, length) == 0 && name[length] == ' ';
+}
+
+static bool is_group(const char *word) {
+    for (const Verb *const *v = verbs; *v; v++)
+        if (in_group((*v)->name, word)) return true;
+    return false;
+}
+
 static const char *nearest_verb(int count, const char *const *words) {
     char two[128] = "";
     if (count > 1 && strlen(words[0]) + strlen(words[1]) + 2 < sizeof two) {
@@ -49,7 +60,10 @@ static const char *nearest_verb(int count, const char *const *words) {
     }
     const char *best = NULL;
     int best_distance = FAR;
+    bool group = *two && is_group(words[0]);
     for (const Verb *const *v = verbs; *v; v++) {
+        /* Whoever names a group means one of its verbs, however near a single word is. */
+        if (group && !in_group((*v)->name, words[0])) continue;
         const char *found = strchr((*v)->name, ' ') && *two ? two : words[0];
         int distance = distance_to((*v)->name, found);
         if (distance < best_distance) {
@@ -62,12 +76,8 @@ static const char *nearest_verb(int count, const char *const *words) {
 
 /* "train, encode, decode" for the group "tokenizer"; empty when there is no such group. */
 static void list_group(const char *group, Text *out) {
-    size_t length = strlen(group);
-    for (const Verb *const *v = verbs; *v; v++) {
-        const char *name = (*v)->name;
-        if (strncmp(name, group, length) == 0 && name[length] == ' ')
-            text_printf(out, "%s%s", out->length ? ", " : "", name + length + 1);
-    }
+    for (const Verb *const *v = verbs; *v; v++)
+        if (in_group((*v)->name, group)) text_printf(out, "%s%s", out->length ? ", " : "", (*v)->name + strlen(group) + 1);
 }
 
 static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {

@@ -39,6 +39,8 @@ static const YamlNode *member(const YamlNode *map, const char *key) {
 
 /* Both trees come from options_write_yaml: sections of scalars. */
 static ErrorCode compare_configs(const Config *c, const YamlNode *then, const YamlNode *now, Error *err) {
+    if (then->kind != YAML_NODE_MAP || then->count == 0)
+        return error_set(err, ERR_DATA, "%s: config holds no sections", CHECKPOINT_STATE);
     for (size_t s = 0; s < now->count; s++)
         for (size_t k = 0; now->items[s]->kind == YAML_NODE_MAP && k < now->items[s]->count; k++) {
             char key[160];
@@ -101,7 +103,10 @@ static ErrorCode read_count(const cJSON *state, const char *key, int64_t *out, E
 
 static ErrorCode read_state(RunState *s, int64_t *updates, const cJSON *state, Error *err) {
     int64_t version;
-    TRY(json_get_int(state, CHECKPOINT_STATE, "version", true, STATE_VERSION, STATE_VERSION, &version, err));
+    TRY(read_count(state, "version", &version, err));
+    if (version != STATE_VERSION)
+        return error_set(err, ERR_DATA, "%s: version %lld, but this weft reads %d: use the weft that wrote it",
+                         CHECKPOINT_STATE, (long long)version, STATE_VERSION);
     TRY(read_count(state, "step", &s->step, err));
     TRY(read_count(state, "tokens", &s->tokens, err));
     TRY(read_count(state, "skipped", &s->skipped, err));

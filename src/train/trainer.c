@@ -284,10 +284,11 @@ static ErrorCode loop(Trainer *t, Error *err) {
 static void show_curve(const Trainer *t) {
     MetricsTable table;
     Text out = {0};
-    if (metrics_table_read(&table, t->log.path, NULL) != OK || table.step_count < 4) return;
+    if (metrics_table_read(&table, t->log.path, NULL) != OK) return;
     double *x = mem_alloc_array(table.step_count, sizeof *x), *y = mem_alloc_array(table.step_count, sizeof *y);
     for (size_t i = 0; i < table.step_count; i++) x[i] = (double)table.steps[i].step, y[i] = table.steps[i].loss;
-    plot_curve(&out, x, y, table.step_count, log_width() < 100 ? log_width() : 100, 12, plot_locale_is_utf8());
+    if (table.step_count >= 4)
+        plot_curve(&out, x, y, table.step_count, log_width() < 100 ? log_width() : 100, 12, plot_locale_is_utf8());
     if (out.length) fprintf(stderr, "loss\n%s", out.data);
     text_free(&out);
     free(x);
