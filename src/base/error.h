@@ -13,17 +13,17 @@
 
 typedef enum ErrorCode {
     OK = 0,
-    ERR_INTERNAL = 1,   /* a bug in weft */
-    ERR_USAGE = 2,      /* wrong command line */
-    ERR_NUMERIC = 17,   /* too many non-finite steps in a row */
-    ERR_DATA = 65,      /* malformed input file */
-    ERR_NOINPUT = 66,   /* an input that does not exist or cannot be read */
+    ERR_INTERNAL = 1,     /* a bug in weft */
+    ERR_USAGE = 2,        /* wrong command line */
+    ERR_NUMERIC = 17,     /* too many non-finite steps in a row */
+    ERR_DATA = 65,        /* malformed input file */
+    ERR_NOINPUT = 66,     /* an input that does not exist or cannot be read */
     ERR_UNAVAILABLE = 69, /* this build or machine lacks something */
-    ERR_MEMORY = 71,    /* the plan does not fit, or the system gave no memory */
-    ERR_CANTCREATE = 73, /* an output that cannot be created */
-    ERR_IO = 74,        /* reading or writing failed half way */
-    ERR_STOPPED = 75,   /* stopped on request, everything saved: run again to go on */
-    ERR_CONFIG = 78     /* bad value, unknown key, contradiction in the configuration */
+    ERR_MEMORY = 71,      /* the plan does not fit, or the system gave no memory */
+    ERR_CANTCREATE = 73,  /* an output that cannot be created */
+    ERR_IO = 74,          /* reading or writing failed half way */
+    ERR_STOPPED = 75,     /* stopped on request, everything saved: run again to go on */
+    ERR_CONFIG = 78       /* bad value, unknown key, contradiction in the configuration */
 } ErrorCode;
 
 typedef struct Error {
@@ -54,15 +54,14 @@ const char *error_name(ErrorCode code);
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
 
 /* Passes a failure up. */
-#define TRY(call)                          \
-    do {                                   \
-        ErrorCode try_code_ = (call);      \
+#define TRY(call)                              \
+    do {                                       \
+        ErrorCode try_code_ = (call);          \
         if (try_code_ != OK) return try_code_; \
     } while (0)
 
 /* Programmer errors: prints file, line and expression, then aborts. Never for data, files, options or peers. */
-#define CHECK(condition) \
-    ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
+#define CHECK(condition) ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
 _Noreturn void check_failed(const char *file, int line, const char *expression);
 
 #endif

@@ -36,10 +36,10 @@ typedef struct Option {
     const char *key; /* "section.name"; in an item table just "name" */
     OptionType type;
     size_t offset;
-    const char *fallback;  /* default, as it would be written in YAML; "" for an empty string or list */
-    double min, max;       /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means no bounds */
-    const char *choices;   /* OPT_CHOICE: "none|selective|full" */
-    const char *help;      /* one sentence, with unit */
+    const char *fallback;      /* default, as it would be written in YAML; "" for an empty string or list */
+    double min, max;           /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means no bounds */
+    const char *choices;       /* OPT_CHOICE: "none|selective|full" */
+    const char *help;          /* one sentence, with unit */
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
 } Option;
@@ -64,7 +64,7 @@ ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err);
 /* "section.key=value"; lists in YAML flow form: data.sources=[a.txt, {path: b.txt, weight: 2}]. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
-void options_free(OptionSet *set); /* frees owned fields of target and the sources */
+void options_free(OptionSet *set);                          /* frees owned fields of target and the sources */
 
 /* The resolved configuration as YAML that reads back to the same values; with_sources adds "# demo.yaml:12" to each line. */
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);

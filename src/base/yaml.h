@@ -12,13 +12,13 @@ typedef enum YamlKind { YAML_NODE_SCALAR, YAML_NODE_MAP, YAML_NODE_LIST } YamlKi
 
 typedef struct YamlNode {
     YamlKind kind;
-    int line, column;         /* 1-based, of the node */
-    int quoted;               /* scalar written in quotes: always a string */
-    char *text;               /* scalar: its text, NUL-terminated UTF-8 */
-    size_t count;             /* map, list: number of items */
-    char **keys;              /* map */
+    int line, column; /* 1-based, of the node */
+    int quoted;       /* scalar written in quotes: always a string */
+    char *text;       /* scalar: its text, NUL-terminated UTF-8 */
+    size_t count;     /* map, list: number of items */
+    char **keys;      /* map */
     int *key_lines, *key_columns;
-    struct YamlNode **items;  /* map: values; list: items */
+    struct YamlNode **items; /* map: values; list: items */
 } YamlNode;
 
 /* `where` names the source in errors (a path, or "command line"). An empty document gives an empty map. */

@@ -18,7 +18,7 @@ typedef struct CheckpointWriter CheckpointWriter;
 typedef struct SaveReport {
     int64_t step;
     double waited;  /* seconds the caller waited for the save before (back-pressure) */
-    double copied; /* seconds the caller waited for the copy */
+    double copied;  /* seconds the caller waited for the copy */
     double seconds; /* of writing and committing, in the background */
     uint64_t bytes;
     int removed; /* checkpoints that were retired after it */

@@ -63,8 +63,8 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
-    bool first;        /* first microbatch of the step: gradients of matrices are set, not added to */
-    double loss_scale; /* 1 / valid targets of the step */
+    bool first;                 /* first microbatch of the step: gradients of matrices are set, not added to */
+    double loss_scale;          /* 1 / valid targets of the step */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
 
