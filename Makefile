@@ -42,9 +42,9 @@ bench: build ## bench/results.json; PEER=torch adds PyTorch
 
 interop: build ## tests against the Python packages of others, in a venv
 	@test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
-	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tensorboard
-	@PATH="$(CURDIR)/.venv-interop/bin:$$PATH" WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" \
-	    ctest --test-dir $(BUILD) --output-on-failure
+	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tiktoken tensorboard torch transformers
+	@.venv-interop/bin/python -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers"
+	@WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" ctest --test-dir $(BUILD) -L interop --verbose
 
 soak: build ## a run killed 100 times at random moments ends with the same bits
 	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/test_kills.sh

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Checks that Hugging Face's packages open what weft writes, and weft what they write.
 
-    tools/interop_checkpoint.py [--weft build/weft] [--require]
+    tools/interop_checkpoint.py [--weft build/weft] [--logits build/logits] [--require]
 
-Trains a few tiny models with `weft train` and then
-  - reads every safetensors file with the safetensors package and computes `weft inspect --digest` anew, in Python;
-  - loads the checkpoint with AutoModelForCausalLM and AutoTokenizer as it is, and compares loss and tokens with `weft eval` and
-    `weft tokenizer encode`;
-  - saves the model with save_pretrained, in one file and in shards, and compares weft's digest and loss of that;
+Trains tiny models with `weft train`, and makes others with transformers. Then
+  - reads every safetensors file that weft wrote with the safetensors package, and computes `weft inspect --digest` anew;
+  - loads checkpoints with AutoModelForCausalLM and AutoTokenizer as they are, and compares the logits at every position, token
+    by token and prefilled, losses with `weft eval`, tokens with `weft tokenizer encode`, greedy text with `weft generate`;
+  - saves models with save_pretrained, in one file and in shards, compares the same of those, and trains on from them: the first
+    loss is the one that transformers computes for that batch, and the checkpoint loads in transformers again;
   - writes safetensors files with the package, of every type it has, and has weft inspect them.
 Exits with 77 (a skipped test) and a message where safetensors is missing; what needs torch and transformers is skipped with a
 message where those are. With --require, what is missing is a failure."""
@@ -16,7 +17,6 @@ import hashlib
 import json
 import pathlib
 import random
-import shutil
 import struct
 import subprocess
 import sys
@@ -24,40 +24,74 @@ import tempfile
 
 SKIPPED = 77
 TOLERANCE = 1e-5  # relative, of an fp32 loss
+LOGIT_TOLERANCE = 1e-4  # absolute, in fp32
+CONTEXT = 48
+WINDOWS = 8  # of the text that training goes on with: all of them in each step
 WORDS = "the quick brown fox jumps over the lazy dog Zürich naïve 12 3456 -- (so) \n".split(" ")
 MODEL = {"hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-VARIANTS = {
+VARIANTS = {  # trained by weft
     "plain": {},
     "tied": {"tie_word_embeddings": "true", "head_dim": 20},
     "biased": {"attention_bias": "true", "mlp_bias": "true"},
     "scaled": {"rope_theta": 500000, "rope_factor": 8, "rope_low_freq_factor": 1, "rope_high_freq_factor": 4,
                "rope_original_positions": 32},
 }
+FOREIGN = {  # made by transformers
+    "plain": {},
+    "ungrouped": {"num_key_value_heads": 4, "head_dim": 16},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "scaled": {"rope": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    "bf16": {"dtype": "bfloat16"},
+}
 
 failures = []
+largest = {}  # differences seen, by what they are of
 
 
 def check(condition, what):
-    print(("ok    " if condition else "FAIL  ") + what)
+    print(("ok    " if condition else "FAIL  ") + what, flush=True)
     if not condition:
         failures.append(what)
 
 
+def check_close(what, difference, limit):
+    kind = what.rsplit(": ", 1)[1]
+    largest[kind] = max(largest.get(kind, 0.0), difference)
+    check(difference <= limit, f"{what} differ by {difference:.2e}, limit {limit:.0e}")
+
+
+def relative(a, b):
+    return abs(a - b) / abs(b)
+
+
 class Weft:
-    def __init__(self, path):
-        self.path = str(pathlib.Path(path).resolve())
+    def __init__(self, path, logits):
+        self.path, self.logits_path = str(pathlib.Path(path).resolve()), str(pathlib.Path(logits).resolve())
 
     def __call__(self, *args, data=None):
-        done = subprocess.run([self.path, *map(str, args)], input=data, capture_output=True)
+        return self.run(self.path, *args, data=data)
+
+    @staticmethod
+    def run(*command, data=None):
+        done = subprocess.run([*map(str, command)], input=data, capture_output=True)
         if done.returncode != 0:
-            raise RuntimeError(f"weft {' '.join(map(str, args))}: {done.stderr.decode(errors='replace').strip()}")
+            raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.decode(errors='replace').strip()}")
         return done.stdout
 
     def digest(self, path):
         return self("inspect", "--digest", path).decode().strip()
 
-    def loss(self, path, text, context, *flags):
-        return json.loads(self("eval", path, text, "--json", "--compute", "fp32", "--context", context, *flags))
+    def loss(self, path, text):
+        return json.loads(self("eval", path, text, "--json", "--compute", "fp32", "--context", CONTEXT))
+
+    def encode(self, tokenizer, data):
+        return [int(word) for word in self("tokenizer", "encode", tokenizer, data=data).split()]
+
+    def logits(self, path, ids, *flags):
+        lines = self.run(self.logits_path, *flags, path, data=" ".join(map(str, ids)).encode()).decode().splitlines()
+        return [[float(word) for word in line.split()] for line in lines]
 
 
 # The digest, from its definition alone
@@ -94,74 +128,203 @@ def digest_of(files):
     return digest.hexdigest()
 
 
-# Checks
+# Models
 
 
-def train(weft, work, name, variant):
-    options = [f"model.{key}={value}" for key, value in {**MODEL, **variant}.items()]
+def train(weft, work, name, variant, *options):
+    options = [*options, *(f"model.{key}={value}" for key, value in {**MODEL, **variant}.items())]
     run = work / name
     weft("train", work / "run.yaml", f"run.dir={run}", *options)
     return run / "checkpoints" / "latest"
 
 
+def make_foreign(torch, tokenizer, variant):
+    """A model of transformers whose weights are all random, norms and biases too."""
+    import transformers
+
+    options = {**MODEL, "max_position_embeddings": 64, "initializer_range": 0.15, **variant}
+    dtype = getattr(torch, options.pop("dtype", "float32"))
+    rope = options.pop("rope", None)
+    if rope and int(transformers.__version__.split(".")[0]) >= 5:
+        options["rope_parameters"] = rope
+    elif rope:
+        options["rope_theta"] = rope["rope_theta"]
+        options["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer) + 7, **ends, **options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn(parameter.shape)
+    return model.to(dtype).eval()
+
+
+def load(name, checkpoint, **options):
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True, **options)
+    clean = not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    check(clean, f"{name}: AutoModelForCausalLM loads it, nothing missing or left over")
+    return model.eval()
+
+
+def ids_of(tokenizer, text):
+    """A document as weft reads it."""
+    ends = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
+    ids = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
+    return [token for token in [*ends[0], *ids, *ends[1]] if token is not None]
+
+
+def mean_loss(torch, model, ids):
+    """Over windows as weft cuts them: each token but the first is a target once."""
+    total, count = 0.0, len(ids) - 1
+    with torch.no_grad():
+        for start in range(0, count, CONTEXT):
+            window = torch.tensor(ids[start : min(start + CONTEXT, count) + 1])
+            logits = model(window[None, :-1]).logits[0].double()
+            total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
+    return total / count
+
+
+# Checks
+
+
 def check_files(weft, name, checkpoint):
     import safetensors
-    import safetensors.numpy
 
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safetensors.safe_open(path, "numpy") as opened:
-            names = list(opened.keys())
-        check(set(safetensors.numpy.load_file(path)) == set(names) and names, f"{name}: safetensors reads {path.name}")
+            shapes = {key: list(opened.get_slice(key).get_shape()) for key in opened.keys()}
+        check(shapes and shapes == {key: value[1] for key, value in read_safetensors(path).items()},
+              f"{name}: safetensors opens {path.name}")
         check(digest_of([path]) == weft.digest(path), f"{name}: digest of {path.name}")
     weft("inspect", checkpoint)
 
 
-def mean_loss(torch, model, ids, context):
-    """Over windows as weft cuts them: each token but the first is a target once."""
-    total, count = 0.0, len(ids) - 1
-    for start in range(0, count, context):
-        window = torch.tensor(ids[start : min(start + context, count) + 1])
-        logits = model(window[None, :-1]).logits[0].double()
-        total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
-    return total / count
+def check_values(torch, name, checkpoint):
+    """The package reads every tensor, and its values are those that stand in the file."""
+    import safetensors.torch
+
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        tensors, raw = safetensors.torch.load_file(path), read_safetensors(path)
+        same = all(bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) == raw[key][2] for key, tensor in tensors.items())
+        check(same and set(tensors) == set(raw), f"{name}: safetensors loads {path.name}")
 
 
-def close(a, b):
-    return abs(a - b) <= TOLERANCE * abs(b)
-
-
-def check_transformers(weft, work, name, checkpoint, context):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True, dtype=torch.float32)
-    clean = not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    check(clean, f"{name}: AutoModelForCausalLM loads the checkpoint, nothing missing or left over")
-    text = work / "eval.txt"
-    ours = [int(word) for word in weft("tokenizer", "encode", checkpoint / "tokenizer.json", data=text.read_bytes()).split()]
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    theirs = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
-    check(ours == theirs, f"{name}: AutoTokenizer gives weft's tokens")
-    result = weft.loss(checkpoint, text, context)
-    ids = [token for token in [tokenizer.bos_token_id] if token is not None] + theirs
-    ids += [token for token in [tokenizer.eos_token_id] if token is not None]
-    check(result["tokens"] == len(ids) - 1, f"{name}: weft counts {result['tokens']} targets, expected {len(ids) - 1}")
+def check_logits(torch, weft, name, directory, model, ids):
+    ids = ids[:CONTEXT]
     with torch.no_grad():
-        expected = mean_loss(torch, model.eval(), ids, context)
-    check(close(result["loss"], expected), f"{name}: loss {result['loss']:.9f} of weft, {expected:.9f} of transformers")
-    for shards, size in (("whole", "5GB"), ("shards", "40KB")):
-        check_saved(weft, work, f"{name} saved {shards}", model, checkpoint, size, expected, context)
+        expected = model(torch.tensor([ids])).logits[0].double()
+    for how, flags, rows in (("token by token", (), expected), ("prefilled", ("--prefill",), expected[-1:])):
+        found = torch.tensor(weft.logits(directory, ids, *flags), dtype=torch.float64)
+        check(found.shape == rows.shape, f"{name}: {how}, {found.shape[0]} rows of {found.shape[1]} logits")
+        check_close(f"{name}: logits {how}", (found - rows).abs().max().item(), LOGIT_TOLERANCE)
 
 
-def check_saved(weft, work, name, model, checkpoint, size, expected, context):
-    out = work / name.replace(" ", "-")
-    model.save_pretrained(out, max_shard_size=size)
-    shutil.copy(checkpoint / "tokenizer.json", out)
-    shutil.copy(checkpoint / "tokenizer_config.json", out)
-    check(("shards" in name) == (out / "model.safetensors.index.json").exists(), f"{name}: as asked for")
-    check(weft.digest(out) == weft.digest(checkpoint), f"{name}: weft reads the same weights")
-    result = weft.loss(out, work / "eval.txt", context)
-    check(close(result["loss"], expected), f"{name}: loss {result['loss']:.9f} of weft")
+def check_loss(torch, weft, name, directory, model, text, ids):
+    result, expected = weft.loss(directory, text), mean_loss(torch, model, ids)
+    check(result["tokens"] == len(ids) - 1, f"{name}: weft counts {result['tokens']} targets, expected {len(ids) - 1}")
+    check_close(f"{name}: relative losses", relative(result["loss"], expected), TOLERANCE)
+
+
+def token_bytes(tokenizer, ids):
+    """By the byte-level alphabet; text would not tell parts of characters apart."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    alphabet = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return bytes(alphabet[character] for token in tokenizer.convert_ids_to_tokens(ids) for character in token)
+
+
+def check_generation(torch, weft, name, checkpoint, model, tokenizer):
+    prompt, tokens = "the quick brown", 32
+    ids = [tokenizer.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
+    with torch.no_grad():
+        made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=tokens)[0, len(ids) :].tolist()
+    expected = token_bytes(tokenizer, [token for token in made if token != tokenizer.eos_token_id])
+    found = weft("generate", checkpoint, "--prompt", prompt, "--temperature", 0, "--tokens", tokens, "--compute", "fp32", "--quiet")
+    check(found == expected + b"\n", f"{name}: greedy text, {len(made)} tokens: {found[:-1]} of weft, {expected} of transformers")
+
+
+def check_tokenizer(weft, name, directory, tokenizer, text):
+    ours = weft.encode(directory / "tokenizer.json", text.read_bytes())
+    theirs = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
+    check(ours == theirs, f"{name}: AutoTokenizer gives weft's {len(ours)} tokens")
+
+
+def check_checkpoint(torch, weft, work, name, checkpoint):
+    """A checkpoint of weft in transformers, and back."""
+    from transformers import AutoTokenizer
+
+    text = work / "eval.txt"
+    check_values(torch, name, checkpoint)
+    model, tokenizer = load(name, checkpoint, dtype=torch.float32), AutoTokenizer.from_pretrained(checkpoint)
+    check_tokenizer(weft, name, checkpoint, tokenizer, text)
+    ids = ids_of(tokenizer, text)
+    check_logits(torch, weft, name, checkpoint, model, ids)
+    check_loss(torch, weft, name, checkpoint, model, text, ids)
+    check_generation(torch, weft, name, checkpoint, model, tokenizer)
+    check_saved(torch, weft, work, name, model, tokenizer)
+    for out in (work / f"{name}-whole", work / f"{name}-shards"):
+        check(weft.digest(out) == weft.digest(checkpoint), f"{name}: weft reads the same weights from {out.name}")
+
+
+def check_saved(torch, weft, work, name, model, tokenizer):
+    """What transformers saves, in weft."""
+    text = work / "eval.txt"
+    ids = ids_of(tokenizer, text)
+    for kind, size in (("whole", "5GB"), ("shards", "40KB")):
+        out, what = work / f"{name}-{kind}", f"{name} saved, {kind}"
+        model.save_pretrained(out, max_shard_size=size)
+        tokenizer.save_pretrained(out)
+        files = sorted(out.glob("*.safetensors"))
+        check((len(files) > 1) == (kind == "shards"), f"{what}: {len(files)} files")
+        check(weft.digest(out) == digest_of(files), f"{what}: digest")
+        check_tokenizer(weft, what, out, tokenizer, text)
+        wide = load(what, out, dtype=torch.float32)
+        check_logits(torch, weft, what, out, wide, ids)
+        check_loss(torch, weft, what, out, wide, text, ids)
+
+
+def check_continued(torch, weft, work, name, start, tokenizer):
+    """Training from a directory of transformers, with the whole text in every step."""
+    text, run = work / "few.txt", work / f"{name}-on"
+    ids = ids_of(tokenizer, text)
+    check(-(-(len(ids) - 1) // CONTEXT) == WINDOWS, f"{name}: {len(ids)} tokens are {WINDOWS} windows")
+    weft("train", work / "run.yaml", f"run.dir={run}", f"model.init={start}", f"data.tokenizer={start}/tokenizer.json",
+         f"data.sources=[{text}]", "data.validation_fraction=0", "data.document_mask=false", "train.microbatch=4",
+         f"train.tokens_per_step={WINDOWS * CONTEXT}", "schedule.warmup_steps=0", "metrics.log_freq=1")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    expected = mean_loss(torch, load(f"{name}: start", start, dtype=torch.float32), ids)
+    check_close(f"{name}: relative first losses of training", relative(losses[0], expected), TOLERANCE)
+    check(losses[-1] < 0.95 * losses[0], f"{name}: training goes on, loss {losses[0]:.4f} to {losses[-1]:.4f}")
+    checkpoint = run / "checkpoints" / "latest"
+    check_files(weft, f"{name}, trained on", checkpoint)
+    model = load(f"{name}, trained on", checkpoint, dtype=torch.float32)
+    check_logits(torch, weft, f"{name}, trained on", checkpoint, model, ids)
+    check_loss(torch, weft, f"{name}, trained on", checkpoint, model, text, ids)
+    check(mean_loss(torch, model, ids) < losses[-1], f"{name}, trained on: the loss of transformers has fallen too")
+
+
+def check_foreign(torch, weft, work, tokenizer):
+    for variant, options in FOREIGN.items():
+        name = f"transformers-{variant}"
+        check_saved(torch, weft, work, name, make_foreign(torch, tokenizer, options), tokenizer)
+        for kind in ("whole", "shards"):
+            check_continued(torch, weft, work, f"{name}-{kind}", work / f"{name}-{kind}", tokenizer)
+
+
+def check_rounded(weft, work, torch):
+    """The export in bf16."""
+    name = "rounded"
+    checkpoint = train(weft, work, name, {}, "checkpoint.dtype=bf16")
+    check_files(weft, name, checkpoint)
+    types = {value[0] for value in read_safetensors(checkpoint / "model.safetensors").values()}
+    check(types == {"BF16"}, f"{name}: model.safetensors is of {types}")
+    if torch:
+        check(load(name, checkpoint, dtype="auto").dtype == torch.bfloat16, f"{name}: transformers takes it as bf16")
+        check_checkpoint(torch, weft, work, name, checkpoint)
 
 
 def check_written_by_package(weft, work):
@@ -191,35 +354,65 @@ def missing(package, require):
         return True
 
 
-def make_run(weft, work, context):
+def write_words(path, rng, count):
+    path.write_text(" ".join(rng.choice(WORDS) for _ in range(count)), encoding="utf-8")
+
+
+def make_run(weft, work):
     rng = random.Random(1)
-    for name, words in (("train.txt", 12000), ("eval.txt", 300)):
-        (work / name).write_text(" ".join(rng.choice(WORDS) for _ in range(words)), encoding="utf-8")
+    write_words(work / "train.txt", rng, 12000)
+    write_words(work / "eval.txt", rng, 300)
     weft("tokenizer", "train", work / "train.txt", "--vocab", 320, "--out", work / "tokenizer.json")
+    words, wanted = 0, (WINDOWS - 1) * CONTEXT + 2  # the last window is not full
+    while len(weft.encode(work / "tokenizer.json", (work / "few.txt").read_bytes()) if words else []) < wanted:
+        words += 20
+        write_words(work / "few.txt", random.Random(2), words)
     (work / "run.yaml").write_text(
         f"data: {{sources: [{work}/train.txt], tokenizer: {work}/tokenizer.json, cache_dir: {work}/cache}}\n"
-        f"train: {{steps: 8, context: {context}, microbatch: 4, compute: fp32}}\n"
+        f"train: {{steps: 8, context: {CONTEXT}, microbatch: 4, compute: fp32}}\n"
         "optimizer: {lr: 3e-3}\nschedule: {warmup_steps: 1}\n")
+
+
+def torch_if_there(require):
+    if any([missing("torch", require), missing("transformers", require)]):
+        return None
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    return torch
+
+
+def check_all(weft, work, torch):
+    make_run(weft, work)
+    check_written_by_package(weft, work)
+    for variant, options in VARIANTS.items():
+        checkpoint = train(weft, work, variant, options)
+        check_files(weft, variant, checkpoint)
+        if torch:
+            check_checkpoint(torch, weft, work, variant, checkpoint)
+    check_rounded(weft, work, torch)
+    if torch:
+        from transformers import AutoTokenizer
+
+        check_foreign(torch, weft, work, AutoTokenizer.from_pretrained(work / "plain" / "checkpoints" / "latest"))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weft", default="build/weft")
+    parser.add_argument("--logits", help="default: beside weft")
     parser.add_argument("--require", action="store_true", help="a missing package is a failure")
     args = parser.parse_args()
     if missing("numpy", args.require) or missing("safetensors", args.require):
         sys.exit(SKIPPED)
-    bare = any([missing("torch", args.require), missing("transformers", args.require)])
-    weft, context = Weft(args.weft), 48
+    torch = torch_if_there(args.require)
     with tempfile.TemporaryDirectory(prefix="weft-interop-") as name:
-        work = pathlib.Path(name)
-        make_run(weft, work, context)
-        check_written_by_package(weft, work)
-        for variant, options in VARIANTS.items():
-            checkpoint = train(weft, work, variant, options)
-            check_files(weft, variant, checkpoint)
-            if not bare:
-                check_transformers(weft, work, variant, checkpoint, context)
+        check_all(Weft(args.weft, args.logits or pathlib.Path(args.weft).with_name("logits")), pathlib.Path(name), torch)
+    for kind, difference in largest.items():
+        print(f"largest difference of {kind}: {difference:.2e}")
     if failures:
         sys.exit(f"{len(failures)} checks failed")
     print("all checks passed")
