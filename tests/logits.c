@@ -3,8 +3,8 @@
  *     logits DIR < IDS            feeds token by token: a line of vocab_size numbers for each token
  *     logits --prefill DIR < IDS  feeds all tokens in chunks: the line of the last one
  *
- * DIR is what weft generate takes; IDS are numbers with white space between them. Computes in fp32 and prints nine digits, which
- * give every float its own text. */
+ * DIR is what weft generate takes; IDS are numbers with white space between them. Computes in fp32 and prints nine digits,
+ * which give every float its own text. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ enum { CHUNK = 16 }; /* small, so that short texts make several passes */
 static ErrorCode read_ids(TokenList *list, const ModelConfig *c, Error *err) {
     int64_t id;
     int found;
-    while ((found = scanf("%" SCNd64, &id)) == 1) {
+    while ((found = scanf("%18" SCNd64, &id)) == 1) { /* 18 digits always fit */
         if (id < 0 || id >= c->vocab_size)
             return error_set(err, ERR_DATA, "id %" PRId64 " is not in the vocabulary of %" PRId64, id, c->vocab_size);
         if ((int64_t)list->count == c->max_position_embeddings)
@@ -28,7 +28,8 @@ static ErrorCode read_ids(TokenList *list, const ModelConfig *c, Error *err) {
         token_list_reserve(list, 1);
         list->ids[list->count++] = (int32_t)id;
     }
-    if (found != EOF || ferror(stdin)) return error_set(err, ERR_DATA, "stdin: expected an id after the first %zu", list->count);
+    if (found != EOF || ferror(stdin))
+        return error_set(err, ERR_DATA, "stdin: expected an id after the first %zu", list->count);
     return list->count > 0 ? OK : error_set(err, ERR_DATA, "stdin: no ids");
 }
 

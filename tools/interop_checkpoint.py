@@ -381,6 +381,7 @@ def torch_if_there(require):
 
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # texts here are longer than contexts
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     return torch
 
