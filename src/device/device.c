@@ -135,9 +135,11 @@ void device_op_leave(Device *d, OpId op, double start) {
 
 static double best_rate(Device *d, Dtype type, int64_t n, const void *a, const void *b, void *c, double seconds) {
     double best = 0, end = clock_seconds() + seconds;
+    bool trans_b = false; /* both ways that the forward pass and its input gradients take */
     do {
         double start = clock_seconds();
-        d->ops.gemm(d, false, true, n, n, n, a, b, type, c, type, n, false);
+        trans_b = !trans_b;
+        d->ops.gemm(d, false, trans_b, n, n, n, a, b, type, c, type, n, false);
         double rate = 2.0 * (double)n * (double)n * (double)n / (clock_seconds() - start);
         if (rate > best) best = rate;
     } while (clock_seconds() < end);

@@ -1,69 +1,14 @@
 /* Attention in blocks of FLASH_BLOCK queries and keys, with online softmax (Dao, "FlashAttention-2", 2023). Part of
  * kernels_all.h.
  *
- * All products are made of one tile: rows of scalars, which are broadcast, times rows of vectors. Scores are kept so that what
- * is needed along them is a vector: forward holds a column of scores for each query (lanes are queries, so maxima and sums over
+ * Scores are kept so that what is needed along them is a vector (see tile.h for the products): forward holds a column of scores for each query (lanes are queries, so maxima and sums over
  * keys need nothing across lanes), backward a row (lanes are keys, so that the transposed copies of K and V are made once for
  * a key block and serve all its queries). Scores are in units of log 2.
  *
  * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask is applied only in
  * blocks that a limit cuts. */
 
-enum { B = FLASH_BLOCK, TILE_ROWS = 4, TILE_VECTORS = VLEN == 16 ? 4 : 2 };
-
-/* ---- the tile ---- */
-
-typedef enum TileMode { TILE_SET, TILE_ADD, TILE_RESCALE } TileMode; /* C = AB, C + AB, C * factor[column] + AB */
-
-/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step]. */
-typedef struct Product {
-    int64_t m, n, k;
-    const float *a;
-    int64_t a_row, a_step;
-    const float *b;
-    int64_t b_row;
-    float *c;
-    int64_t c_row;
-    TileMode mode;
-    const float *factor;
-} Product;
-
-INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors) {
-    Vec sum[TILE_ROWS][TILE_VECTORS];
-    const float *a = p->a + i * p->a_row, *b = p->b + j;
-    float *c = p->c + i * p->c_row + j;
-    for (int r = 0; r < rows; r++) {
-        for (int v = 0; v < vectors; v++) {
-            sum[r][v] = p->mode == TILE_SET ? (Vec){0} : vec_load(c + r * p->c_row + v * VLEN);
-            if (p->mode == TILE_RESCALE) sum[r][v] *= vec_load(p->factor + j + v * VLEN);
-        }
-    }
-    int64_t steps = p->k, a_row = p->a_row, a_step = p->a_step, b_row = p->b_row;
-    for (int64_t s = 0; s < steps; s++) {
-        Vec x[TILE_VECTORS];
-        for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
-        for (int r = 0; r < rows; r++) {
-            Vec scalar = vec_set(a[r * a_row]);
-            for (int v = 0; v < vectors; v++) sum[r][v] += scalar * x[v];
-        }
-        a += a_step;
-        b += b_row;
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) vec_store(c + r * p->c_row + v * VLEN, sum[r][v]);
-}
-
-INLINE void tile_column(const Product *p, int64_t j, const int vectors) {
-    int64_t i = 0;
-    for (; i + TILE_ROWS <= p->m; i += TILE_ROWS) tile(p, i, j, TILE_ROWS, vectors);
-    for (; i < p->m; i++) tile(p, i, j, 1, vectors);
-}
-
-static void product(Product p) {
-    int64_t j = 0;
-    for (; j + TILE_VECTORS * VLEN <= p.n; j += TILE_VECTORS * VLEN) tile_column(&p, j, TILE_VECTORS);
-    for (; j < p.n; j += VLEN) tile_column(&p, j, 1);
-}
+enum { B = FLASH_BLOCK };
 
 /* ---- operands ---- */
 
@@ -89,12 +34,9 @@ static View view(const void *from, int64_t row, int64_t rows, int64_t dim, int64
 }
 
 /* to[dim][B] = rows^T * factor; columns from `rows` on are zero. */
-static void transpose(View from, int64_t rows, int64_t dim, float factor, float *to) {
-    for (int64_t i = 0; i < dim; i++) {
-        float *column = to + i * B;
-        for (int64_t r = 0; r < rows; r++) column[r] = from.data[r * from.row + i] * factor;
-        for (int64_t r = rows; r < B; r++) column[r] = 0;
-    }
+static void turn(View from, int64_t rows, int64_t dim, float factor, float *to) {
+    transpose_block(from.data, from.row, rows, dim, to, B, factor, DTYPE_F32);
+    for (int64_t i = 0; rows < B && i < dim; i++) memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
 }
 
 INLINE int64_t first_of(const Flash *f, int64_t t) { return f->first_key ? f->first_key[t] : 0; }
@@ -124,7 +66,7 @@ static void forward_start(ForwardBlock *b, float *scratch) {
     b->k_room = b->scores + B * B;
     b->v_room = b->k_room + B * padded;
     const void *q = tensor_at(f->q, b->first * f->q_row + b->head * dim, f->c);
-    transpose(view(q, f->q_row, b->count, dim, padded, b->k_room, f->c), b->count, dim, score_factor(f), b->queries);
+    turn(view(q, f->q_row, b->count, dim, padded, b->k_room, f->c), b->count, dim, score_factor(f), b->queries);
     for (int64_t i = 0; i < B; i++) {
         int64_t t = b->first + min_i64(i, b->count - 1);
         b->last_key[i] = (int32_t)(f->offset + t);
@@ -237,8 +179,8 @@ static void backward_start(BackwardBlock *b, float *scratch) {
     b->ds = b->p + B * B;
     b->k = view(tensor_at(f->k, at, f->c), f->kv_row, b->count, dim, padded, b->k_room, f->c);
     View v = view(tensor_at(f->v, at, f->c), f->kv_row, b->count, dim, padded, b->q_room, f->c);
-    transpose(b->k, b->count, dim, score_factor(f), b->keys);
-    transpose(v, b->count, dim, 1, b->values);
+    turn(b->k, b->count, dim, score_factor(f), b->keys);
+    turn(v, b->count, dim, 1, b->values);
     memset(b->dk, 0, (size_t)(B * padded) * sizeof(float));
     memset(b->dv, 0, (size_t)(B * padded) * sizeof(float));
 }

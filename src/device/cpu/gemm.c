@@ -74,8 +74,20 @@ static void product_f32(const Product *p) {
     CHECK(status == dnnl_success);
 }
 
+/* Large tiles, since each packs its operands anew, but enough of them for a few threads. oneDNN takes a way without packing for
+ * results below about a million elements, which is slow where A is transposed and its rows are long: there tiles are larger. */
+static void tile_size(const Product *p, int64_t *rows, int64_t *cols) {
+    enum { ENOUGH = 8, LONG = 2048 };
+    bool large = p->trans_a && p->m >= LONG;
+    *rows = piece_length(p->m, !large ? 512 : p->m >= 2 * LONG ? 2048 : 1024, 16);
+    *cols = piece_length(p->n, 768, 48);
+    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH) *rows = piece_length(p->m, 256, 16);
+    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH) *cols = piece_length(p->n, 384, 48);
+}
+
 static void tiled_f32(int threads, const Product *p) {
-    int64_t rows = piece_length(p->m, 256, 16), cols = piece_length(p->n, 384, 48);
+    int64_t rows, cols;
+    tile_size(p, &rows, &cols);
     int64_t down = pieces_of(p->m, rows), across = pieces_of(p->n, cols);
 #pragma omp parallel num_threads(threads)
     {

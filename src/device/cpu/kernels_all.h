@@ -7,8 +7,10 @@
 #include "device/cpu/vector.h"
 
 #include "device/cpu/elementwise.h"
-#include "device/cpu/flash.h"
 #include "device/cpu/rows.h"
+#include "device/cpu/tile.h"
+
+#include "device/cpu/flash.h"
 
 const Kernels KERNELS = {.add = add,
                          .cast = cast,

@@ -1,0 +1,97 @@
+/* Products of small matrices that lie in cache, and transposes: what attention is made of. Part of kernels_all.h. */
+
+enum { TILE_ROWS = 6, TILE_VECTORS = VLEN == 16 ? 4 : 2 }; /* sums of a tile fill most of the registers */
+
+/* ---- products ---- */
+
+typedef enum TileMode { TILE_SET, TILE_ADD, TILE_RESCALE } TileMode; /* C = AB, C + AB, C * factor[column] + AB */
+
+/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step]. */
+typedef struct Product {
+    int64_t m, n, k;
+    const float *a;
+    int64_t a_row, a_step;
+    const float *b;
+    int64_t b_row;
+    float *c;
+    int64_t c_row;
+    TileMode mode;
+    const float *factor;
+} Product;
+
+INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors) {
+    Vec sum[TILE_ROWS][TILE_VECTORS];
+    const float *a = p->a + i * p->a_row, *b = p->b + j;
+    float *c = p->c + i * p->c_row + j;
+    for (int r = 0; r < rows; r++) {
+        for (int v = 0; v < vectors; v++) {
+            sum[r][v] = p->mode == TILE_SET ? (Vec){0} : vec_load(c + r * p->c_row + v * VLEN);
+            if (p->mode == TILE_RESCALE) sum[r][v] *= vec_load(p->factor + j + v * VLEN);
+        }
+    }
+    int64_t steps = p->k, a_row = p->a_row, a_step = p->a_step, b_row = p->b_row;
+    for (int64_t s = 0; s < steps; s++) {
+        Vec x[TILE_VECTORS];
+        for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
+        for (int r = 0; r < rows; r++) {
+            Vec scalar = vec_set(a[r * a_row]);
+            for (int v = 0; v < vectors; v++) sum[r][v] += scalar * x[v];
+        }
+        a += a_step;
+        b += b_row;
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) vec_store(c + r * p->c_row + v * VLEN, sum[r][v]);
+}
+
+INLINE void tile_column(const Product *p, int64_t j, const int vectors) {
+    int64_t i = 0;
+    for (; i + TILE_ROWS <= p->m; i += TILE_ROWS) tile(p, i, j, TILE_ROWS, vectors);
+    for (; i + 4 <= p->m; i += 4) tile(p, i, j, 4, vectors);
+    for (; i < p->m; i++) tile(p, i, j, 1, vectors);
+}
+
+static void product(Product p) {
+    int64_t j = 0;
+    for (; j + TILE_VECTORS * VLEN <= p.n; j += TILE_VECTORS * VLEN) tile_column(&p, j, TILE_VECTORS);
+    for (; j < p.n; j += VLEN) tile_column(&p, j, 1);
+}
+
+/* ---- transposes ---- */
+
+typedef float Quad __attribute__((vector_size(16)));
+typedef uint16_t QuadHalf __attribute__((vector_size(8)));
+typedef uint32_t QuadBits __attribute__((vector_size(16)));
+
+INLINE Quad quad_get(const void *p, int64_t i, Dtype t) {
+    Quad q;
+    QuadHalf h;
+    if (t == DTYPE_F32) {
+        memcpy(&q, (const float *)p + i, sizeof q);
+        return q;
+    }
+    memcpy(&h, (const uint16_t *)p + i, sizeof h);
+    return (Quad)(__builtin_convertvector(h, QuadBits) << 16);
+}
+
+INLINE void transpose_quads(const void *from, int64_t row, int64_t at, float *to, int64_t to_row, float factor, Dtype t) {
+    Quad a = quad_get(from, at, t), b = quad_get(from, at + row, t);
+    Quad c = quad_get(from, at + 2 * row, t), d = quad_get(from, at + 3 * row, t);
+    Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    Quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    Quad out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5) * factor, __builtin_shufflevector(ab, cd, 2, 3, 6, 7) * factor,
+                   __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5) * factor, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7) * factor};
+    for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
+}
+
+/* to[cols][rows] = from[rows][cols]^T * factor; 16 columns at a time, so that the lines read and written stay in cache. */
+INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t cols, float *to, int64_t to_row, float factor,
+                            Dtype t) {
+    int64_t full_rows = rows / 4 * 4, full_cols = cols / 4 * 4;
+    for (int64_t j0 = 0; j0 < full_cols; j0 += 16)
+        for (int64_t i = 0; i < full_rows; i += 4)
+            for (int64_t j = j0; j < min_i64(full_cols, j0 + 16); j += 4)
+                transpose_quads(from, row, i * row + j, to + j * to_row + i, to_row, factor, t);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = i < full_rows ? full_cols : 0; j < cols; j++) to[j * to_row + i] = tensor_get(from, i * row + j, t) * factor;
+}
