@@ -18,8 +18,8 @@ typedef struct Bench {
     Dtype c;
     int64_t t;
     Pool pool;
-    char *x, *y, *z;           /* activations, the widest */
-    float *w, *g, *m, *v;      /* fp32 parameters, gradients, moments */
+    char *x, *y, *z;      /* activations, the widest */
+    float *w, *g, *m, *v; /* fp32 parameters, gradients, moments */
     float *logits, *loss, *lse, *angles;
     int32_t *ids, *positions, *first;
     double peak, copy;
@@ -42,8 +42,13 @@ static void layout(Bench *b) {
     b->ids = pool_take(&b->pool, (size_t)b->t * 4);
     b->positions = pool_take(&b->pool, (size_t)b->t * 4);
     b->first = pool_take(&b->pool, (size_t)b->t * 4);
-    DeviceNeeds needs = {.compute = b->c, .tokens = b->t, .hidden = HIDDEN, .intermediate = INTER, .vocab = VOCAB,
-                         .logits_rows = ROWS, .attention = {b->t, HEADS, HEADS, DIM}};
+    DeviceNeeds needs = {.compute = b->c,
+                         .tokens = b->t,
+                         .hidden = HIDDEN,
+                         .intermediate = INTER,
+                         .vocab = VOCAB,
+                         .logits_rows = ROWS,
+                         .attention = {b->t, HEADS, HEADS, DIM}};
     b->d.scratch_size = b->d.ops.scratch_bytes(&b->d, &needs);
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
@@ -146,7 +151,8 @@ static void embed_back(Bench *b) {
 static void update(Bench *b) {
     Device *d = &b->d;
     AdamW a = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1};
-    OP(d, OP_ADAMW, adamw, (int64_t)VOCAB * HIDDEN, a, b->w, b->g, b->m, b->v, b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
+    OP(d, OP_ADAMW, adamw, (int64_t)VOCAB * HIDDEN, a, b->w, b->g, b->m, b->v,
+       b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
 }
 static void norm(Bench *b) {
     Device *d = &b->d;
@@ -182,7 +188,8 @@ static double best_time(Bench *b, void (*run)(Bench *)) {
 
 static void flops(Bench *b, const char *name, void (*run)(Bench *), double operations) {
     double seconds = best_time(b, run), rate = operations / seconds;
-    printf("%-20s %9.3f ms %8.1f GFLOP/s  %5.1f%% of the product peak\n", name, seconds * 1e3, rate / 1e9, 100 * rate / b->peak);
+    printf("%-20s %9.3f ms %8.1f GFLOP/s  %5.1f%% of the product peak\n", name, seconds * 1e3, rate / 1e9,
+           100 * rate / b->peak);
 }
 
 static void bytes(Bench *b, const char *name, void (*run)(Bench *), double moved) {
@@ -251,8 +258,8 @@ int main(int argc, char **argv) {
     fill_tensors(&b);
     b.peak = device_matmul_peak(&b.d, b.c, 2);
     b.copy = (double)VOCAB * HIDDEN * 8 / best_time(&b, copy);
-    printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, copy %.1f GB/s\n", b.d.name, b.d.processor, b.d.threads,
-           dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.copy / 1e9);
+    printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, copy %.1f GB/s\n", b.d.name, b.d.processor,
+           b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.copy / 1e9);
     products(&b);
     passes(&b);
     pool_free(&b.pool);

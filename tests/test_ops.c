@@ -97,7 +97,12 @@ static void close_device(Device *d) {
 }
 
 static DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
-    return (DeviceNeeds){.compute = c, .tokens = tokens, .hidden = hidden, .intermediate = hidden, .vocab = 1, .logits_rows = 1,
+    return (DeviceNeeds){.compute = c,
+                         .tokens = tokens,
+                         .hidden = hidden,
+                         .intermediate = hidden,
+                         .vocab = 1,
+                         .logits_rows = 1,
                          .attention = {tokens, 1, 1, 2}};
 }
 
@@ -177,9 +182,9 @@ static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dt
 static void test_gemm_threads(void **state) {
     (void)state;
     static const int64_t shapes[][5] = {/* transposed A, B, M, N, K */
-                                        {0, 1, 512, 768, 256}, {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048}, {1, 0, 768, 768, 1024},
-                                        {1, 0, 64, 64, 16384}, {0, 1, 64, 64, 8192},   {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},
-                                        {1, 0, 3000, 256, 128}};
+                                        {0, 1, 512, 768, 256},  {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048},
+                                        {1, 0, 768, 768, 1024}, {1, 0, 64, 64, 16384},  {0, 1, 64, 64, 8192},
+                                        {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},   {1, 0, 3000, 256, 128}};
     Device d;
     Error err;
     open_device(&d, NULL, 4);
@@ -229,7 +234,8 @@ static void check_bias(Device *d, Dtype c) {
         DeviceNeeds needs = small_needs(c, *t, *h);
         set_scratch(d, &needs);
         void *y = random_tensor(*t * *h, c, -1, 1), *y2 = copy_of(y, *t * *h, c);
-        float *bias = random_tensor(*h, DTYPE_F32, -1, 1), *db = copy_of(bias, *h, DTYPE_F32), *db2 = copy_of(bias, *h, DTYPE_F32);
+        float *bias = random_tensor(*h, DTYPE_F32, -1, 1), *db = copy_of(bias, *h, DTYPE_F32),
+              *db2 = copy_of(bias, *h, DTYPE_F32);
         d->ops.bias_backward(d, *t, *h, y, db, c);
         reference.ops.bias_backward(&reference, *t, *h, y, db2, c);
         assert_near("bias_backward", d, db, db2, *h, DTYPE_F32);
@@ -345,8 +351,8 @@ static void test_rmsnorm(void **state) { (void)state, on_all(check_rmsnorm); }
 
 /* ---- RoPE and attention ---- */
 
-static const AttentionShape attention_shapes[] = {{0, 1, 1, 2}, {0, 2, 1, 8}, {0, 4, 2, 16}, {0, 2, 2, 24}, {0, 6, 2, 64},
-                                                  {0, 2, 1, 80}, {0, 2, 1, 128}, {0, 1, 1, 256}};
+static const AttentionShape attention_shapes[] = {{0, 1, 1, 2},  {0, 2, 1, 8},  {0, 4, 2, 16},  {0, 2, 2, 24},
+                                                  {0, 6, 2, 64}, {0, 2, 1, 80}, {0, 2, 1, 128}, {0, 1, 1, 256}};
 enum { ATTENTION_SHAPES = sizeof attention_shapes / sizeof *attention_shapes };
 
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
@@ -420,7 +426,8 @@ static void check_decode(Device *d, Dtype c) {
         DeviceNeeds needs = {.compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
         set_scratch(d, &needs);
         int64_t keys = (*start + *t) * s.kv_heads * s.head_dim, n = *t * s.heads * s.head_dim;
-        void *qkv = random_tensor(*t * qkv_row(s), c, -2, 2), *k = random_tensor(keys, c, -2, 2), *v = random_tensor(keys, c, -1, 1);
+        void *qkv = random_tensor(*t * qkv_row(s), c, -2, 2), *k = random_tensor(keys, c, -2, 2),
+             *v = random_tensor(keys, c, -1, 1);
         void *out = tensor(n, c), *want = tensor(n, c);
         d->ops.attention_decode(d, s, *start, qkv, k, v, out, c);
         reference.ops.attention_decode(&reference, s, *start, qkv, k, v, want, c);
@@ -523,8 +530,14 @@ static void check_adamw(Device *d, Dtype c) {
         float *m = random_tensor(*n, DTYPE_F32, -1, 1), *v = random_tensor(*n, DTYPE_F32, 0, 1);
         float *p2 = copy_of(p, *n, DTYPE_F32), *m2 = copy_of(m, *n, DTYPE_F32), *v2 = copy_of(v, *n, DTYPE_F32);
         uint16_t *copy = c == DTYPE_BF16 ? tensor(*n, c) : NULL, *copy2 = c == DTYPE_BF16 ? tensor(*n, c) : NULL;
-        AdamW a = {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .correction1 = 0.19f,
-                   .correction2 = 0.0975f, .grad_scale = 0.5f};
+        AdamW a = {.lr = 0.01f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .weight_decay = 0.1f,
+                   .correction1 = 0.19f,
+                   .correction2 = 0.0975f,
+                   .grad_scale = 0.5f};
         d->ops.adamw(d, *n, a, p, g, m, v, copy);
         reference.ops.adamw(&reference, *n, a, p2, g, m2, v2, copy2);
         assert_near("adamw m", d, m, m2, *n, DTYPE_F32);
@@ -560,7 +573,7 @@ static void test_stats(void **state) { (void)state, on_all(check_stats); }
 
 /* Along a random direction u, with f(x) = sum of weight * output: (f(x + eu) - f(x - eu)) / 2e = gradient . u. */
 typedef struct Probe {
-    int64_t in, out;                                    /* elements */
+    int64_t in, out; /* elements */
     void (*forward)(const float *x, float *y);
     void (*backward)(const float *x, const float *dy, float *dx);
 } Probe;
@@ -660,10 +673,15 @@ typedef struct Results {
     GradStats stats;
 } Results;
 
-static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, const int32_t *first, const int32_t *ids, Results *r) {
+static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, const int32_t *first, const int32_t *ids,
+                     Results *r) {
     int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim;
-    *r = (Results){.out = tensor(n, c), .dqkv = tensor(t * width, c), .dx = tensor(t * width, c),
-                   .lse = tensor(t * s.heads, DTYPE_F32), .dw = tensor(width, DTYPE_F32), .db = tensor(width, DTYPE_F32),
+    *r = (Results){.out = tensor(n, c),
+                   .dqkv = tensor(t * width, c),
+                   .dx = tensor(t * width, c),
+                   .lse = tensor(t * s.heads, DTYPE_F32),
+                   .dw = tensor(width, DTYPE_F32),
+                   .db = tensor(width, DTYPE_F32),
                    .dtable = tensor(9 * width, DTYPE_F32)};
     d->ops.fill(d, width, 0, r->dw);
     d->ops.fill(d, width, 0, r->db);
@@ -762,13 +780,13 @@ static int open_reference(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),      cmocka_unit_test(test_profile),  cmocka_unit_test(test_peak),
-        cmocka_unit_test(test_gemm),      cmocka_unit_test(test_gemm_threads), cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_bias),      cmocka_unit_test(test_elements), cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_rmsnorm),   cmocka_unit_test(test_rope),     cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_decode),    cmocka_unit_test(test_swiglu),   cmocka_unit_test(test_swiglu_ends),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_nan_loss), cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_stats),     cmocka_unit_test(test_differences), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_open),          cmocka_unit_test(test_profile),      cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_gemm),          cmocka_unit_test(test_gemm_threads), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_bias),          cmocka_unit_test(test_elements),     cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_rope),         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_decode),        cmocka_unit_test(test_swiglu),       cmocka_unit_test(test_swiglu_ends),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_nan_loss),     cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_stats),         cmocka_unit_test(test_differences),  cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);
 }

@@ -15,10 +15,29 @@
 const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
 
 const char *op_name(OpId op) {
-    static const char *const names[OP_COUNT] = {
-        "gemm", "embed_forward", "embed_backward", "rmsnorm_forward", "rmsnorm_backward", "rope", "bias_forward",
-        "bias_backward", "attention_forward", "attention_backward", "attention_decode", "swiglu_forward", "swiglu_backward",
-        "add", "cross_entropy", "adamw", "grad_stats", "cast", "zero", "init_normal", "fill", "upload", "download"};
+    static const char *const names[OP_COUNT] = {"gemm",
+                                                "embed_forward",
+                                                "embed_backward",
+                                                "rmsnorm_forward",
+                                                "rmsnorm_backward",
+                                                "rope",
+                                                "bias_forward",
+                                                "bias_backward",
+                                                "attention_forward",
+                                                "attention_backward",
+                                                "attention_decode",
+                                                "swiglu_forward",
+                                                "swiglu_backward",
+                                                "add",
+                                                "cross_entropy",
+                                                "adamw",
+                                                "grad_stats",
+                                                "cast",
+                                                "zero",
+                                                "init_normal",
+                                                "fill",
+                                                "upload",
+                                                "download"};
     return (unsigned)op < OP_COUNT ? names[op] : "unknown";
 }
 
@@ -151,14 +170,15 @@ double device_matmul_peak(Device *d, Dtype type, double seconds) {
     enum { LARGEST = 2048, COUNT = sizeof sizes / sizeof *sizes };
     Device probe = *d; /* with scratch of its own, so that the peak can be taken before anything is planned */
     probe.profiling = false;
-    DeviceNeeds needs = {.compute = type, .tokens = 1, .hidden = 2, .intermediate = 1, .vocab = 1, .logits_rows = 1,
-                         .attention = {1, 1, 1, 2}};
+    DeviceNeeds needs = {
+        .compute = type, .tokens = 1, .hidden = 2, .intermediate = 1, .vocab = 1, .logits_rows = 1, .attention = {1, 1, 1, 2}};
     size_t matrix = (size_t)LARGEST * LARGEST * dtype_bytes(type), scratch = d->ops.scratch_bytes(d, &needs);
     char *memory = NULL;
     if (posix_memalign((void **)&memory, 4096, 3 * matrix + scratch) != 0) return 0;
     probe.scratch = memory + 3 * matrix;
     probe.scratch_size = scratch;
-    for (size_t i = 0; i < 2 * matrix / dtype_bytes(type); i++) tensor_set(memory, (int64_t)i, type, (float)(i % 251) / 251 - 0.5f);
+    for (size_t i = 0; i < 2 * matrix / dtype_bytes(type); i++)
+        tensor_set(memory, (int64_t)i, type, (float)(i % 251) / 251 - 0.5f);
     double best = 0;
     for (int i = 0; i < COUNT; i++) {
         double rate = best_rate(&probe, type, sizes[i], memory, memory + matrix, memory + 2 * matrix, seconds / COUNT);

@@ -1,5 +1,5 @@
-/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over elements or rows of a kind as simple.
- * Part of kernels_all.h. */
+/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over elements or rows of a kind as
+ * simple. Part of kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
@@ -69,7 +69,8 @@ INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_
     for (int64_t r = 0; r < rows; r++) {
         const void *gate = tensor_at(gate_up, r * 2 * inter, c), *up = tensor_at(gate, inter, c);
         const void *from = tensor_at(dact, r * inter, c);
-        void *dgate = tensor_to(dgate_up, r * 2 * inter, c), *dup = tensor_to(dgate, inter, c), *to = tensor_to(act, r * inter, c);
+        void *dgate = tensor_to(dgate_up, r * 2 * inter, c), *dup = tensor_to(dgate, inter, c),
+             *to = tensor_to(act, r * inter, c);
         EACH_VECTOR(i, left, inter) {
             Vec g = get(gate, i, left, c), u = get(up, i, left, c), grad = get(from, i, left, c);
             Vec s = sigmoid(g), silu = g * s;

@@ -1,9 +1,10 @@
 /* Attention in blocks of FLASH_BLOCK queries and keys, with online softmax (Dao, "FlashAttention-2", 2023). Part of
  * kernels_all.h.
  *
- * Scores are kept so that what is needed along them is a vector (see tile.h for the products): forward holds a column of scores for each query (lanes are queries, so maxima and sums over
- * keys need nothing across lanes), backward a row (lanes are keys, so that the transposed copies of K and V are made once for
- * a key block and serve all its queries). Scores are in units of log 2.
+ * Scores are kept so that what is needed along them is a vector (see tile.h for the products): forward holds a column of scores
+ * for each query (lanes are queries, so maxima and sums over keys need nothing across lanes), backward a row (lanes are keys,
+ * so that the transposed copies of K and V are made once for a key block and serve all its queries). Scores are in units of
+ * log 2.
  *
  * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask is applied only in
  * blocks that a limit cuts. */
@@ -47,7 +48,7 @@ INLINE float score_factor(const Flash *f) { return 1.44269504f / __builtin_sqrtf
 /* State of a block of queries: lanes are queries. */
 typedef struct ForwardBlock {
     const Flash *f;
-    int64_t first, count;   /* queries */
+    int64_t first, count; /* queries */
     int64_t head, kv_head;
     float *queries;         /* [D][B], times score_factor */
     float *sums;            /* [D][B] output, not yet divided */
@@ -108,14 +109,35 @@ static void forward_softmax(ForwardBlock *b, int64_t keys) {
 static void forward_keys(ForwardBlock *b, int64_t key, int64_t keys, bool first) {
     const Flash *f = b->f;
     int64_t dim = f->s.head_dim, at = key * f->kv_row + b->kv_head * dim;
-    View k = view(tensor_at(f->k, at, f->c), f->kv_row, keys, dim, f->c == DTYPE_F32 ? dim : flash_padded(dim), b->k_room, f->c);
-    View v = view(tensor_at(f->v, at, f->c), f->kv_row, keys, dim, f->c == DTYPE_F32 ? dim : flash_padded(dim), b->v_room, f->c);
-    product((Product){.m = keys, .n = B, .k = dim, .a = k.data, .a_row = k.row, .a_step = 1, .b = b->queries, .b_row = B,
-                      .c = b->scores, .c_row = B, .mode = TILE_SET});
+    View k =
+        view(tensor_at(f->k, at, f->c), f->kv_row, keys, dim, f->c == DTYPE_F32 ? dim : flash_padded(dim), b->k_room, f->c);
+    View v =
+        view(tensor_at(f->v, at, f->c), f->kv_row, keys, dim, f->c == DTYPE_F32 ? dim : flash_padded(dim), b->v_room, f->c);
+    product((Product){.m = keys,
+                      .n = B,
+                      .k = dim,
+                      .a = k.data,
+                      .a_row = k.row,
+                      .a_step = 1,
+                      .b = b->queries,
+                      .b_row = B,
+                      .c = b->scores,
+                      .c_row = B,
+                      .mode = TILE_SET});
     if (key + keys - 1 > b->last_key[0] || key < b->first_key[B - 1]) forward_mask(b, key, keys);
     forward_softmax(b, keys);
-    product((Product){.m = dim, .n = B, .k = keys, .a = v.data, .a_row = 1, .a_step = v.row, .b = b->scores, .b_row = B,
-                      .c = b->sums, .c_row = B, .mode = first ? TILE_SET : TILE_RESCALE, .factor = b->factor});
+    product((Product){.m = dim,
+                      .n = B,
+                      .k = keys,
+                      .a = v.data,
+                      .a_row = 1,
+                      .a_step = v.row,
+                      .b = b->scores,
+                      .b_row = B,
+                      .c = b->sums,
+                      .c_row = B,
+                      .mode = first ? TILE_SET : TILE_RESCALE,
+                      .factor = b->factor});
 }
 
 static void forward_finish(const ForwardBlock *b) {
@@ -222,8 +244,16 @@ static void backward_query(const BackwardBlock *b, int64_t head, int64_t query_b
     atomic_int *progress = f->progress + head * blocks + query_block;
     for (int spins = 0; atomic_load_explicit(progress, memory_order_acquire) != (int)b->block;)
         if (++spins > 200) sched_yield();
-    product((Product){.m = count, .n = b->padded, .k = b->count, .a = b->ds, .a_row = B, .a_step = 1, .b = b->k.data,
-                      .b_row = b->k.row, .c = f->dq_sum + (head * f->s.tokens + first) * b->padded, .c_row = b->padded,
+    product((Product){.m = count,
+                      .n = b->padded,
+                      .k = b->count,
+                      .a = b->ds,
+                      .a_row = B,
+                      .a_step = 1,
+                      .b = b->k.data,
+                      .b_row = b->k.row,
+                      .c = f->dq_sum + (head * f->s.tokens + first) * b->padded,
+                      .c_row = b->padded,
                       .mode = b->block == first_of(f, first) / B ? TILE_SET : TILE_ADD});
     atomic_store_explicit(progress, (int)b->block + 1, memory_order_release);
 }
@@ -234,8 +264,17 @@ static void backward_queries(const BackwardBlock *b, int64_t head, int64_t query
     View q = view(tensor_at(f->q, first * f->q_row + head * dim, f->c), f->q_row, count, dim, padded, b->q_room, f->c);
     View dout = view(tensor_at(f->dout, (first * f->s.heads + head) * dim, f->c), f->s.heads * dim, count, dim, padded,
                      b->dout_room, f->c);
-    Product scores = {.m = count, .n = B, .k = dim, .a = q.data, .a_row = q.row, .a_step = 1, .b = b->keys, .b_row = B,
-                      .c = b->p, .c_row = B, .mode = TILE_SET};
+    Product scores = {.m = count,
+                      .n = B,
+                      .k = dim,
+                      .a = q.data,
+                      .a_row = q.row,
+                      .a_step = 1,
+                      .b = b->keys,
+                      .b_row = B,
+                      .c = b->p,
+                      .c_row = B,
+                      .mode = TILE_SET};
     product(scores);
     scores.a = dout.data;
     scores.a_row = dout.row;
@@ -243,8 +282,17 @@ static void backward_queries(const BackwardBlock *b, int64_t head, int64_t query
     scores.c = b->ds;
     product(scores);
     backward_softmax(b, head, first, count);
-    Product sums = {.m = b->count, .n = padded, .k = count, .a = b->p, .a_row = 1, .a_step = B, .b = dout.data,
-                    .b_row = dout.row, .c = b->dv, .c_row = padded, .mode = TILE_ADD};
+    Product sums = {.m = b->count,
+                    .n = padded,
+                    .k = count,
+                    .a = b->p,
+                    .a_row = 1,
+                    .a_step = B,
+                    .b = dout.data,
+                    .b_row = dout.row,
+                    .c = b->dv,
+                    .c_row = padded,
+                    .mode = TILE_ADD};
     product(sums);
     sums.a = b->ds;
     sums.b = q.data;
@@ -254,7 +302,8 @@ static void backward_queries(const BackwardBlock *b, int64_t head, int64_t query
     backward_query(b, head, query_block, count);
 }
 
-INLINE void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to, int64_t row, Dtype c) {
+INLINE void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to, int64_t row,
+                       Dtype c) {
     for (int64_t r = 0; r < rows; r++)
         EACH_VECTOR(i, left, dim) put(to, r * row + i, left, c, vec_load(from + r * padded + i) * factor);
 }

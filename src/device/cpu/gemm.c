@@ -39,10 +39,10 @@ struct Gemm {
     bool native;
     int threads;
     dnnl_engine_t engine;
-    dnnl_stream_t *streams;  /* [threads] */
+    dnnl_stream_t *streams; /* [threads] */
     Primitive *cache;
     int cached, room;
-    char *pads;              /* [threads][pad_bytes] scratchpads, grown when a primitive asks for more */
+    char *pads; /* [threads][pad_bytes] scratchpads, grown when a primitive asks for more */
     size_t pad_bytes;
 };
 
@@ -321,8 +321,20 @@ static void native(Gemm *g, Device *d, const Product *p) {
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
               Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
     if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
-    Product p = {.trans_a = trans_a, .trans_b = trans_b, .accumulate = accumulate, .m = m, .n = n, .k = k, .a = a, .b = b, .c = c,
-                 .lda = trans_a ? m : k, .ldb = trans_b ? k : n, .ldc = ldc, .ab_type = ab_type, .c_type = c_type};
+    Product p = {.trans_a = trans_a,
+                 .trans_b = trans_b,
+                 .accumulate = accumulate,
+                 .m = m,
+                 .n = n,
+                 .k = k,
+                 .a = a,
+                 .b = b,
+                 .c = c,
+                 .lda = trans_a ? m : k,
+                 .ldb = trans_b ? k : n,
+                 .ldc = ldc,
+                 .ab_type = ab_type,
+                 .c_type = c_type};
     if (ab_type == DTYPE_F32)
         tiled_f32(d->threads, &p);
     else if (g->native)

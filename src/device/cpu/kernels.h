@@ -44,8 +44,8 @@ typedef struct Kernels {
     void (*swiglu_forward)(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c);
     void (*swiglu_backward)(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
                             Dtype c);
-    void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets, float scale,
-                          float *loss, void *dlogits, Dtype grad_type);
+    void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
+                          float scale, float *loss, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy);
     void (*grad_stats)(int64_t n, const float *g, double p, GradStats *out); /* one piece */
 

@@ -7,15 +7,15 @@
 #include "device/cpu/cpu.h"
 
 enum {
-    GRAIN = 16384,       /* elements in a piece of an elementwise op */
-    PARTS = 64,          /* pieces of a sum over tokens, at most */
+    GRAIN = 16384, /* elements in a piece of an elementwise op */
+    PARTS = 64,    /* pieces of a sum over tokens, at most */
     STATS_PIECE = 4096,
-    STATS_ROUND = 1024,  /* pieces of grad_stats between two additions */
+    STATS_ROUND = 1024, /* pieces of grad_stats between two additions */
 };
 
 /* for (first = 0; first < n; first += step), pieces on threads; a single piece stays on this one. */
 #define PRAGMA(text) _Pragma(#text)
-#define EACH_PIECE(d, first, n, step) \
+#define EACH_PIECE(d, first, n, step)                                                     \
     PRAGMA(omp parallel for num_threads((d)->threads) schedule(static) if ((n) > (step))) \
     for (int64_t first = 0; first < (n); first += (step))
 
@@ -28,7 +28,8 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
     gemm_run(optimised_of(d)->gemm, d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate);
 }
 
-static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out, Dtype c) {
+static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out,
+                          Dtype c) {
     size_t row = (size_t)hidden * dtype_bytes(c);
     int64_t step = rows_for(hidden);
     EACH_PIECE(d, first, tokens, step) {
@@ -60,7 +61,7 @@ static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps
 
 static int64_t part_rows(int64_t tokens) { return max_i64(16, (tokens + PARTS - 1) / PARTS); }
 
-/* Partial sums [parts][n] of the pieces of part_rows tokens, zeroed; NULL when there is one piece, which may add to the result. */
+/* Partial sums [parts][n] of the pieces of part_rows tokens, zeroed; NULL when there is one piece: it may add to the result. */
 static float *partial_sums(Device *d, int64_t tokens, int64_t n) {
     int64_t parts = (tokens + part_rows(tokens) - 1) / part_rows(tokens);
     if (parts == 1) return NULL;
@@ -111,7 +112,8 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
     kernels_of(d)->bias_forward(min_i64(step, tokens - first), n, tensor_to(y, first * n, c), bias, c);
 }
 
-static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c) {
+static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
+                 Dtype c) {
     int64_t row = (s.heads + 2 * s.kv_heads) * s.head_dim, step = rows_for(row);
     EACH_PIECE(d, first, s.tokens, step) {
         AttentionShape part = s;
@@ -132,8 +134,8 @@ static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void
     int64_t step = rows_for(inter);
     EACH_PIECE(d, first, tokens, step) {
         int64_t wide = first * 2 * inter, at = first * inter;
-        kernels_of(d)->swiglu_backward(min_i64(step, tokens - first), inter, tensor_at(gate_up, wide, c), tensor_at(dact, at, c),
-                                       tensor_to(dgate_up, wide, c), tensor_to(act, at, c), c);
+        kernels_of(d)->swiglu_backward(min_i64(step, tokens - first), inter, tensor_at(gate_up, wide, c),
+                                       tensor_at(dact, at, c), tensor_to(dgate_up, wide, c), tensor_to(act, at, c), c);
     }
 }
 

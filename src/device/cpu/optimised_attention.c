@@ -11,8 +11,15 @@ static Flash flash_of(AttentionShape s, const void *qkv, const int32_t *first_ke
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim;
     const void *k = tensor_at(qkv, s.heads * dim, c);
-    return (Flash){.s = s, .c = c, .q = qkv, .k = k, .v = tensor_at(k, s.kv_heads * dim, c), .q_row = row, .kv_row = row,
-                   .first_key = first_key, .out = out};
+    return (Flash){.s = s,
+                   .c = c,
+                   .q = qkv,
+                   .k = k,
+                   .v = tensor_at(k, s.kv_heads * dim, c),
+                   .q_row = row,
+                   .kv_row = row,
+                   .first_key = first_key,
+                   .out = out};
 }
 
 /* Query-key pairs of the blocks that are visited, all heads, for the profile. */
@@ -32,7 +39,7 @@ static void count_flops(Device *d, OpId op, const Flash *f, double products) {
 /* ---- scratch: one area a thread, then what all share ---- */
 
 typedef struct Areas {
-    size_t thread; /* floats of one thread */
+    size_t thread;                  /* floats of one thread */
     size_t delta, dq_sum, progress; /* first byte of each */
     size_t bytes;
 } Areas;

@@ -20,7 +20,8 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
     }
 }
 
-static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out, Dtype c) {
+static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out,
+                          Dtype c) {
     (void)d;
     size_t row = (size_t)hidden * dtype_bytes(c);
     for (int64_t t = 0; t < tokens; t++) memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
@@ -76,7 +77,8 @@ static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const vo
     }
 }
 
-static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c) {
+static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
+                 Dtype c) {
     (void)d;
     int64_t dim = s.head_dim, half = dim / 2, row = (s.heads + 2 * s.kv_heads) * dim;
     for (int64_t t = 0; t < s.tokens; t++) {

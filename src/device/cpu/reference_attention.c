@@ -16,7 +16,8 @@ static double dot(const void *a, const void *b, int64_t n, Dtype c) {
 }
 
 /* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. */
-static double attend(const void *q, const void *k, const void *v, int64_t stride, int64_t keys, int64_t dim, void *out, Dtype c) {
+static double attend(const void *q, const void *k, const void *v, int64_t stride, int64_t keys, int64_t dim, void *out,
+                     Dtype c) {
     double scale = 1 / sqrt((double)dim), max = -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
     for (int64_t j = 0; j < keys; j++) max = fmax(max, scale * dot(q, tensor_at(k, j * stride, c), dim, c));
     for (int64_t j = 0; j < keys; j++) {

@@ -30,8 +30,8 @@ static void rmsnorm_forward(int64_t rows, int64_t hidden, float eps, const void 
 }
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
-INLINE void rmsnorm_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd, const void *dy,
-                                   void *dx, bool add_to, float *dw, Dtype c) {
+INLINE void rmsnorm_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
+                                   const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
         void *dxr = tensor_to(dx, r * hidden, c);
@@ -126,8 +126,8 @@ INLINE void row_gradient(const void *x, int64_t vocab, Dtype t, RowSum of, float
     EACH_VECTOR(i, left, vocab) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
 }
 
-INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits, const int32_t *targets, float scale, float *loss,
-                                void *dlogits, Dtype grad_type, Dtype t) {
+INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits, const int32_t *targets, float scale,
+                                float *loss, void *dlogits, Dtype grad_type, Dtype t) {
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(logits, r * vocab, t);
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
@@ -148,7 +148,7 @@ INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits,
         tensor_set(dx, targets[r], grad_type, (float)((exp(-excess) / of.sum - 1) * (double)scale));
     }
 }
-static void cross_entropy(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets, float scale,
-                          float *loss, void *dlogits, Dtype grad_type) {
+static void cross_entropy(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
+                          float scale, float *loss, void *dlogits, Dtype grad_type) {
     BY_DTYPE(logits_type, cross_entropy_typed, rows, vocab, logits, targets, scale, loss, dlogits, grad_type);
 }

@@ -80,7 +80,8 @@ INLINE void transpose_quads(const void *from, int64_t row, int64_t at, float *to
     Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     Quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
     Quad out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5) * factor, __builtin_shufflevector(ab, cd, 2, 3, 6, 7) * factor,
-                   __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5) * factor, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7) * factor};
+                   __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5) * factor,
+                   __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7) * factor};
     for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
 }
 
@@ -93,5 +94,6 @@ INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t
             for (int64_t j = j0; j < min_i64(full_cols, j0 + 16); j += 4)
                 transpose_quads(from, row, i * row + j, to + j * to_row + i, to_row, factor, t);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = i < full_rows ? full_cols : 0; j < cols; j++) to[j * to_row + i] = tensor_get(from, i * row + j, t) * factor;
+        for (int64_t j = i < full_rows ? full_cols : 0; j < cols; j++)
+            to[j * to_row + i] = tensor_get(from, i * row + j, t) * factor;
 }

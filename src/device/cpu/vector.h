@@ -163,12 +163,12 @@ INLINE Vec vec_exp(Vec x) {
 #define EACH_VECTOR(i, left, n) for (int64_t i = 0, left = (n); left > 0; i += VLEN, left -= VLEN)
 
 /* Calls body(..., dtype) with a constant dtype, so that each dtype gets code of its own. */
-#define BY_DTYPE(type, body, ...)              \
-    do {                                       \
-        if ((type) == DTYPE_F32)               \
-            body(__VA_ARGS__, DTYPE_F32);      \
-        else                                   \
-            body(__VA_ARGS__, DTYPE_BF16);     \
+#define BY_DTYPE(type, body, ...)          \
+    do {                                   \
+        if ((type) == DTYPE_F32)           \
+            body(__VA_ARGS__, DTYPE_F32);  \
+        else                               \
+            body(__VA_ARGS__, DTYPE_BF16); \
     } while (0)
 
 #endif
