@@ -550,7 +550,7 @@ static void check_adamw(Device *d, Dtype c) {
 static void test_adamw(void **state) { (void)state, on_all(check_adamw); }
 
 static void check_stats(Device *d, Dtype c) {
-    static const double powers[] = {1, 1.5, 2, 3, INFINITY};
+    static const double powers[] = {1, 1.5, 2, 3, HUGE_VAL};
     static const int64_t counts[] = {1, 31, 4096, 5000, 4096 * 1024 + 77};
     if (c == DTYPE_BF16) return;
     DeviceNeeds needs = small_needs(c, 1, 2);
