@@ -138,10 +138,10 @@ class Trainer:
         self.loss = torch.compile(self.model) if args.compile else self.model
         self.microbatches = max(1, args.step_tokens // (args.microbatch * args.context))
 
-    def step(self):
+    def step(self, microbatches=None):
         torch, args = self.torch, self.args
         total = 0.0
-        for _ in range(self.microbatches):
+        for _ in range(microbatches or self.microbatches):
             ids = torch.randint(self.vocab, (args.microbatch, args.context + 1))
             with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "autocast"):
                 loss = self.loss(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) / self.microbatches
@@ -169,7 +169,7 @@ def measure(args):
     trainer = Trainer(torch, args)
     tokens = trainer.microbatches * args.microbatch * args.context
     for _ in range(args.warmup):
-        loss = trainer.step()
+        loss = trainer.step(1)  # one microbatch: compiles, allocates, warms up
     start = time.perf_counter()
     for _ in range(args.steps):
         loss = trainer.step()
@@ -218,8 +218,7 @@ def best(args):
     start = max(1, 4096 // args.context)
 
     def probe(dtype, compiled, microbatch):
-        # Two microbatches at least, so that the update does not weigh more than it will.
-        return in_process(args, dtype, compiled, microbatch, max(8192, 2 * microbatch * args.context), 1)
+        return in_process(args, dtype, compiled, microbatch, max(4096, microbatch * args.context), 1)
 
     def fastest(results):
         return max((r for r in results if r), key=lambda r: r["tokens_per_second"], default=None)
@@ -243,7 +242,7 @@ def main():
     parser.add_argument("--microbatch", type=int, default=4, help="sequences")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="0: as PyTorch chooses")
     parser.add_argument("--timeout", type=int, default=900, help="of one measurement with --best, seconds")
     parser.add_argument("--best", action="store_true")
