@@ -2,8 +2,8 @@
  *
  * Rules
  *  1. Only device/ dereferences tensor memory. Others hold pointers, add offsets, and call ops. The guard build proves it.
- *  2. device/cpu/reference.c fills every slot in plain C; faster implementations override slots. Each override is tested against
- *     the reference on odd shapes and tails.
+ *  2. device/cpu/reference.c fills every slot in plain C; faster implementations override slots. Each override is tested
+ * against the reference on odd shapes and tails.
  *  3. Results do not depend on the number of threads: work is cut into pieces that depend on shapes alone, and every sum has a
  *     fixed order.
  *  4. Nothing is allocated in an op. Scratch comes from Device.scratch, whose size `scratch_bytes` tells in advance.
@@ -27,9 +27,29 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
 
 /* Index of each op, for the profile. Keep in the order of struct Ops. */
 typedef enum OpId {
-    OP_GEMM, OP_EMBED_FORWARD, OP_EMBED_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD, OP_ROPE, OP_BIAS_FORWARD,
-    OP_BIAS_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD, OP_ATTENTION_DECODE, OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD,
-    OP_ADD, OP_CROSS_ENTROPY, OP_ADAMW, OP_GRAD_STATS, OP_CAST, OP_ZERO, OP_INIT_NORMAL, OP_FILL, OP_UPLOAD, OP_DOWNLOAD,
+    OP_GEMM,
+    OP_EMBED_FORWARD,
+    OP_EMBED_BACKWARD,
+    OP_RMSNORM_FORWARD,
+    OP_RMSNORM_BACKWARD,
+    OP_ROPE,
+    OP_BIAS_FORWARD,
+    OP_BIAS_BACKWARD,
+    OP_ATTENTION_FORWARD,
+    OP_ATTENTION_BACKWARD,
+    OP_ATTENTION_DECODE,
+    OP_SWIGLU_FORWARD,
+    OP_SWIGLU_BACKWARD,
+    OP_ADD,
+    OP_CROSS_ENTROPY,
+    OP_ADAMW,
+    OP_GRAD_STATS,
+    OP_CAST,
+    OP_ZERO,
+    OP_INIT_NORMAL,
+    OP_FILL,
+    OP_UPLOAD,
+    OP_DOWNLOAD,
     OP_COUNT
 } OpId;
 
@@ -46,9 +66,9 @@ typedef struct AdamW {
 
 /* Order-free figures of a gradient tensor; see grad_stats. */
 typedef struct GradStats {
-    double sum;          /* sum |g|^p over finite elements (p finite) */
-    double max;          /* max |g| over finite elements */
-    int64_t nonfinite;   /* elements that are NaN or infinite */
+    double sum;        /* sum |g|^p over finite elements (p finite) */
+    double max;        /* max |g| over finite elements */
+    int64_t nonfinite; /* elements that are NaN or infinite */
 } GradStats;
 
 typedef struct Device Device;
@@ -56,11 +76,11 @@ typedef struct DeviceNeeds DeviceNeeds;
 
 typedef struct Ops {
     /* C[M,N] = op(A) op(B) + (accumulate ? C : 0), row-major. op(A) is [M,K]: A itself [M,K], or with trans_a the transpose of
-     * A [K,M]; op(B) is [K,N]: B [K,N], or with trans_b the transpose of B [N,K]. Any mix of dtypes of A, B equal to each other;
-     * C may be fp32 or the same dtype as A. Leading dimensions are those of contiguous tensors except ldc (>= N).
-     *   linear forward          Y[T,N] = X[T,K] W[N,K]^T        gemm(0, 1, T, N, K, X, W, Y)
-     *   its input gradient      dX[T,K] = dY[T,N] W[N,K]        gemm(0, 0, T, K, N, dY, W, dX)
-     *   its weight gradient     dW[N,K] += dY[T,N]^T X[T,K]     gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate) */
+     * A [K,M]; op(B) is [K,N]: B [K,N], or with trans_b the transpose of B [N,K]. Any mix of dtypes of A, B equal to each
+     * other; C may be fp32 or the same dtype as A. Leading dimensions are those of contiguous tensors except ldc (>= N). linear
+     * forward          Y[T,N] = X[T,K] W[N,K]^T        gemm(0, 1, T, N, K, X, W, Y) its input gradient      dX[T,K] = dY[T,N]
+     * W[N,K]        gemm(0, 0, T, K, N, dY, W, dX) its weight gradient     dW[N,K] += dY[T,N]^T X[T,K]     gemm(1, 0, N, K, T,
+     * dY, X, dW fp32, accumulate) */
     void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
                  Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate);
 
@@ -108,8 +128,8 @@ typedef struct Ops {
     /* act = silu(gate) * up with gate_up = [gate | up] per token. Shazeer, "GLU variants improve transformer", 2020. */
     void (*swiglu_forward)(Device *d, int64_t tokens, int64_t inter, const void *gate_up /* [T, 2I] c */,
                            void *act /* [T, I] c */, Dtype c);
-    /* dgate_up from dact; act is computed again on the way (the down projection's weight gradient wants it). dact and act may be
-     * the same memory. */
+    /* dgate_up from dact; act is computed again on the way (the down projection's weight gradient wants it). dact and act may
+     * be the same memory. */
     void (*swiglu_backward)(Device *d, int64_t tokens, int64_t inter, const void *gate_up /* [T, 2I] c */,
                             const void *dact /* [T, I] c */, void *dgate_up /* [T, 2I] c */, void *act /* [T, I] c */, Dtype c);
 
@@ -117,14 +137,15 @@ typedef struct Ops {
 
     /* Cross-entropy of `rows` tokens, fused with its gradient: loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where
      * target < 0 (ignored). With dlogits: (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. */
-    void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */, Dtype logits_type,
-                          const int32_t *targets /* [R] */, float scale, float *loss /* [R] */,
+    void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
+                          Dtype logits_type, const int32_t *targets /* [R] */, float scale, float *loss /* [R] */,
                           void *dlogits /* [R, V] grad_type or NULL */, Dtype grad_type);
 
     /* Loshchilov & Hutter, "Decoupled weight decay regularization", 2019; fused with clipping and with the compute copy:
      *   g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
      *   p -= lr * weight_decay * p + lr * (m / c1) / (sqrt(v / c2) + eps);   copy = p rounded to bf16 (unless NULL). */
-    void (*adamw)(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy /* or NULL */);
+    void (*adamw)(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
+                  uint16_t *copy /* or NULL */);
 
     /* Sum |g|^p (p finite, >= 1) or max (p infinite), and the count of non-finite elements. Pieces of 4,096 elements, each
      * summed in a fixed order in double, added in ascending order. */
@@ -160,15 +181,15 @@ typedef struct OpProfile {
 
 struct Device {
     Ops ops;
-    const char *name;      /* "avx512", "avx512_bf16", "avx2", "portable", "reference" */
-    char processor[128];   /* the processor's own name */
+    const char *name;    /* "avx512", "avx512_bf16", "avx2", "portable", "reference" */
+    char processor[128]; /* the processor's own name */
     int threads;
-    bool native_bf16;      /* bf16 matrix products are at least as fast as fp32 ones */
+    bool native_bf16; /* bf16 matrix products are at least as fast as fp32 ones */
     char *scratch;
     size_t scratch_size;
     bool profiling;
     OpProfile profile[OP_COUNT];
-    void *impl;            /* private to the implementation */
+    void *impl; /* private to the implementation */
 };
 
 /* The CPU. `kind`: NULL or "auto" for the best that the processor runs, or a name above (ERR_UNAVAILABLE if it can't).
@@ -181,11 +202,11 @@ const char *op_name(OpId op);
 
 /* Every op call goes through this: it opens the guard, and keeps the profile when asked to.
  *     OP(d, OP_ADD, add, n, a, b, out); */
-#define OP(d, id, slot, ...)                                        \
-    do {                                                            \
-        double op_start_ = device_op_enter((d));                    \
-        (d)->ops.slot((d), __VA_ARGS__);                            \
-        device_op_leave((d), (id), op_start_);                      \
+#define OP(d, id, slot, ...)                     \
+    do {                                         \
+        double op_start_ = device_op_enter((d)); \
+        (d)->ops.slot((d), __VA_ARGS__);         \
+        device_op_leave((d), (id), op_start_);   \
     } while (0)
 double device_op_enter(Device *d);
 void device_op_leave(Device *d, OpId op, double start);
