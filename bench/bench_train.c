@@ -84,16 +84,10 @@ static void release(Batch *b, int count) {
 }
 
 static void print_profile(const Device *d, double seconds) {
-    double named = 0;
-    fprintf(stderr, "%-20s %9s %9s %6s %10s\n", "op", "calls", "seconds", "share", "GFLOP/s");
-    for (int i = 0; i < OP_COUNT; i++) {
-        const OpProfile *p = &d->profile[i];
-        if (!p->calls) continue;
-        named += p->seconds;
-        fprintf(stderr, "%-20s %9lld %9.3f %5.1f%% %10.1f\n", op_name((OpId)i), (long long)p->calls, p->seconds,
-                100 * p->seconds / seconds, p->flops / p->seconds / 1e9);
-    }
-    fprintf(stderr, "%-20s %9s %9.3f %5.1f%%\n", "outside ops", "", seconds - named, 100 * (seconds - named) / seconds);
+    Text out = {0};
+    device_profile_print(d, seconds, &out);
+    fputs(out.data, stderr);
+    text_free(&out);
 }
 
 /* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up. */

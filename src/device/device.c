@@ -187,3 +187,20 @@ double device_matmul_peak(Device *d, Dtype type, double seconds) {
     free(memory);
     return best;
 }
+
+void device_profile_print(const Device *d, double seconds, Text *out) {
+    double named = 0;
+    for (int i = 0; i < OP_COUNT; i++) named += d->profile[i].seconds;
+    double whole = seconds > 0 ? seconds : named;
+    text_printf(out, "%-20s %9s %9s %6s %10s\n", "op", "calls", "seconds", "share", "GFLOP/s");
+    for (int i = 0; i < OP_COUNT; i++) {
+        const OpProfile *p = &d->profile[i];
+        if (p->calls == 0) continue;
+        text_printf(out, "%-20s %9lld %9.3f %5.1f%%", op_name((OpId)i), (long long)p->calls, p->seconds,
+                    100 * p->seconds / whole);
+        if (p->flops > 0) text_printf(out, " %10.1f", p->flops / p->seconds / 1e9);
+        text_puts(out, "\n");
+    }
+    if (seconds > 0)
+        text_printf(out, "%-20s %9s %9.3f %5.1f%%\n", "outside ops", "", seconds - named, 100 * (seconds - named) / seconds);
+}

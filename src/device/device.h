@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/text.h"
 
 typedef enum Dtype { DTYPE_F32, DTYPE_BF16 } Dtype;
 static inline size_t dtype_bytes(Dtype t) { return t == DTYPE_F32 ? 4 : 2; }
@@ -210,6 +211,9 @@ const char *op_name(OpId op);
     } while (0)
 double device_op_enter(Device *d);
 void device_op_leave(Device *d, OpId op, double start);
+
+/* A table of the profile: calls, seconds, share of `seconds` (0: of all ops), rate. */
+void device_profile_print(const Device *d, double seconds, Text *out);
 
 /* Matrix-product peak of this device, measured: largest of a few square-ish products, in FLOP/s. Takes about `seconds`. */
 double device_matmul_peak(Device *d, Dtype type, double seconds);

@@ -297,15 +297,10 @@ static void show_curve(const Trainer *t) {
 }
 
 static void show_profile(const Trainer *t) {
-    double total = 0;
-    for (int i = 0; i < OP_COUNT; i++) total += t->device.profile[i].seconds;
-    fprintf(stderr, "%-20s %9s %9s %6s %10s\n", "op", "calls", "seconds", "share", "GFLOP/s");
-    for (int i = 0; i < OP_COUNT; i++) {
-        const OpProfile *p = &t->device.profile[i];
-        if (p->calls)
-            fprintf(stderr, "%-20s %9lld %9.3f %5.1f%% %10.1f\n", op_name((OpId)i), (long long)p->calls, p->seconds,
-                    100 * p->seconds / total, p->flops / p->seconds / 1e9);
-    }
+    Text out = {0};
+    device_profile_print(&t->device, 0, &out);
+    fputs(out.data, stderr);
+    text_free(&out);
 }
 
 static ErrorCode finish(Trainer *t, Error *err) {
