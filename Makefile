@@ -46,8 +46,10 @@ interop: build ## tests against the Python packages of others, in a venv
 	@.venv-interop/bin/python -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers"
 	@WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" ctest --test-dir $(BUILD) -L interop --verbose
 
-soak: build ## a run killed 100 times at random moments ends with the same bits
+soak: build ## 100 kills, 30 faults on many ranks, all meshes and schedules: the same bits
+	@WEFT=$(CURDIR)/$(BUILD)/weft FAULTS=$${FAULTS:-30} tests/test_faults.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/test_kills.sh
+	@WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/test_curve.sh
 
 install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

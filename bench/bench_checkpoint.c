@@ -1,6 +1,8 @@
-/* What a save costs: the whole of it, and what training sees of it when a thread writes. Prints one JSON line.
+/* What a save costs, as one JSON line: all of it (save_seconds), and what training waits for when a thread writes - with a copy
+ * that blocks (blocking_stall), and with one beside matrix products on all cores from one update to the next (beside_stall), as
+ * in training; each also as a share of the whole. Best of a few rounds.
  *
- *     bench_checkpoint [MILLIONS OF PARAMETERS [DIRECTORY]]
+ *     bench_checkpoint [MILLIONS OF PARAMETERS [DIRECTORY [SECONDS BETWEEN UPDATES]]]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +11,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "checkpoint/async.h"
+#include "device/device.h"
 
 #define TENSORS 24
 #define ROUNDS 5
@@ -46,47 +49,89 @@ static void make(Model *m, int64_t parameters) {
     for (size_t i = 0; i < count; i++) m->values[i] = (float)(i % 8191) * 0.001f;
 }
 
-static ErrorCode measure(Model *m, const char *dir, Error *err) {
-    TensorList model = {TENSORS, m->tensors, m, fetch, NULL};
-    TensorList optimizer = {2 * TENSORS, m->tensors + TENSORS, m, fetch_moments, NULL};
-    CheckpointSave save = {.step = 1, .model = &model, .optimizer = &optimizer, .state = "{}"};
-    SaveFigures whole, best = {.seconds = 1e30};
-    SaveReport report, least = {.copied = 1e30};
-    CheckpointWriter *w;
-    double start;
+typedef struct Bench {
+    TensorList model, optimizer;
+    CheckpointSave save;
+    const char *dir;
+    Device device;
+    double between; /* seconds of products from one update to the next */
+    SaveFigures whole;
+    double verify, blocking, beside;
+} Bench;
+
+static ErrorCode measure_whole(Bench *b, Error *err) {
+    SaveFigures figures;
+    b->whole.seconds = 1e30;
     for (int i = 0; i < ROUNDS; i++) {
-        TRY(checkpoint_save(NULL, dir, &save, &whole, err));
-        if (whole.seconds < best.seconds) best = whole;
+        TRY(checkpoint_save(NULL, b->dir, &b->save, &figures, err));
+        if (figures.seconds < b->whole.seconds) b->whole = figures;
     }
-    start = clock_seconds();
-    char *path = path_join(dir, "step-00000001");
-    TRY(checkpoint_verify(path, err));
+    double start = clock_seconds();
+    char *path = path_join(b->dir, "step-00000001");
+    ErrorCode code = checkpoint_verify(path, err);
     free(path);
-    double verify = clock_seconds() - start;
-    TRY(checkpoint_writer_start(&w, NULL, dir, (CheckpointKeep){2, 0}, -1, checkpoint_staging_bytes(&model, &optimizer), err));
+    b->verify = clock_seconds() - start;
+    return code;
+}
+
+/* The wait for the copy at the next update, which comes after `between` seconds of products. */
+static ErrorCode measure_stall(Bench *b, CheckpointWriter *w, double between, double *stall, Error *err) {
+    SaveReport report;
+    *stall = 1e30;
     for (int i = 0; i < ROUNDS; i++) {
-        TRY(checkpoint_writer_save(w, &save, err));
+        TRY(checkpoint_writer_begin(w, &b->save, err));
+        if (between > 0) device_matmul_peak(&b->device, DTYPE_F32, between);
+        checkpoint_writer_copied(w);
         TRY(checkpoint_writer_wait(w, err));
-        if (checkpoint_writer_report(w, &report) && report.copied < least.copied) least = report;
+        if (checkpoint_writer_report(w, &report) && report.copied < *stall) *stall = report.copied;
     }
-    TRY(checkpoint_writer_stop(w, err));
+    return OK;
+}
+
+static ErrorCode measure_writer(Bench *b, Error *err) {
+    CheckpointWriter *w;
+    WriterSetup setup = {.dir = b->dir, .keep = {2, 0}, .in_use = -1, .ranks = 1};
+    setup.staging_bytes = checkpoint_staging_bytes(&b->model, &b->optimizer);
+    TRY(checkpoint_writer_start(&w, &setup, err));
+    ErrorCode code = measure_stall(b, w, 0, &b->blocking, err);
+    if (code == OK) code = measure_stall(b, w, b->between, &b->beside, err);
+    checkpoint_writer_stop(w, NULL);
+    return code;
+}
+
+static ErrorCode measure(Model *m, const char *dir, double between, Error *err) {
+    Bench b = {.model = {.count = TENSORS, .tensors = m->tensors, .ctx = m, .fetch = fetch},
+               .optimizer = {.count = 2 * TENSORS, .tensors = m->tensors + TENSORS, .ctx = m, .fetch = fetch_moments},
+               .dir = dir,
+               .between = between};
+    b.save = (CheckpointSave){.step = 1, .model = &b.model, .optimizer = &b.optimizer, .state = "{}"};
+    TRY(device_open_cpu(&b.device, "auto", 0, err));
+    ErrorCode code = measure_whole(&b, err);
+    if (code == OK) code = measure_writer(&b, err);
+    device_close(&b.device);
+    if (code != OK) return code;
+    double bytes = (double)b.whole.bytes;
     printf("{\"bytes\": %.0f, \"save_seconds\": %.3f, \"save_gb_per_second\": %.3f, \"verify_gb_per_second\": %.3f, "
-           "\"stall_seconds\": %.3f, \"stall_share\": %.4f}\n",
-           (double)best.bytes, best.seconds, (double)best.bytes / best.seconds / 1e9, (double)best.bytes / verify / 1e9,
-           least.copied, least.copied / best.seconds);
+           "\"blocking_stall\": %.3f, \"blocking_share\": %.4f, \"seconds_between\": %.1f, \"beside_stall\": %.4f, "
+           "\"beside_share\": %.5f}\n",
+           bytes, b.whole.seconds, bytes / b.whole.seconds / 1e9, bytes / b.verify / 1e9, b.blocking,
+           b.blocking / b.whole.seconds, between, b.beside, b.beside / b.whole.seconds);
     return OK;
 }
 
 int main(int argc, char **argv) {
-    char dir[] = "weft-bench-checkpoint-XXXXXX";
     Model *m = mem_alloc(sizeof *m);
     Error err = {.message = ""};
     int64_t millions = argc > 1 ? strtoll(argv[1], NULL, 10) : 125;
-    char *path = path_join(argc > 2 ? argv[2] : ".", dir);
-    if (millions < 1 || millions > 100000) return fprintf(stderr, "expected millions of parameters\n"), ERR_USAGE;
+    const char *parent = argc > 2 ? argv[2] : ".";
+    double between = argc > 3 ? strtod(argv[3], NULL) : 4.0;
+    char *path = path_join(parent, "weft-bench-checkpoint-XXXXXX");
+    if (millions < 1 || millions > 100000 || !(between > 0 && between < 1000))
+        return fprintf(stderr, "expected millions of parameters, a directory, seconds\n"), ERR_USAGE;
+    if (file_make_dirs(parent, &err) != OK) return fprintf(stderr, "%s\n", err.message), err.code;
     if (!mkdtemp(path)) return perror(path), ERR_CANTCREATE;
     make(m, millions * 1000000);
-    ErrorCode code = measure(m, path, &err);
+    ErrorCode code = measure(m, path, between, &err);
     if (code != OK) fprintf(stderr, "%s\n", err.message);
     file_remove_tree(path, NULL);
     free(m->values);

@@ -20,6 +20,7 @@ typedef struct Bench {
     Pool pool;
     char *x, *y, *z;      /* activations, the widest */
     float *w, *g, *m, *v; /* fp32 parameters, gradients, moments */
+    int64_t *fixed;       /* gradients in fixed point */
     float *logits, *loss, *lse, *angles;
     int32_t *ids, *positions, *first;
     double peak, copy;
@@ -35,6 +36,7 @@ static void layout(Bench *b) {
     b->g = pool_take(&b->pool, table);
     b->m = pool_take(&b->pool, table);
     b->v = pool_take(&b->pool, table);
+    b->fixed = pool_take(&b->pool, 2 * table);
     b->logits = pool_take(&b->pool, (size_t)ROWS * VOCAB * 4);
     b->loss = pool_take(&b->pool, (size_t)b->t * 4);
     b->lse = pool_take(&b->pool, (size_t)b->t * HEADS * 4);
@@ -159,6 +161,32 @@ static void norm(Bench *b) {
     GradStats stats;
     OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, &stats);
 }
+/* One element in four thousand is far below the others: the way of sums that no piece can take. */
+static void norm_wide(Bench *b) {
+    Device *d = &b->d;
+    GradStats stats;
+    for (int64_t i = 0; i < (int64_t)VOCAB * HIDDEN; i += 4096) OP(d, OP_FILL, fill, 1, 1e-30f, b->g + i);
+    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, &stats);
+}
+static void add_fixed(Bench *b) {
+    Device *d = &b->d;
+    FixedRefusals refused;
+    OP(d, OP_FIXED_ADD, fixed_add, (int64_t)VOCAB * HIDDEN, b->g, b->fixed, false, fixed_limit(64), &refused);
+}
+static void from_fixed(Bench *b) {
+    Device *d = &b->d;
+    OP(d, OP_FIXED_TO_FLOAT, fixed_to_float, (int64_t)VOCAB * HIDDEN, b->fixed, b->g);
+}
+static void sum_four(Bench *b) {
+    Device *d = &b->d;
+    const float *const parts[] = {b->w, b->g, b->m, b->v};
+    OP(d, OP_SUM_PARTS, sum_parts, (int64_t)VOCAB * HIDDEN, 4, parts, b->w);
+}
+static void sum_four_i64(Bench *b) {
+    Device *d = &b->d;
+    const int64_t *const parts[] = {b->fixed, b->fixed, b->fixed, b->fixed};
+    OP(d, OP_SUM_PARTS, sum_parts_i64, (int64_t)VOCAB * HIDDEN, 4, parts, b->fixed);
+}
 static void clear(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_ZERO, zero, b->g, (size_t)VOCAB * HIDDEN * 4);
@@ -231,6 +259,11 @@ static void passes(Bench *b) {
     bytes(b, "embedding gradient", embed_back, t * HIDDEN * (e + 8));
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));
     bytes(b, "gradient norm", norm, table * 4);
+    bytes(b, "add fixed-point", add_fixed, table * 20);
+    bytes(b, "from fixed-point", from_fixed, table * 12);
+    bytes(b, "sum of 4 parts", sum_four, table * 20);
+    bytes(b, "of whole numbers", sum_four_i64, table * 24);
+    bytes(b, "gradient norm, wide", norm_wide, table * 4);
     bytes(b, "zero", clear, table * 4);
     bytes(b, "cast to bf16", round_weights, table * 6);
 }

@@ -13,20 +13,10 @@
 
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/rng.h"
 #include "train/engine.h"
+#include "workload.h"
 
 enum { STEP_TOKENS = 16384 };
-
-typedef struct Size {
-    const char *name;
-    int64_t hidden, layers, heads, kv_heads, intermediate, vocab;
-} Size;
-
-static const Size sizes[] = {{"15M", 384, 6, 6, 6, 1280, 4096},
-                             {"50M", 512, 6, 8, 8, 1408, 32000},
-                             {"125M", 768, 12, 12, 12, 2048, 32000},
-                             {"125M-gqa", 768, 12, 12, 4, 2048, 32000}};
 
 typedef struct Options {
     const Size *size;
@@ -44,45 +34,6 @@ typedef struct Result {
     size_t planned;
 } Result;
 
-static ModelConfig shape(const Size *s, int64_t context) {
-    return (ModelConfig){.vocab_size = s->vocab,
-                         .hidden_size = s->hidden,
-                         .intermediate_size = s->intermediate,
-                         .num_hidden_layers = s->layers,
-                         .num_attention_heads = s->heads,
-                         .num_key_value_heads = s->kv_heads,
-                         .head_dim = s->hidden / s->heads,
-                         .max_position_embeddings = context,
-                         .rms_norm_eps = 1e-5,
-                         .rope_theta = 10000,
-                         .rope_scaling = {1, 1, 4, 8192},
-                         .bos_token_id = -1,
-                         .eos_token_id = -1};
-}
-
-static Batch random_batch(int64_t sequences, int64_t context, int64_t vocab, uint64_t key) {
-    Batch b = {.tokens = sequences * context, .valid = sequences * context};
-    int32_t **arrays[] = {&b.inputs, &b.targets, &b.positions, &b.first_key};
-    for (int i = 0; i < 4; i++) *arrays[i] = mem_alloc_array((size_t)b.tokens, sizeof(int32_t));
-    for (int64_t t = 0; t < b.tokens; t++) {
-        b.inputs[t] = (int32_t)(rng_u64(key, (uint64_t)t) % (uint64_t)vocab);
-        b.targets[t] = (int32_t)(rng_u64(key, (uint64_t)t + 1) % (uint64_t)vocab);
-        b.positions[t] = (int32_t)(t % context);
-        b.first_key[t] = (int32_t)(t - t % context);
-    }
-    return b;
-}
-
-static void release(Batch *b, int count) {
-    for (int i = 0; i < count; i++) {
-        free(b[i].inputs);
-        free(b[i].targets);
-        free(b[i].positions);
-        free(b[i].first_key);
-    }
-    free(b);
-}
-
 static void print_profile(const Device *d, double seconds) {
     Text out = {0};
     device_profile_print(d, seconds, &out);
@@ -95,7 +46,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     Engine e;
     Error err = {0};
     StepResult r;
-    EngineSpec spec = {.model = shape(o->size, o->context),
+    EngineSpec spec = {.model = workload_model(o->size, o->context),
                        .compute = compute,
                        .tokens = sequences * o->context,
                        .microbatches = microbatches,
@@ -103,15 +54,17 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
                        .loss_rows = o->loss_rows};
     StepOptions options = {
         .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
-    if (engine_plan(&e, d, &spec, &err) != OK || engine_allocate(&e, &err) != OK) {
+    if (engine_plan(&e, d, &spec, &err) != OK || engine_allocate(&e, NULL, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
         exit((int)err.code);
     }
     engine_initialise(&e, INIT_NORMAL, 0.02, 1);
     Batch *batches = mem_alloc_array((size_t)microbatches, sizeof *batches);
-    for (int m = 0; m < microbatches; m++) batches[m] = random_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
+    for (int m = 0; m < microbatches; m++) batches[m] = workload_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
     Result result = {.compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(&e)};
-    engine_evaluate(&e, &batches[0]);
+    ExactSum warm;
+    exact_zero(&warm);
+    engine_evaluate(&e, &batches[0], &warm);
     memset(d->profile, 0, sizeof d->profile);
     double total = clock_seconds();
     for (int s = 0; s < steps; s++) {
@@ -122,7 +75,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     if (d->profiling && steps > 0 && microbatches * sequences * o->context == STEP_TOKENS)
         print_profile(d, clock_seconds() - total);
     result.loss = r.loss;
-    release(batches, microbatches);
+    workload_free(batches, microbatches);
     engine_free(&e);
     return result;
 }
@@ -163,7 +116,7 @@ static void start_again(Result chosen, int argc, char **argv) {
 }
 
 static void report(const Options *o, const Result *r, double peak, const Device *d) {
-    ModelConfig c = shape(o->size, o->context);
+    ModelConfig c = workload_model(o->size, o->context);
     double rate = STEP_TOKENS / r->seconds, flops = rate * model_flops_per_token(&c, o->context);
     MemoryUse memory = memory_use();
     Text out = {0};
@@ -204,7 +157,7 @@ static void report(const Options *o, const Result *r, double peak, const Device 
 }
 
 static int parse(Options *o, int argc, char **argv) {
-    *o = (Options){.size = &sizes[2], .compute = "best", .context = 1024, .steps = 1};
+    *o = (Options){.size = workload_size("125M"), .compute = "best", .context = 1024, .steps = 1};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (strcmp(name, "--profile") == 0) {
@@ -215,9 +168,7 @@ static int parse(Options *o, int argc, char **argv) {
         const char *value = argv[++i];
         long number = strtol(value, NULL, 10);
         if (strcmp(name, "--size") == 0) {
-            o->size = NULL;
-            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
-                if (strcmp(sizes[s].name, value) == 0) o->size = &sizes[s];
+            o->size = workload_size(value);
         } else if (strcmp(name, "--compute") == 0)
             o->compute = value;
         else if (strcmp(name, "--context") == 0)
@@ -242,7 +193,7 @@ int main(int argc, char **argv) {
     Error err = {0};
     if (parse(&o, argc, argv)) {
         fprintf(stderr,
-                "usage: bench_train --size 15M|50M|125M|125M-gqa --context N (a divisor of 16384) [--compute fp32|bf16|best]\n"
+                "usage: bench_train --size " WORKLOAD_SIZES " --context N (a divisor of 16384) [--compute fp32|bf16|best]\n"
                 "                   [--microbatch N] [--loss-rows N] [--steps N] [--threads N] [--profile]\n");
         return 2;
     }

@@ -91,7 +91,7 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     TRY(code);
     TRY(device_open_cpu(&g->device, NULL, 0, err));
     TRY(engine_plan(&g->engine, &g->device, &spec, err));
-    return engine_allocate(&g->engine, err);
+    return engine_allocate(&g->engine, NULL, err);
 }
 
 /* Calls visit with each parameter and its values in a file of the directory. */
@@ -120,9 +120,13 @@ static ErrorCode each_tensor(Golden *g, const char *file, Visit *visit, void *ct
     return code;
 }
 
+static float *master_of(const Golden *g, const Param *p) {
+    return engine_master(&g->engine, partition_piece(&g->engine.partition, p));
+}
+
 static void load_weight(Golden *g, const Param *p, const float *values, void *ctx) {
     (void)ctx;
-    OP(&g->device, OP_UPLOAD, upload, weights_master(&g->engine.weights, p), values, (size_t)p->count * sizeof *values);
+    OP(&g->device, OP_UPLOAD, upload, master_of(g, p), values, (size_t)p->count * sizeof *values);
 }
 
 /* Relative Frobenius distance; the worst over the tensors stays. */
@@ -141,11 +145,11 @@ static void compare(Golden *g, const float *tensor, const Param *p, const float 
 }
 
 static void compare_gradient(Golden *g, const Param *p, const float *values, void *worst) {
-    compare(g, gradient_of(&g->engine.model, g->engine.gradients, p), p, values, worst);
+    compare(g, engine_gradient(&g->engine, p, partition_piece(&g->engine.partition, p)), p, values, worst);
 }
 
 static void compare_weight(Golden *g, const Param *p, const float *values, void *worst) {
-    compare(g, weights_master(&g->engine.weights, p), p, values, worst);
+    compare(g, master_of(g, p), p, values, worst);
 }
 
 static Batch batch_of(const Golden *g, int step) {
@@ -209,7 +213,7 @@ static ErrorCode reproduce(Golden *g, Dtype compute, Verdict v[VERDICTS], Error 
     TRY(read_expected(g, err));
     TRY(open_engine(g, compute, err));
     TRY(each_tensor(g, "model.safetensors", load_weight, NULL, err));
-    weights_refresh_all(&g->engine.weights, &g->device);
+    engine_refresh(&g->engine);
     for (int s = 0; s < g->steps; s++) TRY(run_step(g, s, v, err));
     return each_tensor(g, "final.safetensors", compare_weight, &v[WEIGHT].worst, err);
 }

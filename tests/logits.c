@@ -46,7 +46,7 @@ static ErrorCode open_engine(Engine *e, Device *d, const char *where, Error *err
     ErrorCode code = model_config_read(&spec.model, path, err);
     if (code == OK) code = device_open_cpu(d, NULL, 0, err);
     if (code == OK) code = engine_plan(e, d, &spec, err);
-    if (code == OK) code = engine_allocate(e, err);
+    if (code == OK) code = engine_allocate(e, NULL, err);
     if (code == OK) code = state_load_weights(e, dir, err);
     free(path);
     free(dir);

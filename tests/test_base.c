@@ -59,6 +59,7 @@ static void test_errors(void **state) {
     assert_int_equal(error_errno(NULL, ERR_IO, "x"), ERR_IO);
     assert_string_equal(error_name(ERR_DATA), "bad data");
     assert_string_equal(error_name((ErrorCode)200), "unknown error");
+    assert_string_equal(error_name((ErrorCode)137), "killed by a signal");
 }
 
 static void test_long_messages_are_cut_between_characters(void **state) {

@@ -23,6 +23,7 @@
 #include "checkpoint/async.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "faulty_files.h"
 
 #define COUNT 4
 #define ELEMENTS 24
@@ -85,8 +86,8 @@ typedef struct Lists {
 static void make_lists(Lists *l, Trainer *t) {
     l->places[0] = (Place){t, 0};
     l->places[1] = (Place){t, COUNT};
-    l->model = (TensorList){COUNT, t->model_tensors, &l->places[0], fetch, store};
-    l->optimizer = (TensorList){2 * COUNT, t->moment_tensors, &l->places[1], fetch, store};
+    l->model = (TensorList){COUNT, t->model_tensors, &l->places[0], fetch, store, 0, NULL};
+    l->optimizer = (TensorList){2 * COUNT, t->moment_tensors, &l->places[1], fetch, store, 0, NULL};
 }
 
 static const CheckpointFile files[] = {{"config.json", "{}\n", 3}, {"tokenizer.json", "{\"version\": \"1.0\"}\n", 19}};
@@ -331,7 +332,7 @@ static void sealed_nonsense_is_refused(void **state) {
     static const char *const bodies[] = {
         "{",
         "{\"format\": \"other\", \"version\": 1,",
-        "{\"format\": \"weft-checkpoint\", \"version\": 2, \"step\": 1, \"time\": \"\", \"resumable\": true, \"files\": [],",
+        "{\"format\": \"weft-checkpoint\", \"version\": 3, \"step\": 1, \"time\": \"\", \"resumable\": true, \"files\": [],",
         HEAD "{},",
         HEAD "[1],",
         HEAD "[{\"name\": \"../x\", \"bytes\": 1, \"checksum\": \"0123456789abcdef\"}],",
@@ -348,7 +349,7 @@ static void sealed_nonsense_is_refused(void **state) {
     }
     put_manifest(dir, bodies[2]);
     assert_int_equal(checkpoint_verify(dir, &err), ERR_DATA);
-    assert_non_null(strstr(err.message, "version 2"));
+    assert_non_null(strstr(err.message, "version 3"));
     free(dir);
 }
 
@@ -374,116 +375,6 @@ static void only_proper_names_are_checkpoints(void **state) {
 }
 
 /* Faults. */
-
-typedef enum FaultKind { FAULT_NONE, KILL_BEFORE, KILL_AFTER, FAIL, INTERRUPT, SHORT_WRITES } FaultKind;
-
-typedef struct Faults {
-    FaultKind kind;
-    int at, error; /* the at-th call fails, with this errno */
-    int calls;
-    bool no_exchange;
-    int slow; /* microseconds a write takes */
-    Text trace;
-} Faults;
-
-static bool reached(Faults *f, const char *name) {
-    text_printf(&f->trace, "%s ", name);
-    return f->calls++ == f->at;
-}
-
-static void die(void) {
-    kill(getpid(), SIGKILL);
-    for (;;) pause();
-}
-
-/* One call of the table with the fault that is set for it. */
-#define CALL(name, real)                                         \
-    do {                                                         \
-        Faults *f = ctx;                                         \
-        bool here = reached(f, name);                            \
-        if (here && f->kind == KILL_BEFORE) die();               \
-        if (here && (f->kind == FAIL || f->kind == INTERRUPT)) { \
-            errno = f->kind == FAIL ? f->error : EINTR;          \
-            return -1;                                           \
-        }                                                        \
-        int result = (real);                                     \
-        if (here && f->kind == KILL_AFTER) die();                \
-        return result;                                           \
-    } while (0)
-
-static const FileOps *const sys = &file_ops_system;
-
-static int faulty_create(void *ctx, const char *path) { CALL("create", sys->create(NULL, path)); }
-static int faulty_sync(void *ctx, int fd) { CALL("sync", sys->sync(NULL, fd)); }
-static int faulty_mkdir(void *ctx, const char *path) { CALL("mkdir", sys->mkdir(NULL, path)); }
-static int faulty_sync_dir(void *ctx, const char *path) {
-    CALL(strstr(path, ".tmp-") ? "sync-temporary" : "sync-parent", sys->sync_dir(NULL, path));
-}
-static int faulty_rename(void *ctx, const char *from, const char *to) { CALL("rename", sys->rename(NULL, from, to)); }
-static int faulty_symlink(void *ctx, const char *target, const char *path) {
-    CALL("symlink", sys->symlink(NULL, target, path));
-}
-static int faulty_unlink(void *ctx, const char *path) { CALL("unlink", sys->unlink(NULL, path)); }
-static int faulty_rmdir(void *ctx, const char *path) { CALL("rmdir", sys->rmdir(NULL, path)); }
-
-static int faulty_close(void *ctx, int fd) {
-    Faults *f = ctx;
-    if (reached(f, "close") && f->kind == KILL_BEFORE) die();
-    int result = sys->close(NULL, fd);
-    bool here = f->calls - 1 == f->at;
-    if (here && f->kind == KILL_AFTER) die();
-    if (here && (f->kind == FAIL || f->kind == INTERRUPT)) {
-        errno = f->kind == FAIL ? f->error : EINTR;
-        return -1;
-    }
-    return result;
-}
-
-static int faulty_exchange(void *ctx, const char *a, const char *b) {
-    if (((Faults *)ctx)->no_exchange) {
-        errno = ENOSYS;
-        return -1;
-    }
-    CALL("exchange", sys->exchange(NULL, a, b));
-}
-
-static ssize_t faulty_write(void *ctx, int fd, const void *data, size_t length) {
-    Faults *f = ctx;
-    if (f->slow) usleep((useconds_t)f->slow);
-    bool here = reached(f, "write");
-    /* A failing device takes half of the bytes before it fails; a kill may come there too. */
-    bool half = here && (f->kind == FAIL || f->kind == KILL_BEFORE);
-    if (f->kind == SHORT_WRITES && length > 1) length = 1 + length / 3;
-    if (half) {
-        ssize_t ignored = sys->write(NULL, fd, data, length / 2);
-        (void)ignored;
-        if (f->kind == KILL_BEFORE) die();
-        errno = f->error;
-        return -1;
-    }
-    if (here && f->kind == INTERRUPT) {
-        errno = EINTR;
-        return -1;
-    }
-    ssize_t result = sys->write(NULL, fd, data, length);
-    if (here && f->kind == KILL_AFTER) die();
-    return result;
-}
-
-static FileOps faulty_ops(Faults *f) {
-    return (FileOps){f,
-                     faulty_create,
-                     faulty_write,
-                     faulty_sync,
-                     faulty_close,
-                     faulty_mkdir,
-                     faulty_sync_dir,
-                     faulty_rename,
-                     faulty_exchange,
-                     faulty_symlink,
-                     faulty_unlink,
-                     faulty_rmdir};
-}
 
 /* What a run does at a save: three checkpoints stand, a fourth is written, the oldest goes. */
 static ErrorCode save_and_prune(const FileOps *ops, const char *dir, int64_t step, int number, Error *err) {
@@ -605,6 +496,19 @@ static size_t next(const char *trace, size_t from, const char *word) {
     return (size_t)(found - trace);
 }
 
+static size_t last(const char *trace, const char *word) {
+    size_t at = next(trace, 0, word);
+    for (const char *found; (found = strstr(trace + at + 1, word)) != NULL;) at = (size_t)(found - trace);
+    return at;
+}
+
+/* What is opened at `from` is written, synced and closed; returns where that is. */
+static size_t synced(const char *trace, size_t from) {
+    size_t wrote = next(trace, from, "write "), sync = next(trace, wrote, "sync "), closed = next(trace, from, "close ");
+    assert_true(sync < closed);
+    return closed;
+}
+
 /* A power cut keeps what was synced, in the order of the syncs. */
 static void syncs_stand_where_the_protocol_has_them(void **state) {
     (void)state;
@@ -616,16 +520,15 @@ static void syncs_stand_where_the_protocol_has_them(void **state) {
     text_clear(&f.trace);
     assert_int_equal(save_number(&ops, dir, 3, 3, &err), OK);
     const char *trace = f.trace.data;
-    size_t at = next(trace, 0, "mkdir "), files_written = 0;
+    size_t at = next(trace, 0, "mkdir ");
     size_t sealed = next(trace, 0, "sync-temporary "), renamed = next(trace, 0, "rename ");
-    while ((at = next(trace, at, "create ")) < sealed) {
-        at = next(trace, at, "write ");
-        at = next(trace, at, "sync ");
-        at = next(trace, at, "close ");
-        if (++files_written == sizeof parts / sizeof *parts) break;
-    }
-    assert_int_equal(files_written, sizeof parts / sizeof *parts);
-    assert_null(strstr(trace + at + 1, "create "));
+    size_t manifest = last(trace, "create "), made = 0, filled = 0;
+    for (; at < manifest && (at = next(trace, at, "create ")) < manifest; made++) at = synced(trace, at);
+    for (at = next(trace, 0, "open "); at < manifest && filled < 2; filled++) at = synced(trace, next(trace, at, "open "));
+    assert_int_equal(made + 1, sizeof parts / sizeof *parts);
+    assert_int_equal(filled, 2); /* the tensors of both files */
+    assert_true(at < manifest);
+    at = synced(trace, manifest);
     assert_true(at < sealed && sealed < renamed);
     at = next(trace, renamed, "sync-parent ");
     at = next(trace, at, "symlink ");
@@ -672,8 +575,9 @@ static CheckpointWriter *start_writer(const FileOps *ops, const char *dir, const
     CheckpointWriter *w;
     Error err = {.message = ""};
     size_t bytes = checkpoint_staging_bytes(&l->model, &l->optimizer);
+    WriterSetup setup = {.ops = ops, .dir = dir, .keep = {2, 0}, .in_use = -1, .ranks = 1, .staging_bytes = bytes};
     assert_true(bytes >= sizeof(float) * 3 * COUNT * ELEMENTS);
-    if (checkpoint_writer_start(&w, ops, dir, (CheckpointKeep){2, 0}, -1, bytes, &err) != OK) fail_msg("%s", err.message);
+    if (checkpoint_writer_start(&w, &setup, &err) != OK) fail_msg("%s", err.message);
     return w;
 }
 

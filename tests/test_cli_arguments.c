@@ -16,6 +16,7 @@ static const Flag sample_flags[] = {
     {"--temperature", 0, "T",
      "how far from the most likely token to stray, with a help text long enough to need a second line"},
     {"--json", 'j', NULL, "one JSON object"},
+    {"--csv", 0, "[=FORM]", "one line a row"},
     {NULL, 0, NULL, NULL},
 };
 
@@ -38,7 +39,7 @@ typedef struct Parsed {
 
 #define PARSE(...) parse_words((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 static Parsed parse_words(const char *const *words, size_t count) {
-    Parsed p = {.err = {OK, ""}};
+    Parsed p = {.err = {0}};
     p.code = arguments_parse(&p.args, &sample, (int)count, words, &p.err);
     return p;
 }
@@ -77,6 +78,22 @@ static void test_ways_to_give_a_value(void **state) {
     assert_string_equal(arguments_flag(&p.args, "--seed"), "-2"); /* the last one counts; a value may begin with a hyphen */
     assert_string_equal(arguments_flag(&p.args, "--temperature"), "");
     arguments_free(&p.args);
+}
+
+static void test_a_value_that_may_be_left_out(void **state) {
+    (void)state;
+    Parsed p = PARSE("--csv", "x");
+    assert_int_equal(p.code, OK);
+    assert_int_equal(p.args.operand_count, 1); /* x is no value: that would stand in the same word */
+    assert_string_equal(arguments_flag(&p.args, "--csv"), "");
+    arguments_free(&p.args);
+    p = PARSE("x", "--csv=wide");
+    assert_string_equal(arguments_flag(&p.args, "--csv"), "wide");
+    arguments_free(&p.args);
+    Text help = {0};
+    help_write_verb(&sample, &help, 100);
+    assert_non_null(strstr(help.data, " --csv[=FORM] "));
+    text_free(&help);
 }
 
 static void test_operands_that_look_like_flags(void **state) {
@@ -125,7 +142,7 @@ static ErrorCode read_seed(const char *word, int64_t *out, Error *err) {
 
 static void test_whole_numbers(void **state) {
     (void)state;
-    Error err = {OK, ""};
+    Error err = {0};
     int64_t value = 99;
     assert_int_equal(read_seed("4000000000", &value, &err), OK);
     assert_true(value == 4000000000);
@@ -165,7 +182,7 @@ static void test_numbers(void **state) {
 
 static void test_verbs_are_found(void **state) {
     (void)state;
-    Error err = {OK, ""};
+    Error err = {0};
     for (const Verb *const *v = verbs; *v; v++) {
         char name[64], *rest = NULL;
         snprintf(name, sizeof name, "%s", (*v)->name);
@@ -182,7 +199,7 @@ static void test_verbs_are_found(void **state) {
 
 static void test_unknown_verbs(void **state) {
     (void)state;
-    Error err = {OK, ""};
+    Error err = {0};
     const Verb *found = NULL;
     int used = 0;
     assert_int_equal(verb_find(&found, 0, NULL, &used, &err), ERR_USAGE);
@@ -234,6 +251,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flags_stand_anywhere),
         cmocka_unit_test(test_ways_to_give_a_value),
+        cmocka_unit_test(test_a_value_that_may_be_left_out),
         cmocka_unit_test(test_operands_that_look_like_flags),
         cmocka_unit_test(test_bad_words_are_named),
         cmocka_unit_test(test_help_needs_no_operands),

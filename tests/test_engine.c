@@ -4,12 +4,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/rng.h"
 #include "base/text.h"
 #include "train/engine.h"
+#include "train/strike.h"
 
 enum { CONTEXT = 24, SEQUENCES = 2, TOKENS = CONTEXT * SEQUENCES, MICROBATCHES = 3, VOCAB = 61 };
 
@@ -18,7 +20,7 @@ typedef struct Setup {
     int threads;
     Dtype compute;
     Recompute recompute;
-    bool split, tied, biases;
+    bool split, tied, biases, exact;
 } Setup;
 
 typedef struct Run {
@@ -72,9 +74,10 @@ static void open_run(Run *r, Setup s) {
                        .microbatches = MICROBATCHES,
                        .positions = CONTEXT,
                        .loss_rows = 20,
-                       .split_backward = s.split};
+                       .split_backward = s.split,
+                       .exact = s.exact};
     if (engine_plan(&r->engine, &r->device, &spec, &err) != OK) fail_msg("%s", err.message);
-    if (engine_allocate(&r->engine, &err) != OK) fail_msg("%s", err.message);
+    if (engine_allocate(&r->engine, NULL, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(&r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
 }
@@ -103,16 +106,18 @@ static void *fetch(Run *r, const void *tensor, size_t bytes) {
 static size_t flat_bytes(const Run *r) { return r->engine.model.table.unit_start[r->engine.model.table.units] * sizeof(float); }
 
 static double total_loss(Run *r) {
-    double sum = 0, valid = 0;
+    double valid = 0;
+    ExactSum sum;
+    exact_zero(&sum);
     for (int m = 0; m < MICROBATCHES; m++) {
-        sum += engine_evaluate(&r->engine, &r->batches[m]);
+        engine_evaluate(&r->engine, &r->batches[m], &sum);
         valid += (double)r->batches[m].valid;
     }
-    return sum / valid;
+    return exact_value(&sum) / valid;
 }
 
 static void set_weight(Run *r, size_t at, float value) {
-    OP(&r->device, OP_UPLOAD, upload, r->engine.weights.master + at, &value, sizeof value);
+    OP(&r->device, OP_UPLOAD, upload, r->engine.master + at, &value, sizeof value);
 }
 
 /* Loss along one element of one parameter, both sides. */
@@ -133,8 +138,8 @@ static void check_finite_differences(Setup s) {
     none.weight_decay = 0;
     engine_step(&r.engine, r.batches, &none, &result);
     assert_true(fabs(result.loss - total_loss(&r)) < 1e-6 * result.loss);
-    float *weights = fetch(&r, r.engine.weights.master, flat_bytes(&r));
-    float *gradients = fetch(&r, r.engine.gradients.flat, flat_bytes(&r));
+    float *weights = fetch(&r, r.engine.master, flat_bytes(&r));
+    float *gradients = fetch(&r, r.engine.sums[0], flat_bytes(&r));
     for (int i = 0; i < r.engine.model.table.count; i++) {
         const Param *p = &r.engine.model.table.params[i];
         for (int k = 0; k < 3; k++) {
@@ -176,7 +181,7 @@ static Outcome train(Setup s) {
         o.losses[i] = result.loss, o.norms[i] = result.grad_norm;
     }
     o.bytes = flat_bytes(&r);
-    o.weights = fetch(&r, r.engine.weights.master, o.bytes);
+    o.weights = fetch(&r, r.engine.master, o.bytes);
     close_run(&r);
     return o;
 }
@@ -228,19 +233,76 @@ static void test_a_bad_step_is_skipped_and_named(void **state) {
     StepOptions step = options(1e-2);
     engine_step(&r.engine, r.batches, &step, &result);
     assert_false(result.skipped);
-    float *before = fetch(&r, r.engine.weights.master, flat_bytes(&r));
+    float *before = fetch(&r, r.engine.master, flat_bytes(&r));
     const Param *p = param_find(&r.engine.model.table, "model.layers.1.mlp.down_proj.weight");
     size_t at = r.engine.model.table.unit_start[p->unit] + p->offset;
     float kept = before[at];
     set_weight(&r, at, INFINITY);
     engine_step(&r.engine, r.batches, &step, &result);
-    assert_true(result.skipped && result.culprit && result.clip_coefficient == 0);
+    assert_true(result.skipped && result.culprit[0] && result.clip_coefficient == 0);
     assert_int_equal(r.engine.updates, 1);
     set_weight(&r, at, kept);
-    float *after = fetch(&r, r.engine.weights.master, flat_bytes(&r));
+    float *after = fetch(&r, r.engine.master, flat_bytes(&r));
     assert_memory_equal(before, after, flat_bytes(&r));
     engine_step(&r.engine, r.batches, &step, &result);
     assert_false(result.skipped);
+    free(before);
+    free(after);
+    close_run(&r);
+}
+
+static void a_nan_on_purpose(bool exact) {
+    Run r;
+    StepResult result;
+    open_run(&r, (Setup){.kind = "auto", .threads = 1, .exact = exact});
+    StepOptions step = options(1e-2);
+    for (uint64_t place = 0; place < 3; place++) {
+        step.poison = true, step.poison_place = 1000003 * place;
+        engine_step(&r.engine, r.batches, &step, &result);
+        assert_true(result.skipped && result.nonfinite >= 1);
+        assert_string_equal(result.culprit, "model.norm.weight");
+        step.poison = false;
+        engine_step(&r.engine, r.batches, &step, &result);
+        assert_false(result.skipped);
+    }
+    assert_int_equal(r.engine.updates, 3);
+    close_run(&r);
+}
+
+static void test_a_nan_on_purpose_skips_one_step(void **state) {
+    (void)state;
+    a_nan_on_purpose(false);
+    a_nan_on_purpose(true);
+}
+
+/* Of all weights, exactly the bit that is named. */
+static void test_a_bit_turned_on_purpose(void **state) {
+    (void)state;
+    Run r;
+    char where[160];
+    open_run(&r, (Setup){.kind = "auto", .threads = 1, .compute = DTYPE_BF16});
+    uint64_t bits = (uint64_t)r.engine.model.table.elements * 32;
+    uint32_t *before = fetch(&r, r.engine.master, flat_bytes(&r));
+    const uint64_t places[] = {0, 31, bits / 2 + 7, bits - 1};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        strike_bit(&r.engine, places[i], where, sizeof where);
+        uint32_t *after = fetch(&r, r.engine.master, flat_bytes(&r));
+        size_t changed = 0, at = 0;
+        for (size_t k = 0; k < flat_bytes(&r) / 4; k++)
+            if (before[k] != after[k]) changed++, at = k;
+        assert_int_equal(changed, 1);
+        assert_int_equal(before[at] ^ after[at], UINT32_C(1) << places[i] % 32);
+        char expected[160];
+        const Param *p = param_find(&r.engine.model.table, strrchr(where, ' ') + 1);
+        assert_non_null(p);
+        snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(places[i] % 32),
+                 (long long)(at - r.engine.model.table.unit_start[p->unit] - p->offset), p->name);
+        assert_string_equal(where, expected);
+        strike_bit(&r.engine, places[i], where, sizeof where);
+        free(after);
+    }
+    uint32_t *after = fetch(&r, r.engine.master, flat_bytes(&r));
+    assert_memory_equal(before, after, flat_bytes(&r));
     free(before);
     free(after);
     close_run(&r);
@@ -253,7 +315,7 @@ static void test_norms_agree(void **state) {
     open_run(&r, (Setup){.kind = "auto", .threads = 2});
     StepOptions step = options(0);
     engine_step(&r.engine, r.batches, &step, &result);
-    float *g = fetch(&r, r.engine.gradients.flat, flat_bytes(&r));
+    float *g = fetch(&r, r.engine.sums[0], flat_bytes(&r));
     const double powers[] = {1, 2, 3, 2.5};
     int64_t bad;
     const char *name;
@@ -272,8 +334,12 @@ static void test_norms_agree(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_finite_differences), cmocka_unit_test(test_same_bits_fp32), cmocka_unit_test(test_same_bits_bf16),
-        cmocka_unit_test(test_a_bad_step_is_skipped_and_named), cmocka_unit_test(test_norms_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_finite_differences),
+                                       cmocka_unit_test(test_same_bits_fp32),
+                                       cmocka_unit_test(test_same_bits_bf16),
+                                       cmocka_unit_test(test_a_bad_step_is_skipped_and_named),
+                                       cmocka_unit_test(test_a_nan_on_purpose_skips_one_step),
+                                       cmocka_unit_test(test_a_bit_turned_on_purpose),
+                                       cmocka_unit_test(test_norms_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

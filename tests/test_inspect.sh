@@ -82,8 +82,18 @@ has out "step-00000004/model.safetensors: "
 expect 65 checkpoint verify run/checkpoints/step-00000004
 "$weft" inspect run >out 2>err || fail "inspect does not fall back: $(cat err)"
 has out "step 3"
+for run in run run/checkpoints; do
+    # A run that trains holds its lock.
+    flock run/lock "$weft" checkpoint prune $run --keep 2 >out 2>err
+    [ $? -eq 73 ] || fail "prune $run does not mind the run's lock: $(cat err)"
+    has err "nothing was removed"
+done
+[ "$(ls -d run/checkpoints/step-* | wc -l)" -eq 4 ] || fail "something was removed"
 expect 0 checkpoint prune run --keep 2
 has out "1 removed"
+cp -r run/checkpoints apart
+expect 0 checkpoint prune apart --keep 2
+[ ! -e lock ] || fail "prune made a lock where no run is"
 expect 0 checkpoint verify run/checkpoints/step-00000003
 expect 66 checkpoint list nothing
 expect 2 checkpoint polish run

@@ -408,6 +408,22 @@ static void test_validation_loader(void **state) {
     }
     assert_true(valid == direct && valid > 0);
     loader_close(l);
+    /* Rows from the limit on are empty, wherever they stand in a microbatch. */
+    l = open_loader(
+        d,
+        (LoaderLayout){
+            .validation = true, .sequences = 4, .microbatches = 1, .microbatch_stride = 4, .step_stride = 4, .limit = 5},
+        2);
+    int64_t first = 0;
+    for (uint64_t k = 0; k < 5; k++) {
+        get(d, true, k, &r);
+        first += r.valid;
+    }
+    valid = next(l).valid;
+    valid += next(l).valid;
+    assert_true(valid == first && first > 0);
+    assert_int_equal(next(l).valid, 0);
+    loader_close(l);
     dataset_close(d);
     free(r.inputs);
     free(s);

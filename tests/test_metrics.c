@@ -82,7 +82,7 @@ static MetricsTable read_table(void) {
 
 static void log_steps(int64_t resumed, int64_t from, int64_t to) {
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, resumed, &err), OK);
+    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, resumed, &err), OK);
     for (int64_t s = from; s <= to; s++) {
         StepMetrics m = sample(s);
         assert_int_equal(metrics_log_step(&log, &m, &err), OK);
@@ -126,7 +126,7 @@ static void every_line_is_an_object(void **state) {
     m.grad_norm = (double)INFINITY;
     m.skipped = true;
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, 0, &err), OK);
+    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, 0, &err), OK);
     assert_int_equal(metrics_log_step(&log, &m, &err), OK);
     /* flushed already: a reader sees it before the log is closed */
     MetricsTable t = read_table();
@@ -146,6 +146,28 @@ static void a_resumed_run_holds_each_step_once(void **state) {
     assert_int_equal(t.validation_count, 1); /* the one at step 10 was dropped */
     assert_int_equal(t.validations[0].step, 12);
     metrics_table_free(&t);
+}
+
+static void each_rank_has_its_file(void **state) {
+    (void)state;
+    char name[32];
+    assert_string_equal(metrics_file_name(0, name), METRICS_FILE);
+    assert_string_equal(metrics_file_name(12345, name), "metrics-12345.jsonl");
+    assert_string_equal(metrics_file_name(3, name), "metrics-00003.jsonl");
+    log_steps(0, 1, 2);
+    MetricsLog log;
+    assert_int_equal(metrics_log_open(&log, dir, name, 0, &err), OK);
+    StepMetrics m = sample(1);
+    assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+    metrics_log_close(&log);
+    MetricsTable first = read_table(), other;
+    char *path = path_in(name);
+    assert_int_equal(metrics_table_read(&other, path, &err), OK);
+    assert_int_equal(first.step_count, 2);
+    assert_int_equal(other.step_count, 1);
+    metrics_table_free(&first);
+    metrics_table_free(&other);
+    free(path);
 }
 
 static void a_fresh_run_starts_an_empty_file(void **state) {
@@ -186,7 +208,7 @@ static void lines_that_are_no_records_are_skipped(void **state) {
 static void a_file_that_cannot_be_made_is_an_error(void **state) {
     (void)state;
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, "/nonexistent/run", 0, &err), ERR_CANTCREATE);
+    assert_int_equal(metrics_log_open(&log, "/nonexistent/run", METRICS_FILE, 0, &err), ERR_CANTCREATE);
     assert_non_null(strstr(err.message, "/nonexistent/run"));
     Journal j;
     assert_int_equal(journal_open(&j, "/nonexistent/run", &err), ERR_CANTCREATE);
@@ -196,18 +218,18 @@ static void rates_leave_pauses_out(void **state) {
     (void)state;
     MetricsWindow w = {0};
     StepMetrics m = {.step = 4, .total_steps = 10};
-    for (int i = 0; i < 4; i++) metrics_window_step(&w, 1000, 0.5, 0.125);
+    for (int i = 0; i < 4; i++) metrics_window_step(&w, 1000, 0.5, 0.125, 0.25);
     metrics_window_pause(&w, 8);
     metrics_window_close(&w, 3e6, 6e9 * 2, &m);
     assert_true(m.tokens_per_second == 2000);
     assert_true(m.flops_per_second == 6e9);
     assert_true(m.mfu == 0.5);
-    assert_true(m.step_seconds == 0.5 && m.data_seconds == 0.125);
+    assert_true(m.step_seconds == 0.5 && m.data_seconds == 0.125 && m.wait_seconds == 0.25);
     assert_true(m.pause_seconds == 8);
     assert_true(m.eta == 6 * (0.5 + 2.0)); /* two seconds of pause a step so far */
     assert_true(m.memory_resident > 0 && m.memory_peak >= m.memory_resident && m.memory_fraction > 0);
     m = (StepMetrics){.step = 5, .total_steps = 10};
-    metrics_window_step(&w, 1000, 0.25, 0);
+    metrics_window_step(&w, 1000, 0.25, 0, 0);
     metrics_window_close(&w, 3e6, 0, &m);
     assert_true(m.tokens_per_second == 4000); /* of the new window alone */
     assert_true(m.pause_seconds == 0);
@@ -336,6 +358,7 @@ int main(void) {
         cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(every_line_is_an_object),
         cmocka_unit_test(a_resumed_run_holds_each_step_once),
+        cmocka_unit_test(each_rank_has_its_file),
         cmocka_unit_test(a_fresh_run_starts_an_empty_file),
         cmocka_unit_test(a_torn_last_line_is_dropped),
         cmocka_unit_test(lines_that_are_no_records_are_skipped),

@@ -1,5 +1,6 @@
 /* Every op of every CPU implementation that this processor runs, against the plain-C reference, in both dtypes, with odd shapes
  * and tails; bits that do not depend on the number of threads. */
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -549,25 +550,169 @@ static void check_adamw(Device *d, Dtype c) {
 }
 static void test_adamw(void **state) { (void)state, on_all(check_adamw); }
 
+/* Numbers of all sizes, subnormal ones too. */
+static float draw_any(void) {
+    float x = ldexpf(draw(1, 2), (int)(rng_u64(43, next_number) % 277) - 149);
+    return rng_u64(44, next_number++) & 1 ? -x : x;
+}
+
+/* What an op meets in a gradient: `range` 0 is ordinary; 1 spans what three levels of a sum hold, 2 everything; 3 is zero here
+ * and there and has one element that dwarfs the rest. */
+static float *draw_gradient(int64_t n, int range) {
+    float *g = random_tensor(n, DTYPE_F32, -3, 3);
+    for (int64_t i = 0; i < n; i++) {
+        if (range == 1) g[i] = ldexpf(g[i], -(int)(rng_u64(45, next_number++) % 40));
+        if (range == 2) g[i] = draw_any();
+        if (range == 3 && i % 3) g[i] = 0;
+    }
+    if (range == 3) g[n / 2] = -3e38f;
+    return g;
+}
+
+static void compare_stats(Device *d, int64_t n, const float *g, double p) {
+    GradStats got, want;
+    d->ops.grad_stats(d, n, g, p, &got);
+    reference.ops.grad_stats(&reference, n, g, p, &want);
+    assert_int_equal(got.nonfinite, want.nonfinite);
+    assert_int_equal(got.first_nonfinite, want.first_nonfinite);
+    assert_memory_equal(&got, &want, sizeof got);
+}
+
 static void check_stats(Device *d, Dtype c) {
-    static const double powers[] = {1, 1.5, 2, 3, HUGE_VAL};
-    static const int64_t counts[] = {1, 31, 4096, 5000, 4096 * 1024 + 77};
+    static const double powers[] = {1, 1.5, 2, 3, 9, HUGE_VAL};
+    static const int64_t counts[] = {1, 31, 4096, 5000, 4096 * 5 + 77};
     if (c == DTYPE_BF16) return;
-    DeviceNeeds needs = small_needs(c, 1, 2);
-    set_scratch(d, &needs);
-    EACH(n, counts) for (size_t i = 0; i < sizeof powers / sizeof *powers; i++) {
-        float *g = random_tensor(*n, DTYPE_F32, -3, 3);
-        if (*n > 20) g[7] = NAN, g[19] = -INFINITY, g[*n - 1] = INFINITY;
-        GradStats got, want;
-        d->ops.grad_stats(d, *n, g, powers[i], &got);
-        reference.ops.grad_stats(&reference, *n, g, powers[i], &want);
-        assert_int_equal(got.nonfinite, want.nonfinite);
-        assert_true(fabs(got.max - want.max) <= 0);
-        assert_true(fabs(got.sum - want.sum) <= 1e-12 * want.sum);
+    EACH(n, counts) for (int range = 0; range < 4; range++) {
+        float *g = draw_gradient(*n, range);
+        for (size_t i = 0; i < sizeof powers / sizeof *powers; i++) compare_stats(d, *n, g, powers[i]);
+        if (*n > 20) g[19] = NAN, g[*n - 2] = -INFINITY, g[*n - 1] = INFINITY;
+        for (size_t i = 0; i < sizeof powers / sizeof *powers; i++) compare_stats(d, *n, g, powers[i]);
         drop_all();
     }
 }
-static void test_stats(void **state) { (void)state, on_all(check_stats); }
+
+/* A whole piece at its bound: the levels of a sum must not overflow their binade. Then one rest that no level holds. */
+static void check_stats_bounds(Device *d, Dtype c) {
+    static const float tops[] = {FLT_MAX, 1.99999988f, 1, FLT_MIN, 0x1.fffffcp-127f, 0x1p-149f};
+    if (c == DTYPE_BF16) return;
+    for (size_t t = 0; t < sizeof tops / sizeof *tops; t++) {
+        for (int odd = 0; odd < 60; odd++) {
+            float *g = tensor(4096, DTYPE_F32);
+            for (int i = 0; i < 4096; i++) g[i] = tops[t];
+            if (odd) g[17] = ldexpf(1.00000012f, -odd) * tops[t];
+            compare_stats(d, 4096, g, 2);
+            compare_stats(d, 4096, g, 1);
+            drop_all();
+        }
+    }
+}
+static int64_t *random_longs(int64_t n) {
+    int64_t *x = tensor(2 * n, DTYPE_F32);
+    for (int64_t i = 0; i < n; i++, next_number++)
+        x[i] = (int64_t)rng_u64(46, next_number) >> (int)(rng_u64(47, next_number) % 64);
+    return x;
+}
+
+static void check_sum_parts(Device *d, Dtype c) {
+    enum { MOST = 17 };
+    static const int64_t counts[] = {1, 15, 16, 33, 16384 * 2 + 5};
+    if (c == DTYPE_BF16) return;
+    EACH(n, counts) for (int parts = 1; parts <= MOST; parts += 1 + (*n > 100)) {
+        float *in[MOST], *want = tensor(*n, DTYPE_F32);
+        int64_t *whole[MOST], *sum = random_longs(*n);
+        for (int p = 0; p < parts; p++) in[p] = draw_gradient(*n, 1), whole[p] = random_longs(*n);
+        reference.ops.sum_parts(&reference, *n, parts, (const float *const *)in, want);
+        reference.ops.sum_parts_i64(&reference, *n, parts, (const int64_t *const *)whole, sum);
+        int to = (int)(rng_u64(48, next_number++) % (uint64_t)parts); /* in place */
+        d->ops.sum_parts(d, *n, parts, (const float *const *)in, in[to]);
+        d->ops.sum_parts_i64(d, *n, parts, (const int64_t *const *)whole, whole[to]);
+        assert_bits("sum_parts", d, in[to], want, *n, DTYPE_F32);
+        assert_memory_equal(whole[to], sum, (size_t)*n * sizeof *sum);
+        drop_all();
+    }
+}
+
+/* The reference itself, where the order shows: ((1e8 - 1e8) + (1 + 2)) + 4, and 1e8 + 1 stays 1e8. */
+static void test_sum_parts(void **state) {
+    (void)state;
+    float a = 1e8f, b = -1e8f, one = 1, two = 2, four = 4, out;
+    reference.ops.sum_parts(&reference, 1, 5, (const float *const[]){&a, &b, &one, &two, &four}, &out);
+    assert_true(out >= 7 && out <= 7);
+    reference.ops.sum_parts(&reference, 1, 4, (const float *const[]){&a, &one, &b, &two}, &out);
+    assert_true(out >= 0 && out <= 0);
+    reference.ops.sum_parts(&reference, 1, 3, (const float *const[]){&a, &b, &one}, &out);
+    assert_true(out >= 1 && out <= 1);
+    on_all(check_sum_parts);
+}
+
+static void check_fixed_add(Device *d, int64_t n, const float *g, double limit) {
+    int64_t *acc = random_longs(n), *want = copy_of(acc, 2 * n, DTYPE_F32);
+    for (int64_t i = 0; i < n; i++) acc[i] = want[i] >>= 2;
+    FixedRefusals got, expected;
+    for (int set = 0; set < 2; set++) {
+        d->ops.fixed_add(d, n, g, acc, set, limit, &got);
+        reference.ops.fixed_add(&reference, n, g, want, set, limit, &expected);
+        assert_memory_equal(&got, &expected, sizeof got);
+        assert_memory_equal(acc, want, (size_t)n * sizeof *acc);
+    }
+}
+
+static void check_fixed(Device *d, Dtype c) {
+    static const int64_t counts[] = {1, 7, 16, 33, 16384 * 2 + 5};
+    static const double limits[] = {4096, 3, 0.1, 4096.0 / 3};
+    if (c == DTYPE_BF16) return;
+    EACH(n, counts) for (int range = 0; range < 4; range++) {
+        float *g = draw_gradient(*n, range);
+        if (*n > 8) g[*n - 1] = NAN, g[5] = 4096, g[6] = -4096, g[7] = 4096.00049f, g[4] = 0x1.000002p-27f, g[3] = 0x1.8p-50f;
+        for (size_t l = 0; l < 4; l++) check_fixed_add(d, *n, g, limits[l]);
+        int64_t *acc = random_longs(*n);
+        if (*n > 8) acc[0] = INT64_MIN, acc[1] = INT64_MAX, acc[2] = 0;
+        float *got = tensor(*n, DTYPE_F32), *want = tensor(*n, DTYPE_F32);
+        /* Just beyond a half that goes to even: rounding to double on the way would lose the last digit. */
+        for (int64_t i = 8; i < *n; i += 3) acc[i] = (INT64_C(0x1000001) << 38) + (i & 1) - (i & 2);
+        d->ops.fixed_to_float(d, *n, acc, got);
+        reference.ops.fixed_to_float(&reference, *n, acc, want);
+        assert_bits("fixed_to_float", d, got, want, *n, DTYPE_F32);
+        drop_all();
+    }
+}
+
+/* What the reference makes of a few numbers. */
+static void test_fixed(void **state) {
+    (void)state;
+    float g[] = {1, -0x1p-50f, 0x1.8p-50f, -0x1.4p-50f, 0x1p-51f, 4096, 4097, NAN, INFINITY}, back[9];
+    static const int64_t want[] = {INT64_C(1) << 50, -1, 2, -1, 0, INT64_C(1) << 62, 0, 0, 0};
+    int64_t acc[9];
+    FixedRefusals refused;
+    reference.ops.fixed_add(&reference, 9, g, acc, true, fixed_limit(1), &refused);
+    assert_memory_equal(acc, want, sizeof acc);
+    assert_true(refused.count == 3 && refused.first == 6);
+    reference.ops.fixed_to_float(&reference, 9, acc, back);
+    assert_true(back[0] >= 1 && back[0] <= 1 && back[2] >= 0x1p-49f && back[2] <= 0x1p-49f && back[5] >= 4096);
+    acc[0] = (INT64_C(0x1000001) << 38) + 1; /* 2^62 + 2^38 + 1: a half and a little */
+    acc[1] = (INT64_C(0x1000001) << 38);
+    reference.ops.fixed_to_float(&reference, 2, acc, back);
+    assert_true(back[0] >= 0x1.000002p12f && back[1] <= 0x1p12f);
+    on_all(check_fixed);
+}
+
+/* The worst that fixed_limit allows does not overflow. */
+static void test_fixed_limit(void **state) {
+    (void)state;
+    for (int contributions = 1; contributions < 3000; contributions = contributions * 3 + 1) {
+        float g = (float)fixed_limit(contributions);
+        if ((double)g > fixed_limit(contributions)) g = nextafterf(g, 0);
+        int64_t acc = 0, before = 0;
+        FixedRefusals refused;
+        for (int i = 0; i < contributions; i++, before = acc) {
+            reference.ops.fixed_add(&reference, 1, &g, &acc, false, fixed_limit(contributions), &refused);
+            assert_true(acc > before && refused.count == 0);
+        }
+        assert_true(acc > INT64_MAX / 2 - INT64_MAX / 1000000 && acc <= (INT64_C(1) << 62) + contributions);
+    }
+}
+
+static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(check_stats_bounds); }
 
 /* ---- the reference itself: gradients against differences ---- */
 
@@ -786,7 +931,8 @@ int main(void) {
         cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_rope),         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_decode),        cmocka_unit_test(test_swiglu),       cmocka_unit_test(test_swiglu_ends),
         cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_nan_loss),     cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_stats),         cmocka_unit_test(test_differences),  cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_stats),         cmocka_unit_test(test_sum_parts),    cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_fixed_limit),   cmocka_unit_test(test_differences),  cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);
 }

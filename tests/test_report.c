@@ -16,6 +16,7 @@
 #include "observe/journal.h"
 #include "observe/metrics.h"
 #include "observe/report.h"
+#include "observe/trace.h"
 
 static char dir[] = "/tmp/weft-test-report-XXXXXX";
 static Error err;
@@ -179,7 +180,7 @@ static void html_is_escaped(void **state) {
 
 static void write_run(int steps) {
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, 0, &err), OK);
+    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, 0, &err), OK);
     for (int s = 1; s <= steps; s++) {
         StepMetrics m = {.step = s,
                          .total_steps = steps,
@@ -273,6 +274,48 @@ static void a_young_run_has_a_page(void **state) {
     text_free(&html);
 }
 
+/* Two ranks, one microbatch: rank 1 waits for rank 0, then rank 0 for rank 1. */
+static void write_trace(void) {
+    static const TimedAction first[] = {{{ACT_FWD, 0, 0}, 0, 0, 0.1, 0}, {{ACT_BWD, 0, 0}, 0, 0.1, 0.6, 0.3}},
+                             second[] = {{{ACT_FWD, 1, 0}, 1, 0, 0.2, 0.1}, {{ACT_BWD, 1, 0}, 1, 0.2, 0.4, 0}};
+    Timing t;
+    Prediction p;
+    char *path = path_join(dir, TRACE_FILE);
+    timing_start(&t, 2, 2, 2);
+    TimedStep *s = timing_add(&t, 7, 0);
+    timing_set(s, 0, memcpy(mem_alloc(sizeof first), first, sizeof first), 2);
+    timing_set(s, 1, memcpy(mem_alloc(sizeof second), second, sizeof second), 2);
+    assert_int_equal(timing_predict(&p, &t, &err), OK);
+    assert_int_equal(trace_write(path, &t, &p, &err), OK);
+    prediction_free(&p);
+    timing_free(&t);
+    free(path);
+}
+
+static void a_traced_step_is_drawn_planned_above_measured(void **state) {
+    (void)state;
+    write_run(10);
+    write_trace();
+    Text html = page();
+    assert_int_equal(count_of(html.data, "<svg class=\"timeline\""), 1);
+    const char *planned = strstr(html.data, "planned, with measured costs"), *measured = strstr(html.data, "step 7, measured");
+    assert_true(planned && measured && planned < measured);
+    assert_null(strstr(html.data, "http://"));
+    /* both ranks are busy for 0.3 of 0.6 s */
+    assert_non_null(strstr(html.data, "<td class=\"n\">7</td><td class=\"n\">0.6</td><td class=\"n\">0.6</td><td "
+                                      "class=\"n\">50.0 %</td><td class=\"n\">50.0 %</td>"));
+    text_free(&html);
+    write_text(TRACE_FILE, "{\"traceEvents\": \"<script>\"}");
+    html = page();
+    assert_int_equal(count_of(html.data, "<svg class=\"timeline\""), 0);
+    assert_non_null(strstr(html.data, "There is a trace, but "));
+    text_free(&html);
+    write_trace();
+    char *path = path_join(dir, TRACE_FILE);
+    assert_int_equal(unlink(path), 0);
+    free(path);
+}
+
 static void a_wrong_place_is_named(void **state) {
     (void)state;
     Text html = {0};
@@ -297,6 +340,7 @@ int main(void) {
         cmocka_unit_test(the_page_stands_alone),
         cmocka_unit_test(text_of_others_stays_text),
         cmocka_unit_test(a_young_run_has_a_page),
+        cmocka_unit_test(a_traced_step_is_drawn_planned_above_measured),
         cmocka_unit_test(a_wrong_place_is_named),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -343,13 +343,8 @@ static void make_model(Model *m, SafeType stored, bool filled) {
     m->tensors[3] = (TensorDesc){names[3], SAFE_F32, SAFE_F32, 1, {7}};
 }
 
-static TensorList list_of(Model *m) { return (TensorList){MODEL_TENSORS, m->tensors, m, fetch, store}; }
-
-static void count_added(void *ctx, const char *name, const SafeSums *sums, const int *order, int count) {
-    (void)name, (void)order;
-    assert_true(sums->bytes > 0);
-    ++*(int *)ctx;
-    (void)count;
+static TensorList list_of(Model *m) {
+    return (TensorList){.count = MODEL_TENSORS, .tensors = m->tensors, .ctx = m, .fetch = fetch, .store = store};
 }
 
 static char *fresh_directory(const char *name) {
@@ -361,11 +356,14 @@ static char *fresh_directory(const char *name) {
 
 static void write_model(const char *dir, Model *m, uint64_t shard_bytes, int expect_files) {
     TensorList list = list_of(m);
-    int files = 0;
+    ModelLayout layout;
+    uint64_t sums[MODEL_TENSORS];
     Error err = {.message = ""};
-    if (modelfiles_write(&file_ops_system, dir, "model", &list, shard_bytes, count_added, &files, &err) != OK)
-        fail_msg("%s", err.message);
-    assert_int_equal(files, expect_files);
+    modellayout_make(&layout, &list, "model", shard_bytes);
+    assert_int_equal(layout.file_count + (layout.index.length > 0), expect_files);
+    if (modelfiles_create(&file_ops_system, dir, &layout, &err) != OK) fail_msg("%s", err.message);
+    if (modelfiles_write(&file_ops_system, dir, &layout, sums, &err) != OK) fail_msg("%s", err.message);
+    modellayout_free(&layout);
 }
 
 static void check_model(const char *dir, const Model *expect, char digest[65]) {

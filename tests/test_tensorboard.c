@@ -227,7 +227,7 @@ static void a_place_that_cannot_be_written_is_an_error(void **state) {
 static void write_part(const char *run, int64_t resumed, int64_t last) {
     MetricsLog log;
     TensorBoard *tb;
-    assert_int_equal(metrics_log_open(&log, run, resumed, &err), OK);
+    assert_int_equal(metrics_log_open(&log, run, METRICS_FILE, resumed, &err), OK);
     assert_int_equal(tensorboard_open(&tb, run, resumed, &err), OK);
     assert_int_equal(tensorboard_text(tb, "config", resumed, "    seed: 1", &err), OK);
     for (int64_t s = resumed + 1; s <= last; s++) {

@@ -45,7 +45,7 @@ static void write_document(const Document *d, Text *out) {
 static Tokenizer *must_open(const Document *d) {
     Text json = {0};
     Tokenizer *t;
-    Error err = {OK, ""};
+    Error err = {0};
     write_document(d, &json);
     if (tokenizer_parse(&t, "test.json", json.data, json.length, &err) != OK) fail_msg("%s", err.message);
     text_free(&json);
@@ -55,7 +55,7 @@ static Tokenizer *must_open(const Document *d) {
 static void must_refuse(const Document *d, const char *fragment) {
     Text json = {0};
     Tokenizer *t;
-    Error err = {OK, ""};
+    Error err = {0};
     write_document(d, &json);
     assert_int_equal(tokenizer_parse(&t, "test.json", json.data, json.length, &err), ERR_DATA);
     assert_null(t);
@@ -66,7 +66,7 @@ static void must_refuse(const Document *d, const char *fragment) {
 
 static TokenList encode(const Tokenizer *t, const char *text, size_t length) {
     TokenList list = {0};
-    Error err = {OK, ""};
+    Error err = {0};
     if (tokenizer_encode(t, text, length, &list, &err) != OK) fail_msg("%s", err.message);
     return list;
 }
@@ -383,7 +383,7 @@ static void test_special_tokens(void **state) {
     assert_null(tokenizer_token_bytes(t, 261, &length));
     assert_null(tokenizer_token_bytes(t, -1, &length));
     Text out = {0};
-    Error err = {OK, ""};
+    Error err = {0};
     assert_int_equal(tokenizer_decode(t, (const int32_t[]){256, 261}, 2, &out, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "261"));
     text_free(&out);
@@ -442,7 +442,7 @@ static void test_nfc(void **state) {
 static void test_bytes(void **state) {
     (void)state;
     Tokenizer *t, *again;
-    Error err = {OK, ""};
+    Error err = {0};
     assert_int_equal(tokenizer_open(&t, "bytes", &err), OK);
     assert_int_equal(tokenizer_vocab_size(t), 258);
     assert_int_equal(tokenizer_bos(t), 256);
@@ -488,7 +488,7 @@ static void test_fingerprint(void **state) {
 static void test_save_is_a_copy(void **state) {
     (void)state;
     Text json = {0};
-    Error err = {OK, ""};
+    Error err = {0};
     write_document(&(Document){0}, &json);
     assert_int_equal(file_make_dirs(files_path("model"), &err), OK);
     files_text("model/tokenizer.json", json.data);
@@ -530,7 +530,7 @@ static void write_ranks(const Stored *s, Text *out) {
 static void test_tiktoken(void **state) {
     (void)state;
     Text file = {0};
-    Error err = {OK, ""};
+    Error err = {0};
     write_ranks(&stored[1], &file);
     const char *path = files_text("tokenizer.model", file.data);
     Tokenizer *t, *again;
@@ -563,7 +563,7 @@ static void test_bad_tiktoken(void **state) {
                  {"YWI= 257", "without gaps"},   {"YQ== 256", "twice"},      {"YWI= 99999999999", "base64 rank"},
                  {"==== 256", "base64 rank"},    {"\x1b[31m 256", "\\x1B"}};
     Text bytes = {0};
-    Error err = {OK, ""};
+    Error err = {0};
     write_ranks(&(Stored){.merge_count = 0}, &bytes);
     for (size_t i = 0; i < COUNT(cases); i++) {
         Text file = {0};
@@ -673,7 +673,7 @@ static void test_bad_documents(void **state) {
                                             "{\"model\": {\"type\": \"Unigram\"}}",
                                             "{\"version\": \"2.0\"}",
                                             "{\"model\": {\"type\": \"BPE\", \"vocab\": [], \"merges\": []}}"};
-    Error err = {OK, ""};
+    Error err = {0};
     Tokenizer *t;
     for (size_t i = 0; i < COUNT(documents); i++) {
         assert_int_equal(tokenizer_parse(&t, "test.json", documents[i], strlen(documents[i]), &err), ERR_DATA);

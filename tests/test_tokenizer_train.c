@@ -34,7 +34,7 @@ static Tokenizer *train(const TokenizerTrainOptions *o, Documents d) {
     TokenizerTrainOptions quiet = *o;
     quiet.quiet = true;
     Tokenizer *t;
-    Error err = {OK, ""};
+    Error err = {0};
     if (tokenizer_train(&t, &quiet, next_text, &d, &err) != OK) fail_msg("%s", err.message);
     return t;
 }
@@ -245,7 +245,7 @@ static void test_files(void **state) {
     const char *paths[3] = {files_text("a.txt", plain), files_zstd("a.txt.zst", plain, strlen(plain), SIZE_MAX),
                             files_text("a.jsonl", json)};
     Text results[3];
-    Error err = {OK, ""};
+    Error err = {0};
     const TokenizerTrainOptions o = {.vocab_size = 266, .quiet = true};
     Tokenizer *t;
     for (int i = 0; i < 3; i++) {
@@ -300,7 +300,7 @@ static void test_too_little_text(void **state) {
 
 static void must_fail(TokenizerTrainOptions o, Documents d, ErrorCode code, const char *fragment) {
     Tokenizer *t;
-    Error err = {OK, ""};
+    Error err = {0};
     o.quiet = true;
     assert_int_equal(tokenizer_train(&t, &o, next_text, &d, &err), code);
     assert_null(t);

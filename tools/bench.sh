@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs the benchmark and writes bench/results.json: one object with the results of weft and, with the argument "torch", of PyTorch
-# from PyPI in a venv of its own. SIZES and CONTEXTS narrow it down.
+# Runs the benchmarks and writes bench/results.json: one object with the results of weft, of weft on meshes of ranks
+# (bench/ranks.sh), of pipeline schedules (bench/pipeline.sh) and, with the argument "torch", of PyTorch from PyPI in a venv of its
+# own. SIZES, CONTEXTS and RANKS=no narrow it down.
 set -eu
 cd "$(dirname "$0")/.."
 build=${BUILD:-build}
@@ -29,14 +30,23 @@ elif [ -n "$peer" ]; then
     exit 2
 fi
 
+if [ "${RANKS:-yes}" = yes ] && command -v mpirun >/dev/null; then
+    BUILD=$build bench/ranks.sh >"$part.ranks"
+    BUILD=$build bench/pipeline.sh >"$part.pipeline"
+fi
+
 # Lines of JSON objects to one document.
 list() { [ ! -s "$1" ] || sed '$!s/$/,/; s/^/    /' "$1"; }
 {
     printf '{\n  "version": "%s",\n  "weft": [\n' "$("$build/weft" --version | head -1)"
     list "$part.weft"
     printf '  ],\n  "torch": [\n'
-    [ "$peer" = torch ] && list "$part.torch"
-    printf '  ]\n}\n'
+    [ "$peer" != torch ] || list "$part.torch"
+    printf '  ]'
+    for more in ranks pipeline; do
+        [ ! -s "$part.$more" ] || { printf ',\n'; cat "$part.$more"; }
+    done
+    printf '\n}\n'
 } >"$part"
 mv "$part" bench/results.json
 chmod 644 bench/results.json

@@ -1,11 +1,15 @@
 #!/bin/sh
 # Text in, trained model out: the King James Bible, a tokenizer trained on it, a small Llama, a passage it wrote.
-# DEMO_OVERRIDES may hold section.key=value words for "weft train", for a shorter run.
+# DEMO_OVERRIDES may hold section.key=value words for "weft train", for a shorter run. Where there are two cores two processes
+# train, one a core; DEMO_RANKS (a divisor of 8) says otherwise.
 set -eu
 cd "$(dirname "$0")/.."
 weft=${BUILD:-build}/weft
 data=runs/demo-data
 run=runs/demo
+ranks=${DEMO_RANKS:-$([ "$(nproc)" -ge 2 ] && echo 2 || echo 1)}
+mesh=
+[ "$ranks" -eq 1 ] || mesh="-n $ranks mesh.dp_replicate=$ranks train.microbatch=$((8 / ranks))"
 started=$(date +%s)
 
 say() { printf '\n== %s\n' "$*"; }
@@ -24,7 +28,7 @@ say "A tokenizer of 4096 entries, trained on it"
 
 say "A Llama, trained on it"
 # shellcheck disable=SC2086
-"$weft" train configs/demo.yaml run.overwrite=true ${DEMO_OVERRIDES:-}
+"$weft" train configs/demo.yaml run.overwrite=true $mesh ${DEMO_OVERRIDES:-}
 
 checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -1)
 [ -n "$checkpoint" ] || { echo "demo: no checkpoint under $run" >&2; exit 1; }

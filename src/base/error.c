@@ -25,6 +25,7 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
     if (length < 0) snprintf(message, sizeof message, "(message could not be formatted)");
     if (length >= (int)sizeof message) mark_cut(message, sizeof message);
     err->code = code;
+    err->told = false;
     memcpy(err->message, message, sizeof message);
 }
 
@@ -56,7 +57,10 @@ ErrorCode error_context(Error *err, const char *format, ...) {
     va_start(args, format);
     store(&context, err->code, format, args);
     va_end(args);
-    return error_set(err, err->code, "%s: %s", context.message, err->message);
+    bool told = err->told;
+    ErrorCode code = error_set(err, err->code, "%s: %s", context.message, err->message);
+    err->told = told;
+    return code;
 }
 
 const char *error_name(ErrorCode code) {
@@ -65,6 +69,7 @@ const char *error_name(ErrorCode code) {
     case ERR_INTERNAL: return "internal error";
     case ERR_USAGE: return "wrong usage";
     case ERR_NUMERIC: return "numerical failure";
+    case ERR_REPLICAS: return "replicas differ";
     case ERR_DATA: return "bad data";
     case ERR_NOINPUT: return "input missing";
     case ERR_UNAVAILABLE: return "not available here";
@@ -72,9 +77,10 @@ const char *error_name(ErrorCode code) {
     case ERR_CANTCREATE: return "cannot create output";
     case ERR_IO: return "input or output failed";
     case ERR_STOPPED: return "stopped on request";
+    case ERR_PEER: return "another rank failed";
     case ERR_CONFIG: return "bad configuration";
     }
-    return "unknown error";
+    return (int)code > 128 && (int)code <= 192 ? "killed by a signal" : "unknown error"; /* 128 + its number */
 }
 
 /* C0, DEL, C1, and the marks that reorder or hide text on a terminal. */

@@ -11,11 +11,14 @@
 #ifndef WEFT_BASE_ERROR_H
 #define WEFT_BASE_ERROR_H
 
+#include <stdbool.h>
+
 typedef enum ErrorCode {
     OK = 0,
     ERR_INTERNAL = 1,     /* a bug in weft */
     ERR_USAGE = 2,        /* wrong command line */
     ERR_NUMERIC = 17,     /* too many non-finite steps in a row */
+    ERR_REPLICAS = 18,    /* copies of weights or moments on several ranks are not equal */
     ERR_DATA = 65,        /* malformed input file */
     ERR_NOINPUT = 66,     /* an input that does not exist or cannot be read */
     ERR_UNAVAILABLE = 69, /* this build or machine lacks something */
@@ -23,12 +26,14 @@ typedef enum ErrorCode {
     ERR_CANTCREATE = 73,  /* an output that cannot be created */
     ERR_IO = 74,          /* reading or writing failed half way */
     ERR_STOPPED = 75,     /* stopped on request, everything saved: run again to go on */
+    ERR_PEER = 76,        /* another rank of the run failed, or cannot be reached */
     ERR_CONFIG = 78       /* bad value, unknown key, contradiction in the configuration */
 } ErrorCode;
 
 typedef struct Error {
     ErrorCode code;
     char message[1024];
+    bool told; /* printed already, by this process or another rank: not to be printed again */
 } Error;
 
 #if defined(__GNUC__)
@@ -37,7 +42,8 @@ typedef struct Error {
 #define PRINTF_LIKE(f, a)
 #endif
 
-/* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be NULL. */
+/* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be NULL.
+ * told becomes false. */
 ErrorCode error_set(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 
 /* Like error_set, with ": <strerror(errno)>" at the end; errno is read first. */

@@ -172,6 +172,33 @@ static ErrorCode make_dir(const char *path, Error *err) {
     return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", shown(path, name));
 }
 
+static bool ends_in_newline(int fd) {
+    char last;
+    off_t end = lseek(fd, 0, SEEK_END);
+    return end <= 0 || (pread(fd, &last, 1, end - 1) == 1 && last == '\n');
+}
+
+ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
+    char name[512];
+    *fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (*fd < 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot open for appending", shown(path, name));
+    ErrorCode code = ends_in_newline(*fd) ? OK : file_add_line(*fd, path, "\n", 1, err);
+    if (code != OK) {
+        close(*fd);
+        *fd = -1;
+    }
+    return code;
+}
+
+ErrorCode file_add_line(int fd, const char *path, const char *line, size_t length, Error *err) {
+    char name[512];
+    ssize_t written;
+    do { written = write(fd, line, length); } while (written < 0 && errno == EINTR);
+    if (written >= 0 && (size_t)written == length) return OK;
+    if (written >= 0) errno = ENOSPC; /* a short write to a file: the disk is full */
+    return error_errno(err, ERR_IO, "%s: writing a line failed", shown(path, name));
+}
+
 ErrorCode file_make_dirs(const char *path, Error *err) {
     char *prefix = mem_strdup(path);
     ErrorCode code = OK;

@@ -23,6 +23,11 @@ void file_unmap(FileMap *map);
 /* Writes a sibling temporary file, fsyncs it, renames it over `path`, fsyncs the directory. */
 ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err);
 
+/* Files of lines that grow, one write(2) in append mode a line: a crash tears at most the last one. Opening puts a newline
+ * after a torn line, so that the next one starts afresh. `line` ends with its newline. */
+ErrorCode file_open_lines(const char *path, int *fd, Error *err);
+ErrorCode file_add_line(int fd, const char *path, const char *line, size_t length, Error *err);
+
 ErrorCode file_make_dirs(const char *path, Error *err); /* like mkdir -p */
 /* Removes a directory and all in it, following no links; one that is not there is fine. */
 ErrorCode file_remove_tree(const char *path, Error *err);

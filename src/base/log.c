@@ -27,9 +27,22 @@ void log_set_level(LogLevel level) {
     pthread_mutex_unlock(&mutex);
 }
 
+LogLevel log_level(void) {
+    pthread_mutex_lock(&mutex);
+    LogLevel level = threshold;
+    pthread_mutex_unlock(&mutex);
+    return level;
+}
+
+/* Columns of the terminal behind a launcher that passes messages on (comm/launch.c); 0: there is none. */
+static int columns_behind(void) {
+    const char *columns = getenv(LOG_TERMINAL);
+    return columns ? atoi(columns) : 0;
+}
+
 bool log_is_terminal(void) {
     const char *term = getenv("TERM");
-    return isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
+    return (isatty(STDERR_FILENO) || columns_behind() > 0) && term && *term && strcmp(term, "dumb") != 0;
 }
 
 bool log_has_colour(void) {
@@ -39,6 +52,7 @@ bool log_has_colour(void) {
 
 int log_width(void) {
     struct winsize size;
+    if (columns_behind() > 0) return columns_behind();
     if (!log_is_terminal() || ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
     return size.ws_col;
 }

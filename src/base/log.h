@@ -9,9 +9,13 @@
 
 #include "base/error.h"
 
+/* Variable of the environment by which a process says that what it is told goes on to a terminal of so many columns. */
+#define LOG_TERMINAL "WEFT_TERMINAL"
+
 typedef enum LogLevel { LOG_QUIET, LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } LogLevel;
 
 void log_set_level(LogLevel level);
+LogLevel log_level(void);
 bool log_is_terminal(void); /* stderr is a terminal that takes escapes */
 bool log_has_colour(void);
 int log_width(void); /* columns of the terminal; 80 elsewhere */

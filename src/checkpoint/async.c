@@ -1,12 +1,15 @@
 /* The background writer.
  *
- *  1. The staging memory belongs to the caller's thread while `busy` is false and to the worker while it is true; `busy`
- * changes under the lock only.
- *  2. A failure is kept until it has been returned once.
- *  3. The worker touches host memory only: staged tensors, never tensor memory. */
+ *  1. The staging memory belongs to the caller's thread in PHASE_IDLE and to the worker otherwise; phase and job change under
+ *     the lock only.
+ *  2. The worker takes one job after the other and never waits for another rank within one: between them the save rests until
+ *     the caller brings word of the others.
+ *  3. A failure of a part goes into the blob and through the commit; that of a save is kept until it has been returned once.
+ *  4. The worker touches host memory only: staged tensors, never tensor memory. */
 #include "checkpoint/async.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,43 +20,54 @@
 
 #define ALIGN ((size_t)64)
 
-/* A list whose tensors lie in staging memory, one after the other. */
+/* A list whose pieces lie in staging memory, one after the other. */
 typedef struct StagedList {
     TensorList list;
-    char **at; /* [list.count] */
+    char **at; /* [pieces of list] */
 } StagedList;
 
+/* In order; rank 0 alone comes to PREPARED, COMMITTED and LOST. */
+typedef enum Phase {
+    PHASE_IDLE,
+    PHASE_BUSY,
+    PHASE_PREPARED,
+    PHASE_WRITTEN,
+    PHASE_FAILED, /* in place of WRITTEN */
+    PHASE_COMMITTED,
+    PHASE_LOST
+} Phase;
+
+typedef enum Job { JOB_NONE, JOB_STAGE, JOB_WRITE, JOB_COMMIT } Job;
+
 struct CheckpointWriter {
-    const FileOps *ops;
-    char *dir;
-    CheckpointKeep keep;
-    int64_t in_use;
+    WriterSetup setup;
     char *staging;
-    size_t staging_bytes;
 
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool busy, copying, quit, has_report;
-    Error failure; /* code OK: none */
+    Job job; /* to be taken by the worker */
+    bool running, copying, quit, has_report;
+    Phase phase, told;      /* told: that of the last word */
+    bool prepared, refused; /* rank 0 has made the files, or could not */
+    bool gathered;          /* the blobs were asked for */
+    Error outcome;          /* of the commit */
+    Error failure;          /* code OK: none */
     SaveReport report;
 
     CheckpointSave save; /* of the caller's lists, once copied of the staged ones */
     StagedList model, optimizer;
     char *state;
+    double start;
+    Text blob;             /* this rank's */
+    CheckpointBlob *blobs; /* [ranks], rank 0: copies */
 };
-
-static size_t memory_bytes(const TensorDesc *t) {
-    size_t bytes;
-    CHECK(size_multiply((size_t)tensor_elements(t), (size_t)safe_type_bits(t->memory) / 8, &bytes));
-    return bytes;
-}
 
 static size_t round_up(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
 static size_t list_bytes(const TensorList *list) {
     size_t bytes = 0;
-    for (int i = 0; list != NULL && i < list->count; i++) bytes += round_up(memory_bytes(&list->tensors[i]));
+    for (int i = 0; list != NULL && i < tensor_pieces(list); i++) bytes += round_up(tensor_piece_bytes(list, i));
     return bytes;
 }
 
@@ -65,19 +79,21 @@ double checkpoint_interval(double mean_time_to_failure, double stall, double sav
     return fmax(sqrt(2.0 * mean_time_to_failure * stall), save_seconds);
 }
 
-static ErrorCode fetch_staged(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+static ErrorCode fetch_staged(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
     const StagedList *s = ctx;
     (void)err;
-    memcpy(host, s->at[index] + offset, bytes);
+    memcpy(host, s->at[piece] + offset, bytes);
     return OK;
 }
 
 /* Copies a list to *next and moves it on. */
 static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error *err) {
-    s->at = mem_grow(s->at, (size_t)list->count * sizeof *s->at);
-    s->list = (TensorList){.count = list->count, .tensors = list->tensors, .ctx = s, .fetch = fetch_staged};
-    for (int i = 0; i < list->count; i++) {
-        size_t bytes = memory_bytes(&list->tensors[i]);
+    s->at = mem_grow(s->at, (size_t)tensor_pieces(list) * sizeof *s->at);
+    s->list = *list;
+    s->list.ctx = s;
+    s->list.fetch = fetch_staged;
+    for (int i = 0; i < tensor_pieces(list); i++) {
+        size_t bytes = tensor_piece_bytes(list, i);
         s->at[i] = *next;
         *next += round_up(bytes);
         if (bytes > 0) TRY(list->fetch(list->ctx, i, 0, bytes, s->at[i], err));
@@ -96,73 +112,156 @@ static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     return OK;
 }
 
-static void set_flag(CheckpointWriter *w, bool *flag, bool value) {
+static void set_phase(CheckpointWriter *w, Phase phase) {
     pthread_mutex_lock(&w->lock);
-    *flag = value;
+    w->phase = phase;
+    if (phase == PHASE_PREPARED) w->prepared = true;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
 }
 
-/* One save; everything slow happens outside the lock. */
-static void perform(CheckpointWriter *w) {
-    SaveFigures figures = {0};
-    Error err = {.message = ""};
-    int removed = 0;
-    ErrorCode code = stage_all(w, &err);
-    set_flag(w, &w->copying, false);
-    if (code == OK) code = checkpoint_save(w->ops, w->dir, &w->save, &figures, &err);
-    if (code == OK) code = checkpoint_prune(w->ops, w->dir, w->keep, w->in_use, CHECK_MANIFEST, &removed, &err);
+static void end_copy(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
-    w->report.seconds = figures.seconds;
-    w->report.bytes = figures.bytes;
-    w->report.removed = removed;
-    w->has_report = code == OK;
-    if (code != OK) w->failure = err;
-    w->busy = false;
+    w->copying = false;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
+}
+
+static void fail_part(CheckpointWriter *w, const Error *failure) {
+    checkpoint_blob_failure(failure, &w->blob);
+    set_phase(w, PHASE_FAILED);
+}
+
+static void write_part(CheckpointWriter *w) {
+    ErrorCode code = checkpoint_write(w->setup.ops, w->setup.dir, &w->save, &w->blob, NULL);
+    if (w->setup.rank != 0) w->report.seconds = clock_seconds() - w->start;
+    set_phase(w, code == OK ? PHASE_WRITTEN : PHASE_FAILED);
+}
+
+static void run_stage(CheckpointWriter *w) {
+    Error err = {.message = ""};
+    ErrorCode code = stage_all(w, &err);
+    end_copy(w);
+    w->start = clock_seconds();
+    if (code == OK && w->setup.rank == 0) code = checkpoint_begin(w->setup.ops, w->setup.dir, &w->save, &err);
+    if (code != OK) {
+        fail_part(w, &err);
+    } else if (w->setup.rank == 0) {
+        set_phase(w, PHASE_PREPARED);
+        write_part(w);
+    }
+}
+
+/* On ranks other than 0. The copy may have failed meanwhile. */
+static void run_write(CheckpointWriter *w) {
+    Error err;
+    if (w->phase == PHASE_FAILED) return;
+    w->start = clock_seconds();
+    if (w->refused) {
+        error_set(&err, ERR_CANTCREATE, "rank 0 could not begin it");
+        fail_part(w, &err);
+    } else {
+        write_part(w);
+    }
+}
+
+/* The end of a save on this rank; under the lock. */
+static void release(CheckpointWriter *w, bool committed) {
+    w->phase = PHASE_IDLE;
+    w->has_report = committed;
+    if (committed) return;
+    w->failure = w->outcome;
+    if (w->setup.rank == 0) return;
+    error_set(&w->failure, ERR_IO, "saving the checkpoint of step %" PRId64 ": failed; rank 0 knows why", w->save.step);
+    w->failure.told = true;
+}
+
+static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
+    const WriterSetup *s = &w->setup;
+    Error err = {.message = ""};
+    uint64_t bytes = 0;
+    int removed = 0;
+    ErrorCode code = checkpoint_commit(s->ops, s->dir, &w->save, blobs, s->ranks, &bytes, &err);
+    double seconds = clock_seconds() - w->start;
+    if (code != OK) error_context(&err, "saving the checkpoint of step %" PRId64, w->save.step);
+    if (code == OK) code = checkpoint_prune(s->ops, s->dir, s->keep, s->in_use, CHECK_MANIFEST, &removed, &err);
+    pthread_mutex_lock(&w->lock);
+    w->report.seconds = seconds;
+    w->report.bytes = bytes;
+    w->report.removed = removed;
+    w->outcome = err;
+    w->phase = code == OK ? PHASE_COMMITTED : PHASE_LOST;
+    if (s->ranks == 1) release(w, code == OK);
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Everything slow happens outside the lock. */
+static void run(CheckpointWriter *w, Job job) {
+    if (job == JOB_STAGE) run_stage(w);
+    if (job == JOB_WRITE) run_write(w);
+    if (job == JOB_COMMIT) run_commit(w, w->blobs);
+    /* One rank has nobody to hear from. */
+    if (job == JOB_STAGE && w->setup.ranks == 1) run_commit(w, &(CheckpointBlob){w->blob.data, w->blob.length});
+}
+
+static Job next_job(CheckpointWriter *w) {
+    pthread_mutex_lock(&w->lock);
+    w->running = false;
+    pthread_cond_broadcast(&w->changed);
+    while (w->job == JOB_NONE && !w->quit) pthread_cond_wait(&w->changed, &w->lock);
+    Job job = w->quit ? JOB_NONE : w->job;
+    w->job = JOB_NONE;
+    w->running = job != JOB_NONE;
+    pthread_mutex_unlock(&w->lock);
+    return job;
 }
 
 static void *work(void *argument) {
     CheckpointWriter *w = argument;
-    for (;;) {
-        pthread_mutex_lock(&w->lock);
-        while (!w->busy && !w->quit) pthread_cond_wait(&w->changed, &w->lock);
-        bool has_work = w->busy;
-        pthread_mutex_unlock(&w->lock);
-        if (!has_work) return NULL;
-        perform(w);
-    }
+    for (Job job; (job = next_job(w)) != JOB_NONE;) run(w, job);
+    return NULL;
+}
+
+/* Under the lock. */
+static void give_job(CheckpointWriter *w, Job job) {
+    w->job = job;
+    pthread_cond_broadcast(&w->changed);
 }
 
 /* Mapped and touched now, so that the first save does not pay for it. */
 static ErrorCode map_staging(CheckpointWriter *w, Error *err) {
-    size_t bytes = w->staging_bytes > 0 ? w->staging_bytes : 1;
+    size_t bytes = w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (p == MAP_FAILED) return error_errno(err, ERR_MEMORY, "checkpoint staging: cannot get %zu bytes of memory", bytes);
     w->staging = p;
     return OK;
 }
 
+static void free_blobs(CheckpointWriter *w) {
+    for (int i = 0; w->blobs != NULL && i < w->setup.ranks; i++) free((void *)(uintptr_t)w->blobs[i].data);
+    free(w->blobs);
+    w->blobs = NULL;
+}
+
 static void writer_free(CheckpointWriter *w) {
-    if (w->staging != NULL) munmap(w->staging, w->staging_bytes > 0 ? w->staging_bytes : 1);
+    if (w->staging != NULL) munmap(w->staging, w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
     free(w->model.at);
     free(w->optimizer.at);
     free(w->state);
-    free(w->dir);
+    free((void *)(uintptr_t)w->setup.dir);
+    text_free(&w->blob);
+    free_blobs(w);
     free(w);
 }
 
-ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const FileOps *ops, const char *dir, CheckpointKeep keep,
-                                  int64_t in_use, size_t staging_bytes, Error *err) {
+ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *setup, Error *err) {
+    CHECK(setup->rank >= 0 && setup->rank < setup->ranks);
     CheckpointWriter *w = mem_alloc(sizeof *w);
-    w->ops = ops != NULL ? ops : &file_ops_system;
-    w->dir = mem_strdup(dir);
-    w->keep = keep;
-    w->in_use = in_use;
-    w->staging_bytes = staging_bytes;
+    w->setup = *setup;
+    w->setup.dir = mem_strdup(setup->dir);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     ErrorCode code = map_staging(w, err);
@@ -175,7 +274,8 @@ ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const FileOps *ops,
 
 ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
     pthread_mutex_lock(&w->lock);
-    while (w->busy) pthread_cond_wait(&w->changed, &w->lock);
+    CHECK(w->setup.ranks == 1 || w->phase == PHASE_IDLE);
+    while (w->phase != PHASE_IDLE) pthread_cond_wait(&w->changed, &w->lock);
     ErrorCode code = w->failure.code;
     if (code != OK && err != NULL) *err = w->failure;
     w->failure.code = OK;
@@ -185,17 +285,20 @@ ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
 
 ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
     double start = clock_seconds();
-    CHECK(checkpoint_staging_bytes(save->model, save->optimizer) <= w->staging_bytes);
+    CHECK(checkpoint_staging_bytes(save->model, save->optimizer) <= w->setup.staging_bytes);
     TRY(checkpoint_writer_wait(w, err));
     free(w->state);
     w->state = save->state != NULL ? mem_strdup(save->state) : NULL;
     w->save = *save;
     w->save.state = w->state;
+    text_clear(&w->blob);
+    free_blobs(w);
     pthread_mutex_lock(&w->lock);
     w->report = (SaveReport){.step = save->step, .waited = clock_seconds() - start};
-    w->has_report = false;
-    w->busy = w->copying = true;
-    pthread_cond_broadcast(&w->changed);
+    w->has_report = w->prepared = w->refused = w->gathered = false;
+    w->copying = true;
+    w->phase = PHASE_BUSY;
+    give_job(w, JOB_STAGE);
     pthread_mutex_unlock(&w->lock);
     return OK;
 }
@@ -215,20 +318,87 @@ ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save
     return OK;
 }
 
+WriterWord checkpoint_writer_word(CheckpointWriter *w) {
+    WriterWord word = {0, 0};
+    pthread_mutex_lock(&w->lock);
+    Phase phase = w->told = w->phase;
+    if (phase >= PHASE_WRITTEN) word.all = WRITER_WRITTEN;
+    if (w->setup.rank == 0 && phase > PHASE_BUSY) word.any = w->prepared ? WRITER_PREPARED : WRITER_REFUSED;
+    if (phase == PHASE_COMMITTED) word.any |= WRITER_COMMITTED;
+    if (phase == PHASE_LOST) word.any |= WRITER_LOST;
+    pthread_mutex_unlock(&w->lock);
+    return word;
+}
+
+/* Rank 0 has come to where the others may write, or must not. Under the lock. */
+static void hear(CheckpointWriter *w, unsigned any) {
+    if (w->setup.rank == 0 || w->prepared || w->refused) return;
+    w->prepared = (any & WRITER_PREPARED) != 0;
+    w->refused = (any & WRITER_REFUSED) != 0;
+    if (w->prepared || w->refused) give_job(w, JOB_WRITE);
+}
+
+bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined) {
+    bool gather = false;
+    pthread_mutex_lock(&w->lock);
+    if (w->setup.ranks > 1 && w->phase != PHASE_IDLE) {
+        gather = !w->gathered && (combined.all & WRITER_WRITTEN);
+        w->gathered = w->gathered || gather;
+        hear(w, combined.any);
+        if (combined.any & (WRITER_COMMITTED | WRITER_LOST)) release(w, (combined.any & WRITER_COMMITTED) != 0);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return gather;
+}
+
+bool checkpoint_writer_idle(CheckpointWriter *w) {
+    pthread_mutex_lock(&w->lock);
+    bool idle = w->phase == PHASE_IDLE;
+    pthread_mutex_unlock(&w->lock);
+    return idle;
+}
+
+CheckpointBlob checkpoint_writer_blob(CheckpointWriter *w) { return (CheckpointBlob){w->blob.data, w->blob.length}; }
+
+static CheckpointBlob copy_blob(const CheckpointBlob *blob) {
+    char *data = mem_alloc(blob->length);
+    if (blob->length > 0) memcpy(data, blob->data, blob->length);
+    return (CheckpointBlob){data, blob->length};
+}
+
+void checkpoint_writer_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
+    if (w->setup.rank != 0) return;
+    w->blobs = mem_alloc_array((size_t)w->setup.ranks, sizeof *w->blobs);
+    for (int i = 0; i < w->setup.ranks; i++) w->blobs[i] = copy_blob(&blobs[i]);
+    pthread_mutex_lock(&w->lock);
+    give_job(w, JOB_COMMIT);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void checkpoint_writer_settle(CheckpointWriter *w) {
+    pthread_mutex_lock(&w->lock);
+    while (w->phase == w->told && (w->running || w->job != JOB_NONE)) pthread_cond_wait(&w->changed, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
 bool checkpoint_writer_report(CheckpointWriter *w, SaveReport *out) {
     pthread_mutex_lock(&w->lock);
-    bool there = w->has_report && !w->busy;
+    bool there = w->has_report;
     if (there) *out = w->report;
-    w->has_report = w->has_report && w->busy;
+    w->has_report = false;
     pthread_mutex_unlock(&w->lock);
     return there;
 }
 
 ErrorCode checkpoint_writer_stop(CheckpointWriter *w, Error *err) {
     if (w == NULL) return OK;
-    ErrorCode code = checkpoint_writer_wait(w, err);
-    set_flag(w, &w->quit, true);
+    ErrorCode code = w->setup.ranks == 1 ? checkpoint_writer_wait(w, err) : OK;
+    pthread_mutex_lock(&w->lock);
+    w->quit = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
     pthread_join(w->thread, NULL);
+    if (w->phase == PHASE_IDLE && code == OK) code = checkpoint_writer_wait(w, err);
     writer_free(w);
     return code;
 }

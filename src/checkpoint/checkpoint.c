@@ -2,18 +2,22 @@
  *
  *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that starts with a dot is ever
  *     read as a checkpoint.
- *  2. Every file is complete and synced before the manifest is written. The manifest holds the size of each file and a checksum
- *     of each header and tensor, made from the bytes as they were written.
+ *  2. Every file is complete and synced before the manifest is written: rank 0 makes the files with their headers and their
+ * full lengths and syncs them, then each rank writes its pieces between and syncs what it wrote. A rank gives away its blob
+ * after that, and rank 0 writes the manifest when it has the blobs of all ranks and they cover every byte once. The manifest
+ * holds the size of each file and a checksum of each header and piece, made from the bytes as they were written.
  *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory sees all of it.
  *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories change places in one step;
  *     the old one, now under the dot name, is removed after. Where the file system cannot exchange, the old one is first
- * renamed to a dot name: then, and only then, step N is missing for a moment, and the step before it stands in.
+ *     renamed to a dot name: then, and only then, step N is missing for a moment, and the step before it stands in.
  *  5. The parent is synced after the rename and before anything older is removed.
  *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it, and a failure to write
  *     it is a warning.
  *  7. Removing renames to a dot name (.trash-step-N) and syncs before it unlinks: a half-removed checkpoint is never seen.
  *  8. A failure before 4 removes the temporary directory and leaves everything else as it was.
- *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies every byte first. */
+ *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies every byte first.
+ * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make no names and remove
+ *     none. What they do to a directory that rank 0 has given up is lost with it. */
 #include "checkpoint/checkpoint.h"
 
 #include <dirent.h>
@@ -31,6 +35,7 @@
 #include "base/log.h"
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/pieces.h"
 
 /* Network file systems may interrupt any call. */
 #define RETRY(result, call) \
@@ -62,54 +67,125 @@ typedef struct Saving {
     const CheckpointSave *save;
     const char *dir;
     char *temporary;
-    Manifest manifest;
-    const TensorList *list; /* being written */
+    SaveLayout layout;
 } Saving;
 
-static ErrorCode put_small(Saving *s, const char *name, const void *data, size_t length, Error *err) {
+static Saving saving_make(const FileOps *ops, const char *dir, const CheckpointSave *save) {
+    Saving s = {.ops = ops ? ops : &file_ops_system, .save = save, .dir = dir};
+    s.temporary = step_path(dir, ".tmp-", save->step);
+    savelayout_make(&s.layout, save);
+    return s;
+}
+
+static void saving_free(Saving *s) {
+    savelayout_free(&s->layout);
+    free(s->temporary);
+}
+
+static ErrorCode put_small(const Saving *s, const char *name, const void *data, size_t length, Error *err) {
     char *path = path_join(s->temporary, name);
     ErrorCode code = fileops_put(s->ops, path, data, length, err);
-    if (code == OK) manifest_add_file(&s->manifest, name, length, hash64(data, length));
     free(path);
     return code;
 }
 
-static void add_to_manifest(void *ctx, const char *name, const SafeSums *sums, const int *order, int count) {
-    Saving *s = ctx;
-    if (sums->tensors == NULL)
-        manifest_add_file(&s->manifest, name, sums->bytes, sums->header);
-    else
-        manifest_add_safetensors(&s->manifest, name, sums, s->list, order, count);
-}
-
-static ErrorCode put_tensors(Saving *s, const char *stem, const TensorList *list, uint64_t shard_bytes, Error *err) {
-    s->list = list;
-    return modelfiles_write(s->ops, s->temporary, stem, list, shard_bytes, add_to_manifest, s, err);
-}
-
-/* Invariant 2. */
-static ErrorCode put_contents(Saving *s, Error *err) {
+/* Invariant 2, what rank 0 makes for all. */
+static ErrorCode make_temporary(const Saving *s, Error *err) {
     const CheckpointSave *save = s->save;
+    int result;
+    remove_tree(s->ops, s->temporary);
+    RETRY(result, s->ops->mkdir(s->ops->ctx, s->temporary));
+    if (result != 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", s->temporary);
     for (int i = 0; i < save->file_count; i++) {
         CHECK(modelfiles_name_is_safe(save->files[i].name));
         TRY(put_small(s, save->files[i].name, save->files[i].data, save->files[i].length, err));
     }
-    TRY(put_tensors(s, "model", save->model, save->shard_bytes ? save->shard_bytes : SHARD_BYTES, err));
-    if (save->optimizer != NULL) TRY(put_tensors(s, "optimizer", save->optimizer, UINT64_MAX, err));
+    for (int i = 0; i < s->layout.count; i++) TRY(modelfiles_create(s->ops, s->temporary, &s->layout.lists[i], err));
     return save->state == NULL ? OK : put_small(s, CHECKPOINT_STATE, save->state, strlen(save->state), err);
 }
 
+ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const CheckpointSave *save, Error *err) {
+    TRY(file_make_dirs(dir, err));
+    Saving s = saving_make(ops, dir, save);
+    ErrorCode code = make_temporary(&s, err);
+    if (code != OK) remove_tree(s.ops, s.temporary);
+    saving_free(&s);
+    return code;
+}
+
+ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob, Error *err) {
+    Saving s = saving_make(ops, dir, save);
+    uint64_t *sums[2] = {NULL, NULL};
+    Error failure = {.message = ""};
+    for (int i = 0; i < s.layout.count && failure.code == OK; i++) {
+        sums[i] = mem_alloc_array((size_t)tensor_pieces(s.layout.lists[i].list), sizeof *sums[i]);
+        modelfiles_write(s.ops, s.temporary, &s.layout.lists[i], sums[i], &failure);
+    }
+    if (failure.code == OK)
+        blob_write(blob, &s.layout, sums);
+    else
+        checkpoint_blob_failure(&failure, blob);
+    free(sums[0]);
+    free(sums[1]);
+    saving_free(&s);
+    if (failure.code != OK && err != NULL) *err = failure;
+    return failure.code;
+}
+
+/* The pieces of one tensor, which are next in order; *next is moved behind them. */
+static ManifestTensor list_tensor(const SavedPieces *all, size_t *next, int list, int tensor, const TensorDesc *t) {
+    ManifestTensor out = {.name = mem_strdup(t->name)};
+    size_t first = *next;
+    while (*next < all->count && all->items[*next].list == list && all->items[*next].tensor == tensor) ++*next;
+    out.count = *next - first;
+    out.pieces = mem_alloc_array(out.count > 0 ? out.count : 1, sizeof *out.pieces);
+    for (size_t i = 0; i < out.count; i++) {
+        const SavedPiece *p = &all->items[first + i];
+        out.pieces[i] = (ManifestPiece){(uint64_t)p->count * (uint64_t)safe_type_bits(t->stored) / 8, p->sum};
+    }
+    if (out.count == 0) out.pieces[0].sum = hash64("", 0);
+    if (out.count <= 1) out.count = 1, out.pieces[0].bytes = MANIFEST_WHOLE;
+    return out;
+}
+
+static void list_file(Manifest *m, const ModelLayout *l, int file, const ManifestTensor *tensors) {
+    const LayoutFile *f = &l->files[file];
+    ManifestTensor *here = mem_alloc_array((size_t)l->list->count, sizeof *here);
+    size_t count = 0;
+    for (int t = 0; t < l->list->count; t++)
+        if (l->file[t] == file) here[count++] = tensors[t];
+    manifest_add_safetensors(m, f->name, f->bytes, hash64(f->header.data, f->header.length), here, count);
+}
+
+static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedPieces *all) {
+    size_t next = 0;
+    for (int i = 0; i < layout->count; i++) {
+        const ModelLayout *l = &layout->lists[i];
+        ManifestTensor *tensors = mem_alloc_array((size_t)l->list->count, sizeof *tensors);
+        for (int t = 0; t < l->list->count; t++) tensors[t] = list_tensor(all, &next, i, t, &l->list->tensors[t]);
+        for (int f = 0; f < l->file_count; f++) list_file(m, l, f, tensors);
+        if (l->index.length > 0) manifest_add_file(m, l->index_name, l->index.length, hash64(l->index.data, l->index.length));
+        free(tensors);
+    }
+}
+
+static void make_manifest(Manifest *m, const Saving *s, const SavedPieces *all) {
+    const CheckpointSave *save = s->save;
+    *m = (Manifest){.step = save->step, .resumable = save->optimizer != NULL && save->state != NULL};
+    clock_iso8601(clock_wall(), m->time);
+    for (int i = 0; i < save->file_count; i++)
+        manifest_add_file(m, save->files[i].name, save->files[i].length, hash64(save->files[i].data, save->files[i].length));
+    list_tensors(m, &s->layout, all);
+    if (save->state != NULL)
+        manifest_add_file(m, CHECKPOINT_STATE, strlen(save->state), hash64(save->state, strlen(save->state)));
+}
+
 /* Invariant 3. */
-static ErrorCode seal(Saving *s, Error *err) {
+static ErrorCode seal(const Saving *s, const Manifest *m, Error *err) {
     Text text = {0};
     int result;
-    s->manifest.step = s->save->step;
-    s->manifest.resumable = s->save->optimizer != NULL && s->save->state != NULL;
-    clock_iso8601(clock_wall(), s->manifest.time);
-    manifest_write(&s->manifest, &text);
-    char *path = path_join(s->temporary, MANIFEST_FILE);
-    ErrorCode code = fileops_put(s->ops, path, text.data, text.length, err);
-    free(path);
+    manifest_write(m, &text);
+    ErrorCode code = put_small(s, MANIFEST_FILE, text.data, text.length, err);
     text_free(&text);
     if (code != OK) return code;
     RETRY(result, s->ops->sync_dir(s->ops->ctx, s->temporary));
@@ -168,29 +244,42 @@ static void point_latest(const FileOps *ops, const char *dir, int64_t step) {
     free(fresh);
 }
 
-static ErrorCode write_temporary(Saving *s, Error *err) {
-    int result;
-    remove_tree(s->ops, s->temporary);
-    RETRY(result, s->ops->mkdir(s->ops->ctx, s->temporary));
-    if (result != 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", s->temporary);
-    TRY(put_contents(s, err));
-    return seal(s, err);
+static ErrorCode list_and_seal(const Saving *s, const CheckpointBlob *blobs, int ranks, uint64_t *bytes, Error *err) {
+    SavedPieces all;
+    Manifest m;
+    TRY(pieces_collect(&all, &s->layout, blobs, ranks, err));
+    make_manifest(&m, s, &all);
+    *bytes = manifest_bytes(&m);
+    ErrorCode code = seal(s, &m, err);
+    manifest_free(&m);
+    pieces_free(&all);
+    return code;
 }
 
-ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save, SaveFigures *figures, Error *err) {
-    Saving s = {.ops = ops ? ops : &file_ops_system, .save = save, .dir = dir};
-    double start = clock_seconds();
+ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const CheckpointSave *save, const CheckpointBlob *blobs,
+                            int ranks, uint64_t *bytes, Error *err) {
+    Saving s = saving_make(ops, dir, save);
     bool placed = false;
-    TRY(file_make_dirs(dir, err));
-    s.temporary = step_path(dir, ".tmp-", save->step);
-    ErrorCode code = write_temporary(&s, err);
+    ErrorCode code = list_and_seal(&s, blobs, ranks, bytes, err);
     if (code == OK) code = place(&s, &placed, err);
     if (code == OK) point_latest(s.ops, dir, save->step);
     /* Invariant 8; after an exchange this is the old one, whose successor must be on the disk first (invariant 5). */
     if (code == OK || !placed) remove_tree(s.ops, s.temporary);
-    if (figures != NULL) *figures = (SaveFigures){manifest_bytes(&s.manifest), clock_seconds() - start};
-    manifest_free(&s.manifest);
-    free(s.temporary);
+    saving_free(&s);
+    return code;
+}
+
+ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save, SaveFigures *figures, Error *err) {
+    double start = clock_seconds();
+    uint64_t bytes = 0;
+    Text blob = {0};
+    ErrorCode code = checkpoint_begin(ops, dir, save, err);
+    if (code == OK) {
+        checkpoint_write(ops, dir, save, &blob, NULL); /* a failure is in the blob */
+        code = checkpoint_commit(ops, dir, save, &(CheckpointBlob){blob.data, blob.length}, 1, &bytes, err);
+    }
+    text_free(&blob);
+    if (figures != NULL) *figures = (SaveFigures){bytes, clock_seconds() - start};
     return code == OK ? OK : error_context(err, "saving the checkpoint of step %" PRId64, save->step);
 }
 

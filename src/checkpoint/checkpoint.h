@@ -25,24 +25,53 @@ typedef struct CheckpointFile {
 
 typedef struct CheckpointSave {
     int64_t step;
-    const TensorList *model;
+    const TensorList *model;     /* with the pieces that this rank is to write */
     const TensorList *optimizer; /* NULL: weights only */
-    const char *state;           /* JSON text; NULL when weights only */
-    const CheckpointFile *files; /* config.json and so on */
+    const char *state;           /* JSON text; NULL when weights only. Rank 0's is taken */
+    const CheckpointFile *files; /* config.json and so on; rank 0's are taken */
     int file_count;
     uint64_t shard_bytes; /* 0: SHARD_BYTES */
 } CheckpointSave;
+
+/* Saving by many ranks, each what it holds: three phases, which the caller puts in order. All ranks describe the same tensors
+ * in the same order; every element is in a piece of exactly one rank.
+ *
+ *     checkpoint_begin     rank 0, when the save before is over
+ *     checkpoint_write     every rank, when rank 0 has begun
+ *     checkpoint_commit    rank 0, when it has the blobs of all ranks
+ *
+ * Between the phases nothing is kept but files: a process may end anywhere, and what a run saved before stands. A rank that
+ * could not write says so in its blob, and then the commit fails with that cause. ops NULL: the system's. */
+
+/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be), the small files, and the tensor files with
+ * header and full length. Leaves nothing when it fails. */
+ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const CheckpointSave *save, Error *err);
+/* Writes this rank's pieces. Appends to `blob` what rank 0 has to know, also after a failure. */
+ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob, Error *err);
+/* The blob of a rank that failed before it came to write. */
+void checkpoint_blob_failure(const Error *failure, Text *blob);
+
+typedef struct CheckpointBlob {
+    const char *data;
+    size_t length;
+} CheckpointBlob;
+
+/* Checks that the blobs [ranks] fit together: every element of every tensor was written, none twice. Then the checkpoint gets
+ * its manifest and its name. `save` is that of checkpoint_begin, with the same bytes. When it fails, the temporary directory
+ * goes. *bytes: size of the checkpoint. */
+ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const CheckpointSave *save, const CheckpointBlob *blobs,
+                            int ranks, uint64_t *bytes, Error *err);
 
 typedef struct SaveFigures {
     uint64_t bytes;
     double seconds;
 } SaveFigures;
 
-/* Writes and commits one checkpoint under `dir` (RUN/checkpoints, made if need be). One of the same step is replaced. When it
- * fails, what was there before is there still, or the new one is, whole. ops NULL: the system's. figures may be NULL. */
+/* The three phases in one process that holds everything. One of the same step is replaced. When it fails, what was there before
+ * is there still, or the new one is, whole. figures may be NULL. */
 ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save, SaveFigures *figures, Error *err);
 
-/* An open checkpoint, verified to the last byte. Tensors: modelfiles_load(&c.model, list, err). */
+/* An open checkpoint. Tensors: modelfiles_load(&c.model, list, err), whatever pieces the list has. */
 typedef struct Checkpoint {
     char *path;
     int64_t step;
@@ -53,12 +82,29 @@ typedef struct Checkpoint {
 } Checkpoint;
 
 /* `path` is one checkpoint, or a directory of checkpoints, of which the newest good one is taken; each damaged one that is
- * newer is named by a warning. With `resumable`, those with weights only are passed over. */
+ * newer is named by a warning. With `resumable`, those with weights only are passed over. Every byte is verified. */
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err);
 void checkpoint_close(Checkpoint *c);
 
 /* Every byte of the checkpoint in this directory is as written. */
 ErrorCode checkpoint_verify(const char *path, Error *err);
+
+/* The same in steps, for many ranks that share out the reading: rank 0 finds the candidates and tells their paths one by one,
+ * from the last, until every rank has checked its part of one and found it good; then all of them open it.
+ *
+ *     CheckpointSet set;
+ *     checkpoint_candidates(&set, path, err);              rank 0
+ *     for (i = set.count; i-- > 0;) {
+ *         ... rank 0 sends set.items[i].path ...
+ *         checkpoint_check_part(path, rank, ranks, err);   OK on all of them, agreed upon: this one
+ *     }
+ *     checkpoint_open_verified(&c, path, true, err);       may refuse one with weights only: go on with the next
+ */
+
+/* Every byte of part `rank` of `ranks` is as written: about as many bytes for each. */
+ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err);
+/* Opens one whose parts have all been checked. */
+ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumable, Error *err);
 
 typedef enum CheckLevel {
     CHECK_MANIFEST, /* the manifest verifies and every file has its size */
@@ -79,6 +125,8 @@ typedef struct CheckpointSet {
     CheckpointInfo *items; /* ascending by step */
 } CheckpointSet;
 
+/* What `path` may stand for, ascending by step: one checkpoint, or those in a directory of them. By name; nothing is opened. */
+ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err);
 /* A directory that does not exist has no checkpoints. */
 ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err);
 void checkpoint_set_free(CheckpointSet *set);

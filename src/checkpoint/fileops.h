@@ -12,7 +12,9 @@
 typedef struct FileOps {
     void *ctx;
     int (*create)(void *ctx, const char *path); /* a new file, for writing; fails if the name is taken */
-    ssize_t (*write)(void *ctx, int fd, const void *data, size_t length);
+    int (*open)(void *ctx, const char *path);   /* one that is there, for writing */
+    ssize_t (*write)(void *ctx, int fd, const void *data, size_t length, uint64_t offset);
+    int (*resize)(void *ctx, int fd, uint64_t length);
     int (*sync)(void *ctx, int fd);
     int (*close)(void *ctx, int fd);
     int (*mkdir)(void *ctx, const char *path);
@@ -26,11 +28,14 @@ typedef struct FileOps {
 
 extern const FileOps file_ops_system;
 
-/* All of `data`, however the system cuts it up; `path` names the file in errors. */
-ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length, Error *err);
+/* All of `data` at byte `offset`, however the system cuts it up; `path` names the file in errors. */
+ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length, uint64_t offset,
+                        Error *err);
 /* A new file with this content, on the disk when the call returns. */
 ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err);
 ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err);
+ErrorCode fileops_open(const FileOps *ops, const char *path, int *fd, Error *err);
+ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t length, Error *err);
 /* Syncs and closes; the descriptor is gone whatever happens. */
 ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err);
 

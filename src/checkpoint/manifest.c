@@ -15,7 +15,7 @@
 #include "checkpoint/modelfiles.h"
 
 #define FORMAT "weft-checkpoint"
-#define VERSION 1
+#define VERSION 2 /* 1: without pieces */
 #define MANIFEST_LIMIT ((size_t)SAFE_MAX_HEADER)
 #define BUFFER ((size_t)4 << 20)
 /* The last line: ` "checksum": "0123456789abcdef"` and the closing brace. */
@@ -34,23 +34,26 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const ManifestTensor *)a)->name, ((const ManifestTensor *)b)->name);
 }
 
-void manifest_add_safetensors(Manifest *m, const char *name, const SafeSums *sums, const TensorList *list, const int *order,
-                              int count) {
-    ManifestFile *f = add_file(m, name, sums->bytes, sums->header);
+void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header, ManifestTensor *tensors,
+                              size_t count) {
+    ManifestFile *f = add_file(m, name, bytes, header);
     f->is_safetensors = true;
-    f->count = (size_t)count;
-    f->tensors = mem_alloc_array(f->count, sizeof *f->tensors);
-    for (int i = 0; i < count; i++)
-        f->tensors[i] = (ManifestTensor){mem_strdup(list->tensors[order[i]].name), sums->tensors[i]};
-    qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
+    f->count = count;
+    f->tensors = tensors;
+    if (count > 0) qsort(tensors, count, sizeof *tensors, by_name);
+}
+
+static void file_free(ManifestFile *f) {
+    for (size_t i = 0; i < f->count; i++) {
+        free(f->tensors[i].name);
+        free(f->tensors[i].pieces);
+    }
+    free(f->tensors);
+    free(f->name);
 }
 
 void manifest_free(Manifest *m) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        for (size_t k = 0; k < m->files[i].count; k++) free(m->files[i].tensors[k].name);
-        free(m->files[i].tensors);
-        free(m->files[i].name);
-    }
+    for (size_t i = 0; i < m->file_count; i++) file_free(&m->files[i]);
     free(m->files);
     *m = (Manifest){0};
 }
@@ -68,6 +71,24 @@ static void write_sum(JsonWriter *w, const char *key, uint64_t sum) {
     json_string(w, hex);
 }
 
+/* A checksum, or a list of pieces. */
+static void write_tensor(JsonWriter *w, const ManifestTensor *t) {
+    if (t->count == 1 && t->pieces[0].bytes == MANIFEST_WHOLE) {
+        write_sum(w, t->name, t->pieces[0].sum);
+        return;
+    }
+    json_key(w, t->name);
+    json_begin_array(w);
+    for (size_t i = 0; i < t->count; i++) {
+        json_begin_object(w);
+        json_key(w, "bytes");
+        json_int(w, (int64_t)t->pieces[i].bytes);
+        write_sum(w, "checksum", t->pieces[i].sum);
+        json_end_object(w);
+    }
+    json_end_array(w);
+}
+
 static void write_file(JsonWriter *w, const ManifestFile *f) {
     json_begin_object(w);
     json_key(w, "name");
@@ -78,7 +99,7 @@ static void write_file(JsonWriter *w, const ManifestFile *f) {
     if (f->is_safetensors) {
         json_key(w, "tensors");
         json_begin_object(w);
-        for (size_t i = 0; i < f->count; i++) write_sum(w, f->tensors[i].name, f->tensors[i].sum);
+        for (size_t i = 0; i < f->count; i++) write_tensor(w, &f->tensors[i]);
         json_end_object(w);
     }
     json_end_object(w);
@@ -124,6 +145,27 @@ static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, 
     return OK;
 }
 
+static ErrorCode parse_piece(ManifestPiece *p, const cJSON *item, const char *where, Error *err) {
+    int64_t bytes = 0;
+    if (!cJSON_IsObject(item)) return error_set(err, ERR_DATA, "%s: a piece of a tensor is not an object", where);
+    TRY(json_get_int(item, where, "bytes", true, 1, INT64_C(1) << 52, &bytes, err));
+    p->bytes = (uint64_t)bytes;
+    return parse_sum(cJSON_GetObjectItemCaseSensitive(item, "checksum"), where, &p->sum, err);
+}
+
+static ErrorCode parse_tensor(ManifestTensor *t, const cJSON *item, const char *where, Error *err) {
+    const cJSON *piece;
+    bool whole = !cJSON_IsArray(item);
+    t->pieces = mem_alloc_array(whole ? 1 : (size_t)cJSON_GetArraySize(item), sizeof *t->pieces);
+    if (whole) {
+        t->count = 1;
+        t->pieces[0].bytes = MANIFEST_WHOLE;
+        return parse_sum(item, where, &t->pieces[0].sum, err);
+    }
+    cJSON_ArrayForEach(piece, item) TRY(parse_piece(&t->pieces[t->count++], piece, where, err));
+    return OK;
+}
+
 static ErrorCode parse_tensors(ManifestFile *f, const cJSON *tensors, const char *where, Error *err) {
     const cJSON *item;
     f->is_safetensors = true;
@@ -132,7 +174,7 @@ static ErrorCode parse_tensors(ManifestFile *f, const cJSON *tensors, const char
     cJSON_ArrayForEach(item, tensors) {
         ManifestTensor *t = &f->tensors[f->count++];
         t->name = mem_strdup(item->string);
-        TRY(parse_sum(item, where, &t->sum, err));
+        TRY(parse_tensor(t, item, where, err));
     }
     if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
     return OK;
@@ -157,8 +199,8 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     TRY(json_get_string(root, where, "format", true, &format, err));
     TRY(json_get_int(root, where, "version", true, 0, INT32_MAX, &version, err));
     if (strcmp(format, FORMAT) != 0) return error_set(err, ERR_DATA, "%s: not a manifest of a weft checkpoint", where);
-    if (version != VERSION)
-        return error_set(err, ERR_DATA, "%s: version %" PRId64 ", this weft reads %d: use the weft that wrote it", where,
+    if (version < 1 || version > VERSION)
+        return error_set(err, ERR_DATA, "%s: version %" PRId64 ", this weft reads 1 to %d: use the weft that wrote it", where,
                          version, VERSION);
     TRY(json_get_int(root, where, "step", true, 0, INT64_C(1) << 52, &m->step, err));
     TRY(json_get_string(root, where, "time", true, &time, err));
@@ -235,21 +277,49 @@ static ErrorCode check_range(int fd, const char *where, const char *part, uint64
                      error_escape(shown, sizeof shown, part, strlen(part)), sum, expect);
 }
 
-static ErrorCode check_tensors(const ManifestFile *f, const SafeFile *s, char *buffer, Error *err) {
+/* What is read to be checked: ranges of the files, in order. A range belongs to the part in which it begins. */
+typedef struct Checking {
+    char *buffer;
+    int rank, ranks;
+    uint64_t share; /* bytes of a part */
+    uint64_t start; /* bytes of the files before this one */
+} Checking;
+
+static bool is_mine(const Checking *c, uint64_t offset) {
+    uint64_t part = (c->start + offset) / c->share, last = (uint64_t)c->ranks - 1;
+    return (part < last ? part : last) == (uint64_t)c->rank;
+}
+
+static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, const SafeFile *s, const SafeTensor *t,
+                              Error *err) {
+    uint64_t at = s->data_start + t->begin, end = s->data_start + t->end;
+    for (size_t i = 0; i < listed->count; i++) {
+        const ManifestPiece *p = &listed->pieces[i];
+        uint64_t bytes = p->bytes == MANIFEST_WHOLE ? end - at : p->bytes;
+        if (bytes > end - at) break;
+        if (is_mine(c, at)) TRY(check_range(s->fd, s->where, t->name, at, bytes, p->sum, c->buffer, err));
+        at += bytes;
+    }
+    if (at == end && listed->count > 0) return OK;
+    char shown[128];
+    return error_set(err, ERR_DATA, "%s: %s: the pieces in the manifest do not make up the tensor", s->where,
+                     error_escape(shown, sizeof shown, t->name, strlen(t->name)));
+}
+
+static ErrorCode check_tensors(const Checking *c, const ManifestFile *f, const SafeFile *s, Error *err) {
     if (s->count != f->count)
         return error_set(err, ERR_DATA, "%s: %zu tensors, the manifest lists %zu", s->where, s->count, f->count);
     for (size_t i = 0; i < s->count; i++) {
-        const SafeTensor *t = &s->tensors[i];
         /* Both are in order of names, without duplicates. */
-        if (strcmp(t->name, f->tensors[i].name) != 0)
+        if (strcmp(s->tensors[i].name, f->tensors[i].name) != 0)
             return error_set(err, ERR_DATA, "%s: its tensors are not those of the manifest", s->where);
-        TRY(check_range(s->fd, s->where, t->name, s->data_start + t->begin, t->end - t->begin, f->tensors[i].sum, buffer, err));
+        TRY(check_tensor(c, &f->tensors[i], s, &s->tensors[i], err));
     }
     return OK;
 }
 
-/* Takes over fd. */
-static ErrorCode check_safetensors(const ManifestFile *f, const char *where, int fd, char *buffer, Error *err) {
+/* Takes over fd. The header is of every part: without it nobody knows where the tensors are. */
+static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, const char *where, int fd, Error *err) {
     SafeFile s;
     unsigned char field[8];
     uint64_t header = 0;
@@ -257,36 +327,40 @@ static ErrorCode check_safetensors(const ManifestFile *f, const char *where, int
         f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where) : fileops_read_at(fd, where, 0, field, 8, err);
     for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
     if (code == OK && header > f->bytes - 8) code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
-    if (code == OK) code = check_range(fd, where, "header", 0, header + 8, f->sum, buffer, err);
+    if (code == OK) code = check_range(fd, where, "header", 0, header + 8, f->sum, c->buffer, err);
     if (code != OK) {
         close(fd);
         return code;
     }
     TRY(safe_open_fd(&s, where, fd, f->bytes, err));
-    code = check_tensors(f, &s, buffer, err);
+    code = check_tensors(c, f, &s, err);
     safe_close(&s);
     return code;
 }
 
-static ErrorCode check_file(const ManifestFile *f, const char *dir, char *buffer, Error *err) {
+static ErrorCode check_file(const Checking *c, const ManifestFile *f, const char *dir, Error *err) {
     int fd;
     TRY(open_listed(f, dir, &fd, err));
     char *where = path_join(dir, f->name);
-    ErrorCode code;
+    ErrorCode code = OK;
     if (f->is_safetensors) {
-        code = check_safetensors(f, where, fd, buffer, err);
+        code = check_safetensors(c, f, where, fd, err);
     } else {
-        code = check_range(fd, where, "content", 0, f->bytes, f->sum, buffer, err);
+        if (is_mine(c, 0)) code = check_range(fd, where, "content", 0, f->bytes, f->sum, c->buffer, err);
         close(fd);
     }
     free(where);
     return code;
 }
 
-ErrorCode manifest_check_contents(const Manifest *m, const char *dir, Error *err) {
-    char *buffer = mem_alloc(BUFFER);
+ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err) {
+    CHECK(rank >= 0 && rank < ranks);
+    Checking c = {mem_alloc(BUFFER), rank, ranks, manifest_bytes(m) / (uint64_t)ranks + 1, 0};
     ErrorCode code = OK;
-    for (size_t i = 0; i < m->file_count && code == OK; i++) code = check_file(&m->files[i], dir, buffer, err);
-    free(buffer);
+    for (size_t i = 0; i < m->file_count && code == OK; i++) {
+        code = check_file(&c, &m->files[i], dir, err);
+        c.start += m->files[i].bytes;
+    }
+    free(c.buffer);
     return code;
 }

@@ -1,5 +1,6 @@
 /* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one checksum: small files
- * as a whole, safetensors by header and by tensor (so that damage is named), the manifest itself by its last line. */
+ * as a whole, safetensors by header and by tensor (so that damage is named), the manifest itself by its last line. A tensor
+ * that several ranks wrote has a checksum for each piece, in order of place. */
 #ifndef WEFT_CHECKPOINT_MANIFEST_H
 #define WEFT_CHECKPOINT_MANIFEST_H
 
@@ -7,9 +8,16 @@
 
 #define MANIFEST_FILE "manifest.json"
 
+#define MANIFEST_WHOLE UINT64_MAX /* bytes of a piece that is the whole tensor */
+
+typedef struct ManifestPiece {
+    uint64_t bytes, sum;
+} ManifestPiece;
+
 typedef struct ManifestTensor {
     char *name;
-    uint64_t sum;
+    size_t count;
+    ManifestPiece *pieces; /* [count], one after the other */
 } ManifestTensor;
 
 typedef struct ManifestFile {
@@ -30,15 +38,16 @@ typedef struct Manifest {
 } Manifest;
 
 void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum);
-void manifest_add_safetensors(Manifest *m, const char *name, const SafeSums *sums, const TensorList *list, const int *order,
-                              int count);
+/* Takes over the tensors (with names and pieces), in any order. */
+void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header, ManifestTensor *tensors,
+                              size_t count);
 void manifest_write(const Manifest *m, Text *out);
 /* Reads and verifies the manifest of a directory; the files it lists are not touched. */
 ErrorCode manifest_read(Manifest *m, const char *dir, Error *err);
 /* The files are there, regular, and of the right size. */
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err);
-/* Every byte is as it was written. */
-ErrorCode manifest_check_contents(const Manifest *m, const char *dir, Error *err);
+/* Every byte of part `rank` of `ranks` is as it was written. The parts, about the same number of bytes each, are everything. */
+ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err);
 uint64_t manifest_bytes(const Manifest *m);
 void manifest_free(Manifest *m);
 

@@ -35,15 +35,36 @@ void modelfiles_close(ModelFiles *m);
 const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name); /* NULL if none */
 ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
 
-/* Fills every tensor of the list through its `store`, converting to its `memory` type. Every tensor must be there with its
- * shape, and nothing else may be, except what a Llama file is known to repeat (a tied head, rotary frequencies). */
+/* Fills the pieces of the list through its `store`, converting to the `memory` type, and reads no more of the files than that.
+ * Every tensor of the list must be there with its shape, and nothing else may be, except what a Llama file is known to repeat
+ * (a tied head, rotary frequencies). */
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err);
 
-/* Writes `index_or_file`: parts of at most shard_bytes, filled in list order; one part is just `stem`.safetensors, several get
- * an index. `add` is called for each file written, with the positions of its tensors in the list (no sums for the index). */
-typedef void ModelFileAdded(void *ctx, const char *name, const SafeSums *sums, const int *order, int count);
-ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const char *stem, const TensorList *list, uint64_t shard_bytes,
-                           ModelFileAdded *added, void *ctx, Error *err);
+/* How the tensors of a list are laid out in files: parts of at most shard_bytes, filled in list order; one part is just
+ * `stem`.safetensors, several get an index. A function of the descriptions alone: the same on every rank. */
+typedef struct LayoutFile {
+    char name[96];
+    Text header; /* the first 8 + N bytes */
+    uint64_t bytes;
+} LayoutFile;
+
+typedef struct ModelLayout {
+    const TensorList *list;
+    int file_count;
+    LayoutFile *files; /* [file_count] */
+    int *file;         /* [list->count] file of each tensor */
+    uint64_t *at;      /* [list->count] its first byte there */
+    char index_name[96];
+    Text index; /* empty for one file */
+} ModelLayout;
+void modellayout_make(ModelLayout *l, const TensorList *list, const char *stem, uint64_t shard_bytes);
+void modellayout_free(ModelLayout *l);
+
+/* Makes the files in an existing directory: index, headers, full lengths; on the disk when the call returns. */
+ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err);
+/* Writes the pieces that the list holds into the files that modelfiles_create made. Files without a piece of this list are not
+ * touched. sums: [tensor_pieces(list)], the checksums of the bytes in the file. */
+ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums, Error *err);
 
 /* SHA-256 (hex) over names, shapes and values in the order of names, whatever the files, their order, or the float type:
  * F32, BF16 and F16 count as the fp32 values that they are, other types as their bytes. */

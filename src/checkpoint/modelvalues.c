@@ -42,23 +42,32 @@ static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const 
                      safe_type_name(t->type), safe_type_name(want->memory));
 }
 
-static ErrorCode load_tensor(const ModelFiles *m, const TensorList *list, int index, Buffers *b, Error *err) {
-    const TensorDesc *want = &list->tensors[index];
+static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Error *err) {
+    for (int i = 0; i < list->count; i++) {
+        const ModelTensor *t = modelfiles_find(m, list->tensors[i].name);
+        if (t == NULL) return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, list->tensors[i].name);
+        TRY(check_match(m, &list->tensors[i], t->tensor, err));
+    }
+    return OK;
+}
+
+static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int piece, Buffers *b, Error *err) {
+    TensorPiece p = tensor_piece(list, piece);
+    const TensorDesc *want = &list->tensors[p.tensor];
     const ModelTensor *t = modelfiles_find(m, want->name);
-    if (t == NULL) return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, want->name);
-    TRY(check_match(m, want, t->tensor, err));
     SafeType type = t->tensor->type;
     uint64_t in = (uint64_t)safe_type_bits(type) / 8, out = (uint64_t)safe_type_bits(want->memory) / 8;
-    for (uint64_t done = 0, n; done < t->tensor->elements; done += n) {
-        n = t->tensor->elements - done < CHUNK ? t->tensor->elements - done : CHUNK;
+    uint64_t first = (uint64_t)p.first, count = (uint64_t)p.count;
+    for (uint64_t done = 0, n; done < count; done += n) {
+        n = count - done < CHUNK ? count - done : CHUNK;
         const void *data = b->raw;
-        TRY(modelfiles_read(m, t, done * in, b->raw, n * in, err));
+        TRY(modelfiles_read(m, t, (first + done) * in, b->raw, n * in, err));
         if (type != want->memory) {
             convert_to_f32(type, b->raw, b->wide, n);
             convert_from_f32(want->memory, b->wide, b->narrow, n);
             data = b->narrow;
         }
-        TRY(list->store(list->ctx, index, done * out, n * out, data, err));
+        TRY(list->store(list->ctx, piece, done * out, n * out, data, err));
     }
     return OK;
 }
@@ -93,9 +102,10 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
 
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
     TRY(check_nothing_else(m, list, err));
+    TRY(check_tensors(m, list, err));
     Buffers b = buffers_make();
     ErrorCode code = OK;
-    for (int i = 0; i < list->count && code == OK; i++) code = load_tensor(m, list, i, &b, err);
+    for (int i = 0; i < tensor_pieces(list) && code == OK; i++) code = load_piece(m, list, i, &b, err);
     buffers_free(&b);
     return code;
 }

@@ -2,106 +2,131 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/modelfiles.h"
 
-typedef struct Shards {
-    int count;
-    int *of;       /* [list->count] shard of each tensor */
-    int64_t total; /* bytes of tensors */
-} Shards;
-
 /* In list order; a shard is closed when the next tensor would take it over the limit. A larger tensor has one to itself. */
-static Shards cut(const TensorList *list, uint64_t limit) {
-    Shards s = {.count = 1, .of = mem_alloc_array((size_t)list->count, sizeof *s.of)};
+static void cut(ModelLayout *l, uint64_t limit) {
     uint64_t used = 0;
-    for (int i = 0; i < list->count; i++) {
-        uint64_t bytes = tensor_stored_bytes(&list->tensors[i]);
+    l->file_count = 1;
+    for (int i = 0; i < l->list->count; i++) {
+        uint64_t bytes = tensor_stored_bytes(&l->list->tensors[i]);
         if (used > 0 && used + bytes > limit) {
-            s.count++;
+            l->file_count++;
             used = 0;
         }
         used += bytes;
-        s.total += (int64_t)bytes;
-        s.of[i] = s.count - 1;
+        l->file[i] = l->file_count - 1;
     }
-    return s;
 }
 
-static void shard_name(char out[96], const char *stem, int shard, int count) {
-    if (count == 1)
-        snprintf(out, 96, "%s.safetensors", stem);
+static void lay_out(ModelLayout *l, const char *stem, int file) {
+    LayoutFile *f = &l->files[file];
+    int *order = mem_alloc_array((size_t)l->list->count, sizeof *order), n = 0;
+    if (l->file_count == 1)
+        snprintf(f->name, sizeof f->name, "%s.safetensors", stem);
     else
-        snprintf(out, 96, "%s-%05d-of-%05d.safetensors", stem, shard + 1, count);
-}
-
-static ErrorCode write_shard(const FileOps *ops, const char *dir, const char *name, const TensorList *list, const Shards *s,
-                             int shard, ModelFileAdded *added, void *ctx, Error *err) {
-    int *order = mem_alloc_array((size_t)list->count, sizeof *order), n = 0;
-    SafeSums sums;
-    for (int i = 0; i < list->count; i++)
-        if (s->of[i] == shard) order[n++] = i;
-    char *path = path_join(dir, name);
-    ErrorCode code = safe_write(ops, path, list, order, n, &sums, err);
-    if (code == OK) {
-        added(ctx, name, &sums, order, n);
-        free(sums.tensors);
-    }
-    free(path);
+        snprintf(f->name, sizeof f->name, "%s-%05d-of-%05d.safetensors", stem, file + 1, l->file_count);
+    for (int i = 0; i < l->list->count; i++)
+        if (l->file[i] == file) order[n++] = i;
+    f->bytes = safe_layout(l->list, order, n, &f->header, l->at);
     free(order);
-    return code;
 }
 
-static void make_index(Text *out, const TensorList *list, const Shards *s, const char *stem) {
+static void make_index(ModelLayout *l, const char *stem) {
     JsonWriter w;
-    char name[96];
-    json_start(&w, out, 2);
+    int64_t total = 0;
+    snprintf(l->index_name, sizeof l->index_name, "%s.safetensors.index.json", stem);
+    for (int i = 0; i < l->list->count; i++) total += (int64_t)tensor_stored_bytes(&l->list->tensors[i]);
+    json_start(&w, &l->index, 2);
     json_begin_object(&w);
     json_key(&w, "metadata");
     json_begin_object(&w);
     json_key(&w, "total_size");
-    json_int(&w, s->total);
+    json_int(&w, total);
     json_end_object(&w);
     json_key(&w, "weight_map");
     json_begin_object(&w);
-    for (int i = 0; i < list->count; i++) {
-        shard_name(name, stem, s->of[i], s->count);
-        json_key(&w, list->tensors[i].name);
-        json_string(&w, name);
+    for (int i = 0; i < l->list->count; i++) {
+        json_key(&w, l->list->tensors[i].name);
+        json_string(&w, l->files[l->file[i]].name);
     }
     json_end_object(&w);
     json_end_object(&w);
-    text_puts(out, "\n");
+    text_puts(&l->index, "\n");
 }
 
-static ErrorCode write_index(const FileOps *ops, const char *dir, const char *stem, const TensorList *list, const Shards *s,
-                             ModelFileAdded *added, void *ctx, Error *err) {
-    Text text = {0};
-    char name[96];
-    snprintf(name, sizeof name, "%s.safetensors.index.json", stem);
-    make_index(&text, list, s, stem);
-    char *path = path_join(dir, name);
-    ErrorCode code = fileops_put(ops, path, text.data, text.length, err);
-    SafeSums sums = {.bytes = text.length, .header = XXH3_64bits(text.data, text.length)};
-    if (code == OK) added(ctx, name, &sums, NULL, 0);
+void modellayout_make(ModelLayout *l, const TensorList *list, const char *stem, uint64_t shard_bytes) {
+    *l = (ModelLayout){.list = list};
+    l->file = mem_alloc_array((size_t)list->count, sizeof *l->file);
+    l->at = mem_alloc_array((size_t)list->count, sizeof *l->at);
+    cut(l, shard_bytes);
+    l->files = mem_alloc_array((size_t)l->file_count, sizeof *l->files);
+    for (int i = 0; i < l->file_count; i++) lay_out(l, stem, i);
+    if (l->file_count > 1) make_index(l, stem);
+}
+
+void modellayout_free(ModelLayout *l) {
+    for (int i = 0; i < l->file_count; i++) text_free(&l->files[i].header);
+    text_free(&l->index);
+    free(l->files);
+    free(l->file);
+    free(l->at);
+    *l = (ModelLayout){0};
+}
+
+ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err) {
+    ErrorCode code = OK;
+    for (int i = 0; i < l->file_count && code == OK; i++) {
+        char *path = path_join(dir, l->files[i].name);
+        code = safe_create(ops, path, &l->files[i].header, l->files[i].bytes, err);
+        free(path);
+    }
+    if (code != OK || l->index.length == 0) return code;
+    char *path = path_join(dir, l->index_name);
+    code = fileops_put(ops, path, l->index.data, l->index.length, err);
     free(path);
-    text_free(&text);
     return code;
 }
 
-ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const char *stem, const TensorList *list, uint64_t shard_bytes,
-                           ModelFileAdded *added, void *ctx, Error *err) {
-    Shards s = cut(list, shard_bytes);
-    ErrorCode code = OK;
-    char name[96];
-    for (int i = 0; i < s.count && code == OK; i++) {
-        shard_name(name, stem, i, s.count);
-        code = write_shard(ops, dir, name, list, &s, i, added, ctx, err);
+/* Where a piece begins, for writing each file from front to back. */
+typedef struct Start {
+    int file, piece;
+    uint64_t at;
+} Start;
+
+static int by_place(const void *a, const void *b) {
+    const Start *x = a, *y = b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+/* Pieces without elements are left out. Returns how many there are. */
+static int sort_pieces(const ModelLayout *l, Start *starts) {
+    int n = 0;
+    for (int i = 0; i < tensor_pieces(l->list); i++) {
+        TensorPiece p = tensor_piece(l->list, i);
+        uint64_t each = (uint64_t)safe_type_bits(l->list->tensors[p.tensor].stored) / 8;
+        if (p.count > 0) starts[n++] = (Start){l->file[p.tensor], i, l->at[p.tensor] + (uint64_t)p.first * each};
     }
-    if (code == OK && s.count > 1) code = write_index(ops, dir, stem, list, &s, added, ctx, err);
-    free(s.of);
+    if (n > 0) qsort(starts, (size_t)n, sizeof *starts, by_place);
+    return n;
+}
+
+ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums, Error *err) {
+    Start *starts = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *starts);
+    int *pieces = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *pieces), n = sort_pieces(l, starts);
+    ErrorCode code = OK;
+    for (int i = 0; i < n; i++) pieces[i] = starts[i].piece;
+    for (int first = 0, end; first < n && code == OK; first = end) {
+        for (end = first + 1; end < n && starts[end].file == starts[first].file;) end++;
+        char *path = path_join(dir, l->files[starts[first].file].name);
+        code = safe_write_pieces(ops, path, l->list, pieces + first, end - first, l->at, sums, err);
+        free(path);
+    }
+    free(starts);
+    free(pieces);
     return code;
 }

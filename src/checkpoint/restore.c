@@ -15,17 +15,20 @@
 
 static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
     TRY(manifest_read(m, path, err));
-    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, err) : manifest_check_sizes(m, path, err);
+    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err) : manifest_check_sizes(m, path, err);
     if (code != OK) manifest_free(m);
     return code;
 }
 
-ErrorCode checkpoint_verify(const char *path, Error *err) {
+ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err) {
     Manifest m;
-    TRY(check(&m, path, CHECK_CONTENTS, err));
+    TRY(manifest_read(&m, path, err));
+    ErrorCode code = manifest_check_contents(&m, path, rank, ranks, err);
     manifest_free(&m);
-    return OK;
+    return code;
 }
+
+ErrorCode checkpoint_verify(const char *path, Error *err) { return checkpoint_check_part(path, 0, 1, err); }
 
 /* "step-00000100", and no other way to write it. */
 static bool parse_step(const char *name, int64_t *step) {
@@ -96,10 +99,10 @@ static ErrorCode open_parts(Checkpoint *c, Error *err) {
     return code != OK ? code : fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
 }
 
-static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error *err) {
+ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumable, Error *err) {
     Manifest m;
     *c = (Checkpoint){0};
-    TRY(check(&m, path, CHECK_CONTENTS, err));
+    TRY(manifest_read(&m, path, err));
     *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .resumable = m.resumable};
     manifest_free(&m);
     ErrorCode code = resumable && !c->resumable
@@ -112,25 +115,6 @@ static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error
     return code;
 }
 
-static ErrorCode open_newest(Checkpoint *c, const char *dir, bool resumable, Error *err) {
-    CheckpointSet set;
-    *c = (Checkpoint){0};
-    TRY(scan(&set, dir, err));
-    ErrorCode code = ERR_NOINPUT;
-    size_t i = set.count;
-    while (i > 0 && code != OK) {
-        Error problem = {.message = ""};
-        code = open_one(c, set.items[--i].path, resumable, &problem);
-        if (code != OK) log_warn("checkpoint passed over: %s", problem.message);
-    }
-    if (code == OK && i + 1 < set.count) log_warn("going back to %s, the newest good checkpoint", c->path);
-    if (code != OK)
-        code =
-            error_set(err, ERR_NOINPUT, "%s: %s", dir, set.count == 0 ? "there are no checkpoints" : "no checkpoint is good");
-    checkpoint_set_free(&set);
-    return code;
-}
-
 static bool is_one(const char *path) {
     char *manifest = path_join(path, MANIFEST_FILE);
     bool there = file_exists(manifest);
@@ -138,8 +122,39 @@ static bool is_one(const char *path) {
     return there;
 }
 
+ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err) {
+    if (!is_one(path)) return scan(set, path, err);
+    *set = (CheckpointSet){.count = 1, .items = mem_alloc(sizeof *set->items)};
+    set->items[0].path = mem_strdup(path);
+    return OK;
+}
+
+static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error *err) {
+    *c = (Checkpoint){0};
+    TRY(checkpoint_verify(path, err));
+    return checkpoint_open_verified(c, path, resumable, err);
+}
+
+/* The newest that is good. */
+static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resumable, Error *err) {
+    for (size_t i = set->count; i-- > 0;) {
+        Error problem = {.message = ""};
+        ErrorCode code = open_one(c, set->items[i].path, resumable, &problem);
+        if (code == OK && i + 1 < set->count) log_warn("going back to %s, the newest good checkpoint", c->path);
+        if (code == OK) return OK;
+        log_warn("checkpoint passed over: %s", problem.message);
+    }
+    return error_set(err, ERR_NOINPUT, "%s", set->count == 0 ? "there are no checkpoints" : "no checkpoint is good");
+}
+
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err) {
-    return is_one(path) ? open_one(c, path, resumable, err) : open_newest(c, path, resumable, err);
+    CheckpointSet set;
+    *c = (Checkpoint){0};
+    if (is_one(path)) return open_one(c, path, resumable, err);
+    TRY(checkpoint_candidates(&set, path, err));
+    ErrorCode code = open_newest(c, &set, resumable, err);
+    checkpoint_set_free(&set);
+    return code == OK ? OK : error_context(err, "%s", path);
 }
 
 void checkpoint_close(Checkpoint *c) {

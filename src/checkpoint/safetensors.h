@@ -79,9 +79,12 @@ const SafeTensor *safe_find(const SafeFile *f, const char *name); /* NULL if non
 /* Bytes of a tensor, `offset` from its begin. */
 ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
 
-/* Host tensors to write or to fill. `memory` is the type of the bytes behind the callbacks, `stored` that of the file; where
- * they differ both must convert through fp32 (convert.h). Callbacks move whole elements; offsets and bytes count in `memory`.
- */
+/* Tensors to write or to fill, all of them or pieces. `memory` is the type of the bytes behind the callbacks, `stored` that of
+ * the file; where they differ both must convert through fp32 (convert.h).
+ *
+ * Every rank describes all tensors of the model, in the same order, and says which pieces of them it holds: elements in
+ * row-major order, from anywhere to anywhere. Callbacks are about pieces: they move whole elements, and offsets and bytes count
+ * in `memory` from where the piece begins. */
 #define TENSOR_MAX_RANK 4
 typedef struct TensorDesc {
     const char *name;
@@ -90,27 +93,38 @@ typedef struct TensorDesc {
     int64_t shape[TENSOR_MAX_RANK];
 } TensorDesc;
 
+typedef struct TensorPiece {
+    int tensor;           /* position in the list */
+    int64_t first, count; /* elements */
+} TensorPiece;
+
 typedef struct TensorList {
     int count;
     const TensorDesc *tensors; /* [count] */
     void *ctx;
     /* Copies tensor memory to host memory. */
-    ErrorCode (*fetch)(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err);
+    ErrorCode (*fetch)(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err);
     /* Copies host memory to tensor memory. */
-    ErrorCode (*store)(void *ctx, int index, size_t offset, size_t bytes, const void *host, Error *err);
+    ErrorCode (*store)(void *ctx, int piece, size_t offset, size_t bytes, const void *host, Error *err);
+    int piece_count;
+    const TensorPiece *pieces; /* [piece_count]; NULL: all is here, and piece i is tensor i */
 } TensorList;
 int64_t tensor_elements(const TensorDesc *t);
 size_t tensor_stored_bytes(const TensorDesc *t);
+int tensor_pieces(const TensorList *list);
+TensorPiece tensor_piece(const TensorList *list, int piece);  /* checked to lie in its tensor */
+size_t tensor_piece_bytes(const TensorList *list, int piece); /* in memory */
 
-/* Checksums (XXH3-64) made on the way: of the first 8 + N bytes, and of each tensor by its position in `order`. */
-typedef struct SafeSums {
-    uint64_t bytes, header;
-    uint64_t *tensors; /* [count of order], free with free() */
-} SafeSums;
+/* Where the tensors stand in a file that holds list->tensors[order[0 .. count-1]], as the reference writer lays it out: by
+ * descending alignment, then name; no gaps; header padded with spaces to 8 bytes. Sorts `order` so, appends the first 8 + N
+ * bytes to `header`, sets at[t] to the first byte of tensor t in the file for each t of order. Returns the file's length. */
+uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header, uint64_t *at);
 
-/* Writes the tensors list->tensors[order[0 .. count-1]] as one file, sorted and aligned as the reference writer does: by
- * descending alignment, then name; no gaps; header padded with spaces to 8 bytes. The file is new, synced and closed. */
-ErrorCode safe_write(const FileOps *ops, const char *path, const TensorList *list, const int *order, int count, SafeSums *sums,
-                     Error *err);
+/* A new file with this header, of this length, synced and closed; what is to follow the header reads as zeros. */
+ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, uint64_t bytes, Error *err);
+/* Writes pieces[0 .. count-1] of the list to a file that safe_create made, each to its place (at: of safe_layout), syncs and
+ * closes it. sums[p] becomes the checksum (XXH3-64) of the bytes of piece p as they are in the file. */
+ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces, int count,
+                            const uint64_t *at, uint64_t *sums, Error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Writing safetensors: the header first, then the tensors through one staging buffer, with checksums on the way. */
+/* Writing safetensors: the header first, then pieces of tensors through one staging buffer, with checksums on the way. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -17,7 +17,6 @@ typedef struct Writer {
     int fd;
     XXH3_state_t *hash;
     void *fetched, *converted; /* CHUNK elements of up to 8 bytes */
-    uint64_t written;
 } Writer;
 
 int64_t tensor_elements(const TensorDesc *t) {
@@ -34,10 +33,26 @@ static size_t bytes_of(int64_t elements, SafeType type) {
 
 size_t tensor_stored_bytes(const TensorDesc *t) { return bytes_of(tensor_elements(t), t->stored); }
 
-/* Position in the list and in `order`: what is sorted for the file. */
+int tensor_pieces(const TensorList *list) { return list->pieces != NULL ? list->piece_count : list->count; }
+
+TensorPiece tensor_piece(const TensorList *list, int piece) {
+    if (list->pieces == NULL) return (TensorPiece){piece, 0, tensor_elements(&list->tensors[piece])};
+    TensorPiece p = list->pieces[piece];
+    CHECK(p.tensor >= 0 && p.tensor < list->count && p.first >= 0 && p.count >= 0);
+    int64_t elements = tensor_elements(&list->tensors[p.tensor]);
+    CHECK(p.first <= elements && p.count <= elements - p.first);
+    return p;
+}
+
+size_t tensor_piece_bytes(const TensorList *list, int piece) {
+    TensorPiece p = tensor_piece(list, piece);
+    return bytes_of(p.count, list->tensors[p.tensor].memory);
+}
+
+/* Position in the list: what is sorted for the file. */
 typedef struct Slot {
     const TensorDesc *tensor;
-    int index, position;
+    int index;
 } Slot;
 
 static int by_alignment_then_name(const void *a, const void *b) {
@@ -46,11 +61,12 @@ static int by_alignment_then_name(const void *a, const void *b) {
     return strcmp(x->tensor->name, y->tensor->name);
 }
 
-static Slot *sort_slots(const TensorList *list, const int *order, int count) {
+static void sort_order(const TensorList *list, int *order, int count) {
     Slot *slots = mem_alloc_array((size_t)count, sizeof *slots);
-    for (int i = 0; i < count; i++) slots[i] = (Slot){&list->tensors[order[i]], order[i], i};
+    for (int i = 0; i < count; i++) slots[i] = (Slot){&list->tensors[order[i]], order[i]};
     if (count > 0) qsort(slots, (size_t)count, sizeof *slots, by_alignment_then_name);
-    return slots;
+    for (int i = 0; i < count; i++) order[i] = slots[i].index;
+    free(slots);
 }
 
 static void write_entry(JsonWriter *w, const TensorDesc *t, int64_t begin, int64_t end) {
@@ -70,11 +86,9 @@ static void write_entry(JsonWriter *w, const TensorDesc *t, int64_t begin, int64
     json_end_object(w);
 }
 
-/* Size field and JSON, padded so that the data starts at a multiple of 8. */
-static void make_header(Text *out, const Slot *slots, int count) {
+static void write_entries(Text *out, const TensorList *list, const int *order, int count, uint64_t *at) {
     JsonWriter w;
-    int64_t offset = 0;
-    text_add(out, "\0\0\0\0\0\0\0\0", 8);
+    uint64_t offset = 0;
     json_start(&w, out, 0);
     json_begin_object(&w);
     json_key(&w, "__metadata__");
@@ -83,84 +97,98 @@ static void make_header(Text *out, const Slot *slots, int count) {
     json_string(&w, "pt"); /* transformers insists on it */
     json_end_object(&w);
     for (int i = 0; i < count; i++) {
-        int64_t end = offset + (int64_t)tensor_stored_bytes(slots[i].tensor);
-        write_entry(&w, slots[i].tensor, offset, end);
-        offset = end;
+        const TensorDesc *t = &list->tensors[order[i]];
+        at[order[i]] = offset;
+        offset += tensor_stored_bytes(t);
+        write_entry(&w, t, (int64_t)at[order[i]], (int64_t)offset);
     }
     json_end_object(&w);
-    while (out->length % 8 != 0) text_puts(out, " ");
-    uint64_t size = out->length - 8;
-    for (int i = 0; i < 8; i++) out->data[i] = (char)(uint8_t)(size >> (8 * i));
 }
 
-static ErrorCode put(Writer *w, const void *data, size_t bytes, Error *err) {
-    XXH3_64bits_update(w->hash, data, bytes);
-    w->written += bytes;
-    return fileops_write(w->ops, w->fd, w->path, data, bytes, err);
+uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header, uint64_t *at) {
+    size_t start = header->length;
+    uint64_t bytes = 0;
+    sort_order(list, order, count);
+    text_add(header, "\0\0\0\0\0\0\0\0", 8);
+    write_entries(header, list, order, count, at);
+    /* The data starts at a multiple of 8. */
+    while ((header->length - start) % 8 != 0) text_puts(header, " ");
+    uint64_t length = header->length - start;
+    for (int i = 0; i < 8; i++) header->data[start + (size_t)i] = (char)(uint8_t)((length - 8) >> (8 * i));
+    for (int i = 0; i < count; i++) {
+        at[order[i]] += length;
+        bytes += tensor_stored_bytes(&list->tensors[order[i]]);
+    }
+    return length + bytes;
 }
 
-static ErrorCode write_tensor(Writer *w, const Slot *slot, uint64_t *sum, Error *err) {
-    const TensorDesc *t = slot->tensor;
-    int64_t left = tensor_elements(t);
-    size_t offset = 0;
+ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, uint64_t bytes, Error *err) {
+    int fd;
+    CHECK(header->length >= 8 && bytes >= header->length);
+    if (header->length - 8 > SAFE_MAX_HEADER)
+        return error_set(err, ERR_CANTCREATE, "%s: the header would be larger than the format allows", path);
+    TRY(fileops_create(ops, path, &fd, err));
+    ErrorCode code = fileops_write(ops, fd, path, header->data, header->length, 0, err);
+    if (code == OK) code = fileops_resize(ops, fd, path, bytes, err);
+    if (code == OK) return fileops_finish(ops, fd, path, err);
+    ops->close(ops->ctx, fd);
+    return code;
+}
+
+/* The bytes of the file for n elements from `offset` in memory on. */
+static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, size_t n, const void **data, Error *err) {
+    TRY(w->list->fetch(w->list->ctx, piece, offset, bytes_of((int64_t)n, t->memory), w->fetched, err));
+    *data = w->fetched;
+    if (t->memory == t->stored) return OK;
+    CHECK(t->memory == SAFE_F32);
+    convert_from_f32(t->stored, w->fetched, w->converted, n);
+    *data = w->converted;
+    return OK;
+}
+
+/* `at`: first byte of the tensor in the file. */
+static ErrorCode write_piece(Writer *w, int piece, uint64_t at, uint64_t *sum, Error *err) {
+    TensorPiece p = tensor_piece(w->list, piece);
+    const TensorDesc *t = &w->list->tensors[p.tensor];
     XXH3_64bits_reset(w->hash);
-    while (left > 0) {
-        size_t n = left < (int64_t)CHUNK ? (size_t)left : CHUNK, bytes = bytes_of((int64_t)n, t->memory);
-        const void *data = w->fetched;
-        TRY(w->list->fetch(w->list->ctx, slot->index, offset, bytes, w->fetched, err));
-        if (t->memory != t->stored) {
-            CHECK(t->memory == SAFE_F32);
-            convert_from_f32(t->stored, w->fetched, w->converted, n);
-            data = w->converted;
-        }
-        TRY(put(w, data, bytes_of((int64_t)n, t->stored), err));
-        offset += bytes;
-        left -= (int64_t)n;
+    at += bytes_of(p.first, t->stored);
+    for (size_t done = 0, n; done < (size_t)p.count; done += n) {
+        const void *data;
+        n = (size_t)p.count - done < CHUNK ? (size_t)p.count - done : CHUNK;
+        TRY(take(w, t, piece, bytes_of((int64_t)done, t->memory), n, &data, err));
+        size_t bytes = bytes_of((int64_t)n, t->stored);
+        XXH3_64bits_update(w->hash, data, bytes);
+        TRY(fileops_write(w->ops, w->fd, w->path, data, bytes, at, err));
+        at += bytes;
     }
     *sum = XXH3_64bits_digest(w->hash);
     return OK;
 }
 
-static ErrorCode write_all(Writer *w, const Slot *slots, int count, SafeSums *sums, Error *err) {
-    Text header = {0};
-    make_header(&header, slots, count);
-    XXH3_64bits_reset(w->hash);
-    ErrorCode code = header.length - 8 <= SAFE_MAX_HEADER
-                         ? put(w, header.data, header.length, err)
-                         : error_set(err, ERR_CANTCREATE, "%s: the header would be larger than the format allows", w->path);
-    text_free(&header);
-    sums->header = XXH3_64bits_digest(w->hash);
-    for (int i = 0; i < count && code == OK; i++) {
-        code = write_tensor(w, &slots[i], &sums->tensors[slots[i].position], err);
-        if (code != OK) error_context(err, "tensor %s", slots[i].tensor->name);
+static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64_t *at, uint64_t *sums, Error *err) {
+    for (int i = 0; i < count; i++) {
+        int tensor = tensor_piece(w->list, pieces[i]).tensor;
+        if (write_piece(w, pieces[i], at[tensor], &sums[pieces[i]], err) != OK)
+            return error_context(err, "tensor %s", w->list->tensors[tensor].name);
     }
-    sums->bytes = w->written;
-    return code;
+    return OK;
 }
 
-ErrorCode safe_write(const FileOps *ops, const char *path, const TensorList *list, const int *order, int count, SafeSums *sums,
-                     Error *err) {
+ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces, int count,
+                            const uint64_t *at, uint64_t *sums, Error *err) {
     Writer w = {.ops = ops, .path = path, .list = list};
-    *sums = (SafeSums){0};
-    TRY(fileops_create(ops, path, &w.fd, err));
-    sums->tensors = mem_alloc_array((size_t)count, sizeof *sums->tensors);
+    TRY(fileops_open(ops, path, &w.fd, err));
     w.hash = XXH3_createState();
     CHECK(w.hash != NULL);
     w.fetched = mem_alloc(CHUNK * 8);
     w.converted = mem_alloc(CHUNK * 8);
-    Slot *slots = sort_slots(list, order, count);
-    ErrorCode code = write_all(&w, slots, count, sums, err);
+    ErrorCode code = write_all(&w, pieces, count, at, sums, err);
     if (code == OK)
         code = fileops_finish(ops, w.fd, path, err);
     else
         ops->close(ops->ctx, w.fd);
-    free(slots);
     free(w.fetched);
     free(w.converted);
     XXH3_freeState(w.hash);
-    if (code != OK) {
-        free(sums->tensors);
-        *sums = (SafeSums){0};
-    }
     return code;
 }

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
+#include "train/lock.h"
 
 /* RUN or RUN/checkpoints. */
 static char *checkpoints_of(const char *operand) {
@@ -57,7 +58,19 @@ static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     return OK;
 }
 
+/* The run's lock, so that neither the run prunes at the same time nor what is half written is taken for a leftover. A directory
+ * of checkpoints without a run around it has none. */
+static ErrorCode lock_run(RunLock *lock, const char *operand, const char *dir, Error *err) {
+    char *run = strcmp(operand, dir) == 0 ? path_join(dir, "..") : mem_strdup(operand);
+    char *file = path_join(run, "lock");
+    ErrorCode code = file_exists(file) ? lock_take(lock, run, err) : OK;
+    free(file);
+    free(run);
+    return code == OK ? OK : error_context(err, "nothing was removed");
+}
+
 static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
+    RunLock lock = {0};
     CheckpointKeep keep = {.last = 2, .every = 0};
     CheckpointSet set;
     int removed = 0;
@@ -65,10 +78,12 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     TRY(arguments_int(args, "--keep-every", 0, INT32_MAX, &keep.every, err));
     TRY(list_all(&set, dir, CHECK_MANIFEST, err));
     checkpoint_set_free(&set);
+    TRY(lock_run(&lock, args->operands[1], dir, err));
     /* By content: a damaged newer one must not push out a good older one. */
-    TRY(checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err));
-    printf("%d removed\n", removed);
-    return OK;
+    ErrorCode code = checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err);
+    lock_release(&lock);
+    if (code == OK) printf("%d removed\n", removed);
+    return code;
 }
 
 static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
@@ -99,7 +114,8 @@ const Verb verb_checkpoint = {
     .synopsis = "list | verify | prune DIR",
     .details = "DIR is a run or its directory of checkpoints; verify also takes one checkpoint.\n\n"
                "list reads manifests and sizes. verify reads every byte and names what is damaged. prune removes all good "
-               "checkpoints but the newest; damaged ones neither count nor go. Do not prune a run that is training.\n\n"
+               "checkpoints but the newest; damaged ones neither count nor go. A run that is training "
+               "is not pruned: it does so by itself.\n\n"
                "Examples:\n"
                "  weft checkpoint verify runs/demo\n"
                "  weft checkpoint prune runs/demo --keep 3 --keep-every 1000",

@@ -175,6 +175,7 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
         args->values[index] = "";
         return OK;
     }
+    if (!attached && flag->argument[0] == '[') attached = "";
     if (!attached) {
         if (*next >= count)
             return error_set(err, ERR_USAGE, "%s: %s needs a value: %s %s", args->verb->name, flag->name, flag->name,

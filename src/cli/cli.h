@@ -12,7 +12,7 @@
 typedef struct Flag {
     const char *name;     /* "--seed" */
     char letter;          /* short form, or 0 */
-    const char *argument; /* "N", or NULL for a switch */
+    const char *argument; /* "N"; "[=FORM]" for a value that may be left out and stands in the same word; NULL for a switch */
     const char *help;
 } Flag;
 
@@ -21,7 +21,7 @@ typedef struct Arguments {
     int operand_count;
     const char **operands;
     const struct Verb *verb;
-    const char **values;       /* parallel to verb->flags: NULL when absent, "" for a given switch */
+    const char **values;       /* parallel to verb->flags: NULL when absent, "" for a given switch or no value */
     bool help, quiet, verbose; /* the flags that every verb has */
 } Arguments;
 

@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "comm/facts.h"
 #include "device/device.h"
 #include "device/facts.h"
 
@@ -35,7 +36,7 @@ typedef struct Findings {
     double peak_fp32, peak_bf16; /* FLOP/s */
     bool native_bf16;
     Disk disk;
-    char mpi[128]; /* first line of mpirun --version; "" without */
+    char mpi[128], launcher[256]; /* library; path of what starts ranks, "" without */
     int advice_count;
     char advice[ADVICE_MAX][256];
 } Findings;
@@ -196,12 +197,21 @@ static ErrorCode find_disk(Findings *f, Error *err) {
 
 /* ---- MPI ---- */
 
+/* The library that weft was built with, and the launcher that belongs to it; another one would start processes that do not find
+ * each other. */
 static void find_mpi(Findings *f) {
-    FILE *pipe = popen("mpirun --version 2>/dev/null", "re");
-    if (pipe && !fgets(f->mpi, sizeof f->mpi, pipe)) f->mpi[0] = 0;
+    char command[512], library[96], launcher[128] = "";
+    comm_library_name(library, sizeof library);
+    snprintf(command, sizeof command, "'%s' --version 2>/dev/null", comm_launcher());
+    FILE *pipe = popen(command, "re");
+    if (pipe && !fgets(launcher, sizeof launcher, pipe)) launcher[0] = 0;
     if (pipe) pclose(pipe);
-    f->mpi[strcspn(f->mpi, "\r\n")] = 0;
-    if (!*f->mpi) advise(f, "No mpirun: it is needed for runs on several processes or machines. apt-get install openmpi-bin");
+    launcher[strcspn(launcher, "\r\n")] = 0;
+    snprintf(f->mpi, sizeof f->mpi, "%s", library);
+    snprintf(f->launcher, sizeof f->launcher, "%s", *launcher ? comm_launcher() : "");
+    if (!*launcher)
+        advise(f, "No %s: it is needed for runs on several processes or machines. apt-get install openmpi-bin",
+               comm_launcher());
 }
 
 /* ---- output ---- */
@@ -219,7 +229,7 @@ static void print_table(Findings *f) {
            f->native_bf16 ? "" : " (bf16 is not native here)");
     printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n", text_bytes(f->disk.free_bytes, free_text),
            text_bytes(f->disk.write_rate, rate), f->disk.sync_seconds * 1e3, f->disk.directory);
-    printf("MPI               %s\n", *f->mpi ? f->mpi : "not found");
+    printf("MPI               %s, %s\n", f->mpi, *f->launcher ? f->launcher : "no launcher");
     printf("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
     for (int i = 0; i < f->advice_count; i++) printf("  - %s\n", f->advice[i]);
 }
@@ -262,6 +272,7 @@ static void print_json(const Findings *f) {
     member_double(&w, "disk_write_bytes_per_second", f->disk.write_rate);
     member_double(&w, "disk_sync_seconds", f->disk.sync_seconds);
     member_string(&w, "mpi", f->mpi);
+    member_string(&w, "mpi_launcher", f->launcher);
     json_key(&w, "advice");
     json_begin_array(&w);
     for (int i = 0; i < f->advice_count; i++) json_string(&w, f->advice[i]);

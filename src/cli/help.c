@@ -75,7 +75,7 @@ static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width)
             if (own->letter == letter) letter = 0;
         char name[96];
         snprintf(name, sizeof name, "%c%c%c %s%s%s", letter ? '-' : ' ', letter ? letter : ' ', letter ? ',' : ' ', f->name,
-                 f->argument ? " " : "", f->argument ? f->argument : "");
+                 f->argument && f->argument[0] != '[' ? " " : "", f->argument ? f->argument : "");
         add_entry(out, name, f->help, width);
     }
 }

@@ -15,6 +15,7 @@
 /* The last line of a failed command; plain, so that it can be searched for. */
 static int report(const Error *err) {
     log_status("%s", "");
+    if (err->told) return (int)err->code;
     fprintf(stderr, "weft: %s (%s, exit status %d)\n", err->message, error_name(err->code), (int)err->code);
     return (int)err->code;
 }
@@ -73,7 +74,7 @@ int main(int argc, char **argv) {
      * step. */
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
-    Error err = {OK, ""};
+    Error err = {0};
     ErrorCode code = run_words(argc - 1, (const char *const *)(argv + 1), &err);
     /* Data that never reached its file is a failure, even when the verb could not see it. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == OK)

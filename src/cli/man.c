@@ -52,7 +52,7 @@ static void add_roff_flags(Text *out, const Flag *flags) {
         add_roff_string(out, f->name);
         text_puts(out, "\\fR");
         if (f->argument) {
-            text_puts(out, " \\fI");
+            text_puts(out, f->argument[0] == '[' ? "\\fI" : " \\fI");
             add_roff_string(out, f->argument);
             text_puts(out, "\\fR");
         }
@@ -114,8 +114,9 @@ static void add_roff_configuration(Text *out) {
 
 /* Statuses that scripts can rely on. */
 static void add_roff_statuses(Text *out) {
-    static const ErrorCode codes[] = {ERR_INTERNAL, ERR_USAGE,      ERR_NUMERIC, ERR_DATA,    ERR_NOINPUT, ERR_UNAVAILABLE,
-                                      ERR_MEMORY,   ERR_CANTCREATE, ERR_IO,      ERR_STOPPED, ERR_CONFIG};
+    static const ErrorCode codes[] = {ERR_INTERNAL, ERR_USAGE,       ERR_NUMERIC, ERR_REPLICAS,   ERR_DATA,
+                                      ERR_NOINPUT,  ERR_UNAVAILABLE, ERR_MEMORY,  ERR_CANTCREATE, ERR_IO,
+                                      ERR_STOPPED,  ERR_PEER,        ERR_CONFIG};
     text_puts(out, ".SH EXIT STATUS\n.TP\n0\nsuccess\n");
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         text_printf(out, ".TP\n%d\n", (int)codes[i]);

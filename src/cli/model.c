@@ -51,7 +51,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     spec.positions = context_of(&spec.model, shape);
     spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
     TRY(engine_plan(&m->engine, &m->device, &spec, err));
-    TRY(engine_allocate(&m->engine, err));
+    TRY(engine_allocate(&m->engine, NULL, err));
     return state_load_weights(&m->engine, m->dir, err);
 }
 

@@ -1,14 +1,82 @@
-/* weft plan: what a run would do, without starting it. */
+/* weft plan: what a run would do on any number of ranks, without starting one. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/terminal.h"
+#include "train/compare.h"
+#include "train/forecast.h"
 #include "train/save.h"
 #include "train/setup.h"
 
-static const Flag flags[] = {{"--program", 'p', NULL, "list the actions of one step; runs over consecutive units are folded"},
-                             {"--whole", 0, NULL, "with --program: one line an action"},
-                             {NULL, 0, NULL, NULL}};
+enum { MOST_RANKS = 1 << 20, DRAWN_RANKS = 24 };
+
+static const Flag flags[] = {
+    {"--ranks", 'n', "N", "plan for N ranks, laid out by the keys of mesh; default 1"},
+    {"--rank", 'r', "R", "the rank whose memory and program are shown; default: the fullest, and rank 0 for --program"},
+    {"--memory", 'm', "SIZE",
+     "memory of a rank, such as 80GiB, to hold the plan against; default with one rank: this machine's"},
+    {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
+    {"--compare", 'c', NULL, "all schedules and several numbers of microbatches beside each other, by time and memory"},
+    {"--svg", 0, "FILE", "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},
+    {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
+    {"--program", 'p', NULL, "list the actions of one step; runs over consecutive units are folded"},
+    {"--whole", 0, NULL, "with --program: one line an action; with --compare: all rows"},
+    {NULL, 0, NULL, NULL}};
+
+typedef struct Request {
+    int64_t ranks, rank; /* rank -1: not given */
+    int64_t width;
+    double memory, tflops; /* bytes, TFLOP/s; 0: not given */
+} Request;
+
+/* ---- the command line ---- */
+
+/* "80GiB", "80 GB", "8e10". */
+static bool parse_size(const char *text, double *bytes) {
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {{"", 1},
+                 {"B", 1},
+                 {"KiB", 1024.0},
+                 {"MiB", 1048576.0},
+                 {"GiB", 1073741824.0},
+                 {"TiB", 1099511627776.0},
+                 {"K", 1024.0},
+                 {"M", 1048576.0},
+                 {"G", 1073741824.0},
+                 {"T", 1099511627776.0},
+                 {"KB", 1e3},
+                 {"MB", 1e6},
+                 {"GB", 1e9},
+                 {"TB", 1e12}};
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || !(number > 0) || number > 1e18) return false;
+    while (*end == ' ') end++;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].name) != 0) continue;
+        *bytes = number * units[i].bytes;
+        return true;
+    }
+    return false;
+}
+
+static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
+    char shown[80];
+    const char *memory = arguments_flag(args, "--memory");
+    *q = (Request){.ranks = 1, .rank = -1};
+    TRY(arguments_int(args, "--ranks", 1, MOST_RANKS, &q->ranks, err));
+    TRY(arguments_int(args, "--rank", 0, q->ranks - 1, &q->rank, err));
+    TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
+    TRY(arguments_double(args, "--tflops", 1e-6, 1e9, &q->tflops, err));
+    if (memory && !parse_size(memory, &q->memory))
+        return error_set(err, ERR_USAGE, "plan: --memory is \"%s\": expected a size such as 80GiB or 512MB",
+                         error_escape(shown, sizeof shown, memory, strlen(memory)));
+    return OK;
+}
 
 static ErrorCode shape_of(Config *c, Error *err) {
     if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
@@ -19,23 +87,100 @@ static ErrorCode shape_of(Config *c, Error *err) {
     return code;
 }
 
-static ErrorCode describe(const Arguments *args, const Config *c, Device *d, Error *err) {
-    Engine e;
-    EngineSpec spec;
-    Text out = {0};
-    TRY(setup_spec(c, d, &spec, err));
-    ErrorCode code = engine_plan(&e, d, &spec, err);
-    if (code == OK) {
-        e.memory.staging = saver_bytes(c, &e.model.table);
-        setup_describe(c, &e, &out);
-        if (arguments_has(args, "--program")) {
-            text_printf(&out, "program %d actions\n", e.program.count);
-            program_print(&e.program, arguments_has(args, "--whole"), &out);
-        }
-        fwrite(out.data, 1, out.length, stdout);
+/* ---- what is shown ---- */
+
+static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
+
+static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
+    ForecastTimeline t;
+    forecast_timeline(f, q->tflops, &t);
+    if (svg) {
+        draw_svg(&t.timeline, 1, q->width ? (int)q->width : 960, out);
+    } else {
+        TerminalStyle style = terminal_style((int)q->width);
+        style.rows = DRAWN_RANKS;
+        text_puts(out, "\n");
+        draw_terminal(&t.timeline, style, out);
+        if (f->layout.mesh.degree[AXIS_DP_SHARD] > 1)
+            text_puts(out, "g, r: from where a gather or reduction starts to where it is waited for; they take no time here\n");
+        text_printf(out, "balance of the ranks %.1f%%: the average one's work as a share of the busiest one's\n",
+                    100 * forecast_balance(f));
     }
+    forecast_timeline_free(&t);
+}
+
+static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out, Error *err) {
+    int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
+    setup_describe_work(c, &f->layout, &f->ranks[0].engine, out);
+    forecast_print_memory(f, q->memory, out);
+    forecast_print_work(f, out);
+    forecast_print_place(f, place, out);
+    TRY(forecast_print_exact(f, d, place, out, err));
+    if (f->layout.piped) draw(q, f, false, out);
+    return OK;
+}
+
+static ErrorCode describe_single(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out, Error *err) {
+    char limit[32];
+    double share = q->memory > 0 ? 100 * (double)forecast_memory(f, 0) / q->memory : 0;
+    setup_describe(c, &f->layout, &f->ranks[0].engine, out);
+    if (q->memory > 0)
+        text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share, share > 100 ? ": it will not fit" : "");
+    return forecast_print_exact(f, d, 0, out, err);
+}
+
+static void print_program(const Arguments *args, const Request *q, const Forecast *f, Text *out) {
+    int64_t rank = q->rank >= 0 ? q->rank : 0;
+    const Program *p = &f->ranks[place_of(f, rank)].engine.program;
+    if (f->layout.mesh.world > 1)
+        text_printf(out, "program of rank %lld, %d actions\n", (long long)rank, p->count);
+    else
+        text_printf(out, "program %d actions\n", p->count);
+    program_print(p, arguments_has(args, "--whole"), out);
+}
+
+static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path, Error *err) {
+    Text svg = {0};
+    if (!f->layout.piped)
+        return error_set(err, ERR_USAGE,
+                         "plan: --svg draws pipelines, and this plan has none: mesh.pp is 1; set it to 2 or more");
+    draw(q, f, true, &svg);
+    ErrorCode code = terminal_write_file(path, &svg, err);
+    text_free(&svg);
+    return code;
+}
+
+static ErrorCode print_all(const Arguments *args, const Request *q, const Config *c, const Forecast *f, Device *d, Error *err) {
+    Text out = {0};
+    bool mesh = f->layout.mesh.world > 1;
+    ErrorCode code = mesh ? describe_mesh(c, q, f, d, &out, err) : describe_single(c, q, f, d, &out, err);
+    if (code == OK && arguments_has(args, "--program")) print_program(args, q, f, &out);
+    if (code == OK) code = terminal_print(&out, err);
     text_free(&out);
-    engine_free(&e);
+    return code;
+}
+
+static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
+    static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
+    double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)memory_use().machine : 0;
+    CompareRequest request = {(int)q->ranks, memory, q->tflops, arguments_has(args, "--whole")};
+    Text out = {0};
+    for (int i = 0; i < 4; i++)
+        if (arguments_has(args, others[i]))
+            return error_set(err, ERR_USAGE, "plan: --compare and %s do not go together: give one", others[i]);
+    ErrorCode code = compare_print(c, d, &request, &out, err);
+    if (code == OK) code = terminal_print(&out, err);
+    text_free(&out);
+    return code;
+}
+
+static ErrorCode describe(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
+    Forecast f;
+    const char *svg = arguments_flag(args, "--svg");
+    TRY(forecast_build(&f, c, d, (int)q->ranks, err));
+    ErrorCode code = svg ? write_svg(q, &f, svg, err) : OK;
+    if (code == OK && !(svg && strcmp(svg, "-") == 0)) code = print_all(args, q, c, &f, d, err);
+    forecast_free(&f);
     return code;
 }
 
@@ -43,11 +188,14 @@ static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     Device d;
+    Request q;
+    TRY(read_request(args, &q, err));
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
     if (code == OK) code = shape_of(&c, err);
     if (code == OK) code = setup_device(&c, &d, err);
     if (code == OK) {
-        code = describe(args, &c, &d, err);
+        if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;
+        code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err) : describe(args, &q, &c, &d, err);
         device_close(&d);
     }
     options_free(&set);
@@ -56,12 +204,17 @@ static ErrorCode run(const Arguments *args, Error *err) {
 
 const Verb verb_plan = {
     .name = "plan",
-    .summary = "what a run would do: model, step, memory, program; starts nothing",
-    .synopsis = "CONFIG.yaml [section.key=value ...]",
-    .details = "Memory is read off the program of a step: what is printed here is what a run takes before its first step.\n\n"
-               "Examples:\n"
-               "  weft plan configs/demo.yaml\n"
-               "  weft plan configs/llama3-8b.yaml train.context=4096 --program",
+    .summary = "what a run would do: model, step, memory, traffic, program, on any mesh; starts nothing",
+    .synopsis = "CONFIG.yaml [section.key=value ...] [-n RANKS]",
+    .details =
+        "Memory is read off the program of a step: what is printed here is what a run takes before its first step.\n\n"
+        "With -n N the ranks of a whole mesh are planned, on this machine, without starting one: what each holds, does and "
+        "sends in a step. A pipeline is drawn; --compare weighs all schedules and several numbers of microbatches.\n\n"
+        "Examples:\n"
+        "  weft plan configs/demo.yaml\n"
+        "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
+        "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 train.tokens_per_step=4194304\n"
+        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB",
     .flags = flags,
     .options = config_options,
     .min_operands = 1,

@@ -1,27 +1,158 @@
 /* weft train: a run from its configuration to its last checkpoint. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
 #include "cli/cli.h"
+#include "comm/comm.h"
+#include "comm/launch.h"
+#include "train/lock.h"
+#include "train/state.h"
+#include "train/supervise.h"
 #include "train/trainer.h"
 
-static ErrorCode run(const Arguments *args, Error *err) {
+static const Flag flags[] = {
+    {"--ranks", 'n', "N", "start N processes on this machine, joined by MPI; the mesh says what each does"},
+    {"--restarts", 0, "N", "start the run again, at most N times, when it is killed or fails in a way that may pass"},
+    {"--inject", 0, "FAULTS", "break the run on purpose, as in \"kill:rank=1,step=7\"; also stop, slow, nan, bitflip"},
+    {NULL, 0, NULL, NULL},
+};
+
+static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *err) {
+    return config_load(c, set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
+}
+
+static ErrorCode train(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
-    ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
-    if (code == OK) code = trainer_run(&c, &set, err);
+    Inject inject = {0};
+    Comm *comm;
+    trainer_catch_signals();
+    TRY(comm_open(&comm, err));
+    ErrorCode code = comm_agree(comm, load(args, &c, &set, err), err);
+    if (code == OK)
+        code =
+            comm_agree(comm, inject_parse(&inject, arguments_flag(args, "--inject"), comm_size(comm), c.train.steps, err), err);
+    if (code == OK) code = trainer_run(comm, &c, &set, &inject, err);
+    inject_free(&inject);
+    options_free(&set);
+    if (code != OK) comm_report(comm, err);
+    comm_close(comm);
+    return code;
+}
+
+/* ---- this command line again ---- */
+
+static void add_word(char **words, int *count, const char *flag, const char *value) {
+    Text word = {0};
+    text_printf(&word, value[0] ? "%s=%s" : "%s", flag, value);
+    words[(*count)++] = word.data;
+}
+
+/* Without one flag, and with another operand at the end unless that is NULL. */
+static char **child_words(const Arguments *args, const char *without, const char *last) {
+    int count = 0, flag_count = (int)(sizeof flags / sizeof *flags);
+    char **words = mem_alloc_array((size_t)(flag_count + args->operand_count + 8), sizeof *words);
+    add_word(words, &count, "weft", "");
+    add_word(words, &count, args->verb->name, "");
+    if (args->quiet) add_word(words, &count, "--quiet", "");
+    if (args->verbose) add_word(words, &count, "--verbose", "");
+    for (int i = 0; flags[i].name; i++)
+        if (args->values[i] && strcmp(flags[i].name, without) != 0) add_word(words, &count, flags[i].name, args->values[i]);
+    add_word(words, &count, "--", "");
+    for (int i = 0; i < args->operand_count; i++) add_word(words, &count, args->operands[i], "");
+    if (last) add_word(words, &count, last, "");
+    return words;
+}
+
+static void free_words(char **words) {
+    for (char **w = words; *w; w++) free(*w);
+    free(words);
+}
+
+/* ---- with --restarts ---- */
+
+static ErrorCode discard(const Config *c, Error *err) {
+    RunLock lock;
+    TRY(file_make_dirs(c->run.dir, err));
+    TRY(lock_take(&lock, c->run.dir, err));
+    ErrorCode code = state_discard(c->run.dir, err);
+    lock_release(&lock);
+    return code;
+}
+
+static ErrorCode train_supervised(const Arguments *args, Error *err) {
+    Config c;
+    OptionSet set;
+    Supervision s = {0};
+    ErrorCode code = load(args, &c, &set, err);
+    s.backoff_s = c.restart.backoff_s;
+    if (code == OK) code = arguments_int(args, "--restarts", 0, 1000000, &s.restarts, err);
+    if (code == OK && c.run.overwrite) code = discard(&c, err);
+    options_free(&set);
+    TRY(code);
+    /* A run that starts anew does so once, before its first process. */
+    char **words = child_words(args, "--restarts", "run.overwrite=false");
+    s.words = words;
+    code = supervise(&s, err);
+    free_words(words);
+    return code;
+}
+
+/* ---- with --ranks ---- */
+
+/* Errors of the configuration are found before anything is started, and said once. */
+static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
+    Config c;
+    OptionSet set;
+    Mesh mesh;
+    Inject inject = {0};
+    ErrorCode code = load(args, &c, &set, err);
+    if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)ranks, err);
+    if (code == OK) code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
+    inject_free(&inject);
     options_free(&set);
     return code;
+}
+
+static ErrorCode train_ranks(const Arguments *args, Error *err) {
+    int64_t ranks = 1;
+    TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
+    TRY(check(args, ranks, err));
+    if (ranks == 1) return train(args, err);
+    char **words = child_words(args, "--ranks", NULL);
+    ErrorCode code = launch_ranks((int)ranks, words, err);
+    free_words(words);
+    return code;
+}
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    if (arguments_has(args, "--restarts")) return train_supervised(args, err);
+    return arguments_has(args, "--ranks") ? train_ranks(args, err) : train(args, err);
 }
 
 const Verb verb_train = {
     .name = "train",
     .summary = "train a model from text and one configuration file",
-    .synopsis = "CONFIG.yaml [section.key=value ...]",
+    .synopsis = "CONFIG.yaml [section.key=value ...] [-n RANKS] [--restarts N] [--inject FAULTS]",
     .details =
         "Prints the plan, takes all its memory, then trains. Everything goes to run.dir. A run that finds a checkpoint there "
         "goes on\n"
         "from it. SIGINT, SIGTERM or SIGUSR1 finish the step, save, and exit with status 75; a second SIGINT exits at once.\n\n"
+        "With --restarts the run is a process of its own, started again from its last checkpoint when a signal kills it or it "
+        "fails in a\n"
+        "way that may pass; what is wrong with the command line, the configuration or the data is not tried again.\n\n"
+        "With -n N it runs as N processes on this machine, started by mpirun; on several machines start it by mpirun or srun "
+        "yourself.\n"
+        "The keys of mesh say how they divide the work.\n\n"
+        "--inject kills, stops, slows or corrupts a rank in a given step, to see that the run survives it; see "
+        "docs/reliability.md.\n\n"
         "Examples:\n"
         "  weft train configs/demo.yaml\n"
+        "  weft train configs/demo.yaml -n 4 mesh.pp=2\n"
+        "  weft train configs/demo.yaml --restarts 10\n"
         "  weft train my.yaml run.dir=runs/a optimizer.lr=1e-3 'data.sources=[a.txt, {path: b.jsonl.zst, weight: 2}]'",
+    .flags = flags,
     .options = config_options,
     .min_operands = 1,
     .max_operands = -1,

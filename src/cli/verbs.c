@@ -1,6 +1,7 @@
 /* Every verb, in the order of "weft --help". A new verb is a file and two lines here. */
 #include "cli/cli.h"
 
+extern const Verb verb_audit;
 extern const Verb verb_checkpoint;
 extern const Verb verb_config;
 extern const Verb verb_doctor;
@@ -10,6 +11,7 @@ extern const Verb verb_help;
 extern const Verb verb_inspect;
 extern const Verb verb_plan;
 extern const Verb verb_report;
+extern const Verb verb_schedule;
 extern const Verb verb_tokenize;
 extern const Verb verb_tokenizer_decode;
 extern const Verb verb_tokenizer_encode;
@@ -23,6 +25,7 @@ const Verb *const verbs[] = {
     &verb_train,
     &verb_stop,
     &verb_plan,
+    &verb_schedule,
     &verb_eval,
     &verb_generate,
     &verb_tokenizer_train,
@@ -32,6 +35,7 @@ const Verb *const verbs[] = {
     &verb_checkpoint,
     &verb_tokenize,
     &verb_report,
+    &verb_audit,
     &verb_config,
     &verb_doctor,
     &verb_help,

@@ -10,6 +10,7 @@
 #include <yaml.h>
 #include <zstd.h>
 
+#include "comm/facts.h"
 #include "device/facts.h"
 
 static void add_libraries(Text *out) {
@@ -23,10 +24,11 @@ static void add_libraries(Text *out) {
 }
 
 void version_write(Text *out) {
-    char name[64];
+    char name[96];
     text_printf(out, "weft %s\n", WEFT_VERSION);
     text_printf(out, "compiler: %s, OpenMP %d\n", WEFT_COMPILER, _OPENMP);
     text_printf(out, "build: %s%s\n", WEFT_BUILD_TYPE, *WEFT_BUILD_EXTRAS ? ", " WEFT_BUILD_EXTRAS : "");
     text_printf(out, "matrix products: %s\n", device_library_name(name));
+    text_printf(out, "ranks: %s\n", comm_library_name(name, sizeof name));
     add_libraries(out);
 }

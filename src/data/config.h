@@ -30,6 +30,7 @@ typedef struct DataConfig {
     bool add_bos, add_eos; /* around each document */
     int64_t seed;          /* of the order of samples */
     int64_t prefetch;      /* microbatches kept ready */
+    bool audit;            /* record the samples of each step (observe/audit.h) */
 } DataConfig;
 
 #endif

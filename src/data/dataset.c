@@ -275,9 +275,15 @@ uint64_t dataset_text_bytes(const Dataset *d) {
     return sum;
 }
 
+uint64_t dataset_source_windows(const Dataset *d, size_t source) {
+    return stream_windows(&d->sources[source].train, d->context);
+}
+
+bool dataset_is_mixture(const Dataset *d) { return sampler_cycle(d->sampler) > 1; }
+
 uint64_t dataset_samples_per_epoch(const Dataset *d) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < d->count; i++) sum += stream_windows(&d->sources[i].train, d->context);
+    for (size_t i = 0; i < d->count; i++) sum += dataset_source_windows(d, i);
     return sum;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "data/stream.h"
 
 struct Loader {
     const Dataset *dataset;
@@ -41,7 +42,10 @@ static ErrorCode make(Loader *l, uint64_t i, Error *err) {
     for (int64_t r = 0; r < l->layout.sequences; r++) {
         int64_t at = r * l->context;
         SampleRow row = {b->inputs + at, b->targets + at, b->positions + at, b->first_key + at, (int32_t)at};
-        TRY(dataset_sample(l->dataset, l->layout.validation, first + (uint64_t)r, &row, &b->valid, err));
+        if (l->layout.limit > 0 && first + (uint64_t)r >= l->layout.limit)
+            stream_empty_row(l->context, &row);
+        else
+            TRY(dataset_sample(l->dataset, l->layout.validation, first + (uint64_t)r, &row, &b->valid, err));
     }
     return OK;
 }

@@ -21,6 +21,7 @@ typedef struct LoaderLayout {
     int64_t microbatches;      /* of this loader in a step */
     int64_t microbatch_stride; /* samples */
     int64_t step_stride;       /* samples */
+    uint64_t limit;            /* rows of samples from this one on have no targets; 0: no limit */
 } LoaderLayout;
 
 /* First sample of microbatch i. */

@@ -32,12 +32,15 @@ const char *op_name(OpId op) {
                                                 "cross_entropy",
                                                 "adamw",
                                                 "grad_stats",
+                                                "fixed_add",
+                                                "fixed_to_float",
                                                 "cast",
                                                 "zero",
                                                 "init_normal",
                                                 "fill",
                                                 "upload",
-                                                "download"};
+                                                "download",
+                                                "sum_parts"};
     return (unsigned)op < OP_COUNT ? names[op] : "unknown";
 }
 

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/exact.h"
 #include "base/memory.h"
 #include "base/text.h"
 
@@ -45,12 +46,15 @@ typedef enum OpId {
     OP_CROSS_ENTROPY,
     OP_ADAMW,
     OP_GRAD_STATS,
+    OP_FIXED_ADD,
+    OP_FIXED_TO_FLOAT,
     OP_CAST,
     OP_ZERO,
     OP_INIT_NORMAL,
     OP_FILL,
     OP_UPLOAD,
     OP_DOWNLOAD,
+    OP_SUM_PARTS,
     OP_COUNT
 } OpId;
 
@@ -67,10 +71,26 @@ typedef struct AdamW {
 
 /* Order-free figures of a gradient tensor; see grad_stats. */
 typedef struct GradStats {
-    double sum;        /* sum |g|^p over finite elements (p finite) */
-    double max;        /* max |g| over finite elements */
-    int64_t nonfinite; /* elements that are NaN or infinite */
+    ExactSum sum;            /* of |g|^p over finite elements (p finite), normalised */
+    double max;              /* max |g| over finite elements */
+    int64_t nonfinite;       /* elements that are NaN or infinite, or whose |g|^p is beyond the largest double */
+    int64_t first_nonfinite; /* index of the first of them; -1: there is none */
 } GradStats;
+
+/* Gradients in fixed point count units of 2^-FIXED_SHIFT: 8.9e-16. */
+enum { FIXED_SHIFT = 50, FIXED_SUM_LOG2 = 62 };
+
+/* The largest |g| that may be added when an element gets `contributions` additions, on all ranks together: their sum stays
+ * within 2^FIXED_SUM_LOG2 units (and half a unit each of rounding), so an int64 never overflows. 4096 for one contribution. */
+static inline double fixed_limit(int64_t contributions) {
+    return (double)(INT64_C(1) << (FIXED_SUM_LOG2 - FIXED_SHIFT)) / (double)contributions;
+}
+
+/* Elements that fixed_add refused. */
+typedef struct FixedRefusals {
+    int64_t count;
+    int64_t first; /* index of the first; -1: none */
+} FixedRefusals;
 
 typedef struct Device Device;
 typedef struct DeviceNeeds DeviceNeeds;
@@ -148,9 +168,18 @@ typedef struct Ops {
     void (*adamw)(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
                   uint16_t *copy /* or NULL */);
 
-    /* Sum |g|^p (p finite, >= 1) or max (p infinite), and the count of non-finite elements. Pieces of 4,096 elements, each
-     * summed in a fixed order in double, added in ascending order. */
+    /* Sum |g|^p (p finite, >= 1) and max |g|; the count of non-finite elements, which are left out of both, and where the first
+     * is. The sum is exact: |g| and g^2 are doubles, other powers are what pow() makes of them, and these are added without
+     * rounding. So the figures of a tensor's parts, merged in any order, are those of the tensor. With p infinite the sum is
+     * left 0. */
     void (*grad_stats)(Device *d, int64_t n, const float *g, double p, GradStats *out /* host */);
+
+    /* acc[i] = (set ? 0 : acc[i]) + g[i] * 2^FIXED_SHIFT rounded to nearest even. Whole numbers add in any order. Elements that
+     * are not finite, or larger than the limit (at most fixed_limit(1)), add nothing and are counted. */
+    void (*fixed_add)(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
+                      FixedRefusals *refused /* host */);
+    /* out[i] = acc[i] * 2^-FIXED_SHIFT, rounded once, to nearest even. */
+    void (*fixed_to_float)(Device *d, int64_t n, const int64_t *acc, float *out);
 
     void (*cast)(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type); /* round to nearest even */
     void (*zero)(Device *d, void *p, size_t bytes);
@@ -162,6 +191,12 @@ typedef struct Ops {
     /* Between host memory and tensor memory. */
     void (*upload)(Device *d, void *tensor, const void *host, size_t bytes);
     void (*download)(Device *d, void *host, const void *tensor, size_t bytes);
+
+    /* out[i] = sum over parts p of in[p][i], in the canonical tree: blocks of parts are split at the largest power of two below
+     * their number. out may be one of the parts. The integers wrap around. */
+    void (*sum_parts)(Device *d, int64_t n, int parts, const float *const *in /* [parts] of [n] */, float *out /* [n] */);
+    void (*sum_parts_i64)(Device *d, int64_t n, int parts, const int64_t *const *in /* [parts] of [n] */,
+                          int64_t *out /* [n] */);
 
     /* Scratch that the ops above may need, for the largest shapes of a run. */
     size_t (*scratch_bytes)(const Device *d, const DeviceNeeds *needs);

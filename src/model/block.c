@@ -86,7 +86,7 @@ static void linear(const Pass *p, int unit, ParamRole role, ParamRole bias_role,
     const Param *w = param_of(&m->table, unit, role), *bias = param_of(&m->table, unit, bias_role);
     OP(p->device, OP_GEMM, gemm, false, true, m->tokens, rows, cols, x, weights_matrix(p->weights, w), m->compute, y,
        m->compute, rows, false);
-    if (bias) OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, rows, y, weights_master(p->weights, bias), m->compute);
+    if (bias) OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, rows, y, weights_vector(p->weights, bias), m->compute);
 }
 
 /* dx[T, cols] = dy[T, rows] W, and the bias gradient. */
@@ -96,30 +96,29 @@ static void linear_input(const Pass *p, int unit, ParamRole role, ParamRole bias
     const Param *w = param_of(&m->table, unit, role), *bias = param_of(&m->table, unit, bias_role);
     OP(p->device, OP_GEMM, gemm, false, false, m->tokens, cols, rows, dy, weights_matrix(p->weights, w), m->compute, dx,
        m->compute, cols, false);
-    if (bias)
-        OP(p->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, rows, dy, gradient_of(m, p->gradients, bias), m->compute);
+    if (bias) OP(p->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, rows, dy, gradient_of(&p->gradients, bias), m->compute);
 }
 
 /* dW[rows, cols] (+)= dy[T, rows]^T x[T, cols]. */
 static void linear_weight(const Pass *p, int unit, ParamRole role, int64_t rows, int64_t cols, const void *dy, const void *x) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role);
-    OP(p->device, OP_GEMM, gemm, true, false, rows, cols, m->tokens, dy, x, m->compute, gradient_of(m, p->gradients, w),
+    OP(p->device, OP_GEMM, gemm, true, false, rows, cols, m->tokens, dy, x, m->compute, gradient_of(&p->gradients, w),
        DTYPE_F32, cols, !p->first);
 }
 
 static void norm(const Pass *p, int unit, ParamRole role, const void *a, const void *b, void *sum, void *y, float *rstd) {
     const Model *m = p->model;
     OP(p->device, OP_RMSNORM_FORWARD, rmsnorm_forward, m->tokens, m->config.hidden_size, (float)m->config.rms_norm_eps, a, b,
-       weights_master(p->weights, param_of(&m->table, unit, role)), sum, y, rstd, m->compute);
+       weights_vector(p->weights, param_of(&m->table, unit, role)), sum, y, rstd, m->compute);
 }
 
 /* dx += gradient through the norm of x. */
 static void norm_backward(const Pass *p, int unit, ParamRole role, const void *x, const float *rstd, const void *dy, void *dx) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role);
-    OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, x, weights_master(p->weights, w),
-       rstd, dy, dx, true, gradient_of(m, p->gradients, w), m->compute);
+    OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, x, weights_vector(p->weights, w),
+       rstd, dy, dx, true, gradient_of(&p->gradients, w), m->compute);
 }
 
 static void copy(const Pass *p, const void *in, void *out) {

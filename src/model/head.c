@@ -48,14 +48,15 @@ static const Param *head_param(const Model *m) {
 }
 
 static float *head_gradient(const Pass *p) {
-    return p->gradients.tied_head ? p->gradients.tied_head : gradient_of(p->model, p->gradients, head_param(p->model));
+    const Gradients *g = &p->gradients;
+    return g->tied ? g->units[g->table->units].matrices : gradient_of(g, head_param(p->model));
 }
 
 static void final_norm(const Pass *p, int64_t rows, const void *x, void *y, float *rstd) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, m->table.units - 1, PARAM_NORM);
     OP(p->device, OP_RMSNORM_FORWARD, rmsnorm_forward, rows, m->config.hidden_size, (float)m->config.rms_norm_eps, x, NULL,
-       weights_master(p->weights, w), NULL, y, rstd, m->compute);
+       weights_vector(p->weights, w), NULL, y, rstd, m->compute);
 }
 
 static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
@@ -108,7 +109,7 @@ void head_backward(const Pass *p, Half half, bool deferred, char *slab_base, voi
     const Param *w = param_of(&m->table, m->table.units - 1, PARAM_NORM);
     if (half & HALF_INPUT)
         OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, slab.x,
-           weights_master(p->weights, w), slab.rstd, slab.dn, dx, false, gradient_of(m, p->gradients, w), m->compute);
+           weights_vector(p->weights, w), slab.rstd, slab.dn, dx, false, gradient_of(&p->gradients, w), m->compute);
     if ((half & HALF_WEIGHT) && deferred) {
         final_norm(p, m->tokens, slab.x, scratch.normed, slab.rstd);
         /* dn has been used: its first T floats take the losses, which nobody reads again. */

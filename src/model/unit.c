@@ -103,22 +103,5 @@ void embed_backward_unit(const Pass *p, const void *dx) {
     const Model *m = p->model;
     const Param *table = param_of(&m->table, 0, PARAM_EMBED);
     OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids, dx,
-       gradient_of(m, p->gradients, table), m->compute);
-}
-
-float *gradient_of(const Model *m, Gradients g, const Param *p) { return g.flat + m->table.unit_start[p->unit] + p->offset; }
-
-void gradients_begin(const Model *m, Device *d, Gradients g) {
-    const ParamTable *t = &m->table;
-    for (int u = 0; u < t->units; u++) {
-        size_t elements = u == 0 ? t->unit_size[u] : t->unit_vectors[u];
-        if (elements) OP(d, OP_ZERO, zero, g.flat + t->unit_start[u], elements * sizeof(float));
-    }
-}
-
-void gradients_tie(const Model *m, Device *d, Gradients g) {
-    if (!g.tied_head) return;
-    const Param *table = param_of(&m->table, 0, PARAM_EMBED);
-    float *embed = gradient_of(m, g, table);
-    OP(d, OP_ADD, add, table->count, embed, g.tied_head, embed, DTYPE_F32);
+       gradient_of(&p->gradients, table), m->compute);
 }

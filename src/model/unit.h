@@ -37,13 +37,6 @@ typedef struct Model {
     float *cos_sin;    /* [positions, head_dim] tensor memory */
 } Model;
 
-/* Gradients, fp32, laid out as the master weights. With tied embeddings the head's share has memory of its own and is added
- * once a step (gradients_tie), so that its order does not depend on the schedule. */
-typedef struct Gradients {
-    float *flat;
-    float *tied_head; /* [V, h] or NULL */
-} Gradients;
-
 /* A microbatch in tensor memory. */
 typedef struct Microbatch {
     int32_t *ids, *targets, *positions, *first_key; /* [T] each */
@@ -63,7 +56,7 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
-    bool first;                 /* first microbatch of the step: gradients of matrices are set, not added to */
+    bool first;                 /* gradients of matrices are set, not added to (the embedding's always are added to) */
     double loss_scale;          /* 1 / valid targets of the step */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
@@ -100,11 +93,5 @@ void head_backward(const Pass *p, Half half, bool deferred, char *slab, void *dx
 /* Inference: logits [rows, V] fp32 of `rows` states x [rows, h]. */
 void head_logits(const Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */, float *rstd /* [rows] */,
                  float *logits);
-
-/* embedding gradient += head gradient, for tied embeddings; no-op otherwise. Once a step. */
-void gradients_tie(const Model *m, Device *d, Gradients g);
-float *gradient_of(const Model *m, Gradients g, const Param *p);
-/* Zeroes what the first microbatch adds to rather than sets: vectors and the embedding. */
-void gradients_begin(const Model *m, Device *d, Gradients g);
 
 #endif

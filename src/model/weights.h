@@ -1,30 +1,39 @@
-/* The weights of a model on one device: fp32 master copies, flat per unit in the order of the parameter table, and the copy in
- * the compute dtype that the products read. With compute fp32 the two are the same memory. */
+/* Where the weights of a model are while products read them: per unit, vectors in fp32 and matrices in the compute dtype. Who
+ * holds that memory - the master weights themselves, a copy, or a gathered buffer that comes and goes - is not the model's
+ * business: whoever runs a pass sets the pointers. */
 #ifndef WEFT_MODEL_WEIGHTS_H
 #define WEFT_MODEL_WEIGHTS_H
 
-#include "base/memory.h"
 #include "device/device.h"
 #include "model/params.h"
+
+typedef struct UnitWeights {
+    const float *vectors; /* [unit_vectors] fp32 */
+    const void *matrices; /* [unit_size - unit_vectors] compute dtype */
+} UnitWeights;
 
 typedef struct Weights {
     const ParamTable *table;
     Dtype compute;
-    float *master;  /* [unit_start[units]] fp32 */
-    uint16_t *copy; /* same shape in bf16, or NULL when compute is fp32 */
+    UnitWeights *units; /* [units] */
 } Weights;
 
-/* Takes the memory from two pools (dry or real; see memory.h). */
-void weights_layout(Weights *w, const ParamTable *table, Dtype compute, Pool *master, Pool *copy);
-
-float *weights_master(const Weights *w, const Param *p);
+const float *weights_vector(const Weights *w, const Param *p);
 /* A matrix in the compute dtype. */
 const void *weights_matrix(const Weights *w, const Param *p);
 
-/* Fills every parameter by its rule: a function of (seed, name, element) alone. */
-void weights_initialise(Weights *w, Device *d, const ModelConfig *c, InitKind kind, double std, uint64_t seed);
-/* Makes the compute copy anew from the master weights of one parameter. */
-void weights_refresh(Weights *w, Device *d, const Param *p);
-void weights_refresh_all(Weights *w, Device *d);
+/* Gradients, fp32, laid out as the weights of a unit. With tied embeddings the head's share is a unit of its own, behind the
+ * last: it is added to the embedding's once a step, so that its order does not depend on the schedule. */
+typedef struct UnitGradients {
+    float *vectors, *matrices;
+} UnitGradients;
+
+typedef struct Gradients {
+    const ParamTable *table;
+    UnitGradients *units; /* [units + 1] */
+    bool tied;
+} Gradients;
+
+float *gradient_of(const Gradients *g, const Param *p);
 
 #endif

@@ -74,6 +74,7 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     if (isfinite(m->data_seconds / m->step_seconds)) {
         add_number(out, colour, DIM, "data", "%.1f%%", 100 * m->data_seconds / m->step_seconds);
     }
+    if (m->wait_seconds > 0) add_number(out, colour, DIM, "wait", "%.1f%%", 100 * m->wait_seconds / m->step_seconds);
     add_number(out, colour, DIM, "lr", "%.2e", m->lr);
     if (isfinite(m->eta)) add_field(out, colour, DIM, "eta", clock_duration(m->eta, value));
     if (m->skipped) text_printf(out, "  %sSKIPPED (not finite)%s", colour ? RED : "", colour ? RESET : "");
@@ -121,18 +122,24 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
     text_free(&figures);
 }
 
-void console_step(const StepMetrics *m) {
-    Text line = {0};
-    console_format_step(&line, m, log_has_colour());
-    log_info("%s", line.data);
-    text_free(&line);
+static void print_line(Text *line, int rank) {
+    if (rank < 0)
+        log_info("%s", line->data);
+    else
+        log_info("[rank %d] %s", rank, line->data);
+    text_free(line);
 }
 
-void console_validation(const ValidationMetrics *v) {
+void console_step(const StepMetrics *m, int rank) {
+    Text line = {0};
+    console_format_step(&line, m, log_has_colour());
+    print_line(&line, rank);
+}
+
+void console_validation(const ValidationMetrics *v, int rank) {
     Text line = {0};
     console_format_validation(&line, v, log_has_colour());
-    log_info("%s", line.data);
-    text_free(&line);
+    print_line(&line, rank);
 }
 
 void console_status(const StepMetrics *m) {

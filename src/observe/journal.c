@@ -1,7 +1,5 @@
 #include "observe/journal.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -18,36 +16,21 @@ typedef struct EventKind {
 } EventKind;
 
 static const EventKind kinds[JOURNAL_EVENTS] = {
-    [JOURNAL_STARTED] = {"started", true},       [JOURNAL_RESUMED] = {"resumed", true},
-    [JOURNAL_CHECKPOINT] = {"checkpoint", true}, [JOURNAL_VALIDATION] = {"validation", false},
-    [JOURNAL_NONFINITE] = {"nonfinite", true},   [JOURNAL_SPIKE] = {"spike", false},
-    [JOURNAL_STOPPED] = {"stopped", true},       [JOURNAL_FAILED] = {"failed", true},
-    [JOURNAL_FINISHED] = {"finished", true},
+    [JOURNAL_STARTED] = {"started", true},        [JOURNAL_RESUMED] = {"resumed", true},
+    [JOURNAL_RESTARTED] = {"restarted", true},    [JOURNAL_CHECKPOINT] = {"checkpoint", true},
+    [JOURNAL_VALIDATION] = {"validation", false}, [JOURNAL_NONFINITE] = {"nonfinite", true},
+    [JOURNAL_SPIKE] = {"spike", false},           [JOURNAL_STOPPED] = {"stopped", true},
+    [JOURNAL_DIVERGED] = {"diverged", true},      [JOURNAL_FAILED] = {"failed", true},
+    [JOURNAL_TRACED] = {"traced", false},         [JOURNAL_FINISHED] = {"finished", true},
 };
 
 const char *journal_event_name(JournalEvent event) { return kinds[event].name; }
 
-/* After a torn line the next one must not be glued to it. */
-static bool ends_in_newline(int fd) {
-    char last;
-    off_t end = lseek(fd, 0, SEEK_END);
-    return end <= 0 || (pread(fd, &last, 1, end - 1) == 1 && last == '\n');
-}
-
 ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
     j->path = path_join(run_dir, JOURNAL_FILE);
-    j->fd = open(j->path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    if (j->fd < 0) {
-        ErrorCode code = error_errno(err, ERR_CANTCREATE, "%s: the journal cannot be opened", j->path);
-        journal_close(j);
-        return code;
-    }
-    if (!ends_in_newline(j->fd) && write(j->fd, "\n", 1) != 1) {
-        ErrorCode code = error_errno(err, ERR_IO, "%s: writing failed", j->path);
-        journal_close(j);
-        return code;
-    }
-    return OK;
+    ErrorCode code = file_open_lines(j->path, &j->fd, err);
+    if (code != OK) journal_close(j);
+    return code;
 }
 
 static void write_entry(Text *out, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts) {
@@ -76,14 +59,9 @@ static void write_entry(Text *out, JournalEvent event, int64_t step, const char 
 ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err) {
     Text line = {0};
     write_entry(&line, event, step, detail, facts);
-    ssize_t written;
-    do { written = write(j->fd, line.data, line.length); } while (written < 0 && errno == EINTR);
-    bool whole = written >= 0 && (size_t)written == line.length;
+    ErrorCode code = file_add_line(j->fd, j->path, line.data, line.length, err);
     text_free(&line);
-    if (!whole) {
-        if (written >= 0) errno = ENOSPC; /* a short write to a file: the disk is full */
-        return error_errno(err, ERR_IO, "%s: writing an entry failed", j->path);
-    }
+    TRY(code);
     if (kinds[event].sync && fsync(j->fd) != 0) return error_errno(err, ERR_IO, "%s: syncing to the disk failed", j->path);
     return OK;
 }

@@ -17,10 +17,13 @@
 typedef enum JournalEvent {
     JOURNAL_STARTED,
     JOURNAL_RESUMED,
+    JOURNAL_RESTARTED, /* by a supervisor; before "started" or "resumed" */
     JOURNAL_CHECKPOINT,
     JOURNAL_VALIDATION,
     JOURNAL_NONFINITE,
     JOURNAL_SPIKE,
+    JOURNAL_DIVERGED, /* replicas differ */
+    JOURNAL_TRACED,   /* metrics.trace: a step, planned and measured */
     JOURNAL_STOPPED,
     JOURNAL_FAILED,
     JOURNAL_FINISHED,

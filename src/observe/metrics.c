@@ -38,6 +38,10 @@ static const Field step_fields[] = {
     STEP_FIELD(epoch, FIELD_DOUBLE),
     STEP_FIELD(step_seconds, FIELD_DOUBLE),
     STEP_FIELD(data_seconds, FIELD_DOUBLE),
+    STEP_FIELD(wait_seconds, FIELD_DOUBLE),
+    STEP_FIELD(sent_pp, FIELD_INT),
+    STEP_FIELD(sent_dp_replicate, FIELD_INT),
+    STEP_FIELD(sent_dp_shard, FIELD_INT),
     STEP_FIELD(pause_seconds, FIELD_DOUBLE),
     STEP_FIELD(tokens_per_second, FIELD_DOUBLE),
     STEP_FIELD(flops_per_second, FIELD_DOUBLE),
@@ -117,11 +121,12 @@ static bool read_record(const cJSON *object, const Field *fields, void *record) 
 
 /* ---- the window ---- */
 
-void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds) {
+void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds, double wait_seconds) {
     w->steps++;
     w->tokens += tokens;
     w->seconds += seconds;
     w->data_seconds += data_seconds;
+    w->wait_seconds += wait_seconds;
     w->run_steps++;
     w->run_seconds += seconds;
 }
@@ -144,6 +149,7 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
     double steps = w->steps > 0 ? (double)w->steps : (double)NAN;
     m->step_seconds = w->seconds / steps;
     m->data_seconds = w->data_seconds / steps;
+    m->wait_seconds = w->wait_seconds / steps;
     m->pause_seconds = w->pause_seconds;
     m->tokens_per_second = w->seconds > 0 ? (double)w->tokens / w->seconds : (double)NAN;
     m->flops_per_second = m->tokens_per_second * flops_per_token;
@@ -158,7 +164,7 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
 void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
     metrics_window_peek(w, flops_per_token, peak_flops, m);
     w->steps = w->tokens = 0;
-    w->seconds = w->data_seconds = w->pause_seconds = 0;
+    w->seconds = w->data_seconds = w->wait_seconds = w->pause_seconds = 0;
 }
 
 /* ---- the file ---- */
@@ -209,8 +215,13 @@ static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     return code;
 }
 
-ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, int64_t resumed, Error *err) {
-    *log = (MetricsLog){.path = path_join(run_dir, METRICS_FILE)};
+char *metrics_file_name(int rank, char out[32]) {
+    snprintf(out, 32, rank == 0 ? METRICS_FILE : "metrics-%05d.jsonl", rank);
+    return out;
+}
+
+ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed, Error *err) {
+    *log = (MetricsLog){.path = path_join(run_dir, name)};
     ErrorCode code = OK;
     if (file_exists(log->path)) {
         code = resumed > 0 ? drop_beyond(log->path, resumed, err) : file_write_atomic(log->path, "", 0, err);

@@ -213,7 +213,7 @@ static void write_data(Text *out, const Columns *c) {
 /* ---- journal, configuration ---- */
 
 static const char *event_style(const char *event) {
-    if (strcmp(event, "nonfinite") == 0 || strcmp(event, "failed") == 0) return "bad";
+    if (strcmp(event, "nonfinite") == 0 || strcmp(event, "diverged") == 0 || strcmp(event, "failed") == 0) return "bad";
     if (strcmp(event, "spike") == 0 || strcmp(event, "stopped") == 0) return "warn";
     return strcmp(event, "finished") == 0 ? "good" : "";
 }
@@ -286,6 +286,7 @@ ErrorCode report_write(Text *html, const char *run_dir, Error *err) {
         write_head(html, &run);
         report_write_header(html, &run);
         write_charts(html, &run, &columns);
+        report_write_timeline(html, &run);
         write_journal(html, &run.journal);
         write_config(html, &run);
         write_foot(html, &run);

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-/* Reads RUN/metrics.jsonl and, where they are, RUN/journal.jsonl and RUN/config.yaml. */
+/* Reads RUN/metrics.jsonl and, where they are, RUN/journal.jsonl, RUN/config.yaml and RUN/trace.json. */
 ErrorCode report_write(Text *html, const char *run_dir, Error *err);
 
 /* The page's style sheet and script. */

@@ -43,6 +43,7 @@ const char *const report_style =
     ".raw{stroke-width:1;opacity:.38}.dot{fill:var(--card);stroke:var(--c);stroke-width:2}\n"
     ".mark path{stroke:var(--m);stroke-dasharray:1 3;fill:none}.mark .flag{fill:var(--m);stroke:none}\n"
     ".mark.skipped{--m:var(--bad)}.mark.spike{--m:var(--warn)}\n"
+    ".steps{overflow-x:auto;margin-bottom:10px}.timeline{display:block;max-width:100%;height:auto}\n"
     ".scroll{overflow:auto;max-height:460px;background:var(--card);border:1px solid var(--line);border-radius:8px}\n"
     "table{border-collapse:collapse;width:100%;font-size:14px}td,th{text-align:left;padding:6px 14px;vertical-align:top;"
     "border-bottom:1px solid var(--line)}tr:last-child td{border-bottom:0}\n"

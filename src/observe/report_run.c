@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "observe/trace.h"
 
 #define CONFIG_FILE "config.yaml"
 #define CONFIG_LIMIT (1 << 20)
@@ -15,6 +16,17 @@ static char *run_name(const char *dir) {
     char *name = mem_strdup(slash && slash[1] ? slash + 1 : whole);
     free(real);
     return name;
+}
+
+/* A report is worth having without it. */
+static void load_trace(ReportRun *run, const char *dir) {
+    char *path = path_join(dir, TRACE_FILE);
+    Error err = {.message = ""};
+    if (file_exists(path) && trace_read(&run->timing, path, &err) != OK) {
+        timing_free(&run->timing);
+        run->no_timing = mem_strdup(err.message);
+    }
+    free(path);
 }
 
 static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
@@ -29,6 +41,7 @@ static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
     }
     free(journal);
     free(config);
+    if (code == OK) load_trace(run, dir);
     return code;
 }
 
@@ -55,5 +68,7 @@ void report_run_free(ReportRun *run) {
     journal_table_free(&run->journal);
     yaml_tree_free(run->settings);
     free(run->config);
+    timing_free(&run->timing);
+    free(run->no_timing);
     free(run->name);
 }

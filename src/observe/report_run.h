@@ -5,6 +5,7 @@
 #include "base/yaml.h"
 #include "observe/journal.h"
 #include "observe/metrics.h"
+#include "plan/timing.h"
 
 typedef struct ReportRun {
     char *name;
@@ -12,6 +13,8 @@ typedef struct ReportRun {
     JournalTable journal;
     char *config;       /* text of config.yaml, or NULL */
     YamlNode *settings; /* the same as a tree, or NULL */
+    Timing timing;      /* traced steps; none: count 0 */
+    char *no_timing;    /* why there is a trace that cannot be shown, or NULL */
 } ReportRun;
 
 /* run must be zeroed; free it in either case. */
@@ -23,5 +26,8 @@ double report_median(const MetricsTable *t, size_t offset);
 
 /* The head of the page: name, state, settings, facts. */
 void report_write_header(Text *out, const ReportRun *run);
+
+/* Planned and measured timelines of the last traced step, where there is one. */
+void report_write_timeline(Text *out, const ReportRun *run);
 
 #endif

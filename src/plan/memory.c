@@ -1,108 +1,283 @@
 #include "plan/memory.h"
 
-#include <stdlib.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/comm.h"
 
 static size_t align_up(size_t n) { return (n + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN; }
 
-static size_t buffer_bytes(const Model *m, BufferKind kind, int unit) {
+Arena buffer_arena(BufferKind kind) {
+    if (kind == BUFFER_GATHERED) return ARENA_GATHERED;
+    return kind >= BUFFER_GRAD_VECTORS ? ARENA_GRADIENTS : ARENA_ACTIVATIONS;
+}
+
+int gradient_unit(const Program *p, int unit) {
+    while (unit + 1 < p->units && partition_runs(p->partition, unit + 1)) unit++;
+    return unit;
+}
+
+static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
+    size_t vectors = partition_vectors(p->partition, unit), matrices = partition_matrices(p->partition, unit);
     switch (kind) {
     case BUFFER_BATCH: return align_up(5 * align_up((size_t)m->tokens * sizeof(int32_t)));
     case BUFFER_SLAB: return align_up(unit_slab_bytes(m, unit));
     case BUFFER_KEEP: return align_up(unit_keep_bytes(m, unit));
+    case BUFFER_GATHERED: return align_up(vectors * sizeof(float)) + align_up(matrices * dtype_bytes(m->compute));
+    case BUFFER_GRAD_VECTORS: return align_up(vectors * sizeof(float));
+    case BUFFER_GRAD_MATRICES: return align_up(matrices * sizeof(float));
+    case BUFFER_FIXED: return align_up((vectors + matrices) * sizeof(int64_t));
     default: return align_up(boundary_bytes(m));
     }
 }
 
-static int name(const Model *m, Buffer *out, int n, BufferKind kind, int unit, int microbatch) {
-    size_t bytes = buffer_bytes(m, kind, unit);
-    if (bytes == 0) return n;
-    out[n] = (Buffer){.kind = kind, .unit = unit, .microbatch = microbatch, .bytes = bytes};
-    return n + 1;
+/* ---- Who touches what ---- */
+
+typedef struct Naming {
+    const Program *p;
+    const Model *m;
+    Buffer *out;
+    int count, microbatch;
+} Naming;
+
+static void name(Naming *n, BufferKind kind, int unit) {
+    size_t bytes = buffer_bytes(n->p, n->m, kind, unit);
+    if (bytes == 0) return;
+    CHECK(n->count < ACTION_BUFFERS);
+    n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
+}
+
+/* Gradients of parameters that a pass makes: vectors with the input half, matrices with the weight half, the head's with its
+ * forward pass unless that is deferred. */
+static void name_gradients(Naming *n, Action a) {
+    const Program *p = n->p;
+    int u = a.unit, head = p->units - 1;
+    if (!program_has_slots(p)) return;
+    bool input = a.kind == ACT_BWD || a.kind == ACT_BWD_IN, weight = a.kind == ACT_BWD || a.kind == ACT_BWD_W;
+    if (u == head) weight = p->defer_head ? weight : a.kind == ACT_FWD;
+    int matrices = u == head && p->partition->tied ? p->units : u;
+    if (input) name(n, BUFFER_GRAD_VECTORS, u);
+    if (weight) name(n, BUFFER_GRAD_MATRICES, matrices);
+    if (!p->exact || p->sync == SYNC_STEP) return;
+    bool vectors = input && p->partition->share[u].vectors > 0;
+    if (vectors || (weight && matrices == u)) name(n, BUFFER_FIXED, u);
+    if (weight && matrices != u) name(n, BUFFER_FIXED, matrices);
+}
+
+static void name_reduced(Naming *n, Action a) {
+    if (a.microbatch < 0) return;
+    if (n->p->exact) {
+        name(n, BUFFER_FIXED, a.unit);
+        return;
+    }
+    name(n, BUFFER_GRAD_VECTORS, a.unit);
+    name(n, BUFFER_GRAD_MATRICES, a.unit);
+}
+
+static void name_pass(Naming *n, Action a) {
+    const Program *p = n->p;
+    int u = a.unit;
+    name(n, BUFFER_BATCH, 0);
+    name(n, BUFFER_SLAB, u);
+    if (a.kind == ACT_FWD && u + 1 < p->units) {
+        bool here = partition_runs(p->partition, u + 1);
+        name(n, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u);
+    }
+    if (a.kind == ACT_BWD || a.kind == ACT_BWD_IN) name(n, BUFFER_GRADIENT, gradient_unit(p, u));
+    if (a.kind == ACT_BWD_W && u == 0) name(n, BUFFER_GRADIENT, gradient_unit(p, u)); /* the embedding's weight half reads it */
+    if (a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W) name(n, BUFFER_KEEP, u);
+    name_gradients(n, a);
 }
 
 int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]) {
-    int n = 0, u = a.unit, b = a.microbatch;
-    if (a.kind > ACT_BWD_W) return 0;
-    n = name(m, out, n, BUFFER_BATCH, 0, b);
-    if (a.kind == ACT_LOAD) return n;
-    n = name(m, out, n, BUFFER_SLAB, u, b);
-    if (a.kind == ACT_FWD && u + 1 < p->units) n = name(m, out, n, BUFFER_SLAB, u + 1, b);
-    if (a.kind == ACT_BWD || a.kind == ACT_BWD_IN) n = name(m, out, n, BUFFER_GRADIENT, 0, b);
-    if (a.kind == ACT_BWD_W && u == 0) n = name(m, out, n, BUFFER_GRADIENT, 0, b); /* the embedding's weight half reads it */
-    if (a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W) n = name(m, out, n, BUFFER_KEEP, u, b);
-    return n;
+    Naming n = {.p = p, .m = m, .out = out, .microbatch = a.microbatch};
+    switch (a.kind) {
+    case ACT_LOAD: name(&n, BUFFER_BATCH, 0); break;
+    case ACT_GATHER:
+    case ACT_RELEASE: name(&n, BUFFER_GATHERED, a.unit); break;
+    case ACT_FWD:
+    case ACT_BWD:
+    case ACT_BWD_IN:
+    case ACT_BWD_W: name_pass(&n, a); break;
+    case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
+    case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
+    case ACT_RECV_B:
+    case ACT_SEND_B: name(&n, BUFFER_GRADIENT, gradient_unit(p, a.unit)); break;
+    case ACT_REDUCE_SCATTER:
+    case ACT_ALL_REDUCE:
+    case ACT_REDUCED: name_reduced(&n, a); break;
+    default: break;
+    }
+    return n.count;
 }
 
 static int *slot(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch) {
-    return &plan->index[((size_t)kind * (size_t)plan->units + (size_t)unit) * (size_t)plan->microbatches + (size_t)microbatch];
+    return &plan->index[((size_t)kind * (size_t)(plan->units + 1) + (size_t)unit) * (size_t)plan->columns + (size_t)microbatch];
+}
+
+static void touch(MemoryPlan *plan, const Buffer *b, int action) {
+    int *at = slot(plan, b->kind, b->unit, b->microbatch);
+    if (*at == 0) {
+        plan->buffers[plan->count] = *b;
+        plan->buffers[plan->count++].first = action;
+        *at = plan->count;
+    }
+    Buffer *known = &plan->buffers[*at - 1];
+    if (action > known->last) known->last = action;
+}
+
+/* What is sent must stay until the send has completed: that is waited for before the next send of the same boundary, or at the
+ * end. */
+static void hold_sends(MemoryPlan *plan, const Program *p, const Model *m) {
+    Action *last = mem_alloc_array(2 * (size_t)p->units, sizeof *last);
+    for (int i = 0; i < 2 * p->units; i++) last[i].unit = -1;
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        Buffer b[ACTION_BUFFERS];
+        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) {
+            Action *before = &last[2 * a.unit + (a.kind == ACT_SEND_B)];
+            if (before->unit >= 0 && action_buffers(p, m, *before, b)) touch(plan, b, i);
+            *before = a;
+        }
+    }
+    for (int i = 0; i < 2 * p->units; i++) {
+        Buffer b[ACTION_BUFFERS];
+        if (last[i].unit >= 0 && action_buffers(p, m, last[i], b)) touch(plan, b, p->count - 1);
+    }
+    free(last);
 }
 
 static void collect(MemoryPlan *plan, const Program *p, const Model *m) {
-    size_t slots = (size_t)BUFFER_KINDS * (size_t)p->units * (size_t)p->microbatches;
-    plan->units = p->units, plan->microbatches = p->microbatches;
+    plan->units = p->units, plan->columns = p->microbatches > p->instances ? p->microbatches : p->instances;
+    size_t slots = (size_t)BUFFER_KINDS * (size_t)(p->units + 1) * (size_t)plan->columns;
     plan->index = mem_alloc_array(slots, sizeof *plan->index);
     plan->buffers = mem_alloc_array(slots, sizeof *plan->buffers);
-    for (size_t i = 0; i < slots; i++) plan->index[i] = -1;
     for (int i = 0; i < p->count; i++) {
         Buffer touched[ACTION_BUFFERS];
         int n = action_buffers(p, m, p->actions[i], touched);
-        for (int k = 0; k < n; k++) {
-            int *at = slot(plan, touched[k].kind, touched[k].unit, touched[k].microbatch);
-            if (*at < 0) {
-                *at = plan->count;
-                touched[k].first = i;
-                plan->buffers[plan->count++] = touched[k];
-            }
-            plan->buffers[*at].last = i;
+        for (int k = 0; k < n; k++) touch(plan, &touched[k], i);
+    }
+    hold_sends(plan, p, m);
+}
+
+/* ---- Placing ---- */
+
+/* Buffers alive, ascending by offset; no two overlap. Most of them stay for long, so what is known about them is kept: when the
+ * first of them ends, and up to where they leave no gap of `least` bytes or more. */
+typedef struct Alive {
+    Buffer **items;
+    int count, soonest; /* soonest: the first `last` of them */
+    int packed;         /* between the first so many there is no such gap */
+    size_t least;
+} Alive;
+
+static void drop_dead(Alive *a, int now) {
+    int kept = 0, soonest = INT_MAX;
+    if (a->soonest >= now) return;
+    for (int i = 0; i < a->count; i++) {
+        Buffer *b = a->items[i];
+        if (b->last < now) {
+            if (kept < a->packed) a->packed = kept;
+            continue;
         }
+        if (b->last < soonest) soonest = b->last;
+        a->items[kept++] = b;
     }
+    a->count = kept;
+    a->soonest = soonest;
 }
 
-static int by_offset(const void *a, const void *b) {
-    const Buffer *x = *(const Buffer *const *)a, *y = *(const Buffer *const *)b;
-    return (x->offset > y->offset) - (x->offset < y->offset);
-}
-
-/* Lowest offset where `buffer` fits between those placed before it that live at the same time. */
-static size_t first_fit(const MemoryPlan *plan, int buffer, const Buffer **alive) {
-    const Buffer *b = &plan->buffers[buffer];
-    size_t n = 0, at = 0;
-    for (int i = 0; i < buffer; i++)
-        if (plan->buffers[i].last >= b->first) alive[n++] = &plan->buffers[i];
-    qsort(alive, n, sizeof *alive, by_offset);
-    for (size_t i = 0; i < n && alive[i]->offset < at + b->bytes; i++) {
-        size_t end = alive[i]->offset + alive[i]->bytes;
-        if (end > at) at = end;
-    }
-    return at;
+/* Lowest offset where `b` fits between those alive. */
+static void first_fit(Alive *a, Buffer *b) {
+    int i = b->bytes >= a->least ? a->packed : 0;
+    b->offset = i > 0 ? a->items[i - 1]->offset + a->items[i - 1]->bytes : 0;
+    for (; i < a->count && a->items[i]->offset < b->offset + b->bytes; i++)
+        b->offset = a->items[i]->offset + a->items[i]->bytes;
+    memmove(a->items + i + 1, a->items + i, (size_t)(a->count - i) * sizeof *a->items);
+    a->items[i] = b;
+    a->count++;
+    if (b->last < a->soonest) a->soonest = b->last;
+    if (b->bytes > a->least) return;
+    a->least = b->bytes;
+    a->packed = i + 1;
 }
 
 static void place(MemoryPlan *plan) {
-    const Buffer **alive = mem_alloc_array((size_t)plan->count + 1, sizeof *alive);
-    for (int i = 0; i < plan->count; i++) {
-        Buffer *b = &plan->buffers[i];
-        b->offset = first_fit(plan, i, alive);
-        if (b->offset + b->bytes > plan->activations) plan->activations = b->offset + b->bytes;
+    for (int arena = 0; arena < ARENAS; arena++) {
+        Alive alive = {.soonest = INT_MAX, .least = SIZE_MAX};
+        alive.items = mem_alloc_array((size_t)plan->count + 1, sizeof *alive.items);
+        for (int i = 0; i < plan->count; i++) {
+            Buffer *b = &plan->buffers[i];
+            if ((int)buffer_arena(b->kind) != arena) continue;
+            drop_dead(&alive, b->first);
+            first_fit(&alive, b);
+            if (b->offset + b->bytes > plan->arena[arena]) plan->arena[arena] = b->offset + b->bytes;
+        }
+        free(alive.items);
     }
-    free(alive);
 }
 
-void memory_plan(MemoryPlan *plan, const Program *p, const Model *m, int64_t positions, size_t device_scratch, bool training) {
-    *plan = (MemoryPlan){.device_scratch = align_up(device_scratch)};
+/* ---- The whole ---- */
+
+static bool makes_gradient(const Program *p, int unit) {
+    return unit < p->units ? partition_runs(p->partition, unit) : p->partition->tied && partition_runs(p->partition, unit - 1);
+}
+
+size_t gradient_sum_bytes(const Program *p, int unit) {
+    const Share *s = &p->partition->share[unit];
+    size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
+    size_t shards = p->sync == SYNC_STEP ? (size_t)p->partition->shards : 1;
+    if (!makes_gradient(p, unit)) return 0;
+    return align_up((s->vectors + s->matrices) * shards * element);
+}
+
+size_t gradient_owned_bytes(const Program *p, int unit) {
+    const Share *s = &p->partition->share[unit];
+    if (!p->exact || !makes_gradient(p, unit)) return 0;
+    return align_up((s->vectors + s->matrices) * sizeof(float));
+}
+
+static size_t reduction_bytes(const Program *p, size_t share) {
+    const Partition *part = p->partition;
+    CommType type = p->exact ? COMM_I64 : COMM_F32;
+    size_t scatter = part->shards > 1 ? comm_reduce_scatter_workspace(part->shards, type, (int64_t)share) : 0;
+    size_t all = part->replicas > 1 ? comm_all_reduce_workspace(part->replicas, type, (int64_t)share) : 0;
+    return align_up(scatter > all ? scatter : all);
+}
+
+static void plan_communication(MemoryPlan *plan, const Program *p) {
+    const Partition *part = p->partition;
+    plan->reductions = (part->shards > 1) + (part->replicas > 1);
+    for (int u = 0; u <= p->units; u++) {
+        size_t bytes = reduction_bytes(p, part->share[u].vectors), more = reduction_bytes(p, part->share[u].matrices);
+        if (more > bytes) bytes = more;
+        if (makes_gradient(p, u) && bytes > plan->reduction) plan->reduction = bytes;
+    }
+    bool embedding = partition_runs(part, 0), head = partition_runs(part, p->units - 1);
+    if (part->tied && embedding != head) plan->tie = align_up(part->share[0].matrices * sizeof(float));
+}
+
+static void plan_training(MemoryPlan *plan, const Program *p) {
+    plan_communication(plan, p);
+    for (int u = 0; u <= p->units; u++) plan->gradients += gradient_sum_bytes(p, u) + gradient_owned_bytes(p, u);
+    plan->optimizer = 2 * align_up(p->partition->owned * sizeof(float));
+}
+
+void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
+    const Program *p = spec->program;
+    const Model *m = spec->model;
+    size_t owned = p->partition->owned;
+    *plan = (MemoryPlan){.device_scratch = align_up(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
-    size_t elements = m->table.unit_start[m->table.units];
     plan->scratch = align_up(unit_scratch_bytes(m));
     plan->keep = m->table.units > 2 ? align_up(unit_keep_bytes(m, 1)) : 0;
-    plan->parameters = align_up(elements * sizeof(float));
-    plan->copy = m->compute == DTYPE_BF16 ? align_up(elements * sizeof(uint16_t)) : 0;
-    plan->constants = align_up((size_t)positions * (size_t)m->config.head_dim * sizeof(float));
-    if (!training) return;
-    plan->gradients = align_up(elements * sizeof(float));
-    if (m->config.tie_word_embeddings)
-        plan->gradients += align_up((size_t)m->config.vocab_size * (size_t)m->config.hidden_size * sizeof(float));
-    plan->optimizer = 2 * align_up(elements * sizeof(float));
+    plan->parameters = align_up(owned * sizeof(float));
+    plan->copy = m->compute == DTYPE_BF16 && p->partition->shards == 1 ? align_up(owned * sizeof(uint16_t)) : 0;
+    plan->constants = align_up((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
+    if (spec->training) plan_training(plan, p);
 }
 
 void memory_plan_free(MemoryPlan *plan) {
@@ -113,38 +288,56 @@ void memory_plan_free(MemoryPlan *plan) {
 
 const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch) {
     int at = *slot(plan, kind, unit, microbatch);
-    CHECK(at >= 0);
-    return &plan->buffers[at];
+    CHECK(at > 0);
+    return &plan->buffers[at - 1];
 }
 
 size_t memory_plan_pools(const MemoryPlan *plan) {
-    return plan->parameters + plan->copy + plan->gradients + plan->optimizer + plan->constants + plan->activations +
-           plan->keep + plan->scratch + plan->device_scratch;
+    return plan->parameters + plan->copy + plan->arena[ARENA_GATHERED] + plan->gradients + plan->arena[ARENA_GRADIENTS] +
+           plan->optimizer + plan->constants + plan->arena[ARENA_ACTIVATIONS] + plan->keep + plan->scratch +
+           plan->device_scratch + memory_plan_communication(plan);
+}
+
+size_t memory_plan_communication(const MemoryPlan *plan) {
+    return (size_t)plan->reductions * COMM_TURNS * plan->reduction + plan->tie;
 }
 
 size_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_pools(plan) + plan->staging; }
 
+/* ---- Printing ---- */
+
 static void row(Text *out, const char *category, size_t bytes, size_t total, const char *what) {
     char size[32];
+    if (bytes == 0) return;
     text_printf(out, "  %-14s %12s %5.1f%%  %s\n", category, text_bytes((double)bytes, size),
                 100.0 * (double)bytes / (double)total, what);
 }
 
-void memory_plan_print(const MemoryPlan *plan, const Model *m, Text *out) {
+static int buffers_of(const MemoryPlan *plan, Arena arena) {
+    int n = 0;
+    for (int i = 0; i < plan->count; i++) n += buffer_arena(plan->buffers[i].kind) == arena;
+    return n;
+}
+
+void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, Text *out) {
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};
-    char note[128];
+    char note[160];
     size_t total = memory_plan_total(plan);
-    row(out, "parameters", plan->parameters, total, "fp32 master weights");
-    if (plan->copy) row(out, "compute copy", plan->copy, total, "bf16 weights that the products read");
-    row(out, "gradients", plan->gradients, total, "fp32");
+    bool sharded = p->partition->shards > 1;
+    row(out, "parameters", plan->parameters, total,
+        sharded ? "fp32 master weights, this rank's shares" : "fp32 master weights");
+    row(out, "compute copy", plan->copy, total, "bf16 weights that the products read");
+    row(out, "gathered", plan->arena[ARENA_GATHERED], total, "parameters of the units at work");
+    row(out, "gradients", plan->gradients, total, p->exact ? "int64 sums, fp32 results" : "fp32");
+    row(out, "grad. in flight", plan->arena[ARENA_GRADIENTS], total, "of single microbatches");
     row(out, "optimizer", plan->optimizer, total, "AdamW moments, fp32");
-    snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s", plan->count, (long long)m->tokens,
-             policy[m->recompute]);
-    row(out, "activations", plan->activations, total, note);
+    snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s", buffers_of(plan, ARENA_ACTIVATIONS),
+             (long long)m->tokens, policy[m->recompute]);
+    row(out, "activations", plan->arena[ARENA_ACTIVATIONS], total, note);
     snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time", (long long)m->loss_rows);
     row(out, "workspace", plan->keep + plan->scratch + plan->device_scratch, total, note);
+    row(out, "communication", memory_plan_communication(plan), total, "buckets of collectives");
     row(out, "constants", plan->constants, total, "rotation table");
-    if (plan->staging)
-        row(out, "staging", plan->staging, total, "copy of what a checkpoint holds, written beside the training");
+    row(out, "staging", plan->staging, total, "copy of what a checkpoint holds, written beside the training");
     row(out, "total", total, total, "");
 }

@@ -3,158 +3,304 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
-    if (p->count == p->capacity) {
-        p->capacity = p->capacity ? 2 * p->capacity : 64;
-        p->actions = mem_grow(p->actions, (size_t)p->capacity * sizeof *p->actions);
-    }
-    p->actions[p->count++] = (Action){kind, unit, microbatch};
-}
-
-static void emit_backward(Program *p, int m) {
-    if (!p->split_backward) {
-        for (int u = p->units - 1; u >= 0; u--) emit(p, ACT_BWD, u, m);
-        return;
-    }
-    for (int u = p->units - 1; u >= 0; u--) emit(p, ACT_BWD_IN, u, m);
-    for (int u = p->units - 1; u >= 0; u--) emit(p, ACT_BWD_W, u, m);
-}
-
-void program_lower(Program *p, ProgramSpec spec) {
-    *p = (Program){
-        .units = spec.units, .microbatches = spec.microbatches, .tied = spec.tied, .split_backward = spec.split_backward};
-    for (int m = 0; m < p->microbatches; m++) {
-        emit(p, ACT_LOAD, -1, m);
-        for (int u = 0; u < p->units; u++) emit(p, ACT_FWD, u, m);
-        emit_backward(p, m);
-    }
-    if (p->tied) emit(p, ACT_TIE, -1, -1);
-    emit(p, ACT_NORM, -1, -1);
-    for (int u = 0; u < p->units; u++) emit(p, ACT_UPDATE, u, -1);
-}
-
-void program_lower_evaluation(Program *p, int units) {
-    *p = (Program){.units = units, .microbatches = 1};
-    emit(p, ACT_LOAD, -1, 0);
-    for (int u = 0; u < units; u++) emit(p, ACT_FWD, u, 0);
-}
-
 void program_free(Program *p) {
     free(p->actions);
     *p = (Program){0};
 }
 
+bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
+
 const char *action_name(ActionKind kind) {
-    static const char *const names[ACT_KINDS] = {"LOAD", "FWD", "BWD", "BWD_IN", "BWD_W", "TIE", "NORM", "UPDATE"};
+    static const char *const names[ACT_KINDS] = {"LOAD",       "GATHER",  "RELEASE", "RECV_F", "FWD",    "SEND_F",
+                                                 "RECV_B",     "BWD",     "BWD_IN",  "BWD_W",  "SEND_B", "REDUCE_SCATTER",
+                                                 "ALL_REDUCE", "REDUCED", "TIE",     "NORM",   "UPDATE"};
     return names[kind];
 }
 
+/* ---- Checking ---- */
+
 /* Marks of what has been done, per (unit, microbatch). */
-enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4 };
+enum {
+    DONE_FORWARD = 1,
+    DONE_INPUT = 2,
+    DONE_WEIGHT = 4,
+    DONE_ALL = 7,
+    GOT_INPUT = 8,
+    GOT_GRADIENT = 16,
+    SENT_OUTPUT = 32,
+    SENT_GRADIENT = 64
+};
+
+enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4 };
 
 typedef struct Check {
     const Program *p;
-    unsigned char *done;   /* [units, microbatches] */
-    int *last_weight;      /* [units] microbatch of the last weight half */
-    unsigned char *loaded; /* [microbatches] */
-    int phase;             /* 0 microbatches, 1 tied, 2 norm, 3 update */
-    int updated;
+    unsigned char *done;    /* [units, microbatches] */
+    unsigned char *reduced; /* [units + 1, microbatches + 1] of the microbatches, and of the step */
+    int *last_weight;       /* [units] microbatch of the last weight half */
+    unsigned char *loaded;  /* [microbatches] */
+    bool *gathered;         /* [units] */
+    int phase;              /* 0 microbatches, 1 tied, 2 norm, 3 update */
+    int updated;            /* last unit updated */
 } Check;
 
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
 
+static bool runs(const Check *c, int u) { return u >= 0 && u < c->p->units && partition_runs(c->p->partition, u); }
+
+static const char *check_gathered(const Check *c, int u) {
+    if (c->p->partition->shards == 1) return NULL;
+    if (!c->gathered[u]) return "comes before its parameters are gathered";
+    if (u == c->p->units - 1 && c->p->partition->tied && !c->gathered[0]) return "comes before the embedding is gathered";
+    return NULL;
+}
+
 static const char *check_forward(Check *c, int u, int m) {
     if (*mark(c, u, m) & DONE_FORWARD) return "runs twice";
-    if (u == 0 ? !c->loaded[m] : !(*mark(c, u - 1, m) & DONE_FORWARD)) return "comes before its input";
+    bool ready = u == 0 ? c->loaded[m] : runs(c, u - 1) ? *mark(c, u - 1, m) & DONE_FORWARD : *mark(c, u, m) & GOT_INPUT;
+    if (!ready || !c->loaded[m]) return "comes before its input";
     *mark(c, u, m) |= DONE_FORWARD;
-    return NULL;
+    return check_gathered(c, u);
 }
 
 static const char *check_input(Check *c, int u, int m) {
     if (*mark(c, u, m) & DONE_INPUT) return "runs twice";
-    bool ready = u == c->p->units - 1 ? *mark(c, u, m) & DONE_FORWARD : *mark(c, u + 1, m) & DONE_INPUT;
+    bool ready = *mark(c, u, m) & DONE_FORWARD;
+    if (ready && u < c->p->units - 1) ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_INPUT : *mark(c, u, m) & GOT_GRADIENT;
     if (!ready) return "comes before the gradient of its output";
     *mark(c, u, m) |= DONE_INPUT;
-    return NULL;
+    return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
 }
 
 static const char *check_weight(Check *c, int u, int m) {
     if (*mark(c, u, m) & DONE_WEIGHT) return "runs twice";
     if (!(*mark(c, u, m) & DONE_INPUT)) return "comes before its input half";
-    if (m != c->last_weight[u] + 1) return "adds to weight gradients out of order";
+    if (c->p->ordered && m != c->last_weight[u] + 1) return "adds to weight gradients out of order";
     *mark(c, u, m) |= DONE_WEIGHT;
     c->last_weight[u] = m;
     return NULL;
 }
 
+/* A transfer happens once, between two ranks, and what is sent is there. */
+static const char *check_transfer(Check *c, Action a) {
+    bool forward_side = a.kind == ACT_SEND_F || a.kind == ACT_RECV_B;
+    int other = forward_side ? a.unit + 1 : a.unit - 1;
+    if (other < 0 || other >= c->p->units || runs(c, other)) return "has no other rank to talk to";
+    unsigned char flag = a.kind == ACT_SEND_F   ? SENT_OUTPUT
+                         : a.kind == ACT_SEND_B ? SENT_GRADIENT
+                         : a.kind == ACT_RECV_F ? GOT_INPUT
+                                                : GOT_GRADIENT;
+    unsigned char *m = mark(c, a.unit, a.microbatch);
+    if (*m & flag) return "happens twice";
+    if (a.kind == ACT_SEND_F && !(*m & DONE_FORWARD)) return "comes before what it sends";
+    if (a.kind == ACT_SEND_B && !(*m & DONE_INPUT)) return "comes before what it sends";
+    *m |= flag;
+    return NULL;
+}
+
+static const char *check_gather(Check *c, Action a) {
+    if (c->p->partition->shards == 1) return "gathers what is whole";
+    if (c->gathered[a.unit] == (a.kind == ACT_GATHER)) return a.kind == ACT_GATHER ? "is gathered already" : "is not gathered";
+    c->gathered[a.unit] = a.kind == ACT_GATHER;
+    return NULL;
+}
+
+static unsigned char *reduction(Check *c, int u, int m) {
+    return &c->reduced[u * (c->p->microbatches + 1) + (m < 0 ? c->p->microbatches : m)];
+}
+
+static bool weights_done(Check *c, int u, int m) {
+    int first = m < 0 ? 0 : m, last = m < 0 ? c->p->microbatches - 1 : m;
+    for (int i = first; i <= last; i++)
+        if (!(*mark(c, u, i) & DONE_WEIGHT)) return false;
+    return true;
+}
+
+static const char *check_reduction(Check *c, Action a) {
+    int u = a.unit < c->p->units ? a.unit : c->p->units - 1;
+    if (!weights_done(c, u, a.microbatch)) return "comes before the gradient is complete";
+    unsigned char *m = reduction(c, a.unit, a.microbatch);
+    unsigned char flag = a.kind == ACT_REDUCE_SCATTER ? SCATTERED : a.kind == ACT_ALL_REDUCE ? SUMMED : REDUCED;
+    if (*m & flag) return "happens twice";
+    if (*m & REDUCED) return "comes after the sums were used";
+    *m |= flag;
+    return NULL;
+}
+
+/* Every gradient that this rank makes has crossed each axis once. */
+static bool reductions_complete(Check *c) {
+    const Partition *p = c->p->partition;
+    for (int u = 0; u <= c->p->units; u++) {
+        bool made = u < c->p->units ? runs(c, u) : p->tied && runs(c, u - 1);
+        if (!made) continue;
+        int scattered = 0, summed = 0, m = c->p->microbatches;
+        for (int i = 0; i <= m; i++) {
+            scattered += (*reduction(c, u, i < m ? i : -1) & SCATTERED) ? 1 : 0;
+            summed += (*reduction(c, u, i < m ? i : -1) & SUMMED) ? 1 : 0;
+        }
+        int per_step = c->p->sync == SYNC_STEP ? 1 : m;
+        if (scattered != (p->shards > 1 ? per_step : 0)) return false;
+        if (summed != (p->replicas > 1 ? (c->p->sync == SYNC_MICROBATCH ? m : 1) : 0)) return false;
+    }
+    return true;
+}
+
+static bool passes_complete(Check *c) {
+    for (int u = 0; u < c->p->units; u++)
+        for (int m = 0; runs(c, u) && m < c->p->microbatches; m++) {
+            unsigned char done = *mark(c, u, m);
+            if ((done & DONE_ALL) != DONE_ALL) return false;
+            if (u > 0 && !runs(c, u - 1) && !(done & SENT_GRADIENT)) return false;
+            if (u + 1 < c->p->units && !runs(c, u + 1) && !(done & SENT_OUTPUT)) return false;
+        }
+    return true;
+}
+
 static const char *check_phase(Check *c, int phase) {
-    if (c->phase == 0)
-        for (int i = 0; i < c->p->units * c->p->microbatches; i++)
-            if (c->done[i] != (DONE_FORWARD | DONE_INPUT | DONE_WEIGHT)) return "comes before all gradients are complete";
-    int expected = c->phase == 0 && !c->p->tied ? 2 : c->phase + 1;
+    if (c->phase == 0 && !passes_complete(c)) return "comes before all gradients are complete";
+    if (c->phase == 0 && !reductions_complete(c)) return "comes before all gradients are reduced";
+    const Partition *p = c->p->partition;
+    bool tie = p->tied && (runs(c, 0) || runs(c, c->p->units - 1));
+    int expected = c->phase == 0 && !tie ? 2 : c->phase + 1;
     if (phase != expected && !(phase == 3 && c->phase == 3)) return "comes out of order";
     c->phase = phase;
     return NULL;
 }
 
+static const char *check_update(Check *c, int u) {
+    for (c->updated++; c->updated < u; c->updated++)
+        if (partition_holds(c->p->partition, c->updated)) return "comes out of order";
+    if (c->updated != u || !partition_holds(c->p->partition, u)) return "updates what is not held";
+    return check_phase(c, 3);
+}
+
+static const char *check_names(const Check *c, Action a) {
+    bool passes = a.kind == ACT_FWD || a.kind == ACT_BWD || a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W;
+    bool transfers = a.kind == ACT_RECV_F || a.kind == ACT_SEND_F || a.kind == ACT_RECV_B || a.kind == ACT_SEND_B;
+    bool reduces = a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE || a.kind == ACT_REDUCED;
+    bool none = a.kind == ACT_LOAD || a.kind == ACT_TIE || a.kind == ACT_NORM;
+    int limit = c->p->units + (reduces ? 1 : 0);
+    if (none ? a.unit >= 0 : a.unit < 0 || a.unit >= limit) return "names no unit";
+    if ((passes || transfers) && !runs(c, a.unit)) return "names a unit of another rank";
+    if (passes || transfers || a.kind == ACT_LOAD) {
+        if (a.microbatch < 0 || a.microbatch >= c->p->microbatches) return "names no microbatch";
+        if (c->phase > 0) return "comes after the gradients were used";
+    }
+    return NULL;
+}
+
 static const char *check_action(Check *c, Action a) {
-    bool wants_unit = a.kind != ACT_LOAD && a.kind != ACT_TIE && a.kind != ACT_NORM;
-    bool wants_microbatch = a.kind <= ACT_BWD_W;
-    if (wants_unit != (a.unit >= 0 && a.unit < c->p->units)) return "names no unit";
-    if (wants_microbatch != (a.microbatch >= 0 && a.microbatch < c->p->microbatches)) return "names no microbatch";
-    if (wants_microbatch && c->phase > 0) return "comes after the gradients were used";
-    const char *wrong;
+    const char *wrong = check_names(c, a);
+    if (wrong) return wrong;
     switch (a.kind) {
-    case ACT_LOAD:
-        if (c->loaded[a.microbatch]++) return "runs twice";
-        return NULL;
+    case ACT_LOAD: return c->loaded[a.microbatch]++ ? "runs twice" : NULL;
+    case ACT_GATHER:
+    case ACT_RELEASE: return check_gather(c, a);
     case ACT_FWD: return check_forward(c, a.unit, a.microbatch);
     case ACT_BWD: return (wrong = check_input(c, a.unit, a.microbatch)) ? wrong : check_weight(c, a.unit, a.microbatch);
     case ACT_BWD_IN: return check_input(c, a.unit, a.microbatch);
     case ACT_BWD_W: return check_weight(c, a.unit, a.microbatch);
+    case ACT_REDUCE_SCATTER:
+    case ACT_ALL_REDUCE:
+    case ACT_REDUCED: return check_reduction(c, a);
     case ACT_TIE: return check_phase(c, 1);
     case ACT_NORM: return check_phase(c, 2);
-    default:
-        if (a.unit != c->updated++) return "comes out of order";
-        return check_phase(c, 3);
+    case ACT_UPDATE: return check_update(c, a.unit);
+    default: return check_transfer(c, a);
     }
+}
+
+static ErrorCode check_all(Check *c, Error *err) {
+    const Program *p = c->p;
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        const char *wrong = check_action(c, a);
+        if (wrong)
+            return error_set(err, ERR_INTERNAL, "program action %d (%s unit %d microbatch %d) %s", i, action_name(a.kind),
+                             a.unit, a.microbatch, wrong);
+    }
+    for (c->updated++; c->updated < p->units; c->updated++)
+        if (partition_holds(p->partition, c->updated))
+            return error_set(err, ERR_INTERNAL, "program does not update unit %d of %d", c->updated, p->units);
+    return OK;
 }
 
 ErrorCode program_check(const Program *p, Error *err) {
-    Check c = {.p = p};
-    c.done = mem_alloc_array((size_t)p->units * (size_t)p->microbatches, 1);
-    c.loaded = mem_alloc_array((size_t)p->microbatches, 1);
-    c.last_weight = mem_alloc_array((size_t)p->units, sizeof *c.last_weight);
+    Check c = {.p = p, .updated = -1};
+    size_t units = (size_t)p->units, microbatches = (size_t)p->microbatches;
+    c.done = mem_alloc_array(units * microbatches, 1);
+    c.reduced = mem_alloc_array((units + 1) * (microbatches + 1), 1);
+    c.loaded = mem_alloc_array(microbatches, 1);
+    c.last_weight = mem_alloc_array(units, sizeof *c.last_weight);
+    c.gathered = mem_alloc_array(units, sizeof *c.gathered);
     for (int u = 0; u < p->units; u++) c.last_weight[u] = -1;
-    ErrorCode code = OK;
-    for (int i = 0; i < p->count && code == OK; i++) {
-        Action a = p->actions[i];
-        const char *wrong = check_action(&c, a);
-        if (wrong)
-            code = error_set(err, ERR_INTERNAL, "program action %d (%s unit %d microbatch %d) %s", i, action_name(a.kind),
-                             a.unit, a.microbatch, wrong);
-    }
-    if (code == OK && c.updated != p->units)
-        code = error_set(err, ERR_INTERNAL, "program updates %d of %d units", c.updated, p->units);
+    ErrorCode code = check_all(&c, err);
     free(c.done);
+    free(c.reduced);
     free(c.loaded);
     free(c.last_weight);
+    free(c.gathered);
     return code;
 }
 
+/* ---- Counting ---- */
+
+/* Each half of an all-reduce moves all but one rank's part. */
+static uint64_t all_reduce_elements(size_t count, int ranks) {
+    uint64_t part = (count + (size_t)ranks - 1) / (size_t)ranks;
+    return 2 * part * (uint64_t)(ranks - 1);
+}
+
+ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes) {
+    const Partition *part = p->partition;
+    ProgramTraffic t = {.parameters = 0};
+    size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        const Share *s = a.unit >= 0 ? &part->share[a.unit] : NULL;
+        switch (a.kind) {
+        case ACT_GATHER:
+            t.parameters += (uint64_t)(part->shards - 1) * (s->vectors * sizeof(float) + s->matrices * compute_bytes);
+            break;
+        case ACT_REDUCE_SCATTER:
+            t.bytes[AXIS_DP_SHARD] += (uint64_t)(part->shards - 1) * (s->vectors + s->matrices) * gradient;
+            break;
+        case ACT_ALL_REDUCE:
+            t.bytes[AXIS_DP_REPLICATE] +=
+                gradient * (all_reduce_elements(s->vectors, part->replicas) + all_reduce_elements(s->matrices, part->replicas));
+            break;
+        case ACT_SEND_F:
+        case ACT_SEND_B: t.bytes[AXIS_PP] += boundary_bytes; break;
+        case ACT_TIE:
+            if (!partition_runs(part, 0) || !partition_runs(part, p->units - 1))
+                t.bytes[AXIS_PP] += part->share[0].matrices * sizeof(float);
+            break;
+        default: break;
+        }
+    }
+    t.bytes[AXIS_DP_SHARD] += t.parameters;
+    return t;
+}
+
+/* ---- Printing ---- */
+
 static void print_action(const Program *p, int first, int last, Text *out) {
     Action a = p->actions[first];
-    text_printf(out, "%-7s", action_name(a.kind));
-    if (a.unit >= 0 && first == last) text_printf(out, " u%d", a.unit);
-    if (a.unit >= 0 && first != last) text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
-    if (a.microbatch >= 0) text_printf(out, " m%d", a.microbatch);
+    text_printf(out, "%-14s", action_name(a.kind));
+    if (a.unit == p->units)
+        text_puts(out, " tied head");
+    else if (a.unit >= 0 && first == last)
+        text_printf(out, " u%d", a.unit);
+    else if (a.unit >= 0)
+        text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
+    if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE) text_printf(out, " m%d", a.microbatch);
     text_puts(out, "\n");
 }
 
 /* Whether action i continues a run of one kind over units that step by one, up or down. */
 static bool continues(const Program *p, int first, int i) {
     Action a = p->actions[first], b = p->actions[i];
-    if (a.kind != b.kind || a.microbatch != b.microbatch || a.unit < 0) return false;
+    if (a.kind != b.kind || a.microbatch != b.microbatch || a.unit < 0 || b.unit == p->units) return false;
     int step = p->actions[first + 1].unit - a.unit;
     return (step == 1 || step == -1) && b.unit - p->actions[i - 1].unit == step;
 }

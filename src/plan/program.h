@@ -1,21 +1,39 @@
 /* A training step as data: the list of actions that a rank executes in one optimizer step, made before the first step and never
- * changed. The engine executes it, the memory plan is read off it, `weft plan --program` prints it.
+ * changed. The engine executes it, the memory plan is read off it, bytes sent are counted on it, `weft plan --program` prints
+ * it.
  *
- *     LOAD   m     put microbatch m into tensor memory
- *     FWD    u m   forward of unit u on microbatch m; the last unit also makes the loss
- *     BWD    u m   backward of unit u, both halves
- *     BWD_IN u m   backward, only the gradient of the input
- *     BWD_W  u m   backward, only the gradient of the weights
- *     TIE          add the head's gradient to the embedding's (tied embeddings)
- *     NORM         gradient norm, count of non-finite gradients, clip coefficient
- *     UPDATE u     optimizer step of unit u, and its compute copy
+ *     LOAD   m          put microbatch m into tensor memory
+ *     GATHER u          start the all-gather of unit u's parameters over dp_shard; its next use waits for it
+ *     RELEASE u         drop the gathered parameters
+ *     RECV_F u m        post the receive of unit u's input from the stage before; FWD u m waits for it
+ *     FWD    u m        forward of unit u on microbatch m; the last unit also makes the loss
+ *     SEND_F u m        send unit u's output to the stage behind
+ *     RECV_B u m        post the receive of the gradient of unit u's output; its backward pass waits for it
+ *     BWD    u m        backward of unit u, both halves
+ *     BWD_IN u m        backward, only the gradient of the input
+ *     BWD_W  u m        backward, only the gradient of the weights
+ *     SEND_B u m        send the gradient of unit u's input to the stage before
+ *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its share
+ *     ALL_REDUCE u      start summing unit u's (share of the) gradient over dp_replicate
+ *     REDUCED u         wait until the sums are there
+ *     TIE               add the head's gradient to the embedding's (tied embeddings)
+ *     NORM              gradient norm, count of non-finite gradients, loss, clip coefficient: of all ranks
+ *     UPDATE u          optimizer step of the owned share of unit u, and its compute copy
+ *
+ * Reductions name a microbatch when they sum one, and none when they sum a step. Unit number `units` is the tied head's
+ * gradient.
  *
  * Invariants, checked by program_check
- *  1. Each FWD u m comes once, after FWD u-1 m (LOAD m for u = 0).
- *  2. Each (u, m) has one BWD, or one BWD_IN followed later by one BWD_W; inputs go backward after FWD of the last unit and
- *     after the input half of u+1.
- *  3. The weight halves of a unit come in ascending order of microbatches, so that sums do not depend on the schedule.
- *  4. TIE, NORM, UPDATE come once, in this order, after everything else. */
+ *  1. Each FWD u m of a unit that runs here comes once, after FWD u-1 m, RECV_F u m or (u = 0) LOAD m.
+ *  2. Each (u, m) has one BWD, or one BWD_IN followed later by one BWD_W; inputs go backward after FWD u m and after the input
+ *     half of u+1, or RECV_B u m.
+ *  3. The weight halves of a unit come in ascending order of microbatches, so that sums do not depend on the schedule (but for
+ *     schedules that ask for another order).
+ *  4. What is sent was made before, and each boundary is sent once.
+ *  5. With sharded parameters, each pass over a unit lies between a GATHER and a RELEASE of it.
+ *  6. With more than one data-parallel rank, each gradient is reduced once (a step, or a microbatch) on each axis, after its
+ * last addition and before it is used.
+ *  7. TIE, NORM, UPDATE come once, in this order, after everything else. */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -24,13 +42,24 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "plan/partition.h"
+#include "plan/schedule.h"
 
 typedef enum ActionKind {
     ACT_LOAD,
+    ACT_GATHER,
+    ACT_RELEASE,
+    ACT_RECV_F,
     ACT_FWD,
+    ACT_SEND_F,
+    ACT_RECV_B,
     ACT_BWD,
     ACT_BWD_IN,
     ACT_BWD_W,
+    ACT_SEND_B,
+    ACT_REDUCE_SCATTER,
+    ACT_ALL_REDUCE,
+    ACT_REDUCED,
     ACT_TIE,
     ACT_NORM,
     ACT_UPDATE,
@@ -40,29 +69,55 @@ typedef enum ActionKind {
 typedef struct Action {
     ActionKind kind;
     int unit;       /* -1 where there is none */
-    int microbatch; /* -1 where there is none */
+    int microbatch; /* -1 where there is none; of GATHER and RELEASE the how-manieth gather of this unit it is */
 } Action;
 
+/* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2, ZeRO-1). Auto: always,
+ * but never under pipelines, where each microbatch would gather anew. */
+typedef enum Reshard { RESHARD_AUTO, RESHARD_ALWAYS, RESHARD_NEVER } Reshard;
+
+/* When gradients cross the network: once a step, once a microbatch, or reduce-scatters once a microbatch and all-reduces over
+ * the replicas once a step. */
+typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA } GradientSync;
+
+typedef struct ProgramSpec {
+    const Partition *partition;
+    const Schedule *schedule; /* with transfers; NULL: one pipeline rank, microbatches one after the other */
+    int microbatches;
+    bool split_backward; /* BWD_IN and BWD_W apart, when there is no schedule */
+    bool exact;          /* fixed-point sums */
+    GradientSync sync;
+    Reshard reshard;
+} ProgramSpec;
+
 typedef struct Program {
-    int units, microbatches;
-    bool tied;
-    bool split_backward; /* BWD_IN and BWD_W apart */
+    const Partition *partition;
+    int units, microbatches, instances; /* instances: most gathers of a unit */
+    bool defer_head;                    /* the head's weight gradient waits for BWD_W */
+    bool ordered;                       /* invariant 3 holds */
+    bool exact;
+    GradientSync sync; /* as it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP */
     int count, capacity;
     Action *actions;
 } Program;
 
-typedef struct ProgramSpec {
-    int units, microbatches;
-    bool tied, split_backward;
-} ProgramSpec;
-
-/* One device: microbatches one after the other. With split_backward the weight halves of a microbatch follow its input halves.
- */
-void program_lower(Program *p, ProgramSpec spec);
+/* The partition must outlive the program. */
+void program_lower(Program *p, const ProgramSpec *spec);
 /* Forward only, over one microbatch: evaluation. */
-void program_lower_evaluation(Program *p, int units);
+void program_lower_evaluation(Program *p, const Partition *partition);
 void program_free(Program *p);
 ErrorCode program_check(const Program *p, Error *err);
+
+/* Whether gradients of a microbatch have memory of their own (else they are added to those of the step at once). */
+bool program_has_slots(const Program *p);
+
+/* Bytes that this rank sends in one execution, by axis (AXIS_PP: between stages, and the tied gradient). `compute_bytes` and
+ * `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
+typedef struct ProgramTraffic {
+    uint64_t bytes[AXES];
+    uint64_t parameters; /* of those on dp_shard: gathers; the rest are gradients */
+} ProgramTraffic;
+ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes);
 
 const char *action_name(ActionKind kind);
 /* One line an action; runs of the same kind over consecutive units are folded ("FWD 0..13 m0") unless `whole`. */

@@ -1,6 +1,7 @@
 #include "train/config.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -276,6 +277,11 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "Seed of the order of samples."},
+    {.key = "data.audit",
+     .type = OPT_BOOL,
+     .offset = AT(data.audit),
+     .fallback = "false",
+     .help = "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."},
     {.key = "data.prefetch",
      .type = OPT_INT,
      .offset = AT(data.prefetch),
@@ -343,6 +349,141 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e9,
      .help = "Stop after this many non-finite steps in a row; each is skipped and counted."},
+
+    {.key = "train.numerics",
+     .type = OPT_CHOICE,
+     .offset = AT(train.numerics),
+     .fallback = "fast",
+     .choices = "fast|exact",
+     .help = "exact: gradients are summed in fixed point, the same bits however a step is split over ranks and microbatches."},
+    {.key = "train.gradient_sync",
+     .type = OPT_CHOICE,
+     .offset = AT(train.gradient_sync),
+     .fallback = "step",
+     .choices = "step|microbatch|replica",
+     .help = "When gradients cross the network: once a step; once a microbatch (less memory when sharded); or over dp_shard "
+             "once a microbatch and over dp_replicate once a step."},
+    {.key = "train.reshard_after_forward",
+     .type = OPT_CHOICE,
+     .offset = AT(train.reshard),
+     .fallback = "auto",
+     .choices = "auto|always|never",
+     .help =
+         "Whether gathered parameters are dropped after use and gathered again for the backward pass; auto: yes, but not in "
+         "pipelines."},
+
+    {.key = "mesh.pp",
+     .type = OPT_INT,
+     .offset = AT(mesh.pp),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Pipeline ranks."},
+    {.key = "mesh.dp_replicate",
+     .type = OPT_INT,
+     .offset = AT(mesh.dp_replicate),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Data-parallel groups that hold whole copies of the parameters' shards: DDP, or the outer axis of HSDP."},
+    {.key = "mesh.dp_shard",
+     .type = OPT_INT,
+     .offset = AT(mesh.dp_shard),
+     .fallback = "-1",
+     .min = -1,
+     .max = 1e6,
+     .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that are left."},
+    {.key = "mesh.cp",
+     .type = OPT_INT,
+     .offset = AT(mesh.cp),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Context-parallel ranks; more than 1 is not there yet."},
+    {.key = "mesh.tp",
+     .type = OPT_INT,
+     .offset = AT(mesh.tp),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Tensor-parallel ranks; more than 1 is not there yet."},
+    {.key = "mesh.ep",
+     .type = OPT_INT,
+     .offset = AT(mesh.ep),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Expert-parallel ranks; more than 1 is not there yet."},
+    {.key = "comm.progress_thread",
+     .type = OPT_CHOICE,
+     .offset = AT(comm.progress_thread),
+     .fallback = "auto",
+     .choices = "auto|true|false",
+     .help = "A thread that moves messages while the others compute; auto: where a core is left for it."},
+    {.key = "comm.watchdog_s",
+     .type = OPT_DOUBLE,
+     .offset = AT(comm.watchdog_s),
+     .fallback = "600",
+     .min = 0,
+     .max = 1e9,
+     .help = "A rank that waits this many seconds for another ends the run, and each says what it was doing; 0: never."},
+
+    {.key = "pipeline.schedule",
+     .type = OPT_STRING,
+     .offset = AT(pipeline.schedule),
+     .fallback = "1f1b",
+     .help =
+         "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zero_bubble, zbv, dualpipev, or a CSV file of "
+         "compute actions."},
+    {.key = "pipeline.microbatches",
+     .type = OPT_INT,
+     .offset = AT(pipeline.microbatches),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "Microbatches of a step through the pipeline; 0: as many as train.tokens_per_step and train.microbatch make."},
+    {.key = "pipeline.split",
+     .type = OPT_STRINGS,
+     .offset = AT(pipeline.split),
+     .fallback = "[auto]",
+     .help =
+         "Stages: auto (even in time), uniform (TorchTitan's rule), or where new ones start, such as [layers.4, layers.8]."},
+    {.key = "pipeline.layers_per_stage",
+     .type = OPT_INT,
+     .offset = AT(pipeline.layers_per_stage),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "At most this many layers a stage, by the uniform rule; 0: as many stages as the schedule wants."},
+    {.key = "pipeline.stages_per_rank",
+     .type = OPT_INT,
+     .offset = AT(pipeline.stages_per_rank),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "For schedules that take several; 0: 1, or 2 for those made for more."},
+    {.key = "pipeline.first_stage_less_layers",
+     .type = OPT_INT,
+     .offset = AT(pipeline.first_stage_less),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "Uniform split: layers that the embedding counts as."},
+    {.key = "pipeline.last_stage_less_layers",
+     .type = OPT_INT,
+     .offset = AT(pipeline.last_stage_less),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "Uniform split: layers that the norm and the head count as."},
+    {.key = "pipeline.memory_gib",
+     .type = OPT_DOUBLE,
+     .offset = AT(pipeline.memory_gib),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Memory of a rank, to which split: auto keeps by an estimate (compute: auto counts as fp32); 0: it looks at time "
+             "only."},
 
     {.key = "optimizer.lr",
      .type = OPT_DOUBLE,
@@ -530,11 +671,44 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Robust deviations of loss or gradient norm that are marked as a spike; 0 marks none."},
+    {.key = "metrics.log_ranks",
+     .type = OPT_STRINGS,
+     .offset = AT(metrics.log_ranks),
+     .fallback = "[0]",
+     .help = "Ranks whose lines are printed; those of other ranks than 0 begin with [rank N]."},
+    {.key = "metrics.all_ranks",
+     .type = OPT_BOOL,
+     .offset = AT(metrics.all_ranks),
+     .fallback = "false",
+     .help = "Keep a metrics file for each rank: metrics-00001.jsonl and so on, beside that of rank 0."},
+    {.key = "metrics.trace",
+     .type = OPT_STRING,
+     .offset = AT(metrics.trace),
+     .fallback = "",
+     .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a picture in the report, "
+             "planned beside measured."},
     {.key = "metrics.profile",
      .type = OPT_BOOL,
      .offset = AT(metrics.profile),
      .fallback = "false",
      .help = "Print where the time of the steps went, by operation."},
+
+    {.key = "check.replicas_every",
+     .type = OPT_INT,
+     .offset = AT(check.replicas_every),
+     .fallback = "100",
+     .min = 0,
+     .max = 1e12,
+     .help = "Steps between comparisons of what several ranks hold alike (dp_replicate, tied embeddings across stages), which "
+             "also come before each checkpoint; 0 means never."},
+
+    {.key = "restart.backoff_s",
+     .type = OPT_DOUBLE,
+     .offset = AT(restart.backoff_s),
+     .fallback = "1",
+     .min = 0,
+     .max = 3600,
+     .help = "With --restarts: seconds before the first restart; doubled with each, up to 60, until one ran for ten minutes."},
     {.key = NULL}};
 
 /* A key from config.json counts unless the run's own configuration gives it. */
@@ -575,12 +749,56 @@ static ErrorCode take_shape_of_model(Config *c, const OptionSet *set, Error *err
     return code;
 }
 
+/* "3-5", "3". */
+static bool parse_range(const char *text, int64_t *first, int64_t *last) {
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    *first = *last = strtoll(text, &end, 10);
+    if (*end == '-' && end[1] >= '0' && end[1] <= '9') *last = strtoll(end + 1, &end, 10);
+    return *end == '\0' && *first >= 1 && *last >= *first;
+}
+
+bool config_traces(const Config *c, int64_t *first, int64_t *last) { return parse_range(c->metrics.trace, first, last); }
+
+static ErrorCode check_trace(const char *text, Error *err) {
+    int64_t first, last;
+    char shown[80];
+    if (*text == '\0' || parse_range(text, &first, &last)) return OK;
+    return error_set(err, ERR_CONFIG, "metrics.trace: expected steps as in 3-5, counted from 1, found \"%s\"",
+                     error_escape(shown, sizeof shown, text, strlen(text)));
+}
+
+/* A rank as people write it; -1 for anything else. */
+static int64_t rank_of(const char *text) {
+    char *end;
+    if (*text < '0' || *text > '9') return -1;
+    long long value = strtoll(text, &end, 10);
+    return *end == '\0' && value <= INT32_MAX ? (int64_t)value : -1;
+}
+
+bool config_logs_rank(const Config *c, int rank) {
+    for (size_t i = 0; i < c->metrics.log_ranks.count; i++)
+        if (rank_of(c->metrics.log_ranks.items[i]) == rank) return true;
+    return false;
+}
+
+static ErrorCode check_ranks(const StringList *ranks, Error *err) {
+    char shown[80];
+    for (size_t i = 0; i < ranks->count; i++)
+        if (rank_of(ranks->items[i]) < 0)
+            return error_set(err, ERR_CONFIG, "metrics.log_ranks: expected whole numbers as in [0, 3], found \"%s\"",
+                             error_escape(shown, sizeof shown, ranks->items[i], strlen(ranks->items[i])));
+    return OK;
+}
+
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides,
                       Error *err) {
     memset(c, 0, sizeof *c);
     TRY(options_init(set, config_options, c, err));
     if (path) TRY(options_apply_file(set, path, err));
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
+    TRY(check_ranks(&c->metrics.log_ranks, err));
+    TRY(check_trace(c->metrics.trace, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));
@@ -590,28 +808,47 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
                          "train.context is %lld but model.max_position_embeddings is %lld: lower the one or raise the other",
                          (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
     int64_t sequences, microbatches;
-    return config_geometry(c, &sequences, &microbatches, err);
+    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is known. */
+    return c->pipeline.microbatches ? OK : config_geometry(c, 1, &sequences, &microbatches, err);
 }
 
-ErrorCode config_geometry(const Config *c, int64_t *sequences, int64_t *microbatches, Error *err) {
+/* Sequences of a microbatch when the user leaves it open: some 2,048 tokens, or what pipeline.microbatches makes. The number of
+ * ranks matters only where that many do not fit, so that the curve does not depend on it. */
+static int64_t choose_sequences(const Config *c, int ranks) {
     int64_t context = c->train.context, step = c->train.tokens_per_step;
-    int64_t chosen = c->train.microbatch > 0 ? c->train.microbatch : (2048 + context - 1) / context;
-    if (c->train.microbatch == 0 && step > 0)
-        while (chosen > 1 && step % (chosen * context) != 0) chosen--;
-    int64_t tokens = chosen * context;
-    if (step == 0) step = tokens;
-    if (step % tokens != 0) {
-        int64_t below = step / tokens * tokens;
+    if (step > 0 && c->pipeline.microbatches > 0 && step % (c->pipeline.microbatches * ranks * context) == 0)
+        return step / (c->pipeline.microbatches * ranks * context);
+    int64_t chosen = (2048 + context - 1) / context;
+    while (step > 0 && chosen > 1 && step % (chosen * context) != 0) chosen--;
+    while (step > 0 && chosen > 1 && step % (chosen * context * ranks) != 0) chosen--;
+    return chosen;
+}
+
+ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
+    int64_t context = c->train.context, step = c->train.tokens_per_step, asked = c->pipeline.microbatches;
+    int64_t chosen = c->train.microbatch > 0 ? c->train.microbatch : choose_sequences(c, ranks);
+    int64_t unit = chosen * context * ranks;
+    if (step == 0) step = unit * (asked > 0 ? asked : 1);
+    if (step % unit != 0) {
+        int64_t below = step / unit * unit;
+        char lower[40] = "";
+        if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
         return error_set(
             err, ERR_CONFIG,
-            "train.tokens_per_step is %lld, which %lld sequences of %lld tokens a microbatch do not divide: %lld or %lld would",
-            (long long)step, (long long)chosen, (long long)context, (long long)(below > 0 ? below : tokens),
-            (long long)(below + tokens));
+            "train.tokens_per_step is %lld, which microbatches of %lld sequences of %lld tokens on %d data-parallel "
+            "ranks do not divide: %s%lld would",
+            (long long)step, (long long)chosen, (long long)context, ranks, lower, (long long)(below + unit));
     }
     *sequences = chosen;
-    *microbatches = step / tokens;
+    *microbatches = step / unit;
     if (*microbatches > 1000000)
         return error_set(err, ERR_CONFIG, "train.tokens_per_step asks for %lld microbatches a step: at most 1,000,000",
                          (long long)*microbatches);
+    if (asked > 0 && asked != *microbatches)
+        return error_set(
+            err, ERR_CONFIG,
+            "pipeline.microbatches is %lld, but %lld tokens a step in microbatches of %lld sequences of %lld tokens on "
+            "%d data-parallel ranks are %lld: leave one of them to weft (0)",
+            (long long)asked, (long long)step, (long long)chosen, (long long)context, ranks, (long long)*microbatches);
     return OK;
 }

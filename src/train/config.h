@@ -1,13 +1,15 @@
-/* The configuration of a run: one struct, one option table. Sections follow the house: model, data, train, optimizer, schedule,
- * checkpoint, metrics, run. */
+/* The configuration of a run: one struct, one option table. Sections follow the house: model, data, train, mesh, comm,
+ * pipeline, optimizer, schedule, checkpoint, metrics, run. */
 #ifndef WEFT_TRAIN_CONFIG_H
 #define WEFT_TRAIN_CONFIG_H
 
 #include "base/options.h"
+#include "comm/mesh.h"
 #include "data/config.h"
 #include "model/config.h"
 
 typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
+typedef enum Numerics { NUMERICS_FAST, NUMERICS_EXACT } Numerics;
 typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
 typedef enum ScheduleKind {
     SCHEDULE_CONSTANT,
@@ -48,7 +50,26 @@ typedef struct TrainOptions {
     int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
     int64_t stop_after_bad;  /* non-finite steps in a row */
     bool split_backward;
+    int numerics;      /* Numerics */
+    int gradient_sync; /* GradientSync */
+    int reshard;       /* Reshard */
 } TrainOptions;
+
+typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;
+typedef struct CommOptions {
+    int progress_thread; /* ProgressThread */
+    double watchdog_s;   /* 0: none */
+} CommOptions;
+
+typedef struct PipelineOptions {
+    char *schedule;       /* a name, or a CSV file */
+    int64_t microbatches; /* of a step, of each data-parallel rank; 0: what train.microbatch gives */
+    StringList split;     /* auto, uniform, or names of units */
+    int64_t layers_per_stage;
+    int64_t stages_per_rank;                   /* 0: what the schedule is made for */
+    int64_t first_stage_less, last_stage_less; /* weights of embedding and head in the uniform split */
+    double memory_gib;                         /* of a rank, for split: auto; 0: not looked at */
+} PipelineOptions;
 
 typedef struct OptimizerOptions {
     double lr, beta1, beta2, eps, weight_decay, clip, clip_norm;
@@ -79,19 +100,35 @@ typedef struct ValidationOptions {
 typedef struct MetricsOptions {
     int64_t log_freq;
     bool tensorboard, profile;
-    double spike; /* robust deviations that make a spike; 0: none */
+    double spike;         /* robust deviations that make a spike; 0: none */
+    StringList log_ranks; /* whole numbers: config_logs_rank */
+    bool all_ranks;       /* a metrics file for each rank */
+    char *trace;          /* steps: config_traces */
 } MetricsOptions;
+
+typedef struct CheckOptions {
+    int64_t replicas_every; /* 0: never */
+} CheckOptions;
+
+typedef struct RestartOptions {
+    double backoff_s; /* before the first restart; doubles with each */
+} RestartOptions;
 
 typedef struct Config {
     RunConfig run;
     ModelOptions model;
     DataConfig data;
     TrainOptions train;
+    MeshOptions mesh;
+    CommOptions comm;
+    PipelineOptions pipeline;
     OptimizerOptions optimizer;
     ScheduleOptions schedule;
     ValidationOptions validation;
     CheckpointOptions checkpoint;
     MetricsOptions metrics;
+    CheckOptions check;
+    RestartOptions restart;
 } Config;
 
 extern const Option config_options[];
@@ -101,7 +138,14 @@ extern const Option config_options[];
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides,
                       Error *err);
 
-/* Sequences of a microbatch and microbatches of a step, after defaults; refuses what does not divide, saying what would. */
-ErrorCode config_geometry(const Config *c, int64_t *sequences, int64_t *microbatches, Error *err);
+/* The steps that are traced, metrics.trace; false: none. */
+bool config_traces(const Config *c, int64_t *first, int64_t *last);
+
+/* Whether the lines of this rank are printed: metrics.log_ranks. */
+bool config_logs_rank(const Config *c, int rank);
+
+/* Sequences of a microbatch, and microbatches of a step on each of `ranks` data-parallel ranks, after defaults; refuses what
+ * does not divide, saying what would. */
+ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err);
 
 #endif

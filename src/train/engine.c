@@ -2,264 +2,412 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "train/execution.h"
+
+/* ---- Planning ---- */
+
+static void partition(Engine *e) {
+    const EngineSpec *s = &e->spec;
+    Mesh single = {.degree = {1, 1, 1, 1, 1}, .world = 1};
+    Stages one = {0};
+    if (!s->stages) stages_single(&one, e->model.table.units);
+    partition_build(&e->partition, &e->model.table, s->model.tie_word_embeddings, s->mesh.world ? &s->mesh : &single, s->rank,
+                    s->stages ? s->stages : &one);
+    stages_free(&one);
+}
+
+static ErrorCode plan_training(Engine *e, size_t scratch, Error *err) {
+    const EngineSpec *s = &e->spec;
+    ProgramSpec spec = {.partition = &e->partition,
+                        .schedule = s->schedule,
+                        .microbatches = s->microbatches,
+                        .split_backward = s->split_backward,
+                        .exact = s->exact,
+                        .sync = s->sync,
+                        .reshard = s->reshard};
+    program_lower(&e->program, &spec);
+    TRY(program_check(&e->program, err));
+    memory_plan(&e->memory, &(MemorySpec){&e->program, &e->model, s->positions, scratch, true});
+    /* Evaluation runs in the memory of training. */
+    for (int a = 0; a < ARENAS; a++)
+        if (e->evaluation_memory.arena[a] > e->memory.arena[a]) e->memory.arena[a] = e->evaluation_memory.arena[a];
+    return OK;
+}
 
 ErrorCode engine_plan(Engine *e, Device *d, const EngineSpec *spec, Error *err) {
     *e = (Engine){.device = d, .spec = *spec};
     TRY(model_build(&e->model, &spec->model, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
-    int units = e->model.table.units;
+    partition(e);
     DeviceNeeds needs = model_device_needs(&e->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
-    program_lower_evaluation(&e->evaluation, units);
-    memory_plan(&e->evaluation_memory, &e->evaluation, &e->model, spec->positions, scratch, false);
-    if (spec->inference) return OK;
-    program_lower(&e->program, (ProgramSpec){units, spec->microbatches, spec->model.tie_word_embeddings, spec->split_backward});
-    TRY(program_check(&e->program, err));
-    memory_plan(&e->memory, &e->program, &e->model, spec->positions, scratch, true);
-    /* Evaluation runs in the memory of training: it keeps no activations, so it never needs more. */
-    CHECK(e->evaluation_memory.activations <= e->memory.activations);
-    return OK;
+    program_lower_evaluation(&e->evaluation, &e->partition);
+    memory_plan(&e->evaluation_memory, &(MemorySpec){&e->evaluation, &e->model, spec->positions, scratch, false});
+    return spec->inference ? OK : plan_training(e, scratch, err);
 }
 
 const MemoryPlan *engine_memory(const Engine *e) { return e->spec.inference ? &e->evaluation_memory : &e->memory; }
 
+/* ---- Memory ---- */
+
 static void layout_training(Engine *e) {
-    const ModelConfig *c = &e->model.config;
-    size_t bytes = e->model.table.unit_start[e->model.table.units] * sizeof(float);
-    e->gradients.flat = pool_take(&e->gradient_pool, bytes);
-    if (c->tie_word_embeddings)
-        e->gradients.tied_head = pool_take(&e->gradient_pool, (size_t)c->vocab_size * (size_t)c->hidden_size * sizeof(float));
-    e->moment1 = pool_take(&e->optimizer, bytes);
-    e->moment2 = pool_take(&e->optimizer, bytes);
+    size_t bytes = e->partition.owned * sizeof(float);
+    for (int u = 0; u <= e->model.table.units; u++) {
+        size_t owned = gradient_owned_bytes(&e->program, u), sum = gradient_sum_bytes(&e->program, u);
+        e->sums[u] = sum ? pool_take(&e->pools[POOL_GRADIENTS], sum) : NULL;
+        if (owned) e->owned[u].vectors = pool_take(&e->pools[POOL_GRADIENTS], owned);
+    }
+    e->moment1 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->moment2 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->bucket = pool_take(&e->pools[POOL_COMMUNICATION], memory_plan_communication(&e->memory) - e->memory.tie);
+    e->tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->memory.tie);
 }
 
 /* Takes every region from its pool; run dry first, then for real. */
 static void layout(Engine *e) {
+    static const int pool_of[ARENAS] = {
+        [ARENA_ACTIVATIONS] = POOL_ACTIVATIONS, [ARENA_GATHERED] = POOL_GATHERED, [ARENA_GRADIENTS] = POOL_SLOTS};
     const MemoryPlan *plan = engine_memory(e);
-    weights_layout(&e->weights, &e->model.table, e->model.compute, &e->parameters, &e->copy);
+    e->master = pool_take(&e->pools[POOL_PARAMETERS], e->partition.owned * sizeof(float));
+    e->copy = plan->copy ? pool_take(&e->pools[POOL_COPY], e->partition.owned * sizeof(uint16_t)) : NULL;
     if (!e->spec.inference) layout_training(e);
-    model_layout_constants(&e->model, e->spec.positions, &e->constants);
-    e->activations = pool_take(&e->activation_pool, plan->activations);
-    e->keep = pool_take(&e->workspace, plan->keep);
-    e->scratch = pool_take(&e->workspace, plan->scratch);
-    e->device->scratch = pool_take(&e->workspace, plan->device_scratch);
+    model_layout_constants(&e->model, e->spec.positions, &e->pools[POOL_CONSTANTS]);
+    for (int a = 0; a < ARENAS; a++) e->arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
+    e->keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
+    e->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
+    e->device->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->device_scratch);
     e->device->scratch_size = plan->device_scratch;
 }
 
-#define POOLS(e)                                                                                                    \
-    {                                                                                                               \
-        &(e)->parameters, &(e)->copy, &(e)->gradient_pool, &(e)->optimizer, &(e)->constants, &(e)->activation_pool, \
-            &(e)->workspace                                                                                         \
+/* What is held whole stays where it is: passes read the master weights, or their copy. */
+static void point_weights(Engine *e) {
+    for (int u = 0; u < e->model.table.units && e->partition.shards == 1; u++) {
+        const Share *s = &e->partition.share[u];
+        size_t matrices = s->start + s->vectors;
+        if (!partition_holds(&e->partition, u)) continue;
+        e->weights.units[u].vectors = e->master + s->start;
+        e->weights.units[u].matrices = e->copy ? (const void *)(e->copy + matrices) : (const void *)(e->master + matrices);
     }
-enum { POOL_COUNT = 7 };
+}
 
-ErrorCode engine_allocate(Engine *e, Error *err) {
-    static const char *const names[POOL_COUNT] = {"parameters", "compute copy", "gradients", "optimizer",
-                                                  "constants",  "activations",  "workspace"};
-    Pool *pools[POOL_COUNT] = POOLS(e);
-    for (int i = 0; i < POOL_COUNT; i++) pools[i]->name = names[i];
+/* Where this rank's share of each gradient will be when it is reduced. */
+static void point_owned(Engine *e) {
+    const Partition *p = &e->partition;
+    for (int u = 0; u <= e->model.table.units; u++) {
+        const Share *s = &p->share[u];
+        bool whole = e->program.sync == SYNC_STEP;
+        size_t shards = whole ? (size_t)p->shards : 1, shard = whole ? (size_t)p->shard : 0;
+        float *sum = (float *)(void *)e->sums[u];
+        if (e->owned[u].vectors) {
+            e->owned[u].matrices = e->owned[u].vectors + s->vectors;
+        } else if (sum) {
+            e->owned[u].vectors = sum + shard * s->vectors;
+            e->owned[u].matrices = sum + shards * s->vectors + shard * s->matrices;
+        }
+    }
+    /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
+    if (p->tied_copy) e->owned[0] = e->owned[e->model.table.units];
+}
+
+static void allocate_tables(Engine *e) {
+    size_t units = (size_t)e->model.table.units, microbatches = (size_t)(e->spec.inference ? 1 : e->spec.microbatches);
+    e->weights = (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
+    e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units), e->partition.tied};
+    e->owned = mem_alloc_array(units + 1, sizeof *e->owned);
+    e->sums = mem_alloc_array(units + 1, sizeof *e->sums);
+    e->started = mem_alloc_array(units + 1, 1);
+    e->host_losses = mem_alloc_array((size_t)e->spec.tokens, sizeof *e->host_losses);
+    e->times = mem_alloc_array((size_t)e->program.count + 1, sizeof *e->times);
+    e->traffic = mem_alloc(sizeof *e->traffic);
+    e->traffic->gathers = mem_alloc_array(2 * units, sizeof(CommHandle));
+    e->traffic->reductions = mem_alloc_array(2 * (units + 1), sizeof(CommHandle));
+    e->traffic->receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
+    e->traffic->sends = mem_alloc_array(2 * units, sizeof(CommHandle));
+}
+
+ErrorCode engine_allocate(Engine *e, Comm *comm, Error *err) {
+    static const char *const names[POOL_COUNT] = {"parameters",          "compute copy", "gathered parameters", "gradients",
+                                                  "gradients in flight", "optimizer",    "constants",           "activations",
+                                                  "workspace",           "communication"};
+    e->comm = e->partition.mesh.world > 1 ? comm : NULL;
+    allocate_tables(e);
+    for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = names[i];
     layout(e);
-    for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(pools[i], err));
+    for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], err));
     layout(e);
     CHECK(engine_bytes(e) == memory_plan_pools(engine_memory(e)));
-    e->host_losses = mem_alloc_array((size_t)e->spec.tokens, sizeof *e->host_losses);
+    point_weights(e);
+    if (!e->spec.inference) point_owned(e);
     model_compute_constants(&e->model, e->device);
     return OK;
 }
 
 size_t engine_bytes(const Engine *e) {
-    const Pool *pools[POOL_COUNT] = POOLS(e);
     size_t total = 0;
-    for (int i = 0; i < POOL_COUNT; i++) total += pools[i]->planned;
+    for (int i = 0; i < POOL_COUNT; i++) total += e->pools[i].planned;
     return total;
 }
 
 void engine_free(Engine *e) {
-    Pool *pools[POOL_COUNT] = POOLS(e);
-    for (int i = 0; i < POOL_COUNT; i++) pool_free(pools[i]);
+    for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
     memory_plan_free(&e->memory);
     memory_plan_free(&e->evaluation_memory);
     program_free(&e->program);
     program_free(&e->evaluation);
+    partition_free(&e->partition);
     model_free(&e->model);
+    if (e->traffic) {
+        free(e->traffic->gathers);
+        free(e->traffic->reductions);
+        free(e->traffic->receives);
+        free(e->traffic->sends);
+    }
+    free(e->traffic);
+    free(e->weights.units);
+    free(e->gradients.units);
+    free(e->owned);
+    free(e->sums);
+    free(e->started);
     free(e->host_losses);
+    free(e->times);
     *e = (Engine){0};
 }
 
-void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
-    weights_initialise(&e->weights, e->device, &e->model.config, kind, std, seed);
+float *engine_master(const Engine *e, Piece piece) { return e->master + piece.at; }
+
+float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
+    const Share *s = &e->partition.share[p->unit];
+    const UnitGradients *g = &e->owned[p->unit];
+    size_t at = piece.at - s->start;
+    return p->cols ? g->matrices + (at - s->vectors) : g->vectors + at;
 }
 
-/* State of one execution of a program. */
-typedef struct Execution {
-    Engine *engine;
-    const MemoryPlan *memory;
-    const Program *program;
-    const Batch *batches;
-    const StepOptions *options;
-    Pass pass;
-    StepResult *result;
-    double loss_sum;
-    bool training;
-} Execution;
+void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
+    for (int i = 0; i < e->model.table.count; i++) {
+        const Param *p = &e->model.table.params[i];
+        Piece piece = partition_piece(&e->partition, p);
+        InitRule r = param_init_rule(p, &e->model.config, kind, std);
+        float *to = engine_master(e, piece);
+        if (piece.count == 0) continue;
+        if (r.std > 0)
+            OP(e->device, OP_INIT_NORMAL, init_normal, piece.count, rng_key(seed, p->name), (uint64_t)piece.first, 0.0, r.std,
+               r.lo, r.hi, to);
+        else
+            OP(e->device, OP_FILL, fill, piece.count, (float)r.value, to);
+    }
+    engine_refresh(e);
+}
 
-static char *buffer(const Execution *x, BufferKind kind, int unit, int microbatch) {
-    return x->engine->activations + memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
+void engine_refresh(Engine *e) {
+    for (int i = 0; e->copy && i < e->model.table.count; i++) {
+        const Param *p = &e->model.table.params[i];
+        Piece piece = partition_piece(&e->partition, p);
+        if (p->cols && piece.count)
+            OP(e->device, OP_CAST, cast, piece.count, e->master + piece.at, DTYPE_F32, e->copy + piece.at, DTYPE_BF16);
+    }
+}
+
+/* ---- Execution ---- */
+
+void execution_must(Engine *e, ErrorCode code, const Error *err) {
+    if (code != OK) comm_fail(e->comm, err);
+}
+
+void execution_wait(Engine *e, CommHandle *handle) {
+    Error err = {.message = ""};
+    if (*handle == 0) return;
+    double start = clock_seconds();
+    execution_must(e, comm_wait(e->comm, *handle, &err), &err);
+    e->waited += clock_seconds() - start;
+    *handle = 0;
+}
+
+void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from)) {
+    Error err = {.message = ""};
+    if (!e->comm) return;
+    double start = clock_seconds();
+    execution_must(e, comm_combine(e->comm, record, bytes, combine, &err), &err);
+    e->waited += clock_seconds() - start;
+}
+
+char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch) {
+    return x->engine->arena[buffer_arena(kind)] + memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
 }
 
 /* The five arrays of a microbatch in its buffer, in order. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
     size_t bytes = ((size_t)x->engine->spec.tokens * sizeof(int32_t) + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
-    return buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
+    return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
 }
 
 static void enter_microbatch(Execution *x, int m) {
     x->pass.batch = (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
-    x->pass.first = m == 0;
 }
 
 static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
-    const Microbatch *to = &x->pass.batch;
     Device *d = x->engine->device;
     size_t bytes = (size_t)x->engine->spec.tokens * sizeof(int32_t);
+    enter_microbatch(x, m);
+    const Microbatch *to = &x->pass.batch;
     OP(d, OP_UPLOAD, upload, to->ids, b->inputs, bytes);
     OP(d, OP_UPLOAD, upload, to->targets, b->targets, bytes);
     OP(d, OP_UPLOAD, upload, to->positions, b->positions, bytes);
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
 }
 
-/* Adds the microbatch's losses in the order of its tokens, in double. */
 static void add_losses(Execution *x, const float *losses) {
     Engine *e = x->engine;
     OP(e->device, OP_DOWNLOAD, download, e->host_losses, losses, (size_t)e->spec.tokens * sizeof(float));
-    for (int64_t t = 0; t < e->spec.tokens; t++) x->loss_sum += (double)e->host_losses[t];
+    for (int64_t t = 0; t < e->spec.tokens; t++) record_add_loss(&x->record, (double)e->host_losses[t]);
+}
+
+static int tied_or(const Execution *x, int unit) { return x->engine->partition.tied ? x->program->units : unit; }
+
+static void head(Execution *x, int u, int m) {
+    Engine *e = x->engine;
+    float *losses = batch_array(x, m, 4);
+    bool weight = x->training && !x->program->defer_head;
+    if (e->partition.tied) sharding_ready(x, 0);
+    if (weight) sharding_begin_matrices(x, tied_or(x, u), m);
+    head_forward(&x->pass, execution_buffer(x, BUFFER_SLAB, u, m), losses, x->training, x->program->defer_head, e->scratch);
+    if (weight) sharding_end_matrices(x, tied_or(x, u), m);
+    add_losses(x, losses);
 }
 
 static void forward(Execution *x, int u, int m) {
     Engine *e = x->engine;
-    int last = x->program->units - 1;
-    if (u == last) {
-        float *losses = batch_array(x, m, 4);
-        head_forward(&x->pass, buffer(x, BUFFER_SLAB, u, m), losses, x->training, x->program->split_backward, e->scratch);
-        add_losses(x, losses);
+    enter_microbatch(x, m);
+    transfer_arrived(x, ACT_RECV_F, u, m);
+    sharding_ready(x, u);
+    if (u == x->program->units - 1) {
+        head(x, u, m);
         return;
     }
-    char *out = buffer(x, BUFFER_SLAB, u + 1, m);
+    bool here = partition_runs(&e->partition, u + 1);
+    char *out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
     if (u == 0)
         embed_forward_unit(&x->pass, out);
     else
-        block_forward(&x->pass, u, buffer(x, BUFFER_SLAB, u, m), out, e->keep, e->scratch);
+        block_forward(&x->pass, u, execution_buffer(x, BUFFER_SLAB, u, m), out, e->keep, e->scratch);
 }
 
+/* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they are there. */
+static void poison(Execution *x, int u, bool vectors, bool matrices) {
+    const ParamTable *t = &x->engine->model.table;
+    const Param *p = &t->params[t->unit_first[u]];
+    const UnitGradients *g = &x->pass.gradients.units[u];
+    if (p->cols ? !matrices : !vectors) return;
+    float *gradient = p->cols ? g->matrices + (p->offset - t->unit_vectors[u]) : g->vectors + p->offset;
+    OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_place % (uint64_t)p->count);
+    x->poisoned = true;
+}
+
+/* Which gradients of parameters a backward pass makes: those of vectors with the input half, of matrices with the weight half;
+ * the head's matrices are done with its forward pass unless they were deferred. */
 static void backward(Execution *x, int u, int m, Half half) {
     Engine *e = x->engine;
-    char *dx = half == HALF_WEIGHT && u > 0 ? NULL : buffer(x, BUFFER_GRADIENT, 0, m);
-    if (u == x->program->units - 1) {
-        head_backward(&x->pass, half, x->program->split_backward, buffer(x, BUFFER_SLAB, u, m), dx, e->scratch);
+    int last = x->program->units - 1;
+    bool vectors = half & HALF_INPUT, matrices = (half & HALF_WEIGHT) && (u < last || x->program->defer_head);
+    int to = u == last ? tied_or(x, u) : u;
+    enter_microbatch(x, m);
+    if (vectors) transfer_arrived(x, ACT_RECV_B, u, m);
+    if (vectors) sharding_begin_vectors(x, u, m);
+    if (matrices) sharding_begin_matrices(x, to, m);
+    sharding_ready(x, u);
+    if (u == last && matrices && e->partition.tied) sharding_ready(x, 0);
+    char *dx = half == HALF_WEIGHT && u > 0 ? NULL : execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
+    if (u == last) {
+        head_backward(&x->pass, half, x->program->defer_head, execution_buffer(x, BUFFER_SLAB, u, m), dx, e->scratch);
     } else if (u > 0) {
-        char *keep = half == HALF_BOTH ? e->keep : buffer(x, BUFFER_KEEP, u, m);
-        block_backward(&x->pass, u, half, buffer(x, BUFFER_SLAB, u, m), dx, keep, e->scratch);
-    } else if (half & HALF_WEIGHT) {
+        char *keep = half == HALF_BOTH ? e->keep : execution_buffer(x, BUFFER_KEEP, u, m);
+        block_backward(&x->pass, u, half, execution_buffer(x, BUFFER_SLAB, u, m), dx, keep, e->scratch);
+    } else if (matrices) {
         embed_backward_unit(&x->pass, dx);
     }
+    if (x->options->poison && !x->poisoned) poison(x, u, vectors, matrices);
+    if (vectors) sharding_end_vectors(x, u, m);
+    if (matrices) sharding_end_matrices(x, to, m);
 }
 
-double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
-    const ParamTable *t = &e->model.table;
-    double sum = 0, max = 0;
-    *nonfinite = 0;
-    *culprit = NULL;
-    for (int i = 0; i < t->count; i++) {
-        const Param *param = &t->params[i];
-        GradStats s;
-        OP(e->device, OP_GRAD_STATS, grad_stats, param->count, gradient_of(&e->model, e->gradients, param), p, &s);
-        sum += s.sum;
-        max = s.max > max ? s.max : max;
-        *nonfinite += s.nonfinite;
-        if (s.nonfinite && !*culprit) *culprit = param->name;
+static void act(Execution *x, Action a) {
+    switch (a.kind) {
+    case ACT_LOAD: load(x, a.microbatch); break;
+    case ACT_GATHER: sharding_gather(x, a); break;
+    case ACT_RELEASE: sharding_release(x, a); break;
+    case ACT_RECV_F:
+    case ACT_RECV_B: transfer_receive(x, a); break;
+    case ACT_SEND_F:
+    case ACT_SEND_B: transfer_send(x, a); break;
+    case ACT_FWD: forward(x, a.unit, a.microbatch); break;
+    case ACT_BWD: backward(x, a.unit, a.microbatch, HALF_BOTH); break;
+    case ACT_BWD_IN: backward(x, a.unit, a.microbatch, HALF_INPUT); break;
+    case ACT_BWD_W: backward(x, a.unit, a.microbatch, HALF_WEIGHT); break;
+    case ACT_REDUCE_SCATTER:
+    case ACT_ALL_REDUCE: sharding_reduce(x, a); break;
+    case ACT_REDUCED: sharding_reduced(x, a); break;
+    case ACT_TIE: sharding_tie(x); break;
+    case ACT_NORM: update_norm(x); break;
+    default: update_unit(x, a.unit); break;
     }
-    if (*nonfinite) return NAN;
-    return isinf(p) ? max : pow(sum, 1 / p);
-}
-
-static void norm_and_clip(Execution *x) {
-    StepResult *r = x->result;
-    const StepOptions *o = x->options;
-    r->grad_norm = engine_gradient_norm(x->engine, o->clip_norm, &r->nonfinite, &r->culprit);
-    if (!isfinite(r->loss)) r->culprit = "the loss";
-    r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
-    if (r->skipped && !r->culprit) r->culprit = "the gradient norm";
-    /* PyTorch's rule: the small constant keeps the quotient finite. */
-    double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
-    r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);
-    if (!r->skipped) x->engine->updates++;
-    if (o->before_update) o->before_update(o->context);
-}
-
-static void update(Execution *x, int u) {
-    Engine *e = x->engine;
-    const StepOptions *o = x->options;
-    const ParamTable *t = &e->model.table;
-    if (x->result->skipped) return;
-    for (int i = t->unit_first[u]; i < t->unit_first[u + 1]; i++) {
-        const Param *p = &t->params[i];
-        size_t at = t->unit_start[u] + p->offset;
-        AdamW a = {.lr = (float)o->lr,
-                   .beta1 = (float)o->beta1,
-                   .beta2 = (float)o->beta2,
-                   .eps = (float)o->eps,
-                   .weight_decay = p->cols || o->decay_all ? (float)o->weight_decay : 0,
-                   .correction1 = (float)(1 - pow(o->beta1, (double)e->updates)),
-                   .correction2 = (float)(1 - pow(o->beta2, (double)e->updates)),
-                   .grad_scale = (float)x->result->clip_coefficient};
-        uint16_t *copy = e->weights.copy && p->cols ? e->weights.copy + at : NULL;
-        OP(e->device, OP_ADAMW, adamw, p->count, a, e->weights.master + at, e->gradients.flat + at, e->moment1 + at,
-           e->moment2 + at, copy);
-    }
-}
-
-static void finish_loss(Execution *x) {
-    if (x->result->valid > 0) x->result->loss = x->loss_sum / (double)x->result->valid;
 }
 
 static void execute(Execution *x) {
+    Engine *e = x->engine;
+    Error err = {.message = ""};
+    double begin = clock_seconds();
+    e->began = begin;
     for (int i = 0; i < x->program->count; i++) {
-        Action a = x->program->actions[i];
-        if (a.microbatch >= 0) enter_microbatch(x, a.microbatch);
-        switch (a.kind) {
-        case ACT_LOAD: load(x, a.microbatch); break;
-        case ACT_FWD: forward(x, a.unit, a.microbatch); break;
-        case ACT_BWD: backward(x, a.unit, a.microbatch, HALF_BOTH); break;
-        case ACT_BWD_IN: backward(x, a.unit, a.microbatch, HALF_INPUT); break;
-        case ACT_BWD_W: backward(x, a.unit, a.microbatch, HALF_WEIGHT); break;
-        case ACT_TIE: gradients_tie(&x->engine->model, x->engine->device, x->engine->gradients); break;
-        case ACT_NORM:
-            finish_loss(x);
-            norm_and_clip(x);
-            break;
-        default: update(x, a.unit); break;
-        }
+        ActionTime *time = x->training ? &e->times[i] : &e->times[e->program.count];
+        e->current = &x->program->actions[i];
+        double waited = e->waited;
+        time->start = clock_seconds() - begin;
+        act(x, x->program->actions[i]);
+        time->end = clock_seconds() - begin;
+        time->waited = e->waited - waited;
+        if (e->comm) execution_must(e, comm_poll(e->comm, &err), &err);
     }
+    transfer_finish(x);
+    e->current = NULL;
+    e->steps++;
 }
 
-static Execution start(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
-    Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches};
+static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
+    Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches, .started = e->started};
     x.pass = (Pass){.model = &e->model, .device = e->device, .weights = &e->weights, .gradients = e->gradients};
+    memset(e->started, 0, (size_t)e->model.table.units + 1);
+    e->waited = 0;
+    record_start(&x.record);
     return x;
 }
 
+static void add_valid(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
+
+/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be known first. */
+static int64_t count_valid(Engine *e, const Batch *batches) {
+    int64_t valid = 0;
+    for (int m = 0; m < e->program.microbatches; m++) valid += batches[m].valid;
+    /* The ranks of a pipeline see the same batches: one of them counts. */
+    if (e->partition.at[AXIS_PP] > 0) valid = 0;
+    execution_combine(e, &valid, sizeof valid, add_valid);
+    return valid;
+}
+
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
-    *result = (StepResult){0};
-    for (int m = 0; m < e->program.microbatches; m++) result->valid += batches[m].valid;
-    Execution x = start(e, &e->program, &e->memory, batches);
+    Execution x = prepare(e, &e->program, &e->memory, batches);
+    int contributions = e->spec.microbatches * mesh_dp_degree(&e->partition.mesh);
+    *result = (StepResult){.valid = count_valid(e, batches)};
     x.training = true, x.options = options, x.result = result;
+    x.limit = fixed_limit(contributions);
     x.pass.loss_scale = result->valid > 0 ? 1.0 / (double)result->valid : 0;
-    gradients_begin(&e->model, e->device, e->gradients);
     execute(&x);
 }
 
-double engine_evaluate(Engine *e, const Batch *batch) {
-    Execution x = start(e, &e->evaluation, &e->evaluation_memory, batch);
+void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum) {
+    Execution x = prepare(e, &e->evaluation, &e->evaluation_memory, batch);
     execute(&x);
-    return x.loss_sum;
+    exact_merge(sum, &x.record.loss);
 }

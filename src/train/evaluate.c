@@ -17,33 +17,55 @@ static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
     return sum;
 }
 
-static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t batches, Evaluation *out, Error *err) {
-    double sum = 0;
-    for (int64_t i = 0; i < batches; i++) {
+/* What the ranks add up. */
+typedef struct Sums {
+    ExactSum loss;
+    int64_t tokens, bytes;
+} Sums;
+
+static void combine(void *into, const void *from) {
+    Sums *a = into;
+    const Sums *b = from;
+    exact_merge(&a->loss, &b->loss);
+    exact_normalise(&a->loss);
+    a->tokens += b->tokens;
+    a->bytes += b->bytes;
+}
+
+static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t rounds, Sums *sums, Error *err) {
+    /* The ranks of a pipeline see the same batches: the first one counts their tokens, the last one has the loss. */
+    bool counts = e->partition.at[AXIS_PP] == 0;
+    for (int64_t i = 0; i < rounds; i++) {
         Batch b;
         double waited;
         TRY(loader_next(loader, &b, &waited, err));
-        sum += engine_evaluate(e, &b);
-        out->tokens += b.valid;
-        out->bytes += target_bytes(t, &b);
+        engine_evaluate(e, &b, &sums->loss);
+        if (counts) sums->tokens += b.valid, sums->bytes += target_bytes(t, &b);
     }
-    out->loss = sum / (double)out->tokens;
-    out->bits_per_byte = out->bytes ? sum / log(2) / (double)out->bytes : (double)NAN;
     return OK;
 }
 
 ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out, Error *err) {
     int64_t there = (int64_t)dataset_validation_samples(d), sequences = e->spec.tokens / dataset_context(d);
+    int64_t ranks = mesh_dp_degree(&e->partition.mesh), all = sequences * ranks;
     Loader *loader;
-    *out = (Evaluation){0};
+    Sums sums = {.tokens = 0};
     if (samples == 0 || samples > there) samples = there;
     LoaderLayout layout = {.validation = true,
+                           .first = (uint64_t)(sequences * mesh_dp_rank(&e->partition.mesh, e->spec.rank)),
                            .sequences = sequences,
                            .microbatches = 1,
                            .microbatch_stride = sequences,
-                           .step_stride = sequences};
+                           .step_stride = all,
+                           .limit = (uint64_t)samples};
     TRY(loader_open(&loader, d, &layout, PREFETCH, err));
-    ErrorCode code = sum_up(e, loader, t, (samples + sequences - 1) / sequences, out, err);
+    ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
     loader_close(loader);
+    if (code == OK && e->comm) code = comm_combine(e->comm, &sums, sizeof sums, combine, err);
+    double sum = exact_value(&sums.loss);
+    *out = (Evaluation){.loss = sum / (double)sums.tokens,
+                        .tokens = sums.tokens,
+                        .bytes = sums.bytes,
+                        .bits_per_byte = sums.bytes ? sum / log(2) / (double)sums.bytes : (double)NAN};
     return code;
 }

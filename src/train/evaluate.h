@@ -13,7 +13,7 @@ typedef struct Evaluation {
 } Evaluation;
 
 /* Validation samples [0, samples) of the dataset, all when samples is 0 or more than there are; at least one must exist.
- * Rounded up to whole microbatches of the engine. */
+ * These and no others, however many ranks share them. All ranks take part, and all get the result. */
 ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out, Error *err);
 
 #endif

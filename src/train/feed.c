@@ -3,30 +3,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-ErrorCode feed_open(Feed *f, const Config *c, const Dataset *d, int64_t step, Error *err) {
-    *f = (Feed){0};
-    TRY(config_geometry(c, &f->sequences, &f->microbatches, err));
-    int64_t row = f->sequences * c->train.context, samples = f->sequences * f->microbatches;
-    f->tokens = row * f->microbatches;
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step, Error *err) {
+    *f = (Feed){.sequences = l->sequences, .microbatches = l->microbatches, .samples = layout_samples(l)};
+    int64_t row = f->sequences * c->train.context, own = f->sequences * f->microbatches;
+    f->tokens = f->samples * c->train.context;
     f->batches = mem_alloc_array((size_t)f->microbatches, sizeof *f->batches);
-    f->memory = mem_alloc_array((size_t)(4 * f->tokens), sizeof *f->memory);
+    f->memory = mem_alloc_array((size_t)(4 * own * c->train.context), sizeof *f->memory);
     for (int64_t m = 0; m < f->microbatches; m++) {
         int32_t *p = f->memory + 4 * row * m;
         f->batches[m] =
             (Batch){.tokens = row, .inputs = p, .targets = p + row, .positions = p + 2 * row, .first_key = p + 3 * row};
     }
-    LoaderLayout layout = {.first = (uint64_t)(step * samples),
-                           .sequences = f->sequences,
-                           .microbatches = f->microbatches,
-                           .microbatch_stride = f->sequences,
-                           .step_stride = samples};
-    return loader_open(&f->loader, d, &layout, c->data.prefetch, err);
+    f->dataset = d;
+    if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
+    f->layout = (LoaderLayout){.first = (uint64_t)(step * f->samples + dp_rank * own),
+                               .sequences = f->sequences,
+                               .microbatches = f->microbatches,
+                               .microbatch_stride = f->sequences,
+                               .step_stride = f->samples};
+    return loader_open(&f->loader, d, &f->layout, c->data.prefetch, err);
 }
 
 void feed_close(Feed *f) {
     loader_close(f->loader);
     free(f->batches);
     free(f->memory);
+    free(f->used);
     *f = (Feed){0};
 }
 
@@ -39,6 +41,14 @@ static void copy(Batch *to, const Batch *from) {
     to->valid = from->valid;
 }
 
+/* Hashes what stands in the batch now: the very tokens that the step will train on. */
+static void note_samples(Feed *f, int64_t m) {
+    const Batch *b = &f->batches[m];
+    uint64_t first = loader_sample(&f->layout, f->taken);
+    for (int64_t r = 0, at = 0; r < f->sequences; r++, at += b->tokens / f->sequences)
+        f->used[m * f->sequences + r] = audit_sample(f->dataset, first + (uint64_t)r, b->inputs + at, b->targets + at);
+}
+
 ErrorCode feed_next(Feed *f, double *waited, Error *err) {
     *waited = 0;
     for (int64_t m = 0; m < f->microbatches; m++) {
@@ -47,6 +57,8 @@ ErrorCode feed_next(Feed *f, double *waited, Error *err) {
         TRY(loader_next(f->loader, &b, &seconds, err));
         *waited += seconds;
         copy(&f->batches[m], &b);
+        if (f->used) note_samples(f, m);
+        f->taken++;
     }
     return OK;
 }

@@ -4,18 +4,25 @@
 #define WEFT_TRAIN_FEED_H
 
 #include "data/loader.h"
-#include "train/config.h"
+#include "observe/audit.h"
+#include "train/layout.h"
 
 typedef struct Feed {
     Loader *loader;
     int64_t sequences, microbatches;
-    int64_t tokens; /* of a step */
-    Batch *batches; /* [microbatches] owned copies */
+    int64_t tokens;  /* of a step, of all data-parallel ranks */
+    int64_t samples; /* the same in sequences */
+    Batch *batches;  /* [microbatches] owned copies */
     int32_t *memory;
+    const Dataset *dataset;
+    LoaderLayout layout;
+    uint64_t taken;    /* microbatches so far */
+    AuditSample *used; /* [microbatches * sequences] what the batches hold; NULL without data.audit */
 } Feed;
 
-/* From the samples of step `step` (0-based) on. */
-ErrorCode feed_open(Feed *f, const Config *c, const Dataset *d, int64_t step, Error *err);
+/* From the samples of step `step` (0-based) on. Each data-parallel rank takes a run of the step's microbatches, in their order.
+ */
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step, Error *err);
 void feed_close(Feed *f);
 /* Fills f->batches with the next step's. *waited: seconds that data was waited for. */
 ErrorCode feed_next(Feed *f, double *waited, Error *err);

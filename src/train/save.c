@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
 
@@ -88,30 +89,84 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     return OK;
 }
 
-size_t saver_bytes(const Config *c, const ParamTable *t) {
+size_t saver_bytes(const Config *c, const Partition *p) {
     size_t copies = c->checkpoint.dtype == STORE_BF16 ? 4 : 3;
-    return copies * (size_t)t->elements * sizeof(float);
+    return copies * (size_t)partition_counted(p) * sizeof(float);
 }
 
-ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
-                     int64_t in_use, Error *err) {
+ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
+                     const Tokenizer *t, int64_t in_use, Error *err) {
     bool rounded = c->checkpoint.dtype == STORE_BF16;
-    *s = (Saver){.c = c, .set = set, .engine = e};
-    s->model = tensors_of_model(e, rounded ? SAFE_BF16 : SAFE_F32);
-    s->optimizer = tensors_of_optimizer(e, rounded);
+    *s = (Saver){.c = c, .set = set, .engine = e, .comm = comm};
+    s->model = tensors_of_model(e, TENSORS_TO_SAVE, rounded ? SAFE_BF16 : SAFE_F32);
+    s->optimizer = tensors_of_optimizer(e, TENSORS_TO_SAVE, rounded);
     dataset_fingerprint(d, s->data);
     tokenizer_fingerprint(t, s->tokenizer_print);
-    TRY(make_companions(s, t, err));
+    if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = state_checkpoints(c->run.dir);
-    CheckpointKeep keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every};
-    ErrorCode code = checkpoint_writer_start(&s->writer, NULL, dir, keep, in_use,
-                                             checkpoint_staging_bytes(&s->model->list, &s->optimizer->list), err);
+    WriterSetup setup = {.dir = dir,
+                         .keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every},
+                         .in_use = in_use,
+                         .rank = comm_rank(comm),
+                         .ranks = comm_size(comm),
+                         .staging_bytes = checkpoint_staging_bytes(&s->model->list, &s->optimizer->list)};
+    ErrorCode code = checkpoint_writer_start(&s->writer, &setup, err);
     free(dir);
     return code;
 }
 
+/* ---- the save under way, with many ranks ---- */
+
+void saver_flags(Saver *s, uint64_t *any, uint64_t *all) {
+    WriterWord word = checkpoint_writer_word(s->writer);
+    *any |= (uint64_t)word.any * RECORD_WRITER;
+    *all |= (uint64_t)word.all * RECORD_WRITER;
+}
+
+/* Rank 0 gets what all ranks wrote, and commits. */
+static ErrorCode hand_over(Saver *s, Error *err) {
+    CheckpointBlob mine = checkpoint_writer_blob(s->writer);
+    size_t ranks = (size_t)comm_size(s->comm), at = 0;
+    size_t *lengths = mem_alloc_array(ranks, sizeof *lengths);
+    CheckpointBlob *blobs = mem_alloc_array(ranks, sizeof *blobs);
+    char *all = NULL;
+    ErrorCode code = comm_gather(s->comm, mine.data, mine.length, &all, lengths, err);
+    for (size_t r = 0; all && r < ranks; at += lengths[r++]) blobs[r] = (CheckpointBlob){all + at, lengths[r]};
+    if (code == OK) checkpoint_writer_commit(s->writer, all ? blobs : NULL);
+    free(all);
+    free(blobs);
+    free(lengths);
+    return code;
+}
+
+ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err) {
+    WriterWord word = {.any = (unsigned)(any / RECORD_WRITER) & 255, .all = (unsigned)(all / RECORD_WRITER) & 255};
+    return checkpoint_writer_advance(s->writer, word) ? hand_over(s, err) : OK;
+}
+
+static void combine_words(void *into, const void *from) {
+    uint64_t *a = into;
+    const uint64_t *b = from;
+    a[0] |= b[0], a[1] &= b[1];
+}
+
+ErrorCode saver_wait(Saver *s, Error *err) {
+    while (comm_size(s->comm) > 1 && !checkpoint_writer_idle(s->writer)) {
+        uint64_t words[2] = {0, 0};
+        checkpoint_writer_settle(s->writer);
+        saver_flags(s, &words[0], &words[1]);
+        TRY(comm_combine(s->comm, words, sizeof words, combine_words, err));
+        TRY(saver_advance(s, words[0], words[1], err));
+    }
+    return checkpoint_writer_wait(s->writer, err);
+}
+
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err) {
     Text text = {0};
+    double start = clock_seconds();
+    TRY(saver_wait(s, err));
+    s->has_earlier = s->has_earlier || saver_report(s, &s->earlier);
+    s->waited = clock_seconds() - start;
     write_state(s, state, &text);
     CheckpointSave save = {.step = state->step, .model = &s->model->list, .files = s->files, .file_count = 4};
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
@@ -122,9 +177,16 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
 
 void saver_copied(Saver *s) { checkpoint_writer_copied(s->writer); }
 
-ErrorCode saver_wait(Saver *s, Error *err) { return checkpoint_writer_wait(s->writer, err); }
-
-bool saver_report(Saver *s, SaveReport *out) { return checkpoint_writer_report(s->writer, out); }
+bool saver_report(Saver *s, SaveReport *out) {
+    if (s->has_earlier) {
+        *out = s->earlier;
+        s->has_earlier = false;
+        return true;
+    }
+    if (!checkpoint_writer_report(s->writer, out)) return false;
+    out->waited += s->waited;
+    return true;
+}
 
 ErrorCode saver_close(Saver *s, Error *err) {
     ErrorCode code = checkpoint_writer_stop(s->writer, err);

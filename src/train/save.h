@@ -14,6 +14,10 @@ typedef struct Saver {
     const Config *c;
     const OptionSet *set;
     Engine *engine;
+    Comm *comm;
+    double waited; /* seconds for the save before */
+    bool has_earlier;
+    SaveReport earlier; /* of that one, when nobody has asked for it yet */
     Tensors *model, *optimizer;
     CheckpointWriter *writer;
     Text config, generation, tokenizer, tokenizer_config;
@@ -21,16 +25,19 @@ typedef struct Saver {
     char data[65], tokenizer_print[65]; /* fingerprints */
 } Saver;
 
-/* Bytes that saver_open will take for the copy. */
-size_t saver_bytes(const Config *c, const ParamTable *t);
+/* Bytes that saver_open will take for the copy of what a rank saves. */
+size_t saver_bytes(const Config *c, const Partition *p);
 /* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also after a failure. */
-ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
-                     int64_t in_use, Error *err);
-/* Starts a save of the weights as they are now. A failure of the save before is returned here. */
+ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
+                     const Tokenizer *t, int64_t in_use, Error *err);
+/* Starts a save of the weights as they are now, after the one before. A failure of that is returned here. All ranks. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err);
 /* Returns when weights and moments may change: before every update. */
 void saver_copied(Saver *s);
-/* Waits until what was saved is committed. */
+/* With many ranks a save goes on at step boundaries: what each rank has to say of it travels with the step's record. */
+void saver_flags(Saver *s, uint64_t *any, uint64_t *all);
+ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err);
+/* Waits until what was saved is committed. All ranks. */
 ErrorCode saver_wait(Saver *s, Error *err);
 /* Figures of a save that has been committed since the last call; false when none was. */
 bool saver_report(Saver *s, SaveReport *out);

@@ -4,6 +4,11 @@
 
 #include "base/text.h"
 
+void setup_threads(Config *c, const Comm *comm) {
+    int local = comm_local_size(comm), cores = device_cpu_cores() / local;
+    if (c->run.threads == 0 && local > 1) c->run.threads = cores > 0 ? cores : 1;
+}
+
 ErrorCode setup_device(const Config *c, Device *d, Error *err) {
     return device_open_cpu(d, c->run.device, (int)c->run.threads, err);
 }
@@ -26,18 +31,22 @@ Dtype setup_compute(const Config *c, const Device *d) {
     return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-ErrorCode setup_spec(const Config *c, const Device *d, EngineSpec *spec, Error *err) {
-    int64_t sequences, microbatches;
-    TRY(config_geometry(c, &sequences, &microbatches, err));
-    *spec = (EngineSpec){.model = c->model.shape,
-                         .compute = setup_compute(c, d),
-                         .recompute = (Recompute)c->train.recompute,
-                         .tokens = sequences * c->train.context,
-                         .microbatches = (int)microbatches,
-                         .positions = c->train.context,
-                         .loss_rows = c->train.loss_rows,
-                         .split_backward = c->train.split_backward};
-    return OK;
+EngineSpec setup_spec(const Config *c, const Device *d, const Layout *l, int rank) {
+    return (EngineSpec){.model = c->model.shape,
+                        .compute = setup_compute(c, d),
+                        .recompute = (Recompute)c->train.recompute,
+                        .tokens = l->sequences * c->train.context,
+                        .microbatches = l->microbatches,
+                        .positions = c->train.context,
+                        .loss_rows = c->train.loss_rows,
+                        .split_backward = c->train.split_backward,
+                        .exact = c->train.numerics == NUMERICS_EXACT,
+                        .sync = (GradientSync)c->train.gradient_sync,
+                        .reshard = (Reshard)c->train.reshard,
+                        .mesh = l->mesh,
+                        .rank = rank,
+                        .stages = &l->stages,
+                        .schedule = l->piped ? &l->schedule : NULL};
 }
 
 StepOptions setup_step(const Config *c, int64_t step) {
@@ -53,11 +62,18 @@ StepOptions setup_step(const Config *c, int64_t step) {
                          .clip_norm = o->clip_norm};
 }
 
-void setup_describe(const Config *c, const Engine *e, Text *out) {
+ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err) {
+    int asked = c->comm.progress_thread;
+    bool core_left = device_cpu_cores() > comm_local_size(comm) * d->threads;
+    TRY(comm_set_mesh(comm, mesh, err));
+    comm_set_device(comm, d);
+    bool wanted = asked == PROGRESS_TRUE || (asked == PROGRESS_AUTO && core_left);
+    return wanted ? comm_start_progress(comm, err) : OK;
+}
+
+void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text *out) {
     const ModelConfig *m = &c->model.shape;
-    char parameters[32], tokens[32], total[32];
-    MemoryUse machine = memory_use();
-    const MemoryPlan *plan = engine_memory(e);
+    char parameters[32], tokens[32];
     text_printf(
         out,
         "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP %lld, vocabulary %lld%s\n",
@@ -65,15 +81,26 @@ void setup_describe(const Config *c, const Engine *e, Text *out) {
         (long long)m->num_attention_heads, (long long)m->num_key_value_heads, (long long)m->intermediate_size,
         (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
     double per_token = model_flops_per_token(m, c->train.context);
-    double per_step = per_token * (double)e->spec.tokens * e->spec.microbatches;
+    int64_t per_step = layout_samples(l) * c->train.context;
     text_printf(out,
-                "step    %s tokens: %d microbatches of %lld sequences of %lld, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
-                text_count(e->spec.tokens * e->spec.microbatches, tokens), e->spec.microbatches,
-                (long long)(e->spec.tokens / c->train.context), (long long)c->train.context, dtype_name(e->model.compute),
-                per_step / 1e12, per_token / 1e9);
+                "step    %s tokens: %d microbatches of %lld sequences of %lld%s, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
+                text_count(per_step, tokens), e->spec.microbatches, (long long)(e->spec.tokens / c->train.context),
+                (long long)c->train.context, mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
+                dtype_name(e->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
     text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name, e->device->threads);
-    text_puts(out, "memory\n");
-    memory_plan_print(plan, &e->model, out);
+    layout_describe(l, c, out);
+}
+
+void setup_describe(const Config *c, const Layout *l, const Engine *e, Text *out) {
+    char total[32];
+    MemoryUse machine = memory_use();
+    const MemoryPlan *plan = engine_memory(e);
+    setup_describe_work(c, l, e, out);
+    if (l->mesh.world > 1)
+        text_printf(out, "memory of rank %d\n", e->spec.rank);
+    else
+        text_puts(out, "memory\n");
+    memory_plan_print(plan, &e->program, &e->model, out);
     double share = 100.0 * (double)memory_plan_total(plan) / (double)(machine.machine ? machine.machine : 1);
     text_printf(out, "  of this machine's %s: %.1f%%%s\n", text_bytes((double)machine.machine, total), share,
                 share > 95 ? ": it will not fit" : "");

@@ -5,17 +5,25 @@
 #include "data/tokenizer.h"
 #include "train/config.h"
 #include "train/engine.h"
+#include "train/layout.h"
 #include "train/schedule.h"
 
+/* Ranks of one machine share its cores, where the configuration leaves the number of threads open. */
+void setup_threads(Config *c, const Comm *comm);
 ErrorCode setup_device(const Config *c, Device *d, Error *err);
 /* Shape of the model, completed by what the tokenizer says: vocabulary (when 0) and the ids of BOS and EOS. Refuses a
  * vocabulary that is smaller than the tokenizer's. */
 ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err);
 /* auto becomes bf16 where the device multiplies it natively, else fp32. */
 Dtype setup_compute(const Config *c, const Device *d);
-ErrorCode setup_spec(const Config *c, const Device *d, EngineSpec *spec, Error *err);
+/* What rank `rank` of the layout runs. The layout must outlive the engine's planning. */
+EngineSpec setup_spec(const Config *c, const Device *d, const Layout *l, int rank);
 StepOptions setup_step(const Config *c, int64_t step); /* 0-based */
-/* The run in words: model, step, memory by category. */
-void setup_describe(const Config *c, const Engine *e, Text *out);
+/* Groups of the mesh, who adds up what arrives, and a progress thread where there is to be one. Collective. */
+ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err);
+/* The run in words: model, step, device, mesh and stages. */
+void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text *out);
+/* The same, then the memory of this rank by category. */
+void setup_describe(const Config *c, const Layout *l, const Engine *e, Text *out);
 
 #endif

@@ -6,17 +6,37 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "observe/audit.h"
 #include "train/tensors.h"
 
 char *state_checkpoints(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
 /* Keys whose change leaves the curve as it is. Sources are compared by the fingerprint of what they hold. */
 static bool keeps_curve(const char *key) {
-    static const char *const free_keys[] = {"run.",          "validation.",     "checkpoint.",          "metrics.",
-                                            "data.sources",  "data.validation", "data.tokenizer",       "data.cache_dir",
-                                            "data.prefetch", "train.recompute", "train.split_backward", "train.stop_after_bad",
-                                            "model.config",  "model.init"};
+    static const char *const free_keys[] = {"run.",
+                                            "validation.",
+                                            "checkpoint.",
+                                            "metrics.",
+                                            "data.sources",
+                                            "data.validation",
+                                            "data.tokenizer",
+                                            "data.cache_dir",
+                                            "data.prefetch",
+                                            "data.audit",
+                                            "check.",
+                                            "restart.",
+                                            "train.recompute",
+                                            "train.split_backward",
+                                            "train.stop_after_bad",
+                                            "model.config",
+                                            "model.init",
+                                            "mesh.",
+                                            "comm.",
+                                            "pipeline.",
+                                            "train.gradient_sync",
+                                            "train.reshard_after_forward"};
     for (size_t i = 0; i < sizeof free_keys / sizeof *free_keys; i++) {
         size_t length = strlen(free_keys[i]);
         bool section = free_keys[i][length - 1] == '.';
@@ -130,12 +150,13 @@ ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Con
 /* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves. */
 static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     bool rounded = modelfiles_find(&ckpt->optimizer, "master.model.norm.weight") != NULL;
-    Tensors *model = tensors_of_model(e, SAFE_F32), *optimizer = tensors_of_optimizer(e, rounded);
+    Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
+    Tensors *optimizer = tensors_of_optimizer(e, TENSORS_TO_LOAD, rounded);
     ErrorCode code = rounded ? OK : modelfiles_load(&ckpt->model, &model->list, err);
     if (code == OK) code = modelfiles_load(&ckpt->optimizer, &optimizer->list, err);
     tensors_free(model);
     tensors_free(optimizer);
-    weights_refresh_all(&e->weights, e->device);
+    engine_refresh(e);
     return code;
 }
 
@@ -148,33 +169,60 @@ static ErrorCode take_up(RunState *s, const Config *c, const OptionSet *set, Eng
     return load_tensors(e, ckpt, err);
 }
 
-ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
-                       bool *resumed, Error *err) {
-    CheckpointSet there;
+/* Every rank reads its part of the checkpoint, and all agree on what they found. */
+static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, const char *path, Error *err) {
+    ErrorCode code = checkpoint_check_part(path, comm_rank(comm), comm_size(comm), err);
+    TRY(comm_agree(comm, code, err));
+    code = checkpoint_open_verified(ckpt, path, true, err);
+    bool open = code == OK;
+    code = comm_agree(comm, code, err);
+    if (code != OK && open) checkpoint_close(ckpt);
+    return code;
+}
+
+/* The newest that is good, of those that rank 0 found. */
+static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *set, int64_t count, Error *err) {
+    char path[4096];
+    bool speaks = comm_rank(comm) == 0;
+    for (int64_t i = count; i-- > 0;) {
+        Error problem = {.message = ""};
+        if (speaks) snprintf(path, sizeof path, "%s", set->items[i].path);
+        TRY(comm_broadcast(comm, path, sizeof path, 0, err));
+        ErrorCode code = open_together(ckpt, comm, path, &problem);
+        if (code == OK && i + 1 < count && speaks) log_warn("going back to %s, the newest good checkpoint", path);
+        if (code == OK) return OK;
+        if (speaks) log_warn("checkpoint passed over: %s", problem.message);
+    }
+    return error_set(err, ERR_NOINPUT, "no checkpoint is good");
+}
+
+ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
+                       const Tokenizer *t, bool *resumed, Error *err) {
+    CheckpointSet there = {0};
     Checkpoint ckpt;
     char *dir = state_checkpoints(c->run.dir);
     *resumed = false;
-    ErrorCode code = checkpoint_list(&there, dir, CHECK_MANIFEST, err);
-    size_t count = code == OK ? there.count : 0;
-    if (code == OK) checkpoint_set_free(&there);
-    if (code == OK && count > 0) {
-        code = checkpoint_open(&ckpt, dir, true, err);
-        if (code == OK) {
-            code = take_up(s, c, set, e, d, t, &ckpt, err);
-            if (code != OK) error_context(err, "%s", ckpt.path);
-            checkpoint_close(&ckpt);
-            *resumed = code == OK;
-        }
-    }
+    ErrorCode code = comm_rank(comm) == 0 ? checkpoint_candidates(&there, dir, err) : OK;
+    TRY(comm_agree(comm, code, err));
+    int64_t count = (int64_t)there.count;
+    code = comm_broadcast(comm, &count, sizeof count, 0, err);
+    if (code == OK && count > 0) code = open_newest(&ckpt, comm, &there, count, err);
+    if (code != OK) error_context(err, "%s", dir);
+    checkpoint_set_free(&there);
     free(dir);
-    return code;
+    if (code != OK || count == 0) return code;
+    code = take_up(s, c, set, e, d, t, &ckpt, err);
+    if (code != OK) error_context(err, "%s", ckpt.path);
+    checkpoint_close(&ckpt);
+    *resumed = code == OK;
+    return comm_agree(comm, code, err);
 }
 
 ErrorCode state_discard(const char *run_dir, Error *err) {
     char *dir = state_checkpoints(run_dir);
     ErrorCode code = file_remove_tree(dir, err);
     free(dir);
-    return code;
+    return code == OK ? audit_discard(run_dir, err) : code;
 }
 
 static bool holds(const char *dir, const char *name) {
@@ -204,10 +252,10 @@ ErrorCode state_find_model(const char *where, char **dir, Error *err) {
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {
     ModelFiles files;
     TRY(modelfiles_open(&files, dir, err));
-    Tensors *model = tensors_of_model(e, SAFE_F32);
+    Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
     ErrorCode code = modelfiles_load(&files, &model->list, err);
     tensors_free(model);
     modelfiles_close(&files);
-    weights_refresh_all(&e->weights, e->device);
+    engine_refresh(e);
     return code;
 }

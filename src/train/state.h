@@ -23,10 +23,10 @@ ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Con
                       const char *tokenizer, Error *err);
 
 /* Takes up the newest good checkpoint of the run directory, if there is one. Refuses one made with a configuration or data that
- * would have given another curve, naming what differs. */
-ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
-                       bool *resumed, Error *err);
-/* Removes the checkpoints of a run that starts over. */
+ * would have given another curve, naming what differs. All ranks; each reads what it holds. */
+ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
+                       const Tokenizer *t, bool *resumed, Error *err);
+/* Removes the checkpoints, and audit logs, of a run that starts over. */
 ErrorCode state_discard(const char *run_dir, Error *err);
 
 /* Weights of any Llama-family directory (or checkpoint, or run directory: its newest) into an engine made for its shape. */

@@ -5,18 +5,23 @@
 #include "checkpoint/safetensors.h"
 #include "train/engine.h"
 
+/* To save, each element is in the list of exactly one rank; to load, in those of all ranks that own it. */
+typedef enum TensorsUse { TENSORS_TO_LOAD, TENSORS_TO_SAVE } TensorsUse;
+
 typedef struct Tensors {
-    Device *device;
+    const Engine *engine;
+    TensorsUse use;
     TensorList list;
     TensorDesc *descriptions;
-    float **memory;
+    TensorPiece *pieces;
+    float **memory; /* of each piece */
 } Tensors;
 
 /* The master weights, stored in files as `stored` (SAFE_F32 or SAFE_BF16). */
-Tensors *tensors_of_model(Engine *e, SafeType stored);
+Tensors *tensors_of_model(Engine *e, TensorsUse use, SafeType stored);
 /* AdamW's moments, exp_avg.NAME and exp_avg_sq.NAME; with `master` the fp32 weights too, as master.NAME: for checkpoints whose
  * model file is rounded. */
-Tensors *tensors_of_optimizer(Engine *e, bool master);
+Tensors *tensors_of_optimizer(Engine *e, TensorsUse use, bool master);
 void tensors_free(Tensors *t); /* NULL is fine */
 
 #endif

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "observe/audit.h"
 #include "observe/console.h"
 #include "observe/journal.h"
 #include "observe/metrics.h"
@@ -18,28 +19,44 @@
 #include "train/evaluate.h"
 #include "train/feed.h"
 #include "train/lock.h"
+#include "train/replicas.h"
 #include "train/save.h"
 #include "train/setup.h"
 #include "train/state.h"
+#include "train/strike.h"
+#include "train/supervise.h"
+#include "train/tracing.h"
 
 typedef struct Trainer {
     Config *c;
+    Comm *comm;
+    bool chief;     /* rank 0: it has the lock, writes the records, and speaks */
+    LogLevel asked; /* of messages, by the command line */
     Device device;
     Tokenizer *tokenizer;
     Dataset *data;
+    Layout layout;
     Engine engine;
     Feed feed;
     MetricsLog log;
     MetricsWindow window;
     TensorBoard *board;
     Journal journal;
+    AuditLog audit;
     RunState state;
     RunLock lock;
     Saver saver;
+    Tracing tracing;
+    Replicas replicas;
+    const Inject *inject;
     int64_t bad_in_row;
+    bool stopping; /* all ranks agreed to */
     bool interval_suggested;
-    double flops_per_token, peak_flops;
+    double flops_per_token, peak_flops; /* peak: of all ranks together */
 } Trainer;
+
+/* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once. */
+#define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
 
 /* First signal: stop after this step. Second: at once; whatever was saved stays. */
 static volatile sig_atomic_t stop_requested;
@@ -49,7 +66,7 @@ static void on_signal(int number) {
     stop_requested = 1;
 }
 
-static void catch_signals(void) {
+void trainer_catch_signals(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -67,6 +84,12 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
+static ErrorCode open_directory(Trainer *t, Error *err) {
+    if (!t->chief) return OK;
+    TRY(file_make_dirs(t->c->run.dir, err));
+    return lock_take(&t->lock, t->c->run.dir, err);
+}
+
 static ErrorCode open_data(Trainer *t, Error *err) {
     Config *c = t->c;
     if (c->data.sources.count == 0)
@@ -76,23 +99,62 @@ static ErrorCode open_data(Trainer *t, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
-static ErrorCode open_engine(Trainer *t, Error *err) {
-    EngineSpec spec;
+static ErrorCode plan(Trainer *t, Error *err) {
     TRY(setup_device(t->c, &t->device, err));
-    TRY(setup_spec(t->c, &t->device, &spec, err));
+    TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
+    EngineSpec spec = setup_spec(t->c, &t->device, &t->layout, comm_rank(t->comm));
     TRY(engine_plan(&t->engine, &t->device, &spec, err));
+    t->engine.memory.staging = saver_bytes(t->c, &t->engine.partition);
+    if (!t->chief) return OK;
     Text out = {0};
-    t->engine.memory.staging = saver_bytes(t->c, &t->engine.model.table);
     dataset_describe(t->data, &out);
-    setup_describe(t->c, &t->engine, &out);
+    setup_describe(t->c, &t->layout, &t->engine, &out);
     fputs(out.data, stderr);
     text_free(&out);
-    TRY(engine_allocate(&t->engine, err));
+    return OK;
+}
+
+/* What this rank is doing, for the watchdog; from its thread. */
+static void describe(void *trainer, char *out, size_t size) {
+    const Trainer *t = trainer;
+    const Action *a = t->engine.current;
+    if (a && a->unit >= 0)
+        snprintf(out, size, "step %lld, %s of unit %d, microbatch %d", (long long)t->state.step + 1, action_name(a->kind),
+                 a->unit, a->microbatch);
+    else
+        snprintf(out, size, "step %lld, %s", (long long)t->state.step + 1, a ? action_name(a->kind) : "between steps");
+}
+
+static void add_double(void *into, const void *from) { *(double *)into += *(const double *)from; }
+static void add_count(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
+
+/* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be wrong. */
+static ErrorCode check_ownership(Trainer *t, Error *err) {
+    int64_t counted = partition_counted(&t->engine.partition);
+    TRY(comm_combine(t->comm, &counted, sizeof counted, add_count, err));
+    if (counted == t->engine.model.table.elements) return OK;
+    return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld", (long long)counted,
+                     (long long)t->engine.model.table.elements);
+}
+
+static ErrorCode measure_peak(Trainer *t, Error *err) {
+    double peak = device_matmul_peak(&t->device, t->engine.model.compute, 0.2);
+    TRY(comm_combine(t->comm, &peak, sizeof peak, add_double, err));
+    t->peak_flops = peak;
+    log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->engine.model.compute),
+             comm_size(t->comm) > 1 ? ", all ranks together" : "");
+    return OK;
+}
+
+static ErrorCode open_engine(Trainer *t, Error *err) {
+    setup_threads(t->c, t->comm);
+    TOGETHER(t, plan(t, err));
+    TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
+    TOGETHER(t, engine_allocate(&t->engine, t->comm, err));
+    TRY(check_ownership(t, err));
     t->device.profiling = t->c->metrics.profile;
     t->flops_per_token = model_flops_per_token(&t->c->model.shape, t->c->train.context);
-    t->peak_flops = device_matmul_peak(&t->device, t->engine.model.compute, 0.2);
-    log_info("matrix-product peak %.3f TFLOP/s in %s", t->peak_flops / 1e12, dtype_name(t->engine.model.compute));
-    return OK;
+    return measure_peak(t, err);
 }
 
 static ErrorCode initial_weights(Trainer *t, Error *err) {
@@ -112,35 +174,70 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     bool resumed = false;
     if (t->c->run.overwrite)
-        TRY(state_discard(t->c->run.dir, err));
+        TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
     else
-        TRY(state_resume(&t->state, t->c, set, &t->engine, t->data, t->tokenizer, &resumed, err));
-    if (!resumed) TRY(initial_weights(t, err));
+        TRY(state_resume(&t->state, t->c, set, &t->engine, t->comm, t->data, t->tokenizer, &resumed, err));
+    if (!resumed) TOGETHER(t, initial_weights(t, err));
     if (resumed) log_info("resumed after step %lld", (long long)t->state.step);
     if (t->state.step >= t->c->train.steps) log_info("the run has its %lld steps already", (long long)t->c->train.steps);
-    return saver_open(&t->saver, t->c, set, &t->engine, t->data, t->tokenizer, resumed ? t->state.step : -1, err);
+    int64_t in_use = resumed ? t->state.step : -1;
+    TOGETHER(t, saver_open(&t->saver, t->c, set, &t->engine, t->comm, t->data, t->tokenizer, in_use, err));
+    return OK;
 }
 
-static ErrorCode open_records(Trainer *t, Error *err) {
+/* Under a supervisor the journal says how often, and why, the run was started again. */
+static ErrorCode record_restart(Trainer *t, Error *err) {
+    int attempt = supervise_attempt();
+    const JournalFact facts[] = {{"attempt", attempt}, {NULL, 0}};
+    if (attempt == 0) return OK;
+    return journal_add(&t->journal, JOURNAL_RESTARTED, t->state.step, supervise_cause(), facts, err);
+}
+
+static ErrorCode open_audit(Trainer *t, Error *err) {
+    AuditWriter who = {.rank = comm_rank(t->comm),
+                       .writers = comm_size(t->comm),
+                       .dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm)),
+                       .dp_ranks = mesh_dp_degree(&t->layout.mesh)};
+    if (!t->c->data.audit) return OK;
+    TOGETHER(t, t->chief ? audit_next_attempt(t->c->run.dir, &who.attempt, err) : OK);
+    TRY(comm_broadcast(t->comm, &who.attempt, sizeof who.attempt, 0, err));
+    return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, err);
+}
+
+/* Of the run as a whole: rank 0's. */
+static ErrorCode open_journal(Trainer *t, Error *err) {
     const char *dir = t->c->run.dir;
     int64_t step = t->state.step;
-    TRY(metrics_log_open(&t->log, dir, step, err));
     TRY(journal_open(&t->journal, dir, err));
+    TRY(record_restart(t, err));
     if (t->c->metrics.tensorboard) TRY(tensorboard_open(&t->board, dir, step, err));
     const JournalFact facts[] = {{"parameters", (double)t->engine.model.table.elements},
                                  {"tokens_per_step", (double)t->feed.tokens},
                                  {"total_steps", (double)t->c->train.steps},
                                  {"flops_per_token", t->flops_per_token},
                                  {"peak_flops", t->peak_flops},
+                                 {"ranks", comm_size(t->comm)},
                                  {"threads", t->device.threads},
                                  {"planned_bytes", (double)engine_bytes(&t->engine)},
                                  {NULL, 0}};
     return journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts, err);
 }
 
+static ErrorCode open_records(Trainer *t, Error *err) {
+    char name[32];
+    metrics_file_name(comm_rank(t->comm), name);
+    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err));
+    return t->chief ? open_journal(t, err) : OK;
+}
+
+/* Events of the run are said, and written down, by rank 0. */
+static ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err) {
+    return t->chief ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
+}
+
 static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
-    double samples = (double)(s->step * t->feed.sequences * t->feed.microbatches);
+    double samples = (double)(s->step * t->feed.samples);
     return (StepMetrics){.step = s->step,
                          .total_steps = t->c->train.steps,
                          .wall = clock_wall(),
@@ -157,17 +254,36 @@ static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) 
                          .epoch = samples / (double)dataset_samples_per_epoch(t->data)};
 }
 
+/* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
+static void hush(const Trainer *t) {
+    if (!t->chief && t->asked > LOG_WARN) log_set_level(LOG_WARN);
+}
+
+/* metrics.log_ranks: whether this rank may speak, until it is hushed. */
+static bool take_word(const Trainer *t) {
+    bool asked = config_logs_rank(t->c, comm_rank(t->comm));
+    if (asked) log_set_level(t->asked);
+    return asked;
+}
+
+/* A rank is named where another than rank 0 speaks. */
+static int name_on_console(const Trainer *t) {
+    bool only_chief = t->c->metrics.log_ranks.count == 1 && config_logs_rank(t->c, 0);
+    return only_chief ? CONSOLE_UNNAMED : comm_rank(t->comm);
+}
+
 static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps || m->skipped || m->spike;
     if (!due) {
         metrics_window_peek(&t->window, t->flops_per_token, t->peak_flops, m);
-        console_status(m);
+        if (t->chief) console_status(m);
         return OK;
     }
     metrics_window_close(&t->window, t->flops_per_token, t->peak_flops, m);
-    console_step(m);
-    console_status(m);
-    TRY(metrics_log_step(&t->log, m, err));
+    if (take_word(t)) console_step(m, name_on_console(t));
+    hush(t);
+    if (t->chief) console_status(m);
+    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_step(&t->log, m, err));
     return t->board ? tensorboard_step(t->board, m, err) : OK;
 }
 
@@ -176,20 +292,44 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
     RunState *s = &t->state;
     double limit = t->c->metrics.spike;
     if (r->skipped) {
-        char detail[160];
+        char detail[240];
         snprintf(detail, sizeof detail, "%lld non-finite gradient elements, first in %s; no update", (long long)r->nonfinite,
                  r->culprit);
-        log_warn("step %lld: %s", (long long)m->step, detail);
-        return journal_add(&t->journal, JOURNAL_NONFINITE, m->step, detail, NULL, err);
+        if (t->chief) log_warn("step %lld: %s", (long long)m->step, detail);
+        return note(t, JOURNAL_NONFINITE, m->step, detail, NULL, err);
     }
     m->spike = spike_detect(&s->losses, r->loss, limit) || spike_detect(&s->norms, r->grad_norm, limit);
     spike_add(&s->losses, r->loss);
     spike_add(&s->norms, r->grad_norm);
-    return m->spike ? journal_add(&t->journal, JOURNAL_SPIKE, m->step, NULL, NULL, err) : OK;
+    return m->spike ? note(t, JOURNAL_SPIKE, m->step, NULL, NULL, err) : OK;
 }
 
 /* The copy of a save runs beside forward and backward passes; weights may move when it is made. */
 static void copy_finished(void *saver) { saver_copied(saver); }
+
+/* Faults on purpose hit the next step, not what is still being saved of the one before. */
+static void suffer(Trainer *t, StepOptions *options) {
+    int attempt = supervise_attempt();
+    int64_t step = t->state.step + 1;
+    if (!inject_at(t->inject, comm_rank(t->comm), step, attempt, NULL)) return;
+    saver_copied(&t->saver);
+    strike(t->inject, &t->engine, step, attempt, options);
+}
+
+/* All ranks do; rank 0 says it. */
+static ErrorCode give_up(const Trainer *t, const StepResult *r, Error *err) {
+    error_set(err, ERR_NUMERIC,
+              "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the learning rate "
+              "or go back to a checkpoint",
+              (long long)t->bad_in_row, r->culprit, (long long)t->state.step);
+    err->told = !t->chief;
+    return ERR_NUMERIC;
+}
+
+/* Planned and measured times of the traced steps. */
+static ErrorCode report_trace(Trainer *t, Error *err) {
+    return t->chief ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
+}
 
 static ErrorCode one_step(Trainer *t, Error *err) {
     double start = clock_seconds(), waited;
@@ -197,23 +337,29 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     StepOptions options = setup_step(t->c, t->state.step);
     options.before_update = copy_finished;
     options.context = &t->saver;
+    if (stop_requested || (t->chief && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
+    saver_flags(&t->saver, &options.any, &options.all);
+    suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
+    comm_reset_traffic(t->comm);
     engine_step(&t->engine, t->feed.batches, &options, &r);
-    metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited);
+    t->stopping |= (r.any & RECORD_STOP) != 0;
+    TRY(saver_advance(&t->saver, r.any, r.all, err));
+    metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited, t->engine.waited);
     t->state.step++;
     t->state.tokens += t->feed.tokens;
     t->state.skipped += r.skipped;
     t->bad_in_row = r.skipped ? t->bad_in_row + 1 : 0;
+    if (t->c->data.audit) TRY(audit_step(&t->audit, t->state.step, t->feed.used, t->feed.microbatches, t->feed.sequences, err));
     StepMetrics m = metrics_of(t, &r, options.lr);
+    m.sent_pp = comm_axis_traffic(t->comm, AXIS_PP).bytes + comm_point_traffic(t->comm).bytes;
+    m.sent_dp_replicate = comm_axis_traffic(t->comm, AXIS_DP_REPLICATE).bytes;
+    m.sent_dp_shard = comm_axis_traffic(t->comm, AXIS_DP_SHARD).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));
-    if (t->bad_in_row >= t->c->train.stop_after_bad)
-        return error_set(
-            err, ERR_NUMERIC,
-            "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the learning rate "
-            "or go back to a checkpoint",
-            (long long)t->bad_in_row, r.culprit, (long long)t->state.step);
-    return OK;
+    TRY(tracing_step(&t->tracing, &t->engine, t->state.step, err));
+    if (tracing_due(&t->tracing, t->state.step)) TRY(report_trace(t, err));
+    return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }
 
 static ErrorCode validate(Trainer *t, Error *err) {
@@ -229,39 +375,55 @@ static ErrorCode validate(Trainer *t, Error *err) {
                            .seconds = clock_seconds() - start};
     v.tokens_per_second = (double)v.tokens / v.seconds;
     metrics_window_pause(&t->window, v.seconds);
-    console_validation(&v);
-    TRY(metrics_log_validation(&t->log, &v, err));
+    if (take_word(t)) console_validation(&v, name_on_console(t));
+    hush(t);
+    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_validation(&t->log, &v, err));
     if (t->board) TRY(tensorboard_validation(t->board, &v, err));
     const JournalFact facts[] = {{"loss", v.loss}, {NULL, 0}};
-    return journal_add(&t->journal, JOURNAL_VALIDATION, v.step, NULL, facts, err);
+    return note(t, JOURNAL_VALIDATION, v.step, NULL, facts, err);
 }
 
 /* What became of a save: in the journal, and once, a word on how often to save. */
-static ErrorCode account_save(Trainer *t, Error *err) {
-    SaveReport r;
-    if (!saver_report(&t->saver, &r)) return OK;
-    double stall = r.waited + r.copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r.bytes / r.seconds;
+static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
+    double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r->bytes / r->seconds;
     char size[32], speed[32], detail[200], every[16];
     snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
-             (long long)r.step, text_bytes((double)r.bytes, size), r.seconds, text_bytes(rate, speed), stall);
+             (long long)r->step, text_bytes((double)r->bytes, size), r->seconds, text_bytes(rate, speed), stall);
     log_info("checkpoint %s", detail);
     if (!t->interval_suggested && mttf > 0) {
-        double interval = checkpoint_interval(mttf, stall, r.seconds);
+        double interval = checkpoint_interval(mttf, stall, r->seconds);
         log_info("with this stall and a failure every %g hours, a checkpoint every %s loses least (Young)", mttf / 3600,
                  clock_duration(interval, every));
         t->interval_suggested = true;
     }
-    const JournalFact facts[] = {{"bytes", (double)r.bytes}, {"stall_seconds", stall}, {"seconds", r.seconds}, {NULL, 0}};
-    return journal_add(&t->journal, JOURNAL_CHECKPOINT, r.step, detail, facts, err);
+    const JournalFact facts[] = {{"bytes", (double)r->bytes}, {"stall_seconds", stall}, {"seconds", r->seconds}, {NULL, 0}};
+    return journal_add(&t->journal, JOURNAL_CHECKPOINT, r->step, detail, facts, err);
+}
+
+static ErrorCode account_saves(Trainer *t, Error *err) {
+    for (SaveReport r; saver_report(&t->saver, &r);)
+        if (t->chief) TRY(account_save(t, &r, err));
+    return OK;
 }
 
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
-    TRY(metrics_log_sync(&t->log, err));
+    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_sync(&t->log, err));
+    if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
-    if (last || stop_requested) TRY(saver_wait(&t->saver, err));
+    if (last || t->stopping) TRY(saver_wait(&t->saver, err));
     metrics_window_pause(&t->window, clock_seconds() - start);
-    return account_save(t, err);
+    return account_saves(t, err);
+}
+
+/* Before a state is saved, too: what is saved is what all copies had. */
+static ErrorCode compare_replicas(Trainer *t, Error *err) {
+    bool first = t->replicas.agreed < 0;
+    if (!t->replicas.exist || t->c->check.replicas_every == 0) return OK;
+    TRY(replicas_check(&t->replicas, t->state.step, err));
+    metrics_window_pause(&t->window, t->replicas.seconds);
+    if (first) log_info("copies on several ranks are equal; comparing them took %.3f s", t->replicas.seconds);
+    return OK;
 }
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
@@ -269,13 +431,15 @@ static bool due(int64_t every, int64_t step) { return every > 0 && step % every 
 static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
     bool has_validation = dataset_validation_samples(t->data) > 0;
-    while (t->state.step < c->train.steps && !stop_requested) {
+    TRY(compare_replicas(t, err));
+    while (t->state.step < c->train.steps && !t->stopping) {
         TRY(one_step(t, err));
-        TRY(account_save(t, err));
-        if (lock_stop_requested(&t->lock)) stop_requested = 1;
+        TRY(account_saves(t, err));
         bool last = t->state.step == c->train.steps;
+        bool saves = last || t->stopping || due(c->checkpoint.every, t->state.step);
+        if (saves || due(c->check.replicas_every, t->state.step)) TRY(compare_replicas(t, err));
         if (has_validation && (last || due(c->validation.every, t->state.step))) TRY(validate(t, err));
-        if (last || stop_requested || due(c->checkpoint.every, t->state.step)) TRY(save(t, last, err));
+        if (saves) TRY(save(t, last, err));
     }
     return OK;
 }
@@ -305,34 +469,64 @@ static void show_profile(const Trainer *t) {
 
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
-    console_clear();
-    show_curve(t);
-    if (t->c->metrics.profile) show_profile(t);
-    TRY(journal_add(&t->journal, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
+    TRY(report_trace(t, err)); /* the run may end before the last step to be traced */
+    if (t->chief) {
+        console_clear();
+        show_curve(t);
+        if (t->c->metrics.profile) show_profile(t);
+    }
+    TRY(note(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
     if (complete) return OK;
-    return error_set(err, ERR_STOPPED, "stopped after step %lld of %lld, everything saved: the same command goes on from there",
-                     (long long)t->state.step, (long long)t->c->train.steps);
+    error_set(err, ERR_STOPPED, "stopped after step %lld of %lld, everything saved: the same command goes on from there",
+              (long long)t->state.step, (long long)t->c->train.steps);
+    err->told = !t->chief;
+    return ERR_STOPPED;
+}
+
+static ErrorCode open_all(Trainer *t, const OptionSet *set, Error *err) {
+    TOGETHER(t, open_directory(t, err));
+    /* Rank 0 first: what it tokenizes the others find in the cache. */
+    TOGETHER(t, t->chief ? open_data(t, err) : OK);
+    TOGETHER(t, t->chief ? OK : open_data(t, err));
+    TRY(open_engine(t, err));
+    TRY(begin_or_resume(t, set, err));
+    TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
+    int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
+    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, t->state.step, err));
+    TOGETHER(t, open_records(t, err));
+    tracing_open(&t->tracing, t->c, &t->layout, t->comm);
+    TOGETHER(t, open_audit(t, err));
+    replicas_open(&t->replicas, &t->engine, t->engine.comm);
+    return comm_watchdog_start(t->comm, t->c->comm.watchdog_s, describe, t, err);
+}
+
+/* Failures that all ranks return at the same time, one of them with err->told unset. */
+static bool known_to_all(ErrorCode code) { return code == ERR_REPLICAS || code == ERR_NUMERIC; }
+
+/* What is being saved is of a step that was good. */
+static ErrorCode end_together(Trainer *t, Error *err) {
+    if (saver_wait(&t->saver, NULL) == OK) account_saves(t, NULL);
+    comm_report(t->comm, err);
+    return err->code;
 }
 
 static ErrorCode run(Trainer *t, const OptionSet *set, Error *err) {
-    TRY(file_make_dirs(t->c->run.dir, err));
-    TRY(lock_take(&t->lock, t->c->run.dir, err));
-    TRY(open_data(t, err));
-    TRY(open_engine(t, err));
-    TRY(begin_or_resume(t, set, err));
-    TRY(write_config(t, set, err));
-    TRY(feed_open(&t->feed, t->c, t->data, t->state.step, err));
-    TRY(open_records(t, err));
+    TRY(open_all(t, set, err));
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
     console_clear();
-    journal_add(&t->journal, JOURNAL_FAILED, t->state.step, err->message, NULL, NULL);
+    note(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message, NULL, NULL);
+    if (known_to_all(code)) return end_together(t, err);
+    /* The others may be waiting for this rank. */
+    if (comm_size(t->comm) > 1) comm_fail(t->comm, err);
     return code;
 }
 
-ErrorCode trainer_run(Config *c, const OptionSet *set, Error *err) {
-    Trainer t = {.c = c, .journal = {.fd = -1}};
-    catch_signals();
+ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject *inject, Error *err) {
+    Trainer t = {.c = c, .comm = comm, .inject = inject, .journal = {.fd = -1}, .audit = {.fd = -1}};
+    t.chief = comm_rank(comm) == 0;
+    t.asked = log_level();
+    hush(&t);
     ErrorCode code = run(&t, set, err);
     ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
     if (code == OK) code = saved;
@@ -340,7 +534,11 @@ ErrorCode trainer_run(Config *c, const OptionSet *set, Error *err) {
     tensorboard_close(t.board, NULL);
     metrics_log_close(&t.log);
     journal_close(&t.journal);
+    audit_close(&t.audit);
+    tracing_close(&t.tracing);
+    replicas_close(&t.replicas);
     engine_free(&t.engine);
+    layout_free(&t.layout);
     device_close(&t.device);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);

@@ -4,6 +4,7 @@
  *     config.yaml      resolved configuration, with the source of each value
  *     metrics.jsonl    a line a logged step, and a validation
  *     journal.jsonl    what happened
+ *     audit-00000.log  with data.audit: the samples of each step (observe/audit.h)
  *     tensorboard/     event files
  *     checkpoints/     step-00000100/, ..., latest
  *
@@ -12,10 +13,17 @@
 #ifndef WEFT_TRAIN_TRAINER_H
 #define WEFT_TRAIN_TRAINER_H
 
+#include "comm/comm.h"
 #include "train/config.h"
+#include "train/inject.h"
+
+/* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends, and a second SIGINT ends the
+ * process. To be called before ranks join, which takes a while: a request that comes meanwhile is kept. */
+void trainer_catch_signals(void);
 
 /* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC after too many
- * non-finite steps in a row. */
-ErrorCode trainer_run(Config *c, const OptionSet *set, Error *err);
+ * non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All ranks of comm take part; rank 0 has
+ * the directory's lock, and speaks. inject: faults on purpose. */
+ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject *inject, Error *err);
 
 #endif

@@ -11,7 +11,7 @@
 enum { PER_BYTE = 256, FIXED = 1 << 21 };
 
 static void encode(const Tokenizer *t, const char *text, size_t length, TokenList *out) {
-    Error err = {OK, ""};
+    Error err = {0};
     if (!fuzz_ok(tokenizer_encode(t, text, length, out, &err), &err))
         fuzz_fail(__FILE__, __LINE__, "any text can be encoded", err.message);
 }
@@ -21,7 +21,7 @@ static bool same_ids(const TokenList *a, const TokenList *b) {
 }
 
 static void check_text(const Tokenizer *t, const char *text, size_t length, bool keeps_bytes) {
-    Error err = {OK, ""};
+    Error err = {0};
     TokenList whole = {0}, parts = {0};
     Text back = {0};
     encode(t, text, length, &whole);
@@ -43,7 +43,7 @@ static void check_text(const Tokenizer *t, const char *text, size_t length, bool
 
 /* Saved and opened again it is the same: a tokenizer.json byte for byte, another file by what it does. */
 static void check_saved(const Tokenizer *t, bool same_file) {
-    Error err = {OK, ""};
+    Error err = {0};
     char before[65], after[65];
     char *path = path_join(fuzz_directory(), "saved.json");
     Tokenizer *again = NULL;
@@ -63,7 +63,7 @@ static void check_saved(const Tokenizer *t, bool same_file) {
 }
 
 int check_tokenizer(const uint8_t *data, size_t size, bool json) {
-    Error err = {OK, ""};
+    Error err = {0};
     Tokenizer *t = NULL;
     fuzz_directory();
     fuzz_memory_start();

@@ -22,7 +22,7 @@ static int split(char *text, size_t size, const char **words) {
 
 static void check_flags(const Arguments *args, const Verb *verb) {
     for (const Flag *flag = verb->flags; flag && flag->name; flag++) {
-        Error err = {OK, ""};
+        Error err = {0};
         int64_t whole = 7;
         double real = 7;
         const char *value = arguments_flag(args, flag->name);
@@ -41,7 +41,7 @@ static void check_flags(const Arguments *args, const Verb *verb) {
 }
 
 static void check_arguments(const Verb *verb, int count, const char *const *words) {
-    Error err = {OK, ""};
+    Error err = {0};
     Arguments args;
     if (fuzz_ok(arguments_parse(&args, verb, count, words, &err), &err)) {
         REQUIRE(args.operand_count <= count);
@@ -59,7 +59,7 @@ static void check_arguments(const Verb *verb, int count, const char *const *word
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     const char *words[MAX_WORDS];
     const Verb *verb = NULL;
     int used = 0;

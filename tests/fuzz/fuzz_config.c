@@ -12,13 +12,13 @@
 enum { PER_BYTE = 512, FIXED = 1 << 18, MOST_OVERRIDES = 2 };
 
 static void start(Config *c, OptionSet *set) {
-    Error err = {OK, ""};
+    Error err = {0};
     memset(c, 0, sizeof *c);
     REQUIRE(options_init(set, config_options, c, &err) == OK);
 }
 
 static bool apply(OptionSet *set, const char *data, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     YamlNode *root = NULL;
     if (!fuzz_ok(yaml_tree_parse("fuzz.yaml", data, size, &root, &err), &err)) return false;
     bool good = fuzz_ok(options_apply_yaml(set, "fuzz.yaml", root, &err), &err);
@@ -61,7 +61,7 @@ static int check_overrides(OptionSet *set, const char *data, size_t size) {
         size_t length = end - at < sizeof line ? end - at : sizeof line - 1;
         memcpy(line, data + at, length);
         line[length] = 0;
-        Error err = {OK, ""};
+        Error err = {0};
         taken += fuzz_ok(options_apply_override(set, line, &err), &err);
     }
     return taken;
@@ -69,9 +69,9 @@ static int check_overrides(OptionSet *set, const char *data, size_t size) {
 
 /* A model that is in no file: a run would go on to look at the machine. */
 static void check_geometry(const Config *c) {
-    Error err = {OK, ""};
+    Error err = {0};
     int64_t sequences = 0, microbatches = 0;
-    if (fuzz_ok(config_geometry(c, &sequences, &microbatches, &err), &err)) REQUIRE(sequences > 0 && microbatches > 0);
+    if (fuzz_ok(config_geometry(c, 1, &sequences, &microbatches, &err), &err)) REQUIRE(sequences > 0 && microbatches > 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

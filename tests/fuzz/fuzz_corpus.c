@@ -36,7 +36,7 @@ static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from,
 }
 
 static void check_restart(const CorpusFile *file, const Digest *whole, size_t at) {
-    Error err = {OK, ""};
+    Error err = {0};
     Digest parts = {0};
     CorpusPosition middle, end;
     REQUIRE(read_pieces(file, NULL, at, &parts, &middle, &err) == OK && parts.pieces == at);
@@ -46,7 +46,7 @@ static void check_restart(const CorpusFile *file, const Digest *whole, size_t at
 }
 
 static void check_lines(const CorpusFile *file) {
-    Error err = {OK, ""};
+    Error err = {0};
     CorpusReader *reader;
     CorpusPiece piece;
     Text text = {0};
@@ -66,7 +66,7 @@ static void check_content(const Digest *whole, const uint8_t *data, size_t size)
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     CorpusPosition end;
     if (size < 1) return 0;
     CorpusFile file = {.format = data[0] & 1 ? FORMAT_JSONL : FORMAT_TEXT,

@@ -72,7 +72,7 @@ static void check_model(const ModelFiles *m, const uint8_t *data, size_t size, E
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     ModelFiles m;
     const char *model = model_directory();
     fuzz_file("model/" MODEL_INDEX, data, size);

@@ -13,7 +13,7 @@
 enum { PER_BYTE = 128, FIXED = 1 << 17 };
 
 static MetricsTable read_table(const char *path, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     MetricsTable t;
     fuzz_memory_start();
     REQUIRE(metrics_table_read(&t, path, &err) == OK);
@@ -28,9 +28,9 @@ static bool same_steps(const StepMetrics *a, const StepMetrics *b) {
 }
 
 static void check_round_trip(const MetricsTable *t, const char *path) {
-    Error err = {OK, ""};
+    Error err = {0};
     MetricsLog log;
-    REQUIRE(metrics_log_open(&log, fuzz_directory(), 0, &err) == OK);
+    REQUIRE(metrics_log_open(&log, fuzz_directory(), METRICS_FILE, 0, &err) == OK);
     for (size_t i = 0; i < t->step_count; i++) REQUIRE(metrics_log_step(&log, &t->steps[i], &err) == OK);
     for (size_t i = 0; i < t->validation_count; i++) REQUIRE(metrics_log_validation(&log, &t->validations[i], &err) == OK);
     metrics_log_close(&log);
@@ -42,9 +42,9 @@ static void check_round_trip(const MetricsTable *t, const char *path) {
 }
 
 static void check_resume(const char *path, int64_t step) {
-    Error err = {OK, ""};
+    Error err = {0};
     MetricsLog log;
-    REQUIRE(metrics_log_open(&log, fuzz_directory(), step, &err) == OK);
+    REQUIRE(metrics_log_open(&log, fuzz_directory(), METRICS_FILE, step, &err) == OK);
     metrics_log_close(&log);
     MetricsTable t;
     REQUIRE(metrics_table_read(&t, path, &err) == OK);
@@ -54,7 +54,7 @@ static void check_resume(const char *path, int64_t step) {
 }
 
 static void check_journal(const char *path, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     JournalTable t;
     fuzz_memory_start();
     REQUIRE(journal_table_read(&t, path, &err) == OK);
@@ -65,7 +65,7 @@ static void check_journal(const char *path, size_t size) {
 }
 
 static void check_report(void) {
-    Error err = {OK, ""};
+    Error err = {0};
     Text html = {0};
     if (fuzz_ok(report_write(&html, fuzz_directory(), &err), &err)) {
         REQUIRE(html.length > 0 && strlen(html.data) == html.length);

@@ -38,7 +38,7 @@ static void check_counts(const ModelConfig *c) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     ModelConfig c = {0}, again = {0};
     const char *path = fuzz_file("config.json", data, size);
     fuzz_memory_start();

@@ -26,7 +26,7 @@ static void check_count(int64_t count) { REQUIRE(count >= 0 && count <= INT64_C(
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static Config c;
     static OptionSet set;
-    Error err = {OK, ""};
+    Error err = {0};
     RunState s = {0};
     int64_t updates = 0;
     fuzz_directory();

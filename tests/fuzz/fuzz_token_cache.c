@@ -65,7 +65,7 @@ static void check_streams(const TokenCache *cache, Error *err) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    Error err = {OK, ""};
+    Error err = {0};
     TokenHeader header = {.vocabulary = 1};
     TokenCache *cache = NULL;
     size_t first = part_length(data, size);

@@ -13,7 +13,7 @@
 static size_t runs;
 
 static void replay_file(const char *path) {
-    Error err = {OK, ""};
+    Error err = {0};
     char *data;
     size_t size;
     if (file_read(path, LIMIT, &data, &size, &err) != OK)

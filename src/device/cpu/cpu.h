@@ -42,6 +42,13 @@ static inline void *tensor_to(void *p, int64_t i, Dtype t) { return (char *)p + 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Where a block of n parts is split in two: the largest power of two below n (n > 1). */
+static inline int tree_split(int n) {
+    int half = 1;
+    while (2 * half < n) half *= 2;
+    return half;
+}
+
 /* reference.c, reference_attention.c */
 void reference_fill_ops(Ops *ops);
 void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,

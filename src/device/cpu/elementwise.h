@@ -1,5 +1,5 @@
-/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over elements or rows of a kind as
- * simple. Part of kernels_all.h. */
+/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over rows of a kind as simple.
+ * Part of kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
@@ -98,44 +98,4 @@ static void adamw(int64_t n, AdamW a, float *param, const float *grad, float *m,
         put(param, i, left, DTYPE_F32, p);
         if (copy) put(copy, i, left, DTYPE_BF16, p);
     }
-}
-
-/* Sums in double, half a vector at a time. */
-typedef float VecNarrow __attribute__((vector_size(2 * VLEN)));
-typedef double VecDouble __attribute__((vector_size(4 * VLEN)));
-
-INLINE double sum_double(VecDouble v) {
-    double sum = 0;
-    for (int i = 0; i < VLEN / 2; i++) sum += v[i];
-    return sum;
-}
-
-static void grad_stats(int64_t n, const float *g, double p, GradStats *out) {
-    VecDouble low = {0}, high = {0};
-    Vec top = {0};
-    VecInt bad = {0};
-    double powers = 0;
-    bool square = !(p > 2) && !(p < 2);
-    EACH_VECTOR(i, left, n) {
-        Vec x = vec_abs(get(g, i, left, DTYPE_F32));
-        VecInt finite = (VecInt)(x < HUGE_VALF);
-        bad += ~finite; /* -1 a lane */
-        x = (Vec)(finite & (VecInt)x);
-        top = vec_max(x, top);
-        VecNarrow half[2];
-        memcpy(half, &x, sizeof half);
-        VecDouble a = __builtin_convertvector(half[0], VecDouble), b = __builtin_convertvector(half[1], VecDouble);
-        if (square) {
-            low += a * a;
-            high += b * b;
-        } else if (p <= 1) {
-            low += a;
-            high += b;
-        } else if (p < HUGE_VAL) {
-            for (int lane = 0; lane < VLEN; lane++) powers += x[lane] > 0 ? pow((double)x[lane], p) : 0;
-        }
-    }
-    int64_t count = 0;
-    for (int lane = 0; lane < VLEN; lane++) count -= bad[lane];
-    *out = (GradStats){.sum = sum_double(low) + sum_double(high) + powers, .max = (double)vec_top(top), .nonfinite = count};
 }

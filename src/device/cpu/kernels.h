@@ -7,7 +7,11 @@
 
 #include "device/device.h"
 
-enum { FLASH_BLOCK = 64 }; /* queries and keys in a block of attention */
+enum {
+    FLASH_BLOCK = 64,      /* queries and keys in a block of attention */
+    STATS_PIECE_LOG2 = 12, /* elements of a gradient that are summed at once */
+    STATS_PIECE = 1 << STATS_PIECE_LOG2
+};
 
 /* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements apart; the keys of
  * query t end at offset + t; first_key NULL means 0. */
@@ -47,7 +51,12 @@ typedef struct Kernels {
     void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
                           float scale, float *loss, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy);
-    void (*grad_stats)(int64_t n, const float *g, double p, GradStats *out); /* one piece */
+    /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
+    void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, GradStats *all);
+    /* Elements first .. first+count-1. */
+    void (*fixed_add)(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
+                      FixedRefusals *refused /* added to */);
+    void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
 
     /* Attention of one head and one block of queries. */
     void (*flash_forward)(const Flash *f, int64_t head, int64_t block, float *scratch);

@@ -7,6 +7,8 @@
 #include "device/cpu/vector.h"
 
 #include "device/cpu/elementwise.h"
+#include "device/cpu/exact_sums.h"
+#include "device/cpu/fixed.h"
 #include "device/cpu/rows.h"
 #include "device/cpu/tile.h"
 
@@ -25,6 +27,8 @@ const Kernels KERNELS = {.add = add,
                          .cross_entropy = cross_entropy,
                          .adamw = adamw,
                          .grad_stats = grad_stats,
+                         .fixed_add = fixed_add,
+                         .fixed_to_float = fixed_to_float,
                          .flash_forward = flash_forward,
                          .flash_delta = flash_delta,
                          .flash_backward = flash_backward,

@@ -9,8 +9,6 @@
 enum {
     GRAIN = 16384, /* elements in a piece of an elementwise op */
     PARTS = 64,    /* pieces of a sum over tokens, at most */
-    STATS_PIECE = 4096,
-    STATS_ROUND = 1024, /* pieces of grad_stats between two additions */
 };
 
 /* for (first = 0; first < n; first += step), pieces on threads; a single piece stays on this one. */
@@ -144,6 +142,47 @@ static void add(Device *d, int64_t n, const void *a, const void *b, void *out, D
     kernels_of(d)->add(min_i64(GRAIN, n - first), tensor_at(a, first, c), tensor_at(b, first, c), tensor_to(out, first, c), c);
 }
 
+/* ---- sums of parts ---- */
+
+enum { PARTS_PIECE = 2048 }; /* elements of the sums that wait on the way up the tree, one block for each level */
+
+/* The sum of a block of parts at elements first .. first+n-1: where it stands already, or in `room`, which holds a block for
+ * this level and each below. */
+static const float *tree_sum(const Device *d, int64_t first, int64_t n, int parts, const float *const *in, float *room) {
+    if (parts == 1) return in[0] + first;
+    int half = tree_split(parts);
+    const float *a = tree_sum(d, first, n, half, in, room);
+    const float *b = tree_sum(d, first, n, parts - half, in + half, room + PARTS_PIECE);
+    kernels_of(d)->add(n, a, b, room, DTYPE_F32);
+    return room;
+}
+
+static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
+    EACH_PIECE(d, first, n, PARTS_PIECE) {
+        float room[32 * PARTS_PIECE]; /* as many levels as an int has bits */
+        int64_t count = min_i64(PARTS_PIECE, n - first);
+        int half = parts > 1 ? tree_split(parts) : 1;
+        const float *a = tree_sum(d, first, count, half, in, room);
+        if (parts == 1) {
+            memmove(out + first, a, (size_t)count * sizeof *out);
+        } else {
+            const float *b = tree_sum(d, first, count, parts - half, in + half, room + PARTS_PIECE);
+            kernels_of(d)->add(count, a, b, out + first, DTYPE_F32);
+        }
+    }
+}
+
+static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
+    EACH_PIECE(d, first, n, PARTS_PIECE) {
+        uint64_t sum[PARTS_PIECE];
+        size_t count = (size_t)min_i64(PARTS_PIECE, n - first);
+        memcpy(sum, in[0] + first, count * sizeof *sum);
+        for (int p = 1; p < parts; p++)
+            for (size_t i = 0; i < count; i++) sum[i] += (uint64_t)in[p][first + (int64_t)i];
+        memcpy(out + first, sum, count * sizeof *sum);
+    }
+}
+
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
                           float scale, float *loss, void *dlogits, Dtype grad_type) {
     EACH_PIECE(d, r, rows, 1)
@@ -156,20 +195,49 @@ static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad
     kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, param + i, grad + i, m + i, v + i, copy ? copy + i : NULL);
 }
 
+/* Exact, so threads may merge what they have in any order. */
+static void merge_stats(GradStats *into, const GradStats *from) {
+    exact_merge(&into->sum, &from->sum);
+    if (from->max > into->max) into->max = from->max;
+    if (!into->nonfinite || (from->nonfinite && from->first_nonfinite < into->first_nonfinite))
+        into->first_nonfinite = from->first_nonfinite;
+    into->nonfinite += from->nonfinite;
+}
+
 static void grad_stats(Device *d, int64_t n, const float *g, double p, GradStats *out) {
-    CHECK(d->scratch_size >= STATS_ROUND * sizeof(GradStats));
-    GradStats *pieces = (GradStats *)(void *)d->scratch, all = {0};
-    for (int64_t round = 0; round < n; round += STATS_ROUND * STATS_PIECE) {
-        int64_t count = min_i64(STATS_ROUND * STATS_PIECE, n - round);
-        EACH_PIECE(d, i, count, STATS_PIECE)
-        kernels_of(d)->grad_stats(min_i64(STATS_PIECE, count - i), g + round + i, p, &pieces[i / STATS_PIECE]);
-        for (int64_t i = 0; i * STATS_PIECE < count; i++) {
-            all.sum += pieces[i].sum;
-            if (pieces[i].max > all.max) all.max = pieces[i].max;
-            all.nonfinite += pieces[i].nonfinite;
+    GradStats all = {.first_nonfinite = -1};
+#pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
+    {
+        GradStats mine = {.first_nonfinite = -1};
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < n; i += STATS_PIECE) kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, &mine);
+#pragma omp critical(merge_stats)
+        merge_stats(&all, &mine);
+    }
+    exact_normalise(&all.sum);
+    *out = all;
+}
+
+static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit, FixedRefusals *refused) {
+    CHECK(limit <= fixed_limit(1));
+    FixedRefusals all = {.first = -1};
+    EACH_PIECE(d, i, n, GRAIN) {
+        FixedRefusals piece = {.first = -1};
+        kernels_of(d)->fixed_add(i, min_i64(GRAIN, n - i), g, acc, set, limit, &piece);
+        if (piece.count) {
+#pragma omp critical(merge_refusals)
+            {
+                if (!all.count || piece.first < all.first) all.first = piece.first;
+                all.count += piece.count;
+            }
         }
     }
-    *out = all;
+    *refused = all;
+}
+
+static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
+    EACH_PIECE(d, i, n, GRAIN)
+    kernels_of(d)->fixed_to_float(min_i64(GRAIN, n - i), acc + i, out + i);
 }
 
 static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
@@ -200,9 +268,8 @@ static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     AttentionShape s = needs->attention;
     int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
-    size_t largest = PARTS * widest * sizeof(float), stats = STATS_ROUND * sizeof(GradStats);
+    size_t largest = PARTS * widest * sizeof(float);
     size_t product = gemm_scratch_bytes(optimised_of(d)->gemm, needs->compute), attention = optimised_attention_scratch(d, s);
-    if (stats > largest) largest = stats;
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
 }
@@ -225,9 +292,13 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.swiglu_forward = swiglu_forward;
     d->ops.swiglu_backward = swiglu_backward;
     d->ops.add = add;
+    d->ops.sum_parts = sum_parts;
+    d->ops.sum_parts_i64 = sum_parts_i64;
     d->ops.cross_entropy = cross_entropy;
     d->ops.adamw = adamw;
     d->ops.grad_stats = grad_stats;
+    d->ops.fixed_add = fixed_add;
+    d->ops.fixed_to_float = fixed_to_float;
     d->ops.cast = cast;
     d->ops.zero = zero;
     d->ops.init_normal = init_normal;

@@ -140,6 +140,26 @@ static void add(Device *d, int64_t n, const void *a, const void *b, void *out, D
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, c, tensor_get(a, i, c) + tensor_get(b, i, c));
 }
 
+static float tree_sum(int parts, const float *const *in, int64_t i) {
+    if (parts == 1) return in[0][i];
+    int half = tree_split(parts);
+    return tree_sum(half, in, i) + tree_sum(parts - half, in + half, i);
+}
+
+static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) out[i] = tree_sum(parts, in, i);
+}
+
+static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t sum = 0;
+        for (int p = 0; p < parts; p++) sum += (uint64_t)in[p][i];
+        out[i] = (int64_t)sum;
+    }
+}
+
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
                           float scale, float *loss, void *dlogits, Dtype grad_type) {
     (void)d;
@@ -177,20 +197,33 @@ static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad
 
 static void grad_stats(Device *d, int64_t n, const float *g, double p, GradStats *out) {
     (void)d;
-    *out = (GradStats){0};
-    for (int64_t piece = 0; piece < n; piece += 4096) {
-        double sum = 0;
-        for (int64_t i = piece; i < min_i64(n, piece + 4096); i++) {
-            double x = fabs((double)g[i]);
-            if (!isfinite(x)) {
-                out->nonfinite++;
-                continue;
-            }
-            if (x > out->max) out->max = x;
-            if (!isinf(p)) sum += p == 1 ? x : p == 2 ? x * x : pow(x, p);
+    *out = (GradStats){.first_nonfinite = -1};
+    for (int64_t i = 0; i < n; i++) {
+        double x = fabs((double)g[i]), power = isinf(p) ? 0 : p == 1 ? x : p == 2 ? x * x : pow(x, p);
+        if (!isfinite(x) || !isfinite(power)) {
+            if (out->nonfinite++ == 0) out->first_nonfinite = i;
+            continue;
         }
-        out->sum += sum;
+        if (x > out->max) out->max = x;
+        exact_add(&out->sum, power);
     }
+    exact_normalise(&out->sum);
+}
+
+static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit, FixedRefusals *refused) {
+    (void)d;
+    CHECK(limit <= fixed_limit(1));
+    *refused = (FixedRefusals){.first = -1};
+    for (int64_t i = 0; i < n; i++) {
+        bool good = fabs((double)g[i]) <= limit;
+        if (!good && refused->count++ == 0) refused->first = i;
+        acc[i] = (set ? 0 : acc[i]) + (good ? llrint(ldexp((double)g[i], FIXED_SHIFT)) : 0);
+    }
+}
+
+static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) out[i] = ldexpf((float)acc[i], -FIXED_SHIFT);
 }
 
 static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
@@ -248,11 +281,15 @@ void reference_fill_ops(Ops *ops) {
                  .cross_entropy = cross_entropy,
                  .adamw = adamw,
                  .grad_stats = grad_stats,
+                 .fixed_add = fixed_add,
+                 .fixed_to_float = fixed_to_float,
                  .cast = cast,
                  .zero = zero,
                  .init_normal = init_normal,
                  .fill = fill,
                  .upload = upload,
                  .download = download,
+                 .sum_parts = sum_parts,
+                 .sum_parts_i64 = sum_parts_i64,
                  .scratch_bytes = scratch_bytes};
 }

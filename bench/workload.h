@@ -1,0 +1,21 @@
+/* What benchmarks train: Llamas of a few sizes, on random tokens. */
+#ifndef WEFT_BENCH_WORKLOAD_H
+#define WEFT_BENCH_WORKLOAD_H
+
+#include "data/batch.h"
+#include "model/config.h"
+
+typedef struct Size {
+    const char *name; /* "125M" */
+    int64_t hidden, layers, heads, kv_heads, intermediate, vocab;
+} Size;
+
+#define WORKLOAD_SIZES "5M|15M|50M|125M|125M-gqa"
+const Size *workload_size(const char *name); /* NULL: there is none of that name */
+ModelConfig workload_model(const Size *s, int64_t context);
+
+/* Batch `key`: the same tokens wherever it is made. */
+Batch workload_batch(int64_t sequences, int64_t context, int64_t vocab, uint64_t key);
+void workload_free(Batch *batches, int count); /* the array too */
+
+#endif

@@ -1,0 +1,202 @@
+#include "checkpoint/pieces.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+
+#define MAGIC UINT64_C(0x626f6c6274666577) /* "weftblob" */
+enum { KIND_PIECES = 1, KIND_FAILURE = 2, WORD = 8, PIECE_WORDS = 5, HEAD_WORDS = 5 };
+
+/* Layout. */
+
+static uint64_t digest_of(const SaveLayout *l) {
+    Text all = {0};
+    for (int i = 0; i < l->count; i++)
+        for (int f = 0; f < l->lists[i].file_count; f++) {
+            const LayoutFile *file = &l->lists[i].files[f];
+            text_add(&all, file->name, sizeof file->name);
+            text_add(&all, file->header.data, file->header.length);
+        }
+    uint64_t digest = hash64(all.data, all.length);
+    text_free(&all);
+    return digest;
+}
+
+void savelayout_make(SaveLayout *l, const CheckpointSave *save) {
+    *l = (SaveLayout){.step = save->step, .count = save->optimizer != NULL ? 2 : 1};
+    modellayout_make(&l->lists[0], save->model, "model", save->shard_bytes ? save->shard_bytes : SHARD_BYTES);
+    if (save->optimizer != NULL) modellayout_make(&l->lists[1], save->optimizer, "optimizer", UINT64_MAX);
+    l->digest = digest_of(l);
+}
+
+void savelayout_free(SaveLayout *l) {
+    for (int i = 0; i < l->count; i++) modellayout_free(&l->lists[i]);
+    *l = (SaveLayout){0};
+}
+
+/* Writing blobs. */
+
+static void put(Text *blob, uint64_t value) {
+    char bytes[WORD];
+    for (int i = 0; i < WORD; i++) bytes[i] = (char)(uint8_t)(value >> (8 * i));
+    text_add(blob, bytes, WORD);
+}
+
+static void put_checksum(Text *blob, size_t start) { put(blob, hash64(blob->data + start, blob->length - start)); }
+
+static uint64_t count_pieces(const SaveLayout *l) {
+    uint64_t count = 0;
+    for (int i = 0; i < l->count; i++)
+        for (int p = 0; p < tensor_pieces(l->lists[i].list); p++) count += tensor_piece(l->lists[i].list, p).count > 0;
+    return count;
+}
+
+void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]) {
+    size_t start = blob->length;
+    put(blob, MAGIC);
+    put(blob, KIND_PIECES);
+    put(blob, (uint64_t)l->step);
+    put(blob, l->digest);
+    put(blob, count_pieces(l));
+    for (int i = 0; i < l->count; i++)
+        for (int p = 0; p < tensor_pieces(l->lists[i].list); p++) {
+            TensorPiece piece = tensor_piece(l->lists[i].list, p);
+            if (piece.count == 0) continue;
+            put(blob, (uint64_t)i);
+            put(blob, (uint64_t)piece.tensor);
+            put(blob, (uint64_t)piece.first);
+            put(blob, (uint64_t)piece.count);
+            put(blob, sums[i][p]);
+        }
+    put_checksum(blob, start);
+}
+
+void checkpoint_blob_failure(const Error *failure, Text *blob) {
+    size_t start = blob->length, length = strlen(failure->message);
+    put(blob, MAGIC);
+    put(blob, KIND_FAILURE);
+    put(blob, (uint64_t)failure->code);
+    put(blob, length);
+    text_add(blob, failure->message, length);
+    text_add(blob, "\0\0\0\0\0\0\0", (WORD - length % WORD) % WORD);
+    put_checksum(blob, start);
+}
+
+/* Reading blobs. */
+
+static uint64_t word(const CheckpointBlob *blob, size_t at) {
+    uint64_t value = 0;
+    for (size_t i = WORD; i-- > 0;) value = value << 8 | (uint8_t)blob->data[at * WORD + i];
+    return value;
+}
+
+static ErrorCode bad_blob(int rank, const char *what, Error *err) {
+    return error_set(err, ERR_DATA, "what rank %d tells of its part %s", rank, what);
+}
+
+/* In the checksum, and a whole number of words; returns how many there are without it, 0 when it is none. */
+static size_t words_of(const CheckpointBlob *blob) {
+    size_t words = blob->length / WORD;
+    if (blob->length % WORD != 0 || words < HEAD_WORDS) return 0;
+    if (word(blob, 0) != MAGIC || word(blob, words - 1) != hash64(blob->data, (words - 1) * WORD)) return 0;
+    return words - 1;
+}
+
+static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, int ranks, Error *err) {
+    uint64_t code = word(blob, 2), length = word(blob, 3);
+    char shown[sizeof err->message];
+    if (code == OK || code > ERR_CONFIG || length == 0 || length > (words - 4) * WORD)
+        return bad_blob(rank, "is malformed", err);
+    error_escape(shown, sizeof shown, blob->data + 4 * WORD, length);
+    if (ranks == 1) return error_set(err, (ErrorCode)code, "%s", shown);
+    return error_set(err, (ErrorCode)code, "rank %d: %s", rank, shown);
+}
+
+/* The piece whose words begin at `at`. */
+static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at, int rank, Error *err) {
+    uint64_t list = word(blob, at), tensor = word(blob, at + 1), first = word(blob, at + 2), count = word(blob, at + 3);
+    if (list >= (uint64_t)l->count || tensor >= (uint64_t)l->lists[list].list->count)
+        return bad_blob(rank, "names a tensor that is not there", err);
+    uint64_t elements = (uint64_t)tensor_elements(&l->lists[list].list->tensors[tensor]);
+    if (count == 0 || first > elements || count > elements - first)
+        return bad_blob(rank, "names elements that are not there", err);
+    *p = (SavedPiece){(int)list, (int)tensor, (int64_t)first, (int64_t)count, word(blob, at + 4), rank};
+    return OK;
+}
+
+static ErrorCode read_pieces(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, size_t words, int rank,
+                             Error *err) {
+    if (word(blob, 2) != (uint64_t)l->step) return bad_blob(rank, "is of another step", err);
+    if (word(blob, 3) != l->digest) return bad_blob(rank, "is of other tensors", err);
+    size_t count = (words - HEAD_WORDS) / PIECE_WORDS;
+    if (words != HEAD_WORDS + count * PIECE_WORDS || word(blob, 4) != count) return bad_blob(rank, "is malformed", err);
+    all->items = mem_grow(all->items, (all->count + count) * sizeof *all->items);
+    for (size_t i = 0; i < count; i++)
+        TRY(read_piece(&all->items[all->count++], l, blob, HEAD_WORDS + i * PIECE_WORDS, rank, err));
+    return OK;
+}
+
+static ErrorCode read_blob(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, int rank, int ranks, Error *err) {
+    size_t words = words_of(blob);
+    if (words == 0) return bad_blob(rank, "is damaged", err);
+    if (word(blob, 1) == KIND_FAILURE) return failure_of(blob, words, rank, ranks, err);
+    if (word(blob, 1) != KIND_PIECES || words < HEAD_WORDS) return bad_blob(rank, "is malformed", err);
+    return read_pieces(all, l, blob, words, rank, err);
+}
+
+/* Coverage. */
+
+static int by_place(const void *a, const void *b) {
+    const SavedPiece *x = a, *y = b;
+    if (x->list != y->list) return x->list < y->list ? -1 : 1;
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+static ErrorCode not_once(const TensorDesc *t, int64_t first, int64_t end, const char *what, Error *err) {
+    return error_set(err, ERR_INTERNAL, "tensor %s: elements %" PRId64 " to %" PRId64 " were written by %s", t->name, first,
+                     end - 1, what);
+}
+
+/* From *next on come the pieces of this tensor, which end where the next begin; *next is moved behind them. */
+static ErrorCode check_tensor(const SavedPieces *all, size_t *next, int list, int tensor, const TensorDesc *t, Error *err) {
+    int64_t covered = 0, elements = tensor_elements(t);
+    for (; *next < all->count; ++*next) {
+        const SavedPiece *p = &all->items[*next];
+        if (p->list != list || p->tensor != tensor) break;
+        if (p->first > covered) return not_once(t, covered, p->first, "no rank", err);
+        if (p->first < covered) {
+            char who[64];
+            snprintf(who, sizeof who, "rank %d and rank %d", all->items[*next - 1].rank, p->rank);
+            return not_once(t, p->first, covered, who, err);
+        }
+        covered += p->count;
+    }
+    return covered == elements ? OK : not_once(t, covered, elements, "no rank", err);
+}
+
+static ErrorCode check_coverage(const SavedPieces *all, const SaveLayout *l, Error *err) {
+    size_t next = 0;
+    for (int i = 0; i < l->count; i++)
+        for (int t = 0; t < l->lists[i].list->count; t++)
+            TRY(check_tensor(all, &next, i, t, &l->lists[i].list->tensors[t], err));
+    return OK;
+}
+
+ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks, Error *err) {
+    ErrorCode code = OK;
+    *all = (SavedPieces){0};
+    for (int i = 0; i < ranks && code == OK; i++) code = read_blob(all, l, &blobs[i], i, ranks, err);
+    if (code == OK && all->count > 0) qsort(all->items, all->count, sizeof *all->items, by_place);
+    if (code == OK) code = check_coverage(all, l, err);
+    if (code != OK) pieces_free(all);
+    return code;
+}
+
+void pieces_free(SavedPieces *all) {
+    free(all->items);
+    *all = (SavedPieces){0};
+}

@@ -1,0 +1,41 @@
+/* What the ranks of a save tell each other: which pieces each of them wrote, with their checksums.
+ *
+ * A blob is made of little-endian 64-bit words:
+ *     "weftblob" | kind | step | layout | count | count times (list, tensor, first, count, sum) | checksum of all before
+ * or, of a rank that failed,
+ *     "weftblob" | kind | error code | length of the message | message, padded to words | checksum of all before
+ * `layout` is a digest of the headers of all files: two ranks that mean different tensors do not get to the same manifest. */
+#ifndef WEFT_CHECKPOINT_PIECES_H
+#define WEFT_CHECKPOINT_PIECES_H
+
+#include "checkpoint/checkpoint.h"
+
+/* The files of a save: model and, unless weights only, optimizer. */
+typedef struct SaveLayout {
+    int64_t step;
+    int count;
+    ModelLayout lists[2];
+    uint64_t digest;
+} SaveLayout;
+void savelayout_make(SaveLayout *l, const CheckpointSave *save);
+void savelayout_free(SaveLayout *l);
+
+typedef struct SavedPiece {
+    int list, tensor;
+    int64_t first, count; /* elements */
+    uint64_t sum;
+    int rank;
+} SavedPiece;
+
+typedef struct SavedPieces {
+    size_t count;
+    SavedPiece *items; /* ascending by list, tensor, first */
+} SavedPieces;
+
+/* Appends the blob of a rank whose pieces were written. sums: [list][piece]. */
+void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]);
+/* Reads the blobs [ranks] and checks that their pieces make up every tensor. The failure that a blob tells of is returned. */
+ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks, Error *err);
+void pieces_free(SavedPieces *all);
+
+#endif

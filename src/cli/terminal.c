@@ -1,0 +1,39 @@
+#include "cli/terminal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "observe/plot.h"
+
+static bool colour_on_stdout(void) {
+    const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
+    return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb") != 0 && !(no_colour && *no_colour);
+}
+
+static int columns_of_stdout(void) {
+    struct winsize size;
+    return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40 ? size.ws_col : 128;
+}
+
+TerminalStyle terminal_style(int width) {
+    return (TerminalStyle){
+        .width = width > 0 ? width : columns_of_stdout(), .utf8 = plot_locale_is_utf8(), .colour = colour_on_stdout()};
+}
+
+ErrorCode terminal_print(const Text *out, Error *err) {
+    if (fwrite(out->data, 1, out->length, stdout) != out->length || fflush(stdout) != 0)
+        return error_errno(err, ERR_IO, "standard output: writing failed");
+    return OK;
+}
+
+ErrorCode terminal_write_file(const char *path, const Text *out, Error *err) {
+    if (strcmp(path, "-") == 0) return terminal_print(out, err);
+    TRY(file_write_atomic(path, out->data, out->length, err));
+    log_info("wrote %s", path);
+    return OK;
+}

@@ -1,0 +1,14 @@
+/* Standard output: how wide and colourful drawings on it may be, and writing to it. */
+#ifndef WEFT_CLI_TERMINAL_H
+#define WEFT_CLI_TERMINAL_H
+
+#include "base/text.h"
+#include "plan/draw.h"
+
+/* width 0: the terminal's, or 128 where there is none. Colour only on a terminal, and not against NO_COLOR. */
+TerminalStyle terminal_style(int width);
+ErrorCode terminal_print(const Text *out, Error *err);
+/* To a file, which is named on stderr; "-" is standard output. */
+ErrorCode terminal_write_file(const char *path, const Text *out, Error *err);
+
+#endif

@@ -1,0 +1,509 @@
+/* Opening, groups, starting operations, waiting for them.
+ *
+ * One mutex guards the state and every call of MPI (MPI_THREAD_SERIALIZED): the program's thread, the progress thread and the
+ * watchdog take turns. Nobody holds it while waiting. */
+#include "comm/comm.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/internal.h"
+#include "comm/launch.h"
+
+/* ---- the common ground ---- */
+
+void comm_lock(Comm *c) { pthread_mutex_lock(&c->mutex); }
+void comm_unlock(Comm *c) { pthread_mutex_unlock(&c->mutex); }
+
+long long comm_nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+long long comm_stalled(const Comm *c) {
+    long long since = atomic_load(&c->waits_since), moved = atomic_load(&c->moved_at);
+    if (since == 0) return 0;
+    return comm_nanoseconds() - (moved > since ? moved : since);
+}
+
+ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
+    if (c->failure.code != OK) return c->failure.code;
+    char message[sizeof c->failure.message];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    return error_set(&c->failure, code, "%s", message);
+}
+
+ErrorCode comm_mpi_failure(Comm *c, int mpi_code, const char *what) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(mpi_code, text, &length);
+    return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
+}
+
+ErrorCode comm_refused(const Comm *c, Error *err) {
+    if (c->failure.code == OK) return OK;
+    error_set(err, c->failure.code, "%s", c->failure.message);
+    if (err) err->told = c->failure.told;
+    return c->failure.code;
+}
+
+/* ---- opening ---- */
+
+static ErrorCode check_mpi(Comm *c, int code, const char *what, Error *err) {
+    if (code == MPI_SUCCESS) return OK;
+    comm_mpi_failure(c, code, what);
+    return comm_refused(c, err);
+}
+
+static ErrorCode find_tags(Comm *c, Error *err) {
+    int *limit = NULL, found = 0;
+    TRY(check_mpi(c, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found), "asking for the largest tag", err));
+    for (c->tags = 1; found && 2 * c->tags - 1 <= *limit;) c->tags *= 2;
+    if (c->tags >= 1 << 18) return OK;
+    return error_set(err, ERR_UNAVAILABLE, "this MPI library has tags up to %d only; at least %d are needed",
+                     found ? *limit : 0, (1 << 18) - 1);
+}
+
+static ErrorCode make_communicators(Comm *c, Error *err) {
+    MPI_Comm local;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    TRY(check_mpi(c, MPI_Comm_rank(MPI_COMM_WORLD, &c->rank), "asking for the rank", err));
+    TRY(check_mpi(c, MPI_Comm_size(MPI_COMM_WORLD, &c->size), "asking for the number of ranks", err));
+    TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->small), "making a group", err));
+    TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->point), "making a group", err));
+    TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->control), "making a group", err));
+    TRY(check_mpi(c, MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &local),
+                  "finding the ranks of this machine", err));
+    MPI_Comm_rank(local, &c->local_rank);
+    MPI_Comm_size(local, &c->local_size);
+    MPI_Comm_free(&local);
+    return find_tags(c, err);
+}
+
+static ErrorCode join(Comm *c, const Launched *launched, Error *err) {
+    int provided = 0, initialised = 0;
+    MPI_Initialized(&initialised);
+    CHECK(!initialised);
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
+        return error_set(err, ERR_UNAVAILABLE,
+                         "MPI could not be initialised, though %s says that a launcher started this "
+                         "process",
+                         launched->variable);
+    c->joined = true;
+    TRY(make_communicators(c, err));
+    if (provided < MPI_THREAD_SERIALIZED)
+        return error_set(err, ERR_UNAVAILABLE, "this MPI library cannot be used by several threads, not even in turn");
+    return launched_check(launched, c->size, err);
+}
+
+static ErrorCode open_parts(Comm *c, Error *err) {
+    *c = (Comm){.size = 1, .local_size = 1, .tags = 1 << 18};
+    c->small = c->point = c->control = MPI_COMM_NULL;
+    for (int axis = 0; axis < AXES; axis++) c->groups[axis].mpi = MPI_COMM_NULL;
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_mutex_init(&c->watch_mutex, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->wake, &attributes);
+    pthread_cond_init(&c->watch_wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    Launched launched = launched_find();
+    if (launched.by_launcher) TRY(join(c, &launched, err));
+    TRY(device_open_cpu(&c->own, NULL, 1, err));
+    transfer_setup(c);
+    c->lowest_notice = c->size;
+    if (c->joined) notice_listen(c);
+    return OK;
+}
+
+ErrorCode comm_open(Comm **out, Error *err) {
+    Comm *c = *out = mem_alloc(sizeof *c);
+    ErrorCode code = open_parts(c, err);
+    if (code == OK) return OK;
+    comm_close(c);
+    *out = NULL;
+    return code;
+}
+
+static void stop_progress(Comm *c) {
+    comm_lock(c);
+    c->ending = true;
+    pthread_cond_broadcast(&c->wake);
+    comm_unlock(c);
+    if (c->has_progress) pthread_join(c->progress, NULL);
+    c->has_progress = false;
+}
+
+/* The standing receive is the only request that may be left. */
+static void cancel_requests(Comm *c) {
+    for (int i = 0; i < c->open; i++) {
+        MPI_Cancel(&c->requests[i]);
+        MPI_Request_free(&c->requests[i]);
+    }
+}
+
+static void free_communicators(Comm *c) {
+    MPI_Comm *const fixed[] = {&c->small, &c->point, &c->control};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (*fixed[i] != MPI_COMM_NULL) MPI_Comm_free(fixed[i]);
+    for (int axis = 0; axis < AXES; axis++)
+        if (c->groups[axis].mpi != MPI_COMM_NULL) MPI_Comm_free(&c->groups[axis].mpi);
+}
+
+void comm_close(Comm *c) {
+    if (!c) return;
+    stop_progress(c);
+    watchdog_stop(c);
+    fflush(stdout); /* when the first rank has ended with a status, a launcher may end the others */
+    if (c->joined) {
+        cancel_requests(c);
+        free_communicators(c);
+        MPI_Finalize();
+    }
+    transfer_free(c);
+    free(c->small_scratch);
+    device_close(&c->own);
+    pthread_mutex_destroy(&c->mutex);
+    pthread_cond_destroy(&c->wake);
+    pthread_mutex_destroy(&c->watch_mutex);
+    pthread_cond_destroy(&c->watch_wake);
+    free(c);
+}
+
+int comm_rank(const Comm *c) { return c->rank; }
+int comm_size(const Comm *c) { return c->size; }
+int comm_local_rank(const Comm *c) { return c->local_rank; }
+int comm_local_size(const Comm *c) { return c->local_size; }
+void comm_set_device(Comm *c, Device *device) { c->device = device; }
+
+/* ---- groups ---- */
+
+/* Ranks that differ on this axis alone have the same colour: the rank of the one that stands at 0. */
+static ErrorCode make_group(Comm *c, const Mesh *mesh, Axis axis, Error *err) {
+    Group *g = &c->groups[axis];
+    int at[AXES];
+    mesh_coordinates(mesh, c->rank, at);
+    *g = (Group){.mpi = MPI_COMM_NULL, .rank = at[axis], .size = mesh->degree[axis]};
+    if (g->size == 1) return OK;
+    at[axis] = 0;
+    TRY(check_mpi(c, MPI_Comm_split(MPI_COMM_WORLD, mesh_rank(mesh, at), g->rank, &g->mpi), "making a group", err));
+    MPI_Comm_set_errhandler(g->mpi, MPI_ERRORS_RETURN);
+    return OK;
+}
+
+ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
+    CHECK(mesh->world == c->size && !c->has_mesh);
+    c->has_mesh = true;
+    ErrorCode code = OK;
+    comm_lock(c);
+    for (int axis = 0; axis < AXES && code == OK; axis++) code = make_group(c, mesh, (Axis)axis, err);
+    comm_unlock(c);
+    return code;
+}
+
+int comm_axis_rank(const Comm *c, Axis axis) { return c->groups[axis].rank; }
+int comm_axis_size(const Comm *c, Axis axis) {
+    CHECK(c->has_mesh);
+    return c->groups[axis].size;
+}
+
+/* ---- starting collectives ---- */
+
+static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float) : sizeof(int64_t); }
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Bytes of a bucket: a message, less for many ranks, whose shares are kept until they are added up. Depends on what all ranks
+ * know, since all must cut alike. */
+static size_t bucket_of(int ranks, size_t stride) {
+    size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(ranks > 1 ? ranks - 1 : 1), 4096);
+    if (most < 65536) most = 65536;
+    if (most > PIECE_MAX) most = PIECE_MAX;
+    stride = round_up(stride, POOL_ALIGN);
+    return stride < most ? stride : most;
+}
+
+/* Elements of a part of an all-reduce. */
+static int64_t reduce_part(int ranks, int64_t count) {
+    int64_t part = (count + ranks - 1) / ranks;
+    return (int64_t)round_up((size_t)part, POOL_ALIGN);
+}
+
+size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count) {
+    return 2 * (size_t)(ranks - 1) * bucket_of(ranks, (size_t)count * type_bytes(type));
+}
+
+size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
+    return comm_reduce_scatter_workspace(ranks, type, reduce_part(ranks, count));
+}
+
+static void copy(Comm *c, void *to, const void *from, size_t bytes) {
+    Device *d = c->device ? c->device : &c->own;
+    if (to != from && bytes) OP(d, OP_UPLOAD, upload, to, from, bytes);
+}
+
+static void set_streams(Op *op, bool reduces, bool gathers) {
+    int64_t items = op->buckets * (op->group->size - 1);
+    if (reduces) op->streams[REDUCE_SEND].items = op->streams[REDUCE_RECV].items = items;
+    if (gathers) op->streams[GATHER_SEND].items = op->streams[GATHER_RECV].items = items;
+}
+
+static void enqueue(Group *g, Op *op) {
+    Op **at = &g->queue;
+    while (*at) at = &(*at)->next;
+    op->next = NULL;
+    *at = op;
+}
+
+static Op *begin_collective(Comm *c, OpKind kind, Axis axis, size_t stride, size_t total) {
+    Op *op = op_begin(c, kind);
+    if (!op) return NULL;
+    Group *g = &c->groups[axis];
+    op->axis = axis;
+    op->group = g;
+    op->stride = stride;
+    op->total = total;
+    op->bucket = bucket_of(g->size, stride);
+    op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
+    op->turn = g->started++;
+    set_streams(op, kind != OP_ALL_GATHER, kind != OP_REDUCE_SCATTER);
+    enqueue(g, op);
+    return op;
+}
+
+/* Lets the first messages go and hands out the handle; 0 when it has already ended. */
+static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
+    if (op) {
+        *handle = op_handle(c, op);
+        transfer_progress(c, c->device ? c->device : &c->own);
+        if (op_ended(c, *handle)) *handle = 0;
+    }
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    return code;
+}
+
+static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
+    CHECK(c->has_mesh);
+    *handle = 0;
+    comm_lock(c);
+    ErrorCode code = comm_refused(c, err);
+    if (code != OK) comm_unlock(c);
+    return code;
+}
+
+ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine, void *all, size_t bytes, CommHandle *handle, Error *err) {
+    TRY(enter(c, handle, err));
+    Group *g = &c->groups[axis];
+    size_t total;
+    CHECK(size_multiply((size_t)g->size, bytes, &total));
+    copy(c, (char *)all + (size_t)g->rank * bytes, mine, bytes);
+    Op *op = NULL;
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_GATHER, axis, bytes, total))) {
+        op->source = mine;
+        op->target = all;
+    }
+    return launch(c, op, handle, err);
+}
+
+ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in, void *out, int64_t count, void *workspace,
+                              CommHandle *handle, Error *err) {
+    TRY(enter(c, handle, err));
+    Group *g = &c->groups[axis];
+    size_t bytes, total;
+    CHECK(count >= 0 && size_multiply((size_t)count, type_bytes(type), &bytes) &&
+          size_multiply((size_t)g->size, bytes, &total));
+    if (g->size == 1) copy(c, out, in, bytes);
+    Op *op = NULL;
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_REDUCE_SCATTER, axis, bytes, total))) {
+        op->type = type;
+        op->source = in;
+        op->target = out;
+        op->workspace = workspace;
+    }
+    return launch(c, op, handle, err);
+}
+
+ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data, int64_t count, void *workspace, CommHandle *handle,
+                          Error *err) {
+    TRY(enter(c, handle, err));
+    Group *g = &c->groups[axis];
+    size_t bytes;
+    CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, type_bytes(type), &bytes));
+    Op *op = NULL;
+    size_t stride = (size_t)reduce_part(g->size, count) * type_bytes(type);
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, axis, stride, bytes))) {
+        op->type = type;
+        op->source = data;
+        op->target = data;
+        op->workspace = workspace;
+    }
+    return launch(c, op, handle, err);
+}
+
+/* ---- messages ---- */
+
+static void post_message(Comm *c, Op *op, void *data, size_t bytes, int64_t item) {
+    int tag = (int)(op->key % (uint64_t)c->tags), code;
+    bool receives = op->kind == OP_RECV;
+    MPI_Request request;
+    if (receives) {
+        code = MPI_Irecv(data, (int)bytes, MPI_BYTE, op->peer, tag, c->point, &request);
+    } else {
+        code = MPI_Isend(data, (int)bytes, MPI_BYTE, op->peer, tag, c->point, &request);
+    }
+    if (code != MPI_SUCCESS) {
+        comm_mpi_failure(c, code, receives ? "receiving a message" : "sending a message");
+        return;
+    }
+    op->open++;
+    transfer_add(c, request, (Transfer){op, STREAMS, item, op->peer, bytes, receives});
+}
+
+/* The mutex is held. The header goes first and says what follows, so that a receiver never takes one message for another. */
+static void post_messages(Comm *c, Op *op, char *data) {
+    size_t bytes = op->bytes;
+    op->header[0] = op->key;
+    op->header[1] = bytes;
+    post_message(c, op, op->header, sizeof op->header, 0);
+    for (size_t at = 0; at < bytes && c->failure.code == OK; at += PIECE_MAX)
+        post_message(c, op, data + at, bytes - at < PIECE_MAX ? bytes - at : PIECE_MAX, 1);
+}
+
+static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle,
+                               Error *err) {
+    CHECK(peer >= 0 && peer < c->size && peer != c->rank);
+    *handle = 0;
+    comm_lock(c);
+    Op *op = comm_refused(c, err) == OK ? op_begin(c, kind) : NULL;
+    if (op) {
+        op->peer = peer;
+        op->key = key;
+        op->bytes = bytes;
+        post_messages(c, op, data);
+        if (kind == OP_SEND) {
+            c->point_traffic.bytes += (int64_t)bytes;
+            c->point_traffic.messages++;
+        }
+    }
+    return launch(c, op, handle, err);
+}
+
+ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle, Error *err) {
+    return start_message(c, OP_SEND, peer, key, (void *)(uintptr_t)data, bytes, handle, err);
+}
+
+ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle, Error *err) {
+    return start_message(c, OP_RECV, peer, key, data, bytes, handle, err);
+}
+
+/* ---- waiting ---- */
+
+/* Others need the core the more the longer nothing comes. */
+static void rest(int idle) {
+    if (idle < 64) return;
+    if (idle < 4096) {
+        sched_yield();
+        return;
+    }
+    nanosleep(&(struct timespec){0, 50000}, NULL);
+}
+
+ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
+    ErrorCode code = OK;
+    bool ended = false;
+    atomic_store(&c->waits_since, comm_nanoseconds());
+    for (int idle = 0; !ended && code == OK; idle++) {
+        comm_lock(c);
+        c->waiting_for = handle;
+        if (transfer_progress(c, c->device ? c->device : &c->own)) idle = 0;
+        ended = op_ended(c, handle);
+        code = comm_refused(c, err);
+        comm_unlock(c);
+        if (!ended && code == OK) rest(idle);
+    }
+    atomic_store(&c->waits_since, 0);
+    return code;
+}
+
+ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err) {
+    comm_lock(c);
+    transfer_progress(c, c->device ? c->device : &c->own);
+    *done = op_ended(c, handle);
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    return code;
+}
+
+/* When the progress thread is at it, there is nothing to do. What other ranks have sent since the last time may be many
+ * buckets, of which each round takes as many as the workspace holds. */
+ErrorCode comm_poll(Comm *c, Error *err) {
+    if (!c->joined || pthread_mutex_trylock(&c->mutex) != 0) return OK;
+    for (int i = 0; i < POLL_MAX && transfer_progress(c, c->device ? c->device : &c->own); i++) {}
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    return code;
+}
+
+/* ---- progress thread ---- */
+
+static void *progress_main(void *argument) {
+    Comm *c = argument;
+    comm_lock(c);
+    while (!c->ending) {
+        if (c->under_way == 0 || c->failure.code != OK) {
+            pthread_cond_wait(&c->wake, &c->mutex);
+            continue;
+        }
+        bool moved = transfer_progress(c, &c->own);
+        comm_unlock(c);
+        /* A program that waits moves things on itself, with more threads. */
+        if (!moved) nanosleep(&(struct timespec){0, atomic_load(&c->waits_since) ? 500000 : 50000}, NULL);
+        comm_lock(c);
+    }
+    comm_unlock(c);
+    return NULL;
+}
+
+ErrorCode comm_start_progress(Comm *c, Error *err) {
+#ifdef WEFT_GUARD
+    (void)progress_main, (void)c, (void)err;
+    return OK;
+#else
+    if (!c->joined || c->has_progress) return OK;
+    int code = pthread_create(&c->progress, NULL, progress_main, c);
+    if (code != 0) return error_set(err, ERR_MEMORY, "cannot start a thread for communication: %s", strerror(code));
+    comm_lock(c);
+    c->has_progress = true;
+    comm_unlock(c);
+    return OK;
+#endif
+}
+
+/* ---- counters ---- */
+
+static CommTraffic read_traffic(Comm *c, const CommTraffic *traffic) {
+    comm_lock(c);
+    CommTraffic now = *traffic;
+    comm_unlock(c);
+    return now;
+}
+
+CommTraffic comm_axis_traffic(Comm *c, Axis axis) { return read_traffic(c, &c->groups[axis].traffic); }
+CommTraffic comm_point_traffic(Comm *c) { return read_traffic(c, &c->point_traffic); }
+
+void comm_reset_traffic(Comm *c) {
+    comm_lock(c);
+    for (int axis = 0; axis < AXES; axis++) c->groups[axis].traffic = (CommTraffic){0};
+    c->point_traffic = (CommTraffic){0};
+    comm_unlock(c);
+}

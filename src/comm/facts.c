@@ -1,0 +1,17 @@
+#include "comm/facts.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Libraries say much: "Open MPI v4.1.4, package: Debian OpenMPI, ident: ...", or several lines. */
+char *comm_library_name(char *out, size_t size) {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    text[strcspn(text, ",\n")] = 0;
+    snprintf(out, size, "%s", text);
+    return out;
+}
+
+const char *comm_launcher(void) { return WEFT_MPIRUN; }

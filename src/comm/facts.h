@@ -1,0 +1,12 @@
+/* What ranks were built with, for --version and doctor. */
+#ifndef WEFT_COMM_FACTS_H
+#define WEFT_COMM_FACTS_H
+
+#include <stddef.h>
+
+/* "Open MPI 4.1.4" into out; returns out. Works without joining anything. */
+char *comm_library_name(char *out, size_t size);
+/* The mpirun that belongs to that library. */
+const char *comm_launcher(void);
+
+#endif

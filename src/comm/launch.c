@@ -1,0 +1,207 @@
+/* Starting ranks through mpirun.
+ *
+ * The four signals are blocked and read from a descriptor beside mpirun's stderr, so that one poll waits for both. */
+#include "comm/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <mpi.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/chatter.h"
+
+#ifdef OPEN_MPI
+static const bool is_open_mpi = true;
+#else
+static const bool is_open_mpi = false;
+#endif
+
+enum { QUIET_MS = 500, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
+
+typedef struct Launch {
+    pid_t mpirun;
+    int signals, messages; /* descriptors */
+    int interrupts;        /* SIGINTs so far */
+    bool ended, closed;    /* mpirun has; its stderr is */
+    int status;
+    sigset_t before;
+    Chatter chatter;
+} Launch;
+
+/* ---- the command ---- */
+
+static void add(char **words, int *count, const char *word) { words[(*count)++] = mem_strdup(word); }
+
+/* Threads are weft's own matter: not bound to one core. More ranks than cores are the user's wish. */
+static char **mpirun_words(int ranks, const char *program, char *const *words) {
+    int given = 0, count = 0;
+    while (words[given]) given++;
+    char **all = mem_alloc_array((size_t)given + 16, sizeof *all), number[16];
+    snprintf(number, sizeof number, "%d", ranks);
+    add(all, &count, WEFT_MPIRUN);
+    if (is_open_mpi) {
+        if (geteuid() == 0) add(all, &count, "--allow-run-as-root");
+        add(all, &count, "--oversubscribe");
+        add(all, &count, "--bind-to");
+        add(all, &count, "none");
+    }
+    add(all, &count, "-n");
+    add(all, &count, number);
+    add(all, &count, program);
+    for (int i = 1; i < given; i++) add(all, &count, words[i]);
+    return all;
+}
+
+static void free_words(char **words) {
+    for (char **w = words; *w; w++) free(*w);
+    free(words);
+}
+
+static ErrorCode own_path(char *out, size_t size, Error *err) {
+    ssize_t length = readlink("/proc/self/exe", out, size - 1);
+    if (length < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot find this program's own path");
+    out[length] = 0;
+    return OK;
+}
+
+/* The ranks write into a pipe, and what they write goes on to this process's stderr: with a live line if that is a terminal. */
+static void tell_terminal(void) {
+    char columns[16];
+    snprintf(columns, sizeof columns, "%d", log_width());
+    if (log_is_terminal()) setenv(LOG_TERMINAL, columns, 1);
+}
+
+/* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it. */
+static _Noreturn void become(const Launch *l, char *const *words, int stderr_pipe, pid_t parent) {
+    setpgid(0, 0);
+    tell_terminal();
+    prctl(PR_SET_PDEATHSIG, SIGUSR1);
+    int nothing = open("/dev/null", O_RDONLY);
+    if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    dup2(stderr_pipe, STDERR_FILENO);
+    sigprocmask(SIG_SETMASK, &l->before, NULL);
+    if (getppid() == parent) execvp(words[0], words);
+    _exit(CANNOT_START);
+}
+
+static ErrorCode start(Launch *l, char *const *words, Error *err) {
+    int ends[2];
+    pid_t parent = getpid();
+    if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, ERR_UNAVAILABLE, "cannot make a pipe");
+    l->messages = ends[0];
+    l->mpirun = fork();
+    if (l->mpirun == 0) become(l, words, ends[1], parent);
+    close(ends[1]);
+    if (l->mpirun < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start %s", words[0]);
+    setpgid(l->mpirun, l->mpirun); /* on both sides, whoever comes first */
+    return OK;
+}
+
+/* ---- while it runs ---- */
+
+/* mpirun passes SIGUSR1 on to the ranks and dies of the others. */
+static void take_signal(Launch *l) {
+    struct signalfd_siginfo info;
+    if (read(l->signals, &info, sizeof info) != (ssize_t)sizeof info) return;
+    int number = (int)info.ssi_signo;
+    if (number == SIGCHLD) {
+        l->ended = l->ended || waitpid(l->mpirun, &l->status, WNOHANG) == l->mpirun;
+        return;
+    }
+    if (number == SIGINT && ++l->interrupts > 1) {
+        kill(l->mpirun, SIGTERM);
+    } else {
+        kill(l->mpirun, SIGUSR1);
+    }
+}
+
+static void take_messages(Launch *l) {
+    char bytes[4096];
+    ssize_t length = read(l->messages, bytes, sizeof bytes);
+    if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (length > 0) chatter_add(&l->chatter, bytes, (size_t)length);
+    if (length <= 0) l->closed = true;
+}
+
+/* A process that a rank has left behind may hold the pipe: after mpirun's end only what is in it counts. */
+static void watch(Launch *l) {
+    while (!l->ended || !l->closed) {
+        struct pollfd fds[2] = {{l->signals, POLLIN, 0}, {l->closed ? -1 : l->messages, POLLIN, 0}};
+        int ready = poll(fds, 2, QUIET_MS);
+        if (ready < 0 && errno != EINTR) break;
+        if (ready == 0) {
+            chatter_flush(&l->chatter);
+            if (l->ended) break;
+        }
+        if (ready > 0 && fds[0].revents) take_signal(l);
+        if (ready > 0 && fds[1].revents) take_messages(l);
+    }
+    chatter_flush(&l->chatter);
+}
+
+static ErrorCode judge(const Launch *l, Error *err) {
+    if (l->interrupts > 1) {
+        error_set(err, (ErrorCode)AFTER_SECOND_SIGINT, "interrupted");
+        err->told = true;
+        return err->code;
+    }
+    int rank = l->chatter.killed_rank, number = l->chatter.killed_by;
+    if (number > 0)
+        return error_set(err, (ErrorCode)(128 + number), "rank %d was killed by signal %d (SIG%s)", rank, number,
+                         sigabbrev_np(number) ? sigabbrev_np(number) : "?");
+    if (WIFSIGNALED(l->status))
+        return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "mpirun was killed by signal %d", WTERMSIG(l->status));
+    int code = WEXITSTATUS(l->status);
+    if (code == CANNOT_START)
+        return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install openmpi-bin", WEFT_MPIRUN);
+    if (code == 0) return OK;
+    error_set(err, (ErrorCode)code, "the ranks ended with exit status %d", code);
+    err->told = true;
+    return err->code;
+}
+
+static void block_signals(Launch *l) {
+    sigset_t awaited;
+    sigemptyset(&awaited);
+    sigaddset(&awaited, SIGINT);
+    sigaddset(&awaited, SIGTERM);
+    sigaddset(&awaited, SIGUSR1);
+    sigaddset(&awaited, SIGCHLD);
+    signal(SIGCHLD, SIG_DFL);
+    signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
+    sigprocmask(SIG_BLOCK, &awaited, &l->before);
+    l->signals = signalfd(-1, &awaited, SFD_CLOEXEC);
+}
+
+ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
+    char program[4096];
+    Launch l = {.messages = -1};
+    Launched launched = launched_find();
+    if (launched.by_launcher)
+        return error_set(err, ERR_USAGE, "this process is one of several already (%s): start either mpirun or weft -n",
+                         launched.variable);
+    TRY(own_path(program, sizeof program, err));
+    char **all = mpirun_words(ranks, program, words);
+    block_signals(&l);
+    ErrorCode code = start(&l, all, err);
+    if (code == OK) {
+        watch(&l);
+        code = judge(&l, err);
+    }
+    sigprocmask(SIG_SETMASK, &l.before, NULL);
+    close(l.signals);
+    if (l.messages >= 0) close(l.messages);
+    chatter_free(&l.chatter);
+    free_words(all);
+    return code;
+}

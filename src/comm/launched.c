@@ -1,0 +1,44 @@
+/* What the environment says of the launcher. Each row: the variable that makes it sure, and those that hold size and rank. */
+#include <stdlib.h>
+
+#include "comm/launch.h"
+
+typedef struct Launcher {
+    const char *mark, *size, *rank;
+} Launcher;
+
+/* SLURM_PROCID alone is in the environment of batch scripts too, which srun did not start; SLURM_STEP_NUM_TASKS is not. */
+static const Launcher launchers[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+    {"PMI_SIZE", "PMI_SIZE", "PMI_RANK"},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"},
+    {"PMIX_RANK", NULL, "PMIX_RANK"},
+};
+
+static int number(const char *name, int otherwise) {
+    const char *text = name ? getenv(name) : NULL;
+    return text && *text ? atoi(text) : otherwise;
+}
+
+/* A launcher of one process is none, unless it does not say how many there are. */
+Launched launched_find(void) {
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
+        const Launcher *l = &launchers[i];
+        if (!getenv(l->mark)) continue;
+        int size = number(l->size, 0);
+        if (l->size && size <= 1) continue;
+        return (Launched){true, size, number(l->rank, -1), l->mark};
+    }
+    return (Launched){.rank = -1};
+}
+
+ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
+    if (launched->size == 0 || launched->size == mpi_size) return OK;
+    error_set(err, ERR_UNAVAILABLE,
+              "the launcher started %d processes (%s), but for the MPI library that weft was built with there %s %d: each "
+              "would do the whole work. Start weft with the mpirun of that library (\"weft doctor\" names it), or with srun "
+              "--mpi=pmix; \"weft train -n %d\" does it by itself",
+              launched->size, launched->variable, mpi_size == 1 ? "is" : "are", mpi_size, launched->size);
+    if (err) err->told = launched->rank > 0;
+    return ERR_UNAVAILABLE;
+}

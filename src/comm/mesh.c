@@ -1,0 +1,100 @@
+#include "comm/mesh.h"
+
+#include "base/text.h"
+
+const char *axis_name(Axis axis) {
+    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+    return (unsigned)axis < AXES ? names[axis] : "unknown";
+}
+
+/* ---- rules ---- */
+
+static ErrorCode check_degree(const char *name, int64_t degree, Error *err) {
+    if (degree >= 1) return OK;
+    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: a degree of parallelism is at least 1%s", name, (long long)degree,
+                     name[0] == 'd' && name[3] == 's' ? ", or -1 for the ranks that are left" : "");
+}
+
+static ErrorCode refuse(const char *name, const char *what, int64_t degree, Error *err) {
+    TRY(check_degree(name, degree, err));
+    if (degree == 1) return OK;
+    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: %s is not in this version; leave it at 1", name, (long long)degree,
+                     what);
+}
+
+static ErrorCode check_each(const MeshOptions *o, Error *err) {
+    TRY(check_degree("pp", o->pp, err));
+    TRY(check_degree("dp_replicate", o->dp_replicate, err));
+    if (o->dp_shard != -1) TRY(check_degree("dp_shard", o->dp_shard, err));
+    TRY(refuse("cp", "context parallelism", o->cp, err));
+    TRY(refuse("tp", "tensor parallelism", o->tp, err));
+    return refuse("ep", "expert parallelism", o->ep, err);
+}
+
+/* Product of degrees, or more than any world when it would not fit. */
+static int64_t product(int64_t a, int64_t b) { return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b; }
+
+/* What dp_shard must be, or ERR_CONFIG when no whole number will do. */
+static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Error *err) {
+    int64_t others = product(o->pp, o->dp_replicate);
+    *left = others > 0 ? world / others : 0;
+    if (*left > 0 && *left * others == world) return OK;
+    int64_t below = *left * others, above = below + others;
+    if (below == 0)
+        return error_set(err, ERR_CONFIG,
+                         "mesh.pp %lld x mesh.dp_replicate %lld needs at least %lld ranks, and there are %d: start so many or "
+                         "lower a degree",
+                         (long long)o->pp, (long long)o->dp_replicate, (long long)others, world);
+    return error_set(
+        err, ERR_CONFIG, "mesh.pp %lld x mesh.dp_replicate %lld = %lld does not divide %d ranks: %lld or %lld ranks would fit",
+        (long long)o->pp, (long long)o->dp_replicate, (long long)others, world, (long long)below, (long long)above);
+}
+
+static ErrorCode check_product(const MeshOptions *o, int64_t left, int world, Error *err) {
+    int64_t ranks = product(product(o->pp, o->dp_replicate), o->dp_shard);
+    if (ranks == world) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "mesh.pp %lld x mesh.dp_replicate %lld x mesh.dp_shard %lld = %lld, but there are %d ranks: start %lld "
+                     "ranks, or set mesh.dp_shard to %lld (-1 takes the ranks that are left)",
+                     (long long)o->pp, (long long)o->dp_replicate, (long long)o->dp_shard, (long long)ranks, world,
+                     (long long)ranks, (long long)left);
+}
+
+ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err) {
+    CHECK(world >= 1);
+    MeshOptions o = *options;
+    int64_t left = 0;
+    TRY(check_each(&o, err));
+    TRY(ranks_left(&o, world, &left, err));
+    if (o.dp_shard == -1) o.dp_shard = left;
+    TRY(check_product(&o, left, world, err));
+    *mesh = (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)o.dp_shard, (int)o.cp, (int)o.tp}, world};
+    return OK;
+}
+
+/* ---- places ---- */
+
+int mesh_rank(const Mesh *mesh, const int at[AXES]) {
+    int rank = 0;
+    for (int axis = 0; axis < AXES; axis++) {
+        CHECK(at[axis] >= 0 && at[axis] < mesh->degree[axis]);
+        rank = rank * mesh->degree[axis] + at[axis];
+    }
+    return rank;
+}
+
+void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]) {
+    CHECK(rank >= 0 && rank < mesh->world);
+    for (int axis = AXES - 1; axis >= 0; axis--) {
+        at[axis] = rank % mesh->degree[axis];
+        rank /= mesh->degree[axis];
+    }
+}
+
+int mesh_dp_degree(const Mesh *mesh) { return mesh->degree[AXIS_DP_REPLICATE] * mesh->degree[AXIS_DP_SHARD]; }
+
+int mesh_dp_rank(const Mesh *mesh, int rank) {
+    int at[AXES];
+    mesh_coordinates(mesh, rank, at);
+    return at[AXIS_DP_REPLICATE] * mesh->degree[AXIS_DP_SHARD] + at[AXIS_DP_SHARD];
+}

@@ -1,0 +1,112 @@
+/* Sums without rounding. Part of kernels_all.h. */
+
+typedef float VecNarrow __attribute__((vector_size(2 * VLEN)));
+typedef double VecDouble __attribute__((vector_size(4 * VLEN)));
+enum { HALF_VLEN = VLEN / 2 }; /* lanes of these */
+
+/* The exact sum of a piece of gradients' powers v = |g|^p, p 1 or 2, with doubles alone.
+ *
+ * Adding v to a large number s in [2^k, 2^(k+1)) rounds it to a multiple of u = 2^(k-52), the unit of s. What was added, (s +
+ * v) - s, and what was lost, v minus that, are both exact, and what was lost is at most u / 2: it goes to the next, finer
+ * level. (Rump, Ogita & Oishi, "Accurate floating-point summation", 2008; Ahrens, Demmel & Nguyen, "Algorithms for efficient
+ * reproducible floating point summation", 2020.) A sum starts at 1.5 * 2^k and stays in its binade because the n = 2^12
+ * elements of a piece together come to no more than n times the bound of one, 2^(k - 2):
+ *
+ *     level   bound of v              k               u
+ *     0       2^b                     b + 14          2^(b - 38)
+ *     1       2^(b - 39)              b - 25          2^(b - 77)
+ *     2       2^(b - 78)              b - 64          2^(b - 116)
+ *
+ * By the same bound the lanes of a level, and low and high halves, can be added to each other without rounding. Nothing is left
+ * after the last level if v is a multiple of its unit: with |g| < 2^e, b = p e, every |g| from 2^(e - 35) on is a multiple of
+ * 2^(e - 58), and its square of 2^(2 e - 116). Smaller elements wait for a pass of their own, with a smaller b. */
+enum { LEVELS = 3, LEVEL_STEP = 39, LEVEL_ROOM = STATS_PIECE_LOG2 + 2, LEVEL_REACH = 35 };
+
+typedef struct Levels {
+    VecDouble start[LEVELS], low[LEVELS], high[LEVELS];
+} Levels;
+
+/* Values will be below 2^bound. */
+INLINE Levels levels_start(int bound) {
+    Levels s;
+    for (int l = 0; l < LEVELS; l++)
+        s.low[l] = s.high[l] = s.start[l] = ldexp(1.5, bound + LEVEL_ROOM - l * LEVEL_STEP) - (VecDouble){0};
+    return s;
+}
+
+/* Adds v to a half of every level. */
+INLINE void levels_add(VecDouble *half, VecDouble v) {
+    for (int l = 0; l < LEVELS; l++) {
+        VecDouble before = half[l];
+        half[l] += v;
+        v -= half[l] - before;
+    }
+}
+
+INLINE void levels_finish(const Levels *s, ExactSum *sum) {
+    for (int l = 0; l < LEVELS; l++) {
+        double total = 0;
+        for (int i = 0; i < HALF_VLEN; i++) total += (s->low[l][i] - s->start[l][i]) + (s->high[l][i] - s->start[l][i]);
+        exact_add(sum, total);
+    }
+}
+
+/* Adds the powers of a piece's elements from `top`, the largest still to be added, down to 2^-LEVEL_REACH of it; returns the
+ * largest that is left, 0 if none is. */
+INLINE double sum_powers(int64_t n, const float *g, bool square, double top, ExactSum *sum) {
+    int exponent;
+    (void)frexp(top, &exponent); /* top < 2^exponent */
+    Levels s = levels_start(square ? 2 * exponent : exponent);
+    Vec next = {0}, lowest = vec_set((float)ldexp(1, exponent - LEVEL_REACH)), highest = vec_set((float)top);
+    EACH_VECTOR(i, left, n) {
+        __builtin_prefetch(g + i + STATS_PIECE); /* the next piece comes while this one is computed */
+        Vec x = vec_abs(get(g, i, left, DTYPE_F32));
+        VecInt here = (VecInt)(x >= lowest) & (VecInt)(x <= highest), below = (VecInt)(x < lowest);
+        next = vec_max((Vec)(below & (VecInt)x), next);
+        x = (Vec)(here & (VecInt)x);
+        VecNarrow half[2];
+        memcpy(half, &x, sizeof half);
+        VecDouble a = __builtin_convertvector(half[0], VecDouble), b = __builtin_convertvector(half[1], VecDouble);
+        levels_add(s.low, square ? a * a : a);
+        levels_add(s.high, square ? b * b : b);
+    }
+    levels_finish(&s, sum);
+    return (double)vec_top(next);
+}
+
+/* Largest |g|; NaN or infinite if some element is not finite. */
+static double piece_top(int64_t n, const float *g) {
+    Vec top = {0}, zero = {0};
+    EACH_VECTOR(i, left, n) {
+        Vec x = vec_abs(get(g, i, left, DTYPE_F32));
+        top = vec_max(x, top); /* skips NaN */
+        zero += x - x;         /* NaN for ever after NaN and infinity */
+    }
+    return (double)(vec_top(top) + vec_sum(zero));
+}
+
+/* Element by element: any power, any bits. */
+static void grad_stats_slowly(int64_t first, int64_t count, const float *g, double p, GradStats *all) {
+    for (int64_t i = first; i < first + count; i++) {
+        double x = fabs((double)g[i]), power = p <= 1 ? x : p <= 2 && p >= 2 ? x * x : p < HUGE_VAL ? pow(x, p) : 0;
+        if (!(x < HUGE_VAL) || !(power < HUGE_VAL)) {
+            if (all->nonfinite++ == 0) all->first_nonfinite = i; /* pieces come in ascending order */
+            continue;
+        }
+        if (x > all->max) all->max = x;
+        exact_add(&all->sum, power);
+    }
+}
+
+static void grad_stats(int64_t first, int64_t count, const float *g, double p, GradStats *all) {
+    const float *piece = g + first;
+    double top = piece_top(count, piece);
+    bool square = p <= 2 && p >= 2, one = p <= 1, finite = p < HUGE_VAL;
+    if (!(top < HUGE_VAL) || (finite && !square && !one)) {
+        grad_stats_slowly(first, count, g, p, all);
+        return;
+    }
+    if (top > all->max) all->max = top;
+    while (finite && top > 0)
+        top = square ? sum_powers(count, piece, true, top, &all->sum) : sum_powers(count, piece, false, top, &all->sum);
+}

@@ -1,0 +1,275 @@
+/* The writer. Slices of a track nest or follow each other: times are rounded to whole nanoseconds one by one, which keeps their
+ * order, and a slice's length is the difference of rounded ends. */
+#include "observe/trace.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/json.h"
+
+enum { TRACK_PLANNED = 1, TRACK_MEASURED };
+
+#define SHORTEST_WAIT 1e-6 /* seconds; shorter ones get no slice of their own */
+
+typedef struct Trace {
+    const Timing *t;
+    const Prediction *p;
+    JsonWriter w;
+    int64_t flows;
+} Trace;
+
+static double nanoseconds(double seconds) { return round(seconds * 1e9); }
+
+static void put_int(JsonWriter *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_int(w, value);
+}
+
+static void put_double(JsonWriter *w, const char *key, double value) {
+    json_key(w, key);
+    json_double(w, value);
+}
+
+static void put_string(JsonWriter *w, const char *key, const char *value) {
+    json_key(w, key);
+    json_string(w, value);
+}
+
+/* The members that all events have; the caller ends the object. */
+static void begin_event(Trace *tr, const char *phase, int rank, int track, const char *name) {
+    text_puts(tr->w.out, "\n");
+    json_begin_object(&tr->w);
+    put_string(&tr->w, "ph", phase);
+    put_int(&tr->w, "pid", rank);
+    put_int(&tr->w, "tid", track);
+    put_string(&tr->w, "name", name);
+}
+
+static void put_times(Trace *tr, double start, double end) {
+    put_double(&tr->w, "ts", nanoseconds(start) / 1e3);
+    put_double(&tr->w, "dur", (nanoseconds(end) - nanoseconds(start)) / 1e3);
+}
+
+/* ---- names of ranks and tracks ---- */
+
+static void name_row(Trace *tr, const char *what, int rank, int track, const char *name) {
+    begin_event(tr, "M", rank, track, what);
+    json_key(&tr->w, "args");
+    json_begin_object(&tr->w);
+    put_string(&tr->w, "name", name);
+    json_end_object(&tr->w);
+    json_end_object(&tr->w);
+}
+
+static void order_row(Trace *tr, int rank) {
+    begin_event(tr, "M", rank, 0, "process_sort_index");
+    json_key(&tr->w, "args");
+    json_begin_object(&tr->w);
+    put_int(&tr->w, "sort_index", rank);
+    json_end_object(&tr->w);
+    json_end_object(&tr->w);
+}
+
+static void name_rank(Trace *tr, int rank) {
+    char name[64];
+    int pipelines = timing_pipelines(tr->t);
+    snprintf(name, sizeof name, "rank %d: pipeline %d, place %d", rank, rank % pipelines, rank / pipelines);
+    name_row(tr, "process_name", rank, 0, name);
+    order_row(tr, rank);
+    name_row(tr, "thread_name", rank, TRACK_PLANNED, "planned");
+    name_row(tr, "thread_name", rank, TRACK_MEASURED, "measured");
+}
+
+/* ---- planned ---- */
+
+static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, const Span *s) {
+    static const char letters[SPAN_UPDATE + 1] = "FBIW";
+    char name[48] = "optimizer";
+    if (s->kind < SPAN_UPDATE) snprintf(name, sizeof name, "%d%c%d", s->stage, letters[s->kind], s->microbatch);
+    begin_event(tr, "X", s->rank * timing_pipelines(tr->t) + pipeline, TRACK_PLANNED, name);
+    put_string(&tr->w, "cat", "planned");
+    put_times(tr, step->began + s->start / 1e3, step->began + s->end / 1e3);
+    json_key(&tr->w, "args");
+    json_begin_object(&tr->w);
+    put_int(&tr->w, "step", step->step);
+    if (s->stage >= 0) put_int(&tr->w, "stage", s->stage);
+    if (s->microbatch >= 0) put_int(&tr->w, "microbatch", s->microbatch);
+    json_end_object(&tr->w);
+    json_end_object(&tr->w);
+}
+
+static void write_planned(Trace *tr, const TimedStep *step) {
+    for (int p = 0; p < tr->p->pipelines; p++)
+        for (int i = 0; i < tr->p->planned[p].count; i++) {
+            const Span *s = &tr->p->planned[p].spans[i];
+            if (s->kind <= SPAN_UPDATE && s->end > s->start) write_planned_span(tr, step, p, s);
+        }
+}
+
+/* ---- measured ---- */
+
+static void write_action(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
+    char name[64], unit[16] = "", microbatch[16] = "";
+    if (a->action.unit >= 0) snprintf(unit, sizeof unit, " %d", a->action.unit);
+    if (a->action.microbatch >= 0) snprintf(microbatch, sizeof microbatch, " m%d", a->action.microbatch);
+    snprintf(name, sizeof name, "%s%s%s", action_name(a->action.kind), unit, microbatch);
+    begin_event(tr, "X", rank, TRACK_MEASURED, name);
+    put_string(&tr->w, "cat", "measured");
+    put_times(tr, step->began + a->start, step->began + a->end);
+    json_key(&tr->w, "args");
+    json_begin_object(&tr->w);
+    put_int(&tr->w, "step", step->step);
+    put_string(&tr->w, "action", action_name(a->action.kind));
+    if (a->action.unit >= 0) put_int(&tr->w, "unit", a->action.unit);
+    if (a->action.microbatch >= 0) put_int(&tr->w, "microbatch", a->action.microbatch);
+    if (a->stage >= 0) put_int(&tr->w, "stage", a->stage);
+    put_double(&tr->w, "waited", nanoseconds(a->waited) / 1e3);
+    json_end_object(&tr->w);
+    json_end_object(&tr->w);
+}
+
+/* Passes wait before they compute; the norm is agreed on at its end. */
+static void write_wait(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
+    if (a->waited < SHORTEST_WAIT) return;
+    bool last = a->action.kind == ACT_NORM;
+    double start = step->began + a->start, end = step->began + a->end;
+    begin_event(tr, "X", rank, TRACK_MEASURED, "wait");
+    put_string(&tr->w, "cat", "wait");
+    put_times(tr, last ? fmax(start, end - a->waited) : start, last ? end : fmin(end, start + a->waited));
+    json_end_object(&tr->w);
+}
+
+static void write_measured(Trace *tr, const TimedStep *step) {
+    for (int rank = 0; rank < tr->t->ranks; rank++)
+        for (int i = 0; i < step->ranks[rank].count; i++) {
+            const TimedAction *a = &step->ranks[rank].actions[i];
+            write_action(tr, step, rank, a);
+            write_wait(tr, step, rank, a);
+        }
+}
+
+/* ---- arrows ---- */
+
+/* A pass, by what is sent to it. */
+typedef struct Place {
+    bool forward;
+    int unit, microbatch, rank;
+    double time; /* when its message was there */
+} Place;
+
+static int compare_places(const void *a, const void *b) {
+    const Place *x = a, *y = b;
+    if (x->forward != y->forward) return x->forward ? -1 : 1;
+    if (x->unit != y->unit) return x->unit < y->unit ? -1 : 1;
+    return (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
+}
+
+static bool takes_messages(ActionKind kind) { return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN; }
+
+/* Passes of one pipeline in order; the caller frees them. */
+static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, size_t *count) {
+    size_t most = 0, n = 0;
+    for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t)) most += (size_t)step->ranks[rank].count;
+    Place *places = mem_alloc_array(most + 1, sizeof *places);
+    for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t))
+        for (int i = 0; i < step->ranks[rank].count; i++) {
+            const TimedAction *a = &step->ranks[rank].actions[i];
+            if (!takes_messages(a->action.kind)) continue;
+            double time = fmin(a->end, a->start + a->waited);
+            places[n++] = (Place){a->action.kind == ACT_FWD, a->action.unit, a->action.microbatch, rank, time};
+        }
+    qsort(places, n, sizeof *places, compare_places);
+    *count = n;
+    return places;
+}
+
+static void write_arrow_end(Trace *tr, const char *phase, int rank, bool forward, double time) {
+    begin_event(tr, phase, rank, TRACK_MEASURED, forward ? "activations" : "gradients");
+    put_string(&tr->w, "cat", "message");
+    put_int(&tr->w, "id", tr->flows);
+    put_double(&tr->w, "ts", nanoseconds(time) / 1e3);
+    if (*phase == 'f') put_string(&tr->w, "bp", "e"); /* the slice around it, not the one that follows */
+    json_end_object(&tr->w);
+}
+
+static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Place *places, size_t count) {
+    for (int i = 0; i < step->ranks[rank].count; i++) {
+        const TimedAction *a = &step->ranks[rank].actions[i];
+        bool forward = a->action.kind == ACT_SEND_F;
+        if (!forward && a->action.kind != ACT_SEND_B) continue;
+        Place key = {.forward = forward, .unit = a->action.unit + (forward ? 1 : -1), .microbatch = a->action.microbatch};
+        const Place *to = bsearch(&key, places, count, sizeof *places, compare_places);
+        if (!to) continue;
+        tr->flows++;
+        write_arrow_end(tr, "s", rank, forward, step->began + a->start);
+        write_arrow_end(tr, "f", to->rank, forward, step->began + fmax(to->time, a->start));
+    }
+}
+
+static void write_arrows(Trace *tr, const TimedStep *step) {
+    for (int p = 0; p < timing_pipelines(tr->t); p++) {
+        size_t count;
+        Place *places = find_places(tr->t, step, p, &count);
+        for (int rank = p; rank < tr->t->ranks; rank += timing_pipelines(tr->t)) write_arrows_of(tr, step, rank, places, count);
+        free(places);
+    }
+}
+
+/* ---- the file ---- */
+
+static void write_step_facts(Trace *tr, int step) {
+    StepFigures f = timing_figures(tr->t, step);
+    json_begin_object(&tr->w);
+    put_int(&tr->w, "step", tr->t->steps[step].step);
+    put_double(&tr->w, "began", tr->t->steps[step].began);
+    put_double(&tr->w, "seconds", f.seconds);
+    put_double(&tr->w, "bubble", f.bubble);
+    json_end_object(&tr->w);
+}
+
+static void write_facts(Trace *tr) {
+    JsonWriter *w = &tr->w;
+    json_begin_object(w);
+    put_string(w, "weft", WEFT_VERSION);
+    put_int(w, "ranks", tr->t->ranks);
+    put_int(w, "pipeline", tr->t->pipeline);
+    put_int(w, "stages", tr->t->stages);
+    put_double(w, "predicted_seconds", tr->p->seconds);
+    put_double(w, "predicted_bubble", tr->p->bubble);
+    put_double(w, "latency", tr->p->latency);
+    json_key(w, "steps");
+    json_begin_array(w);
+    for (int i = 0; i < tr->t->count; i++) write_step_facts(tr, i);
+    json_end_array(w);
+    json_end_object(w);
+}
+
+void trace_format(const Timing *t, const Prediction *p, Text *out) {
+    Trace tr = {.t = t, .p = p};
+    json_start(&tr.w, out, 0);
+    json_begin_object(&tr.w);
+    put_string(&tr.w, "displayTimeUnit", "ms");
+    json_key(&tr.w, "otherData");
+    write_facts(&tr);
+    json_key(&tr.w, "traceEvents");
+    json_begin_array(&tr.w);
+    for (int rank = 0; rank < t->ranks; rank++) name_rank(&tr, rank);
+    for (int i = 0; i < t->count; i++) {
+        write_planned(&tr, &t->steps[i]);
+        write_measured(&tr, &t->steps[i]);
+        write_arrows(&tr, &t->steps[i]);
+    }
+    json_end_array(&tr.w);
+    json_end_object(&tr.w);
+    text_puts(out, "\n");
+}
+
+ErrorCode trace_write(const char *path, const Timing *t, const Prediction *p, Error *err) {
+    Text out = {0};
+    trace_format(t, p, &out);
+    ErrorCode code = file_write_atomic(path, out.data, out.length, err);
+    text_free(&out);
+    return code;
+}

@@ -1,0 +1,257 @@
+/* Lowering: from who holds what, and a pipeline schedule, to the program of one rank.
+ *
+ * Two passes. The first writes down passes over units, transfers and reductions in the order of the schedule; the second puts
+ * GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. */
+#include <stdlib.h>
+
+#include "plan/program.h"
+
+static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
+    if (p->count == p->capacity) {
+        p->capacity = p->capacity ? 2 * p->capacity : 64;
+        p->actions = mem_grow(p->actions, (size_t)p->capacity * sizeof *p->actions);
+    }
+    p->actions[p->count++] = (Action){kind, unit, microbatch};
+}
+
+typedef struct Lowering {
+    Program *p;
+    const Partition *partition;
+    const ProgramSpec *spec;
+    bool *loaded;                 /* [microbatches] */
+    int *left;                    /* [units] weight halves still to come */
+    Action behind;                /* the reduction started last: what follows it is written after the next one has started */
+    bool has_behind, behind_last; /* there is one; it was the unit's last of the step */
+} Lowering;
+
+static bool reduces(const Lowering *l) { return l->partition->shards * l->partition->replicas > 1; }
+
+/* The second half of a reduction. By then the next unit's first half is under way, so neither waits for the other. */
+static void finish_behind(Lowering *l) {
+    if (!l->has_behind) return;
+    Action a = l->behind;
+    bool scattered = l->partition->shards > 1;
+    l->has_behind = false;
+    if (scattered && l->partition->replicas > 1 && l->p->sync != SYNC_REPLICA) emit(l->p, ACT_ALL_REDUCE, a.unit, a.microbatch);
+    if (a.microbatch >= 0) emit(l->p, ACT_REDUCED, a.unit, a.microbatch);
+    if (l->p->sync == SYNC_REPLICA && l->behind_last) emit(l->p, ACT_ALL_REDUCE, a.unit, -1);
+}
+
+static void reduce(Lowering *l, int unit, int microbatch, bool last) {
+    emit(l->p, l->partition->shards > 1 ? ACT_REDUCE_SCATTER : ACT_ALL_REDUCE, unit, microbatch);
+    finish_behind(l);
+    l->behind = (Action){.unit = unit, .microbatch = microbatch};
+    l->has_behind = true;
+    l->behind_last = last;
+}
+
+/* A weight half of (u, m) is done. */
+static void gradient_added(Lowering *l, int u, int m) {
+    bool last = --l->left[u] == 0;
+    if (!reduces(l) || (l->p->sync == SYNC_STEP && !last)) return;
+    int microbatch = l->p->sync == SYNC_STEP ? -1 : m;
+    reduce(l, u, microbatch, last);
+    if (l->partition->tied && u == l->p->units - 1) reduce(l, l->p->units, microbatch, last);
+}
+
+static void load(Lowering *l, int m) {
+    if (l->loaded[m]) return;
+    l->loaded[m] = true;
+    emit(l->p, ACT_LOAD, -1, m);
+}
+
+static void forward(Lowering *l, int stage, int m) {
+    const int *first = l->partition->stages.first;
+    load(l, m);
+    for (int u = first[stage]; u < first[stage + 1]; u++) emit(l->p, ACT_FWD, u, m);
+}
+
+static void backward(Lowering *l, int stage, int m, ActionKind kind) {
+    const int *first = l->partition->stages.first;
+    for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
+        emit(l->p, kind, u, m);
+        if (kind != ACT_BWD_IN) gradient_added(l, u, m);
+    }
+}
+
+static void cell(Lowering *l, const Cell *c) {
+    const int *first = l->partition->stages.first;
+    int m = c->microbatch;
+    switch (c->kind) {
+    case CELL_F: forward(l, c->stage, m); break;
+    case CELL_B: backward(l, c->stage, m, ACT_BWD); break;
+    case CELL_I: backward(l, c->stage, m, ACT_BWD_IN); break;
+    case CELL_W: backward(l, c->stage, m, ACT_BWD_W); break;
+    case CELL_SEND_F: emit(l->p, ACT_SEND_F, first[c->stage + 1] - 1, m); break;
+    case CELL_RECV_F: emit(l->p, ACT_RECV_F, first[c->stage], m); break;
+    case CELL_SEND_B: emit(l->p, ACT_SEND_B, first[c->stage], m); break;
+    case CELL_RECV_B: emit(l->p, ACT_RECV_B, first[c->stage + 1] - 1, m); break;
+    default: break; /* parameter actions are this file's own */
+    }
+}
+
+/* One pipeline rank: microbatches one after the other. */
+static void one_rank(Lowering *l) {
+    for (int m = 0; m < l->p->microbatches; m++) {
+        forward(l, 0, m);
+        if (l->spec->split_backward) {
+            backward(l, 0, m, ACT_BWD_IN);
+            backward(l, 0, m, ACT_BWD_W);
+        } else {
+            backward(l, 0, m, ACT_BWD);
+        }
+    }
+}
+
+static void finish(Lowering *l) {
+    Program *p = l->p;
+    finish_behind(l);
+    bool runs_head = partition_runs(l->partition, p->units - 1), runs_embedding = partition_runs(l->partition, 0);
+    bool waits = (reduces(l) && p->sync != SYNC_MICROBATCH) || p->exact;
+    for (int u = 0; waits && u <= p->units; u++)
+        if (u < p->units ? partition_runs(l->partition, u) : l->partition->tied && runs_head) emit(p, ACT_REDUCED, u, -1);
+    if (l->partition->tied && (runs_head || runs_embedding)) emit(p, ACT_TIE, -1, -1);
+    emit(p, ACT_NORM, -1, -1);
+    for (int u = 0; u < p->units; u++)
+        if (partition_holds(l->partition, u)) emit(p, ACT_UPDATE, u, -1);
+}
+
+/* ---- Second pass: parameters ---- */
+
+/* Units whose parameters an action reads. */
+static int uses(const Program *p, Action a, int out[2]) {
+    int n = 0, head = p->units - 1;
+    bool pass = a.kind == ACT_FWD || ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
+    bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
+    if (pass || logits_again) out[n++] = a.unit;
+    if (p->partition->tied && a.unit == head && (a.kind == ACT_FWD || logits_again)) out[n++] = 0;
+    return n;
+}
+
+typedef struct Gathering {
+    Program *to;
+    const Program *from;
+    bool *live;     /* [units] */
+    bool *wanted;   /* [units] by this action or the next use of another unit */
+    int *instances; /* [units] gathers so far */
+    int *last_use;  /* [units] action */
+} Gathering;
+
+static void gather(Gathering *g, int unit) {
+    if (g->live[unit]) return;
+    g->live[unit] = true;
+    emit(g->to, ACT_GATHER, unit, g->instances[unit]++);
+    if (g->instances[unit] > g->to->instances) g->to->instances = g->instances[unit];
+}
+
+static void release(Gathering *g, int unit) {
+    if (!g->live[unit]) return;
+    g->live[unit] = false;
+    emit(g->to, ACT_RELEASE, unit, g->instances[unit] - 1);
+}
+
+/* Marks and gathers what action i uses, then the next unit that any later action uses. */
+static void gather_ahead(Gathering *g, int i) {
+    const Program *p = g->from;
+    int own[2], n = uses(p, p->actions[i], own);
+    if (n == 0) return;
+    for (int k = 0; k < n; k++) g->wanted[own[k]] = true, gather(g, own[k]);
+    for (int j = i + 1; j < p->count; j++) {
+        int next[2], more = uses(p, p->actions[j], next);
+        bool found = false;
+        for (int k = 0; k < more; k++)
+            if (!g->wanted[next[k]]) g->wanted[next[k]] = found = true, gather(g, next[k]);
+        if (found) return;
+    }
+}
+
+static void place_gathers(Program *p, Reshard reshard) {
+    Program from = *p;
+    size_t units = (size_t)p->units;
+    Gathering g = {.to = p, .from = &from};
+    g.live = mem_alloc_array(units, sizeof *g.live), g.wanted = mem_alloc_array(units, sizeof *g.wanted);
+    g.instances = mem_alloc_array(units, sizeof *g.instances), g.last_use = mem_alloc_array(units, sizeof *g.last_use);
+    p->actions = NULL, p->count = p->capacity = 0;
+    int used[2];
+    for (int i = 0; i < from.count; i++)
+        for (int k = uses(&from, from.actions[i], used) - 1; k >= 0; k--) g.last_use[used[k]] = i;
+    for (int i = 0; i < from.count; i++) {
+        for (int u = 0; u < p->units; u++) g.wanted[u] = false;
+        gather_ahead(&g, i);
+        emit(p, from.actions[i].kind, from.actions[i].unit, from.actions[i].microbatch);
+        for (int k = uses(&from, from.actions[i], used) - 1; k >= 0; k--) {
+            int ahead = i + 1, next[2] = {-1, -1};
+            while (ahead < from.count && uses(&from, from.actions[ahead], next) == 0) ahead++;
+            bool again = ahead < from.count && (next[0] == used[k] || next[1] == used[k]);
+            if (g.last_use[used[k]] == i || (reshard == RESHARD_ALWAYS && !again)) release(&g, used[k]);
+        }
+    }
+    free(g.live);
+    free(g.wanted);
+    free(g.instances);
+    free(g.last_use);
+    free(from.actions);
+}
+
+static Reshard choose(Reshard asked, const Partition *partition) {
+    if (asked != RESHARD_AUTO) return asked;
+    return partition->mesh.degree[AXIS_PP] > 1 ? RESHARD_NEVER : RESHARD_ALWAYS;
+}
+
+static bool ascending(const Program *p) {
+    int *last = mem_alloc_array((size_t)p->units, sizeof *last);
+    bool ok = true;
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        if (a.kind != ACT_BWD && a.kind != ACT_BWD_W) continue;
+        ok = ok && a.microbatch >= last[a.unit];
+        last[a.unit] = a.microbatch;
+    }
+    free(last);
+    return ok;
+}
+
+static GradientSync choose_sync(GradientSync asked, const Partition *p) {
+    if (p->shards * p->replicas == 1) return SYNC_STEP;
+    if (asked != SYNC_REPLICA) return asked;
+    return p->shards == 1 ? SYNC_STEP : p->replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
+}
+
+void program_lower(Program *p, const ProgramSpec *spec) {
+    const Partition *partition = spec->partition;
+    *p = (Program){.partition = partition,
+                   .units = partition->table->units,
+                   .microbatches = spec->microbatches,
+                   .defer_head = spec->split_backward && !spec->schedule,
+                   .exact = spec->exact,
+                   .sync = choose_sync(spec->sync, partition)};
+    Lowering l = {.p = p, .partition = partition, .spec = spec};
+    l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
+    l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);
+    for (int u = 0; u < p->units; u++) l.left[u] = p->microbatches;
+    if (spec->schedule) {
+        const Order *order = &spec->schedule->orders[partition->at[AXIS_PP]];
+        for (int i = 0; i < order->count; i++) cell(&l, &order->cells[i]);
+    } else {
+        one_rank(&l);
+    }
+    finish(&l);
+    free(l.loaded);
+    free(l.left);
+    p->ordered = ascending(p);
+    if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
+}
+
+void program_lower_evaluation(Program *p, const Partition *partition) {
+    *p = (Program){.partition = partition, .units = partition->table->units, .microbatches = 1, .ordered = true};
+    const Stages *s = &partition->stages;
+    int rank = partition->at[AXIS_PP];
+    emit(p, ACT_LOAD, -1, 0);
+    for (int stage = 0; stage < s->count; stage++) {
+        if (s->rank[stage] != rank) continue;
+        if (stage > 0 && s->rank[stage - 1] != rank) emit(p, ACT_RECV_F, s->first[stage], 0);
+        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) emit(p, ACT_FWD, u, 0);
+        if (stage + 1 < s->count && s->rank[stage + 1] != rank) emit(p, ACT_SEND_F, s->first[stage + 1] - 1, 0);
+    }
+    if (partition->shards > 1) place_gathers(p, RESHARD_ALWAYS);
+}

@@ -1,0 +1,103 @@
+#include "plan/partition.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+
+enum { ALIGN = 16 }; /* elements: one cache line of fp32 */
+
+void stages_single(Stages *s, int units) {
+    *s = (Stages){.count = 1, .first = mem_alloc_array(2, sizeof(int)), .rank = mem_alloc_array(1, sizeof(int))};
+    s->first[1] = units;
+}
+
+static void stages_copy(Stages *to, const Stages *from) {
+    size_t n = (size_t)from->count;
+    *to = (Stages){.count = from->count, .first = mem_alloc_array(n + 1, sizeof(int)), .rank = mem_alloc_array(n, sizeof(int))};
+    memcpy(to->first, from->first, (n + 1) * sizeof(int));
+    memcpy(to->rank, from->rank, n * sizeof(int));
+}
+
+void stages_free(Stages *s) {
+    free(s->first);
+    free(s->rank);
+    *s = (Stages){0};
+}
+
+int stages_of_unit(const Stages *s, int unit) {
+    int stage = 0;
+    while (stage + 1 < s->count && s->first[stage + 1] <= unit) stage++;
+    return stage;
+}
+
+static size_t part(size_t elements, int shards) {
+    size_t each = (elements + (size_t)shards - 1) / (size_t)shards;
+    return (each + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static Share share_of(const ParamTable *t, int unit, int shards) {
+    size_t vectors = t->unit_vectors[unit], matrices = t->unit_size[unit] - vectors;
+    return (Share){.vectors = part(vectors, shards), .matrices = part(matrices, shards)};
+}
+
+void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank, const Stages *stages) {
+    *p = (Partition){.table = table, .mesh = *mesh, .tied = tied};
+    mesh_coordinates(mesh, rank, p->at);
+    stages_copy(&p->stages, stages);
+    p->place = mem_alloc_array((size_t)table->units + 1, sizeof *p->place);
+    for (int u = 0; u <= table->units; u++) p->place[u] = stages->rank[stages_of_unit(stages, u)];
+    p->shards = mesh->degree[AXIS_DP_SHARD], p->shard = p->at[AXIS_DP_SHARD];
+    p->replicas = mesh->degree[AXIS_DP_REPLICATE], p->replica = p->at[AXIS_DP_REPLICATE];
+    p->tied_copy = tied && partition_runs(p, table->units - 1) && !partition_runs(p, 0);
+    p->share = mem_alloc_array((size_t)table->units + 1, sizeof *p->share);
+    for (int u = 0; u <= table->units; u++) {
+        p->share[u] = share_of(table, u < table->units ? u : 0, p->shards);
+        p->share[u].start = p->owned;
+        if (u < table->units && partition_holds(p, u)) p->owned += p->share[u].vectors + p->share[u].matrices;
+    }
+}
+
+void partition_free(Partition *p) {
+    stages_free(&p->stages);
+    free(p->place);
+    free(p->share);
+    *p = (Partition){0};
+}
+
+int partition_pipeline_rank(const Partition *p, int unit) { return p->place[unit]; }
+
+bool partition_runs(const Partition *p, int unit) { return partition_pipeline_rank(p, unit) == p->at[AXIS_PP]; }
+
+bool partition_holds(const Partition *p, int unit) { return partition_runs(p, unit) || (unit == 0 && p->tied_copy); }
+
+int partition_peer(const Partition *p, int unit) {
+    int at[AXES];
+    memcpy(at, p->at, sizeof at);
+    at[AXIS_PP] = partition_pipeline_rank(p, unit);
+    return mesh_rank(&p->mesh, at);
+}
+
+bool partition_counts(const Partition *p, int unit) { return p->replica == 0 && partition_runs(p, unit); }
+
+Piece partition_piece(const Partition *p, const Param *param) {
+    const Share *s = &p->share[param->unit];
+    if (!partition_holds(p, param->unit)) return (Piece){0};
+    size_t before = param->cols ? p->table->unit_vectors[param->unit] : 0, share = param->cols ? s->matrices : s->vectors;
+    size_t begin = param->offset - before, end = begin + (size_t)param->count; /* in its part of the gathered unit */
+    size_t low = share * (size_t)p->shard, high = low + share;
+    size_t first = begin > low ? begin : low, last = end < high ? end : high;
+    if (first >= last) return (Piece){0};
+    size_t start = s->start + (param->cols ? s->vectors : 0);
+    return (Piece){.first = (int64_t)(first - begin), .count = (int64_t)(last - first), .at = start + first - low};
+}
+
+int64_t partition_counted(const Partition *p) {
+    int64_t sum = 0;
+    for (int i = 0; i < p->table->count; i++)
+        if (partition_counts(p, p->table->params[i].unit)) sum += partition_piece(p, &p->table->params[i]).count;
+    return sum;
+}
+
+size_t partition_vectors(const Partition *p, int unit) { return p->share[unit].vectors * (size_t)p->shards; }
+size_t partition_matrices(const Partition *p, int unit) { return p->share[unit].matrices * (size_t)p->shards; }

@@ -1,0 +1,123 @@
+/* Pipeline schedules as data: names, memory, the text of a cell. */
+#include "plan/schedule.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/schedule_internal.h"
+
+typedef struct NameFacts {
+    const char *name;
+    int default_stages; /* a rank */
+    bool v;
+} NameFacts;
+
+static const NameFacts facts[PIPE_NAMES] = {
+    [PIPE_GPIPE] = {"gpipe", 1, false},
+    [PIPE_1F1B] = {"1f1b", 1, false},
+    [PIPE_LOOPED_BFS] = {"looped_bfs", 2, false},
+    [PIPE_INTERLEAVED_1F1B] = {"interleaved_1f1b", 2, false},
+    [PIPE_ZB_H1] = {"zb_h1", 1, false},
+    [PIPE_ZB_H2] = {"zb_h2", 1, false},
+    [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false},
+    [PIPE_ZBV] = {"zbv", 2, true},
+    [PIPE_DUALPIPEV] = {"dualpipev", 2, true},
+};
+
+const char *schedule_name(ScheduleName name) { return facts[name].name; }
+
+bool schedule_find(const char *text, ScheduleName *out) {
+    for (int i = 0; i < PIPE_NAMES; i++) {
+        if (strcmp(facts[i].name, text) != 0) continue;
+        *out = (ScheduleName)i;
+        return true;
+    }
+    return false;
+}
+
+bool schedule_is_v(ScheduleName name) { return facts[name].v; }
+
+int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
+
+void schedule_start(Schedule *s, const char *name, int ranks) {
+    *s = (Schedule){.ranks = ranks};
+    snprintf(s->name, sizeof s->name, "%s", name);
+    s->orders = mem_alloc_array((size_t)ranks, sizeof *s->orders);
+}
+
+void schedule_place(Schedule *s, int stages) {
+    s->stages = stages;
+    s->rank_of_stage = mem_alloc_array((size_t)stages, sizeof *s->rank_of_stage);
+    for (int i = 0; i < stages; i++) s->rank_of_stage[i] = -1;
+}
+
+void schedule_free(Schedule *s) {
+    for (int r = 0; r < s->ranks; r++) free(s->orders[r].cells);
+    free(s->orders);
+    free(s->rank_of_stage);
+    *s = (Schedule){0};
+}
+
+void schedule_copy(Schedule *to, const Schedule *from) {
+    schedule_start(to, from->name, from->ranks);
+    schedule_place(to, from->stages);
+    to->microbatches = from->microbatches;
+    to->split_backward = from->split_backward;
+    memcpy(to->rank_of_stage, from->rank_of_stage, (size_t)from->stages * sizeof *to->rank_of_stage);
+    for (int r = 0; r < from->ranks; r++)
+        for (int i = 0; i < from->orders[r].count; i++) order_add(&to->orders[r], from->orders[r].cells[i]);
+}
+
+void order_add(Order *o, Cell cell) {
+    if (o->count == o->capacity) {
+        o->capacity = o->capacity ? 2 * o->capacity : 16;
+        o->cells = mem_grow(o->cells, (size_t)o->capacity * sizeof *o->cells);
+    }
+    o->cells[o->count++] = cell;
+}
+
+static bool has_kind(const Schedule *s, bool (*is)(CellKind kind)) {
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->orders[r].count; i++)
+            if (is(s->orders[r].cells[i].kind)) return true;
+    return false;
+}
+
+bool schedule_has_transfers(const Schedule *s) { return has_kind(s, cell_is_transfer); }
+
+bool schedule_has_parameters(const Schedule *s) { return has_kind(s, cell_is_parameter); }
+
+const char *cell_kind_name(CellKind kind) {
+    static const char *const names[CELL_KINDS] = {"",       "F",      "I",      "W",       "B",       "SEND_F",
+                                                  "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    return names[kind];
+}
+
+void schedule_write_cell(const Cell *cell, Text *out) {
+    if (cell->kind == CELL_IDLE) return;
+    text_printf(out, "%d%s", cell->stage, cell_kind_name(cell->kind));
+    if (cell_has_microbatch(cell->kind)) text_printf(out, "%d", cell->microbatch);
+}
+
+int schedule_column(const Order *o, int index) {
+    int column = 1;
+    for (int i = 0; i < index; i++) column += !o->cells[i].overlap;
+    return column;
+}
+
+ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...) {
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    const Order *o = &s->orders[rank];
+    Text cell = {0};
+    text_puts(&cell, "");
+    schedule_write_cell(&o->cells[index], &cell);
+    error_set(err, ERR_DATA, "rank %d, cell %d (%s): %s", rank, schedule_column(o, index), cell.data, what);
+    text_free(&cell);
+    return ERR_DATA;
+}

@@ -1,0 +1,186 @@
+#include "train/compare.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/forecast.h"
+
+enum { SHOWN = 24, MOST_CELLS = 1 << 20 };
+
+typedef struct Candidate {
+    const char *schedule;
+    int64_t sequences; /* of a microbatch */
+    int microbatches, stages_per_rank, ranks;
+    double time, bubble; /* FLOPs */
+    size_t memory;       /* of the fullest rank */
+    uint64_t sent;       /* most of a rank */
+    bool fits, configured;
+} Candidate;
+
+typedef struct Compare {
+    const Config *c;
+    Device *d;
+    const CompareRequest *q;
+    int64_t total; /* sequences of a step, of each data-parallel rank */
+    int configured, dp, pp;
+    Candidate *found;
+    int count;
+    Text reasons;
+} Compare;
+
+/* ---- candidates ---- */
+
+static int stages_of(const Compare *p, const char *schedule) {
+    ScheduleName name;
+    if (!schedule_find(schedule, &name)) return (int)p->c->pipeline.stages_per_rank;
+    int usual = schedule_default_stages_per_rank(name), asked = (int)p->c->pipeline.stages_per_rank;
+    return usual > 1 && !schedule_is_v(name) && asked > 0 ? asked : usual;
+}
+
+/* The configuration with another schedule and another cut of the same step. Shares the original's strings. */
+static Config variant(const Compare *p, const char *schedule, int microbatches) {
+    Config c = *p->c;
+    c.train.microbatch = p->total / microbatches;
+    c.train.tokens_per_step = p->total * p->dp * c.train.context;
+    c.pipeline.microbatches = 0;
+    if (strcmp(schedule, c.pipeline.schedule) == 0) return c;
+    c.pipeline.stages_per_rank = stages_of(p, schedule);
+    c.pipeline.layers_per_stage = 0;
+    return c;
+}
+
+static void add(Compare *p, const Forecast *f, const char *schedule) {
+    Candidate *a = &p->found[p->count++];
+    *a = (Candidate){.schedule = schedule,
+                     .sequences = f->layout.sequences,
+                     .microbatches = f->layout.microbatches,
+                     .stages_per_rank = f->layout.stages.count / f->places,
+                     .time = f->timing.makespan,
+                     .bubble = f->timing.bubble,
+                     .memory = forecast_memory(f, f->fullest)};
+    for (int i = 0; i < f->places; i++)
+        if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
+    a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
+    a->configured = a->microbatches == p->configured && (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+}
+
+static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Error *err) {
+    Forecast f;
+    int64_t cells = (int64_t)p->pp * microbatches * (stages_of(p, schedule) > 0 ? stages_of(p, schedule) : 1);
+    if (cells > MOST_CELLS)
+        return error_set(err, ERR_CONFIG, "%lld cells are more than the %d that this is made for", (long long)cells,
+                         MOST_CELLS);
+    Config c = variant(p, schedule, microbatches);
+    char *name = mem_strdup(schedule);
+    c.pipeline.schedule = name;
+    ErrorCode code = forecast_build(&f, &c, p->d, p->q->world, err);
+    if (code == OK) {
+        add(p, &f, schedule);
+        forecast_free(&f);
+    }
+    free(name);
+    return code;
+}
+
+/* The number to try after m: the next power of two, or the configured one where that comes before. */
+static int64_t next_count(const Compare *p, int64_t m) {
+    int64_t power = 1;
+    while (power <= m) power *= 2;
+    return m < p->configured && p->configured < power ? p->configured : power;
+}
+
+/* One schedule with every number of microbatches; those that fail are told in one line, with the reason of the first. */
+static void try_schedule(Compare *p, const char *schedule) {
+    Error why = {.code = OK}, first = {.code = OK};
+    Text failed = {0};
+    for (int64_t m = 1; m <= p->total; m = next_count(p, m)) {
+        if (p->total % m != 0 || try_one(p, schedule, (int)m, &why) == OK) continue;
+        if (first.code == OK) first = why;
+        text_printf(&failed, "%s%lld", failed.length ? ", " : "", (long long)m);
+    }
+    if (failed.length)
+        text_printf(&p->reasons, "left out: %s with %s microbatch%s: %s\n", schedule, failed.data,
+                    strcmp(failed.data, "1") == 0 ? "" : "es", first.message);
+    text_free(&failed);
+}
+
+static void try_all(Compare *p) {
+    ScheduleName ignored;
+    if (p->pp == 1) {
+        try_schedule(p, p->c->pipeline.schedule);
+        return;
+    }
+    for (int i = 0; i < PIPE_NAMES; i++) try_schedule(p, schedule_name((ScheduleName)i));
+    if (!schedule_find(p->c->pipeline.schedule, &ignored)) try_schedule(p, p->c->pipeline.schedule);
+}
+
+/* ---- the table ---- */
+
+static int three_way(double a, double b) { return (a > b) - (a < b); }
+
+/* Those that fit first, then by time; the same time to five digits counts as equal, and less memory wins. */
+static int better(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    if (x->fits != y->fits) return x->fits ? -1 : 1;
+    if (fabs(x->time - y->time) > 1e-5 * y->time) return three_way(x->time, y->time);
+    if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
+    return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule) : x->microbatches - y->microbatches;
+}
+
+static void put_row(const Compare *p, const Candidate *a, Text *out) {
+    char memory[32], sent[32];
+    double time = a->time / 1e12 / (p->q->tflops > 0 ? p->q->tflops : 1);
+    text_printf(out, "%c %-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n", a->configured ? '*' : ' ',
+                p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches, (long long)a->sequences, time,
+                100 * a->bubble, text_bytes((double)a->memory, memory), a->sent ? text_bytes((double)a->sent, sent) : "0",
+                p->q->memory <= 0 ? ""
+                : a->fits         ? "  yes"
+                                  : "  no");
+}
+
+static void put_table(Compare *p, Text *out) {
+    int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
+    char limit[32];
+    qsort(p->found, (size_t)p->count, sizeof *p->found, better);
+    text_printf(out, "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
+                p->q->tflops > 0 ? "seconds" : "TFLOP", p->q->memory > 0 ? "  fits" : "");
+    for (int i = 0; i < p->count; i++) {
+        if (i < shown || p->found[i].configured)
+            put_row(p, &p->found[i], out);
+        else
+            left_out++;
+    }
+    if (left_out) text_printf(out, "  and %d more; --whole lists them\n", left_out);
+    text_puts(out,
+              "stages: of a rank. sequences: of a microbatch. memory, sent: of the rank that has most. *: as configured\n");
+    text_printf(out, "%s of the longest chain of work: messages and collectives take no time here\n",
+                p->q->tflops > 0 ? "seconds" : "TFLOP");
+    if (p->q->memory > 0) text_printf(out, "fits: %s a rank\n", text_bytes(p->q->memory, limit));
+    if (p->reasons.length) text_puts(out, p->reasons.data);
+}
+
+static ErrorCode read_step(Compare *p, Error *err) {
+    Mesh mesh;
+    int64_t sequences, microbatches;
+    TRY(mesh_build(&mesh, &p->c->mesh, p->q->world, err));
+    p->dp = mesh_dp_degree(&mesh), p->pp = mesh.degree[AXIS_PP];
+    TRY(config_geometry(p->c, p->dp, &sequences, &microbatches, err));
+    p->configured = (int)microbatches, p->total = sequences * microbatches;
+    return OK;
+}
+
+ErrorCode compare_print(const Config *c, Device *d, const CompareRequest *q, Text *out, Error *err) {
+    Compare p = {.c = c, .d = d, .q = q};
+    char tokens[32];
+    TRY(read_step(&p, err));
+    p.found = mem_alloc_array((PIPE_NAMES + 1) * 65, sizeof *p.found); /* powers of two, and the configured number */
+    try_all(&p);
+    text_printf(out, "%d rank%s: pp %d, %d data-parallel; a step of %s tokens\n", q->world, q->world == 1 ? "" : "s", p.pp,
+                p.dp, text_count(p.total * p.dp * c->train.context, tokens));
+    put_table(&p, out);
+    free(p.found);
+    text_free(&p.reasons);
+    return OK;
+}

@@ -1,0 +1,363 @@
+#include "train/forecast.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/save.h"
+#include "train/setup.h"
+
+/* ---- planning ---- */
+
+static double flops_of(const Forecast *f, int place) {
+    const Config *c = f->config;
+    const Partition *p = &f->ranks[place].engine.partition;
+    StageCost *units = mem_alloc_array((size_t)p->table->units, sizeof *units);
+    double sum = 0;
+    layout_unit_costs(c, units);
+    for (int u = 0; u < p->table->units; u++)
+        if (partition_runs(p, u)) sum += units[u].forward + units[u].input + units[u].weight;
+    free(units);
+    return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches);
+}
+
+static ErrorCode plan_place(Forecast *f, Device *d, int place, Error *err) {
+    RankForecast *r = &f->ranks[place];
+    r->count = f->layout.mesh.world / f->places;
+    r->first = place * r->count;
+    EngineSpec spec = setup_spec(f->config, d, &f->layout, r->first);
+    TRY(engine_plan(&r->engine, d, &spec, err));
+    r->engine.memory.staging = saver_bytes(f->config, &r->engine.partition);
+    r->traffic = program_traffic(&r->engine.program, dtype_bytes(r->engine.model.compute), boundary_bytes(&r->engine.model));
+    r->flops = flops_of(f, place);
+    if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
+    return OK;
+}
+
+/* Costs of the layout are of a token; a cell of the schedule is a microbatch. */
+static ErrorCode time_pipeline(Forecast *f, Error *err) {
+    const Layout *l = &f->layout;
+    double tokens = (double)(l->sequences * f->config->train.context);
+    StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
+    for (int s = 0; s < l->stages.count; s++) {
+        StageCost c = l->costs[s];
+        costs[s] = (StageCost){c.forward * tokens, c.input * tokens, c.weight * tokens};
+    }
+    ErrorCode code = simulate(&f->timing, &l->schedule, &(SimulateCosts){.stages = costs}, err);
+    free(costs);
+    return code;
+}
+
+static ErrorCode time_single(Forecast *f) {
+    f->timing = (Simulation){.makespan = f->ranks[0].flops, .ranks = 1, .rank = mem_alloc(sizeof *f->timing.rank)};
+    f->timing.rank[0] = (RankTimes){.end = f->ranks[0].flops, .busy = f->ranks[0].flops, .peak_input = 1, .peak_weight = 1};
+    return OK;
+}
+
+static ErrorCode build(Forecast *f, Device *d, int world, Error *err) {
+    TRY(layout_build(&f->layout, f->config, world, err));
+    f->places = f->layout.mesh.degree[AXIS_PP];
+    f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
+    for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
+    return f->layout.piped ? time_pipeline(f, err) : time_single(f);
+}
+
+ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, Error *err) {
+    *f = (Forecast){.config = c};
+    ErrorCode code = build(f, d, world, err);
+    if (code != OK) forecast_free(f);
+    return code;
+}
+
+void forecast_free(Forecast *f) {
+    for (int i = 0; f->ranks && i < f->places; i++) engine_free(&f->ranks[i].engine);
+    free(f->ranks);
+    simulation_free(&f->timing);
+    layout_free(&f->layout);
+    *f = (Forecast){0};
+}
+
+size_t forecast_memory(const Forecast *f, int place) { return memory_plan_total(engine_memory(&f->ranks[place].engine)); }
+
+static uint64_t sum_axes(const ProgramTraffic *t) {
+    uint64_t sum = 0;
+    for (int a = 0; a < AXES; a++) sum += t->bytes[a];
+    return sum;
+}
+
+uint64_t forecast_sent(const Forecast *f, int place) { return sum_axes(&f->ranks[place].traffic); }
+
+/* ---- tables: a row for neighbouring places with the same figures ---- */
+
+enum { COLUMNS = 7 };
+
+typedef void Fill(const Forecast *f, int place, double *value);
+
+typedef struct Row {
+    int first, last; /* places */
+    double value[COLUMNS];
+} Row;
+
+/* Blocks and stages that a place runs, and its first stage. */
+static int count_blocks(const Forecast *f, int place) {
+    const Partition *p = &f->ranks[place].engine.partition;
+    int n = 0;
+    for (int u = 1; u < p->table->units - 1; u++) n += partition_runs(p, u);
+    return n;
+}
+
+static int count_stages(const Forecast *f, int place) {
+    const Stages *s = &f->layout.stages;
+    int n = 0;
+    for (int i = 0; i < s->count; i++) n += s->rank[i] == place;
+    return n;
+}
+
+static int first_stage(const Forecast *f, int place) {
+    int i = 0;
+    while (i + 1 < f->layout.stages.count && f->layout.stages.rank[i] != place) i++;
+    return i;
+}
+
+/* Places of one stage each that follow each other make a run of units; those of several are told one by one where units are
+ * named. */
+static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_units) {
+    if (memcmp(a->value, b->value, sizeof a->value) != 0) return false;
+    if (!names_units) return true;
+    if (count_stages(f, a->last) != 1 || count_stages(f, b->first) != 1) return false;
+    return count_blocks(f, a->last) == count_blocks(f, b->first);
+}
+
+static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows) {
+    int n = 0;
+    for (int place = 0; place < f->places; place++) {
+        Row row = {.first = place, .last = place};
+        fill(f, place, row.value);
+        if (n > 0 && same_row(f, &rows[n - 1], &row, names_units))
+            rows[n - 1].last = place;
+        else
+            rows[n++] = row;
+    }
+    return n;
+}
+
+static void put_ranks(const Forecast *f, const Row *row, Text *out) {
+    char name[32];
+    int first = f->ranks[row->first].first, last = f->ranks[row->last].first + f->ranks[row->last].count - 1;
+    if (first == last)
+        snprintf(name, sizeof name, "%d", first);
+    else
+        snprintf(name, sizeof name, "%d-%d", first, last);
+    text_printf(out, "  %-11s", name);
+}
+
+static void put_bytes(double bytes, Text *out) {
+    char text[32];
+    text_printf(out, " %11s", bytes > 0 ? text_bytes(bytes, text) : "0");
+}
+
+/* "embedding, layers 0-3; layers 28-31, norm and head". Ends the line. */
+static void put_units(const Forecast *f, const Row *row, Text *out) {
+    const Stages *s = &f->layout.stages;
+    int blocks = (int)f->config->model.shape.num_hidden_layers;
+    text_puts(out, "  ");
+    if (row->first < row->last) {
+        split_describe_units(blocks, s->first[first_stage(f, row->first)], s->first[first_stage(f, row->last) + 1], out);
+        text_printf(out, ", %d each", count_blocks(f, row->first));
+    }
+    const char *semicolon = "";
+    for (int i = 0; row->first == row->last && i < s->count; i++) {
+        if (s->rank[i] != row->first) continue;
+        text_puts(out, semicolon);
+        split_describe_units(blocks, s->first[i], s->first[i + 1], out);
+        semicolon = "; ";
+    }
+    text_puts(out, "\n");
+}
+
+/* ---- memory ---- */
+
+static void fill_memory(const Forecast *f, int place, double *value) {
+    const MemoryPlan *m = engine_memory(&f->ranks[place].engine);
+    value[0] = (double)(m->parameters + m->copy);
+    value[1] = (double)m->arena[ARENA_GATHERED];
+    value[2] = (double)(m->gradients + m->arena[ARENA_GRADIENTS]);
+    value[3] = (double)m->optimizer;
+    value[4] = (double)m->arena[ARENA_ACTIVATIONS];
+    value[6] = (double)memory_plan_total(m);
+    value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
+}
+
+static void put_shares(const Forecast *f, Text *out) {
+    const Partition *p = &f->ranks[0].engine.partition;
+    double held = 0, needed = (double)p->table->elements;
+    for (int i = 0; i < f->places; i++) {
+        const Partition *q = &f->ranks[i].engine.partition;
+        size_t copy = q->tied_copy ? q->share[0].vectors + q->share[0].matrices : 0;
+        held += (double)(q->owned - copy) * q->shards;
+    }
+    if (p->shards > 1)
+        text_printf(out, "  parameters and optimizer: a rank holds 1/%d of its units; padding of shares %.2g%%\n", p->shards,
+                    100 * (held / needed - 1));
+    if (p->replicas > 1)
+        text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n", p->replicas);
+    for (int i = 0; i < f->places; i++)
+        if (f->ranks[i].engine.partition.tied_copy)
+            text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n", i);
+}
+
+static void put_limit(const Forecast *f, double limit, Text *out) {
+    char most[32], allowed[32];
+    double bytes = (double)forecast_memory(f, f->fullest);
+    if (limit <= 0) return;
+    text_printf(out, "  of %s a rank: %.1f%% at most, on rank %d%s\n", text_bytes(limit, allowed), 100 * bytes / limit,
+                f->ranks[f->fullest].first, bytes > limit ? ": it will not fit" : "");
+    if (bytes > limit) text_printf(out, "  %s more are needed\n", text_bytes(bytes - limit, most));
+}
+
+void forecast_print_memory(const Forecast *f, double limit, Text *out) {
+    Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    int n = make_rows(f, fill_memory, true, rows);
+    text_puts(out,
+              "memory of a rank\n"
+              "  ranks        parameters    gathered   gradients   optimizer activations       other       total  holds\n");
+    for (int i = 0; i < n; i++) {
+        put_ranks(f, &rows[i], out);
+        for (int k = 0; k < COLUMNS; k++) put_bytes(rows[i].value[k], out);
+        put_units(f, &rows[i], out);
+    }
+    free(rows);
+    put_shares(f, out);
+    put_limit(f, limit, out);
+}
+
+void forecast_print_place(const Forecast *f, int place, Text *out) {
+    const RankForecast *r = &f->ranks[place];
+    text_printf(out, "memory of rank %d", r->first);
+    if (r->count > 1) text_printf(out, ", and of those to %d", r->first + r->count - 1);
+    text_puts(out, "\n");
+    memory_plan_print(engine_memory(&r->engine), &r->engine.program, &r->engine.model, out);
+}
+
+/* ---- work and traffic ---- */
+
+static void fill_work(const Forecast *f, int place, double *value) {
+    const RankForecast *r = &f->ranks[place];
+    value[0] = r->flops / 1e12;
+    value[1] = (double)r->traffic.bytes[AXIS_PP];
+    value[2] = (double)r->traffic.bytes[AXIS_DP_REPLICATE];
+    value[3] = (double)r->traffic.parameters;
+    value[4] = (double)(r->traffic.bytes[AXIS_DP_SHARD] - r->traffic.parameters);
+    value[5] = (double)sum_axes(&r->traffic);
+    value[6] = 0;
+}
+
+static void put_why(const Forecast *f, Text *out) {
+    static const char *const sync[] = {"once a step", "once a microbatch",
+                                       "over dp_shard once a microbatch, over dp_replicate once a step"};
+    const Program *p = &f->ranks[0].engine.program;
+    const Mesh *mesh = &f->layout.mesh;
+    if (mesh_dp_degree(mesh) > 1)
+        text_printf(out, "  gradients cross %s%s\n", sync[p->sync], p->exact ? ", in fixed point of 8 bytes" : "");
+    text_puts(out, "  0 on an axis of degree 1:");
+    for (int a = 0; a < AXES; a++)
+        if (mesh->degree[a] == 1) text_printf(out, " %s", axis_name((Axis)a));
+    text_puts(out, "\n");
+}
+
+void forecast_print_work(const Forecast *f, Text *out) {
+    char tokens[32];
+    Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    int n = make_rows(f, fill_work, false, rows);
+    int64_t each = f->layout.sequences * f->layout.microbatches * f->config->train.context;
+    text_printf(out,
+                "work and bytes sent of a rank in a step, %s tokens\n"
+                "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:       total\n"
+                "                           boundaries   gradients  parameters   gradients\n",
+                text_count(each, tokens));
+    for (int i = 0; i < n; i++) {
+        put_ranks(f, &rows[i], out);
+        text_printf(out, " %11.4g", rows[i].value[0]);
+        for (int k = 1; k < 6; k++) put_bytes(rows[i].value[k], out);
+        text_puts(out, "\n");
+    }
+    free(rows);
+    put_why(f, out);
+}
+
+/* ---- exact numerics ---- */
+
+ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *out, Error *err) {
+    const RankForecast *r = &f->ranks[place];
+    Engine fast;
+    EngineSpec spec = r->engine.spec;
+    char memory[32], sent[32], fast_memory[32], fast_sent[32];
+    if (!spec.exact) return OK;
+    spec.exact = false;
+    ErrorCode code = engine_plan(&fast, d, &spec, err);
+    if (code == OK) {
+        ProgramTraffic t = program_traffic(&fast.program, dtype_bytes(fast.model.compute), boundary_bytes(&fast.model));
+        double before = (double)memory_plan_pools(&fast.memory), after = (double)memory_plan_pools(&r->engine.memory);
+        uint64_t less = sum_axes(&t), more = sum_axes(&r->traffic);
+        text_printf(out, "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
+                    r->first, text_bytes(after, memory), text_bytes(before, fast_memory), 100 * (after / before - 1),
+                    text_bytes((double)more, sent), text_bytes((double)less, fast_sent));
+        if (less > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)less - 1));
+        text_puts(out, "\n");
+    }
+    engine_free(&fast);
+    return code;
+}
+
+/* ---- pipelines ---- */
+
+/* Messages take no time here; what is left of them is how long a receive stood open. */
+static void drop_messages(Timeline *t) {
+    int kept = 0;
+    for (int i = 0; i < t->count; i++)
+        if (t->spans[i].kind != SPAN_SEND && t->spans[i].kind != SPAN_RECV) t->spans[kept++] = t->spans[i];
+    t->count = kept;
+}
+
+static void scale_spans(Timeline *t, double factor) {
+    for (int i = 0; i < t->count; i++) {
+        t->spans[i].start *= factor;
+        t->spans[i].end *= factor;
+    }
+}
+
+void forecast_timeline(const Forecast *f, double tflops, ForecastTimeline *t) {
+    const Layout *l = &f->layout;
+    StageCost *units = mem_alloc_array((size_t)l->stages.first[l->stages.count], sizeof *units);
+    layout_unit_costs(f->config, units);
+    t->bytes = mem_alloc_array((size_t)f->places, sizeof *t->bytes);
+    timeline_from_simulation(&t->timeline, t->title, &l->schedule, &f->timing);
+    drop_messages(&t->timeline);
+    for (int i = 0; i < f->places; i++) {
+        const Engine *e = &f->ranks[i].engine;
+        timeline_add_collectives(&t->timeline, &e->program, &l->schedule.orders[i], f->timing.rank[i].cells, units);
+        t->bytes[i] = (double)engine_memory(e)->arena[ARENA_ACTIVATIONS];
+    }
+    scale_spans(&t->timeline, 1e-12 / (tflops > 0 ? tflops : 1));
+    t->timeline.unit = tflops > 0 ? "s" : "TFLOP";
+    t->timeline.bytes = t->bytes;
+    snprintf(t->title, sizeof t->title, "%s: %d pipeline ranks, %d microbatches, %d stages, messages free", l->schedule.name,
+             l->schedule.ranks, l->schedule.microbatches, l->schedule.stages);
+    free(units);
+}
+
+void forecast_timeline_free(ForecastTimeline *t) {
+    timeline_free(&t->timeline);
+    free(t->bytes);
+    t->bytes = NULL;
+}
+
+double forecast_balance(const Forecast *f) {
+    double most = 0, all = 0;
+    for (int i = 0; i < f->places; i++) {
+        most = fmax(most, f->ranks[i].flops);
+        all += f->ranks[i].flops;
+    }
+    return most > 0 ? all / (most * f->places) : 1;
+}

@@ -1,0 +1,56 @@
+/* What every rank of a mesh would do, hold and send, planned without starting any of them.
+ *
+ * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run programs of the same
+ * form, so one of them stands for all: there is one RankForecast for each pipeline rank. */
+#ifndef WEFT_TRAIN_FORECAST_H
+#define WEFT_TRAIN_FORECAST_H
+
+#include "plan/draw.h"
+#include "train/engine.h"
+#include "train/layout.h"
+
+typedef struct RankForecast {
+    Engine engine;    /* planned, not allocated; of the first rank of the place */
+    int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
+    ProgramTraffic traffic;
+    double flops; /* of a step, recomputation among them */
+} RankForecast;
+
+/* Not to be moved or copied: programs point into it. */
+typedef struct Forecast {
+    const Config *config;
+    Layout layout;
+    int places;
+    RankForecast *ranks; /* [places] by pipeline rank */
+    int fullest;         /* place with the most memory */
+    Simulation timing;   /* of a step, in FLOPs, transfers free; ranks are pipeline ranks. One rank when there is no pipeline */
+} Forecast;
+
+/* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on failure. */
+ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, Error *err);
+void forecast_free(Forecast *f);
+
+size_t forecast_memory(const Forecast *f, int place); /* bytes of a rank, with the copy that checkpoints are written from */
+uint64_t forecast_sent(const Forecast *f, int place); /* bytes of a step, over all axes */
+
+/* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full; and what exact
+ * numerics cost it. `limit`: bytes of a rank, 0 for none. */
+void forecast_print_memory(const Forecast *f, double limit, Text *out);
+void forecast_print_work(const Forecast *f, Text *out);
+void forecast_print_place(const Forecast *f, int place, Text *out);
+ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *out, Error *err);
+
+/* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of their activations.
+ * Time is in seconds for ranks that do `tflops` TFLOP/s, or in TFLOP when that is 0; transfers take none. Only where
+ * layout.piped. */
+typedef struct ForecastTimeline {
+    Timeline timeline;
+    char title[192];
+    double *bytes;
+} ForecastTimeline;
+void forecast_timeline(const Forecast *f, double tflops, ForecastTimeline *t);
+void forecast_timeline_free(ForecastTimeline *t);
+/* The average rank's work as a share of the busiest one's. */
+double forecast_balance(const Forecast *f);
+
+#endif

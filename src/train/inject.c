@@ -1,0 +1,222 @@
+#include "train/inject.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/rng.h"
+#include "base/text.h"
+
+enum { MOST_FAULTS = 10000 };
+#define BETWEEN "; \t\n"
+
+typedef struct KindFacts {
+    const char *name;
+    bool ends; /* the attempt in which it happens */
+} KindFacts;
+
+static const KindFacts kinds[FAULT_KINDS] = {
+    [FAULT_KILL] = {"kill", true},        [FAULT_STOP] = {"stop", true},  [FAULT_NAN] = {"nan", false},
+    [FAULT_BITFLIP] = {"bitflip", false}, [FAULT_SLOW] = {"slow", false},
+};
+
+const char *fault_name(FaultKind kind) { return kinds[kind].name; }
+
+/* What a part may say. */
+typedef enum Key { KEY_RANK, KEY_STEP, KEY_ATTEMPT, KEY_SEED, KEY_MS, KEY_COUNT, KEY_KINDS, KEYS } Key;
+static const char *const key_names[KEYS] = {"rank", "step", "attempt", "seed", "ms", "count", "kinds"};
+
+/* One part, "kind:key=value,...", taken to pieces. */
+typedef struct Part {
+    const char *text; /* up to `length`, for messages and kinds */
+    size_t length;
+    int kind; /* FaultKind, or FAULT_KINDS for "random" */
+    bool given[KEYS];
+    int64_t values[KEYS];
+    unsigned chosen; /* bit set of the kinds of a random part */
+} Part;
+
+static ErrorCode refuse(const Part *p, Error *err, const char *why) {
+    char shown[120];
+    return error_set(err, ERR_USAGE, "--inject: \"%s\": %s", error_escape(shown, sizeof shown, p->text, p->length), why);
+}
+
+static bool same(const char *name, const char *text, size_t length) {
+    return strlen(name) == length && memcmp(name, text, length) == 0;
+}
+
+static int find_kind(const char *text, size_t length) {
+    for (int k = 0; k < FAULT_KINDS; k++)
+        if (same(kinds[k].name, text, length)) return k;
+    return -1;
+}
+
+/* "kill|stop" */
+static ErrorCode read_kinds(Part *p, const char *text, size_t length, Error *err) {
+    for (const char *end = text + length;;) {
+        const char *bar = memchr(text, '|', (size_t)(end - text));
+        int kind = find_kind(text, (size_t)((bar ? bar : end) - text));
+        if (kind < 0) return refuse(p, err, "kinds are kill, stop, nan, bitflip, slow, parted by |");
+        p->chosen |= 1U << kind;
+        if (!bar) return OK;
+        text = bar + 1;
+    }
+}
+
+static ErrorCode read_number(Part *p, Key key, const char *text, size_t length, Error *err) {
+    int64_t value = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] < '0' || text[i] > '9' || i > 15) return refuse(p, err, "values are whole numbers");
+        value = 10 * value + (text[i] - '0');
+    }
+    if (length == 0) return refuse(p, err, "a value is missing");
+    p->values[key] = value;
+    return OK;
+}
+
+static bool belongs(const Part *p, Key key) {
+    bool random = p->kind == FAULT_KINDS;
+    switch (key) {
+    case KEY_RANK:
+    case KEY_STEP:
+    case KEY_ATTEMPT: return !random;
+    case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
+    case KEY_MS: return random || p->kind == FAULT_SLOW;
+    default: return random;
+    }
+}
+
+/* "key=value" */
+static ErrorCode read_pair(Part *p, const char *text, size_t length, Error *err) {
+    const char *equals = memchr(text, '=', length);
+    size_t name = equals ? (size_t)(equals - text) : length;
+    int key = 0;
+    while (key < KEYS && !same(key_names[key], text, name)) key++;
+    if (!equals || key == KEYS)
+        return refuse(p, err, "expected kind:key=value,... with the keys rank, step, attempt, seed, ms, or count, kinds");
+    if (!belongs(p, (Key)key)) return refuse(p, err, "a key that this kind of fault does not have");
+    if (p->given[key]) return refuse(p, err, "a key is given twice");
+    p->given[key] = true;
+    size_t rest = length - name - 1;
+    return key == KEY_KINDS ? read_kinds(p, equals + 1, rest, err) : read_number(p, (Key)key, equals + 1, rest, err);
+}
+
+static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err) {
+    *p = (Part){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
+    const char *colon = memchr(text, ':', length), *end = text + length;
+    size_t name = colon ? (size_t)(colon - text) : length;
+    p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
+    if (p->kind < 0) return refuse(p, err, "faults are kill, stop, nan, bitflip, slow, random, as in kill:rank=1,step=7");
+    for (const char *at = colon ? colon + 1 : end; at < end;) {
+        const char *comma = memchr(at, ',', (size_t)(end - at));
+        TRY(read_pair(p, at, (size_t)((comma ? comma : end) - at), err));
+        at = comma ? comma + 1 : end;
+    }
+    return OK;
+}
+
+static ErrorCode add_fault(Inject *in, const Part *p, int ranks, int64_t steps, Error *err) {
+    char why[120];
+    const int64_t *v = p->values;
+    if (!p->given[KEY_STEP]) return refuse(p, err, "step=N is missing");
+    snprintf(why, sizeof why, "the run has ranks 0 to %d and steps 1 to %" PRId64, ranks - 1, steps);
+    if (v[KEY_RANK] >= ranks || v[KEY_STEP] < 1 || v[KEY_STEP] > steps) return refuse(p, err, why);
+    if (v[KEY_ATTEMPT] > INT32_MAX) return refuse(p, err, "there is no such attempt");
+    in->faults[in->count++] =
+        (Fault){(FaultKind)p->kind, (int)v[KEY_RANK], (int)v[KEY_ATTEMPT], v[KEY_STEP], v[KEY_MS], (uint64_t)v[KEY_SEED]};
+    return OK;
+}
+
+/* ---- random faults ---- */
+
+static int by_step(const void *a, const void *b) {
+    const Fault *x = a, *y = b;
+    return (x->step > y->step) - (x->step < y->step);
+}
+
+/* Kind number `index` of those chosen. */
+static FaultKind choose(unsigned chosen, uint64_t index) {
+    int kind = 0;
+    for (;; kind++)
+        if (chosen >> kind & 1 && index-- == 0) return (FaultKind)kind;
+}
+
+static int count_bits(unsigned set) {
+    int count = 0;
+    for (; set; set &= set - 1) count++;
+    return count;
+}
+
+/* The first `count` of a permutation of the steps. */
+static void draw_faults(Fault *faults, const Part *p, int64_t count, int ranks, int64_t steps) {
+    uint64_t key = rng_key((uint64_t)p->values[KEY_SEED], "inject");
+    unsigned chosen = p->chosen ? p->chosen : (1U << FAULT_KINDS) - 1;
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t draw = 3 * (uint64_t)i;
+        faults[i] = (Fault){.kind = choose(chosen, rng_u64(key, draw) % (uint64_t)count_bits(chosen)),
+                            .rank = (int)(rng_u64(key, draw + 1) % (uint64_t)ranks),
+                            .step = 1 + (int64_t)rng_permute(key, (uint64_t)steps, (uint64_t)i % (uint64_t)steps),
+                            .ms = p->values[KEY_MS],
+                            .seed = rng_u64(key, draw + 2)};
+    }
+    qsort(faults, (size_t)count, sizeof *faults, by_step);
+    int attempt = 0;
+    for (int64_t i = 0; i < count; i++) {
+        faults[i].attempt = attempt;
+        attempt += kinds[faults[i].kind].ends;
+    }
+}
+
+static ErrorCode add_part(Inject *in, const char *text, size_t length, int ranks, int64_t steps, Error *err) {
+    Part p;
+    TRY(read_part(&p, text, length, err));
+    int64_t count = p.kind == FAULT_KINDS ? p.values[KEY_COUNT] : 1;
+    if (count > MOST_FAULTS - (int64_t)in->count) return refuse(&p, err, "at most 10000 faults are possible");
+    in->faults = mem_grow(in->faults, (in->count + (size_t)count + 1) * sizeof *in->faults);
+    if (p.kind < FAULT_KINDS) return add_fault(in, &p, ranks, steps, err);
+    draw_faults(in->faults + in->count, &p, count, ranks, steps);
+    in->count += (size_t)count;
+    return OK;
+}
+
+ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err) {
+    *in = (Inject){0};
+    CHECK(ranks >= 1 && steps >= 1);
+    for (const char *at = text ? text : ""; *(at += strspn(at, BETWEEN));) {
+        size_t length = strcspn(at, BETWEEN);
+        TRY(add_part(in, at, length, ranks, steps, err));
+        at += length;
+    }
+    return OK;
+}
+
+void inject_free(Inject *in) {
+    free(in->faults);
+    *in = (Inject){0};
+}
+
+/* ---- in the run ---- */
+
+const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last) {
+    for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
+        const Fault *f = &in->faults[i];
+        if (f->rank == rank && f->step == step && f->attempt == attempt) return f;
+    }
+    return NULL;
+}
+
+void inject_strike(const Fault *f) {
+    struct timespec left = {.tv_sec = f->ms / 1000, .tv_nsec = f->ms % 1000 * 1000000};
+    if (f->kind == FAULT_KILL) raise(SIGKILL);
+    if (f->kind == FAULT_STOP) raise(SIGSTOP);
+    while (f->kind == FAULT_SLOW && nanosleep(&left, &left) != 0 && errno == EINTR) {}
+}
+
+uint64_t inject_place(const Fault *f, uint64_t bits) {
+    return rng_u64(rng_key(f->seed, "inject.place"), (uint64_t)f->step) % bits;
+}

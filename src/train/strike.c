@@ -1,0 +1,50 @@
+#include "train/strike.h"
+
+#include <stdio.h>
+
+#include "base/log.h"
+
+enum { FLOAT_BITS = 32 };
+
+static uint64_t count_bits(const Engine *e) {
+    uint64_t elements = 0;
+    for (int i = 0; i < e->model.table.count; i++)
+        elements += (uint64_t)partition_piece(&e->partition, &e->model.table.params[i]).count;
+    return elements * FLOAT_BITS;
+}
+
+static void turn(Engine *e, float *weight, unsigned bit) {
+    uint32_t bits;
+    OP(e->device, OP_DOWNLOAD, download, &bits, weight, sizeof bits);
+    bits ^= UINT32_C(1) << bit;
+    OP(e->device, OP_UPLOAD, upload, weight, &bits, sizeof bits);
+    engine_refresh(e);
+}
+
+void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
+    uint64_t element = place % count_bits(e) / FLOAT_BITS;
+    unsigned bit = (unsigned)(place % FLOAT_BITS);
+    for (int i = 0; i < e->model.table.count; i++) {
+        const Param *p = &e->model.table.params[i];
+        Piece piece = partition_piece(&e->partition, p);
+        if (element < (uint64_t)piece.count) {
+            turn(e, engine_master(e, piece) + element, bit);
+            snprintf(where, size, "bit %u of element %lld of %s", bit, (long long)piece.first + (long long)element, p->name);
+            return;
+        }
+        element -= (uint64_t)piece.count;
+    }
+}
+
+static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
+    char where[160] = "";
+    if (f->kind == FAULT_BITFLIP) strike_bit(e, inject_place(f, count_bits(e)), where, sizeof where);
+    if (f->kind == FAULT_NAN) options->poison = true, options->poison_place = inject_place(f, UINT64_MAX);
+    log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step, fault_name(f->kind),
+             where[0] ? ", " : "", where);
+    inject_strike(f);
+}
+
+void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
+    for (const Fault *f = NULL; (f = inject_at(in, e->spec.rank, step, attempt, f));) strike_one(f, e, options);
+}

@@ -1,0 +1,179 @@
+/* Invariants
+ *  S1. The four signals are blocked from before the first fork to the return, and taken one at a time by sigtimedwait: no
+ * handler runs, and none is lost between a look and a wait. The child gets back the mask that was there before. S2. At any time
+ * there is at most one child, and none when supervise returns. */
+#include "train/supervise.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define ENV_ATTEMPT "WEFT_ATTEMPT"
+#define ENV_CAUSE "WEFT_RESTART_CAUSE"
+#define LONGEST_PAUSE 60.0
+#define LONG_RUN 600.0 /* seconds: what fails after that is no longer the same trouble */
+
+typedef struct Watch {
+    const Supervision *plan;
+    sigset_t awaited, before;
+    pid_t child;
+    bool stopping; /* a signal was passed on: no more restarts */
+    int attempt;
+    int in_a_row;    /* restarts of which none ran long */
+    char cause[120]; /* of the last end */
+} Watch;
+
+int supervise_attempt(void) {
+    const char *text = getenv(ENV_ATTEMPT);
+    long value = text ? strtol(text, NULL, 10) : 0;
+    return value > 0 && value < INT32_MAX ? (int)value : 0;
+}
+
+const char *supervise_cause(void) {
+    const char *text = getenv(ENV_CAUSE);
+    return text ? text : "";
+}
+
+/* ---- the child ---- */
+
+/* In the child. What it is told stands in the environment already. */
+static _Noreturn void become(const Watch *w, pid_t parent) {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    sigprocmask(SIG_SETMASK, &w->before, NULL);
+    if (getppid() == parent) execv("/proc/self/exe", w->plan->words);
+    _exit(ERR_INTERNAL);
+}
+
+static ErrorCode start(Watch *w, Error *err) {
+    char attempt[16];
+    pid_t parent = getpid();
+    snprintf(attempt, sizeof attempt, "%d", w->attempt);
+    if (setenv(ENV_ATTEMPT, attempt, 1) != 0 || setenv(ENV_CAUSE, w->cause, 1) != 0)
+        return error_errno(err, ERR_MEMORY, "cannot set the environment of the training process");
+    w->child = fork();
+    if (w->child < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start the training process");
+    if (w->child == 0) become(w, parent);
+    setpgid(w->child, w->child); /* on both sides, whoever comes first */
+    return OK;
+}
+
+/* Status of the child when it has ended. */
+static bool ended(Watch *w, int *status) {
+    pid_t pid;
+    do { pid = waitpid(w->child, status, WNOHANG); } while (pid < 0 && errno == EINTR);
+    if (pid != w->child) return false;
+    w->child = 0;
+    return true;
+}
+
+/* Waits for one of the signals, at most so long (negative: for ever). 0 when none came. */
+static int next_signal(const Watch *w, double seconds) {
+    struct timespec limit = {.tv_sec = (time_t)seconds, .tv_nsec = (long)(fmod(seconds, 1) * 1e9)};
+    int number;
+    do {
+        number = seconds < 0 ? sigwaitinfo(&w->awaited, NULL) : sigtimedwait(&w->awaited, NULL, &limit);
+    } while (number < 0 && errno == EINTR && seconds < 0);
+    return number < 0 ? 0 : number;
+}
+
+static int wait_for_end(Watch *w) {
+    int status = 0;
+    while (!ended(w, &status)) {
+        int number = next_signal(w, -1);
+        if (number == 0 || number == SIGCHLD) continue;
+        w->stopping = true;
+        kill(w->child, number);
+    }
+    return status;
+}
+
+/* ---- what to do about its end ---- */
+
+static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+static void describe(Watch *w, int status) {
+    if (WIFSIGNALED(status))
+        snprintf(w->cause, sizeof w->cause, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else
+        snprintf(w->cause, sizeof w->cause, "exit status %d (%s)", WEXITSTATUS(status),
+                 error_name((ErrorCode)WEXITSTATUS(status)));
+}
+
+/* A status of 128 + N is that of a launcher whose process was killed. */
+static bool may_pass(int status) {
+    switch (code_of(status)) {
+    case OK:
+    case ERR_USAGE:
+    case ERR_CONFIG:
+    case ERR_DATA:
+    case ERR_NOINPUT:
+    case ERR_UNAVAILABLE:
+    case ERR_STOPPED: return false;
+    default: return true;
+    }
+}
+
+static double pause_before(const Watch *w) { return fmin(LONGEST_PAUSE, ldexp(w->plan->backoff_s, w->in_a_row - 1)); }
+
+/* False when a signal to stop came meanwhile. */
+static bool pause_for(const Watch *w, double seconds) {
+    for (double until = clock_seconds() + seconds; seconds > 0; seconds = until - clock_seconds()) {
+        int number = next_signal(w, seconds);
+        if (number != 0 && number != SIGCHLD) return false;
+    }
+    return true;
+}
+
+static ErrorCode pass_on(Watch *w, int status, Error *err) {
+    ErrorCode code = (ErrorCode)code_of(status);
+    if (code != OK) error_set(err, code, "training ended: %s", w->cause);
+    err->told = WIFEXITED(status); /* by the child */
+    if (code == OK && w->attempt > 0) log_info("done, after %d restart%s", w->attempt, w->attempt == 1 ? "" : "s");
+    return code;
+}
+
+static ErrorCode watch(Watch *w, Error *err) {
+    for (;;) {
+        double started = clock_seconds();
+        TRY(start(w, err));
+        int status = wait_for_end(w);
+        describe(w, status);
+        if (w->stopping || !may_pass(status)) return pass_on(w, status, err);
+        if (w->attempt >= w->plan->restarts)
+            return error_set(err, (ErrorCode)code_of(status), "training ended: %s; %d restarts were allowed, and all are used",
+                             w->cause, w->attempt);
+        w->attempt++;
+        w->in_a_row = clock_seconds() - started > LONG_RUN ? 1 : w->in_a_row + 1;
+        double seconds = pause_before(w);
+        log_warn("training ended: %s; restart %d of %lld in %g s", w->cause, w->attempt, (long long)w->plan->restarts, seconds);
+        if (!pause_for(w, seconds))
+            return error_set(err, ERR_STOPPED, "stopped before a restart: the same command goes on from the last checkpoint");
+    }
+}
+
+ErrorCode supervise(const Supervision *s, Error *err) {
+    Watch w = {.plan = s};
+    sigemptyset(&w.awaited);
+    sigaddset(&w.awaited, SIGINT);
+    sigaddset(&w.awaited, SIGTERM);
+    sigaddset(&w.awaited, SIGUSR1);
+    sigaddset(&w.awaited, SIGCHLD);
+    signal(SIGCHLD, SIG_DFL); /* ignored, there would be no status to ask for */
+    signal(SIGPIPE, SIG_IGN); /* supervision outlives whoever reads its messages */
+    sigprocmask(SIG_BLOCK, &w.awaited, &w.before);
+    ErrorCode code = watch(&w, err);
+    sigprocmask(SIG_SETMASK, &w.before, NULL);
+    return code;
+}

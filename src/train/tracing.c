@@ -1,0 +1,112 @@
+#include "train/tracing.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "observe/trace.h"
+
+void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
+    *t = (Tracing){.comm = comm};
+    if (!config_traces(c, &t->first, &t->last)) return;
+    timing_start(&t->timing, l->mesh.world, l->mesh.degree[AXIS_PP], l->stages.count);
+}
+
+bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }
+
+/* What a rank sends: when its step began, by its clock, then its actions. */
+static char *pack(const Engine *e, size_t *bytes) {
+    size_t count = (size_t)e->program.count;
+    *bytes = sizeof(double) + count * sizeof(TimedAction);
+    char *packed = mem_alloc(*bytes);
+    memcpy(packed, &e->began, sizeof(double));
+    for (size_t i = 0; i < count; i++) {
+        Action a = e->program.actions[i];
+        bool has_stage = a.unit >= 0 && a.unit < e->program.units;
+        TimedAction timed = {.action = a,
+                             .stage = has_stage ? stages_of_unit(&e->partition.stages, a.unit) : -1,
+                             .start = e->times[i].start,
+                             .end = e->times[i].end,
+                             .waited = e->times[i].waited};
+        memcpy(packed + sizeof(double) + i * sizeof timed, &timed, sizeof timed);
+    }
+    return packed;
+}
+
+/* Moves a rank's times to the clock of the step. */
+static void unpack(TimedStep *s, int rank, const char *packed, size_t bytes, double late) {
+    size_t count = (bytes - sizeof(double)) / sizeof(TimedAction);
+    TimedAction *actions = mem_alloc_array(count + 1, sizeof *actions);
+    memcpy(actions, packed + sizeof(double), count * sizeof *actions);
+    for (size_t i = 0; i < count; i++) actions[i].start += late, actions[i].end += late;
+    timing_set(s, rank, actions, (int)count);
+}
+
+static void add_step(Tracing *t, int64_t step, const char *all, const size_t *lengths) {
+    int ranks = comm_size(t->comm);
+    bool one_clock = comm_local_size(t->comm) == ranks;
+    double *began = mem_alloc_array((size_t)ranks, sizeof *began), first;
+    const char *at = all;
+    for (int r = 0; r < ranks; at += lengths[r++]) memcpy(&began[r], at, sizeof(double));
+    first = began[0];
+    for (int r = 0; r < ranks && one_clock; r++) first = fmin(first, began[r]);
+    if (t->timing.count == 0) t->origin = first;
+    TimedStep *s = timing_add(&t->timing, step, first - t->origin);
+    at = all;
+    for (int r = 0; r < ranks; at += lengths[r++]) unpack(s, r, at, lengths[r], one_clock ? began[r] - first : 0);
+    free(began);
+}
+
+ErrorCode tracing_step(Tracing *t, const Engine *e, int64_t step, Error *err) {
+    if (step < t->first || step > t->last) return OK;
+    size_t bytes, *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
+    char *mine = pack(e, &bytes), *all = NULL;
+    ErrorCode code = comm_gather(t->comm, mine, bytes, &all, lengths, err);
+    if (code == OK && all) add_step(t, step, all, lengths);
+    free(all);
+    free(mine);
+    free(lengths);
+    return code;
+}
+
+static ErrorCode write_file(const Tracing *t, const char *run_dir, Prediction *p, Error *err) {
+    TRY(timing_predict(p, &t->timing, err));
+    char *path = path_join(run_dir, TRACE_FILE);
+    ErrorCode code = trace_write(path, &t->timing, p, err);
+    free(path);
+    return code;
+}
+
+static ErrorCode report_step(const Tracing *t, int index, const Prediction *p, Journal *journal, Error *err) {
+    int64_t step = t->timing.steps[index].step;
+    StepFigures f = timing_figures(&t->timing, index);
+    Text line = {0};
+    timing_sentence(p, &f, &line);
+    log_info("step %lld: %s", (long long)step, line.data);
+    const JournalFact facts[] = {{"seconds", f.seconds},
+                                 {"predicted_seconds", p->seconds},
+                                 {"bubble", f.bubble},
+                                 {"predicted_bubble", p->bubble},
+                                 {NULL, 0}};
+    ErrorCode code = journal_add(journal, JOURNAL_TRACED, step, line.data, facts, err);
+    text_free(&line);
+    return code;
+}
+
+ErrorCode tracing_report(Tracing *t, const char *run_dir, Journal *journal, Error *err) {
+    Error failure = {.message = ""};
+    Prediction p = {0};
+    ErrorCode code = OK;
+    if (t->timing.count == 0) return OK;
+    if (write_file(t, run_dir, &p, &failure) == OK)
+        for (int i = 0; i < t->timing.count && code == OK; i++) code = report_step(t, i, &p, journal, err);
+    else
+        log_warn("no trace: %s", failure.message);
+    prediction_free(&p);
+    timing_free(&t->timing);
+    return code;
+}
+
+void tracing_close(Tracing *t) { timing_free(&t->timing); }

@@ -1,0 +1,85 @@
+#!/bin/bash
+# What becomes of a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks are
+# plays of test_comm.
+set -euo pipefail
+program=$WEFT_BINARY_DIR/test_comm
+[ -x "$program" ] || { echo "test_comm was not built: cmocka is missing"; exit 77; }
+command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
+export ASAN_OPTIONS=detect_leaks=0 # MPI libraries unload their parts before the leak check
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "$1"; echo "--- it said:"; cat "$work/said"; exit 1; }
+
+# expect STATUS LINES WORDS...: what the last run ended with, how many lines it printed (- for any), what stands in them.
+expect() {
+    local status=$1 lines=$2 word
+    shift 2
+    [ "$ended" -eq "$status" ] || fail "$what: exit status $ended, not $status"
+    [ "$lines" = - ] || [ "$(grep -c . "$work/said" || true)" -eq "$lines" ] || fail "$what: not $lines lines"
+    for word in "$@"; do grep -qF -- "$word" "$work/said" || fail "$what: does not say \"$word\""; done
+}
+
+# A failure must reach everyone long before this limit.
+run() {
+    what="$*"
+    ended=0
+    timeout -k 5 60 "$program" "$@" 2>"$work/said" >/dev/null || ended=$?
+}
+
+run launch 4 play agree 2 3
+expect 65 1 "weft: rank 2: bad play"
+run launch 3 play agree 0 1 2
+expect 65 1 "weft: bad play"
+run launch 4 play fail 3
+expect 65 1 "weft: rank 3: bad play (bad data, exit status 65)"
+run launch 4 play fail 0 1 2 3
+expect 65 1 "weft: rank 0: bad play"
+run launch 3 play sizes
+expect 1 1 "rank 0: expected a message of 8192 bytes from rank 1, which sent 4096"
+run launch 4 play kill 2
+expect 137 1 "rank 2 was killed by signal 9 (SIGKILL)"
+
+# A frozen rank: everyone else says what it waits for.
+export TEST_WATCHDOG=1
+run launch 3 play freeze 2
+expect 76 2 "rank 0: nothing has come for" "rank 1: nothing has come for" "a message of 64 bytes from rank 0" "in the play"
+unset TEST_WATCHDOG
+
+# Signals become a request to stop, which the ranks agree on; a second SIGINT does not wait for them.
+signal_to() {
+    local play=$1 launcher number
+    shift
+    what="launch 2 play $play, signals $*"
+    : >"$work/out"
+    "$program" launch 2 play "$play" 2>"$work/said" >"$work/out" &
+    launcher=$!
+    for ((i = 0; i < 300; i++)); do
+        grep -q ready "$work/out" && break
+        sleep 0.1
+    done
+    for number in "$@"; do
+        kill -"$number" "$launcher"
+        sleep 0.3
+    done
+    ended=0
+    wait "$launcher" || ended=$?
+}
+signal_to stop TERM
+expect 75 1 "weft: stopped on request"
+signal_to stop INT
+expect 75 1 "weft: stopped on request"
+signal_to stop USR1
+expect 75 1
+signal_to wait INT INT
+expect 130 0
+
+# Processes that a launcher started but that do not find each other.
+export PMI_SIZE=4 PMI_RANK=0
+run
+expect 69 1 "the launcher started 4 processes (PMI_SIZE)" "there is 1"
+export PMI_RANK=1
+run
+expect 69 0
+unset PMI_SIZE PMI_RANK
+echo "failures of ranks end runs as they should"
