@@ -186,10 +186,10 @@ static void start(Execution *x, Action a, const Reduction *r, int part, void *sp
     Engine *e = x->engine;
     Error err = {.message = ""};
     size_t share = part ? r->matrices_share : r->vectors_share;
-    char *base = part ? r->matrices : r->vectors, *mine = own(x, r, base, share);
     CommHandle *handle = &e->traffic->reductions[2 * a.unit + part];
     execution_wait(e, handle);
     if (share == 0) return;
+    char *base = part ? r->matrices : r->vectors, *mine = own(x, r, base, share);
     ErrorCode code = a.kind == ACT_REDUCE_SCATTER
                          ? comm_reduce_scatter(e->comm, AXIS_DP_SHARD, r->type, base, mine, (int64_t)share, space, handle, &err)
                          : comm_all_reduce(e->comm, AXIS_DP_REPLICATE, r->type, mine, (int64_t)share, space, handle, &err);

@@ -10,7 +10,7 @@
  *   widened   panels of both operands become fp32 in scratch; a long K is cut into fixed pieces that add up in fp32. */
 #include "device/cpu/gemm.h"
 
-#include <dnnl.h>
+#include <oneapi/dnnl/dnnl.h>
 #include <omp.h>
 #include <stdlib.h>
 
@@ -358,7 +358,13 @@ static ErrorCode open_streams(Gemm *g, Error *err) {
     return OK;
 }
 
+bool gemm_native_possible(void) {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+}
+
 ErrorCode gemm_open(Gemm **out, bool native_bf16, int threads, Error *err) {
+    if (native_bf16 && !gemm_native_possible())
+        return error_set(err, ERR_UNAVAILABLE, "oneDNN: no bf16 products on this processor; it needs AVX-512");
     Gemm *g = mem_alloc(sizeof *g);
     g->native = native_bf16;
     g->threads = threads;

@@ -7,7 +7,11 @@
 
 typedef struct Gemm Gemm;
 
-/* native: bf16 products by oneDNN's bf16 matmul. Otherwise bf16 operands are widened, panel by panel, into fp32 scratch. */
+/* oneDNN's bf16 matmul runs here: from AVX-512 on, emulated where that has no bf16 instructions. */
+bool gemm_native_possible(void);
+
+/* native: bf16 products by oneDNN's bf16 matmul. Otherwise bf16 operands are widened, panel by panel, into fp32 scratch. Fails
+ * with ERR_UNAVAILABLE where native is not possible. */
 ErrorCode gemm_open(Gemm **g, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
