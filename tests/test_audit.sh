@@ -1,15 +1,9 @@
 #!/bin/bash
 # weft audit on real runs: stopped, killed and resumed, with and without a supervisor; the proof must also fail when it should.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-directory=$(mktemp -d)
-trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/prelude.sh"
 
-awk 'BEGIN { srand(3); for (p = 0; p < 60; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }' >text.txt
-awk 'BEGIN { srand(4); for (p = 0; p < 20; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }' >more.txt
+letters 60 3 >text.txt
+letters 20 4 >more.txt
 cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 1, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}, more.txt], cache_dir: cache, audit: true}
@@ -19,15 +13,9 @@ checkpoint: {every: 20}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 END
-# train DIR WORD... ; expect STATUS WORD...
+# train DIR WORD... ; expect STATUS WORD... of weft audit
 train() { "$weft" train run.yaml run.dir="$1" "${@:2}" >/dev/null 2>err </dev/null; }
-expect() {
-    local wanted=$1 status=0
-    shift
-    "$weft" audit "$@" >out 2>err </dev/null || status=$?
-    [ "$status" -eq "$wanted" ] || fail "weft audit $*: exit status $status, expected $wanted: $(cat out err)"
-}
-has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 600 "$1")"; }
+expect() { exits "$1" audit "${@:2}"; }
 
 train whole || { cat err; exit 1; }
 expect 0 whole
@@ -110,4 +98,4 @@ wait "$pid" || fail "the supervised run: $(tail -1 err)"
 expect 0 whole kept
 has out "2 attempts"
 
-[ "$failures" -eq 0 ] && echo "all as expected" || { echo "$failures failures"; exit 1; }
+conclude

@@ -1,30 +1,28 @@
 #!/bin/bash
 # What becomes of a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks are
 # plays of test_comm.
-set -euo pipefail
+. "$(dirname "$0")/prelude.sh"
+needs_ranks
+set -e
 program=$WEFT_BINARY_DIR/test_comm
 [ -x "$program" ] || { echo "test_comm was not built: cmocka is missing"; exit 77; }
-command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
-export ASAN_OPTIONS=detect_leaks=0 # MPI libraries unload their parts before the leak check
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
-fail() { echo "$1"; echo "--- it said:"; cat "$work/said"; exit 1; }
+fail() { echo "$1"; echo "--- it said:"; cat "$directory/said"; exit 1; }
 
 # expect STATUS LINES WORDS...: what the last run ended with, how many lines it printed (- for any), what stands in them.
 expect() {
     local status=$1 lines=$2 word
     shift 2
     [ "$ended" -eq "$status" ] || fail "$what: exit status $ended, not $status"
-    [ "$lines" = - ] || [ "$(grep -c . "$work/said" || true)" -eq "$lines" ] || fail "$what: not $lines lines"
-    for word in "$@"; do grep -qF -- "$word" "$work/said" || fail "$what: does not say \"$word\""; done
+    [ "$lines" = - ] || [ "$(grep -c . "$directory/said" || true)" -eq "$lines" ] || fail "$what: not $lines lines"
+    for word in "$@"; do grep -qF -- "$word" "$directory/said" || fail "$what: does not say \"$word\""; done
 }
 
 # A failure must reach everyone long before this limit.
 run() {
     what="$*"
     ended=0
-    timeout -k 5 60 "$program" "$@" 2>"$work/said" >/dev/null || ended=$?
+    timeout -k 5 60 "$program" "$@" 2>"$directory/said" >/dev/null || ended=$?
 }
 
 run launch 4 play agree 2 3
@@ -51,11 +49,11 @@ signal_to() {
     local play=$1 launcher number
     shift
     what="launch 2 play $play, signals $*"
-    : >"$work/out"
-    "$program" launch 2 play "$play" 2>"$work/said" >"$work/out" &
+    : >"$directory/out"
+    "$program" launch 2 play "$play" 2>"$directory/said" >"$directory/out" &
     launcher=$!
     for ((i = 0; i < 300; i++)); do
-        grep -q ready "$work/out" && break
+        grep -q ready "$directory/out" && break
         sleep 0.1
     done
     for number in "$@"; do

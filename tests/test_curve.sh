@@ -2,13 +2,10 @@
 # One config, one curve: a tiny model is trained for 100 steps on meshes of real ranks, in every schedule, kind of sharding and
 # moment of summing, and what must have equal bits has: every loss, every norm, the final weights.
 #   CURVE=full tests/test_curve.sh      all meshes and all combinations (make soak)
-set -uo pipefail
+. "$(dirname "$0")/prelude.sh"
+needs_ranks
 program=$WEFT_BINARY_DIR/ranks_engine
 mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
-command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
-export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
-directory=$(mktemp -d)
-trap '[ -n "${KEEP:-}" ] || rm -rf "$directory"' EXIT
 
 # PP DP_REPLICATE DP_SHARD
 case ${CURVE:-quick} in

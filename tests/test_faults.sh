@@ -3,19 +3,12 @@
 # the words that belong to the fault, is started again, and in the end there are the bits of a run that was left alone. What the
 # restarts took is printed.
 #   FAULTS=30 SEED=1 tests/test_faults.sh     (make soak)
-set -uo pipefail
-weft=${WEFT:?the program under test}
+. "$(dirname "$0")/prelude.sh"
+needs_ranks
 faults=${FAULTS:-3}
 RANDOM=${SEED:-1}
-command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
-export ASAN_OPTIONS=detect_leaks=0 # MPI libraries unload their parts before the leak check
-directory=$(mktemp -d)
-trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
-awk 'BEGIN { srand(3); for (p = 0; p < 200; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }' >text.txt
+letters 200 3 >text.txt
 # One non-finite step ends an attempt here, so that the restart takes it again and the curve stays.
 cat >run.yaml <<EOF_YAML
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, tie_word_embeddings: true}
@@ -29,7 +22,6 @@ run: {threads: 1}
 comm: {watchdog_s: ${WATCHDOG:-3}}
 restart: {backoff_s: 0}
 EOF_YAML
-curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
 stamp() { while IFS= read -r line; do echo "$EPOCHREALTIME $line"; done; }
 count() { grep -c -- "$1" "$2"; }
 
@@ -112,4 +104,4 @@ for kind in kill stop nan bitflip; do
                 '{ v[NR] = $1 } END { if (NR) printf "  %-8s %3d times  %-10s %6.2f %6.2f %6.2f\n", kind, NR, what, v[1], v[int((NR + 1) / 2)], v[NR] }'
     done
 done
-[ "$failures" -eq 0 ] && echo "all as expected" || { echo "$failures failures"; exit 1; }
+conclude

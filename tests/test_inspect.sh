@@ -1,24 +1,14 @@
 #!/bin/bash
 # weft inspect and weft checkpoint as a user meets them: what is well formed exits 0, what is not gives one line and a status.
-set -uo pipefail
-weft=${WEFT:?the program under test}
+. "$(dirname "$0")/prelude.sh"
 golden=$WEFT_SOURCE_DIR/tests/golden/tied-odd
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
-# expect STATUS WORD... : runs weft WORD..., compares the status; output lands in the files out and err.
+# expect STATUS WORD... : as exits; an error is one line, and nothing is coloured.
 expect() {
-    local wanted=$1 status=0
-    shift
-    "$weft" "$@" >out 2>err </dev/null || status=$?
-    [ "$status" -eq "$wanted" ] || fail "weft $*: exit status $status, expected $wanted: $(head -c 300 err)"
-    [ "$wanted" -eq 0 ] || [ "$(wc -l <err)" -eq 1 ] || fail "weft $*: an error is one line, not: $(cat err)"
-    ! LC_ALL=C grep -q $'\x1b' out err || fail "escape bytes in the output of $*"
+    exits "$@"
+    [ "$1" -eq 0 ] || [ "$(wc -l <err)" -eq 1 ] || fail "weft ${*:2}: an error is one line, not: $(cat err)"
+    is_plain "${@:2}"
 }
-has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 300 "$1")"; }
 # file SIZE_BYTES HEADER DATA : a safetensors file with a one-byte size field value
 file() { printf "\\x$(printf %x "${#2}")\0\0\0\0\0\0\0%s%s" "$2" "$3" >"$1"; }
 
@@ -99,5 +89,4 @@ expect 66 checkpoint list nothing
 expect 2 checkpoint polish run
 expect 2 checkpoint prune run --keep 1
 
-[ "$failures" -eq 0 ] || exit 1
-echo "all passed"
+conclude

@@ -1,15 +1,11 @@
 #!/bin/bash
 # A run that is killed again and again, at moments drawn from a seed, ends with the bits of one that was left alone.
 #   KILLS=100 SEED=1 tests/test_kills.sh     (make soak)
-set -uo pipefail
-weft=${WEFT:?the program under test}
+. "$(dirname "$0")/prelude.sh"
 kills=${KILLS:-8}
 RANDOM=${SEED:-1}
-directory=$(mktemp -d)
-trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
 
-awk 'BEGIN { srand(3); for (p = 0; p < 200; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }' >text.txt
+letters 200 3 >text.txt
 cat >run.yaml <<EOF
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
@@ -19,7 +15,6 @@ checkpoint: {every: 3}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 EOF
-curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
 
 "$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
 done_kills=0 early=0

@@ -1,15 +1,8 @@
 #!/bin/bash
 # What weft plan says is what ranks take, and it stays so: 30 steps of pipelines, the memory of every rank at every step.
-set -uo pipefail
-export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
-weft=${WEFT:?the program under test}
+. "$(dirname "$0")/prelude.sh"
+needs_ranks
 sanitized=$("$weft" --version | grep -E '^build:.*(address|thread)')
-command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
 awk 'BEGIN { for (i = 0; i < 20000; i++) printf "%d sheep, ", i * 7919 % 10007 }' >text.txt
 cat >run.yaml <<EOF2
@@ -50,5 +43,4 @@ for schedule in 1f1b gpipe interleaved_1f1b zb_h1 zbv; do check $schedule pipeli
 check exact pipeline.schedule=zbv train.numerics=exact model.tie_word_embeddings=true
 check recompute pipeline.schedule=interleaved_zero_bubble train.recompute=full
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit $((failures > 0))
+conclude

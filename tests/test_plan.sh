@@ -1,14 +1,8 @@
 #!/bin/bash
 # weft plan: any mesh without its ranks. What ranks hold and send, pipelines drawn, comparisons, and what is said about wrong input.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
+. "$(dirname "$0")/prelude.sh"
 unset TERM
 export LC_ALL=C
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
 cat >model.yaml <<END
 model:
@@ -27,16 +21,11 @@ run:
   threads: 1
 END
 
-# expect STATUS WORD... : runs weft plan model.yaml WORD..., compares the status; output lands in the files out and err.
+# expect STATUS WORD... : of weft plan model.yaml; an error is one line and all that is printed.
 expect() {
-    local wanted=$1 status=0
-    shift
-    "$weft" plan model.yaml "$@" >out 2>err </dev/null || status=$?
-    [ "$status" -eq "$wanted" ] || fail "weft plan $*: exit status $status, expected $wanted: $(head -c 300 err)"
-    [ "$wanted" -eq 0 ] || { [ "$(wc -l <err)" -eq 1 ] && [ ! -s out ]; } || fail "weft plan $*: one error expected: $(cat out err)"
+    exits "$1" plan model.yaml "${@:2}"
+    [ "$1" -eq 0 ] || { [ "$(wc -l <err)" -eq 1 ] && [ ! -s out ]; } || fail "weft plan ${*:2}: one error expected: $(cat out err)"
 }
-has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 1200 "$1")"; }
-hasnt() { ! grep -qF -- "$2" "$1" || fail "\"$2\" in: $(head -c 1200 "$1")"; }
 # row TABLE RANKS: the row of these ranks in the table that starts so.
 row() { awk -v title="$1" -v ranks="$2" 'index($0, title) == 1 { on = 1; next } /^[^ ]/ { on = 0 } on && $1 == ranks' out; }
 # bytes NUMBER UNIT: as a whole number.
@@ -206,5 +195,4 @@ has err "mesh.pp is 1"
 expect 2 -n 2 mesh.pp=2 --compare --svg x.svg
 has err "do not go together"
 
-[ "$failures" -eq 0 ] && echo "all as expected"
-exit "$((failures > 0))"
+conclude

@@ -1,15 +1,9 @@
 #!/bin/bash
 # Runs of many ranks as users make them: the curve, the validation and the final weights do not depend on the mesh; a run is
 # stopped on one mesh and goes on on another; checkpoints of all meshes are alike; errors are said once, whoever makes them.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
-export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
-directory=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/prelude.sh"
+needs_ranks
+end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun takes its ranks along
 
 # Documents shorter and longer than the context: microbatches have unequal numbers of valid targets.
 awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
@@ -169,5 +163,4 @@ bad 65 'waits.csv: its SEND and RECV cells' -n 2 mesh.pp=2 pipeline.schedule=wai
 printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
 bad 65 'broken.jsonl:2' -n 4 'data.sources=[broken.jsonl]' data.validation_fraction=0
 bad 66 'no/such/model' -n 2 model.init=no/such/model
-[ "$failures" -eq 0 ] && echo "all meshes as one"
-exit $((failures > 0))
+conclude "all meshes as one"

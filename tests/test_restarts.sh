@@ -1,15 +1,9 @@
 #!/bin/bash
 # weft train --restarts: a run that is killed is started again and ends with the bits of one that was left alone; what cannot be
 # mended is not tried again; a request to stop is passed on.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-directory=$(mktemp -d)
-trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/prelude.sh"
 
-awk 'BEGIN { srand(3); for (p = 0; p < 200; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }' >text.txt
+letters 200 3 >text.txt
 cat >run.yaml <<END
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
@@ -21,7 +15,6 @@ run: {threads: 1}
 restart: {backoff_s: 0.05}
 END
 long="train.steps=1000000 schedule.total_steps=100" # never done before it is ended
-digest() { "$weft" inspect --digest "$1"; }
 lines() { cat "$1/metrics.jsonl" 2>/dev/null | wc -l; }
 # holder DIR [PIDS [STEPS]]: process that trains in it, none of PIDS, once so many steps (1) are recorded.
 holder() {
@@ -129,4 +122,4 @@ done
 ! kill -0 "$victim" 2>/dev/null || { fail "the child outlives its supervisor"; kill -KILL "$victim"; }
 grep -q '"event": "stopped"' orphan/journal.jsonl || fail "the orphan did not save"
 
-[ "$failures" -eq 0 ] && echo "all as expected" || { echo "$failures failures"; exit 1; }
+conclude

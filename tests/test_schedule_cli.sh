@@ -1,23 +1,13 @@
 #!/bin/bash
 # weft schedule: CSV in and out, figures, drawings, and what is said about wrong input.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/prelude.sh"
 
-# expect STATUS WORD... : runs weft schedule WORD..., compares the status; output lands in the files out and err.
+# expect STATUS WORD... : of weft schedule; an error is one line and all that is printed, and nothing is coloured.
 expect() {
-    local wanted=$1 status=0
-    shift
-    "$weft" schedule "$@" >out 2>err </dev/null || status=$?
-    [ "$status" -eq "$wanted" ] || fail "weft schedule $*: exit status $status, expected $wanted: $(head -c 300 err)"
-    [ "$wanted" -eq 0 ] || { [ "$(wc -l <err)" -eq 1 ] && [ ! -s out ]; } || fail "weft schedule $*: one error expected: $(cat out err)"
-    ! LC_ALL=C grep -q $'\x1b' out err || fail "escape bytes in the output of $*"
+    exits "$1" schedule "${@:2}"
+    [ "$1" -eq 0 ] || { [ "$(wc -l <err)" -eq 1 ] && [ ! -s out ]; } || fail "weft schedule ${*:2}: one error expected: $(cat out err)"
+    is_plain "${@:2}"
 }
-has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 600 "$1")"; }
 
 # The compute order and nothing else.
 expect 0 1f1b --pp 2 --microbatches 3 --csv
@@ -136,4 +126,4 @@ expect 65 bad.csv
 expect 65 bad.csv
 expect 2 bad.csv --pp 2
 
-[ "$failures" -eq 0 ] && echo "all as expected" || { echo "$failures failures"; exit 1; }
+conclude

@@ -1,21 +1,9 @@
 #!/bin/bash
 # weft tokenizer train, encode, decode: streams, exit statuses, messages.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 300 "$1")"; }
+. "$(dirname "$0")/prelude.sh"
 
-# expect STATUS INPUT WORD... : runs weft tokenizer WORD... on a file; output lands in the files out and err.
-expect() {
-    local wanted=$1 input=$2 status=0
-    shift 2
-    "$weft" tokenizer "$@" <"$input" >out 2>err || status=$?
-    [ "$status" -eq "$wanted" ] || fail "weft tokenizer $*: exit status $status, expected $wanted: $(head -c 300 err)"
-}
+# expect STATUS INPUT WORD... : of weft tokenizer WORD... on a file.
+expect() { input=$2 exits "$1" tokenizer "${@:3}"; }
 
 # 6 MB: several reads of the encoder. Lines of text, then a stretch without any space, then bytes that are not text.
 for i in $(seq 1 2000); do echo "And the $i day was like the $((i * 7 % 1000))th, and it's said: \"so be it\"."; done >some.txt
@@ -61,4 +49,4 @@ has err "gpt5"
 expect 2 /dev/null train --vocab 300 --out x.json
 expect 73 /dev/null train some.txt --vocab 300 --out no/such/dir/x.json
 [ ! -e x.json ] || fail "x.json was written"
-exit $((failures > 0))
+conclude

@@ -1,15 +1,8 @@
 #!/bin/bash
 # metrics.trace on real ranks: every pass of every rank once a traced step, arrows in pairs, a prediction in the journal, a picture
 # in the report; and runs whose trace cannot be.
-set -uo pipefail
-export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
-weft=${WEFT:?the program under test}
-command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/prelude.sh"
+needs_ranks
 
 awk 'BEGIN { for (i = 0; i < 3000; i++) printf "%d sheep, ", i * 7919 % 10007 }' >text.txt
 cat >run.yaml <<EOF2
@@ -78,5 +71,4 @@ for range in 0-3 5-3 3- x -3 3-5x; do
     [ $status -eq 78 ] && grep -q "metrics.trace" bad.out || fail "metrics.trace=$range: exit status $status: $(cat bad.out)"
 done
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit $((failures > 0))
+conclude

@@ -1,13 +1,7 @@
 #!/bin/bash
 # Runs as a user makes them: the same bits however a run is laid out or interrupted, memory that stays, and an error with its own
 # exit status for each kind of bad input.
-set -uo pipefail
-weft=${WEFT:?the program under test}
-directory=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$directory"' EXIT
-cd "$directory" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/prelude.sh"
 
 # A text with structure: some hundred short paragraphs.
 awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
@@ -36,9 +30,6 @@ train() {
     status=0
     "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
 }
-# The curve: every loss and norm with all its digits, once a step.
-curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
-digest() { "$weft" inspect --digest "$1/checkpoints/step-00000030"; }
 # same DIR WHAT : DIR went as the run `base`.
 same() {
     [ "$status" -eq 0 ] || fail "$2: exit status $status: $(tail -3 "$1.err")"
@@ -168,5 +159,4 @@ printf X | dd of="$part" bs=1 seek=5000 conv=notrunc status=none
 train hurtcache
 [ "$status" -eq 65 ] && grep -q "part-" hurtcache.err || fail "a damaged cache: status $status: $(tail -1 hurtcache.err)"
 
-[ "$failures" -eq 0 ] && echo "all runs as they should be"
-exit $((failures > 0))
+conclude "all runs as they should be"

@@ -84,7 +84,7 @@ static size_t mapping_bytes(const Pool *p) {
 
 void *pool_take(Pool *p, size_t bytes) {
     /* A plan too large to count sticks at the top, where pool_commit refuses it. */
-    size_t rounded = bytes > SIZE_MAX - (POOL_ALIGN - 1) ? SIZE_MAX : (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+    size_t rounded = bytes > SIZE_MAX - (POOL_ALIGN - 1) ? SIZE_MAX : pool_round(bytes);
     if (!p->base) {
         if (__builtin_add_overflow(p->planned, rounded, &p->planned)) p->planned = SIZE_MAX;
         return NULL;

@@ -16,6 +16,7 @@
 #include "base/error.h"
 
 #define POOL_ALIGN 64
+static inline size_t pool_round(size_t bytes) { return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN; }
 
 typedef struct Pool {
     const char *name;

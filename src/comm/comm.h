@@ -106,6 +106,9 @@ ErrorCode comm_start_progress(Comm *c, Error *err);
 ErrorCode comm_barrier(Comm *c, Error *err);
 /* record = record of rank 0, then combine(record, that of rank 1), ...: the same on all ranks. */
 ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from), Error *err);
+/* Combinations: sums of one number. */
+void comm_add_int64(void *into, const void *from);
+void comm_add_double(void *into, const void *from);
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err);
 /* On rank 0: *all is the pieces of all ranks, one after the other (to be freed), lengths[p] the bytes of each. Elsewhere *all
  * is NULL and lengths is not touched. */

@@ -67,6 +67,9 @@ ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void
     return OK;
 }
 
+void comm_add_int64(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
+void comm_add_double(void *into, const void *from) { *(double *)into += *(const double *)from; }
+
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err) {
     if (!c->joined) return OK;
     for (size_t at = 0; at < bytes; at += BROADCAST_PIECE) {

@@ -27,9 +27,8 @@ typedef struct Cursor {
 } Cursor;
 
 static void *take(Cursor *c, int64_t rows, int64_t cols, size_t element) {
-    size_t bytes = ((size_t)rows * (size_t)cols * element + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
     char *p = c->base ? c->base + c->used : NULL;
-    c->used += bytes;
+    c->used += pool_round((size_t)rows * (size_t)cols * element);
     return p;
 }
 

@@ -16,27 +16,27 @@ typedef struct Scratch {
     void *dlogits; /* [R, V] in the compute dtype; the logits themselves when that is fp32 */
 } Scratch;
 
-static size_t round_up(size_t bytes) { return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN; }
-
-size_t head_slab_bytes(const Model *m) { return 2 * round_up(boundary_bytes(m)) + round_up((size_t)m->tokens * sizeof(float)); }
+size_t head_slab_bytes(const Model *m) {
+    return 2 * pool_round(boundary_bytes(m)) + pool_round((size_t)m->tokens * sizeof(float));
+}
 
 static size_t logits_bytes(const Model *m, size_t element) {
-    return round_up((size_t)m->loss_rows * (size_t)m->config.vocab_size * element);
+    return pool_round((size_t)m->loss_rows * (size_t)m->config.vocab_size * element);
 }
 
 size_t head_scratch_bytes(const Model *m) {
     size_t narrow = m->compute == DTYPE_F32 ? 0 : logits_bytes(m, dtype_bytes(m->compute));
-    return round_up(boundary_bytes(m)) + logits_bytes(m, sizeof(float)) + narrow;
+    return pool_round(boundary_bytes(m)) + logits_bytes(m, sizeof(float)) + narrow;
 }
 
 static Slab slab_of(const Model *m, char *base) {
-    size_t boundary = round_up(boundary_bytes(m));
+    size_t boundary = pool_round(boundary_bytes(m));
     return (Slab){.x = base, .dn = base + boundary, .rstd = (float *)(void *)(base + 2 * boundary)};
 }
 
 static Scratch scratch_of(const Model *m, char *base) {
     Scratch s = {.normed = base};
-    char *logits = base + round_up(boundary_bytes(m));
+    char *logits = base + pool_round(boundary_bytes(m));
     s.logits = (float *)(void *)logits;
     s.dlogits = m->compute == DTYPE_F32 ? (void *)logits : (void *)(logits + logits_bytes(m, sizeof(float)));
     return s;

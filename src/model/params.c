@@ -140,6 +140,8 @@ void param_table_free(ParamTable *t) {
     *t = (ParamTable){0};
 }
 
+size_t param_place(const ParamTable *t, const Param *p) { return p->offset - (p->cols ? t->unit_vectors[p->unit] : 0); }
+
 const Param *param_find(const ParamTable *t, const char *name) {
     for (int i = 0; i < t->count; i++)
         if (strcmp(t->params[i].name, name) == 0) return &t->params[i];

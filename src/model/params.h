@@ -69,6 +69,8 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 void param_table_free(ParamTable *t);
 const Param *param_find(const ParamTable *t, const char *name);       /* NULL if none */
 const Param *param_of(const ParamTable *t, int unit, ParamRole role); /* NULL if the unit has none */
+/* Elements before it in its part, vectors or matrices, of its unit. */
+size_t param_place(const ParamTable *t, const Param *p);
 
 /* Initialisers, by name. All are functions of (seed, name, element) only.
  *   normal      every matrix N(0, std), norms 1, biases 0 (Hugging Face's own)

@@ -109,7 +109,7 @@ static void finish(Lowering *l) {
     bool runs_head = partition_runs(l->partition, p->units - 1), runs_embedding = partition_runs(l->partition, 0);
     bool waits = (reduces(l) && p->sync != SYNC_MICROBATCH) || p->exact;
     for (int u = 0; waits && u <= p->units; u++)
-        if (u < p->units ? partition_runs(l->partition, u) : l->partition->tied && runs_head) emit(p, ACT_REDUCED, u, -1);
+        if (partition_makes_gradient(l->partition, u)) emit(p, ACT_REDUCED, u, -1);
     if (l->partition->tied && (runs_head || runs_embedding)) emit(p, ACT_TIE, -1, -1);
     emit(p, ACT_NORM, -1, -1);
     for (int u = 0; u < p->units; u++)

@@ -7,8 +7,6 @@
 
 #include "comm/comm.h"
 
-static size_t align_up(size_t n) { return (n + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN; }
-
 Arena buffer_arena(BufferKind kind) {
     if (kind == BUFFER_GATHERED) return ARENA_GATHERED;
     return kind >= BUFFER_GRAD_VECTORS ? ARENA_GRADIENTS : ARENA_ACTIVATIONS;
@@ -22,14 +20,14 @@ int gradient_unit(const Program *p, int unit) {
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
     size_t vectors = partition_vectors(p->partition, unit), matrices = partition_matrices(p->partition, unit);
     switch (kind) {
-    case BUFFER_BATCH: return align_up(5 * align_up((size_t)m->tokens * sizeof(int32_t)));
-    case BUFFER_SLAB: return align_up(unit_slab_bytes(m, unit));
-    case BUFFER_KEEP: return align_up(unit_keep_bytes(m, unit));
-    case BUFFER_GATHERED: return align_up(vectors * sizeof(float)) + align_up(matrices * dtype_bytes(m->compute));
-    case BUFFER_GRAD_VECTORS: return align_up(vectors * sizeof(float));
-    case BUFFER_GRAD_MATRICES: return align_up(matrices * sizeof(float));
-    case BUFFER_FIXED: return align_up((vectors + matrices) * sizeof(int64_t));
-    default: return align_up(boundary_bytes(m));
+    case BUFFER_BATCH: return pool_round(5 * pool_round((size_t)m->tokens * sizeof(int32_t)));
+    case BUFFER_SLAB: return pool_round(unit_slab_bytes(m, unit));
+    case BUFFER_KEEP: return pool_round(unit_keep_bytes(m, unit));
+    case BUFFER_GATHERED: return pool_round(vectors * sizeof(float)) + pool_round(matrices * dtype_bytes(m->compute));
+    case BUFFER_GRAD_VECTORS: return pool_round(vectors * sizeof(float));
+    case BUFFER_GRAD_MATRICES: return pool_round(matrices * sizeof(float));
+    case BUFFER_FIXED: return pool_round((vectors + matrices) * sizeof(int64_t));
+    default: return pool_round(boundary_bytes(m));
     }
 }
 
@@ -221,22 +219,18 @@ static void place(MemoryPlan *plan) {
 
 /* ---- The whole ---- */
 
-static bool makes_gradient(const Program *p, int unit) {
-    return unit < p->units ? partition_runs(p->partition, unit) : p->partition->tied && partition_runs(p->partition, unit - 1);
-}
-
 size_t gradient_sum_bytes(const Program *p, int unit) {
     const Share *s = &p->partition->share[unit];
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
     size_t shards = p->sync == SYNC_STEP ? (size_t)p->partition->shards : 1;
-    if (!makes_gradient(p, unit)) return 0;
-    return align_up((s->vectors + s->matrices) * shards * element);
+    if (!partition_makes_gradient(p->partition, unit)) return 0;
+    return pool_round((s->vectors + s->matrices) * shards * element);
 }
 
 size_t gradient_owned_bytes(const Program *p, int unit) {
     const Share *s = &p->partition->share[unit];
-    if (!p->exact || !makes_gradient(p, unit)) return 0;
-    return align_up((s->vectors + s->matrices) * sizeof(float));
+    if (!p->exact || !partition_makes_gradient(p->partition, unit)) return 0;
+    return pool_round((s->vectors + s->matrices) * sizeof(float));
 }
 
 static size_t reduction_bytes(const Program *p, size_t share) {
@@ -244,7 +238,7 @@ static size_t reduction_bytes(const Program *p, size_t share) {
     CommType type = p->exact ? COMM_I64 : COMM_F32;
     size_t scatter = part->shards > 1 ? comm_reduce_scatter_workspace(part->shards, type, (int64_t)share) : 0;
     size_t all = part->replicas > 1 ? comm_all_reduce_workspace(part->replicas, type, (int64_t)share) : 0;
-    return align_up(scatter > all ? scatter : all);
+    return pool_round(scatter > all ? scatter : all);
 }
 
 static void plan_communication(MemoryPlan *plan, const Program *p) {
@@ -253,30 +247,30 @@ static void plan_communication(MemoryPlan *plan, const Program *p) {
     for (int u = 0; u <= p->units; u++) {
         size_t bytes = reduction_bytes(p, part->share[u].vectors), more = reduction_bytes(p, part->share[u].matrices);
         if (more > bytes) bytes = more;
-        if (makes_gradient(p, u) && bytes > plan->reduction) plan->reduction = bytes;
+        if (partition_makes_gradient(part, u) && bytes > plan->reduction) plan->reduction = bytes;
     }
     bool embedding = partition_runs(part, 0), head = partition_runs(part, p->units - 1);
-    if (part->tied && embedding != head) plan->tie = align_up(part->share[0].matrices * sizeof(float));
+    if (part->tied && embedding != head) plan->tie = pool_round(part->share[0].matrices * sizeof(float));
 }
 
 static void plan_training(MemoryPlan *plan, const Program *p) {
     plan_communication(plan, p);
     for (int u = 0; u <= p->units; u++) plan->gradients += gradient_sum_bytes(p, u) + gradient_owned_bytes(p, u);
-    plan->optimizer = 2 * align_up(p->partition->owned * sizeof(float));
+    plan->optimizer = 2 * pool_round(p->partition->owned * sizeof(float));
 }
 
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
     const Model *m = spec->model;
     size_t owned = p->partition->owned;
-    *plan = (MemoryPlan){.device_scratch = align_up(spec->device_scratch)};
+    *plan = (MemoryPlan){.device_scratch = pool_round(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
-    plan->scratch = align_up(unit_scratch_bytes(m));
-    plan->keep = m->table.units > 2 ? align_up(unit_keep_bytes(m, 1)) : 0;
-    plan->parameters = align_up(owned * sizeof(float));
-    plan->copy = m->compute == DTYPE_BF16 && p->partition->shards == 1 ? align_up(owned * sizeof(uint16_t)) : 0;
-    plan->constants = align_up((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
+    plan->scratch = pool_round(unit_scratch_bytes(m));
+    plan->keep = m->table.units > 2 ? pool_round(unit_keep_bytes(m, 1)) : 0;
+    plan->parameters = pool_round(owned * sizeof(float));
+    plan->copy = m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
+    plan->constants = pool_round((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
     if (spec->training) plan_training(plan, p);
 }
 

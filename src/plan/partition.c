@@ -71,6 +71,10 @@ bool partition_runs(const Partition *p, int unit) { return partition_pipeline_ra
 
 bool partition_holds(const Partition *p, int unit) { return partition_runs(p, unit) || (unit == 0 && p->tied_copy); }
 
+bool partition_makes_gradient(const Partition *p, int unit) {
+    return partition_runs(p, unit) && (unit < p->table->units || p->tied);
+}
+
 int partition_peer(const Partition *p, int unit) {
     int at[AXES];
     memcpy(at, p->at, sizeof at);
@@ -83,8 +87,8 @@ bool partition_counts(const Partition *p, int unit) { return p->replica == 0 && 
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit];
     if (!partition_holds(p, param->unit)) return (Piece){0};
-    size_t before = param->cols ? p->table->unit_vectors[param->unit] : 0, share = param->cols ? s->matrices : s->vectors;
-    size_t begin = param->offset - before, end = begin + (size_t)param->count; /* in its part of the gathered unit */
+    size_t share = param->cols ? s->matrices : s->vectors;
+    size_t begin = param_place(p->table, param), end = begin + (size_t)param->count;
     size_t low = share * (size_t)p->shard, high = low + share;
     size_t first = begin > low ? begin : low, last = end < high ? end : high;
     if (first >= last) return (Piece){0};

@@ -50,6 +50,8 @@ void partition_free(Partition *p);
 int partition_pipeline_rank(const Partition *p, int unit);
 bool partition_runs(const Partition *p, int unit);  /* forward and backward of the unit are this rank's */
 bool partition_holds(const Partition *p, int unit); /* its parameters are: those that run here, and a tied copy */
+/* It makes a gradient of the unit, which may be the tied head's. */
+bool partition_makes_gradient(const Partition *p, int unit);
 /* The world's rank that has this one's place on every axis but pp. */
 int partition_peer(const Partition *p, int unit);
 /* Whether this rank is the one that counts the elements it owns of `unit`: not a replica, not a tied copy. */

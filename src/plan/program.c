@@ -131,8 +131,7 @@ static const char *check_reduction(Check *c, Action a) {
 static bool reductions_complete(Check *c) {
     const Partition *p = c->p->partition;
     for (int u = 0; u <= c->p->units; u++) {
-        bool made = u < c->p->units ? runs(c, u) : p->tied && runs(c, u - 1);
-        if (!made) continue;
+        if (!partition_makes_gradient(p, u)) continue;
         int scattered = 0, summed = 0, m = c->p->microbatches;
         for (int i = 0; i <= m; i++) {
             scattered += (*reduction(c, u, i < m ? i : -1) & SCATTERED) ? 1 : 0;

@@ -239,7 +239,7 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
 
 /* The five arrays of a microbatch in its buffer, in order. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
-    size_t bytes = ((size_t)x->engine->spec.tokens * sizeof(int32_t) + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+    size_t bytes = pool_round((size_t)x->engine->spec.tokens * sizeof(int32_t));
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
 }
 
@@ -299,9 +299,8 @@ static void forward(Execution *x, int u, int m) {
 static void poison(Execution *x, int u, bool vectors, bool matrices) {
     const ParamTable *t = &x->engine->model.table;
     const Param *p = &t->params[t->unit_first[u]];
-    const UnitGradients *g = &x->pass.gradients.units[u];
     if (p->cols ? !matrices : !vectors) return;
-    float *gradient = p->cols ? g->matrices + (p->offset - t->unit_vectors[u]) : g->vectors + p->offset;
+    float *gradient = gradient_of(&x->pass.gradients, p);
     OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_place % (uint64_t)p->count);
     x->poisoned = true;
 }
@@ -384,15 +383,13 @@ static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, 
     return x;
 }
 
-static void add_valid(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
-
 /* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be known first. */
 static int64_t count_valid(Engine *e, const Batch *batches) {
     int64_t valid = 0;
     for (int m = 0; m < e->program.microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches: one of them counts. */
     if (e->partition.at[AXIS_PP] > 0) valid = 0;
-    execution_combine(e, &valid, sizeof valid, add_valid);
+    execution_combine(e, &valid, sizeof valid, comm_add_int64);
     return valid;
 }
 

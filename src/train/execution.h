@@ -27,7 +27,6 @@ typedef struct Execution {
     Pass pass;
     StepResult *result;
     StepRecord record;
-    ExactSum *loss;
     bool training, poisoned;
     unsigned char *started; /* [units + 1] what of the unit's sums has been set in this step: 1 vectors, 2 matrices */
     double limit;           /* of one element in fixed point */

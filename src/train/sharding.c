@@ -11,14 +11,12 @@
  * In the end `owned` points to this rank's share of each unit's gradient. */
 #include "train/execution.h"
 
-static size_t align_up(size_t n) { return (n + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN; }
-
 static const Share *share_of(const Execution *x, int unit) { return &x->engine->partition.share[unit]; }
 
 /* ---- Parameters ---- */
 
 static size_t gathered_vectors_bytes(const Execution *x, int unit) {
-    return align_up(partition_vectors(&x->engine->partition, unit) * sizeof(float));
+    return pool_round(partition_vectors(&x->engine->partition, unit) * sizeof(float));
 }
 
 /* Casts this rank's share into its place and starts filling the others. */
@@ -102,7 +100,7 @@ static void fix(Execution *x, int unit, bool matrices, const float *g, int64_t *
     int shape = unit < t->units ? unit : 0;
     for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
         const Param *p = &t->params[i];
-        size_t at = p->offset - (matrices ? t->unit_vectors[shape] : 0);
+        size_t at = param_place(t, p);
         FixedRefusals refused;
         if ((p->cols > 0) != matrices) continue;
         OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + at, sum + at, set, x->limit, &refused);

@@ -125,13 +125,10 @@ static void describe(void *trainer, char *out, size_t size) {
         snprintf(out, size, "step %lld, %s", (long long)t->state.step + 1, a ? action_name(a->kind) : "between steps");
 }
 
-static void add_double(void *into, const void *from) { *(double *)into += *(const double *)from; }
-static void add_count(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
-
 /* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be wrong. */
 static ErrorCode check_ownership(Trainer *t, Error *err) {
     int64_t counted = partition_counted(&t->engine.partition);
-    TRY(comm_combine(t->comm, &counted, sizeof counted, add_count, err));
+    TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
     if (counted == t->engine.model.table.elements) return OK;
     return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld", (long long)counted,
                      (long long)t->engine.model.table.elements);
@@ -139,7 +136,7 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
 
 static ErrorCode measure_peak(Trainer *t, Error *err) {
     double peak = device_matmul_peak(&t->device, t->engine.model.compute, 0.2);
-    TRY(comm_combine(t->comm, &peak, sizeof peak, add_double, err));
+    TRY(comm_combine(t->comm, &peak, sizeof peak, comm_add_double, err));
     t->peak_flops = peak;
     log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->engine.model.compute),
              comm_size(t->comm) > 1 ? ", all ranks together" : "");
