@@ -1,7 +1,7 @@
 /* One config, one curve: trains a tiny model on a mesh of real ranks, in every way that this mesh allows, and prints a line for
  * each: what must have equal bits, and a digest of losses, norms and final weights.
  *
- *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick]
+ *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
  *
  * Lines of equal first words must have equal second words, whatever mesh printed them (tests/test_curve.sh compares). With
  * `quick` each schedule is run once, and numerics, sums, types and tied weights take turns. */
@@ -16,7 +16,7 @@
 #include "comm/comm.h"
 #include "train/engine.h"
 
-enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, STEPS = 100, VOCAB = 61, LAYERS = 6 };
+enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, VOCAB = 61, LAYERS = 6 };
 
 typedef struct Case {
     const char *schedule; /* NULL: one pipeline rank; SHUFFLED: a file of orders */
@@ -32,7 +32,7 @@ typedef struct Case {
 typedef struct World {
     Comm *comm;
     Mesh mesh;
-    int rank;
+    int rank, steps;
 } World;
 
 static const char SHUFFLED[] = "shuffled";
@@ -190,7 +190,7 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     engine_initialise(&e, INIT_NORMAL, 0.3, 7);
     Batch *batches = batches_new(own);
     XXH3_64bits_reset(hash);
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < w->steps; step++) {
         StepOptions options = {.lr = 2e-3,
                                .beta1 = 0.9,
                                .beta2 = 0.95,
@@ -334,7 +334,8 @@ int main(int argc, char **argv) {
     w.rank = comm_rank(w.comm);
     must(&w, mesh_build(&w.mesh, &options, comm_size(w.comm), &err), &err);
     must(&w, comm_set_mesh(w.comm, &w.mesh, &err), &err);
-    if (argc == 5) {
+    w.steps = argc > 5 ? atoi(argv[5]) : 100;
+    if (argc > 4) {
         quick(&w);
     } else if (w.mesh.degree[AXIS_PP] > 1) {
         pipelines(&w);
