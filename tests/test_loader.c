@@ -1,5 +1,5 @@
 /* From files to batches: what a sample is, document masks, validation split, restarts, prefetching. */
-#include "data_files.h"
+#include "files.h"
 
 #include "base/log.h"
 #include "data/loader.h"

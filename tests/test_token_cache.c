@@ -1,5 +1,5 @@
 /* The token cache: content, independence of threads and interruptions, and every kind of damage. */
-#include "data_files.h"
+#include "files.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -352,7 +352,7 @@ static void test_any_part_can_be_the_last_done(void **state) {
         size_t same;
         expect_same_files(s.dir, again.dir, &same);
         assert_int_equal(same, parts);
-        files_remove(again.dir);
+        file_remove_tree(again.dir, NULL);
     }
 }
 
