@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/text.h"
 #include "checkpoint/fileops.h"
 
@@ -123,6 +124,15 @@ static FileOps faulty_ops(Faults *f) {
                      .symlink = faulty_symlink,
                      .unlink = faulty_unlink,
                      .rmdir = faulty_rmdir};
+}
+
+/* How many names in a directory begin as those of temporary files do. */
+static int entries_with_dot(const char *dir) {
+    char **paths, *pattern = path_join(dir, ".t*");
+    size_t count = 0;
+    if (file_glob(pattern, &paths, &count, NULL) == OK) file_glob_free(paths, count);
+    free(pattern);
+    return (int)count;
 }
 
 #endif

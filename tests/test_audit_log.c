@@ -1,36 +1,18 @@
 /* Audit logs as runs of all kinds would leave them: what is a proof, what is a violation, and what is named then. The lines are
  * written here, not by the writer; tests/test_audit.sh has real ones. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "files.h"
 
-#include <cmocka.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/hash.h"
 #include "observe/audit.h"
 
-static char root[] = "/tmp/weft-test-audit-XXXXXX";
 static Error err;
-
-static int make_root(void **state) {
-    (void)state;
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_root(void **state) {
-    (void)state;
-    return file_remove_tree(root, &err) == OK ? 0 : -1;
-}
 
 /* ---- logs ---- */
 
 typedef struct Fixture {
-    char *dir;
+    const char *dir;
     int ranks; /* each a dp rank */
     int64_t attempt;
 } Fixture;
@@ -39,10 +21,8 @@ typedef struct Fixture {
 enum { FIRST = 10, SECOND = 4, EPOCH = FIRST + SECOND, PER_RANK = 2 };
 
 static Fixture fresh(const char *name) {
-    Fixture f = {.dir = path_join(root, name), .ranks = 1};
-    assert_int_equal(file_remove_tree(f.dir, &err), OK);
-    assert_int_equal(file_make_dirs(f.dir, &err), OK);
-    return f;
+    assert_int_equal(file_remove_tree(files_path(name), &err), OK);
+    return (Fixture){.dir = files_mkdir(name), .ranks = 1};
 }
 
 static void append(const Fixture *f, int rank, const char *text, size_t length) {
@@ -134,14 +114,12 @@ static void proves(Fixture *f, int64_t saved, int64_t made, int64_t redone) {
     assert_int_equal(figures.steps, made);
     assert_int_equal(figures.use_count, 8 * made);
     assert_int_equal(figures.redone, redone);
-    free(f->dir);
 }
 
 static void refutes(Fixture *f, int64_t saved, size_t violations, const char *word) {
     assert_int_equal(check_saved(f, saved), ERR_DATA);
     if (!strstr(said.data, word)) fail_msg("no \"%s\" in: %s", word, said.data);
     if (violations && figures.violations != violations) fail_msg("%zu violations: %s", figures.violations, said.data);
-    free(f->dir);
 }
 
 /* ---- tests ---- */
@@ -194,9 +172,7 @@ static void torn_lines_mean_nothing(void **state) {
         steps(&f, 1, 4);
         step_of(&f, 0, 5, SIZE_MAX);
         step_of(&f, 1, 5, keep);
-        char *dir = mem_strdup(f.dir);
         proves(&f, 4, 4, 0);
-        f.dir = dir;
         assert_non_null(strstr(said.data, "step 5 was not finished"));
         if (keep > 0) append(&f, 1, "\n", 1); /* as the writer opens a torn file */
         begin(&f, 1, 2, 4);
@@ -211,13 +187,12 @@ static void a_changed_byte_is_no_record(void **state) {
     Fixture f = fresh("changed");
     begin(&f, 0, 1, 0);
     steps(&f, 1, 3);
-    char *path = path_join(f.dir, "audit-00000.log"), *data;
     size_t length;
-    assert_int_equal(file_read(path, 1 << 20, &data, &length, &err), OK);
+    char *path = path_join(f.dir, "audit-00000.log"), *data = files_read(path, &length);
     for (size_t i = 0; i < length; i += 5) {
         char before = data[i];
         data[i] ^= 1;
-        assert_int_equal(file_write_atomic(path, data, length, &err), OK);
+        files_write(path, data, length);
         data[i] = before;
         AuditRun run;
         assert_int_equal(audit_read(&run, f.dir, &err), OK);
@@ -226,7 +201,6 @@ static void a_changed_byte_is_no_record(void **state) {
     }
     free(data);
     free(path);
-    free(f.dir);
 }
 
 static void what_is_missing_is_named(void **state) {
@@ -272,7 +246,6 @@ static void what_is_missing_is_named(void **state) {
 
     f = fresh("nothing");
     assert_int_equal(check_saved(&f, 0), ERR_NOINPUT);
-    free(f.dir);
 }
 
 static void what_comes_twice_is_named(void **state) {
@@ -341,7 +314,6 @@ static void stages_must_agree(void **state) {
     stages(&f, " 0:0.0.0:00000000 1:0.0.1:00000001");
     assert_int_equal(check_saved(&f, 1), OK);
     assert_int_equal(figures.use_count, 2);
-    free(f.dir);
     f = fresh("stages");
     stages(&f, " 0:0.0.0:00000000 1:0.0.1:00000002");
     refutes(&f, 1, 1, "ranks 0 and 1 are both dp rank 0 and used other samples");
@@ -399,7 +371,6 @@ static void attempts_are_counted(void **state) {
     assert_int_equal(audit_discard(f.dir, &err), OK);
     assert_int_equal(audit_next_attempt(f.dir, &next, &err), OK);
     assert_int_equal(next, 0);
-    free(f.dir);
 }
 
 int main(void) {
@@ -417,7 +388,7 @@ int main(void) {
         cmocka_unit_test(runs_are_compared_by_step),
         cmocka_unit_test(attempts_are_counted),
     };
-    int failed = cmocka_run_group_tests(tests, make_root, remove_root);
+    int failed = cmocka_run_group_tests(tests, files_setup, files_teardown);
     audit_figures_free(&figures);
     text_free(&said);
     return failed;

@@ -1,47 +1,19 @@
 /* The small things everything stands on: errors, text, clocks, hashes, files, memory pools. */
+#include "files.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
-#include "base/error.h"
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "base/text.h"
-
-static char directory[64];
-
-static int make_directory(void **state) {
-    (void)state;
-    strcpy(directory, "/tmp/weft-test-base-XXXXXX");
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int remove_directory(void **state) {
-    char command[96];
-    (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", directory);
-    return system(command);
-}
-
-static char *in_directory(const char *name) { return path_join(directory, name); }
 
 static void test_errors(void **state) {
     Error err;
@@ -264,7 +236,8 @@ static void test_hashes(void **state) {
 
 static void test_write_and_read(void **state) {
     Error err = {0};
-    char *path = in_directory("file"), *data;
+    const char *path = files_path("file");
+    char *data;
     size_t length;
     uint64_t bytes;
     FileMap map;
@@ -295,28 +268,25 @@ static void test_write_and_read(void **state) {
     assert_int_equal(file_read(path, 0, &data, &length, &err), OK);
     assert_int_equal(length, 0);
     free(data);
-    free(path);
 }
 
 static void test_nothing_is_left_behind(void **state) {
     Error err;
-    char **paths, *dir = in_directory("clean"), *inside = in_directory("clean/file"), *pattern = in_directory("clean/*");
+    char **paths;
+    const char *inside = files_mkdir("clean/file");
     size_t count;
     (void)state;
-    assert_int_equal(file_make_dirs(inside, &err), OK);
     assert_int_equal(file_write_atomic(inside, "x", 1, &err), ERR_CANTCREATE);
-    assert_int_equal(file_glob(pattern, &paths, &count, &err), OK);
+    assert_int_equal(file_glob(files_path("clean/*"), &paths, &count, &err), OK);
     assert_int_equal(count, 1);
     assert_string_equal(paths[0], inside);
     file_glob_free(paths, count);
-    free(dir);
-    free(inside);
-    free(pattern);
 }
 
 static void test_bad_files(void **state) {
     Error err;
-    char *missing = in_directory("missing/x"), *pipe_path = in_directory("pipe"), *data;
+    const char *missing = files_path("missing/x"), *pipe_path = files_path("pipe");
+    char *data;
     size_t length;
     uint64_t bytes;
     FileMap map;
@@ -325,7 +295,7 @@ static void test_bad_files(void **state) {
     assert_non_null(strstr(err.message, "No such file or directory"));
     assert_int_equal(file_map(&map, missing, &err), ERR_NOINPUT);
     assert_int_equal(file_size(missing, &bytes, &err), ERR_NOINPUT);
-    assert_int_equal(file_read(directory, 10, &data, &length, &err), ERR_NOINPUT);
+    assert_int_equal(file_read(files_root, 10, &data, &length, &err), ERR_NOINPUT);
     assert_non_null(strstr(err.message, "expected a regular file, found a directory"));
     assert_int_equal(file_write_atomic(missing, "x", 1, &err), ERR_CANTCREATE);
     assert_int_equal(file_write_atomic("/dev/null/x", "x", 1, &err), ERR_CANTCREATE);
@@ -337,13 +307,12 @@ static void test_bad_files(void **state) {
     free(data);
     assert_int_equal(file_read("/proc/self/status", 10, &data, &length, &err), ERR_DATA);
     unlink(pipe_path);
-    free(missing);
-    free(pipe_path);
 }
 
 /* A write that fails half way leaves the old file and nothing else. */
 static void test_full_disk(void **state) {
-    char *path = in_directory("full"), *data;
+    const char *path = files_path("full");
+    char *data;
     size_t length;
     Error err = {0};
     (void)state;
@@ -363,12 +332,11 @@ static void test_full_disk(void **state) {
     assert_string_equal(data, "old");
     free(data);
     free(large);
-    free(path);
 }
 
 static void test_directories(void **state) {
     Error err;
-    char *deep = in_directory("a//b/c/"), *file = in_directory("plain"), *below = in_directory("plain/x");
+    const char *deep = files_path("a//b/c/"), *file = files_path("plain");
     (void)state;
     assert_int_equal(file_make_dirs(deep, &err), OK);
     assert_int_equal(file_make_dirs(deep, &err), OK);
@@ -378,46 +346,34 @@ static void test_directories(void **state) {
     assert_true(file_exists(file) && !file_is_dir(file));
     assert_int_equal(file_make_dirs(file, &err), ERR_CANTCREATE);
     assert_non_null(strstr(err.message, "a file of that name is in the way"));
-    assert_int_equal(file_make_dirs(below, &err), ERR_CANTCREATE);
+    assert_int_equal(file_make_dirs(files_path("plain/x"), &err), ERR_CANTCREATE);
     assert_int_equal(file_make_dirs("", &err), ERR_CANTCREATE);
-    assert_int_equal(file_sync_dir(directory, &err), OK);
+    assert_int_equal(file_sync_dir(files_root, &err), OK);
     assert_int_equal(file_sync_dir(file, &err), ERR_IO);
-    free(deep);
-    free(file);
-    free(below);
 }
 
 static void test_glob(void **state) {
     static const char *const names[] = {"g/b.txt", "g/B.txt", "g/a.txt", "g/[x].txt", "g/c.md"};
     Error err;
-    char **paths, *dir = in_directory("g"), *pattern = in_directory("g/*.txt"), *literal = in_directory("g/[x].txt"),
-                  *none = in_directory("g/*.none"), *missing = in_directory("g/none");
+    char **paths;
     size_t count;
     (void)state;
-    assert_int_equal(file_make_dirs(dir, &err), OK);
-    for (size_t i = 0; i < 5; i++) {
-        char *path = in_directory(names[i]);
-        assert_int_equal(file_write_atomic(path, "", 0, &err), OK);
-        free(path);
-    }
-    assert_int_equal(file_glob(pattern, &paths, &count, &err), OK);
+    files_mkdir("g");
+    for (size_t i = 0; i < 5; i++) assert_int_equal(file_write_atomic(files_path(names[i]), "", 0, &err), OK);
+    assert_int_equal(file_glob(files_path("g/*.txt"), &paths, &count, &err), OK);
     assert_int_equal(count, 4);
     for (size_t i = 1; i < count; i++) assert_true(strcmp(paths[i - 1], paths[i]) < 0);
     assert_string_equal(strrchr(paths[0], '/'), "/B.txt");
     file_glob_free(paths, count);
+    const char *literal = files_path("g/[x].txt");
     assert_int_equal(file_glob(literal, &paths, &count, &err), OK);
     assert_int_equal(count, 1);
     assert_string_equal(paths[0], literal);
     file_glob_free(paths, count);
-    assert_int_equal(file_glob(none, &paths, &count, &err), ERR_NOINPUT);
+    assert_int_equal(file_glob(files_path("g/*.none"), &paths, &count, &err), ERR_NOINPUT);
     assert_non_null(strstr(err.message, "g/*.none: nothing matches this pattern"));
-    assert_int_equal(file_glob(missing, &paths, &count, &err), ERR_NOINPUT);
+    assert_int_equal(file_glob(files_path("g/none"), &paths, &count, &err), ERR_NOINPUT);
     assert_non_null(strstr(err.message, "g/none: no such file"));
-    free(dir);
-    free(pattern);
-    free(literal);
-    free(none);
-    free(missing);
 }
 
 static void test_paths(void **state) {
@@ -583,5 +539,5 @@ int main(void) {
         cmocka_unit_test(test_pool_misuse),
         cmocka_unit_test(test_memory_use),
     };
-    return cmocka_run_group_tests(tests, make_directory, remove_directory);
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

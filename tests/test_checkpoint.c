@@ -1,22 +1,12 @@
 /* Checkpoints: round trip, every kind of damage, what is left after a kill or a failing call at every single step of the commit
  * protocol, retention, and the background writer. */
+#include "files.h"
+
 #include <errno.h>
-#include <ftw.h>
 #include <inttypes.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -27,9 +17,6 @@
 
 #define COUNT 4
 #define ELEMENTS 24
-
-/* In memory where there is such a place: the protocol syncs thousands of times here. */
-static char directory[64];
 
 /* A tiny trainer: four weights, two moments each, filled by a number. */
 typedef struct Trainer {
@@ -137,38 +124,16 @@ static int number_in(const char *dir, int64_t *step) {
     return number;
 }
 
-static char *fresh(const char *name) { return path_join(directory, name); }
-
 static char *step_dir(const char *dir, int step) {
     char name[32];
     snprintf(name, sizeof name, "step-%08d", step);
     return path_join(dir, name);
 }
 
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *walk) {
-    (void)info, (void)kind, (void)walk;
-    return remove(path);
-}
-
-static void remove_all(const char *dir) { nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS); }
-
-static int entries_with_dot(const char *dir) {
-    char **paths;
-    size_t count;
-    Error err;
-    char *pattern = path_join(dir, ".t*");
-    int n = 0;
-    if (file_glob(pattern, &paths, &count, &err) == OK) {
-        n = (int)count;
-        file_glob_free(paths, count);
-    }
-    free(pattern);
-    return n;
-}
-
 static void what_was_saved_is_loaded(void **state) {
     (void)state;
-    char *dir = fresh("round"), *latest = path_join(dir, "latest"), target[64] = "";
+    const char *dir = files_path("round");
+    char *latest = path_join(dir, "latest"), target[64] = "";
     int64_t step = 0;
     must_save(dir, 7, 3);
     assert_int_equal(number_in(dir, &step), 3);
@@ -185,7 +150,6 @@ static void what_was_saved_is_loaded(void **state) {
     assert_int_equal(number_in(old, &step), 3);
     free(old);
     free(latest);
-    free(dir);
 }
 
 static void weights_alone_are_not_resumed(void **state) {
@@ -194,7 +158,8 @@ static void weights_alone_are_not_resumed(void **state) {
     Lists l;
     Checkpoint c;
     Error err = {.message = ""};
-    char *dir = fresh("weights"), *last = step_dir(dir, 2);
+    const char *dir = files_path("weights");
+    char *last = step_dir(dir, 2);
     must_save(dir, 1, 1);
     fill(&t, 2);
     make_lists(&l, &t);
@@ -209,31 +174,22 @@ static void weights_alone_are_not_resumed(void **state) {
     assert_null(c.state);
     checkpoint_close(&c);
     free(last);
-    free(dir);
 }
 
 static void nothing_there_is_an_error(void **state) {
     (void)state;
     Checkpoint c;
     Error err;
-    char *dir = fresh("none");
+    const char *dir = files_path("none");
     assert_int_equal(checkpoint_open(&c, dir, true, &err), ERR_NOINPUT);
     assert_int_equal(file_make_dirs(dir, &err), OK);
     assert_int_equal(checkpoint_open(&c, dir, true, &err), ERR_NOINPUT);
-    free(dir);
 }
 
 /* Damage. */
 
 static const char *const parts[] = {"config.json",           "tokenizer.json", "model.safetensors",
                                     "optimizer.safetensors", "state.json",     "manifest.json"};
-
-static void write_file(const char *path, const char *data, size_t length) {
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, length, f), length);
-    assert_int_equal(fclose(f), 0);
-}
 
 static void expect_damage(const char *dir, const char *what, size_t at) {
     Error err = {.message = ""};
@@ -248,22 +204,22 @@ static void damage_part(const char *dir, const char *name) {
     assert_int_equal(file_read(path, 1 << 20, &data, &length, &err), OK);
     for (size_t i = 0; i < length; i++) {
         data[i] ^= (char)(1 << i % 8);
-        write_file(path, data, length);
+        files_write(path, data, length);
         expect_damage(dir, name, i);
         data[i] ^= (char)(1 << i % 8);
     }
     for (size_t n = 0; n < length; n += 1 + length / 64) {
-        write_file(path, data, n);
+        files_write(path, data, n);
         expect_damage(dir, name, n);
     }
-    write_file(path, data, length + 1); /* the NUL that file_read puts after the content */
+    files_write(path, data, length + 1); /* the NUL that file_read puts after the content */
     expect_damage(dir, name, length);
     assert_int_equal(unlink(path), 0);
     expect_damage(dir, name, 0);
     assert_int_equal(symlink("/etc/passwd", path), 0);
     expect_damage(dir, name, 0);
     assert_int_equal(unlink(path), 0);
-    write_file(path, data, length);
+    files_write(path, data, length);
     assert_int_equal(checkpoint_verify(dir, &err), OK);
     free(data);
     free(path);
@@ -271,11 +227,11 @@ static void damage_part(const char *dir, const char *name) {
 
 static void every_flipped_byte_and_truncation_is_noticed(void **state) {
     (void)state;
-    char *dir = fresh("damage"), *one = step_dir(dir, 1);
+    const char *dir = files_path("damage");
+    char *one = step_dir(dir, 1);
     must_save(dir, 1, 1);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) damage_part(one, parts[i]);
     free(one);
-    free(dir);
 }
 
 static void flip(const char *dir, int step, const char *name, long at) {
@@ -296,7 +252,7 @@ static void a_damaged_one_is_passed_over(void **state) {
     CheckpointSet set;
     Error err;
     int64_t step = 0;
-    char *dir = fresh("fallback");
+    const char *dir = files_path("fallback");
     for (int i = 1; i <= 3; i++) must_save(dir, i, i);
     flip(dir, 3, "model.safetensors", 700);
     assert_int_equal(number_in(dir, &step), 2);
@@ -312,7 +268,6 @@ static void a_damaged_one_is_passed_over(void **state) {
     assert_int_equal(number_in(dir, &step), -1);
     must_save(dir, 3, 9); /* takes the place of the damaged one */
     assert_int_equal(number_in(dir, &step), 9);
-    free(dir);
 }
 
 static void put_manifest(const char *dir, const char *body) {
@@ -320,7 +275,7 @@ static void put_manifest(const char *dir, const char *body) {
     char *path = path_join(dir, MANIFEST_FILE);
     text_puts(&text, body);
     text_printf(&text, "  \"checksum\": \"%016" PRIx64 "\"\n}\n", hash64(text.data, text.length));
-    write_file(path, text.data, text.length);
+    files_write(path, text.data, text.length);
     text_free(&text);
     free(path);
 }
@@ -340,7 +295,7 @@ static void sealed_nonsense_is_refused(void **state) {
         HEAD "[{\"name\": \"x\", \"bytes\": 1, \"checksum\": \"xyz\"}],",
         HEAD "[{\"name\": \"x\", \"bytes\": 1, \"header\": \"0123456789abcdef\", \"tensors\": []}],",
         HEAD "[{\"name\": \"x\", \"bytes\": 1, \"checksum\": \"0123456789abcdef\"}],"};
-    char *dir = fresh("nonsense");
+    const char *dir = files_path("nonsense");
     Error err;
     assert_int_equal(file_make_dirs(dir, &err), OK);
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
@@ -350,7 +305,6 @@ static void sealed_nonsense_is_refused(void **state) {
     put_manifest(dir, bodies[2]);
     assert_int_equal(checkpoint_verify(dir, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "version 3"));
-    free(dir);
 }
 
 static void only_proper_names_are_checkpoints(void **state) {
@@ -360,7 +314,7 @@ static void only_proper_names_are_checkpoints(void **state) {
     static const char *const names[] = {"step-1",         "step-00000001x",     "step--0000001",
                                         "step-000000010", ".tmp-step-00000001", "step-99999999999999999999",
                                         "step-"};
-    char *dir = fresh("names");
+    const char *dir = files_path("names");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char *path = path_join(dir, names[i]);
         assert_int_equal(file_make_dirs(path, &err), OK);
@@ -371,7 +325,6 @@ static void only_proper_names_are_checkpoints(void **state) {
     checkpoint_set_free(&set);
     must_save(dir, 123456789, 1);
     assert_int_equal(number_in(dir, NULL), 1);
-    free(dir);
 }
 
 /* Faults. */
@@ -383,7 +336,7 @@ static ErrorCode save_and_prune(const FileOps *ops, const char *dir, int64_t ste
 }
 
 static void prepare(const char *dir) {
-    remove_all(dir);
+    file_remove_tree(dir, NULL);
     must_save(dir, 1, 1);
     must_save(dir, 2, 2);
 }
@@ -429,14 +382,13 @@ static void kill_at(const char *dir, int64_t step, FaultKind kind, int at, bool 
 }
 
 static void kill_everywhere(const char *name, int64_t step, bool no_exchange) {
-    char *dir = fresh(name);
+    const char *dir = files_path(name);
     int calls = count_calls(dir, step, no_exchange);
     assert_true(calls > 30);
     for (int at = 0; at < calls; at++) {
         kill_at(dir, step, KILL_BEFORE, at, no_exchange);
         kill_at(dir, step, KILL_AFTER, at, no_exchange);
     }
-    free(dir);
 }
 
 static void a_kill_anywhere_leaves_the_old_or_the_new(void **state) {
@@ -466,16 +418,15 @@ static void fail_everywhere(const char *dir, int64_t step, int error) {
 
 static void a_failing_call_leaves_the_old_or_the_new(void **state) {
     (void)state;
-    char *dir = fresh("fail");
+    const char *dir = files_path("fail");
     fail_everywhere(dir, 3, ENOSPC);
     fail_everywhere(dir, 3, EIO);
     fail_everywhere(dir, 2, EIO);
-    free(dir);
 }
 
 static void interruptions_and_short_writes_do_no_harm(void **state) {
     (void)state;
-    char *dir = fresh("interrupt");
+    const char *dir = files_path("interrupt");
     int calls = count_calls(dir, 3, false);
     for (int at = -1; at < calls; at++) {
         Faults f = {.kind = at < 0 ? SHORT_WRITES : INTERRUPT, .at = at};
@@ -486,7 +437,6 @@ static void interruptions_and_short_writes_do_no_harm(void **state) {
         assert_int_equal(number_in(dir, NULL), 3);
         text_free(&f.trace);
     }
-    free(dir);
 }
 
 /* Where `word` next stands in the trace at or after `from`; fails when it is not there. */
@@ -512,7 +462,7 @@ static size_t synced(const char *trace, size_t from) {
 /* A power cut keeps what was synced, in the order of the syncs. */
 static void syncs_stand_where_the_protocol_has_them(void **state) {
     (void)state;
-    char *dir = fresh("order");
+    const char *dir = files_path("order");
     Faults f = {.at = -1};
     FileOps ops = faulty_ops(&f);
     Error err;
@@ -535,7 +485,6 @@ static void syncs_stand_where_the_protocol_has_them(void **state) {
     at = next(trace, at, "rename ");
     next(trace, at, "sync-parent ");
     text_free(&f.trace);
-    free(dir);
 }
 
 static void steps_left(const char *dir, char out[128]) {
@@ -551,7 +500,8 @@ static void steps_left(const char *dir, char out[128]) {
 
 static void the_last_and_every_nth_are_kept(void **state) {
     (void)state;
-    char *dir = fresh("keep"), left[128];
+    const char *dir = files_path("keep");
+    char left[128];
     Error err;
     int removed = 0;
     for (int i = 1; i <= 8; i++) must_save(dir, 10 * i, i);
@@ -566,7 +516,6 @@ static void the_last_and_every_nth_are_kept(void **state) {
     assert_int_equal(checkpoint_prune(NULL, dir, (CheckpointKeep){1, 0}, -1, CHECK_CONTENTS, &removed, &err), OK);
     steps_left(dir, left);
     assert_string_equal(left, "60 70 80");
-    free(dir);
 }
 
 /* The background writer. */
@@ -583,7 +532,8 @@ static CheckpointWriter *start_writer(const FileOps *ops, const char *dir, const
 
 static void the_writer_saves_what_was_there_at_the_call(void **state) {
     (void)state;
-    char *dir = fresh("async"), left[128];
+    const char *dir = files_path("async");
+    char left[128];
     Faults f = {.at = -1, .slow = 3000};
     FileOps ops = faulty_ops(&f);
     Trainer t;
@@ -613,7 +563,6 @@ static void the_writer_saves_what_was_there_at_the_call(void **state) {
     steps_left(dir, left);
     assert_string_equal(left, "3 4");
     text_free(&f.trace);
-    free(dir);
 }
 
 static ErrorCode slow_fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
@@ -628,7 +577,7 @@ static ErrorCode failing_fetch(void *ctx, int index, size_t offset, size_t bytes
 
 static void the_copy_may_run_beside_the_training(void **state) {
     (void)state;
-    char *dir = fresh("beside");
+    const char *dir = files_path("beside");
     Trainer t;
     Lists l;
     SaveReport report;
@@ -653,12 +602,11 @@ static void the_copy_may_run_beside_the_training(void **state) {
     assert_non_null(strstr(err.message, "the device is gone"));
     assert_int_equal(checkpoint_writer_stop(w, &err), OK);
     assert_int_equal(number_in(dir, NULL), 1);
-    free(dir);
 }
 
 static void a_failure_in_the_background_is_returned_once(void **state) {
     (void)state;
-    char *dir = fresh("async-fail");
+    const char *dir = files_path("async-fail");
     Faults f = {.kind = FAIL, .at = 5, .error = ENOSPC};
     FileOps ops = faulty_ops(&f);
     Trainer t;
@@ -676,7 +624,6 @@ static void a_failure_in_the_background_is_returned_once(void **state) {
     assert_int_equal(number_in(dir, NULL), 1);
     assert_int_equal(checkpoint_writer_stop(NULL, &err), OK);
     text_free(&f.trace);
-    free(dir);
 }
 
 static void the_interval_is_youngs(void **state) {
@@ -707,17 +654,8 @@ static void companions_are_json(void **state) {
 }
 
 static int set_up(void **state) {
-    (void)state;
     log_set_level(LOG_ERROR); /* the warnings about damage are expected here */
-    bool shm = access("/dev/shm", W_OK | X_OK) == 0;
-    snprintf(directory, sizeof directory, "%s/weft-checkpoint-XXXXXX", shm ? "/dev/shm" : "/tmp");
-    return mkdtemp(directory) == NULL;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    remove_all(directory);
-    return 0;
+    return files_setup_in_memory(state);
 }
 
 int main(void) {
@@ -740,5 +678,5 @@ int main(void) {
         cmocka_unit_test(the_interval_is_youngs),
         cmocka_unit_test(companions_are_json),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, files_teardown);
 }

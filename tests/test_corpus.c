@@ -1,5 +1,5 @@
 /* Documents of text and JSON-lines files: splitting, pieces, positions, compression, and what goes wrong with input files. */
-#include "data_files.h"
+#include "files.h"
 
 #include <sys/stat.h>
 
@@ -238,7 +238,7 @@ static void test_bad_zstd(void **state) {
     Error err = {0};
     files_zstd("whole.zst", text, 300000, SIZE_MAX);
     size_t length;
-    char *packed = files_read(files_path("whole.zst"), &length);
+    char *packed = files_read("whole.zst", &length);
     assert_int_equal(read_all(files_path("whole.zst"), &err), OK);
     /* Cut at many places behind the magic number. */
     for (size_t keep = 4; keep < length; keep += length / 37 + 1) {
@@ -255,7 +255,7 @@ static void test_bad_zstd(void **state) {
     free(packed);
     /* Two frames are one file. */
     files_zstd("two.zst", text, 1000, SIZE_MAX);
-    packed = files_read(files_path("two.zst"), &length);
+    packed = files_read("two.zst", &length);
     FILE *f = fopen(files_path("two.zst"), "ab");
     fwrite(packed, 1, length, f);
     fclose(f);

@@ -1,24 +1,7 @@
 /* From files to batches: what a sample is, document masks, validation split, restarts, prefetching. */
-#include "data_files.h"
+#include "bytes_tokenizer.h"
 
-#include "base/log.h"
 #include "data/loader.h"
-
-static Tokenizer *tokenizer;
-
-enum { BOS = 256, EOS = 257 };
-
-static int setup(void **state) {
-    Error err;
-    log_set_level(LOG_QUIET);
-    if (tokenizer_open(&tokenizer, "bytes", &err) != OK) return -1;
-    return files_setup(state);
-}
-
-static int teardown(void **state) {
-    tokenizer_free(tokenizer);
-    return files_teardown(state);
-}
 
 /* A configuration over up to four sources, with its own memory. */
 typedef struct Setup {
@@ -549,5 +532,5 @@ int main(void) {
         cmocka_unit_test(test_bad_configurations),
         cmocka_unit_test(test_what_makes_a_cache),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
 }

@@ -1,54 +1,15 @@
 /* What a run writes while it runs: metrics.jsonl, journal.jsonl, the lines on the terminal, the curve. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "files.h"
 
-#include <cmocka.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "base/json.h"
 #include "observe/console.h"
 #include "observe/journal.h"
 #include "observe/metrics.h"
 #include "observe/plot.h"
 
-static char dir[] = "/tmp/weft-test-metrics-XXXXXX";
 static Error err;
-
-static int make_dir(void **state) {
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    return system(command) == 0 ? 0 : -1;
-}
-
-static char *path_in(const char *name) { return path_join(dir, name); }
-
-static void write_text(const char *name, const char *text) {
-    char *path = path_in(name);
-    assert_int_equal(file_write_atomic(path, text, strlen(text), &err), OK);
-    free(path);
-}
-
-static char *read_text(const char *name) {
-    char *path = path_in(name), *data;
-    size_t length;
-    assert_int_equal(file_read(path, 1 << 24, &data, &length, &err), OK);
-    free(path);
-    return data;
-}
 
 static StepMetrics sample(int64_t step) {
     return (StepMetrics){.step = step,
@@ -74,15 +35,13 @@ static StepMetrics sample(int64_t step) {
 
 static MetricsTable read_table(void) {
     MetricsTable t;
-    char *path = path_in(METRICS_FILE);
-    assert_int_equal(metrics_table_read(&t, path, &err), OK);
-    free(path);
+    assert_int_equal(metrics_table_read(&t, files_path(METRICS_FILE), &err), OK);
     return t;
 }
 
 static void log_steps(int64_t resumed, int64_t from, int64_t to) {
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, resumed, &err), OK);
+    assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, resumed, &err), OK);
     for (int64_t s = from; s <= to; s++) {
         StepMetrics m = sample(s);
         assert_int_equal(metrics_log_step(&log, &m, &err), OK);
@@ -112,7 +71,8 @@ static void numbers_keep_all_their_digits(void **state) {
     assert_true(t.validations[0].loss == 0.1 + 0.2);
     assert_true(isnan(t.validations[0].bits_per_byte));
     metrics_table_free(&t);
-    char *text = read_text(METRICS_FILE);
+    size_t length;
+    char *text = files_read(METRICS_FILE, &length);
     assert_non_null(strstr(text, "\"lr\": 0.0003,"));
     assert_non_null(strstr(text, "\"grad_norm\": 0.3333333333333333,"));
     assert_non_null(strstr(text, "\"bits_per_byte\": null"));
@@ -126,7 +86,7 @@ static void every_line_is_an_object(void **state) {
     m.grad_norm = (double)INFINITY;
     m.skipped = true;
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, 0, &err), OK);
+    assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 0, &err), OK);
     assert_int_equal(metrics_log_step(&log, &m, &err), OK);
     /* flushed already: a reader sees it before the log is closed */
     MetricsTable t = read_table();
@@ -156,18 +116,16 @@ static void each_rank_has_its_file(void **state) {
     assert_string_equal(metrics_file_name(3, name), "metrics-00003.jsonl");
     log_steps(0, 1, 2);
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, name, 0, &err), OK);
+    assert_int_equal(metrics_log_open(&log, files_root, name, 0, &err), OK);
     StepMetrics m = sample(1);
     assert_int_equal(metrics_log_step(&log, &m, &err), OK);
     metrics_log_close(&log);
     MetricsTable first = read_table(), other;
-    char *path = path_in(name);
-    assert_int_equal(metrics_table_read(&other, path, &err), OK);
+    assert_int_equal(metrics_table_read(&other, files_path(name), &err), OK);
     assert_int_equal(first.step_count, 2);
     assert_int_equal(other.step_count, 1);
     metrics_table_free(&first);
     metrics_table_free(&other);
-    free(path);
 }
 
 static void a_fresh_run_starts_an_empty_file(void **state) {
@@ -181,7 +139,7 @@ static void a_fresh_run_starts_an_empty_file(void **state) {
 
 static void a_torn_last_line_is_dropped(void **state) {
     (void)state;
-    write_text(METRICS_FILE, "{\"kind\":\"train\",\"step\":1,\"loss\":5}\n{\"kind\":\"train\",\"step\":2,\"lo");
+    files_text(METRICS_FILE, "{\"kind\":\"train\",\"step\":1,\"loss\":5}\n{\"kind\":\"train\",\"step\":2,\"lo");
     MetricsTable t = read_table();
     assert_int_equal(t.step_count, 1);
     assert_int_equal(t.bad_lines, 1);
@@ -196,7 +154,7 @@ static void a_torn_last_line_is_dropped(void **state) {
 
 static void lines_that_are_no_records_are_skipped(void **state) {
     (void)state;
-    write_text(METRICS_FILE, "\n[]\n{}\n{\"kind\":3}\n{\"kind\":\"other\",\"step\":1}\n{\"kind\":\"train\",\"step\":\"x\"}\n"
+    files_text(METRICS_FILE, "\n[]\n{}\n{\"kind\":3}\n{\"kind\":\"other\",\"step\":1}\n{\"kind\":\"train\",\"step\":\"x\"}\n"
                              "{\"kind\":\"train\",\"step\":1.5}\n\x01\xff\n{\"kind\":\"train\",\"step\":4,\"loss\":null}\n");
     MetricsTable t = read_table();
     assert_int_equal(t.step_count, 1);
@@ -290,17 +248,15 @@ static void the_status_line_fits(void **state) {
 
 static void the_journal_survives_a_torn_line(void **state) {
     (void)state;
-    write_text(JOURNAL_FILE, "{\"time\":\"2026-01-31T12:34:56Z\",\"event\":\"started\",\"step\":0,\"parameters\":5}\n{\"ti");
+    files_text(JOURNAL_FILE, "{\"time\":\"2026-01-31T12:34:56Z\",\"event\":\"started\",\"step\":0,\"parameters\":5}\n{\"ti");
     Journal j;
-    assert_int_equal(journal_open(&j, dir, &err), OK);
+    assert_int_equal(journal_open(&j, files_root, &err), OK);
     const JournalFact facts[] = {{"parameters", 6000000}, {"loss", (double)NAN}, {NULL, 0}};
     assert_int_equal(journal_add(&j, JOURNAL_RESUMED, 500, "from \"step-500\"\n<b>", facts, &err), OK);
     assert_int_equal(journal_add(&j, JOURNAL_NONFINITE, 501, NULL, NULL, &err), OK);
     journal_close(&j);
     JournalTable t;
-    char *path = path_in(JOURNAL_FILE);
-    assert_int_equal(journal_table_read(&t, path, &err), OK);
-    free(path);
+    assert_int_equal(journal_table_read(&t, files_path(JOURNAL_FILE), &err), OK);
     assert_int_equal(t.count, 3);
     assert_string_equal(t.entries[1].event, "resumed");
     assert_string_equal(t.entries[1].detail, "from \"step-500\"\n<b>");
@@ -371,5 +327,5 @@ int main(void) {
         cmocka_unit_test(the_curve_keeps_its_size),
         cmocka_unit_test(the_locale_decides_on_unicode),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -1,31 +1,16 @@
 /* config.json: both dialects, defaults, contradictions, what is refused, and writing. */
+#include "files.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/file.h"
 #include "model/config.h"
 
 #define SIZES                                                                                                            \
     "\"model_type\":\"llama\",\"vocab_size\":1000,\"hidden_size\":64,\"intermediate_size\":176,\"num_hidden_layers\":3," \
     "\"num_attention_heads\":4"
 
-static char directory[] = "/tmp/weft-config-XXXXXX";
-
 static ErrorCode read_text(ModelConfig *c, const char *text, Error *err) {
-    char *path = path_join(directory, "config.json");
-    Error write_error;
-    assert_int_equal(file_write_atomic(path, text, strlen(text), &write_error), OK);
-    ErrorCode code = model_config_read(c, path, err);
-    free(path);
-    return code;
+    return model_config_read(c, files_text("config.json", text), err);
 }
 
 static void accept(ModelConfig *c, const char *text) {
@@ -233,19 +218,6 @@ static void parameters_and_flops_are_counted(void **state) {
     assert_int_equal(model_parameter_count(&c), 3 * (block + 64 + 2 * 32 + 64 + 2 * 176 + 64) + 1000 * 64 + 64);
 }
 
-static int set_up(void **state) {
-    (void)state;
-    return mkdtemp(directory) == NULL;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    char *path = path_join(directory, "config.json");
-    unlink(path);
-    free(path);
-    return rmdir(directory);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(defaults_are_those_of_transformers),
                                        cmocka_unit_test(null_means_absent),
@@ -257,5 +229,5 @@ int main(void) {
                                        cmocka_unit_test(sizes_beyond_the_address_space_are_refused),
                                        cmocka_unit_test(what_is_written_reads_back),
                                        cmocka_unit_test(parameters_and_flops_are_counted)};
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

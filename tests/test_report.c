@@ -1,43 +1,15 @@
 /* The report: charts that keep what matters, a page that stands alone and trusts no text. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "files.h"
 
-#include <cmocka.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "observe/chart.h"
 #include "observe/journal.h"
 #include "observe/metrics.h"
 #include "observe/report.h"
 #include "observe/trace.h"
 
-static char dir[] = "/tmp/weft-test-report-XXXXXX";
 static Error err;
-
-static int make_dir(void **state) {
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    return system(command) == 0 ? 0 : -1;
-}
-
-static void write_text(const char *name, const char *text) {
-    char *path = path_join(dir, name);
-    assert_int_equal(file_write_atomic(path, text, strlen(text), &err), OK);
-    free(path);
-}
 
 static size_t count_of(const char *text, const char *what) {
     size_t n = 0;
@@ -180,7 +152,7 @@ static void html_is_escaped(void **state) {
 
 static void write_run(int steps) {
     MetricsLog log;
-    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, 0, &err), OK);
+    assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 0, &err), OK);
     for (int s = 1; s <= steps; s++) {
         StepMetrics m = {.step = s,
                          .total_steps = steps,
@@ -208,7 +180,7 @@ static void write_run(int steps) {
 static Text page(void) {
     Text html = {0};
     err.message[0] = '\0';
-    assert_int_equal(report_write(&html, dir, &err), OK);
+    assert_int_equal(report_write(&html, files_root, &err), OK);
     return html;
 }
 
@@ -244,8 +216,8 @@ static void the_page_stands_alone(void **state) {
 static void text_of_others_stays_text(void **state) {
     (void)state;
     write_run(3);
-    write_text("config.yaml", "model:\n  hidden_size: \"<script>alert(1)</script>\"\n  num_hidden_layers: 4\n");
-    write_text(JOURNAL_FILE, "{\"time\":\"<b>\",\"event\":\"<i>\",\"step\":1,\"detail\":\"</td><script>alert(2)</script>\","
+    files_text("config.yaml", "model:\n  hidden_size: \"<script>alert(1)</script>\"\n  num_hidden_layers: 4\n");
+    files_text(JOURNAL_FILE, "{\"time\":\"<b>\",\"event\":\"<i>\",\"step\":1,\"detail\":\"</td><script>alert(2)</script>\","
                              "\"<u>\":1,\"parameters\":6295296}\n"
                              "{\"time\":\"t\",\"event\":\"finished\",\"step\":3,\"detail\":\"\"}\n{\"torn");
     Text html = page();
@@ -261,8 +233,8 @@ static void text_of_others_stays_text(void **state) {
 
 static void a_young_run_has_a_page(void **state) {
     (void)state;
-    write_text(METRICS_FILE, "");
-    write_text("config.yaml", "a: [unclosed\n");
+    files_text(METRICS_FILE, "");
+    files_text("config.yaml", "a: [unclosed\n");
     Text html = page();
     assert_int_equal(count_of(html.data, "Nothing to draw yet"), 7);
     assert_non_null(strstr(html.data, "a: [unclosed")); /* shown even so */
@@ -280,16 +252,14 @@ static void write_trace(void) {
                              second[] = {{{ACT_FWD, 1, 0}, 1, 0, 0.2, 0.1}, {{ACT_BWD, 1, 0}, 1, 0.2, 0.4, 0}};
     Timing t;
     Prediction p;
-    char *path = path_join(dir, TRACE_FILE);
     timing_start(&t, 2, 2, 2);
     TimedStep *s = timing_add(&t, 7, 0);
     timing_set(s, 0, memcpy(mem_alloc(sizeof first), first, sizeof first), 2);
     timing_set(s, 1, memcpy(mem_alloc(sizeof second), second, sizeof second), 2);
     assert_int_equal(timing_predict(&p, &t, &err), OK);
-    assert_int_equal(trace_write(path, &t, &p, &err), OK);
+    assert_int_equal(trace_write(files_path(TRACE_FILE), &t, &p, &err), OK);
     prediction_free(&p);
     timing_free(&t);
-    free(path);
 }
 
 static void a_traced_step_is_drawn_planned_above_measured(void **state) {
@@ -305,15 +275,13 @@ static void a_traced_step_is_drawn_planned_above_measured(void **state) {
     assert_non_null(strstr(html.data, "<td class=\"n\">7</td><td class=\"n\">0.6</td><td class=\"n\">0.6</td><td "
                                       "class=\"n\">50.0 %</td><td class=\"n\">50.0 %</td>"));
     text_free(&html);
-    write_text(TRACE_FILE, "{\"traceEvents\": \"<script>\"}");
+    files_text(TRACE_FILE, "{\"traceEvents\": \"<script>\"}");
     html = page();
     assert_int_equal(count_of(html.data, "<svg class=\"timeline\""), 0);
     assert_non_null(strstr(html.data, "There is a trace, but "));
     text_free(&html);
     write_trace();
-    char *path = path_join(dir, TRACE_FILE);
-    assert_int_equal(unlink(path), 0);
-    free(path);
+    assert_int_equal(unlink(files_path(TRACE_FILE)), 0);
 }
 
 static void a_wrong_place_is_named(void **state) {
@@ -321,11 +289,8 @@ static void a_wrong_place_is_named(void **state) {
     Text html = {0};
     assert_int_equal(report_write(&html, "/nonexistent/run", &err), ERR_NOINPUT);
     assert_non_null(strstr(err.message, "/nonexistent/run"));
-    char *empty = path_join(dir, "empty");
-    assert_int_equal(file_make_dirs(empty, &err), OK);
-    assert_int_equal(report_write(&html, empty, &err), ERR_NOINPUT);
+    assert_int_equal(report_write(&html, files_mkdir("empty"), &err), ERR_NOINPUT);
     assert_non_null(strstr(err.message, METRICS_FILE));
-    free(empty);
     text_free(&html);
 }
 
@@ -343,5 +308,5 @@ int main(void) {
         cmocka_unit_test(a_traced_step_is_drawn_planned_above_measured),
         cmocka_unit_test(a_wrong_place_is_named),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -1,35 +1,16 @@
 /* safetensors: what is refused and accepted, file by file; conversions; writing; shards and their index. */
+#include "files.h"
+
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/modelfiles.h"
 
-static char directory[] = "/tmp/weft-safetensors-XXXXXX";
-
-static char *in_directory(const char *name) { return path_join(directory, name); }
-
-static void put_file(const char *name, const void *data, size_t length) {
-    Error err;
-    char *path = in_directory(name);
-    assert_int_equal(file_write_atomic(path, data, length, &err), OK);
-    free(path);
-}
-
 /* A file with this header and `data_bytes` zero bytes of data. */
-static void put_safetensors(const char *name, const char *header, size_t header_bytes, size_t data_bytes) {
+static const char *put_safetensors(const char *name, const char *header, size_t header_bytes, size_t data_bytes) {
     Text file = {0};
     char zero[64] = {0};
     for (int i = 0; i < 8; i++) text_add(&file, &(char){(char)(uint8_t)((uint64_t)header_bytes >> (8 * i))}, 1);
@@ -39,16 +20,13 @@ static void put_safetensors(const char *name, const char *header, size_t header_
         text_add(&file, zero, n);
         left -= n;
     }
-    put_file(name, file.data, file.length);
+    const char *path = files_write(name, file.data, file.length);
     text_free(&file);
+    return path;
 }
 
 static ErrorCode open_header(SafeFile *f, const char *header, size_t header_bytes, size_t data_bytes, Error *err) {
-    char *path = in_directory("t.safetensors");
-    put_safetensors("t.safetensors", header, header_bytes, data_bytes);
-    ErrorCode code = safe_open(f, path, err);
-    free(path);
-    return code;
+    return safe_open(f, put_safetensors("t.safetensors", header, header_bytes, data_bytes), err);
 }
 
 static void refuse_bytes(const char *header, size_t header_bytes, size_t data_bytes, const char *named) {
@@ -78,11 +56,8 @@ static void accept_and_close(const char *header, size_t data_bytes) {
 static void refuse_file(const void *data, size_t length, const char *named) {
     SafeFile f;
     Error err = {.message = ""};
-    char *path = in_directory("t.safetensors");
-    put_file("t.safetensors", data, length);
-    assert_int_equal(safe_open(&f, path, &err), ERR_DATA);
+    assert_int_equal(safe_open(&f, files_write("t.safetensors", data, length), &err), ERR_DATA);
     if (strstr(err.message, named) == NULL) fail_msg("\"%s\" does not name \"%s\"", err.message, named);
-    free(path);
 }
 
 static void size_fields_are_checked(void **state) {
@@ -266,7 +241,7 @@ static void missing_files_and_directories_are_errors(void **state) {
     SafeFile f;
     Error err;
     assert_int_equal(safe_open(&f, "/nonexistent/x.safetensors", &err), ERR_NOINPUT);
-    assert_int_equal(safe_open(&f, directory, &err), ERR_NOINPUT);
+    assert_int_equal(safe_open(&f, files_root, &err), ERR_NOINPUT);
     assert_int_equal(safe_open(&f, "/dev/null", &err), ERR_NOINPUT);
 }
 
@@ -347,13 +322,6 @@ static TensorList list_of(Model *m) {
     return (TensorList){.count = MODEL_TENSORS, .tensors = m->tensors, .ctx = m, .fetch = fetch, .store = store};
 }
 
-static char *fresh_directory(const char *name) {
-    Error err;
-    char *path = in_directory(name);
-    assert_int_equal(file_make_dirs(path, &err), OK);
-    return path;
-}
-
 static void write_model(const char *dir, Model *m, uint64_t shard_bytes, int expect_files) {
     TensorList list = list_of(m);
     ModelLayout layout;
@@ -385,7 +353,7 @@ static void models_round_trip_whatever_the_shards(void **state) {
     (void)state;
     Model m;
     char whole[65], cut[65], narrow[65];
-    char *one = fresh_directory("one"), *many = fresh_directory("many"), *bf16 = fresh_directory("bf16");
+    const char *one = files_mkdir("one"), *many = files_mkdir("many"), *bf16 = files_mkdir("bf16");
     make_model(&m, SAFE_F32, true);
     write_model(one, &m, SHARD_BYTES, 1);
     write_model(many, &m, 150, 5); /* four shards and the index */
@@ -398,25 +366,21 @@ static void models_round_trip_whatever_the_shards(void **state) {
     check_model(bf16, &m, narrow);
     assert_string_equal(whole, narrow);
     m.values[1][3] += 1.0f;
-    char *changed = fresh_directory("changed");
+    const char *changed = files_mkdir("changed");
     write_model(changed, &m, SHARD_BYTES, 1);
     check_model(changed, &m, cut);
     assert_string_not_equal(whole, cut);
-    free(one);
-    free(many);
-    free(bf16);
-    free(changed);
 }
 
 static void files_are_laid_out_as_the_reference_writes_them(void **state) {
     (void)state;
     Model m;
     Error err;
-    char *dir = fresh_directory("layout"), *path = path_join(dir, MODEL_FILE);
+    const char *dir = files_mkdir("layout");
     make_model(&m, SAFE_BF16, true);
     write_model(dir, &m, SHARD_BYTES, 1);
     SafeFile f;
-    assert_int_equal(safe_open(&f, path, &err), OK);
+    assert_int_equal(safe_open(&f, files_path("layout/" MODEL_FILE), &err), OK);
     assert_int_equal(f.data_start % 8, 0);
     /* The one fp32 tensor has the larger alignment and comes first; then names in order of bytes. */
     assert_int_equal(safe_find(&f, "model.norm.weight")->begin, 0);
@@ -425,8 +389,6 @@ static void files_are_laid_out_as_the_reference_writes_them(void **state) {
     assert_int_equal(safe_find(&f, "model.layers.10.mlp.up_proj.weight")->begin, 28 + 56);
     assert_int_equal(safe_find(&f, "model.layers.9.mlp.up_proj.weight")->begin, 28 + 56 + 70);
     safe_close(&f);
-    free(path);
-    free(dir);
 }
 
 static void loading_names_what_does_not_fit(void **state) {
@@ -434,7 +396,7 @@ static void loading_names_what_does_not_fit(void **state) {
     Model m;
     ModelFiles files;
     Error err = {.message = ""};
-    char *dir = fresh_directory("fit");
+    const char *dir = files_mkdir("fit");
     make_model(&m, SAFE_F32, true);
     write_model(dir, &m, SHARD_BYTES, 1);
     assert_int_equal(modelfiles_open(&files, dir, &err), OK);
@@ -449,36 +411,25 @@ static void loading_names_what_does_not_fit(void **state) {
     list.count = 2;
     assert_int_equal(modelfiles_load(&files, &list, &err), ERR_DATA);
     modelfiles_close(&files);
-    free(dir);
 }
 
-static void refuse_index(const char *dir, const char *index, const char *named) {
+static void refuse_index(const char *index, const char *named) {
     ModelFiles files;
-    Error err = {.message = ""}, write_error;
-    char *path = path_join(dir, MODEL_INDEX);
-    assert_int_equal(file_write_atomic(path, index, strlen(index), &write_error), OK);
-    if (modelfiles_open(&files, dir, &err) == OK) fail_msg("accepted: %s", index);
+    Error err = {.message = ""};
+    files_text("index/" MODEL_INDEX, index);
+    if (modelfiles_open(&files, files_path("index"), &err) == OK) fail_msg("accepted: %s", index);
     if (strstr(err.message, named) == NULL) fail_msg("%s: \"%s\" does not name \"%s\"", index, err.message, named);
-    free(path);
 }
 
-static void copy_shard(const char *dir, const char *name, const char *header) {
-    char relative[128];
-    const char *base = strrchr(dir, '/') + 1;
-    snprintf(relative, sizeof relative, "%s/%s", base, name);
-    put_safetensors(relative, header, strlen(header), 8);
-}
+static const char *put_shard(const char *name, const char *header) { return put_safetensors(name, header, strlen(header), 8); }
 
 static void the_index_cannot_lead_anywhere_else(void **state) {
     (void)state;
-    char *dir = fresh_directory("index"), *link = path_join(dir, "link.safetensors"), *folder = path_join(dir, "d.safetensors");
-    Error err;
-    copy_shard(dir, "a.safetensors", "{\"a\":{" F32_2 "}}");
-    copy_shard(dir, "ab.safetensors",
-               "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-               "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}");
-    assert_int_equal(symlink("a.safetensors", link), 0);
-    assert_int_equal(file_make_dirs(folder, &err), OK);
+    files_mkdir("index/d.safetensors");
+    put_shard("index/a.safetensors", "{\"a\":{" F32_2 "}}");
+    put_shard("index/ab.safetensors", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+                                      "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}");
+    assert_int_equal(symlink("a.safetensors", files_path("index/link.safetensors")), 0);
     static const char *const bad[] = {"../a.safetensors",
                                       "/etc/passwd",
                                       "/tmp/a.safetensors",
@@ -493,25 +444,20 @@ static void the_index_cannot_lead_anywhere_else(void **state) {
     char index[256];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         snprintf(index, sizeof index, "{\"weight_map\":{\"a\":\"%s\"}}", bad[i]);
-        refuse_index(dir, index, "plain name");
+        refuse_index(index, "plain name");
     }
-    refuse_index(dir, "{\"weight_map\":{\"a\":\"link.safetensors\"}}", "link");
-    refuse_index(dir, "{\"weight_map\":{\"a\":\"d.safetensors\"}}", "regular file");
-    refuse_index(dir, "{\"weight_map\":{\"a\":\"missing.safetensors\"}}", "missing.safetensors");
-    refuse_index(dir, "{\"weight_map\":{\"c\":\"a.safetensors\"}}", "does not have it");
-    refuse_index(dir, "{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"ab.safetensors\"}}", "two shards");
-    refuse_index(dir, "{\"weight_map\":{\"a\":\"a.safetensors\",\"a\":\"a.safetensors\"}}", "duplicate");
-    refuse_index(dir, "{\"weight_map\":{\"a\":7}}", "string");
-    refuse_index(dir, "{\"weight_map\":{}}", "empty");
-    refuse_index(dir, "{\"weight_map\":[]}", "weight_map");
-    refuse_index(dir, "{}", "weight_map");
-    refuse_index(dir, "[]", "weight_map");
-    refuse_index(dir, "{", "index.json");
-    unlink(link);
-    rmdir(folder);
-    free(link);
-    free(folder);
-    free(dir);
+    refuse_index("{\"weight_map\":{\"a\":\"link.safetensors\"}}", "link");
+    refuse_index("{\"weight_map\":{\"a\":\"d.safetensors\"}}", "regular file");
+    refuse_index("{\"weight_map\":{\"a\":\"missing.safetensors\"}}", "missing.safetensors");
+    refuse_index("{\"weight_map\":{\"c\":\"a.safetensors\"}}", "does not have it");
+    refuse_index("{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"ab.safetensors\"}}", "two shards");
+    refuse_index("{\"weight_map\":{\"a\":\"a.safetensors\",\"a\":\"a.safetensors\"}}", "duplicate");
+    refuse_index("{\"weight_map\":{\"a\":7}}", "string");
+    refuse_index("{\"weight_map\":{}}", "empty");
+    refuse_index("{\"weight_map\":[]}", "weight_map");
+    refuse_index("{}", "weight_map");
+    refuse_index("[]", "weight_map");
+    refuse_index("{", "index.json");
 }
 
 static void an_index_reads_what_it_lists(void **state) {
@@ -519,16 +465,14 @@ static void an_index_reads_what_it_lists(void **state) {
     ModelFiles files;
     Error err = {.message = ""};
     static const char index[] = "{\"metadata\":{\"total_size\":8},\"weight_map\":{\"a\":\"a-00001-of-00002.safetensors\"}}";
-    char *dir = fresh_directory("good"), *path = path_join(dir, MODEL_INDEX);
-    copy_shard(dir, "a-00001-of-00002.safetensors", "{\"a\":{" F32_2 "}}");
-    assert_int_equal(file_write_atomic(path, index, sizeof index - 1, &err), OK);
+    const char *dir = files_mkdir("good");
+    put_shard("good/a-00001-of-00002.safetensors", "{\"a\":{" F32_2 "}}");
+    files_text("good/" MODEL_INDEX, index);
     if (modelfiles_open(&files, dir, &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(files.count, 1);
     assert_non_null(modelfiles_find(&files, "a"));
     assert_null(modelfiles_find(&files, "b"));
     modelfiles_close(&files);
-    free(path);
-    free(dir);
 }
 
 static void figures_are_of_the_values(void **state) {
@@ -537,7 +481,7 @@ static void figures_are_of_the_values(void **state) {
     ModelFiles files;
     TensorFigures figures;
     Error err = {.message = ""};
-    char *dir = fresh_directory("figures");
+    const char *dir = files_mkdir("figures");
     make_model(&m, SAFE_F32, false);
     m.values[3][1] = 3.0f;
     m.values[3][2] = -4.0f;
@@ -548,18 +492,16 @@ static void figures_are_of_the_values(void **state) {
     assert_true(figures.known && fabs(figures.norm - 5.0) < 1e-12 && fabs(figures.max - 4.0) < 1e-12);
     assert_int_equal(figures.nonfinite, 1);
     modelfiles_close(&files);
-    free(dir);
 }
 
 /* The definition of the digest, taken step by step: a value that must not change between versions. */
 static void the_digest_is_as_defined(void **state) {
     (void)state;
-    char *dir = fresh_directory("digest"), *path = path_join(dir, "x.safetensors"), digest[65], expected[65];
+    char digest[65], expected[65];
     ModelFiles files;
     Error err = {.message = ""};
-    copy_shard(dir, "x.safetensors",
-               "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[4,8]},"
-               "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}");
+    const char *path = put_shard("digest.safetensors", "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[4,8]},"
+                                                       "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}");
     if (modelfiles_open(&files, path, &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(modelfiles_digest(&files, digest, &err), OK);
     modelfiles_close(&files);
@@ -574,8 +516,6 @@ static void the_digest_is_as_defined(void **state) {
     sha256_finish(h, raw);
     sha256_hex(raw, expected);
     assert_string_equal(digest, expected);
-    free(path);
-    free(dir);
 }
 
 static void the_golden_files_are_well_formed(void **state) {
@@ -586,18 +526,6 @@ static void the_golden_files_are_well_formed(void **state) {
     assert_non_null(modelfiles_find(&files, "model.embed_tokens.weight"));
     assert_null(modelfiles_find(&files, "lm_head.weight"));
     modelfiles_close(&files);
-}
-
-static int set_up(void **state) {
-    (void)state;
-    return mkdtemp(directory) == NULL;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", directory);
-    return system(command);
 }
 
 int main(void) {
@@ -624,5 +552,5 @@ int main(void) {
         cmocka_unit_test(the_digest_is_as_defined),
         cmocka_unit_test(the_golden_files_are_well_formed),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

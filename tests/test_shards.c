@@ -1,22 +1,14 @@
 /* Checkpoints of many ranks, simulated in one process or as processes: the files do not depend on how the tensors are spread,
  * any spread reads them, nothing that is missing, doubled or damaged passes, and a rank that dies or fails at any step leaves
  * the old checkpoint or the new one. */
+#include "files.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "checkpoint/async.h"
@@ -27,8 +19,6 @@
 #define TENSORS 5
 #define MAX_RANKS 8
 #define MAX_PIECES 64
-
-static char directory[64];
 
 /* The same on every rank: weights, rounded in their file but for one, and a moment of each. */
 static const TensorDesc model_tensors[TENSORS] = {{"embed", SAFE_F32, SAFE_BF16, 2, {13, 7}},
@@ -211,8 +201,6 @@ static int load(const char *dir, int count, int64_t *step) {
     return number;
 }
 
-static char *fresh(const char *name) { return path_join(directory, name); }
-
 static char *part_of(const char *dir, int step, const char *name) {
     char below[96];
     snprintf(below, sizeof below, "step-%08d/%s", step, name);
@@ -225,27 +213,14 @@ static const char *const tensor_files[] = {"model-00001-of-00003.safetensors", "
 
 static void read_part(const char *dir, int step, const char *name, char **data, size_t *length) {
     char *path = part_of(dir, step, name);
-    Error err = {.message = ""};
-    if (file_read(path, 1 << 20, data, length, &err) != OK) fail_msg("%s", err.message);
+    *data = files_read(path, length);
     free(path);
 }
 
 static void write_part(const char *dir, int step, const char *name, const char *data, size_t length) {
     char *path = part_of(dir, step, name);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, length, f), length);
-    assert_int_equal(fclose(f), 0);
+    files_write(path, data, length);
     free(path);
-}
-
-static int entries_with_dot(const char *dir) {
-    char **paths, *pattern = path_join(dir, ".t*");
-    size_t count = 0;
-    Error err;
-    if (file_glob(pattern, &paths, &count, &err) == OK) file_glob_free(paths, count);
-    free(pattern);
-    return (int)count;
 }
 
 static const int rank_counts[] = {1, 2, 3, 8};
@@ -253,7 +228,8 @@ static const int rank_counts[] = {1, 2, 3, 8};
 
 static void files_and_values_do_not_depend_on_the_ranks(void **unused) {
     (void)unused;
-    char *dir = fresh("spread"), *data[2];
+    const char *dir = files_path("spread");
+    char *data[2];
     size_t length[2];
     int64_t step = 0;
     must_save(dir, 1, 1, 9);
@@ -271,12 +247,12 @@ static void files_and_values_do_not_depend_on_the_ranks(void **unused) {
             assert_int_equal(step, 2);
         }
     assert_int_equal(entries_with_dot(dir), 0);
-    free(dir);
 }
 
 static void one_process_that_holds_all_writes_the_same(void **unused) {
     (void)unused;
-    char *dir = fresh("whole"), *data[2];
+    const char *dir = files_path("whole");
+    char *data[2];
     size_t length[2];
     Rank rank;
     Checkpoint c;
@@ -305,7 +281,6 @@ static void one_process_that_holds_all_writes_the_same(void **unused) {
     assert_int_equal(c.step, 2);
     checkpoint_close(&c);
     let_go(&rank, 1);
-    free(dir);
 }
 
 /* Pieces that do not fit together. */
@@ -352,7 +327,7 @@ static void cut_simply(Rank *ranks) {
 
 static void pieces_that_do_not_fit_are_refused(void **unused) {
     (void)unused;
-    char *dir = fresh("fit");
+    const char *dir = files_path("fit");
     Rank ranks[2];
     Text blobs[2] = {{0}};
     must_save(dir, 2, 1, 1);
@@ -383,12 +358,11 @@ static void pieces_that_do_not_fit_are_refused(void **unused) {
     refused(dir, ranks, blobs, 2, "rank 1 tells of its part is of other tensors");
     for (int i = 0; i < 2; i++) text_free(&blobs[i]);
     let_go(ranks, 2);
-    free(dir);
 }
 
 static void no_byte_of_a_blob_is_free_to_change(void **unused) {
     (void)unused;
-    char *dir = fresh("blob");
+    const char *dir = files_path("blob");
     Rank ranks[2];
     Text blobs[2] = {{0}}, failed = {0};
     must_save(dir, 2, 1, 1);
@@ -410,7 +384,6 @@ static void no_byte_of_a_blob_is_free_to_change(void **unused) {
     for (int i = 0; i < 2; i++) text_free(&blobs[i]);
     text_free(&failed);
     let_go(ranks, 2);
-    free(dir);
 }
 
 /* Damage. */
@@ -450,18 +423,18 @@ static void damage_file(const char *dir, const char *name, int ranks) {
 
 static void damage_is_noticed_by_the_rank_whose_share_it_is(void **unused) {
     (void)unused;
-    char *dir = fresh("damage");
+    const char *dir = files_path("damage");
     must_save(dir, 3, 1, 1);
     for (size_t f = 0; f < TENSOR_FILES; f++) damage_file(dir, tensor_files[f], 3);
     damage_file(dir, "state.json", 3);
     damage_file(dir, "config.json", 3);
     damage_file(dir, MANIFEST_FILE, 3);
-    free(dir);
 }
 
 static void the_newest_that_all_find_good_is_taken(void **unused) {
     (void)unused;
-    char *dir = fresh("newest"), *data, *one;
+    const char *dir = files_path("newest");
+    char *data, *one;
     size_t length;
     int64_t step = 0;
     for (int i = 1; i <= 3; i++) must_save(dir, 3, i, i);
@@ -474,7 +447,6 @@ static void the_newest_that_all_find_good_is_taken(void **unused) {
     one = part_of(dir, 1, "");
     assert_int_equal(load(one, 2, &step), 1); /* one by its path */
     free(one);
-    free(dir);
 }
 
 static void reseal(const char *dir, int step, const char *text, size_t length) {
@@ -487,7 +459,8 @@ static void reseal(const char *dir, int step, const char *text, size_t length) {
 
 static void manifests_without_pieces_still_read(void **unused) {
     (void)unused;
-    char *dir = fresh("version"), *data;
+    const char *dir = files_path("version");
+    char *data;
     size_t length;
     must_save(dir, 1, 1, 6);
     read_part(dir, 1, MANIFEST_FILE, &data, &length);
@@ -498,7 +471,6 @@ static void manifests_without_pieces_still_read(void **unused) {
     reseal(dir, 1, data, length - 35);
     assert_int_equal(load(dir, 3, NULL), 6);
     free(data);
-    free(dir);
 }
 
 static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
@@ -510,7 +482,8 @@ static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
         "[{\"bytes\": 400, \"checksum\": \"0123456789abcdef\"}]",
         "[{\"bytes\": 4503599627370496, \"checksum\": \"0123456789abcdef\"}]",
         "[{\"bytes\": 2}]"};
-    char *dir = fresh("pieces"), *one = part_of(dir, 1, ""), *data;
+    const char *dir = files_path("pieces");
+    char *one = part_of(dir, 1, ""), *data;
     size_t length;
     Error err;
     must_save(dir, 1, 1, 6);
@@ -531,7 +504,6 @@ static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
     assert_int_equal(checkpoint_verify(one, &err), OK);
     free(data);
     free(one);
-    free(dir);
 }
 
 /* Faults. */
@@ -563,7 +535,7 @@ static int count_calls(const char *dir, int rank) {
 
 static void a_failure_of_one_rank_is_one_of_the_save(void **unused) {
     (void)unused;
-    char *dir = fresh("fail");
+    const char *dir = files_path("fail");
     int calls = count_calls(dir, 1);
     assert_true(calls >= 8);
     for (int at = 0; at < calls; at++) {
@@ -582,7 +554,6 @@ static void a_failure_of_one_rank_is_one_of_the_save(void **unused) {
         let_go(ranks, 2);
         text_free(&f.trace);
     }
-    free(dir);
 }
 
 /* Whole messages through pipes; a rank whose partner is gone ends, as a job does that loses a rank. */
@@ -668,7 +639,7 @@ static void kill_ranks(const char *dir, FaultKind kind, int at0, int at1) {
 
 static void ranks_killed_anywhere_leave_the_old_or_the_new(void **unused) {
     (void)unused;
-    char *dir = fresh("kill");
+    const char *dir = files_path("kill");
     int calls[2] = {count_calls(dir, 0), count_calls(dir, 1)}, status[2];
     assert_true(calls[0] > 40 && calls[1] >= 8);
     Faults none[2] = {{.at = -1}, {.at = -1}};
@@ -682,7 +653,6 @@ static void ranks_killed_anywhere_leave_the_old_or_the_new(void **unused) {
         kill_ranks(dir, KILL_AFTER, -1, at);
     }
     for (int at = 0; at < calls[1]; at++) kill_ranks(dir, at % 2 ? KILL_BEFORE : KILL_AFTER, calls[0] / 3 + at, at);
-    free(dir);
 }
 
 /* Writers. */
@@ -759,7 +729,7 @@ static void writers_save_beside_the_training(void **unused) {
         int64_t step = 0;
         char name[16];
         snprintf(name, sizeof name, "fleet%d", rank_counts[n]);
-        char *dir = fresh(name);
+        const char *dir = files_path(name);
         start_fleet(&f, rank_counts[n], dir, NULL, -1);
         assert_false(boundary(&f)); /* nothing is in flight */
         for (int i = 1; i <= 3; i++) {
@@ -774,7 +744,6 @@ static void writers_save_beside_the_training(void **unused) {
         }
         stop_all(&f);
         assert_int_equal(entries_with_dot(dir), 0);
-        free(dir);
     }
 }
 
@@ -809,16 +778,15 @@ static void fail_fleet(const char *dir, int faulty, int at, const char *cause) {
 
 static void a_failing_rank_fails_the_save_of_all(void **unused) {
     (void)unused;
-    char *dir = fresh("fleet-fail");
+    const char *dir = files_path("fleet-fail");
     seed = 5; /* a spread in which rank 2 holds something of every file */
     for (int at = 0; at < 4; at++) fail_fleet(dir, 2, at, "rank 2: ");
     for (int at = 0; at < 12; at++) fail_fleet(dir, 0, at, "");
-    free(dir);
 }
 
 static void a_save_in_flight_is_given_up(void **unused) {
     (void)unused;
-    char *dir = fresh("fleet-stop");
+    const char *dir = files_path("fleet-stop");
     Fleet f;
     Error err;
     must_save(dir, 3, 1, 1);
@@ -829,21 +797,11 @@ static void a_save_in_flight_is_given_up(void **unused) {
     assert_int_equal(load(dir, 2, NULL), 1);
     assert_int_equal(prune(NULL, dir, &err), OK);
     assert_int_equal(entries_with_dot(dir), 0);
-    free(dir);
 }
 
 static int set_up(void **state) {
-    (void)state;
     log_set_level(LOG_ERROR);
-    bool shm = access("/dev/shm", W_OK | X_OK) == 0;
-    snprintf(directory, sizeof directory, "%s/weft-shards-XXXXXX", shm ? "/dev/shm" : "/tmp");
-    return mkdtemp(directory) == NULL;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    Error err;
-    return file_remove_tree(directory, &err) != OK;
+    return files_setup_in_memory(state);
 }
 
 int main(void) {
@@ -862,5 +820,5 @@ int main(void) {
         cmocka_unit_test(a_failing_rank_fails_the_save_of_all),
         cmocka_unit_test(a_save_in_flight_is_given_up),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, files_teardown);
 }

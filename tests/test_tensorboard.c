@@ -1,34 +1,12 @@
 /* TensorBoard events, read back by a small reader of the test's own. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "files.h"
 
-#include <cmocka.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "observe/tensorboard.h"
 
-static char dir[] = "/tmp/weft-test-tensorboard-XXXXXX";
 static Error err;
-
-static int make_dir(void **state) {
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    return system(command) == 0 ? 0 : -1;
-}
 
 /* ---- the reader: a protocol buffer as a list of fields ---- */
 
@@ -146,7 +124,7 @@ static void masked_sums_are_the_published_ones(void **state) {
 static void events_read_back(void **state) {
     (void)state;
     TensorBoard *tb;
-    assert_int_equal(tensorboard_open(&tb, dir, 0, &err), OK);
+    assert_int_equal(tensorboard_open(&tb, files_root, 0, &err), OK);
     const StepMetrics m = {.step = 300,
                            .total_steps = 400,
                            .loss = 5.25,
@@ -162,14 +140,14 @@ static void events_read_back(void **state) {
     assert_int_equal(tensorboard_step(tb, &m, &err), OK);
     assert_int_equal(tensorboard_validation(tb, &v, &err), OK);
     assert_int_equal(tensorboard_text(tb, "config", 0, "    seed: 1\n", &err), OK);
-    char *path = mem_strdup(tensorboard_path(tb)), *data;
+    char *path = mem_strdup(tensorboard_path(tb));
     assert_int_equal(tensorboard_close(tb, &err), OK);
     const char *name = strrchr(path, '/') + 1;
     assert_int_equal(strncmp(name, "events.out.tfevents.", 20), 0);
     assert_int_equal(strspn(name + 20, "0123456789"), 10);
 
     size_t length;
-    assert_int_equal(file_read(path, 1 << 20, &data, &length, &err), OK);
+    char *data = files_read(path, &length);
     Span events[8];
     assert_int_equal(split(data, length, events, 8), 4);
     assert_true(span_is(find(events[0], 3).bytes, "brain.Event:2"));
@@ -197,11 +175,11 @@ static void events_read_back(void **state) {
 static void a_resumed_run_says_so(void **state) {
     (void)state;
     TensorBoard *tb;
-    assert_int_equal(tensorboard_open(&tb, dir, 250, &err), OK);
-    char *path = mem_strdup(tensorboard_path(tb)), *data;
+    assert_int_equal(tensorboard_open(&tb, files_root, 250, &err), OK);
+    char *path = mem_strdup(tensorboard_path(tb));
     size_t length;
     /* the preamble is there before the first step is logged */
-    assert_int_equal(file_read(path, 1 << 20, &data, &length, &err), OK);
+    char *data = files_read(path, &length);
     Span events[4];
     assert_int_equal(split(data, length, events, 4), 2);
     assert_int_equal(find(events[1], 2).value, 251);
@@ -213,13 +191,10 @@ static void a_resumed_run_says_so(void **state) {
 
 static void a_place_that_cannot_be_written_is_an_error(void **state) {
     (void)state;
-    char *file = path_join(dir, "file");
-    assert_int_equal(file_write_atomic(file, "x", 1, &err), OK);
     TensorBoard *tb;
-    assert_int_not_equal(tensorboard_open(&tb, file, 0, &err), OK);
+    assert_int_not_equal(tensorboard_open(&tb, files_text("file", "x"), 0, &err), OK);
     assert_null(tb);
     assert_non_null(strstr(err.message, "file"));
-    free(file);
     assert_int_equal(tensorboard_close(NULL, &err), OK);
 }
 
@@ -256,13 +231,12 @@ static void write_part(const char *run, int64_t resumed, int64_t last) {
 static void the_real_tensorboard_reads_them(void **state) {
     (void)state;
     const char *python = getenv("WEFT_PYTHON");
-    char *run = path_join(dir, "run"), command[1024];
-    assert_int_equal(file_make_dirs(run, &err), OK);
+    const char *run = files_mkdir("run");
+    char command[1024];
     write_part(run, 0, 60);
     write_part(run, 40, 100);
     snprintf(command, sizeof command, "'%s' '%s/tools/interop_tensorboard.py' '%s/tensorboard'", python ? python : "python3",
              WEFT_SOURCE_DIR, run);
-    free(run);
     int status = system(command);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     if (code == 77 || code == 127) skip(); /* no tensorboard, or no Python */
@@ -277,5 +251,5 @@ int main(void) {
         cmocka_unit_test(a_place_that_cannot_be_written_is_an_error),
         cmocka_unit_test(the_real_tensorboard_reads_them),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

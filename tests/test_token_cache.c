@@ -1,5 +1,5 @@
 /* The token cache: content, independence of threads and interruptions, and every kind of damage. */
-#include "data_files.h"
+#include "bytes_tokenizer.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -8,27 +8,11 @@
 #include <time.h>
 
 #include "base/hash.h"
-#include "base/log.h"
 #include "data/token_build.h"
 #include "data/token_part.h"
 #include "data/tokenizer_train.h"
 
-enum { VOCABULARY = 258, BOS = 256, EOS = 257 };
-
-static Tokenizer *tokenizer;
 static const uint8_t key[32] = {1, 2, 3};
-
-static int setup(void **state) {
-    Error err;
-    log_set_level(LOG_QUIET);
-    if (tokenizer_open(&tokenizer, "bytes", &err) != OK) return -1;
-    return files_setup(state);
-}
-
-static int teardown(void **state) {
-    tokenizer_free(tokenizer);
-    return files_teardown(state);
-}
 
 typedef struct Spec {
     const char *dir;
@@ -352,7 +336,7 @@ static void test_any_part_can_be_the_last_done(void **state) {
         size_t same;
         expect_same_files(s.dir, again.dir, &same);
         assert_int_equal(same, parts);
-        files_remove(again.dir);
+        file_remove_tree(again.dir, NULL);
     }
 }
 
@@ -637,5 +621,5 @@ int main(void) {
         cmocka_unit_test(test_truncated_zstd_is_reported),
         cmocka_unit_test(test_fingerprints),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
 }

@@ -1,8 +1,7 @@
-#include "data_files.h"
+#include "files.h"
 
 #include <time.h>
 
-#include "base/file.h"
 #include "base/json.h"
 #include "data/byte_level.h"
 #include "data/normalize.h"
@@ -490,13 +489,13 @@ static void test_save_is_a_copy(void **state) {
     Text json = {0};
     Error err = {0};
     write_document(&(Document){0}, &json);
-    assert_int_equal(file_make_dirs(files_path("model"), &err), OK);
+    files_mkdir("model");
     files_text("model/tokenizer.json", json.data);
     Tokenizer *t;
     if (tokenizer_open(&t, files_path("model"), &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(tokenizer_save(t, files_path("copy.json"), &err), OK);
     size_t length;
-    char *copy = files_read(files_path("copy.json"), &length);
+    char *copy = files_read("copy.json", &length);
     assert_int_equal(length, json.length);
     assert_memory_equal(copy, json.data, length);
     free(copy);

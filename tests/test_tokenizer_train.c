@@ -1,4 +1,4 @@
-#include "data_files.h"
+#include "files.h"
 
 #include "data/byte_level.h"
 #include "data/pretokenize.h"
@@ -44,7 +44,7 @@ static Text saved(const Tokenizer *t) {
     assert_int_equal(tokenizer_save(t, files_path("saved.json"), &err), OK);
     Text out = {0};
     size_t length;
-    char *data = files_read(files_path("saved.json"), &length);
+    char *data = files_read("saved.json", &length);
     text_add(&out, data, length);
     free(data);
     return out;

@@ -1,8 +1,7 @@
-/* Temporary files for the tests of data/: a directory that goes away, files in it, plain or zstd. */
-#ifndef WEFT_TESTS_DATA_FILES_H
-#define WEFT_TESTS_DATA_FILES_H
+/* Temporary files for tests: a directory that goes away, files in it, plain or zstd. */
+#ifndef WEFT_TESTS_FILES_H
+#define WEFT_TESTS_FILES_H
 
-#include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,16 +15,19 @@
 #include <cmocka.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
 
 static char files_root[64];
 
+/* The path of a name in the directory; an absolute one stays as it is. It is there until 15 more are asked for. */
 static inline const char *files_path(const char *name) {
-    static char ring[8][512];
+    static char *ring[16];
     static int next;
-    char *out = ring[next++ % 8];
-    snprintf(out, sizeof ring[0], "%s/%s", files_root, name);
-    return out;
+    if (name[0] == '/') return name;
+    char **slot = &ring[next++ % 16];
+    free(*slot);
+    return *slot = path_join(files_root, name);
 }
 
 static inline const char *files_write(const char *name, const void *data, size_t length) {
@@ -50,34 +52,46 @@ static inline const char *files_zstd(const char *name, const void *data, size_t 
     return path;
 }
 
-static inline char *files_read(const char *path, size_t *length) {
-    FILE *f = fopen(path, "rb");
+/* The caller frees it. A NUL comes after the content, not counted. */
+static inline char *files_read(const char *name, size_t *length) {
+    FILE *f = fopen(files_path(name), "rb");
     assert_non_null(f);
     fseek(f, 0, SEEK_END);
     *length = (size_t)ftell(f);
     rewind(f);
     char *data = malloc(*length + 1);
     assert_int_equal(fread(data, 1, *length, f), *length);
+    data[*length] = '\0';
     fclose(f);
     return data;
 }
 
-static inline int files_setup(void **state) {
-    (void)state;
-    snprintf(files_root, sizeof files_root, "/tmp/weft-test-XXXXXX");
+static inline const char *files_mkdir(const char *name) {
+    const char *path = files_path(name);
+    Error err;
+    assert_int_equal(file_make_dirs(path, &err), OK);
+    return path;
+}
+
+static inline int files_make_root(const char *parent) {
+    snprintf(files_root, sizeof files_root, "%s/weft-test-XXXXXX", parent);
     return mkdtemp(files_root) ? 0 : -1;
 }
 
-static inline int files_remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw) {
-    (void)st, (void)kind, (void)ftw;
-    return remove(path);
+static inline int files_setup(void **state) {
+    (void)state;
+    return files_make_root("/tmp");
 }
 
-static inline int files_remove(const char *path) { return nftw(path, files_remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+/* Where nothing goes to a disk, if there is such a place: for small files that are synced very often. */
+static inline int files_setup_in_memory(void **state) {
+    (void)state;
+    return files_make_root(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp");
+}
 
 static inline int files_teardown(void **state) {
     (void)state;
-    return files_remove(files_root);
+    return file_remove_tree(files_root, NULL) == OK ? 0 : -1;
 }
 
 #endif
