@@ -204,13 +204,14 @@ static void merge_stats(GradStats *into, const GradStats *from) {
     into->nonfinite += from->nonfinite;
 }
 
-static void grad_stats(Device *d, int64_t n, const float *g, double p, GradStats *out) {
+static void grad_stats(Device *d, int64_t n, const float *g, double p, double unit, GradStats *out) {
     GradStats all = {.first_nonfinite = -1};
 #pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
     {
         GradStats mine = {.first_nonfinite = -1};
 #pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < n; i += STATS_PIECE) kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, &mine);
+        for (int64_t i = 0; i < n; i += STATS_PIECE)
+            kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, unit, &mine);
 #pragma omp critical(merge_stats)
         merge_stats(&all, &mine);
     }
