@@ -1,6 +1,5 @@
 #include "train/layout.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +8,7 @@
 #include "model/unit.h"
 #include "plan/program.h"
 #include "plan/simulate.h"
+#include "train/fit.h"
 
 /* Which schedule, and how many stages it wants on a rank. */
 static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, int stages_per_rank, Error *err) {
@@ -73,68 +73,7 @@ void layout_unit_costs(const Config *c, StageCost *units) {
     *head = (StageCost){head->forward + head->input + head->weight, 0, 0};
 }
 
-/* ---- the split, within memory ---- */
-
-/* auto counts as fp32: the split may not depend on the machine. */
-static Dtype counted_dtype(const Config *c) { return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32; }
-
-/* Bytes that the parameters of a unit cost the rank that holds it, whatever the number of microbatches. */
-static double fixed_bytes(const Layout *l, const Config *c, double elements) {
-    double shards = l->mesh.degree[AXIS_DP_SHARD], share = elements / shards, compute = (double)dtype_bytes(counted_dtype(c));
-    bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
-    double staged = c->checkpoint.dtype == STORE_BF16 ? 16 : 12, state = 4 + 8 + staged; /* master, moments, copy to save */
-    double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
-    double read = shards > 1 ? elements * compute : compute < 4 ? share * compute : 0; /* gathered, or the compute copy */
-    return share * state + gradients + read;
-}
-
-/* Microbatches whose activations a stage keeps at most. */
-static void count_live(const Schedule *s, int *live) {
-    int *now = mem_alloc_array((size_t)s->stages, sizeof *now);
-    for (int r = 0; r < s->ranks; r++)
-        for (int i = 0; i < s->orders[r].count; i++) {
-            const Cell *cell = &s->orders[r].cells[i];
-            if (cell->kind == CELL_F && ++now[cell->stage] > live[cell->stage]) live[cell->stage] = now[cell->stage];
-            if (cell->kind == CELL_B || cell->kind == CELL_W) now[cell->stage]--;
-        }
-    free(now);
-}
-
-typedef struct Bytes {
-    double *fixed, *activation; /* [units] */
-    int *live;                  /* [stages] */
-} Bytes;
-
-static ErrorCode count_bytes(const Layout *l, const Config *c, SplitModel *split, Bytes *b, Error *err) {
-    Model m;
-    int64_t tokens = l->sequences * c->train.context;
-    TRY(model_build(&m, &c->model.shape, counted_dtype(c), (Recompute)c->train.recompute, tokens, c->train.loss_rows, err));
-    for (int u = 0; u < m.table.units; u++) {
-        b->fixed[u] = fixed_bytes(l, c, (double)m.table.unit_size[u]);
-        b->activation[u] = (double)unit_slab_bytes(&m, u) + (l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
-    }
-    count_live(&l->schedule, b->live);
-    /* Beside those: what all units share, an input that is received ahead, and outputs and gradients under way. */
-    double shared = (double)unit_scratch_bytes(&m) + (double)unit_keep_bytes(&m, 1) + (double)unit_slab_bytes(&m, 1) +
-                    6 * (double)boundary_bytes(&m);
-    split->rank_bytes = fmax(c->pipeline.memory_gib * 1073741824.0 - shared, 1);
-    model_free(&m);
-    return OK;
-}
-
-static ErrorCode split_within_memory(const Layout *l, const Config *c, SplitModel *model, Split *split, Error *err) {
-    size_t units = (size_t)model->blocks + 2, stages = (size_t)l->schedule.stages;
-    Bytes b = {mem_alloc_array(units, sizeof(double)), mem_alloc_array(units, sizeof(double)),
-               mem_alloc_array(stages, sizeof(int))};
-    model->fixed_bytes = b.fixed, model->activation_bytes = b.activation, model->live = b.live;
-    ErrorCode code = count_bytes(l, c, model, &b, err);
-    if (code == OK) code = split_auto(split, model, l->schedule.stages, l->schedule.rank_of_stage, err);
-    free(b.fixed);
-    free(b.activation);
-    free(b.live);
-    if (code == OK) return OK;
-    return error_context(err, "pipeline.memory_gib %g, less what units share", c->pipeline.memory_gib);
-}
+/* ---- the split ---- */
 
 static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split, Error *err) {
     const StringList *how = &c->pipeline.split;
@@ -144,7 +83,7 @@ static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *
         return split_uniform(split, blocks, stages, weights_of(c), err);
     if (how->count == 0 || (word && strcmp(how->items[0], "auto") == 0)) {
         SplitModel model = {.blocks = blocks, .costs = units};
-        if (c->pipeline.memory_gib > 0) return split_within_memory(l, c, &model, split, err);
+        if (c->pipeline.memory_gib > 0) return fit_split(split, l, c, units, err);
         return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
     }
     TRY(split_points(split, blocks, (const char *const *)how->items, (int)how->count, err));
@@ -175,17 +114,21 @@ static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     return code;
 }
 
+static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
+    if (!schedule_has_transfers(&l->schedule)) return schedule_add_transfers(&l->schedule, err);
+    /* A file's own order of transfers may work only where sends end at once; those of large messages do not. */
+    if (simulate_transport(&l->schedule, TRANSPORT_RENDEZVOUS, err) == OK) return OK;
+    return error_context(err, "%s: its SEND and RECV cells (without them weft finds an order itself)", c->pipeline.schedule);
+}
+
 static ErrorCode lay_pipeline(Layout *l, const Config *c, Error *err) {
     int ranks = l->mesh.degree[AXIS_PP], each;
     TRY(stages_per_rank(c, ranks, &each, err));
     TRY(open_schedule(l, c, ranks, each, err));
     if (l->schedule.stages > COMM_STAGES)
         return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible", l->schedule.stages, COMM_STAGES);
-    TRY(lay_stages(l, c, err));
-    if (!schedule_has_transfers(&l->schedule)) return schedule_add_transfers(&l->schedule, err);
-    /* A file's own order of transfers may work only where sends end at once; those of large messages do not. */
-    if (simulate_transport(&l->schedule, TRANSPORT_RENDEZVOUS, err) == OK) return OK;
-    return error_context(err, "%s: its SEND and RECV cells (without them weft finds an order itself)", c->pipeline.schedule);
+    TRY(lay_transfers(l, c, err));
+    return lay_stages(l, c, err);
 }
 
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
