@@ -195,7 +195,11 @@ has err "6 or 9 ranks would fit"
 expect 78 -n 6 mesh.dp_shard=4
 has err "set mesh.dp_shard to 6"
 expect 78 -n 16 mesh.pp=16
-has err "1 to 10 stages fit"
+has err "1f1b with 1 stage a rank has 16 on 16 pipeline ranks, but there are 10 units (embedding, 8 layers, head): set mesh.pp to at most 10"
+expect 78 -n 4 mesh.pp=4 pipeline.schedule=interleaved_1f1b pipeline.stages_per_rank=3
+has err "set pipeline.stages_per_rank to at most 2"
+expect 78 -n 8 mesh.pp=8 pipeline.schedule=zbv
+has err "set mesh.pp to at most 5"
 expect 78 -n 2 mesh.tp=2
 has err "tensor parallelism is not in this version"
 expect 78 -n 128
@@ -203,6 +207,49 @@ has err "8192 would"
 hasnt err "8192 or 8192"
 expect 78 -n 4 mesh.pp=4 pipeline.schedule=dualpipev train.microbatch=32
 has err "needs 8 microbatches or more"
+expect 78 -n 4 'metrics.log_ranks=[0, 9]'
+has err "metrics.log_ranks names rank 9: ranks are 0 to 3"
+expect 0 -n 4 'metrics.log_ranks=[0, 3]'
+
+# Keys of the pipeline that contradict each other: both are named.
+"$weft" schedule 1f1b --pp 4 --microbatches 64 --csv >four.csv || fail "four.csv"
+printf '0F0,0F1,4F0,4F1,4B0,4B1,0B0,0B1\n1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1\n2F0,2F1,2B0,2B1\n' >five.csv
+expect 78 -n 2 mesh.pp=2 'pipeline.split=[layers.2]' pipeline.layers_per_stage=5
+has err "pipeline.split names where 2 stages start, and pipeline.layers_per_stage is 5"
+interleaved="-n 2 mesh.pp=2 pipeline.schedule=interleaved_1f1b"
+expect 78 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=3
+has err "pipeline.layers_per_stage is 3, which makes 4 stages, 2 on each of 2 ranks, but pipeline.stages_per_rank is 3"
+expect 0 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=2
+expect 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.stages_per_rank=2
+has err "pipeline.stages_per_rank is 2, but four.csv has 4 stages on 4 ranks"
+expect 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=5
+has err "pipeline.layers_per_stage is 5, which makes 2 stages of 10 layers (embedding and head counted), but four.csv has 4 stages"
+expect 0 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=3 pipeline.stages_per_rank=1
+expect 78 -n 3 mesh.pp=3 train.microbatch=64 pipeline.schedule=five.csv 'pipeline.split=[layers.2]'
+has err "which makes 2 stages, but five.csv has 5: name 4"
+for words in 'pipeline.split={layers_per_stage: 5}' pipeline.split=layers_per_stage:5 'pipeline.split="layers_per_stage: 5"'; do
+    expect 78 -n 2 mesh.pp=2 "$words"
+    has err "the number of layers of a stage is pipeline.layers_per_stage"
+done
+
+# Without a pipeline its keys may stay, if some mesh takes them.
+expect 0 pipeline.schedule=zbv pipeline.split=uniform pipeline.layers_per_stage=2
+expect 0 pipeline.schedule=looped_bfs pipeline.stages_per_rank=7 'pipeline.split=[layers.2, layers.7]'
+expect 78 pipeline.schedule=zzz
+has err 'pipeline.schedule is "zzz": expected gpipe'
+expect 78 'pipeline.split=[zzz]'
+has err 'pipeline.split: no stage can start at "zzz"'
+expect 78 pipeline.stages_per_rank=7
+has err "has 1 stage a rank, not 7"
+expect 78 pipeline.schedule=four.csv
+has err "set mesh.pp=4"
+echo nonsense >nonsense.csv
+expect 65 pipeline.schedule=nonsense.csv
+for mesh in "" "-n 2 mesh.pp=2"; do
+    expect 66 $mesh pipeline.schedule=missing.csv
+    has err "weft: missing.csv: cannot open: No such file or directory"
+    expect 66 $mesh pipeline.schedule=dir/missing
+done
 expect 2 -n 8 --rank 8
 has err "from 0 to 7"
 expect 2 --memory 80gib
