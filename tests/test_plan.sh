@@ -189,6 +189,39 @@ expect 0 --compare
 has out "(no pipeline)"
 has out " fits"
 
+# Messages that take time: drawn, in makespan and bubble, in every row of a comparison; a slow link favours few of them.
+makespan() { awk '/^makespan/ { print $2 }' out; }
+row_time() { awk -v name="$1" '{ sub(/^[* ] /, "") } $1 == name && $3 == 16 { print $5 }' out; }
+less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a < b) }'; }
+declare -A took
+for link in "" 0.005; do
+    for name in 1f1b interleaved_1f1b; do
+        expect 0 -n 4 mesh.pp=4 train.microbatch=8 pipeline.schedule=$name --tflops 0.05 ${link:+--link $link}
+        took[$name]=$(makespan)
+        grep "^rank 0 " out | head -1 >row0
+        if [ -n "$link" ]; then
+            has out "messages of 64.00 KiB at 0.005 GB/s"
+            has out "s send"
+            grep -q s row0 || fail "no message is drawn: $(cat row0)"
+        else
+            has out "messages free"
+            hasnt out "s send"
+        fi
+    done
+    expect 0 -n 4 mesh.pp=4 --compare --whole --tflops 0.05 ${link:+--link $link}
+    near "$(row_time 1f1b)" "${took[1f1b]}" || fail "1f1b compared: $(row_time 1f1b), planned: ${took[1f1b]}"
+    near "$(row_time interleaved_1f1b)" "${took[interleaved_1f1b]}" || fail "interleaved compared: $(row_time interleaved_1f1b), planned: ${took[interleaved_1f1b]}"
+    if [ -n "$link" ]; then
+        less "${took[1f1b]}" "${took[interleaved_1f1b]}" || fail "a slow link does not hold up more messages more: ${took[1f1b]}, ${took[interleaved_1f1b]}"
+        has out "with messages between stages at 0.005 GB/s"
+    else
+        less "${took[interleaved_1f1b]}" "${took[1f1b]}" || fail "interleaving does not pay: ${took[1f1b]}, ${took[interleaved_1f1b]}"
+        has out "--tflops X --link GB_PER_S count messages"
+    fi
+done
+expect 2 -n 4 mesh.pp=4 --link 25
+has err "--link needs --tflops"
+
 # Wrong meshes: the numbers, and what would fit.
 expect 78 -n 8 mesh.pp=3
 has err "6 or 9 ranks would fit"
