@@ -232,6 +232,9 @@ struct Device {
  * threads <= 0: one per core this process may use. Environment variable WEFT_CPU overrides "auto". */
 ErrorCode device_open_cpu(Device *d, const char *kind, int threads, Error *err);
 void device_close(Device *d);
+/* A CPU to plan for, which may be another one than this: only scratch_bytes may be asked of it, and tells the most that any of
+ * the implementations takes. threads as above. Nothing to close. */
+void device_describe_cpu(Device *d, int threads, bool native_bf16);
 /* Cores this process may run on. */
 int device_cpu_cores(void);
 const char *op_name(OpId op);

@@ -37,6 +37,11 @@ bool schedule_find(const char *text, ScheduleName *out) {
     return false;
 }
 
+bool schedule_names_file(const char *text) {
+    size_t length = strlen(text);
+    return (length > 4 && strcmp(text + length - 4, ".csv") == 0) || strchr(text, '/');
+}
+
 bool schedule_is_v(ScheduleName name) { return facts[name].v; }
 
 int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }

@@ -73,7 +73,7 @@ const Option config_options[] = {
      .type = OPT_BOOL,
      .offset = AT(run.overwrite),
      .fallback = "false",
-     .help = "Start anew in a directory that already holds a run."},
+     .help = "Start anew in a directory that already holds a run, whose records and checkpoints are removed."},
     {.key = "run.allow_changes",
      .type = OPT_STRINGS,
      .offset = AT(run.allow_changes),
@@ -446,6 +446,7 @@ const Option config_options[] = {
      .type = OPT_STRINGS,
      .offset = AT(pipeline.split),
      .fallback = "[auto]",
+     .instead = "the number of layers of a stage is pipeline.layers_per_stage",
      .help =
          "Stages: auto (even in time), uniform (TorchTitan's rule), or where new ones start, such as [layers.4, layers.8]."},
     {.key = "pipeline.layers_per_stage",
@@ -482,8 +483,8 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e9,
-     .help = "Memory of a rank, to which split: auto keeps by an estimate (compute: auto counts as fp32); 0: it looks at time "
-             "only."},
+     .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\" (compute: auto counts as what takes "
+             "more); 0: it looks at time only."},
 
     {.key = "optimizer.lr",
      .type = OPT_DOUBLE,
@@ -788,6 +789,15 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
         if (rank_of(ranks->items[i]) < 0)
             return error_set(err, ERR_CONFIG, "metrics.log_ranks: expected whole numbers as in [0, 3], found \"%s\"",
                              error_escape(shown, sizeof shown, ranks->items[i], strlen(ranks->items[i])));
+    return OK;
+}
+
+ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
+    const StringList *ranks = &c->metrics.log_ranks;
+    for (size_t i = 0; i < ranks->count; i++)
+        if (rank_of(ranks->items[i]) >= world)
+            return error_set(err, ERR_CONFIG, "metrics.log_ranks names rank %s: %s %d", ranks->items[i],
+                             world == 1 ? "there is only rank" : "ranks are 0 to", world - 1);
     return OK;
 }
 

@@ -265,12 +265,12 @@ static void fill(Device *d, int64_t n, float value, float *out) {
     }
 }
 
-static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
+size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     AttentionShape s = needs->attention;
     int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(optimised_of(d)->gemm, needs->compute), attention = optimised_attention_scratch(d, s);
+    size_t product = gemm_scratch_bytes(d->native_bf16, needs->compute), attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
 }
@@ -304,7 +304,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.zero = zero;
     d->ops.init_normal = init_normal;
     d->ops.fill = fill;
-    d->ops.scratch_bytes = scratch_bytes;
+    d->ops.scratch_bytes = optimised_scratch_bytes;
     return gemm_open(&o->gemm, d->native_bf16, d->threads, err);
 }
 
