@@ -662,6 +662,7 @@ static void look_weights(ScheduleName name, Schedule *s, int chunks) {
             last[cell.stage] = cell.microbatch;
         }
     free(last);
+    assert_true(schedule_adds_in_order(s) == (name != PIPE_LOOPED_BFS || s->microbatches == 1));
 }
 
 static void test_order_of_weight_gradients(void **state) {

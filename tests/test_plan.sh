@@ -160,6 +160,14 @@ fits() {
         hasnt out "it will not fit"
     done
 }
+# Who asks for other last bits is told so.
+expect 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs
+has out "train.numerics=exact makes the bits equal"
+expect 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs train.numerics=exact
+hasnt out "another order"
+expect 0 -n 2 mesh.pp=2 pipeline.schedule=dualpipev
+hasnt out "another order"
+
 for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev; do
     fits pipeline.schedule=$name
     fits pipeline.schedule=$name train.compute=auto model.vocab_size=4096 train.recompute=full

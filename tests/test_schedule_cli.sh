@@ -81,7 +81,7 @@ fi
 expect 73 zbv --pp 4 --microbatches 8 --svg not/there.svg
 
 # A colour terminal, and NO_COLOR.
-if command -v script >/dev/null; then
+if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     TERM=xterm script -qec "'$weft' schedule 1f1b --pp 2 --microbatches 3" /dev/null </dev/null >out
     LC_ALL=C grep -q $'\x1b\\[48;5;' out || fail "no colour on a terminal"
     NO_COLOR=1 TERM=xterm script -qec "'$weft' schedule 1f1b --pp 2 --microbatches 3" /dev/null </dev/null >out

@@ -65,6 +65,20 @@ void schedule_free(Schedule *s) {
     *s = (Schedule){0};
 }
 
+bool schedule_adds_in_order(const Schedule *s) {
+    int *last = mem_alloc_array((size_t)s->stages, sizeof *last);
+    bool ascending = true;
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->orders[r].count; i++) {
+            const Cell *cell = &s->orders[r].cells[i];
+            if (cell->kind != CELL_B && cell->kind != CELL_W) continue;
+            ascending = ascending && cell->microbatch >= last[cell->stage];
+            last[cell->stage] = cell->microbatch;
+        }
+    free(last);
+    return ascending;
+}
+
 void schedule_copy(Schedule *to, const Schedule *from) {
     schedule_start(to, from->name, from->ranks);
     schedule_place(to, from->stages);

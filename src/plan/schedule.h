@@ -77,6 +77,8 @@ void schedule_free(Schedule *s);
 void schedule_copy(Schedule *to, const Schedule *from);
 
 bool schedule_has_transfers(const Schedule *s);
+/* Whether each stage adds up its weight gradients from the first microbatch to the last, as one rank does: the same bits. */
+bool schedule_adds_in_order(const Schedule *s);
 bool schedule_has_parameters(const Schedule *s); /* UNSHARD, RESHARD or REDUCE_GRAD */
 
 /* A schedule that can run: every stage on one rank; each (stage, microbatch) has one F, and one B or one I then one W; no cycle

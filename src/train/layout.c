@@ -266,6 +266,10 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
     StageCost *units = mem_alloc_array((size_t)split.blocks + 2, sizeof *units);
     layout_unit_costs(c, units);
     text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
+    if (c->train.numerics != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
+        text_puts(
+            out,
+            "sums    gradients are added up in another order than by one rank: train.numerics=exact makes the bits equal\n");
     split_print(&split, units, l->stages.rank, out);
     free(units);
 }
