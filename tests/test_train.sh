@@ -125,7 +125,11 @@ bad 66 'missing.txt' 'data.sources=[missing.txt]'
 bad 66 'no-such.json' data.tokenizer=no-such.json
 bad 78 'model.vocab_size is 100' model.vocab_size=100
 bad 2 'expected' nonsense
-bad 69 'avx9' run.device=avx9
+bad 78 'did you mean avx2?' run.device=avx22
+grep -qw avx512f /proc/cpuinfo || bad 69 'cannot run "avx512" kernels' run.device=avx512 data.cache_dir=unused
+[ ! -e unused ] || fail "text is tokenized for kernels that this processor lacks"
+bad 78 'run.dir: expected text that is not empty' run.dir=
+bad 78 'data.sources[0]: path is missing' 'data.sources=[{weight: 2}]'
 bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200
 bad 66 'no/such/model' model.init=no/such/model
 printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl

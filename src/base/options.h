@@ -40,6 +40,7 @@ typedef struct Option {
     double min, max;           /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means no bounds */
     const char *choices;       /* OPT_CHOICE: "none|selective|full" */
     const char *help;          /* one sentence, with unit */
+    bool required;             /* OPT_STRING: empty text is refused; in an item table the key must be given */
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
     const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "device/device.h"
 #include "model/unit.h"
 #include "train/state.h"
 
@@ -17,6 +18,7 @@ static const Option source_options[] = {
      .type = OPT_STRING,
      .offset = IN(path),
      .fallback = "",
+     .required = true,
      .help = "A file or a shell pattern; relative to where weft runs."},
     {.key = "weight",
      .type = OPT_DOUBLE,
@@ -49,6 +51,7 @@ const Option config_options[] = {
      .type = OPT_STRING,
      .offset = AT(run.dir),
      .fallback = "runs/run",
+     .required = true,
      .help = "Run directory: all that a run writes."},
     {.key = "run.seed",
      .type = OPT_INT,
@@ -65,10 +68,11 @@ const Option config_options[] = {
      .max = 4096,
      .help = "Threads; 0 means one per core. Results do not depend on it."},
     {.key = "run.device",
-     .type = OPT_STRING,
+     .type = OPT_CHOICE,
      .offset = AT(run.device),
      .fallback = "auto",
-     .help = "Kernels: auto, avx512_bf16, avx512, avx2, portable, reference."},
+     .choices = DEVICE_KINDS,
+     .help = "Kernels; auto: the best that the processor runs."},
     {.key = "run.overwrite",
      .type = OPT_BOOL,
      .offset = AT(run.overwrite),
@@ -248,6 +252,7 @@ const Option config_options[] = {
      .type = OPT_STRING,
      .offset = AT(data.cache_dir),
      .fallback = ".weft-cache",
+     .required = true,
      .help = "Where token caches are kept."},
     {.key = "data.weights",
      .type = OPT_CHOICE,

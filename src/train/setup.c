@@ -16,17 +16,13 @@ void setup_before_ranks(const Config *c, int ranks) {
     if (too_many_threads(c, ranks)) setenv(WAITING, "passive", 0);
 }
 
-void setup_threads(Config *c, const Comm *comm) {
-    int local = comm_local_size(comm), cores = device_cpu_cores(), each = cores > local ? cores / local : 1;
-    if (c->run.threads == 0 && local > 1) c->run.threads = each;
+ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
+    int local = comm ? comm_local_size(comm) : 1, cores = device_cpu_cores(), each = cores > local ? cores / local : 1;
     if (too_many_threads(c, local) && !getenv(WAITING) && comm_rank(comm) == 0)
         log_warn(
             "%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or %s=passive in the environment",
             local, (long long)c->run.threads, cores, each, WAITING);
-}
-
-ErrorCode setup_device(const Config *c, Device *d, Error *err) {
-    return device_open_cpu(d, c->run.device, (int)c->run.threads, err);
+    return device_open_cpu(d, device_kind(c->run.device), c->run.threads > 0 ? (int)c->run.threads : each, err);
 }
 
 ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {

@@ -100,10 +100,7 @@ static ErrorCode open_data(Trainer *t, Error *err) {
 }
 
 static ErrorCode plan(Trainer *t, Error *err) {
-    /* Before the threads are known, which differ from machine to machine: all ranks must find the same split. */
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
-    setup_threads(t->c, t->comm);
-    TRY(setup_device(t->c, &t->device, err));
     EngineSpec spec = setup_spec(t->c, &t->device, &t->layout, comm_rank(t->comm));
     TRY(engine_plan(&t->engine, &t->device, &spec, err));
     t->engine.memory.staging = saver_bytes(t->c, &t->engine.partition);
@@ -482,6 +479,8 @@ static ErrorCode finish(Trainer *t, Error *err) {
 }
 
 static ErrorCode open_all(Trainer *t, const OptionSet *set, Error *err) {
+    /* What this machine cannot run is said before anything is made. */
+    TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, open_directory(t, err));
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->chief ? open_data(t, err) : OK);
