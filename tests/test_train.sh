@@ -87,6 +87,23 @@ same stopped "being stopped"
 ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size_kb=0 train base
 [ "$status" -eq 0 ] && [ "$(curve base | wc -l)" -eq 30 ] || fail "a finished run started again: status $status"
 
+# Advice on how often to save is for runs to which it makes a difference.
+train unadvised checkpoint.mttf_hours=0.001
+hasnt unadvised.err "loses least"
+train advised checkpoint.mttf_hours=1e6
+has advised.err "loses least (Young)"
+
+# Quiet is quiet: no summary, no plan, no chart.
+train quiet -q metrics.profile=true
+same quiet "being quiet"
+[ ! -s quiet.out ] && [ ! -s quiet.err ] || fail "train -q says: $(head -3 quiet.out quiet.err)"
+
+# On a terminal the live line is never behind the lines above it.
+TERM=xterm WEFT_TERMINAL=120 NO_COLOR=1 train live metrics.log_freq=5
+tr '\r' '\n' <live.err | awk '/step: +[0-9]/ && !/validate/ { match($0, /step: +[0-9]+/); shown = substr($0, RSTART + 5, RLENGTH - 5) + 0 }
+    match($0, / [0-9]+\/30  loss/) { seen++; behind += substr($0, RSTART + 1, RLENGTH) + 0 < shown }
+    END { exit !(seen && !behind) }' || fail "the live line: $(cat -v live.err | tail -20)"
+
 # A checkpoint is a model to evaluate, to sample from, to start from.
 "$weft" eval base text.txt --context 32 --json >eval.json 2>/dev/null || fail "eval"
 grep -q '"bits_per_byte": [0-9.]*,' eval.json || fail "eval says $(cat eval.json)"

@@ -108,7 +108,7 @@ static ErrorCode plan(Trainer *t, Error *err) {
     Text out = {0};
     dataset_describe(t->data, &out);
     setup_describe(t->c, &t->layout, &t->engine, &out);
-    fputs(out.data, stderr);
+    log_lines(out.data);
     text_free(&out);
     return OK;
 }
@@ -271,13 +271,13 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps || m->skipped || m->spike;
     if (!due) {
         metrics_window_peek(&t->window, t->flops_per_token, t->peak_flops, m);
-        if (t->chief) console_status(m);
+        if (t->chief) console_status(m, false);
         return OK;
     }
     metrics_window_close(&t->window, t->flops_per_token, t->peak_flops, m);
+    if (t->chief) console_status(m, true);
     if (take_word(t)) console_step(m, name_on_console(t));
     hush(t);
-    if (t->chief) console_status(m);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_step(&t->log, m, err));
     return t->board ? tensorboard_step(t->board, m, err) : OK;
 }
@@ -378,6 +378,10 @@ static ErrorCode validate(Trainer *t, Error *err) {
     return note(t, JOURNAL_VALIDATION, v.step, NULL, facts, err);
 }
 
+/* Seconds. A run that is started again sets up for longer than what it lost: advice to save more often than this helps nobody.
+ */
+#define LEAST_INTERVAL 60.0
+
 /* What became of a save: in the journal, and once, a word on how often to save. */
 static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r->bytes / r->seconds;
@@ -385,8 +389,8 @@ static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
              (long long)r->step, text_bytes((double)r->bytes, size), r->seconds, text_bytes(rate, speed), stall);
     log_info("checkpoint %s", detail);
-    if (!t->interval_suggested && mttf > 0) {
-        double interval = checkpoint_interval(mttf, stall, r->seconds);
+    double interval = checkpoint_interval(mttf, stall, r->seconds);
+    if (!t->interval_suggested && mttf > 0 && interval >= LEAST_INTERVAL) {
         log_info("with this stall and a failure every %g hours, a checkpoint every %s loses least (Young)", mttf / 3600,
                  clock_duration(interval, every));
         t->interval_suggested = true;
@@ -446,9 +450,11 @@ static void show_curve(const Trainer *t) {
     if (metrics_table_read(&table, t->log.path, NULL) != OK) return;
     double *x = mem_alloc_array(table.step_count, sizeof *x), *y = mem_alloc_array(table.step_count, sizeof *y);
     for (size_t i = 0; i < table.step_count; i++) x[i] = (double)table.steps[i].step, y[i] = table.steps[i].loss;
-    if (table.step_count >= 4)
+    if (table.step_count >= 4) {
+        text_puts(&out, "loss\n");
         plot_curve(&out, x, y, table.step_count, log_width() < 100 ? log_width() : 100, 12, plot_locale_is_utf8());
-    if (out.length) fprintf(stderr, "loss\n%s", out.data);
+    }
+    log_lines(out.data);
     text_free(&out);
     free(x);
     free(y);
@@ -458,7 +464,7 @@ static void show_curve(const Trainer *t) {
 static void show_profile(const Trainer *t) {
     Text out = {0};
     device_profile_print(&t->device, 0, &out);
-    fputs(out.data, stderr);
+    log_lines(out.data);
     text_free(&out);
 }
 
