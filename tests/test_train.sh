@@ -44,6 +44,9 @@ ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size
 awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < 0.8 * first) }' <(curve base) || fail "the loss does not fall: $(curve base)"
 ! LC_ALL=C grep -q $'\x1b' base.out base.err || fail "escape bytes where there is no terminal"
 grep -q "memory" base.err || fail "the plan is not printed"
+has base.err "4 microbatches of 2 sequences of 32,"
+exits 0 plan run.yaml train.microbatch=1 train.tokens_per_step=32
+has out "1 microbatch of 1 sequence of 32,"
 
 train again
 same again "running again"
@@ -106,6 +109,12 @@ tr '\r' '\n' <live.err | awk '/step: +[0-9]/ && !/validate/ { match($0, /step: +
 
 # A checkpoint is a model to evaluate, to sample from, to start from.
 "$weft" eval base text.txt --context 32 --json >eval.json 2>/dev/null || fail "eval"
+exits 66 eval base nofile
+[ "$(grep -o nofile err | wc -l)" -eq 1 ] || fail "eval of no file: $(cat err)"
+exits 71 eval base text.txt -b 1000000 -c 2048
+has err "--batch"
+exits 0 generate --help
+[ "$(grep -c -e --quiet out)" -eq 1 ] || fail "generate --help lists --quiet $(grep -c -e --quiet out) times"
 grep -q '"bits_per_byte": [0-9.]*,' eval.json || fail "eval says $(cat eval.json)"
 "$weft" generate base --prompt "the light" --tokens 20 --seed 3 >one.txt 2>/dev/null || fail "generate"
 "$weft" generate base --prompt "the light" --tokens 20 --seed 3 --threads 2 >two.txt 2>/dev/null

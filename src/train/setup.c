@@ -94,11 +94,12 @@ void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text
         (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
     double per_token = model_flops_per_token(m, c->train.context);
     int64_t per_step = layout_samples(l) * c->train.context;
-    text_printf(out,
-                "step    %s tokens: %d microbatches of %lld sequences of %lld%s, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
-                text_count(per_step, tokens), e->spec.microbatches, (long long)(e->spec.tokens / c->train.context),
-                (long long)c->train.context, mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
-                dtype_name(e->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
+    text_printf(
+        out, "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
+        text_count(per_step, tokens), e->spec.microbatches, e->spec.microbatches == 1 ? "" : "es", (long long)l->sequences,
+        l->sequences == 1 ? "" : "s", (long long)c->train.context,
+        mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "", dtype_name(e->model.compute),
+        per_token * (double)per_step / 1e12, per_token / 1e9);
     text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name, e->device->threads);
     layout_describe(l, c, out);
 }
