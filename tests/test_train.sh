@@ -154,6 +154,10 @@ bad 2 'expected' nonsense
 bad 78 'did you mean avx2?' run.device=avx22
 grep -qw avx512f /proc/cpuinfo || bad 69 'cannot run "avx512" kernels' run.device=avx512 data.cache_dir=unused
 [ ! -e unused ] || fail "text is tokenized for kernels that this processor lacks"
+bad 78 'command line: metrics.trace: expected steps as in 3-5, counted from 1, found "5-3"' metrics.trace=5-3
+printf 'metrics:\n  trace: abc\n' >trace.yaml
+exits 78 config trace.yaml
+has err "trace.yaml:2: metrics.trace: expected steps"
 bad 78 'run.dir: expected text that is not empty' run.dir=
 bad 78 'data.sources[0]: path is missing' 'data.sources=[{weight: 2}]'
 bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200

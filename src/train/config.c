@@ -360,7 +360,8 @@ const Option config_options[] = {
      .offset = AT(train.numerics),
      .fallback = "fast",
      .choices = "fast|exact",
-     .help = "exact: gradients are summed in fixed point, the same bits however a step is split over ranks and microbatches."},
+     .help = "exact: gradients of microbatches are summed in fixed point, the same bits however the microbatches of a step are "
+             "shared out among ranks and accumulation; another train.microbatch makes other bits."},
     {.key = "train.gradient_sync",
      .type = OPT_CHOICE,
      .offset = AT(train.gradient_sync),
@@ -681,7 +682,7 @@ const Option config_options[] = {
      .type = OPT_STRINGS,
      .offset = AT(metrics.log_ranks),
      .fallback = "[0]",
-     .help = "Ranks whose lines are printed; those of other ranks than 0 begin with [rank N]."},
+     .help = "Ranks whose lines are printed; the lines begin with [rank N], unless only rank 0 is named."},
     {.key = "metrics.all_ranks",
      .type = OPT_BOOL,
      .offset = AT(metrics.all_ranks),
@@ -766,12 +767,12 @@ static bool parse_range(const char *text, int64_t *first, int64_t *last) {
 
 bool config_traces(const Config *c, int64_t *first, int64_t *last) { return parse_range(c->metrics.trace, first, last); }
 
-static ErrorCode check_trace(const char *text, Error *err) {
+static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err) {
     int64_t first, last;
     char shown[80];
     if (*text == '\0' || parse_range(text, &first, &last)) return OK;
-    return error_set(err, ERR_CONFIG, "metrics.trace: expected steps as in 3-5, counted from 1, found \"%s\"",
-                     error_escape(shown, sizeof shown, text, strlen(text)));
+    return options_fail(set, "metrics.trace", err, "expected steps as in 3-5, counted from 1, found \"%s\"",
+                        error_escape(shown, sizeof shown, text, strlen(text)));
 }
 
 /* A rank as people write it; -1 for anything else. */
@@ -813,7 +814,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     if (path) TRY(options_apply_file(set, path, err));
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));
-    TRY(check_trace(c->metrics.trace, err));
+    TRY(check_trace(set, c->metrics.trace, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));
