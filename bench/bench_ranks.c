@@ -88,9 +88,8 @@ static void open_bench(Bench *b) {
     const Options *o = b->options;
     must(b, comm_open(&b->comm, &err), &err);
     must(b, config_load(&b->config, &b->set, NULL, o->word_count, o->words, &err), &err);
-    setup_threads(&b->config, b->comm);
     b->config.model.shape = workload_model(o->size, b->config.train.context);
-    must(b, setup_device(&b->config, &b->device, &err), &err);
+    must(b, setup_device(&b->config, b->comm, &b->device, &err), &err);
     must(b, layout_build(&b->layout, &b->config, comm_size(b->comm), &err), &err);
     must(b, setup_communication(&b->config, b->comm, &b->layout.mesh, &b->device, &err), &err);
 }

@@ -309,6 +309,47 @@ static void test_bad_files(void **state) {
     unlink(pipe_path);
 }
 
+/* What the disk does while a file is synced. */
+static bool interrupted_at_sync;
+int fsync(int fd) {
+    if (interrupted_at_sync) raise(SIGINT);
+    return fdatasync(fd);
+}
+
+/* An interruption comes after the file: whole, and alone. */
+static void test_interruption_leaves_no_temporary(void **state) {
+    Error err;
+    char **paths;
+    const char *dir = files_mkdir("interrupted");
+    char *path = path_join(dir, "file");
+    size_t count;
+    int status;
+    (void)state;
+    pid_t child = fork();
+    if (child == 0) {
+        interrupted_at_sync = true;
+        signal(SIGINT, SIG_DFL);
+        file_write_atomic(path, "x", 1, &err);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
+    assert_int_equal(file_glob(files_path("interrupted/*"), &paths, &count, &err), OK);
+    assert_int_equal(count, 1);
+    assert_string_equal(paths[0], path);
+    file_glob_free(paths, count);
+    free(path);
+}
+
+static void test_whether_a_file_can_be_written(void **state) {
+    Error err = {0};
+    (void)state;
+    assert_int_equal(file_check_write(files_path("free/no"), &err), ERR_CANTCREATE);
+    assert_int_equal(file_check_write(files_mkdir("taken"), &err), ERR_CANTCREATE);
+    assert_int_equal(file_check_write(files_path("free"), &err), OK);
+    assert_false(file_exists(files_path("free")));
+}
+
 /* A write that fails half way leaves the old file and nothing else. */
 static void test_full_disk(void **state) {
     const char *path = files_path("full");
@@ -529,6 +570,8 @@ int main(void) {
         cmocka_unit_test(test_write_and_read),
         cmocka_unit_test(test_nothing_is_left_behind),
         cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_interruption_leaves_no_temporary),
+        cmocka_unit_test(test_whether_a_file_can_be_written),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_glob),

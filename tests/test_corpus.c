@@ -191,8 +191,22 @@ static void expect_bad_line(const char *line, const char *key, const char *part)
     text_free(&decoded);
 }
 
+static void test_nul_in_json_lines(void **state) {
+    static const char line[] = "{\"text\": \"a\\u0000b\"}";
+    CorpusFile file = {"b.jsonl", FORMAT_JSONL, SPLIT_FILE, NULL};
+    CorpusPiece piece = {line, sizeof line - 1, 1, true, true};
+    Text decoded = {0};
+    Error err = {0};
+    (void)state;
+    assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), OK);
+    assert_int_equal(decoded.length, 3);
+    assert_memory_equal(decoded.data, "a\0b", 3);
+    text_free(&decoded);
+}
+
 static void test_bad_json_lines(void **state) {
     (void)state;
+    expect_bad_line("{\"text\": 01}", NULL, "dir/b.jsonl:17:10: a number");
     expect_bad_line("{\"text\": \"a\"", NULL, "");
     expect_bad_line("plain words", NULL, "");
     expect_bad_line("[\"text\"]", NULL, "object");
@@ -288,6 +302,7 @@ int main(void) {
         cmocka_unit_test(test_text_without_newlines_is_cut_between_characters),
         cmocka_unit_test(test_reading_goes_on_anywhere),
         cmocka_unit_test(test_json_lines),
+        cmocka_unit_test(test_nul_in_json_lines),
         cmocka_unit_test(test_bad_json_lines),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_bad_zstd),

@@ -217,11 +217,33 @@ static void test_damaged_input(void **state) {
     }
 }
 
+/* A line of a file: its own number in errors, and NULs in values. */
+static void test_lines(void **state) {
+    static const char line[] = "{\"a\": {\"text\": \"\\u0000\"}, \"t\": "
+                               "\"\\u0000x\\\\u0000\\ud83d\\ude00\\u0000\\u0000\\\"\\n\\u0000\", \"b\": \"c\"}";
+    static const char wanted[] = "\0x\\u0000\xf0\x9f\x98\x80\0\0\"\n\0";
+    cJSON *root = NULL;
+    Text got = {0};
+    Error err = {0};
+    (void)state;
+    assert_int_equal(json_parse_line("x", 3, line, sizeof line - 1, &root, &err), OK);
+    json_line_string(line, sizeof line - 1, root, cJSON_GetObjectItem(root, "t"), &got);
+    assert_int_equal(got.length, sizeof wanted - 1);
+    assert_memory_equal(got.data, wanted, sizeof wanted - 1);
+    text_clear(&got);
+    json_line_string(line, sizeof line - 1, root, cJSON_GetObjectItem(root, "b"), &got);
+    assert_string_equal(got.data, "c");
+    text_free(&got);
+    cJSON_Delete(root);
+    assert_int_equal(json_parse_line("x", 3, "{\"\\u0000\": 1}", 13, &root, &err), ERR_DATA);
+    assert_string_equal(err.message, "x:3:3: a string must not hold \\u0000");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_depth),         cmocka_unit_test(test_long_numbers),
-        cmocka_unit_test(test_accepts_json),    cmocka_unit_test(test_members),       cmocka_unit_test(test_writer),
-        cmocka_unit_test(test_doubles_survive), cmocka_unit_test(test_damaged_input),
+        cmocka_unit_test(test_lines),        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_long_numbers), cmocka_unit_test(test_accepts_json),    cmocka_unit_test(test_members),
+        cmocka_unit_test(test_writer),       cmocka_unit_test(test_doubles_survive), cmocka_unit_test(test_damaged_input),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -896,6 +896,10 @@ static void test_open(void **state) {
     (void)state;
     Device d;
     Error err;
+    Text kinds = {0};
+    for (int i = 0; i < 6; i++) text_printf(&kinds, "%s%s", i ? "|" : "", device_kind(i));
+    assert_string_equal(kinds.data, DEVICE_KINDS);
+    text_free(&kinds);
     assert_int_equal(device_open_cpu(&d, "z80", 1, &err), ERR_UNAVAILABLE);
     assert_non_null(strstr(err.message, "z80"));
     assert_int_equal(setenv("WEFT_CPU", "portable", 1), 0);

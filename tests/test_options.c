@@ -409,6 +409,47 @@ static void test_resolved_reads_back(void **state) {
     }
 }
 
+static const Option item_with_path[] = {
+    {.key = "path", .type = OPT_STRING, .offset = offsetof(Part, path), .fallback = "", .required = true},
+    {.key = "weight", .type = OPT_DOUBLE, .offset = offsetof(Part, weight), .fallback = "1"},
+    {.key = NULL}};
+static const Option with_required[] = {
+    {.key = "run.dir", .type = OPT_STRING, .offset = offsetof(Settings, dir), .fallback = "runs", .required = true},
+    {.key = "data.parts",
+     .type = OPT_LIST,
+     .offset = offsetof(Settings, parts),
+     .fallback = "",
+     .item = item_with_path,
+     .item_size = sizeof(Part)},
+    {.key = NULL}};
+
+/* Texts that must be there: refused where they stand, not when they are used. */
+static void test_required(void **state) {
+    static const struct {
+        const char *yaml, *message;
+    } cases[] = {
+        {"run:\n  dir: \"\"\n", "demo.yaml:2:8: run.dir: expected text that is not empty"},
+        {"run:\n  dir:\n", "demo.yaml:2:7: run.dir: expected text that is not empty, found nothing"},
+        {"data:\n  parts: [a, {weight: 2}]\n", "demo.yaml:2:14: data.parts[1]: path is missing"},
+        {"data:\n  parts: [\"\"]\n", "demo.yaml:2:11: data.parts[0]: expected text that is not empty"},
+        {"data:\n  parts: [{path: \"\"}]\n", "demo.yaml:2:18: data.parts[0].path: expected text that is not empty"},
+    };
+    Fixture f = {0};
+    (void)state;
+    assert_int_equal(options_init(&f.set, with_required, &f.s, &f.err), OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(apply(&f, cases[i].yaml), ERR_CONFIG);
+        if (!strstr(f.err.message, cases[i].message)) fail_msg("no \"%s\" in: %s", cases[i].message, f.err.message);
+    }
+    assert_int_equal(options_apply_override(&f.set, "run.dir=", &f.err), ERR_CONFIG);
+    assert_int_equal(options_apply_override(&f.set, "data.parts=[{weight: 1}]", &f.err), ERR_CONFIG);
+    assert_string_equal(f.s.dir, "runs");
+    assert_int_equal(f.s.parts.count, 0);
+    must_apply(&f, "data:\n  parts: [{weight: 2, path: a}, b]\n");
+    assert_int_equal(f.s.parts.count, 2);
+    options_free(&f.set);
+}
+
 static bool keep_train(const char *key) { return strncmp(key, "train.", 6) == 0; }
 
 static void test_digest(void **state) {
@@ -504,6 +545,7 @@ int main(void) {
         cmocka_unit_test(test_overrides),
         cmocka_unit_test(test_sources),
         cmocka_unit_test(test_resolved_reads_back),
+        cmocka_unit_test(test_required),
         cmocka_unit_test(test_digest),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_choice_names),

@@ -54,6 +54,40 @@ static void test_shipped_sizes(void **state) {
     }
 }
 
+static ErrorCode complete_with(const Option *o, double value, Error *err) {
+    Config c;
+    OptionSet set;
+    char number[32];
+    Text word = {0};
+    text_printf(&word, "%s=%s", o->key, o->type == OPT_INT ? "" : text_double(value, number));
+    if (o->type == OPT_INT) text_printf(&word, "%lld", (long long)value);
+    if (config_load(&c, &set, NULL, 1, (const char *const[]){word.data}, err) != OK) fail_msg("%s", err->message);
+    if (c.model.shape.vocab_size == 0) c.model.shape.vocab_size = 256;
+    ErrorCode code = model_config_complete(&c.model.shape, "model", err);
+    text_free(&word);
+    options_free(&set);
+    return code;
+}
+
+/* What the option table lets pass of one value by itself, the shape takes too: only values that contradict each other remain.
+ */
+static void test_declared_ranges(void **state) {
+    int seen = 0;
+    (void)state;
+    for (const Option *o = config_options; o->key; o++) {
+        if (strncmp(o->key, "model.", 6) != 0 || (o->type != OPT_INT && o->type != OPT_DOUBLE)) continue;
+        const double ends[] = {o->min, o->max};
+        for (int i = 0; i < 2; i++) {
+            Error err = {0};
+            bool refused = complete_with(o, ends[i], &err) != OK;
+            if (refused && strstr(err.message, "expected a number") && strstr(err.message, o->key + 6))
+                fail_msg("%s at %g: %s", o->key, ends[i], err.message);
+        }
+        seen++;
+    }
+    assert_true(seen > 10);
+}
+
 /* Lingua publishes its sizes without the embedding. */
 static void test_lingua_sizes(void **state) {
     (void)state;
@@ -136,7 +170,8 @@ static void test_initialisers(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shipped_sizes), cmocka_unit_test(test_lingua_sizes),
-                                       cmocka_unit_test(test_layout), cmocka_unit_test(test_initialisers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_declared_ranges), cmocka_unit_test(test_shipped_sizes),
+                                       cmocka_unit_test(test_lingua_sizes), cmocka_unit_test(test_layout),
+                                       cmocka_unit_test(test_initialisers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,6 +54,8 @@ awk 'NR == 1 { first = $2 } { end = $2 } END { exit !(end < 0.5 * first) }' <(cu
 "$weft" audit one >/dev/null || fail "weft audit of one rank"
 train ddp2 -n 2 mesh.dp_replicate=2 train.gradient_sync=microbatch
 same ddp2 one
+train quiet2 -n 2 -q mesh.pp=2 train.steps=6
+[ "$status" -eq 0 ] && [ ! -s quiet2.out ] && [ ! -s quiet2.err ] || fail "train -n 2 -q: $status: $(head -3 quiet2.out quiet2.err)"
 train hsdp4 -n 4 mesh.dp_replicate=2 mesh.dp_shard=2 train.gradient_sync=replica 'metrics.log_ranks=[0, 3]' metrics.all_ranks=true
 same hsdp4 one
 train fsdp8 -n 8 train.gradient_sync=step train.reshard_after_forward=never

@@ -47,6 +47,16 @@ expect 2 /dev/null train some.txt --vocab 30 --out x.json
 expect 2 /dev/null train some.txt --vocab 300 --out x.json --pattern gpt5
 has err "gpt5"
 expect 2 /dev/null train --vocab 300 --out x.json
+hasnt err "counting"
+expect 2 /dev/null train some.txt --vocab 300 --out x.json -s '<a>,<b>,<a>'
+has err 'special tokens 1 and 3 are both "<a>"'
+hasnt err "counting"
+expect 2 /dev/null train some.txt --vocab 300 --out x.json -s a
+has err 'special token 1 is "a"'
+hasnt err "counting"
 expect 73 /dev/null train some.txt --vocab 300 --out no/such/dir/x.json
+hasnt err "counting"
+expect 73 /dev/null train some.txt --vocab 300 --out .
+hasnt err "counting"
 [ ! -e x.json ] || fail "x.json was written"
 conclude

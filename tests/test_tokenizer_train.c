@@ -320,7 +320,8 @@ static void test_bad_requests(void **state) {
     must_fail((TokenizerTrainOptions){.vocab_size = 257, .specials = twice, .special_count = 2}, d, ERR_USAGE, "257 entries");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .pattern = "gpt5"}, d, ERR_USAGE, "gpt5");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .pattern = "none"}, d, ERR_USAGE, "none");
-    must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = twice, .special_count = 2}, d, ERR_DATA, "twice");
+    must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = twice, .special_count = 2}, d, ERR_USAGE,
+              "name each once");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = empty, .special_count = 1}, d, ERR_USAGE, "empty");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = invalid, .special_count = 1}, d, ERR_USAGE, "UTF-8");
     must_fail((TokenizerTrainOptions){.vocab_size = 300, .specials = word, .special_count = 1}, d, ERR_DATA, "\"the\"");

@@ -44,6 +44,9 @@ ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size
 awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < 0.8 * first) }' <(curve base) || fail "the loss does not fall: $(curve base)"
 ! LC_ALL=C grep -q $'\x1b' base.out base.err || fail "escape bytes where there is no terminal"
 grep -q "memory" base.err || fail "the plan is not printed"
+has base.err "4 microbatches of 2 sequences of 32,"
+exits 0 plan run.yaml train.microbatch=1 train.tokens_per_step=32
+has out "1 microbatch of 1 sequence of 32,"
 
 train again
 same again "running again"
@@ -87,8 +90,31 @@ same stopped "being stopped"
 ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size_kb=0 train base
 [ "$status" -eq 0 ] && [ "$(curve base | wc -l)" -eq 30 ] || fail "a finished run started again: status $status"
 
+# Advice on how often to save is for runs to which it makes a difference.
+train unadvised checkpoint.mttf_hours=0.001
+hasnt unadvised.err "loses least"
+train advised checkpoint.mttf_hours=1e6
+has advised.err "loses least (Young)"
+
+# Quiet is quiet: no summary, no plan, no chart.
+train quiet -q metrics.profile=true
+same quiet "being quiet"
+[ ! -s quiet.out ] && [ ! -s quiet.err ] || fail "train -q says: $(head -3 quiet.out quiet.err)"
+
+# On a terminal the live line is never behind the lines above it.
+TERM=xterm WEFT_TERMINAL=120 NO_COLOR=1 train live metrics.log_freq=5
+tr '\r' '\n' <live.err | awk '/step: +[0-9]/ && !/validate/ { match($0, /step: +[0-9]+/); shown = substr($0, RSTART + 5, RLENGTH - 5) + 0 }
+    match($0, / [0-9]+\/30  loss/) { seen++; behind += substr($0, RSTART + 1, RLENGTH) + 0 < shown }
+    END { exit !(seen && !behind) }' || fail "the live line: $(cat -v live.err | tail -20)"
+
 # A checkpoint is a model to evaluate, to sample from, to start from.
 "$weft" eval base text.txt --context 32 --json >eval.json 2>/dev/null || fail "eval"
+exits 66 eval base nofile
+[ "$(grep -o nofile err | wc -l)" -eq 1 ] || fail "eval of no file: $(cat err)"
+exits 71 eval base text.txt -b 1000000 -c 2048
+has err "--batch"
+exits 0 generate --help
+[ "$(grep -c -e --quiet out)" -eq 1 ] || fail "generate --help lists --quiet $(grep -c -e --quiet out) times"
 grep -q '"bits_per_byte": [0-9.]*,' eval.json || fail "eval says $(cat eval.json)"
 "$weft" generate base --prompt "the light" --tokens 20 --seed 3 >one.txt 2>/dev/null || fail "generate"
 "$weft" generate base --prompt "the light" --tokens 20 --seed 3 --threads 2 >two.txt 2>/dev/null
@@ -125,7 +151,15 @@ bad 66 'missing.txt' 'data.sources=[missing.txt]'
 bad 66 'no-such.json' data.tokenizer=no-such.json
 bad 78 'model.vocab_size is 100' model.vocab_size=100
 bad 2 'expected' nonsense
-bad 69 'avx9' run.device=avx9
+bad 78 'did you mean avx2?' run.device=avx22
+grep -qw avx512f /proc/cpuinfo || bad 69 'cannot run "avx512" kernels' run.device=avx512 data.cache_dir=unused
+[ ! -e unused ] || fail "text is tokenized for kernels that this processor lacks"
+bad 78 'command line: metrics.trace: expected steps as in 3-5, counted from 1, found "5-3"' metrics.trace=5-3
+printf 'metrics:\n  trace: abc\n' >trace.yaml
+exits 78 config trace.yaml
+has err "trace.yaml:2: metrics.trace: expected steps"
+bad 78 'run.dir: expected text that is not empty' run.dir=
+bad 78 'data.sources[0]: path is missing' 'data.sources=[{weight: 2}]'
 bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200
 bad 66 'no/such/model' model.init=no/such/model
 printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl

@@ -10,6 +10,8 @@
 #include <fnmatch.h>
 #include <ftw.h>
 #include <glob.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,10 +145,34 @@ static ErrorCode sync_parent(const char *path, Error *err) {
     return code;
 }
 
-ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err) {
+ErrorCode file_check_write(const char *path, Error *err) {
     char name[512];
     Text temporary = {0};
     int fd;
+    if (file_is_dir(path)) return error_set(err, ERR_CANTCREATE, "%s: expected a file, found a directory", shown(path, name));
+    ErrorCode code = open_sibling(path, &temporary, &fd, err);
+    if (code == OK) {
+        close(fd);
+        unlink(temporary.data);
+    }
+    text_free(&temporary);
+    return code;
+}
+
+static void hold_signals(sigset_t *before) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    sigset_t held;
+    sigemptyset(&held);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaddset(&held, numbers[i]);
+    pthread_sigmask(SIG_BLOCK, &held, before);
+}
+
+ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err) {
+    char name[512];
+    Text temporary = {0};
+    sigset_t before;
+    int fd;
+    hold_signals(&before);
     ErrorCode code = open_sibling(path, &temporary, &fd, err);
     if (code == OK) {
         code = write_all(path, fd, data, length, err);
@@ -158,6 +184,7 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
         else
             code = sync_parent(path, err);
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     text_free(&temporary);
     return code;
 }

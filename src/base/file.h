@@ -20,8 +20,12 @@ typedef struct FileMap {
 ErrorCode file_map(FileMap *map, const char *path, Error *err);
 void file_unmap(FileMap *map);
 
-/* Writes a sibling temporary file, fsyncs it, renames it over `path`, fsyncs the directory. */
+/* Writes a sibling temporary file, fsyncs it, renames it over `path`, fsyncs the directory. A signal that would end the process
+ * waits until the temporary file is gone, where no other thread takes it. */
 ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err);
+
+/* Whether a file can be written there, to be known before work whose result it is to hold. */
+ErrorCode file_check_write(const char *path, Error *err);
 
 /* Files of lines that grow, one write(2) in append mode a line: a crash tears at most the last one. Opening puts a newline
  * after a torn line, so that the next one starts afresh. `line` ends with its newline. */

@@ -1,7 +1,8 @@
 /* Reading JSON strictly.
  *
  * A scan of our own checks the grammar, with positions; cJSON then builds the tree from text that is known to be well formed;
- * last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits (nesting, digits, no NUL in a string). */
+ * last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits (nesting, digits), and its C strings are
+ * whole but for values of lines, whose text is then taken from the source. */
 #include "base/json.h"
 
 #include <math.h>
@@ -17,13 +18,15 @@
 typedef struct Scan {
     const char *where, *data;
     size_t length, at;
+    size_t line;           /* number of the first one */
+    bool nul_in_values;    /* may be there, as \u0000 */
     size_t keys, stop_key; /* keys seen; the ordinal at which to report a duplicate */
     Error *err;
 } Scan;
 
 /* An error at `at`; lines and columns count from 1, columns in characters. */
 static ErrorCode fail(const Scan *s, size_t at, const char *what) {
-    size_t line = 1, column = 1;
+    size_t line = s->line, column = 1;
     for (size_t i = 0; i < at; i++) {
         if (s->data[i] == '\n')
             line++, column = 1;
@@ -65,7 +68,7 @@ static int hex4(const Scan *s, size_t at) {
     return value;
 }
 
-static ErrorCode scan_escape(Scan *s) {
+static ErrorCode scan_escape(Scan *s, bool may_be_nul) {
     size_t start = s->at++;
     int c = peek(s);
     if (c > 0 && strchr("\"\\/bfnrt", c)) {
@@ -74,7 +77,7 @@ static ErrorCode scan_escape(Scan *s) {
     }
     int unit = c == 'u' ? hex4(s, s->at + 1) : -1;
     if (unit < 0) return fail(s, start, "bad escape in a string");
-    if (unit == 0) return fail(s, start, "a string must not hold \\u0000");
+    if (unit == 0 && !may_be_nul) return fail(s, start, "a string must not hold \\u0000");
     s->at += 5;
     if (unit >= 0xdc00 && unit <= 0xdfff) return fail(s, start, "lone low surrogate in a string");
     if (unit < 0xd800 || unit > 0xdbff) return OK;
@@ -85,7 +88,7 @@ static ErrorCode scan_escape(Scan *s) {
     return OK;
 }
 
-static ErrorCode scan_string(Scan *s) {
+static ErrorCode scan_string(Scan *s, bool may_hold_nul) {
     size_t start = s->at++;
     for (;;) {
         int c = peek(s);
@@ -93,7 +96,7 @@ static ErrorCode scan_string(Scan *s) {
         if (c == '"') break;
         if (c < 0x20) return fail(s, s->at, "a control byte in a string must be escaped");
         if (c == '\\') {
-            TRY(scan_escape(s));
+            TRY(scan_escape(s, may_hold_nul));
             continue;
         }
         size_t bytes = text_utf8(s->data + s->at, s->length - s->at, NULL);
@@ -144,7 +147,7 @@ static ErrorCode scan_value(Scan *s, int depth);
 static ErrorCode scan_key(Scan *s) {
     if (peek(s) != '"') return expected(s, "a key in double quotes");
     if (s->keys++ == s->stop_key) return fail(s, s->at, "duplicate key");
-    TRY(scan_string(s));
+    TRY(scan_string(s, false));
     skip_space(s);
     if (peek(s) != ':') return expected(s, "':' after the key");
     s->at++;
@@ -180,7 +183,7 @@ static ErrorCode scan_value(Scan *s, int depth) {
     switch (c) {
     case '{': return scan_items(s, depth + 1, true);
     case '[': return scan_items(s, depth + 1, false);
-    case '"': return scan_string(s);
+    case '"': return scan_string(s, s->nul_in_values);
     case 't': return scan_word(s, "true");
     case 'f': return scan_word(s, "false");
     case 'n': return scan_word(s, "null");
@@ -227,23 +230,95 @@ static size_t find_duplicate(const cJSON *node, size_t *keys) {
     return found;
 }
 
-ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
+static void skip_mark(const char **data, size_t *length) {
+    if (*length >= 3 && memcmp(*data, "\xef\xbb\xbf", 3) == 0) *data += 3, *length -= 3;
+}
+
+/* The scan says what and where the source is. */
+static ErrorCode parse(Scan *s, cJSON **root) {
     char name[512];
-    error_escape(name, sizeof name, where, strlen(where));
     *root = NULL;
-    if (length >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, length -= 3;
-    Scan scan = {.where = name, .data = data, .length = length, .stop_key = SIZE_MAX, .err = err};
-    TRY(scan_document(&scan));
-    cJSON *tree = cJSON_ParseWithLength(data, length);
-    if (!tree) return error_set(err, ERR_DATA, "%s: cJSON could not parse this", name);
+    s->where = error_escape(name, sizeof name, s->where, strlen(s->where));
+    s->stop_key = SIZE_MAX;
+    skip_mark(&s->data, &s->length);
+    TRY(scan_document(s));
+    cJSON *tree = cJSON_ParseWithLength(s->data, s->length);
+    if (!tree) return error_set(s->err, ERR_DATA, "%s: cJSON could not parse this", name);
     size_t keys = 0, duplicate = find_duplicate(tree, &keys);
     if (duplicate != SIZE_MAX) {
         cJSON_Delete(tree);
-        scan.stop_key = duplicate;
-        return scan_document(&scan);
+        s->stop_key = duplicate;
+        return scan_document(s);
     }
     *root = tree;
     return OK;
+}
+
+ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
+    Scan scan = {.where = where, .data = data, .length = length, .line = 1, .err = err};
+    return parse(&scan, root);
+}
+
+ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root, Error *err) {
+    Scan scan = {.where = where, .data = data, .length = length, .line = line, .nul_in_values = true, .err = err};
+    return parse(&scan, root);
+}
+
+/* What a string between quotes says, by cJSON; there is no \u0000 in it. */
+static void add_decoded(const char *bytes, size_t length, Text *quoted, Text *out) {
+    text_clear(quoted);
+    text_puts(quoted, "\"");
+    text_add(quoted, bytes, length);
+    text_puts(quoted, "\"");
+    cJSON *string = cJSON_ParseWithLength(quoted->data, quoted->length);
+    CHECK(cJSON_IsString(string));
+    text_puts(out, string->valuestring);
+    cJSON_Delete(string);
+}
+
+/* The string that begins at bytes[0], behind its quote, and was scanned before: what is between its NULs, and they. */
+static void add_parts(const char *bytes, Text *out) {
+    Text quoted = {0};
+    const char *at = bytes;
+    while (*at != '"') {
+        if (strncmp(at, "\\u0000", 6) != 0) {
+            at += *at == '\\' ? 2 : 1;
+            continue;
+        }
+        add_decoded(bytes, (size_t)(at - bytes), &quoted, out);
+        text_add(out, "", 1);
+        at += 6;
+        bytes = at;
+    }
+    add_decoded(bytes, (size_t)(at - bytes), &quoted, out);
+    text_free(&quoted);
+}
+
+/* Moves to the value of the member with that ordinal, of an object that was scanned before. */
+static void find_value(Scan *s, size_t ordinal) {
+    skip_space(s);
+    for (;; ordinal--) {
+        s->at++; /* the brace or the comma */
+        skip_space(s);
+        CHECK(scan_key(s) == OK);
+        skip_space(s);
+        if (ordinal == 0) return;
+        CHECK(scan_value(s, 1) == OK);
+        skip_space(s);
+    }
+}
+
+void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out) {
+    if (!memmem(data, length, "\\u0000", 6)) {
+        text_puts(out, member->valuestring);
+        return;
+    }
+    skip_mark(&data, &length);
+    Scan s = {.where = "", .data = data, .length = length, .stop_key = SIZE_MAX, .nul_in_values = true};
+    size_t ordinal = 0;
+    for (const cJSON *child = root->child; child != member; child = child->next) ordinal++;
+    find_value(&s, ordinal);
+    add_parts(s.data + s.at + 1, out);
 }
 
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err) {

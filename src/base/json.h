@@ -1,6 +1,6 @@
 /* JSON: cJSON for reading, made strict, and a small streaming writer.
  *
- * json_parse refuses what cJSON lets pass: trailing bytes, duplicate keys, nesting beyond 64, embedded NUL, invalid UTF-8,
+ * json_parse refuses what cJSON lets pass: trailing bytes, duplicate keys, nesting beyond 64, \u0000, invalid UTF-8,
  * numbers that are not JSON or not finite. Errors give line and column. */
 #ifndef WEFT_BASE_JSON_H
 #define WEFT_BASE_JSON_H
@@ -15,6 +15,12 @@
 /* `where` names the source in errors (a path). Free with cJSON_Delete. */
 ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err);
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err);
+
+/* The same for one line of a file, so that errors give the line of the file; and a value, not a key, may hold \u0000. cJSON
+ * shows the string before it; json_line_string puts the whole one, with its NULs, behind what is in `out`. `member` is a string
+ * in the object that data[0, length) was parsed to. */
+ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root, Error *err);
+void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out);
 
 /* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and succeeds when
  * `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON keeps doubles, and beyond

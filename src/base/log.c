@@ -107,6 +107,11 @@ DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m")
 DEFINE_LOG(log_info, LOG_INFO, "", "")
 DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m")
 
+void log_lines(const char *lines) {
+    size_t length = lines ? strlen(lines) : 0;
+    if (length > 0) log_info("%.*s", (int)(length - (lines[length - 1] == '\n')), lines);
+}
+
 /* Bytes of the longest prefix that takes at most `columns`; escape sequences take none. */
 static size_t visible_prefix(const Text *t, int columns) {
     size_t at = 0;

@@ -24,6 +24,8 @@ void log_error(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_info(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_debug(const char *format, ...) PRINTF_LIKE(1, 2);
+/* A table or a picture at the level of log_info: lines that end with their newlines. Nothing for NULL or "". */
+void log_lines(const char *lines);
 
 /* Redraws the status line; an empty text removes it. No-op when stderr is not a terminal. Thread-safe, as are all above. */
 void log_status(const char *format, ...) PRINTF_LIKE(1, 2);

@@ -126,7 +126,9 @@ ErrorCode pool_commit(Pool *p, Error *err) {
     if (bytes == 0) return error_set(err, ERR_MEMORY, "pool \"%s\": its size is more than this machine can address", p->name);
     uint64_t free_bytes = memory_use().available;
     if (free_bytes && bytes > free_bytes)
-        return error_set(err, ERR_MEMORY, "pool \"%s\" needs %s, found %s available; make the model or the microbatch smaller",
+        return error_set(err, ERR_MEMORY,
+                         "pool \"%s\" needs %s, found %s available; make the model or the batch smaller "
+                         "(train.microbatch; --batch)",
                          p->name, text_bytes((double)bytes, size), text_bytes((double)free_bytes, available));
     char *base = map_aligned(bytes);
     if (base && touch(base, bytes) != OK) {

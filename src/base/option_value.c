@@ -38,7 +38,7 @@ static void describe_type(const Option *o, Text *out) {
     char low[32], high[32];
     switch (o->type) {
     case OPT_BOOL: text_puts(out, "true or false"); return;
-    case OPT_STRING: text_puts(out, "text"); return;
+    case OPT_STRING: text_puts(out, o->required ? "text that is not empty" : "text"); return;
     case OPT_STRINGS: text_puts(out, "a list of texts"); return;
     case OPT_LIST: text_puts(out, "a list"); return;
     case OPT_CHOICE:
@@ -226,6 +226,14 @@ static ErrorCode unknown_item_key(const Option *table, const char *path, const Y
     return code;
 }
 
+static ErrorCode check_item(const Option *table, const char *item, const char *key, const YamlNode *node,
+                            const ValueOrigin *origin) {
+    for (const Option *o = table; o->key; o++)
+        if (o->required && !**(char *const *)(const void *)(item + o->offset))
+            return value_fail(origin, node->line, node->column, key, "%s is missing; expected {%s: ...}", o->key, o->key);
+    return OK;
+}
+
 /* One item: defaults first, then what the node gives. */
 static ErrorCode set_item(const Option *table, char *item, const char *key, const YamlNode *node, const ValueOrigin *origin) {
     const ValueOrigin defaults = {.where = "default", .err = origin->err};
@@ -241,7 +249,7 @@ static ErrorCode set_item(const Option *table, char *item, const char *key, cons
                  : unknown_item_key(table, path.data, node, i, origin);
     }
     text_free(&path);
-    return code;
+    return code == OK ? check_item(table, item, key, node, origin) : code;
 }
 
 static void free_list(const Option *o, ObjectList *list) {
@@ -281,6 +289,8 @@ ErrorCode value_set(const Option *option, void *field, const char *key, const Ya
     if (option->type == OPT_BOOL) return set_bool(option, field, key, node, origin);
     if (option->type == OPT_CHOICE) return set_choice(option, field, key, node, origin);
     if (option->type != OPT_STRING) return set_number(option, field, key, node, origin);
+    /* An empty default of what must be given stands until it is. */
+    if (option->required && !*node->text && *(char **)field) return mismatch(option, key, node, "", origin);
     char *text = mem_strdup(node->text);
     free(*(char **)field);
     *(char **)field = text;

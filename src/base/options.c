@@ -3,6 +3,8 @@
  * Invariant of an OptionSet after options_init: every field holds a valid value of its type, and every source is set. */
 #include "base/options.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +53,18 @@ bool options_is_set(const OptionSet *set, const char *key) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);
     return strcmp(set->sources[i].where, "default") != 0;
+}
+
+ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) {
+    size_t i = find_option(set, key);
+    CHECK(i != SIZE_MAX);
+    const ValueOrigin origin = {.where = set->sources[i].where, .err = err}; /* the line is part of it */
+    Error reason;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(reason.message, sizeof reason.message, format, args);
+    va_end(args);
+    return value_fail(&origin, 0, 0, key, "%s", reason.message);
 }
 
 static bool is_section(const OptionSet *set, const char *path) {

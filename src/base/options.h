@@ -40,6 +40,7 @@ typedef struct Option {
     double min, max;           /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means no bounds */
     const char *choices;       /* OPT_CHOICE: "none|selective|full" */
     const char *help;          /* one sentence, with unit */
+    bool required;             /* OPT_STRING: empty text is refused; in an item table the key must be given */
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
     const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */
@@ -65,7 +66,9 @@ ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err);
 /* "section.key=value"; lists in YAML flow form: data.sources=[a.txt, {path: b.txt, weight: 2}]. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
-void options_free(OptionSet *set);                          /* frees owned fields of target and the sources */
+/* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it. */
+ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) PRINTF_LIKE(4, 5);
+void options_free(OptionSet *set); /* frees owned fields of target and the sources */
 
 /* The resolved configuration as YAML that reads back to the same values; with_sources adds "# demo.yaml:12" to each line. */
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);

@@ -57,11 +57,11 @@ static void print(const Evaluation *e, bool as_json) {
     text_free(&out);
 }
 
-static ErrorCode measure_with(OpenModel *m, const DataConfig *config, Evaluation *out, Error *err) {
+static ErrorCode measure_with(OpenModel *m, const char *path, const DataConfig *config, Evaluation *out, Error *err) {
     Dataset *data;
     TRY(dataset_open(&data, config, m->tokenizer, m->engine.spec.positions, 0, err));
     ErrorCode code = dataset_validation_samples(data) > 0 ? evaluate(&m->engine, data, m->tokenizer, 0, out, err)
-                                                          : error_set(err, ERR_DATA, "no text to evaluate on");
+                                                          : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
     dataset_close(data);
     return code;
 }
@@ -80,10 +80,9 @@ static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, E
     ErrorCode code = format_of(args, &source.format, err);
     if (code == OK && !mkdtemp(cache)) code = error_errno(err, ERR_CANTCREATE, "making a directory in /tmp");
     if (code == OK) {
-        code = measure_with(m, &config, out, err);
+        code = measure_with(m, source.path, &config, out, err);
         file_remove_tree(cache, NULL);
     }
-    if (code != OK) error_context(err, "%s", args->operands[1]);
     free(source.path);
     free(source.key);
     return code;

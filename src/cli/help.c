@@ -71,8 +71,12 @@ static void add_paragraphs(Text *out, const char *text, int width) {
 static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width) {
     for (const Flag *f = flags; f && f->name; f++) {
         char letter = f->letter;
-        for (const Flag *own = verb->flags; flags == common_flags && own && own->name; own++)
+        bool replaced = false;
+        for (const Flag *own = verb->flags; flags == common_flags && own && own->name; own++) {
             if (own->letter == letter) letter = 0;
+            replaced |= strcmp(own->name, f->name) == 0;
+        }
+        if (replaced) continue;
         char name[96];
         snprintf(name, sizeof name, "%c%c%c %s%s%s", letter ? '-' : ' ', letter ? letter : ' ', letter ? ',' : ' ', f->name,
                  f->argument && f->argument[0] != '[' ? " " : "", f->argument ? f->argument : "");

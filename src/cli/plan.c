@@ -199,7 +199,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(read_request(args, &q, err));
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
     if (code == OK) code = shape_of(&c, err);
-    if (code == OK) code = setup_device(&c, &d, err);
+    if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
         if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;
         code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err) : describe(args, &q, &c, &d, err);

@@ -32,6 +32,7 @@ static const char **split_names(char *copy, size_t *count) {
 
 static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out, Error *err) {
     Tokenizer *t = NULL;
+    TRY(file_check_write(out, err));
     TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count, arguments_flag(args, "--key"), err));
     ErrorCode code = tokenizer_save(t, out, err);
     char fingerprint[65];

@@ -262,7 +262,7 @@ ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, T
     snprintf(where, sizeof where, "%s:%llu", path, (unsigned long long)piece->line);
     error_escape(shown, sizeof shown, key, strlen(key));
     cJSON *root = NULL;
-    TRY(json_parse(where, piece->bytes, piece->length, &root, err));
+    TRY(json_parse_line(file->path, piece->line, piece->bytes, piece->length, &root, err));
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
     ErrorCode code = OK;
     text_clear(out);
@@ -273,7 +273,7 @@ ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, T
     else if (!cJSON_IsString(value))
         code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string", where, shown);
     else
-        text_puts(out, value->valuestring);
+        json_line_string(piece->bytes, piece->length, root, value, out);
     cJSON_Delete(root);
     return code;
 }

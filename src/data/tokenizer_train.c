@@ -289,6 +289,21 @@ static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const Tokeniz
     return code;
 }
 
+static ErrorCode check_special(const TokenizerTrainOptions *o, size_t i, Error *err) {
+    const char *name = o->specials[i];
+    char shown[80];
+    if (!*name || utf8_valid_run(name, strlen(name)) != strlen(name))
+        return error_set(err, ERR_USAGE, "special token %zu is empty or not valid UTF-8", i + 1);
+    if (!name[1] && *name > ' ')
+        return error_set(err, ERR_USAGE, "special token %zu is \"%s\", which is in every vocabulary: take a longer text", i + 1,
+                         name);
+    for (size_t j = 0; j < i; j++)
+        if (strcmp(name, o->specials[j]) == 0)
+            return error_set(err, ERR_USAGE, "special tokens %zu and %zu are both \"%s\": name each once", j + 1, i + 1,
+                             error_escape(shown, sizeof shown, name, strlen(name)));
+    return OK;
+}
+
 static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern, Error *err) {
     *pattern = o->pattern ? pattern_by_name(o->pattern) : PATTERN_LLAMA3;
     if (*pattern == PATTERN_COUNT) {
@@ -299,12 +314,7 @@ static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern,
                          "a vocabulary of %d entries: 256 bytes and %zu special tokens are the least, %d the most",
                          o->vocab_size, o->special_count, VOCABULARY_MAX);
     }
-    for (size_t i = 0; i < o->special_count; i++) {
-        const char *name = o->specials[i];
-        if (!*name || utf8_valid_run(name, strlen(name)) != strlen(name)) {
-            return error_set(err, ERR_USAGE, "special token %zu is empty or not valid UTF-8", i + 1);
-        }
-    }
+    for (size_t i = 0; i < o->special_count; i++) TRY(check_special(o, i, err));
     return OK;
 }
 

@@ -62,6 +62,8 @@ static bool runs_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#else
+static bool runs_never(void) { return false; }
 #endif
 static bool runs_always(void) { return true; }
 
@@ -72,16 +74,26 @@ typedef struct Kind {
     const Kernels *kernels; /* NULL: the reference */
 } Kind;
 
+/* In the order of DEVICE_KINDS, behind "auto"; every build knows every name. */
 static const Kind kinds[] = {
 #if defined(__x86_64__)
     {"avx512_bf16", runs_avx512_bf16, true, &kernels_avx512},
     {"avx512", runs_avx512, false, &kernels_avx512},
     {"avx2", runs_avx2, false, &kernels_avx2},
+#else
+    {"avx512_bf16", runs_never, true, NULL},
+    {"avx512", runs_never, false, NULL},
+    {"avx2", runs_never, false, NULL},
 #endif
     {"portable", runs_always, false, &kernels_portable},
     {"reference", runs_always, false, NULL},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
+
+const char *device_kind(int index) {
+    CHECK(index >= 0 && index <= KINDS);
+    return index == 0 ? "auto" : kinds[index - 1].name;
+}
 
 static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
     const char *from = "";
@@ -98,8 +110,7 @@ static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
             return error_set(err, ERR_UNAVAILABLE, "%sthis processor cannot run \"%s\" kernels; use auto", from, name);
     }
     char shown[64];
-    return error_set(err, ERR_UNAVAILABLE,
-                     "%sunknown CPU kernels \"%s\"; expected auto, avx512_bf16, avx512, avx2, portable or reference", from,
+    return error_set(err, ERR_UNAVAILABLE, "%sunknown CPU kernels \"%s\"; expected one of " DEVICE_KINDS, from,
                      error_escape(shown, sizeof shown, name, strlen(name)));
 }
 

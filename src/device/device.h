@@ -228,6 +228,10 @@ struct Device {
     void *impl; /* private to the implementation */
 };
 
+/* Names of CPU kernels, from the best to the plainest behind "auto": what an option table takes (OPT_CHOICE). */
+#define DEVICE_KINDS "auto|avx512_bf16|avx512|avx2|portable|reference"
+const char *device_kind(int index); /* one of them */
+
 /* The CPU. `kind`: NULL or "auto" for the best that the processor runs, or a name above (ERR_UNAVAILABLE if it can't).
  * threads <= 0: one per core this process may use. Environment variable WEFT_CPU overrides "auto". */
 ErrorCode device_open_cpu(Device *d, const char *kind, int threads, Error *err);

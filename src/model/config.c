@@ -10,9 +10,6 @@
 #include <string.h>
 
 #define CONFIG_FILE_LIMIT ((size_t)1 << 20)
-#define MAX_VOCAB ((int64_t)1 << 30)
-#define MAX_WIDTH ((int64_t)1 << 24)
-#define MAX_COUNT ((int64_t)1 << 16)
 /* Weights, gradients and two moments in fp32 then stay below 2^63 bytes. */
 #define MAX_PARAMETERS ((int64_t)1 << 58)
 
@@ -29,14 +26,14 @@ static ErrorCode check_size(const char *where, const char *key, int64_t value, i
 }
 
 static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err) {
-    TRY(check_size(where, "vocab_size", c->vocab_size, MAX_VOCAB, err));
-    TRY(check_size(where, "hidden_size", c->hidden_size, MAX_WIDTH, err));
-    TRY(check_size(where, "intermediate_size", c->intermediate_size, MAX_WIDTH, err));
-    TRY(check_size(where, "num_hidden_layers", c->num_hidden_layers, MAX_COUNT, err));
-    TRY(check_size(where, "num_attention_heads", c->num_attention_heads, MAX_COUNT, err));
-    TRY(check_size(where, "num_key_value_heads", c->num_key_value_heads, MAX_COUNT, err));
-    TRY(check_size(where, "head_dim", c->head_dim, MAX_COUNT, err));
-    return check_size(where, "max_position_embeddings", c->max_position_embeddings, INT32_MAX, err);
+    TRY(check_size(where, "vocab_size", c->vocab_size, MODEL_MAX_VOCAB, err));
+    TRY(check_size(where, "hidden_size", c->hidden_size, MODEL_MAX_WIDTH, err));
+    TRY(check_size(where, "intermediate_size", c->intermediate_size, MODEL_MAX_WIDTH, err));
+    TRY(check_size(where, "num_hidden_layers", c->num_hidden_layers, MODEL_MAX_COUNT, err));
+    TRY(check_size(where, "num_attention_heads", c->num_attention_heads, MODEL_MAX_COUNT, err));
+    TRY(check_size(where, "num_key_value_heads", c->num_key_value_heads, MODEL_MAX_COUNT, err));
+    TRY(check_size(where, "head_dim", c->head_dim, MODEL_MAX_COUNT, err));
+    return check_size(where, "max_position_embeddings", c->max_position_embeddings, MODEL_MAX_POSITIONS, err);
 }
 
 static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
@@ -54,10 +51,10 @@ static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error 
 }
 
 static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
-    if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps < 1.0))
+    if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps <= 1.0))
         return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where, c->rms_norm_eps);
-    if (!(c->rope_theta > 1.0 && isfinite(c->rope_theta)))
-        return error_set(err, ERR_CONFIG, "%s: rope_theta is %g, expected a number above 1", where, c->rope_theta);
+    if (!(c->rope_theta >= 1.0 && isfinite(c->rope_theta)))
+        return error_set(err, ERR_CONFIG, "%s: rope_theta is %g, expected a number of at least 1", where, c->rope_theta);
     if (c->bos_token_id < -1 || c->bos_token_id >= c->vocab_size)
         return error_set(err, ERR_CONFIG, "%s: bos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
                          c->bos_token_id, c->vocab_size);
@@ -74,7 +71,7 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
     if (!(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor && isfinite(s->high_freq_factor)))
         return error_set(err, ERR_CONFIG, "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g",
                          where, s->low_freq_factor, s->high_freq_factor);
-    return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings, INT32_MAX, err);
+    return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings, MODEL_MAX_POSITIONS, err);
 }
 
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
@@ -150,7 +147,7 @@ static ErrorCode read_token_id(const cJSON *root, const char *where, const char 
         return OK;
     }
     double value = cJSON_IsNumber(item) ? item->valuedouble : -2.0;
-    if (!(value >= -1.0 && value < (double)MAX_VOCAB) || floor(value) < value)
+    if (!(value >= -1.0 && value < (double)MODEL_MAX_VOCAB) || floor(value) < value)
         return error_set(err, ERR_CONFIG, "%s: %s is not a token id (a whole number, a list of them, or null)", where, key);
     *out = (int64_t)value;
     return OK;
@@ -179,7 +176,7 @@ static ErrorCode read_scaling(const cJSON *rope, const char *where, RopeScaling 
     TRY(json_get_double(rope, where, "factor", true, &out->factor, err));
     TRY(json_get_double(rope, where, "low_freq_factor", true, &out->low_freq_factor, err));
     TRY(json_get_double(rope, where, "high_freq_factor", true, &out->high_freq_factor, err));
-    return json_get_int(rope, where, "original_max_position_embeddings", true, 1, INT32_MAX,
+    return json_get_int(rope, where, "original_max_position_embeddings", true, 1, MODEL_MAX_POSITIONS,
                         &out->original_max_position_embeddings, err);
 }
 
@@ -217,7 +214,7 @@ static ErrorCode read_rope(ModelConfig *c, const cJSON *root, const char *where,
 }
 
 static ErrorCode read_members(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    const int64_t max = INT32_MAX;
+    const int64_t max = MODEL_MAX_POSITIONS;
     TRY(json_get_int(root, where, "vocab_size", true, 1, max, &c->vocab_size, err));
     TRY(json_get_int(root, where, "hidden_size", true, 1, max, &c->hidden_size, err));
     TRY(json_get_int(root, where, "intermediate_size", true, 1, max, &c->intermediate_size, err));

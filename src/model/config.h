@@ -8,6 +8,12 @@
 #include "base/error.h"
 #include "base/json.h"
 
+/* Largest sizes: of config.json and of the option table alike. */
+#define MODEL_MAX_VOCAB (1 << 30)
+#define MODEL_MAX_WIDTH (1 << 24)
+#define MODEL_MAX_COUNT (1 << 16) /* of layers, of heads, of a head's elements */
+#define MODEL_MAX_POSITIONS INT32_MAX
+
 /* RoPE frequencies as in Llama 3.1 ("rope_type": "llama3"); factor 1 means none. */
 typedef struct RopeScaling {
     double factor, low_freq_factor, high_freq_factor;

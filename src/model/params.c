@@ -117,8 +117,9 @@ static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
 }
 
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
-    if (c->num_hidden_layers > 100000)
-        return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most 100000", (long long)c->num_hidden_layers);
+    if (c->num_hidden_layers > MODEL_MAX_COUNT)
+        return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d", (long long)c->num_hidden_layers,
+                         MODEL_MAX_COUNT);
     size_t units = (size_t)c->num_hidden_layers + 2;
     *t = (ParamTable){.units = (int)units};
     t->params = mem_alloc_array(units * PARAM_ROLES, sizeof *t->params);

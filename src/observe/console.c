@@ -142,10 +142,10 @@ void console_validation(const ValidationMetrics *v, int rank) {
     print_line(&line, rank);
 }
 
-void console_status(const StepMetrics *m) {
+void console_status(const StepMetrics *m, bool at_once) {
     static double drawn = -1; /* only the training thread draws */
     double now = clock_seconds();
-    if (!log_is_terminal() || (drawn >= 0 && now - drawn < 0.1)) return;
+    if (!log_is_terminal() || (!at_once && drawn >= 0 && now - drawn < 0.1)) return;
     drawn = now;
     Text line = {0};
     console_format_status(&line, m, log_width(), plot_locale_is_utf8(), log_has_colour());

@@ -13,8 +13,9 @@
 void console_step(const StepMetrics *m, int rank);
 void console_validation(const ValidationMetrics *v, int rank);
 
-/* The live line; nothing where stderr is no terminal. At most ten redraws a second. Clear it before the program ends. */
-void console_status(const StepMetrics *m);
+/* The live line; nothing where stderr is no terminal. At most ten redraws a second, but for those `at_once`: before the line of
+ * a step, so that the live line below it is not of an earlier one. Clear it before the program ends. */
+void console_status(const StepMetrics *m, bool at_once);
 void console_clear(void);
 
 /* The same as text, without a newline. `width` is the room for the live line. */

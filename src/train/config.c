@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "device/device.h"
 #include "model/unit.h"
 #include "train/state.h"
 
@@ -17,6 +18,7 @@ static const Option source_options[] = {
      .type = OPT_STRING,
      .offset = IN(path),
      .fallback = "",
+     .required = true,
      .help = "A file or a shell pattern; relative to where weft runs."},
     {.key = "weight",
      .type = OPT_DOUBLE,
@@ -49,6 +51,7 @@ const Option config_options[] = {
      .type = OPT_STRING,
      .offset = AT(run.dir),
      .fallback = "runs/run",
+     .required = true,
      .help = "Run directory: all that a run writes."},
     {.key = "run.seed",
      .type = OPT_INT,
@@ -65,10 +68,11 @@ const Option config_options[] = {
      .max = 4096,
      .help = "Threads; 0 means one per core. Results do not depend on it."},
     {.key = "run.device",
-     .type = OPT_STRING,
+     .type = OPT_CHOICE,
      .offset = AT(run.device),
      .fallback = "auto",
-     .help = "Kernels: auto, avx512_bf16, avx512, avx2, portable, reference."},
+     .choices = DEVICE_KINDS,
+     .help = "Kernels; auto: the best that the processor runs."},
     {.key = "run.overwrite",
      .type = OPT_BOOL,
      .offset = AT(run.overwrite),
@@ -90,56 +94,56 @@ const Option config_options[] = {
      .offset = AT(model.shape.vocab_size),
      .fallback = "0",
      .min = 0,
-     .max = 1e9,
+     .max = MODEL_MAX_VOCAB,
      .help = "Rows of the embedding; 0 means the tokenizer's size."},
     {.key = "model.hidden_size",
      .type = OPT_INT,
      .offset = AT(model.shape.hidden_size),
      .fallback = "256",
      .min = 1,
-     .max = 1e6,
+     .max = MODEL_MAX_WIDTH,
      .help = "Width."},
     {.key = "model.intermediate_size",
      .type = OPT_INT,
      .offset = AT(model.shape.intermediate_size),
      .fallback = "768",
      .min = 1,
-     .max = 1e7,
+     .max = MODEL_MAX_WIDTH,
      .help = "Width of the MLP."},
     {.key = "model.num_hidden_layers",
      .type = OPT_INT,
      .offset = AT(model.shape.num_hidden_layers),
      .fallback = "6",
      .min = 1,
-     .max = 1e5,
+     .max = MODEL_MAX_COUNT,
      .help = "Transformer blocks."},
     {.key = "model.num_attention_heads",
      .type = OPT_INT,
      .offset = AT(model.shape.num_attention_heads),
      .fallback = "8",
      .min = 1,
-     .max = 1e5,
+     .max = MODEL_MAX_COUNT,
      .help = "Query heads."},
     {.key = "model.num_key_value_heads",
      .type = OPT_INT,
      .offset = AT(model.shape.num_key_value_heads),
      .fallback = "0",
      .min = 0,
-     .max = 1e5,
+     .max = MODEL_MAX_COUNT,
      .help = "Key and value heads; 0 means as many as query heads."},
     {.key = "model.head_dim",
      .type = OPT_INT,
      .offset = AT(model.shape.head_dim),
      .fallback = "0",
      .min = 0,
-     .max = 1e5,
+     .max = MODEL_MAX_COUNT,
      .help = "Size of a head; 0 means hidden_size / num_attention_heads."},
     {.key = "model.max_position_embeddings",
      .type = OPT_INT,
      .offset = AT(model.shape.max_position_embeddings),
      .fallback = "0",
      .min = 0,
-     .max = 1e9,
+     .max = MODEL_MAX_POSITIONS,
      .help = "Longest sequence the model is for; 0 means train.context."},
     {.key = "model.rms_norm_eps",
      .type = OPT_DOUBLE,
@@ -181,7 +185,7 @@ const Option config_options[] = {
      .offset = AT(model.shape.rope_scaling.original_max_position_embeddings),
      .fallback = "8192",
      .min = 1,
-     .max = 1e9,
+     .max = MODEL_MAX_POSITIONS,
      .help = "Llama 3.1 frequency scaling."},
     {.key = "model.tie_word_embeddings",
      .type = OPT_BOOL,
@@ -248,6 +252,7 @@ const Option config_options[] = {
      .type = OPT_STRING,
      .offset = AT(data.cache_dir),
      .fallback = ".weft-cache",
+     .required = true,
      .help = "Where token caches are kept."},
     {.key = "data.weights",
      .type = OPT_CHOICE,
@@ -355,7 +360,8 @@ const Option config_options[] = {
      .offset = AT(train.numerics),
      .fallback = "fast",
      .choices = "fast|exact",
-     .help = "exact: gradients are summed in fixed point, the same bits however a step is split over ranks and microbatches."},
+     .help = "exact: gradients of microbatches are summed in fixed point, the same bits however the microbatches of a step are "
+             "shared out among ranks and accumulation; another train.microbatch makes other bits."},
     {.key = "train.gradient_sync",
      .type = OPT_CHOICE,
      .offset = AT(train.gradient_sync),
@@ -676,7 +682,7 @@ const Option config_options[] = {
      .type = OPT_STRINGS,
      .offset = AT(metrics.log_ranks),
      .fallback = "[0]",
-     .help = "Ranks whose lines are printed; those of other ranks than 0 begin with [rank N]."},
+     .help = "Ranks whose lines are printed; the lines begin with [rank N], unless only rank 0 is named."},
     {.key = "metrics.all_ranks",
      .type = OPT_BOOL,
      .offset = AT(metrics.all_ranks),
@@ -761,12 +767,12 @@ static bool parse_range(const char *text, int64_t *first, int64_t *last) {
 
 bool config_traces(const Config *c, int64_t *first, int64_t *last) { return parse_range(c->metrics.trace, first, last); }
 
-static ErrorCode check_trace(const char *text, Error *err) {
+static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err) {
     int64_t first, last;
     char shown[80];
     if (*text == '\0' || parse_range(text, &first, &last)) return OK;
-    return error_set(err, ERR_CONFIG, "metrics.trace: expected steps as in 3-5, counted from 1, found \"%s\"",
-                     error_escape(shown, sizeof shown, text, strlen(text)));
+    return options_fail(set, "metrics.trace", err, "expected steps as in 3-5, counted from 1, found \"%s\"",
+                        error_escape(shown, sizeof shown, text, strlen(text)));
 }
 
 /* A rank as people write it; -1 for anything else. */
@@ -808,7 +814,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     if (path) TRY(options_apply_file(set, path, err));
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));
-    TRY(check_trace(c->metrics.trace, err));
+    TRY(check_trace(set, c->metrics.trace, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));

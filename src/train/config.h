@@ -28,7 +28,7 @@ typedef struct RunConfig {
     char *dir;                /* run directory: everything a run writes */
     int64_t seed;             /* of the initial weights */
     int64_t threads;          /* 0: one per core */
-    char *device;             /* kind of CPU kernels, "auto" */
+    int device;               /* of DEVICE_KINDS */
     bool overwrite;           /* start anew in a directory that holds a run */
     StringList allow_changes; /* keys that may differ from the checkpoint's */
 } RunConfig;

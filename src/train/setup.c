@@ -16,17 +16,13 @@ void setup_before_ranks(const Config *c, int ranks) {
     if (too_many_threads(c, ranks)) setenv(WAITING, "passive", 0);
 }
 
-void setup_threads(Config *c, const Comm *comm) {
-    int local = comm_local_size(comm), cores = device_cpu_cores(), each = cores > local ? cores / local : 1;
-    if (c->run.threads == 0 && local > 1) c->run.threads = each;
+ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
+    int local = comm ? comm_local_size(comm) : 1, cores = device_cpu_cores(), each = cores > local ? cores / local : 1;
     if (too_many_threads(c, local) && !getenv(WAITING) && comm_rank(comm) == 0)
         log_warn(
             "%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or %s=passive in the environment",
             local, (long long)c->run.threads, cores, each, WAITING);
-}
-
-ErrorCode setup_device(const Config *c, Device *d, Error *err) {
-    return device_open_cpu(d, c->run.device, (int)c->run.threads, err);
+    return device_open_cpu(d, device_kind(c->run.device), c->run.threads > 0 ? (int)c->run.threads : each, err);
 }
 
 ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {
@@ -98,11 +94,12 @@ void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text
         (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
     double per_token = model_flops_per_token(m, c->train.context);
     int64_t per_step = layout_samples(l) * c->train.context;
-    text_printf(out,
-                "step    %s tokens: %d microbatches of %lld sequences of %lld%s, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
-                text_count(per_step, tokens), e->spec.microbatches, (long long)(e->spec.tokens / c->train.context),
-                (long long)c->train.context, mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
-                dtype_name(e->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
+    text_printf(
+        out, "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
+        text_count(per_step, tokens), e->spec.microbatches, e->spec.microbatches == 1 ? "" : "es", (long long)l->sequences,
+        l->sequences == 1 ? "" : "s", (long long)c->train.context,
+        mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "", dtype_name(e->model.compute),
+        per_token * (double)per_step / 1e12, per_token / 1e9);
     text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name, e->device->threads);
     layout_describe(l, c, out);
 }

@@ -11,10 +11,10 @@
 /* OpenMP's threads spin while they wait, which is time that other ranks miss where ranks have more threads than the machine has
  * cores. Its library reads once, when a process starts, that they shall not: so whoever starts ranks says it first. */
 void setup_before_ranks(const Config *c, int ranks);
-/* Ranks of one machine share its cores, where the configuration leaves the number of threads open. Warns where they have more
- * threads than cores and nobody said how to wait. */
-void setup_threads(Config *c, const Comm *comm);
-ErrorCode setup_device(const Config *c, Device *d, Error *err);
+/* Ranks of one machine share its cores, where the configuration leaves the number of threads open; comm may be NULL: one. Warns
+ * where they have more threads than cores and nobody said how to wait. The configuration stays: all ranks must plan the same,
+ * and machines differ. */
+ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err);
 /* Shape of the model, completed by what the tokenizer says: vocabulary (when 0) and the ids of BOS and EOS. Refuses a
  * vocabulary that is smaller than the tokenizer's. */
 ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err);

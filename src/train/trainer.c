@@ -100,10 +100,7 @@ static ErrorCode open_data(Trainer *t, Error *err) {
 }
 
 static ErrorCode plan(Trainer *t, Error *err) {
-    /* Before the threads are known, which differ from machine to machine: all ranks must find the same split. */
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
-    setup_threads(t->c, t->comm);
-    TRY(setup_device(t->c, &t->device, err));
     EngineSpec spec = setup_spec(t->c, &t->device, &t->layout, comm_rank(t->comm));
     TRY(engine_plan(&t->engine, &t->device, &spec, err));
     t->engine.memory.staging = saver_bytes(t->c, &t->engine.partition);
@@ -111,7 +108,7 @@ static ErrorCode plan(Trainer *t, Error *err) {
     Text out = {0};
     dataset_describe(t->data, &out);
     setup_describe(t->c, &t->layout, &t->engine, &out);
-    fputs(out.data, stderr);
+    log_lines(out.data);
     text_free(&out);
     return OK;
 }
@@ -274,13 +271,13 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps || m->skipped || m->spike;
     if (!due) {
         metrics_window_peek(&t->window, t->flops_per_token, t->peak_flops, m);
-        if (t->chief) console_status(m);
+        if (t->chief) console_status(m, false);
         return OK;
     }
     metrics_window_close(&t->window, t->flops_per_token, t->peak_flops, m);
+    if (t->chief) console_status(m, true);
     if (take_word(t)) console_step(m, name_on_console(t));
     hush(t);
-    if (t->chief) console_status(m);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_step(&t->log, m, err));
     return t->board ? tensorboard_step(t->board, m, err) : OK;
 }
@@ -381,6 +378,10 @@ static ErrorCode validate(Trainer *t, Error *err) {
     return note(t, JOURNAL_VALIDATION, v.step, NULL, facts, err);
 }
 
+/* Seconds. A run that is started again sets up for longer than what it lost: advice to save more often than this helps nobody.
+ */
+#define LEAST_INTERVAL 60.0
+
 /* What became of a save: in the journal, and once, a word on how often to save. */
 static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r->bytes / r->seconds;
@@ -388,8 +389,8 @@ static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
              (long long)r->step, text_bytes((double)r->bytes, size), r->seconds, text_bytes(rate, speed), stall);
     log_info("checkpoint %s", detail);
-    if (!t->interval_suggested && mttf > 0) {
-        double interval = checkpoint_interval(mttf, stall, r->seconds);
+    double interval = checkpoint_interval(mttf, stall, r->seconds);
+    if (!t->interval_suggested && mttf > 0 && interval >= LEAST_INTERVAL) {
         log_info("with this stall and a failure every %g hours, a checkpoint every %s loses least (Young)", mttf / 3600,
                  clock_duration(interval, every));
         t->interval_suggested = true;
@@ -449,9 +450,11 @@ static void show_curve(const Trainer *t) {
     if (metrics_table_read(&table, t->log.path, NULL) != OK) return;
     double *x = mem_alloc_array(table.step_count, sizeof *x), *y = mem_alloc_array(table.step_count, sizeof *y);
     for (size_t i = 0; i < table.step_count; i++) x[i] = (double)table.steps[i].step, y[i] = table.steps[i].loss;
-    if (table.step_count >= 4)
+    if (table.step_count >= 4) {
+        text_puts(&out, "loss\n");
         plot_curve(&out, x, y, table.step_count, log_width() < 100 ? log_width() : 100, 12, plot_locale_is_utf8());
-    if (out.length) fprintf(stderr, "loss\n%s", out.data);
+    }
+    log_lines(out.data);
     text_free(&out);
     free(x);
     free(y);
@@ -461,7 +464,7 @@ static void show_curve(const Trainer *t) {
 static void show_profile(const Trainer *t) {
     Text out = {0};
     device_profile_print(&t->device, 0, &out);
-    fputs(out.data, stderr);
+    log_lines(out.data);
     text_free(&out);
 }
 
@@ -482,6 +485,8 @@ static ErrorCode finish(Trainer *t, Error *err) {
 }
 
 static ErrorCode open_all(Trainer *t, const OptionSet *set, Error *err) {
+    /* What this machine cannot run is said before anything is made. */
+    TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, open_directory(t, err));
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->chief ? open_data(t, err) : OK);
