@@ -68,6 +68,10 @@ has out "step 4"
 printf X | dd of=run/checkpoints/step-00000004/model.safetensors bs=1 seek=5000 conv=notrunc status=none
 "$weft" checkpoint verify run >out 2>err
 [ $? -eq 65 ] || fail "verify does not fail on damage"
+grep -q '^3 .* good$' out || fail "verify does not call what it read good: $(cat out)"
+expect 0 checkpoint list run
+[ "$(grep -c ' complete$' out)" -eq 4 ] && ! grep -q good out || fail "list calls good what it has not read: $(cat out)"
+"$weft" checkpoint verify run >out 2>err
 has out "step-00000004/model.safetensors: "
 expect 65 checkpoint verify run/checkpoints/step-00000004
 "$weft" inspect run >out 2>err || fail "inspect does not fall back: $(cat err)"
