@@ -132,6 +132,10 @@ same in4 in1
 train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
 [ "$status" -eq 0 ] || fail "one rank goes on with the checkpoint of four: $(tail -2 in4.err)"
 
+# The rank with the sum that is not finite is not the one that made it.
+train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
+grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
+
 # bad STATUS TEXT WORD... : fails with that status, said once.
 bad() {
     local wanted=$1 text=$2
