@@ -118,6 +118,8 @@ bad() {
 bad 78 'did you mean optimizer.lr' optimizer.lrr=1
 bad 78 'optimizer.lr' optimizer.lr=fast
 bad 78 'train.compute' train.compute=fp8
+bad 78 'run.allow_changes: trains.steps: unknown key; did you mean train.steps?' 'run.allow_changes=[data, trains.steps]'
+bad 78 'run.allow_changes: nonsense: unknown key' 'run.allow_changes=[train.steps, nonsense]'
 bad 78 'num_attention_heads' model.num_attention_heads=5
 bad 78 'train.tokens_per_step' train.tokens_per_step=100
 bad 78 'data.sources is empty' 'data.sources=[]'
@@ -144,6 +146,22 @@ bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model
 # Changing what would change the curve is refused by name.
 train base optimizer.lr=1e-3
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
+train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=50
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*optimizer.lr was .*run.allow_changes=\[train.steps, optimizer.lr, optimizer.beta1\]" base.err ||
+    fail "not all that differs is named: $(tail -1 base.err)"
+# More steps are no change where the learning rate does not follow them.
+train longer train.steps=20 schedule.total_steps=30
+train longer schedule.total_steps=30
+[ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
+[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with schedule.total_steps: another curve"
+train longer train.steps=40
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*schedule.total_steps was 30" longer.err || fail "another length: $(tail -1 longer.err)"
+
+# A limit on the size of files is an error as a full disk is, and leaves nothing half done.
+(ulimit -f 8 && exec "$weft" train run.yaml run.dir=limited) >/dev/null 2>limited.err </dev/null
+status=$?
+[ "$status" -eq 74 ] && grep -q "saving the checkpoint of step 10: .*File too large" limited.err || fail "ulimit -f: status $status: $(tail -1 limited.err)"
+[ -z "$(ls -A limited/checkpoints 2>/dev/null)" ] || fail "ulimit -f leaves $(ls -A limited/checkpoints)"
 head -c 5000 text.txt >other.txt
 train base 'data.sources=[other.txt]'
 [ "$status" -eq 78 ] && grep -q "data is not what" base.err || fail "other data: status $status: $(tail -1 base.err)"

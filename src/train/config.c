@@ -791,6 +791,16 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
+/* Beside keys the fingerprints of data and tokenizer. */
+static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
+    for (size_t i = 0; i < keys->count; i++) {
+        const char *key = keys->items[i];
+        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0) continue;
+        TRY(options_check_key(set, "run.allow_changes", key, err));
+    }
+    return OK;
+}
+
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count, const char *const *overrides,
                       Error *err) {
     memset(c, 0, sizeof *c);
@@ -799,6 +809,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));
     TRY(check_trace(c->metrics.trace, err));
+    TRY(check_changes(set, &c->run.allow_changes, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));
