@@ -528,6 +528,16 @@ static ErrorCode play_stop(void) {
     return comm_agree(comm, error_set(&err, ERR_STOPPED, "stopped on request"), &err);
 }
 
+/* The last word is said, and signals come too late. */
+static ErrorCode play_through(void) {
+    ErrorCode code = play_stop();
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
+    comm_report(comm, &err);
+    nanosleep(&(struct timespec){1, 0}, NULL);
+    return code;
+}
+
 /* Stopped in the middle of a wait. */
 static void freeze_soon(void) {
     struct itimerval soon = {.it_value = {.tv_usec = 200000}};
@@ -549,6 +559,7 @@ static ErrorCode play(const char *name, char **ranks) {
     if (strcmp(name, "agree") == 0 && named) fprintf(stderr, "[host:29200] Read -1, expected 11008, errno = 3\n");
     if (strcmp(name, "agree") == 0) return comm_agree(comm, named ? error_set(&err, ERR_DATA, "bad play") : OK, &err);
     if (strcmp(name, "stop") == 0) return play_stop();
+    if (strcmp(name, "through") == 0) return play_through();
     if (strcmp(name, "kill") == 0 && named) raise(SIGKILL);
     if (strcmp(name, "freeze") == 0 && named) raise(SIGSTOP);
     if (strcmp(name, "doze") == 0 && named) freeze_soon();

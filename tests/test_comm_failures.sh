@@ -84,6 +84,7 @@ signal_to() {
         sleep 0.3
     done
     ended=0
+    begun=$EPOCHREALTIME
     wait "$launcher" || ended=$?
 }
 signal_to stop TERM
@@ -94,6 +95,10 @@ signal_to stop USR1
 expect 75 1
 signal_to wait INT INT
 expect 130 0
+awk -v from="$begun" -v to="$EPOCHREALTIME" 'BEGIN { exit !(to - from < 1.8) }' || fail "a second SIGINT takes its time"
+# Too late for a run that has said its last word: the status is what the line says.
+signal_to through INT INT
+expect 75 1 "weft: stopped on request (stopped on request, exit status 75)"
 
 # Processes that a launcher started but that do not find each other.
 export PMI_SIZE=4 PMI_RANK=0

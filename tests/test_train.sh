@@ -158,7 +158,7 @@ train longer train.steps=40
 [ "$status" -eq 78 ] && grep -q "train.steps was 30 .*schedule.total_steps was 30" longer.err || fail "another length: $(tail -1 longer.err)"
 
 # A limit on the size of files is an error as a full disk is, and leaves nothing half done.
-(ulimit -f 8 && exec "$weft" train run.yaml run.dir=limited) >/dev/null 2>limited.err </dev/null
+(ulimit -f 64 && exec "$weft" train run.yaml run.dir=limited metrics.log_freq=10) >/dev/null 2>limited.err </dev/null
 status=$?
 [ "$status" -eq 74 ] && grep -q "saving the checkpoint of step 10: .*File too large" limited.err || fail "ulimit -f: status $status: $(tail -1 limited.err)"
 [ -z "$(ls -A limited/checkpoints 2>/dev/null)" ] || fail "ulimit -f leaves $(ls -A limited/checkpoints)"

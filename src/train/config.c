@@ -810,6 +810,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_ranks(&c->metrics.log_ranks, err));
     TRY(check_trace(c->metrics.trace, err));
     TRY(check_changes(set, &c->run.allow_changes, err));
+    if (!c->run.dir[0]) return error_set(err, ERR_CONFIG, "run.dir is empty: name the directory that the run writes to");
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));
