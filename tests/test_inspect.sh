@@ -40,6 +40,10 @@ expect 66 inspect nothing
 expect 66 inspect .
 has err "model.safetensors"
 expect 65 inspect "$golden/config.json"
+has err "config.json: not a safetensors file: it begins like JSON"
+echo "words in a text" >words.txt
+expect 65 inspect words.txt
+has err "words.txt: not a safetensors file: it begins like text"
 head -c 1000 "$golden/model.safetensors" >short.safetensors
 expect 65 inspect short.safetensors
 mkdir model && cp "$golden/model.safetensors" model && echo '{"model_type": "llama",}' >model/config.json

@@ -112,6 +112,7 @@ bad() {
     shift 2
     train bad "$@"
     [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 bad.err)"
+    [ ! -e bad ] || [ -e bad/config.yaml ] || fail "$*: a start that failed leaves $(ls -A bad)"
     grep -qF -- "$text" bad.err || fail "$*: no \"$text\" in: $(tail -2 bad.err)"
     rm -rf bad
 }
@@ -130,6 +131,10 @@ bad 2 'expected' nonsense
 bad 69 'avx9' run.device=avx9
 bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200
 bad 66 'no/such/model' model.init=no/such/model
+mkdir hollow
+bad 66 'hollow: neither a model directory (it holds no config.json) nor a run' model.init=hollow
+bad 78 'model.hidden_size does not fit the weights of model.init' model.init=base model.hidden_size=64
+bad 78 'model.num_key_value_heads does not fit' model.init=base model.num_key_value_heads=4
 printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
 bad 65 'broken.jsonl:2' 'data.sources=[broken.jsonl]' data.validation_fraction=0
 printf '{"model": {"type": "BPE"}}' >broken.json
@@ -142,6 +147,16 @@ grep -q 'broken.yaml:' err || fail "a broken YAML file: $(cat err)"
 
 # A step that is not finite is skipped, counted, named, and ends the run when it goes on.
 bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model.initialiser=normal model.init_std=100 train.stop_after_bad=2 optimizer.weight_decay=100
+
+# All damaged: what to do.
+cp -r base damaged
+for step in damaged/checkpoints/step-*; do printf X | dd of="$step/model.safetensors" bs=1 seek=5000 conv=notrunc status=none; done
+train damaged
+[ "$status" -eq 65 ] && grep -q 'no checkpoint is good: "weft checkpoint verify" .* run.overwrite=true' damaged.err ||
+    fail "all checkpoints damaged: status $status: $(tail -1 damaged.err)"
+# A directory that was there before stays.
+train hollow data.tokenizer=no-such.json
+[ "$status" -eq 66 ] && [ -d hollow ] && [ -z "$(ls -A hollow)" ] || fail "a failed start in an empty directory: $(ls -A hollow)"
 
 # Changing what would change the curve is refused by name.
 train base optimizer.lr=1e-3

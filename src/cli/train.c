@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
@@ -77,10 +76,9 @@ static void free_words(char **words) {
 
 static ErrorCode discard(const Config *c, Error *err) {
     RunLock lock;
-    TRY(file_make_dirs(c->run.dir, err));
     TRY(lock_take(&lock, c->run.dir, err));
     ErrorCode code = state_discard(c->run.dir, err);
-    lock_release(&lock);
+    lock_abandon(&lock, c->run.dir);
     return code;
 }
 

@@ -233,7 +233,9 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *
         if (code == OK) return OK;
         if (speaks) log_warn("checkpoint passed over: %s", problem.message);
     }
-    return error_set(err, ERR_NOINPUT, "no checkpoint is good");
+    return error_set(err, ERR_DATA,
+                     "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a copy, or start anew "
+                     "with run.overwrite=true");
 }
 
 ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
@@ -274,12 +276,22 @@ static bool holds(const char *dir, const char *name) {
 
 ErrorCode state_find_model(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
+    CheckpointSet there = {0};
     if (!file_exists(where)) return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
     if (holds(where, "config.json")) {
         *dir = mem_strdup(where);
         return OK;
     }
     char *inside = holds(where, "checkpoints") ? state_checkpoints(where) : mem_strdup(where);
+    bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
+    checkpoint_set_free(&there);
+    if (empty) {
+        free(inside);
+        return error_set(err, ERR_NOINPUT,
+                         "%s: neither a model directory (it holds no config.json) nor a run with checkpoints: expected one of "
+                         "these, or a checkpoint",
+                         where);
+    }
     ErrorCode code = checkpoint_open(&ckpt, inside, false, err);
     if (code == OK) {
         *dir = mem_strdup(ckpt.path);

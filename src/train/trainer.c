@@ -90,11 +90,7 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-static ErrorCode open_directory(Trainer *t, Error *err) {
-    if (!t->chief) return OK;
-    TRY(file_make_dirs(t->c->run.dir, err));
-    return lock_take(&t->lock, t->c->run.dir, err);
-}
+static ErrorCode open_directory(Trainer *t, Error *err) { return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK; }
 
 static ErrorCode open_data(Trainer *t, Error *err) {
     Config *c = t->c;
@@ -545,6 +541,9 @@ ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject 
     device_close(&t.device);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);
-    lock_release(&t.lock);
+    if (code == OK)
+        lock_release(&t.lock);
+    else
+        lock_abandon(&t.lock, c->run.dir);
     return code;
 }
