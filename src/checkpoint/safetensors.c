@@ -225,8 +225,10 @@ static uint64_t little_endian(const uint8_t bytes[8]) {
 
 /* Eight bytes of text, as a length, are beyond any file. */
 static bool is_text(const uint8_t bytes[8]) {
-    for (int i = 0; i < 8; i++)
-        if (bytes[i] < ' ' && !strchr("\t\n\r", bytes[i])) return false;
+    for (int i = 0; i < 8; i++) {
+        bool printable = bytes[i] >= ' ' && bytes[i] != 0x7f && bytes[i] <= 0xf4; /* UTF-8 has no bytes above */
+        if (!printable && !memchr("\t\n\r", bytes[i], 3)) return false;
+    }
     return true;
 }
 
