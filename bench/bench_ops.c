@@ -159,14 +159,14 @@ static void update(Bench *b) {
 static void norm(Bench *b) {
     Device *d = &b->d;
     GradStats stats;
-    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, &stats);
+    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, 1, &stats);
 }
 /* One element in four thousand is far below the others: the way of sums that no piece can take. */
 static void norm_wide(Bench *b) {
     Device *d = &b->d;
     GradStats stats;
     for (int64_t i = 0; i < (int64_t)VOCAB * HIDDEN; i += 4096) OP(d, OP_FILL, fill, 1, 1e-30f, b->g + i);
-    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, &stats);
+    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, 1, &stats);
 }
 static void add_fixed(Bench *b) {
     Device *d = &b->d;

@@ -193,6 +193,48 @@ static void test_rows_are_folded(void **state) {
     text_free(&out);
 }
 
+/* Cells narrower than a column: that is said, with the width that shows all, at which nothing is said. */
+static void test_narrow_cells(void **state) {
+    (void)state;
+    Drawn d;
+    Text out = {0};
+    start(&d, PIPE_1F1B, 2, 64, &plain);
+    draw_terminal(&d.line, (TerminalStyle){60, false, false, 0}, &out);
+    assert_non_null(
+        strstr(out.data, "cells are narrower than a column: not all are shown; 195 columns show all: --width 202\n"));
+    assert_null(strstr(out.data, "numbers are microbatches")); /* none is there */
+    for (int width = 201; width <= 202; width++) {
+        text_clear(&out);
+        draw_terminal(&d.line, (TerminalStyle){width, false, false, 0}, &out);
+        assert_int_equal(strstr(out.data, "narrower") == NULL, width == 202);
+    }
+    assert_int_equal(count_of(strstr(out.data, "\nrank 0 FF..B0F"), "F"), 2 * 64 + 1); /* one is in the legend */
+    text_clear(&out);
+    draw_terminal(&d.line, (TerminalStyle){40, false, false, 2}, &out);
+    assert_non_null(strstr(out.data, "not drawn: 128 passes of a rank on 33 columns; --width 202 draws them\n"));
+    finish(&d);
+    text_free(&out);
+}
+
+/* A capital and a small letter tell two stages of a rank apart; where there are more, each has a letter of its own. */
+static void test_many_stages_of_a_rank(void **state) {
+    (void)state;
+    Drawn d = {0};
+    Error err = {0};
+    Text out = {0};
+    if (schedule_make(&d.schedule, PIPE_LOOPED_BFS, 2, 2, 3, &err) != OK) fail_msg("%s", err.message);
+    if (simulate(&d.timing, &d.schedule, &plain, &err) != OK) fail_msg("%s", err.message);
+    timeline_from_simulation(&d.line, d.schedule.name, &d.schedule, &d.timing);
+    draw_terminal(&d.line, (TerminalStyle){130, false, false, 0}, &out);
+    assert_non_null(strstr(out.data, "\nrank 0 Fa0--Fa1--fb0--fb1--fc0--fc1--"));
+    assert_non_null(strstr(out.data, "small letters; a, b, c: its first, second, third"));
+    text_clear(&out);
+    draw_terminal(&d.line, (TerminalStyle){40, false, false, 0}, &out);
+    assert_non_null(strstr(out.data, "\nrank 0 FFffff"));
+    finish(&d);
+    text_free(&out);
+}
+
 static void test_an_empty_timeline(void **state) {
     (void)state;
     const int ranks[] = {0};
@@ -215,6 +257,8 @@ int main(void) {
         cmocka_unit_test(test_svg_has_every_box),
         cmocka_unit_test(test_two_timelines),
         cmocka_unit_test(test_rows_are_folded),
+        cmocka_unit_test(test_narrow_cells),
+        cmocka_unit_test(test_many_stages_of_a_rank),
         cmocka_unit_test(test_an_empty_timeline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

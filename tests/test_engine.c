@@ -329,6 +329,13 @@ static void test_norms_agree(void **state) {
     }
     for (size_t i = 0; i < flat_bytes(&r) / sizeof(float); i++) max = fmax(max, fabs((double)g[i]));
     assert_true(engine_gradient_norm(&r.engine, INFINITY, &bad, &name) == max);
+    /* Powers that vanish, or overflow, as doubles: any finite p must do. */
+    const double large[] = {400, 1000, 1e9};
+    for (size_t k = 0; k < sizeof large / sizeof *large; k++) {
+        double norm = engine_gradient_norm(&r.engine, large[k], &bad, &name);
+        assert_true(bad == 0 && norm >= max * (1 - 1e-12));
+        assert_true(norm <= max * pow((double)r.engine.model.table.elements, 1 / large[k]));
+    }
     free(g);
     close_run(&r);
 }

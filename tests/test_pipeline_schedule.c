@@ -490,14 +490,15 @@ static void test_malformed_csv(void **state) {
     refused("F0", "starts with no stage");
     refused("-1F0", "starts with no stage");
     refused("+0F0", "starts with no stage");
-    refused("00F0", "starts with no stage");
+    refused("00F0", "the stage is no number from 0 to 9999999 without leading zeros");
+    refused("0F00", "the microbatch is no number from 0 to 9999999 without leading zeros");
     refused("0F00", "cell 1 (0F00): the microbatch");
     refused("0F-1", "a microbatch must follow");
     refused("0f0", "no such action");
     refused("0SEND0", "no such action");
     refused("0RECV_FF0", "no such action");
     refused("0F99999999", "the microbatch is no number");
-    refused("4294967296F0", "starts with no stage");
+    refused("4294967296F0", "the stage is no number from 0 to 9999999");
     refused("(0F0;0B0)", "a composite ends in");
     refused("(0F0;0B0)OVERLAP_F_Bx", "a composite ends in");
     refused("(0F0,0B0)OVERLAP_F_B", "cell 1 ((0F0): a composite is like");
@@ -661,6 +662,7 @@ static void look_weights(ScheduleName name, Schedule *s, int chunks) {
             last[cell.stage] = cell.microbatch;
         }
     free(last);
+    assert_true(schedule_adds_in_order(s) == (name != PIPE_LOOPED_BFS || s->microbatches == 1));
 }
 
 static void test_order_of_weight_gradients(void **state) {

@@ -158,6 +158,14 @@ train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
 train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
 grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
 
+# More threads than cores: ranks that weft starts wait without spinning, of others it is asked.
+many="run.threads=$(($(nproc) + 1)) train.steps=2"
+train crowd -n 2 $many
+[ "$status" -eq 0 ] || fail "more threads than cores: exit status $status: $(tail -2 crowd.err)"
+! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft are told how to wait: $(grep OMP_WAIT crowd.err)"
+mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
+[ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun are not told once how to wait: $(head -5 crowd2.err)"
+
 # bad STATUS TEXT WORD... : fails with that status, said once.
 bad() {
     local wanted=$1 text=$2

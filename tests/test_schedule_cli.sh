@@ -81,7 +81,7 @@ fi
 expect 73 zbv --pp 4 --microbatches 8 --svg not/there.svg
 
 # A colour terminal, and NO_COLOR.
-if command -v script >/dev/null; then
+if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     TERM=xterm script -qec "'$weft' schedule 1f1b --pp 2 --microbatches 3" /dev/null </dev/null >out
     LC_ALL=C grep -q $'\x1b\\[48;5;' out || fail "no colour on a terminal"
     NO_COLOR=1 TERM=xterm script -qec "'$weft' schedule 1f1b --pp 2 --microbatches 3" /dev/null </dev/null >out
@@ -101,11 +101,15 @@ expect 2 1f1b --pp 4
 has err "--microbatches"
 expect 2 1f1b --pp 0 --microbatches 8
 expect 2 1f1b --pp 4096 --microbatches 65536
+has err "x 1 stage a rank are more than"
+expect 2 --pp 4096 --microbatches 65536
 expect 2 1f1b --pp 4 --microbatches 8 --cost 1,1
 expect 2 1f1b --pp 4 --microbatches 8 --cost 1,1,-1
 expect 2 1f1b --pp 4 --microbatches 8 --cost 0,0,0
 expect 2 1f1b --pp 4 --microbatches 8 --cost 1,1,1,1,1
 expect 2 1f1b --pp 4 --microbatches 8 --cost 1,nan,1
+expect 2 1f1b --pp 4 --microbatches 8 --cost 1e308,1e308,1e308
+has err "from 0 to 1e+12"
 expect 2 1f1b --pp 4 --microbatches 8 --csv=fancy
 expect 2 1f1b --pp 4 --microbatches 8 --csv --json
 expect 2 --pp 4 --microbatches 8 --csv

@@ -232,7 +232,7 @@ static void test_auto_is_the_best_of_all(void **state) {
     assert_true(fitting > 120 && refused > 20);
 }
 
-/* Sixteen stages on eight ranks, tight: and the limit that an error names does. */
+/* Sixteen stages on eight ranks, tight. */
 static void test_auto_within_memory(void **state) {
     (void)state;
     enum { BLOCKS = 32, STAGES = 16 };
@@ -254,12 +254,14 @@ static void test_auto_within_memory(void **state) {
     Error err = {0};
     m.rank_bytes = 30 * 1024;
     assert_int_equal(split_auto(&s, &m, STAGES, ranks, &err), ERR_CONFIG);
-    const char *words = strstr(err.message, " KiB would do");
-    assert_non_null(words);
-    while (words[-1] != ' ') words--;
-    m.rank_bytes = (strtod(words, NULL) + 0.01) * 1024;
-    assert_true(m.rank_bytes > 30 * 1024);
+    assert_non_null(strstr(err.message, "keeps to 30.00 KiB a rank"));
+    m.rank_bytes = 40 * 1024;
     if (split_auto(&s, &m, STAGES, ranks, &err) != OK) fail_msg("%s", err.message);
+    double fullest = split_fullest_rank(&s, &m, ranks);
+    assert_true(fullest <= m.rank_bytes);
+    split_free(&s);
+    m.rank_bytes = fullest; /* exactly */
+    assert_int_equal(split_auto(&s, &m, STAGES, ranks, &err), OK);
     split_free(&s);
 }
 

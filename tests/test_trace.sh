@@ -65,6 +65,18 @@ train short 2 mesh.pp=2 metrics.trace=5-9 && [ "$(grep -c '"event": "traced"' sh
     fail "a run that ends before the last step to be traced"
 train none 1 metrics.trace= && [ -e none/trace.json ] && fail "a trace that nobody asked for"
 
+# A run that starts over leaves nothing of the one before, but what is not weft's.
+train over 2 mesh.pp=2 metrics.all_ranks=true metrics.tensorboard=true data.audit=true
+"$weft" report over >over.report 2>&1 || fail "over: $(cat over.report)"
+echo mine >over/notes.txt
+events=$(ls over/tensorboard)
+train over 2 mesh.pp=2 metrics.trace= metrics.tensorboard=true run.overwrite=true
+[ "$(cd over && echo *)" = "checkpoints config.yaml journal.jsonl lock metrics.jsonl notes.txt tensorboard tokenizer.json" ] ||
+    fail "left by a run that was started over: $(cd over && echo *)"
+[ "$(ls over/tensorboard | wc -l)" -eq 1 ] && [ "$(ls over/tensorboard)" != "$events" ] || fail "TensorBoard: $(ls over/tensorboard)"
+[ "$(grep -c '"event": "started"' over/journal.jsonl)" -eq 1 ] && ! grep -q traced over/journal.jsonl ||
+    fail "the journal goes on: $(cat over/journal.jsonl)"
+
 for range in 0-3 5-3 3- x -3 3-5x; do
     "$weft" train run.yaml run.dir=bad metrics.trace=$range >bad.out 2>&1
     status=$?

@@ -4,8 +4,10 @@
  * moment the name holds the whole old content or the whole new one. */
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <ftw.h>
 #include <glob.h>
 #include <stdatomic.h>
@@ -292,4 +294,19 @@ ErrorCode file_remove_tree(const char *path, Error *err) {
     if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
         return error_errno(err, ERR_IO, "%s: cannot remove it", path);
     return OK;
+}
+
+ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err) {
+    char name[512];
+    DIR *open = opendir(dir);
+    ErrorCode code = OK;
+    if (!open) return errno == ENOENT ? OK : error_errno(err, ERR_IO, "%s: cannot read the directory", shown(dir, name));
+    for (struct dirent *entry; code == OK && (entry = readdir(open));) {
+        if (fnmatch(pattern, entry->d_name, 0) != 0) continue;
+        char *path = path_join(dir, entry->d_name);
+        if (unlink(path) != 0) code = error_errno(err, ERR_IO, "%s: cannot remove it", shown(path, name));
+        free(path);
+    }
+    closedir(open);
+    return code;
 }

@@ -31,6 +31,8 @@ ErrorCode file_add_line(int fd, const char *path, const char *line, size_t lengt
 ErrorCode file_make_dirs(const char *path, Error *err); /* like mkdir -p */
 /* Removes a directory and all in it, following no links; one that is not there is fine. */
 ErrorCode file_remove_tree(const char *path, Error *err);
+/* Removes the files of a directory whose names match a shell pattern; a directory that is not there has none. */
+ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err);
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err);

@@ -184,7 +184,9 @@ static void free_strings(StringList *list) {
 /* Nothing is an empty list, and one bare text a list of one. */
 static ErrorCode set_strings(const Option *o, StringList *field, const char *key, const YamlNode *node,
                              const ValueOrigin *origin) {
-    if (node->kind == YAML_NODE_MAP) return mismatch(o, key, node, "", origin);
+    char advice[160] = "";
+    if (o->instead) snprintf(advice, sizeof advice, "; %s", o->instead);
+    if (node->kind == YAML_NODE_MAP) return mismatch(o, key, node, advice, origin);
     const bool single = node->kind == YAML_NODE_SCALAR;
     StringList list = {.count = single ? !is_nothing(node) : node->count};
     list.items = mem_alloc_array(list.count, sizeof *list.items);

@@ -42,6 +42,7 @@ typedef struct Option {
     const char *help;          /* one sentence, with unit */
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
+    const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */
 } Option;
 
 /* Where each value came from, parallel to the table. */

@@ -18,6 +18,8 @@ static const Flag flags[] = {
     {"--memory", 'm', "SIZE",
      "memory of a rank, such as 80GiB, to hold the plan against; default with one rank: this machine's"},
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
+    {"--link", 'l', "GB_PER_S",
+     "with --tflops: speed of a message between stages, which then takes its bytes by that; default: no time"},
     {"--compare", 'c', NULL, "all schedules and several numbers of microbatches beside each other, by time and memory"},
     {"--svg", 0, "FILE", "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
@@ -28,7 +30,8 @@ static const Flag flags[] = {
 typedef struct Request {
     int64_t ranks, rank; /* rank -1: not given */
     int64_t width;
-    double memory, tflops; /* bytes, TFLOP/s; 0: not given */
+    double memory; /* bytes; 0: not given */
+    ForecastSpeed speed;
 } Request;
 
 /* ---- the command line ---- */
@@ -71,7 +74,11 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     TRY(arguments_int(args, "--ranks", 1, MOST_RANKS, &q->ranks, err));
     TRY(arguments_int(args, "--rank", 0, q->ranks - 1, &q->rank, err));
     TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
-    TRY(arguments_double(args, "--tflops", 1e-6, 1e9, &q->tflops, err));
+    TRY(arguments_double(args, "--tflops", 1e-6, 1e9, &q->speed.tflops, err));
+    TRY(arguments_double(args, "--link", 1e-6, 1e9, &q->speed.link, err));
+    if (q->speed.link > 0 && q->speed.tflops <= 0)
+        return error_set(err, ERR_USAGE,
+                         "plan: --link needs --tflops: how long a message takes counts against how long a rank computes");
     if (memory && !parse_size(memory, &q->memory))
         return error_set(err, ERR_USAGE, "plan: --memory is \"%s\": expected a size such as 80GiB or 512MB",
                          error_escape(shown, sizeof shown, memory, strlen(memory)));
@@ -93,7 +100,7 @@ static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ra
 
 static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     ForecastTimeline t;
-    forecast_timeline(f, q->tflops, &t);
+    forecast_timeline(f, &t);
     if (svg) {
         draw_svg(&t.timeline, 1, q->width ? (int)q->width : 960, out);
     } else {
@@ -163,7 +170,7 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
     double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)memory_use().machine : 0;
-    CompareRequest request = {(int)q->ranks, memory, q->tflops, arguments_has(args, "--whole")};
+    CompareRequest request = {(int)q->ranks, memory, q->speed, arguments_has(args, "--whole")};
     Text out = {0};
     for (int i = 0; i < 4; i++)
         if (arguments_has(args, others[i]))
@@ -177,7 +184,7 @@ static ErrorCode compare(const Arguments *args, const Request *q, const Config *
 static ErrorCode describe(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     Forecast f;
     const char *svg = arguments_flag(args, "--svg");
-    TRY(forecast_build(&f, c, d, (int)q->ranks, err));
+    TRY(forecast_build(&f, c, d, (int)q->ranks, q->speed, err));
     ErrorCode code = svg ? write_svg(q, &f, svg, err) : OK;
     if (code == OK && !(svg && strcmp(svg, "-") == 0)) code = print_all(args, q, c, &f, d, err);
     forecast_free(&f);
@@ -214,7 +221,8 @@ const Verb verb_plan = {
         "  weft plan configs/demo.yaml\n"
         "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
         "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 train.tokens_per_step=4194304\n"
-        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB",
+        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB\n"
+        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --tflops 400 --link 25",
     .flags = flags,
     .options = config_options,
     .min_operands = 1,

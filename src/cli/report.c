@@ -10,7 +10,7 @@
 
 static ErrorCode run_report(const Arguments *args, Error *err) {
     const char *dir = args->operands[0], *out = arguments_flag(args, "--out");
-    char *path = out ? mem_strdup(out) : path_join(dir, "report.html");
+    char *path = out ? mem_strdup(out) : path_join(dir, REPORT_FILE);
     char size[32];
     Text html = {0};
     ErrorCode code = report_write(&html, dir, err);

@@ -10,6 +10,8 @@
 
 enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 1 << 16, MOST_STAGES_PER_RANK = 64, MOST_CELLS = 1 << 22, ACTIVE_STAGES = 3 };
 
+#define MOST_COST 1e12
+
 static const Flag flags[] = {
     {"--pp", 'p', "N", "pipeline ranks"},
     {"--microbatches", 'm', "N", "microbatches of a step"},
@@ -39,7 +41,7 @@ static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err)
     while (good && count < 4) {
         char *end = NULL;
         values[count] = strtod(at, &end);
-        good = end != at && isfinite(values[count]) && values[count] >= 0 && values[count] <= 1e12;
+        good = end != at && isfinite(values[count]) && values[count] >= 0 && values[count] <= MOST_COST;
         count++;
         at = end;
         if (*at != ',') break;
@@ -48,9 +50,10 @@ static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err)
     if (!good || count < 3 || *at || values[0] + values[1] + values[2] <= 0) {
         char shown[80];
         error_escape(shown, sizeof shown, text, strlen(text));
-        return error_set(err, ERR_USAGE,
-                         "schedule: --cost is \"%s\"; expected three or four numbers, F,I,W[,LATENCY], 0 or more and not all 0",
-                         shown);
+        return error_set(
+            err, ERR_USAGE,
+            "schedule: --cost is \"%s\"; expected three or four numbers, F,I,W[,LATENCY], from 0 to %g and not all 0", shown,
+            MOST_COST);
     }
     costs->uniform = (StageCost){values[0], values[1], values[2]};
     costs->latency = values[3];
@@ -66,21 +69,9 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
     if (costs) TRY(parse_costs(costs, &q->costs, err));
     q->costs.overlap_is_max = arguments_has(args, "--overlap");
-    int64_t v = q->stages_per_rank ? q->stages_per_rank : 2;
-    if (q->ranks && q->microbatches && q->ranks * q->microbatches * v > MOST_CELLS)
-        return error_set(
-            err, ERR_USAGE,
-            "schedule: %lld ranks x %lld microbatches x %lld stages a rank are more than the %d cells that this is "
-            "made for",
-            (long long)q->ranks, (long long)q->microbatches, (long long)v, MOST_CELLS);
     if (arguments_has(args, "--csv") + arguments_has(args, "--json") > 1)
         return error_set(err, ERR_USAGE, "schedule: --csv and --json are two outputs; give one");
     return OK;
-}
-
-static bool is_csv_file(const char *operand) {
-    size_t length = strlen(operand);
-    return (length > 4 && strcmp(operand + length - 4, ".csv") == 0) || strchr(operand, '/');
 }
 
 static ErrorCode unknown_schedule(const char *operand, Error *err) {
@@ -110,12 +101,22 @@ static ErrorCode need_sizes(const Request *q, Error *err) {
                      q->ranks ? "--microbatches" : "--pp");
 }
 
+static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) {
+    if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
+    return error_set(
+        err, ERR_USAGE,
+        "schedule: %lld ranks x %lld microbatches x %d stage%s a rank are more than the %d cells that this is made "
+        "for",
+        (long long)q->ranks, (long long)q->microbatches, stages_per_rank, stages_per_rank == 1 ? "" : "s", MOST_CELLS);
+}
+
 static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *s, Error *err) {
     ScheduleName name;
-    if (!is_csv_file(operand)) {
+    if (!schedule_names_file(operand)) {
         if (!schedule_find(operand, &name)) return unknown_schedule(operand, err);
         TRY(need_sizes(q, err));
         int v = q->stages_per_rank ? (int)q->stages_per_rank : schedule_default_stages_per_rank(name);
+        TRY(check_cells(q, v, err));
         return schedule_make(s, name, (int)q->ranks, (int)q->microbatches, v, err);
     }
     if (q->ranks || q->microbatches || q->stages_per_rank)
@@ -291,6 +292,7 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
 static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     static const char *const one_only[] = {"--csv", "--json", "--svg", "--width"};
     TRY(need_sizes(q, err));
+    TRY(check_cells(q, q->stages_per_rank ? (int)q->stages_per_rank : 2, err));
     for (int i = 0; i < 4; i++)
         if (arguments_has(args, one_only[i]))
             return error_set(err, ERR_USAGE, "schedule: %s needs one schedule: weft schedule NAME %s", one_only[i],

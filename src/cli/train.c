@@ -6,6 +6,7 @@
 #include "comm/comm.h"
 #include "comm/launch.h"
 #include "train/lock.h"
+#include "train/setup.h"
 #include "train/state.h"
 #include "train/supervise.h"
 #include "train/trainer.h"
@@ -110,6 +111,7 @@ static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
     Inject inject = {0};
     ErrorCode code = load(args, &c, &set, err);
     if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)ranks, err);
+    if (code == OK) setup_before_ranks(&c, (int)ranks);
     if (code == OK) code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
     inject_free(&inject);
     options_free(&set);

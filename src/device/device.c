@@ -133,6 +133,11 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     return code;
 }
 
+void device_describe_cpu(Device *d, int threads, bool native_bf16) {
+    *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores(), .native_bf16 = native_bf16};
+    d->ops.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
+}
+
 void device_close(Device *d) {
     optimised_close(d);
     *d = (Device){0};

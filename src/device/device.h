@@ -71,9 +71,9 @@ typedef struct AdamW {
 
 /* Order-free figures of a gradient tensor; see grad_stats. */
 typedef struct GradStats {
-    ExactSum sum;            /* of |g|^p over finite elements (p finite), normalised */
+    ExactSum sum;            /* of |g|^p, or (|g| / unit)^p, over finite elements (p finite), normalised */
     double max;              /* max |g| over finite elements */
-    int64_t nonfinite;       /* elements that are NaN or infinite, or whose |g|^p is beyond the largest double */
+    int64_t nonfinite;       /* elements that are NaN or infinite, or whose power is beyond the largest double */
     int64_t first_nonfinite; /* index of the first of them; -1: there is none */
 } GradStats;
 
@@ -168,11 +168,11 @@ typedef struct Ops {
     void (*adamw)(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
                   uint16_t *copy /* or NULL */);
 
-    /* Sum |g|^p (p finite, >= 1) and max |g|; the count of non-finite elements, which are left out of both, and where the first
-     * is. The sum is exact: |g| and g^2 are doubles, other powers are what pow() makes of them, and these are added without
-     * rounding. So the figures of a tensor's parts, merged in any order, are those of the tensor. With p infinite the sum is
-     * left 0. */
-    void (*grad_stats)(Device *d, int64_t n, const float *g, double p, GradStats *out /* host */);
+    /* Sum of powers (p finite, >= 1) and max |g|; the count of non-finite elements, which are left out of both, and where the
+     * first is. |g| and g^2 are doubles; other powers are what pow() makes of |g| / unit, so that with the largest |g| of all
+     * as the unit none overflows and the sum is 1 or more, whatever p. The sum is exact: powers are added without rounding. So
+     * the figures of a tensor's parts, merged in any order, are those of the tensor. With p infinite the sum is left 0. */
+    void (*grad_stats)(Device *d, int64_t n, const float *g, double p, double unit, GradStats *out /* host */);
 
     /* acc[i] = (set ? 0 : acc[i]) + g[i] * 2^FIXED_SHIFT rounded to nearest even. Whole numbers add in any order. Elements that
      * are not finite, or larger than the limit (at most fixed_limit(1)), add nothing and are counted. */
@@ -232,6 +232,9 @@ struct Device {
  * threads <= 0: one per core this process may use. Environment variable WEFT_CPU overrides "auto". */
 ErrorCode device_open_cpu(Device *d, const char *kind, int threads, Error *err);
 void device_close(Device *d);
+/* A CPU to plan for, which may be another one than this: only scratch_bytes may be asked of it, and tells the most that any of
+ * the implementations takes. threads as above. Nothing to close. */
+void device_describe_cpu(Device *d, int threads, bool native_bf16);
 /* Cores this process may run on. */
 int device_cpu_cores(void);
 const char *op_name(OpId op);

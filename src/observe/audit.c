@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/hash.h"
 
 #define PATTERN "audit-[0-9]*.log"
@@ -31,15 +32,7 @@ static void find_logs(const char *run_dir, glob_t *found) {
     text_free(&pattern);
 }
 
-ErrorCode audit_discard(const char *run_dir, Error *err) {
-    glob_t found;
-    ErrorCode code = OK;
-    find_logs(run_dir, &found);
-    for (size_t i = 0; i < found.gl_pathc && code == OK; i++)
-        if (unlink(found.gl_pathv[i]) != 0) code = error_errno(err, ERR_CANTCREATE, "%s: cannot remove", found.gl_pathv[i]);
-    globfree(&found);
-    return code;
-}
+ErrorCode audit_discard(const char *run_dir, Error *err) { return file_remove_matching(run_dir, PATTERN, err); }
 
 /* Puts the checksum behind the line and writes it. */
 static ErrorCode add_line(AuditLog *log, Error *err) {

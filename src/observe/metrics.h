@@ -71,6 +71,8 @@ typedef struct MetricsLog {
     Text line;
 } MetricsLog;
 
+/* The files of all ranks. */
+#define METRICS_PATTERN "metrics*.jsonl"
 /* The file of a rank: "metrics.jsonl" of rank 0, "metrics-00003.jsonl" of rank 3. Returns out. */
 char *metrics_file_name(int rank, char out[32]);
 

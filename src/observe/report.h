@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "base/text.h"
 
+#define REPORT_FILE "report.html" /* where it is written, if nothing else is said */
+
 /* Reads RUN/metrics.jsonl and, where they are, RUN/journal.jsonl, RUN/config.yaml and RUN/trace.json. */
 ErrorCode report_write(Text *html, const char *run_dir, Error *err);
 

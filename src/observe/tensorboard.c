@@ -103,6 +103,8 @@ ErrorCode tensorboard_flush(TensorBoard *tb, Error *err) {
 }
 
 /* Names as TensorBoard's own writer gives them; it looks for "tfevents" and sorts by the time. */
+#define EVENT_FILES "events.out.tfevents."
+
 static char *event_path(const char *dir) {
     char host[256] = "localhost";
     if (gethostname(host, sizeof host - 1) != 0 || !host[0]) strcpy(host, "localhost");
@@ -111,7 +113,7 @@ static char *event_path(const char *dir) {
     }
     double now = clock_wall();
     Text name = {0};
-    text_printf(&name, "events.out.tfevents.%010lld.%s.%ld.%06u", (long long)now, host, (long)getpid(),
+    text_printf(&name, EVENT_FILES "%010lld.%s.%ld.%06u", (long long)now, host, (long)getpid(),
                 (unsigned)((now - floor(now)) * 1e6));
     char *path = path_join(dir, name.data);
     text_free(&name);
@@ -154,6 +156,13 @@ ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resum
     }
     *out = tb;
     return OK;
+}
+
+ErrorCode tensorboard_discard(const char *run_dir, Error *err) {
+    char *dir = path_join(run_dir, "tensorboard");
+    ErrorCode code = file_remove_matching(dir, EVENT_FILES "*", err);
+    free(dir);
+    return code;
 }
 
 const char *tensorboard_path(const TensorBoard *tb) { return tb->path; }

@@ -15,8 +15,8 @@
 
 typedef struct TensorBoard TensorBoard;
 
-/* Makes RUN/tensorboard and a new event file in it. `resumed` is the last step done before, 0 for a fresh run, whose older
- * event files (of a run started over) are left as they are. */
+/* Makes RUN/tensorboard and a new event file in it, beside older ones. `resumed` is the last step done before, 0 for a fresh
+ * run. */
 ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resumed, Error *err);
 /* Values that are not finite are left out; tags are "train/loss", "speed/mfu", "validation/loss", ... */
 ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err);
@@ -24,6 +24,8 @@ ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Er
 /* Text for the Text tab, as Markdown: the configuration, a sample. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err);
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err);
+/* Removes the event files of a run that starts over. */
+ErrorCode tensorboard_discard(const char *run_dir, Error *err);
 const char *tensorboard_path(const TensorBoard *tb);
 ErrorCode tensorboard_close(TensorBoard *tb, Error *err); /* NULL is fine */
 

@@ -113,12 +113,16 @@ void timeline_figures(const Timeline *t, Simulation *out) {
 
 /* ---- terminal ---- */
 
+enum { MOST_COLUMNS = 20000 };
+
 /* Columns of one rank: the span that covers the middle of each, or NULL. */
 typedef struct Raster {
     const Timeline *t;
     TerminalStyle style;
     int columns, label;
     double scale; /* columns for a unit of time */
+    int chunks;   /* stages of the rank that has most */
+    bool numbers; /* a box with a number has been drawn */
     const Span **at;
 } Raster;
 
@@ -133,16 +137,6 @@ static const unsigned char span_code[SPAN_KINDS][2] = {
 static bool is_dark(int code) { return code == 25 || code == 29 || code == 166; }
 
 static int code_of(const Raster *r, const Span *s) { return span_code[s->kind][timeline_chunk(r->t, s->stage) > 0]; }
-
-/* Columns for a unit of time: as wide as it goes, in whole columns for the shortest computation where that is possible, so that
- * equal times look equal. */
-static double scale_of(const Timeline *t, double makespan, int columns) {
-    double shortest = INFINITY, scale = makespan > 0 ? columns / makespan : 1;
-    for (int i = 0; i < t->count; i++)
-        if (t->spans[i].kind < SPAN_COMPUTES) shortest = fmin(shortest, t->spans[i].end - t->spans[i].start);
-    double whole = floor(shortest * scale + 1e-9);
-    return isfinite(shortest) && whole >= 1 ? whole / shortest : scale;
-}
 
 static int column_at(const Raster *r, double time) { return (int)ceil(time * r->scale - 0.5 - 1e-6); }
 
@@ -159,6 +153,25 @@ static int pair_of(const Timeline *t, int index) {
     return 0;
 }
 
+/* The shortest computation; INFINITY when there is none. Each of a pair that runs as one has half of its time. */
+static double shortest_box(const Timeline *t) {
+    double shortest = INFINITY;
+    for (int i = 0; i < t->count; i++) {
+        const Span *s = &t->spans[i];
+        double length = (s->end - s->start) / (pair_of(t, i) ? 2 : 1);
+        if (s->kind < SPAN_COMPUTES && length > 0) shortest = fmin(shortest, length);
+    }
+    return shortest;
+}
+
+/* Columns for a unit of time: as wide as it goes, in whole columns for the shortest computation where that is possible, so that
+ * equal times look equal. */
+static double scale_of(const Timeline *t, double makespan, int columns) {
+    double shortest = shortest_box(t), scale = makespan > 0 ? columns / makespan : 1;
+    double whole = floor(shortest * scale + 1e-9);
+    return isfinite(shortest) && whole >= 1 ? whole / shortest : scale;
+}
+
 static void raster_rank(Raster *r, int rank) {
     for (int c = 0; c < r->columns; c++) r->at[c] = NULL;
     for (int pass = 0; pass < 2; pass++) { /* computation over transfers */
@@ -173,22 +186,22 @@ static void raster_rank(Raster *r, int rank) {
     }
 }
 
-/* What stands in a box of `width` columns: as much of "F12" or "12" as says something true. */
-static void box_text(const Raster *r, const Span *s, int width, char *out, size_t size) {
-    char number[16] = "";
-    bool small = timeline_chunk(r->t, s->stage) > 0;
-    char letter = span_letter[s->kind];
-    if (small && letter >= 'A' && letter <= 'Z') letter = (char)(letter + 32);
+/* What stands in a box of `width` columns: as much of "F12" or "12" as says something true. Where ranks have more stages than
+ * capital and small letters tell apart, the stage has a letter of its own: "fc12". */
+static void box_text(Raster *r, const Span *s, int width, char *out, size_t size) {
+    char number[16] = "", stage[2] = "", letter[2] = {span_letter[s->kind], 0};
+    int chunk = timeline_chunk(r->t, s->stage);
+    bool plain = !r->style.colour;
+    if (chunk > 0 && *letter >= 'A' && *letter <= 'Z') *letter = (char)(*letter + 32);
+    if (!plain && s->kind < SPAN_UPDATE) *letter = 0;
+    if (plain && r->chunks > 2 && s->stage >= 0 && chunk < 26 && width > 1) *stage = (char)('a' + chunk);
     if (s->microbatch >= 0) snprintf(number, sizeof number, "%d", s->microbatch);
-    bool letter_too = !r->style.colour || s->kind >= SPAN_UPDATE;
-    if ((int)strlen(number) + letter_too > width) number[0] = 0;
-    if (letter_too)
-        snprintf(out, size, "%c%s", letter, number);
-    else
-        snprintf(out, size, "%s", number);
+    if ((int)(strlen(number) + strlen(letter) + strlen(stage)) > width) *number = 0;
+    r->numbers |= *number != 0;
+    snprintf(out, size, "%s%s%s", letter, stage, number);
 }
 
-static void draw_box(const Raster *r, const Span *s, int width, Text *out) {
+static void draw_box(Raster *r, const Span *s, int width, Text *out) {
     char text[24];
     box_text(r, s, width, text, sizeof text);
     if (r->style.colour) {
@@ -231,12 +244,35 @@ static const char *const span_words[SPAN_KINDS] = {
     [SPAN_W] = "backward: weights", [SPAN_UPDATE] = "optimizer", [SPAN_GATHER] = "gather",
     [SPAN_REDUCE] = "reduce",       [SPAN_SEND] = "send",        [SPAN_RECV] = "receive"};
 
+/* What numbers, letters and lightness say, as far as they are there. */
+static void draw_notation(const Raster *r, Text *out) {
+    const char *later = r->chunks < 2     ? ""
+                        : r->style.colour ? "the later stages of a rank are lighter"
+                        : r->chunks == 2  ? "the later stages of a rank in small letters"
+                                          : "the later stages of a rank in small letters; a, b, c: its first, second, third";
+    if (!r->numbers && !*later) return;
+    text_printf(out, "%*s%s%s%s\n", r->label, "", r->numbers ? "numbers are microbatches" : "",
+                r->numbers && *later ? "; " : "", later);
+}
+
+/* Columns, with the label, in which every box has one; 0: more than anybody has. */
+static int width_for_all(const Timeline *t, double makespan, int label) {
+    double columns = ceil(makespan / shortest_box(t) - 1e-6) + label;
+    return columns <= MOST_COLUMNS ? (int)columns : 0;
+}
+
+/* Where boxes are narrower than a column, only some of them are in the drawing, and their order seems to be another. */
+static void draw_notice(const Raster *r, double makespan, Text *out) {
+    if (!(shortest_box(r->t) * r->scale < 1 - 1e-6)) return;
+    int width = width_for_all(r->t, makespan, r->label);
+    text_printf(out, "%*scells are narrower than a column: not all are shown", r->label, "");
+    if (width > 0) text_printf(out, "; %d columns show all: --width %d", width - r->label, width);
+    text_puts(out, "\n");
+}
+
 static void draw_legend(const Raster *r, Text *out) {
-    bool used[SPAN_KINDS] = {false}, later = false;
-    for (int i = 0; i < r->t->count; i++) {
-        used[r->t->spans[i].kind] = true;
-        later |= timeline_chunk(r->t, r->t->spans[i].stage) > 0;
-    }
+    bool used[SPAN_KINDS] = {false};
+    for (int i = 0; i < r->t->count; i++) used[r->t->spans[i].kind] = true;
     text_printf(out, "%*s", r->label, "");
     for (int k = 0; k < SPAN_KINDS; k++) {
         if (!used[k]) continue;
@@ -247,10 +283,8 @@ static void draw_legend(const Raster *r, Text *out) {
             text_printf(out, "%c %s  ", span_letter[k], span_words[k]);
     }
     if (!r->style.colour) text_printf(out, "%s idle", r->style.utf8 ? "·" : ".");
-    text_printf(out, "\n%*snumbers are microbatches%s\n", r->label, "",
-                !later            ? ""
-                : r->style.colour ? "; the later stages of a rank are lighter"
-                                  : "; the later stages of a rank in small letters");
+    text_puts(out, "\n");
+    draw_notation(r, out);
 }
 
 static void draw_stages(const Timeline *t, int rank, Text *out) {
@@ -299,11 +333,33 @@ static int most_boxes(const Timeline *t) {
     return most;
 }
 
+static int most_stages(const Timeline *t) {
+    int *count = mem_alloc_array((size_t)t->ranks, sizeof *count), most = 0;
+    for (int s = 0; s < t->stages; s++) {
+        int rank = t->rank_of_stage[s];
+        if (rank >= 0 && ++count[rank] > most) most = count[rank];
+    }
+    free(count);
+    return most;
+}
+
+/* Many ranks on few columns: only the figures. */
+static void leave_out(const Raster *r, double makespan, int boxes, Text *out) {
+    int width = width_for_all(r->t, makespan, r->label);
+    text_printf(out, "not drawn: %d passes of a rank on %d columns", boxes, r->columns);
+    if (width > 0) text_printf(out, "; --width %d draws them", width);
+    text_puts(out, "\n");
+}
+
 void draw_terminal(const Timeline *t, TerminalStyle style, Text *out) {
     Simulation figures;
     timeline_figures(t, &figures);
     int label = snprintf(NULL, 0, "rank %d ", t->ranks - 1);
-    Raster r = {.t = t, .style = style, .columns = (style.width < 40 ? 40 : style.width) - label, .label = label};
+    Raster r = {.t = t,
+                .style = style,
+                .chunks = most_stages(t),
+                .columns = (style.width < 40 ? 40 : style.width) - label,
+                .label = label};
     r.scale = scale_of(t, figures.makespan, r.columns);
     int needed = (int)ceil(figures.makespan * r.scale - 1e-6);
     if (needed >= 1 && needed < r.columns) r.columns = needed;
@@ -311,12 +367,13 @@ void draw_terminal(const Timeline *t, TerminalStyle style, Text *out) {
     text_printf(out, "%s\n\n", t->title);
     int each = most_boxes(t);
     if (style.rows > 0 && each > r.columns) {
-        text_printf(out, "not drawn: %d passes of a rank on %d columns\n", each, r.columns);
+        leave_out(&r, figures.makespan, each, out);
     } else {
         for (int rank = 0; rank < t->ranks; rank++)
             if (is_shown(t, rank, style.rows, out)) draw_row(&r, rank, out);
         draw_axis(&r, figures.makespan, t->unit, out);
         draw_legend(&r, out);
+        draw_notice(&r, figures.makespan, out);
     }
     draw_figures(t, &figures, style.rows, out);
     free(r.at);

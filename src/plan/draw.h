@@ -61,7 +61,8 @@ typedef struct TerminalStyle {
                * read is then left out */
 } TerminalStyle;
 /* A row a rank, to scale, then an axis, a legend and the figures. In colour a box is the number of its microbatch on the colour
- * of its kind; without, it begins with the letter of its kind, small for the later stages of a rank. */
+ * of its kind; without, it begins with the letter of its kind, small for the later stages of a rank. A line below says when
+ * cells are too narrow to be all there. */
 void draw_terminal(const Timeline *t, TerminalStyle style, Text *out);
 
 /* A picture that stands alone, `width` CSS pixels wide, with the timelines one below the other: on one scale where they have

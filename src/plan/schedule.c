@@ -37,6 +37,11 @@ bool schedule_find(const char *text, ScheduleName *out) {
     return false;
 }
 
+bool schedule_names_file(const char *text) {
+    size_t length = strlen(text);
+    return (length > 4 && strcmp(text + length - 4, ".csv") == 0) || strchr(text, '/');
+}
+
 bool schedule_is_v(ScheduleName name) { return facts[name].v; }
 
 int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
@@ -58,6 +63,20 @@ void schedule_free(Schedule *s) {
     free(s->orders);
     free(s->rank_of_stage);
     *s = (Schedule){0};
+}
+
+bool schedule_adds_in_order(const Schedule *s) {
+    int *last = mem_alloc_array((size_t)s->stages, sizeof *last);
+    bool ascending = true;
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->orders[r].count; i++) {
+            const Cell *cell = &s->orders[r].cells[i];
+            if (cell->kind != CELL_B && cell->kind != CELL_W) continue;
+            ascending = ascending && cell->microbatch >= last[cell->stage];
+            last[cell->stage] = cell->microbatch;
+        }
+    free(last);
+    return ascending;
 }
 
 void schedule_copy(Schedule *to, const Schedule *from) {

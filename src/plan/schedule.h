@@ -29,6 +29,7 @@ typedef enum ScheduleName {
 } ScheduleName;
 const char *schedule_name(ScheduleName name);            /* "interleaved_1f1b" */
 bool schedule_find(const char *text, ScheduleName *out); /* false: no such schedule */
+bool schedule_names_file(const char *text);              /* it ends in .csv or holds a slash */
 bool schedule_is_v(ScheduleName name);                   /* V placement: rank 0 holds first and last stage */
 int schedule_default_stages_per_rank(ScheduleName name); /* 1, or 2 for those made for several stages a rank */
 
@@ -70,11 +71,14 @@ typedef struct Schedule {
 
 /* The compute order of a named schedule. The weight gradients of a stage come in ascending order of microbatches, those of
  * looped_bfs in descending order. ERR_CONFIG with the numbers, and what would fit, where (P, m, v) is not possible. */
+ErrorCode schedule_check_stages_per_rank(ScheduleName name, int stages_per_rank, Error *err);
 ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank, Error *err);
 void schedule_free(Schedule *s);
 void schedule_copy(Schedule *to, const Schedule *from);
 
 bool schedule_has_transfers(const Schedule *s);
+/* Whether each stage adds up its weight gradients from the first microbatch to the last, as one rank does: the same bits. */
+bool schedule_adds_in_order(const Schedule *s);
 bool schedule_has_parameters(const Schedule *s); /* UNSHARD, RESHARD or REDUCE_GRAD */
 
 /* A schedule that can run: every stage on one rank; each (stage, microbatch) has one F, and one B or one I then one W; no cycle

@@ -61,6 +61,8 @@ static CellKind read_kind(Reader *r) {
 static ErrorCode read_action(Reader *r, Cell *out) {
     *out = (Cell){CELL_IDLE, -1, -1, false};
     out->stage = read_number(r);
+    if (out->stage < 0 && r->at > r->cell && is_digit(r->at[-1]))
+        return fail(r, "the stage is no number from 0 to 9999999 without leading zeros");
     if (out->stage < 0) return fail(r, "starts with no stage; a cell is like 0F3, 1SEND_B2, 2UNSHARD or (0F4;7B1)OVERLAP_F_B");
     out->kind = read_kind(r);
     if (out->kind == CELL_IDLE)
@@ -68,7 +70,8 @@ static ErrorCode read_action(Reader *r, Cell *out) {
     bool digit = r->at < r->end && is_digit(*r->at);
     if (digit != cell_has_microbatch(out->kind))
         return fail(r, digit ? "this action takes no microbatch" : "a microbatch must follow");
-    if (digit && (out->microbatch = read_number(r)) < 0) return fail(r, "the microbatch is no number up to 9999999");
+    if (digit && (out->microbatch = read_number(r)) < 0)
+        return fail(r, "the microbatch is no number from 0 to 9999999 without leading zeros");
     return OK;
 }
 

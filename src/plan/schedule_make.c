@@ -236,7 +236,7 @@ static void make_rank(Maker *k, ScheduleName name) {
     }
 }
 
-static ErrorCode check_stages(ScheduleName name, int chunks, Error *err) {
+ErrorCode schedule_check_stages_per_rank(ScheduleName name, int chunks, Error *err) {
     bool any = name == PIPE_LOOPED_BFS || name == PIPE_INTERLEAVED_1F1B || name == PIPE_INTERLEAVED_ZERO_BUBBLE;
     int wanted = schedule_default_stages_per_rank(name);
     if (any || chunks == wanted) return OK;
@@ -268,7 +268,7 @@ static ErrorCode check_numbers(ScheduleName name, int ranks, int microbatches, i
         return error_set(err, ERR_CONFIG,
                          "schedule %s with %d ranks, %d microbatches, %d stages a rank: their product may be up to %lld",
                          schedule_name(name), ranks, microbatches, chunks, (long long)MAX_PAIRS);
-    TRY(check_stages(name, chunks, err));
+    TRY(schedule_check_stages_per_rank(name, chunks, err));
     if (name == PIPE_DUALPIPEV && microbatches < 2 * ranks)
         return error_set(err, ERR_CONFIG, "schedule %s on %d ranks needs %d microbatches or more, not %d; zbv takes any number",
                          schedule_name(name), ranks, 2 * ranks, microbatches);

@@ -345,52 +345,25 @@ static bool search_best(const Search *q, Split *s) {
     return true;
 }
 
-/* Bytes of the fullest rank. */
-static double largest_bytes(const Search *q, const Split *s) {
-    double largest = 0;
-    memset(q->trial, 0, (size_t)q->ranks * sizeof *q->trial);
-    for (int stage = 0; stage < s->stages; stage++) {
-        int first = s->first[stage] - (stage > 0), end = s->first[stage + 1] - (stage < s->stages - 1 ? 1 : 2);
-        q->trial[rank_of(q, stage)] += stage_bytes(q, stage, first, end);
-    }
-    for (int r = 0; r < q->ranks; r++) largest = fmax(largest, q->trial[r]);
-    return largest;
-}
-
 typedef enum Found { FOUND, FOUND_NONE, FOUND_TOO_MANY } Found;
 
-/* The best split within `limit` bytes a rank; *bytes, unless NULL, becomes what its fullest rank takes. */
-static Found find(Split *s, const SplitModel *m, const int *rank_of_stage, double limit, double *bytes) {
+/* The best split within `limit` bytes a rank. */
+static Found find(Split *s, const SplitModel *m, const int *rank_of_stage, double limit) {
     Search q;
     search_start(&q, m, s->stages, rank_of_stage, limit);
     Found found = !search_run(&q) ? FOUND_TOO_MANY : search_best(&q, s) ? FOUND : FOUND_NONE;
-    if (found == FOUND && bytes) *bytes = largest_bytes(&q, s);
     search_free(&q);
     return found;
 }
 
-/* Says which limit would do: `enough` does. */
-static ErrorCode fits_nowhere(Split *s, const SplitModel *m, const int *rank_of_stage, double enough, Error *err) {
-    char limit[32], would_do[32];
-    double too_little = m->rank_bytes;
-    for (int i = 0; i < 12; i++) {
-        double middle = (too_little + enough) / 2, bytes;
-        if (find(s, m, rank_of_stage, middle, &bytes) == FOUND)
-            enough = bytes;
-        else
-            too_little = middle;
-    }
-    return error_set(err, ERR_CONFIG,
-                     "no split of %d units into %d stages keeps to %s a rank; %s would do. More ranks, smaller microbatches or "
-                     "recomputation take less",
-                     m->blocks + 2, s->stages, text_bytes(m->rank_bytes, limit), text_bytes(enough, would_do));
-}
-
-/* Within memory. Searched only when the best split of all, whose fullest rank takes `bytes`, does not fit. */
-static ErrorCode find_limited(Split *s, const SplitModel *m, const int *rank_of_stage, double bytes, Error *err) {
-    Found found = find(s, m, rank_of_stage, m->rank_bytes, NULL);
+/* Within memory. Searched only when the best split of all does not fit. */
+static ErrorCode find_limited(Split *s, const SplitModel *m, const int *rank_of_stage, Error *err) {
+    char limit[32];
+    Found found = find(s, m, rank_of_stage, m->rank_bytes);
     if (found == FOUND) return OK;
-    if (found == FOUND_NONE) return fits_nowhere(s, m, rank_of_stage, bytes, err);
+    if (found == FOUND_NONE)
+        return error_set(err, ERR_CONFIG, "no split of %d units into %d stages keeps to %s a rank", m->blocks + 2, s->stages,
+                         text_bytes(m->rank_bytes, limit));
     return error_set(
         err, ERR_CONFIG,
         "%d stages of unlike blocks within the memory limit: too many splits to weigh; name the first unit of each "
@@ -398,16 +371,26 @@ static ErrorCode find_limited(Split *s, const SplitModel *m, const int *rank_of_
         s->stages);
 }
 
+double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_of_stage) {
+    double *bytes = mem_alloc_array((size_t)s->stages, sizeof *bytes), most = 0;
+    for (int stage = 0; stage < s->stages; stage++) {
+        double *rank = &bytes[rank_of_stage ? rank_of_stage[stage] : stage];
+        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) *rank += unit_bytes(m, u, m->live ? m->live[stage] : 1);
+        most = fmax(most, *rank);
+    }
+    free(bytes);
+    return most;
+}
+
 ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_of_stage, Error *err) {
     *s = (Split){0};
     if (stages < 1 || stages > m->blocks + 2)
         return error_set(err, ERR_CONFIG, "%d stages for %d units (embedding, %d layers, head): 1 to %d stages fit", stages,
                          m->blocks + 2, m->blocks, m->blocks + 2);
-    double bytes = 0;
     split_start(s, m->blocks, stages);
-    CHECK(find(s, m, rank_of_stage, 0, &bytes) == FOUND);
-    bool fits = !m->fixed_bytes || m->rank_bytes <= 0 || no_larger(bytes, m->rank_bytes);
-    ErrorCode code = fits ? OK : find_limited(s, m, rank_of_stage, bytes, err);
+    CHECK(find(s, m, rank_of_stage, 0) == FOUND);
+    bool fits = !m->fixed_bytes || m->rank_bytes <= 0 || no_larger(split_fullest_rank(s, m, rank_of_stage), m->rank_bytes);
+    ErrorCode code = fits ? OK : find_limited(s, m, rank_of_stage, err);
     if (code != OK) split_free(s);
     return code;
 }

@@ -55,6 +55,8 @@ typedef struct SplitModel {
  * rank has several stages and the blocks are not alike, there can be too many candidates to weigh: then it says so, and decides
  * nothing. */
 ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_of_stage, Error *err);
+/* Bytes of the fullest rank, as split_auto counts them. */
+double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_of_stage);
 
 /* FLOPs of one token in each unit, [blocks + 2]: products of the matrices, causal attention over `context` tokens (half of
  * what a full one takes), nothing for embedding, norms and activation functions. */

@@ -13,7 +13,7 @@ typedef struct Candidate {
     const char *schedule;
     int64_t sequences; /* of a microbatch */
     int microbatches, stages_per_rank, ranks;
-    double time, bubble; /* FLOPs */
+    double time, bubble; /* time as it is printed */
     size_t memory;       /* of the fullest rank */
     uint64_t sent;       /* most of a rank */
     bool fits, configured;
@@ -57,7 +57,7 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
                      .sequences = f->layout.sequences,
                      .microbatches = f->layout.microbatches,
                      .stages_per_rank = f->layout.stages.count / f->places,
-                     .time = f->timing.makespan,
+                     .time = forecast_time(f, f->timing.makespan),
                      .bubble = f->timing.bubble,
                      .memory = forecast_memory(f, f->fullest)};
     for (int i = 0; i < f->places; i++)
@@ -75,7 +75,7 @@ static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Err
     Config c = variant(p, schedule, microbatches);
     char *name = mem_strdup(schedule);
     c.pipeline.schedule = name;
-    ErrorCode code = forecast_build(&f, &c, p->d, p->q->world, err);
+    ErrorCode code = forecast_build(&f, &c, p->d, p->q->world, p->q->speed, err);
     if (code == OK) {
         add(p, &f, schedule);
         forecast_free(&f);
@@ -131,13 +131,26 @@ static int better(const void *a, const void *b) {
 
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
-    double time = a->time / 1e12 / (p->q->tflops > 0 ? p->q->tflops : 1);
     text_printf(out, "%c %-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n", a->configured ? '*' : ' ',
-                p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches, (long long)a->sequences, time,
-                100 * a->bubble, text_bytes((double)a->memory, memory), a->sent ? text_bytes((double)a->sent, sent) : "0",
+                p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches, (long long)a->sequences,
+                a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
+                a->sent ? text_bytes((double)a->sent, sent) : "0",
                 p->q->memory <= 0 ? ""
                 : a->fits         ? "  yes"
                                   : "  no");
+}
+
+/* What the time is made of. */
+static void put_chain(ForecastSpeed speed, Text *out) {
+    const char *unit = speed.tflops > 0 ? "seconds" : "TFLOP";
+    if (speed.link > 0)
+        text_printf(out, "%s of the longest chain of work, with messages between stages at %g GB/s; collectives take no time\n",
+                    unit, speed.link);
+    else
+        text_printf(out,
+                    "%s of the longest chain of work: messages and collectives take no time here; --tflops X --link GB_PER_S "
+                    "count messages\n",
+                    unit);
 }
 
 static void put_table(Compare *p, Text *out) {
@@ -145,7 +158,7 @@ static void put_table(Compare *p, Text *out) {
     char limit[32];
     qsort(p->found, (size_t)p->count, sizeof *p->found, better);
     text_printf(out, "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
-                p->q->tflops > 0 ? "seconds" : "TFLOP", p->q->memory > 0 ? "  fits" : "");
+                p->q->speed.tflops > 0 ? "seconds" : "TFLOP", p->q->memory > 0 ? "  fits" : "");
     for (int i = 0; i < p->count; i++) {
         if (i < shown || p->found[i].configured)
             put_row(p, &p->found[i], out);
@@ -155,8 +168,7 @@ static void put_table(Compare *p, Text *out) {
     if (left_out) text_printf(out, "  and %d more; --whole lists them\n", left_out);
     text_puts(out,
               "stages: of a rank. sequences: of a microbatch. memory, sent: of the rank that has most. *: as configured\n");
-    text_printf(out, "%s of the longest chain of work: messages and collectives take no time here\n",
-                p->q->tflops > 0 ? "seconds" : "TFLOP");
+    put_chain(p->q->speed, out);
     if (p->q->memory > 0) text_printf(out, "fits: %s a rank\n", text_bytes(p->q->memory, limit));
     if (p->reasons.length) text_puts(out, p->reasons.data);
 }

@@ -1,16 +1,16 @@
 /* All pipeline schedules and several numbers of microbatches for one model, mesh and step, beside each other: predicted time of
- * a step, and memory of the fullest rank. */
+ * a step, each with messages of its own size, and memory of the fullest rank. */
 #ifndef WEFT_TRAIN_COMPARE_H
 #define WEFT_TRAIN_COMPARE_H
 
 #include "device/device.h"
-#include "train/config.h"
+#include "train/forecast.h"
 
 typedef struct CompareRequest {
     int world;
     double memory; /* bytes of a rank; 0: no limit */
-    double tflops; /* of a rank, so that times are seconds; 0: they are TFLOP */
-    bool whole;    /* all rows, else the best */
+    ForecastSpeed speed;
+    bool whole; /* all rows, else the best */
 } CompareRequest;
 
 /* A table. The tokens of a step stay those of the configuration; its sequences are cut into powers of two, and into as many

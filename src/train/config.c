@@ -73,7 +73,7 @@ const Option config_options[] = {
      .type = OPT_BOOL,
      .offset = AT(run.overwrite),
      .fallback = "false",
-     .help = "Start anew in a directory that already holds a run."},
+     .help = "Start anew in a directory that already holds a run, whose records and checkpoints are removed."},
     {.key = "run.allow_changes",
      .type = OPT_STRINGS,
      .offset = AT(run.allow_changes),
@@ -446,6 +446,7 @@ const Option config_options[] = {
      .type = OPT_STRINGS,
      .offset = AT(pipeline.split),
      .fallback = "[auto]",
+     .instead = "the number of layers of a stage is pipeline.layers_per_stage",
      .help =
          "Stages: auto (even in time), uniform (TorchTitan's rule), or where new ones start, such as [layers.4, layers.8]."},
     {.key = "pipeline.layers_per_stage",
@@ -482,8 +483,8 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e9,
-     .help = "Memory of a rank, to which split: auto keeps by an estimate (compute: auto counts as fp32); 0: it looks at time "
-             "only."},
+     .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\" (compute: auto counts as what takes "
+             "more); 0: it looks at time only."},
 
     {.key = "optimizer.lr",
      .type = OPT_DOUBLE,
@@ -830,6 +831,15 @@ static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Err
         if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0) continue;
         TRY(options_check_key(set, "run.allow_changes", key, err));
     }
+    return OK;
+}
+
+ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
+    const StringList *ranks = &c->metrics.log_ranks;
+    for (size_t i = 0; i < ranks->count; i++)
+        if (rank_of(ranks->items[i]) >= world)
+            return error_set(err, ERR_CONFIG, "metrics.log_ranks names rank %s: %s %d", ranks->items[i],
+                             world == 1 ? "there is only rank" : "ranks are 0 to", world - 1);
     return OK;
 }
 

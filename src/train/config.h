@@ -143,6 +143,8 @@ bool config_traces(const Config *c, int64_t *first, int64_t *last);
 
 /* Whether the lines of this rank are printed: metrics.log_ranks. */
 bool config_logs_rank(const Config *c, int rank);
+/* That the ranks it names are among `world`. */
+ErrorCode config_check_ranks(const Config *c, int world, Error *err);
 
 /* Sequences of a microbatch, and microbatches of a step on each of `ranks` data-parallel ranks, after defaults; refuses what
  * does not divide, saying what would. */

@@ -35,6 +35,14 @@ static ErrorCode plan_place(Forecast *f, Device *d, int place, Error *err) {
     return OK;
 }
 
+static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].engine.model); }
+
+/* FLOPs that a rank does while a message is under way. */
+static double message_flops(const Forecast *f) {
+    double seconds = f->speed.link > 0 ? (double)message_bytes(f) / (f->speed.link * 1e9) : 0;
+    return seconds * f->speed.tflops * 1e12;
+}
+
 /* Costs of the layout are of a token; a cell of the schedule is a microbatch. */
 static ErrorCode time_pipeline(Forecast *f, Error *err) {
     const Layout *l = &f->layout;
@@ -44,7 +52,7 @@ static ErrorCode time_pipeline(Forecast *f, Error *err) {
         StageCost c = l->costs[s];
         costs[s] = (StageCost){c.forward * tokens, c.input * tokens, c.weight * tokens};
     }
-    ErrorCode code = simulate(&f->timing, &l->schedule, &(SimulateCosts){.stages = costs}, err);
+    ErrorCode code = simulate(&f->timing, &l->schedule, &(SimulateCosts){.stages = costs, .latency = message_flops(f)}, err);
     free(costs);
     return code;
 }
@@ -63,8 +71,8 @@ static ErrorCode build(Forecast *f, Device *d, int world, Error *err) {
     return f->layout.piped ? time_pipeline(f, err) : time_single(f);
 }
 
-ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, Error *err) {
-    *f = (Forecast){.config = c};
+ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed, Error *err) {
+    *f = (Forecast){.config = c, .speed = speed};
     ErrorCode code = build(f, d, world, err);
     if (code != OK) forecast_free(f);
     return code;
@@ -87,6 +95,10 @@ static uint64_t sum_axes(const ProgramTraffic *t) {
 }
 
 uint64_t forecast_sent(const Forecast *f, int place) { return sum_axes(&f->ranks[place].traffic); }
+
+double forecast_time(const Forecast *f, double flops) { return flops / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1); }
+
+const char *forecast_unit(const Forecast *f) { return f->speed.tflops > 0 ? "s" : "TFLOP"; }
 
 /* ---- tables: a row for neighbouring places with the same figures ---- */
 
@@ -312,11 +324,11 @@ ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *ou
 
 /* ---- pipelines ---- */
 
-/* Messages take no time here; what is left of them is how long a receive stood open. */
-static void drop_messages(Timeline *t) {
+/* What stands for a receive is how long it stood open; a send that takes no time leaves nothing. */
+static void drop_receives(Timeline *t) {
     int kept = 0;
     for (int i = 0; i < t->count; i++)
-        if (t->spans[i].kind != SPAN_SEND && t->spans[i].kind != SPAN_RECV) t->spans[kept++] = t->spans[i];
+        if (t->spans[i].kind != SPAN_RECV) t->spans[kept++] = t->spans[i];
     t->count = kept;
 }
 
@@ -327,23 +339,32 @@ static void scale_spans(Timeline *t, double factor) {
     }
 }
 
-void forecast_timeline(const Forecast *f, double tflops, ForecastTimeline *t) {
+static void put_title(const Forecast *f, char *out, size_t size) {
+    const Schedule *s = &f->layout.schedule;
+    char bytes[32], messages[80] = "messages free";
+    if (f->speed.link > 0)
+        snprintf(messages, sizeof messages, "messages of %s at %g GB/s", text_bytes((double)message_bytes(f), bytes),
+                 f->speed.link);
+    snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks, s->microbatches, s->stages,
+             messages);
+}
+
+void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
     StageCost *units = mem_alloc_array((size_t)l->stages.first[l->stages.count], sizeof *units);
     layout_unit_costs(f->config, units);
     t->bytes = mem_alloc_array((size_t)f->places, sizeof *t->bytes);
     timeline_from_simulation(&t->timeline, t->title, &l->schedule, &f->timing);
-    drop_messages(&t->timeline);
+    drop_receives(&t->timeline);
     for (int i = 0; i < f->places; i++) {
         const Engine *e = &f->ranks[i].engine;
         timeline_add_collectives(&t->timeline, &e->program, &l->schedule.orders[i], f->timing.rank[i].cells, units);
         t->bytes[i] = (double)engine_memory(e)->arena[ARENA_ACTIVATIONS];
     }
-    scale_spans(&t->timeline, 1e-12 / (tflops > 0 ? tflops : 1));
-    t->timeline.unit = tflops > 0 ? "s" : "TFLOP";
+    scale_spans(&t->timeline, forecast_time(f, 1));
+    t->timeline.unit = forecast_unit(f);
     t->timeline.bytes = t->bytes;
-    snprintf(t->title, sizeof t->title, "%s: %d pipeline ranks, %d microbatches, %d stages, messages free", l->schedule.name,
-             l->schedule.ranks, l->schedule.microbatches, l->schedule.stages);
+    put_title(f, t->title, sizeof t->title);
     free(units);
 }
 

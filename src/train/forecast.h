@@ -16,22 +16,32 @@ typedef struct RankForecast {
     double flops; /* of a step, recomputation among them */
 } RankForecast;
 
+/* How fast the ranks are thought to be. */
+typedef struct ForecastSpeed {
+    double tflops; /* TFLOP/s of a rank; 0: time is counted in TFLOP */
+    double link;   /* GB/s of a message between stages, where tflops is known; 0: messages take no time */
+} ForecastSpeed;
+
 /* Not to be moved or copied: programs point into it. */
 typedef struct Forecast {
     const Config *config;
+    ForecastSpeed speed;
     Layout layout;
     int places;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
-    Simulation timing;   /* of a step, in FLOPs, transfers free; ranks are pipeline ranks. One rank when there is no pipeline */
+    Simulation timing;   /* of a step, in FLOPs: a message takes as long as what a rank computes meanwhile. Ranks are pipeline
+                          * ranks; one when there is no pipeline */
 } Forecast;
 
 /* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on failure. */
-ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, Error *err);
+ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed, Error *err);
 void forecast_free(Forecast *f);
 
-size_t forecast_memory(const Forecast *f, int place); /* bytes of a rank, with the copy that checkpoints are written from */
-uint64_t forecast_sent(const Forecast *f, int place); /* bytes of a step, over all axes */
+size_t forecast_memory(const Forecast *f, int place);  /* bytes of a rank, with the copy that checkpoints are written from */
+uint64_t forecast_sent(const Forecast *f, int place);  /* bytes of a step, over all axes */
+double forecast_time(const Forecast *f, double flops); /* as it is printed: seconds, or TFLOP */
+const char *forecast_unit(const Forecast *f);          /* "s" or "TFLOP" */
 
 /* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full; and what exact
  * numerics cost it. `limit`: bytes of a rank, 0 for none. */
@@ -41,14 +51,13 @@ void forecast_print_place(const Forecast *f, int place, Text *out);
 ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *out, Error *err);
 
 /* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of their activations.
- * Time is in seconds for ranks that do `tflops` TFLOP/s, or in TFLOP when that is 0; transfers take none. Only where
- * layout.piped. */
+ * Only where layout.piped. */
 typedef struct ForecastTimeline {
     Timeline timeline;
     char title[192];
     double *bytes;
 } ForecastTimeline;
-void forecast_timeline(const Forecast *f, double tflops, ForecastTimeline *t);
+void forecast_timeline(const Forecast *f, ForecastTimeline *t);
 void forecast_timeline_free(ForecastTimeline *t);
 /* The average rank's work as a share of the busiest one's. */
 double forecast_balance(const Forecast *f);

@@ -1,6 +1,6 @@
 #include "train/layout.h"
 
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,29 +9,7 @@
 #include "model/unit.h"
 #include "plan/program.h"
 #include "plan/simulate.h"
-
-/* Which schedule, and how many stages it wants on a rank. */
-static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, int stages_per_rank, Error *err) {
-    ScheduleName name;
-    const char *asked = c->pipeline.schedule;
-    if (schedule_find(asked, &name)) return schedule_make(&l->schedule, name, ranks, l->microbatches, stages_per_rank, err);
-    if (!file_exists(asked)) {
-        Text names = {0};
-        for (int i = 0; i < PIPE_NAMES; i++) text_printf(&names, "%s%s", i ? ", " : "", schedule_name((ScheduleName)i));
-        error_set(err, ERR_CONFIG, "pipeline.schedule is \"%s\": expected %s, or a CSV file", asked, names.data);
-        text_free(&names);
-        return ERR_CONFIG;
-    }
-    TRY(schedule_read_csv(&l->schedule, asked, err));
-    if (l->schedule.ranks != ranks || l->schedule.microbatches != l->microbatches)
-        return error_set(
-            err, ERR_CONFIG,
-            "%s is for %d ranks and %d microbatches, but the mesh has pp %d and a step %d microbatches: set mesh.pp=%d "
-            "and pipeline.microbatches=%d, or take another file",
-            asked, l->schedule.ranks, l->schedule.microbatches, ranks, l->microbatches, l->schedule.ranks,
-            l->schedule.microbatches);
-    return OK;
-}
+#include "train/fit.h"
 
 static SplitWeights weights_of(const Config *c) {
     return (SplitWeights){(int)c->pipeline.first_stage_less, (int)c->pipeline.last_stage_less};
@@ -42,18 +20,93 @@ static StagesPerRank allowed_stages(ScheduleName name) {
     return schedule_default_stages_per_rank(name) == 1 ? (StagesPerRank){1, 1} : (StagesPerRank){1, 0};
 }
 
-static ErrorCode stages_per_rank(const Config *c, int ranks, int *out, Error *err) {
-    ScheduleName name;
-    *out = (int)c->pipeline.stages_per_rank;
-    if (!schedule_find(c->pipeline.schedule, &name)) return OK;
-    if (c->pipeline.layers_per_stage > 0) {
-        int stages;
-        TRY(split_layers_per_stage(&stages, (int)c->model.shape.num_hidden_layers, weights_of(c),
-                                   (int)c->pipeline.layers_per_stage, ranks, allowed_stages(name), err));
-        *out = stages / ranks;
-    }
-    if (*out == 0) *out = schedule_default_stages_per_rank(name);
+/* ---- the schedule ---- */
+
+static ErrorCode unknown_schedule(const char *asked, Error *err) {
+    char shown[80];
+    Text names = {0};
+    for (int i = 0; i < PIPE_NAMES; i++) text_printf(&names, "%s%s", i ? ", " : "", schedule_name((ScheduleName)i));
+    error_set(err, ERR_CONFIG, "pipeline.schedule is \"%s\": expected %s, or a CSV file",
+              error_escape(shown, sizeof shown, asked, strlen(asked)), names.data);
+    text_free(&names);
+    return ERR_CONFIG;
+}
+
+/* A file brings its own stages: keys that ask for others contradict it. */
+static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *err) {
+    const PipelineOptions *p = &c->pipeline;
+    int effective = (int)c->model.shape.num_hidden_layers + (int)p->first_stage_less + (int)p->last_stage_less;
+    if (p->stages_per_rank > 0 && p->stages_per_rank * s->ranks != s->stages)
+        return error_set(
+            err, ERR_CONFIG,
+            "pipeline.stages_per_rank is %lld, but %s has %d stages on %d ranks: leave stages_per_rank to the file "
+            "(0)",
+            (long long)p->stages_per_rank, p->schedule, s->stages, s->ranks);
+    if (p->layers_per_stage > 0 && (effective + p->layers_per_stage - 1) / p->layers_per_stage != s->stages)
+        return error_set(
+            err, ERR_CONFIG,
+            "pipeline.layers_per_stage is %lld, which makes %lld stages of %d layers (embedding and head counted), "
+            "but %s has %d stages: leave layers_per_stage to the file (0)",
+            (long long)p->layers_per_stage, (long long)((effective + p->layers_per_stage - 1) / p->layers_per_stage), effective,
+            p->schedule, s->stages);
     return OK;
+}
+
+static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err) {
+    const char *asked = c->pipeline.schedule;
+    Schedule *s = &l->schedule;
+    TRY(schedule_read_csv(s, asked, err));
+    if (s->ranks != ranks || s->microbatches != l->microbatches)
+        return error_set(
+            err, ERR_CONFIG,
+            "%s is for %d ranks and %d microbatches, but the mesh has pp %d and a step %d microbatches: set mesh.pp=%d "
+            "and pipeline.microbatches=%d, or take another %s",
+            asked, s->ranks, s->microbatches, ranks, l->microbatches, s->ranks, s->microbatches,
+            ranks > 1 ? "file" : "schedule");
+    return check_file_stages(s, c, err);
+}
+
+/* How many stages layers_per_stage and stages_per_rank ask for on each rank. */
+static ErrorCode stages_per_rank(const Config *c, ScheduleName name, int ranks, int *out, Error *err) {
+    int asked = (int)c->pipeline.stages_per_rank, stages;
+    *out = asked > 0 ? asked : schedule_default_stages_per_rank(name);
+    if (c->pipeline.layers_per_stage == 0) return OK;
+    TRY(split_layers_per_stage(&stages, (int)c->model.shape.num_hidden_layers, weights_of(c), (int)c->pipeline.layers_per_stage,
+                               ranks, allowed_stages(name), err));
+    *out = stages / ranks;
+    if (asked == 0 || asked == *out) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "pipeline.layers_per_stage is %lld, which makes %d stages, %d on each of %d ranks, but "
+                     "pipeline.stages_per_rank is %d: leave one of them to weft (0)",
+                     (long long)c->pipeline.layers_per_stage, stages, *out, ranks, asked);
+}
+
+/* There are units for all stages. */
+static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int each, Error *err) {
+    StagesPerRank allowed = allowed_stages(name);
+    int blocks = (int)c->model.shape.num_hidden_layers, units = blocks + 2, most = units / ranks;
+    int64_t stages = (int64_t)each * ranks;
+    if (each <= most) return OK;
+    bool fewer = most >= allowed.least; /* stages on each rank would do */
+    return error_set(err, ERR_CONFIG,
+                     "%s with %d stage%s a rank has %lld on %d pipeline ranks, but there are %d units (embedding, %d layers, "
+                     "head): set %s to at most %d",
+                     schedule_name(name), each, each == 1 ? "" : "s", (long long)stages, ranks, units, blocks,
+                     fewer ? "pipeline.stages_per_rank" : "mesh.pp", fewer ? most : units / allowed.least);
+}
+
+/* The schedule, with as many stages as it has or is asked to have. */
+static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err) {
+    ScheduleName name;
+    const char *asked = c->pipeline.schedule;
+    int each;
+    if (!schedule_find(asked, &name)) {
+        if (!schedule_names_file(asked) && !file_exists(asked)) return unknown_schedule(asked, err);
+        return read_schedule(l, c, ranks, err);
+    }
+    TRY(stages_per_rank(c, name, ranks, &each, err));
+    TRY(check_units(c, name, ranks, each, err));
+    return schedule_make(&l->schedule, name, ranks, l->microbatches, each, err);
 }
 
 /* ---- costs ---- */
@@ -73,89 +126,65 @@ void layout_unit_costs(const Config *c, StageCost *units) {
     *head = (StageCost){head->forward + head->input + head->weight, 0, 0};
 }
 
-/* ---- the split, within memory ---- */
+/* ---- the split ---- */
 
-/* auto counts as fp32: the split may not depend on the machine. */
-static Dtype counted_dtype(const Config *c) { return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32; }
-
-/* Bytes that the parameters of a unit cost the rank that holds it, whatever the number of microbatches. */
-static double fixed_bytes(const Layout *l, const Config *c, double elements) {
-    double shards = l->mesh.degree[AXIS_DP_SHARD], share = elements / shards, compute = (double)dtype_bytes(counted_dtype(c));
-    bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
-    double staged = c->checkpoint.dtype == STORE_BF16 ? 16 : 12, state = 4 + 8 + staged; /* master, moments, copy to save */
-    double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
-    double read = shards > 1 ? elements * compute : compute < 4 ? share * compute : 0; /* gathered, or the compute copy */
-    return share * state + gradients + read;
+/* Whether pipeline.split names the units where stages start. */
+static bool has_points(const Config *c) {
+    const StringList *how = &c->pipeline.split;
+    return how->count > 1 || (how->count == 1 && strcmp(how->items[0], "auto") != 0 && strcmp(how->items[0], "uniform") != 0);
 }
 
-/* Microbatches whose activations a stage keeps at most. */
-static void count_live(const Schedule *s, int *live) {
-    int *now = mem_alloc_array((size_t)s->stages, sizeof *now);
-    for (int r = 0; r < s->ranks; r++)
-        for (int i = 0; i < s->orders[r].count; i++) {
-            const Cell *cell = &s->orders[r].cells[i];
-            if (cell->kind == CELL_F && ++now[cell->stage] > live[cell->stage]) live[cell->stage] = now[cell->stage];
-            if (cell->kind == CELL_B || cell->kind == CELL_W) now[cell->stage]--;
-        }
-    free(now);
+static ErrorCode read_points(const Config *c, Split *split, Error *err) {
+    const StringList *how = &c->pipeline.split;
+    for (size_t i = 0; i < how->count; i++)
+        if (strncmp(how->items[i], "layers_per_stage", 16) == 0)
+            return error_set(err, ERR_CONFIG,
+                             "pipeline.split names the units where stages start, such as layers.4; the number of layers of a "
+                             "stage is pipeline.layers_per_stage");
+    ErrorCode code =
+        split_points(split, (int)c->model.shape.num_hidden_layers, (const char *const *)how->items, (int)how->count, err);
+    return code == OK ? OK : error_context(err, "pipeline.split");
 }
 
-typedef struct Bytes {
-    double *fixed, *activation; /* [units] */
-    int *live;                  /* [stages] */
-} Bytes;
-
-static ErrorCode count_bytes(const Layout *l, const Config *c, SplitModel *split, Bytes *b, Error *err) {
-    Model m;
-    int64_t tokens = l->sequences * c->train.context;
-    TRY(model_build(&m, &c->model.shape, counted_dtype(c), (Recompute)c->train.recompute, tokens, c->train.loss_rows, err));
-    for (int u = 0; u < m.table.units; u++) {
-        b->fixed[u] = fixed_bytes(l, c, (double)m.table.unit_size[u]);
-        b->activation[u] = (double)unit_slab_bytes(&m, u) + (l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
-    }
-    count_live(&l->schedule, b->live);
-    /* Beside those: what all units share, an input that is received ahead, and outputs and gradients under way. */
-    double shared = (double)unit_scratch_bytes(&m) + (double)unit_keep_bytes(&m, 1) + (double)unit_slab_bytes(&m, 1) +
-                    6 * (double)boundary_bytes(&m);
-    split->rank_bytes = fmax(c->pipeline.memory_gib * 1073741824.0 - shared, 1);
-    model_free(&m);
-    return OK;
+static ErrorCode check_points(const Config *c, Error *err) {
+    Split split;
+    if (!has_points(c)) return OK;
+    TRY(read_points(c, &split, err));
+    int stages = split.stages;
+    split_free(&split);
+    if (c->pipeline.layers_per_stage == 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "pipeline.split names where %d stages start, and pipeline.layers_per_stage is %lld: leave one of them out",
+                     stages, (long long)c->pipeline.layers_per_stage);
 }
 
-static ErrorCode split_within_memory(const Layout *l, const Config *c, SplitModel *model, Split *split, Error *err) {
-    size_t units = (size_t)model->blocks + 2, stages = (size_t)l->schedule.stages;
-    Bytes b = {mem_alloc_array(units, sizeof(double)), mem_alloc_array(units, sizeof(double)),
-               mem_alloc_array(stages, sizeof(int))};
-    model->fixed_bytes = b.fixed, model->activation_bytes = b.activation, model->live = b.live;
-    ErrorCode code = count_bytes(l, c, model, &b, err);
-    if (code == OK) code = split_auto(split, model, l->schedule.stages, l->schedule.rank_of_stage, err);
-    free(b.fixed);
-    free(b.activation);
-    free(b.live);
-    if (code == OK) return OK;
-    return error_context(err, "pipeline.memory_gib %g, less what units share", c->pipeline.memory_gib);
+static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split, Error *err) {
+    int stages = l->schedule.stages, ranks = l->schedule.ranks;
+    ScheduleName name;
+    char wanted[160];
+    TRY(read_points(c, split, err));
+    if (split->stages == stages) return OK;
+    int found = split->stages;
+    split_free(split);
+    if (schedule_find(c->pipeline.schedule, &name))
+        snprintf(wanted, sizeof wanted, "pp %d with %d stage%s a rank are %d", ranks, stages / ranks,
+                 stages == ranks ? "" : "s", stages);
+    else
+        snprintf(wanted, sizeof wanted, "%s has %d", l->schedule.name, stages);
+    return error_set(err, ERR_CONFIG,
+                     "pipeline.split names %d place%s where a stage starts, which makes %d stages, but %s: name %d", found - 1,
+                     found == 2 ? "" : "s", found, wanted, stages - 1);
 }
 
 static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split, Error *err) {
     const StringList *how = &c->pipeline.split;
     int blocks = (int)c->model.shape.num_hidden_layers, stages = l->schedule.stages;
-    bool word = how->count == 1;
-    if (c->pipeline.layers_per_stage > 0 || (word && strcmp(how->items[0], "uniform") == 0))
-        return split_uniform(split, blocks, stages, weights_of(c), err);
-    if (how->count == 0 || (word && strcmp(how->items[0], "auto") == 0)) {
-        SplitModel model = {.blocks = blocks, .costs = units};
-        if (c->pipeline.memory_gib > 0) return split_within_memory(l, c, &model, split, err);
-        return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
-    }
-    TRY(split_points(split, blocks, (const char *const *)how->items, (int)how->count, err));
-    if (split->stages == stages) return OK;
-    int found = split->stages;
-    split_free(split);
-    return error_set(
-        err, ERR_CONFIG,
-        "pipeline.split names %d places where a stage starts, which makes %d stages, but pp %d with %d stages a rank "
-        "are %d: name %d",
-        found - 1, found, l->schedule.ranks, stages / l->schedule.ranks, stages, stages - 1);
+    bool uniform = how->count == 1 && strcmp(how->items[0], "uniform") == 0;
+    if (has_points(c)) return split_by_points(l, c, split, err);
+    if (c->pipeline.layers_per_stage > 0 || uniform) return split_uniform(split, blocks, stages, weights_of(c), err);
+    if (c->pipeline.memory_gib > 0) return fit_split(split, l, c, units, err);
+    SplitModel model = {.blocks = blocks, .costs = units};
+    return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
 }
 
 static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
@@ -175,17 +204,31 @@ static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     return code;
 }
 
-static ErrorCode lay_pipeline(Layout *l, const Config *c, Error *err) {
-    int ranks = l->mesh.degree[AXIS_PP], each;
-    TRY(stages_per_rank(c, ranks, &each, err));
-    TRY(open_schedule(l, c, ranks, each, err));
-    if (l->schedule.stages > COMM_STAGES)
-        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible", l->schedule.stages, COMM_STAGES);
-    TRY(lay_stages(l, c, err));
+static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
     if (!schedule_has_transfers(&l->schedule)) return schedule_add_transfers(&l->schedule, err);
     /* A file's own order of transfers may work only where sends end at once; those of large messages do not. */
     if (simulate_transport(&l->schedule, TRANSPORT_RENDEZVOUS, err) == OK) return OK;
     return error_context(err, "%s: its SEND and RECV cells (without them weft finds an order itself)", c->pipeline.schedule);
+}
+
+static ErrorCode lay_pipeline(Layout *l, const Config *c, Error *err) {
+    TRY(open_schedule(l, c, l->mesh.degree[AXIS_PP], err));
+    if (l->schedule.stages > COMM_STAGES)
+        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible", l->schedule.stages, COMM_STAGES);
+    TRY(lay_transfers(l, c, err));
+    return lay_stages(l, c, err);
+}
+
+/* Keys of a pipeline that has one rank only are left for other meshes: what no mesh would take is refused all the same. */
+static ErrorCode check_unpiped(Layout *l, const Config *c, Error *err) {
+    ScheduleName name;
+    int asked = (int)c->pipeline.stages_per_rank;
+    if (!schedule_find(c->pipeline.schedule, &name)) {
+        ErrorCode code = open_schedule(l, c, 1, err);
+        schedule_free(&l->schedule);
+        return code;
+    }
+    return asked > 0 ? schedule_check_stages_per_rank(name, asked, err) : OK;
 }
 
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
@@ -194,8 +237,11 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     TRY(mesh_build(&l->mesh, &c->mesh, world, err));
     TRY(config_geometry(c, mesh_dp_degree(&l->mesh), &l->sequences, &microbatches, err));
     l->microbatches = (int)microbatches;
+    TRY(config_check_ranks(c, world, err));
+    TRY(check_points(c, err));
     l->piped = l->mesh.degree[AXIS_PP] > 1;
     if (l->piped) return lay_pipeline(l, c, err);
+    TRY(check_unpiped(l, c, err));
     stages_single(&l->stages, (int)c->model.shape.num_hidden_layers + 2);
     return OK;
 }
@@ -220,6 +266,10 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
     StageCost *units = mem_alloc_array((size_t)split.blocks + 2, sizeof *units);
     layout_unit_costs(c, units);
     text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
+    if (c->train.numerics != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
+        text_puts(
+            out,
+            "sums    gradients are added up in another order than by one rank: train.numerics=exact makes the bits equal\n");
     split_print(&split, units, l->stages.rank, out);
     free(units);
 }

@@ -41,10 +41,16 @@ void record_combine(void *into, const void *from) {
     a->all &= b->all;
 }
 
+/* |g| and g^2 are exact as they are; other powers would vanish or overflow, the sooner the larger p. */
+bool record_needs_max(double p) { return p != 1 && p != 2 && !isinf(p); }
+
+double record_unit(double max, double p) { return record_needs_max(p) && max > 0 ? max : 1; }
+
 double record_norm(const StepRecord *r, double p) {
     if (r->nonfinite) return NAN;
     if (isinf(p)) return r->max;
-    return p == 2 ? sqrt(exact_value(&r->norm)) : pow(exact_value(&r->norm), 1 / p);
+    double sum = exact_value(&r->norm);
+    return p == 1 ? sum : p == 2 ? sqrt(sum) : record_unit(r->max, p) * pow(sum, 1 / p);
 }
 
 double record_loss(const StepRecord *r) {

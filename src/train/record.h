@@ -6,6 +6,7 @@
 #ifndef WEFT_TRAIN_RECORD_H
 #define WEFT_TRAIN_RECORD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/exact.h"
@@ -19,7 +20,7 @@ enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWor
 
 /* 64 bits each, so that no byte is padding. */
 typedef struct StepRecord {
-    ExactSum norm;        /* sum |g|^p, normalised */
+    ExactSum norm;        /* sum of grad_stats over all elements, in units of record_unit, normalised */
     ExactSum loss;        /* of finite token losses, normalised */
     double max;           /* max |g| over finite elements */
     int64_t valid;        /* target tokens that are not ignored */
@@ -36,6 +37,10 @@ void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int6
 void record_add_loss(StepRecord *r, double loss); /* of one token */
 /* into += from; neither needs to be normalised, the result is. */
 void record_combine(void *into, const void *from);
+
+/* What grad_stats takes powers of: 1, or the largest |g| of all ranks (or 1 where that is 0) for powers that need it. */
+double record_unit(double max, double p);
+bool record_needs_max(double p);
 
 /* Of the combined record. The norm is NaN when an element is not finite; the loss when a token's is not, 0 without targets. */
 double record_norm(const StepRecord *r, double p);

@@ -1,12 +1,28 @@
 #include "train/setup.h"
 
 #include <math.h>
+#include <stdlib.h>
 
+#include "base/log.h"
 #include "base/text.h"
 
+static const char WAITING[] = "OMP_WAIT_POLICY";
+
+static bool too_many_threads(const Config *c, int ranks) {
+    return ranks > 1 && c->run.threads > 1 && c->run.threads * ranks > device_cpu_cores();
+}
+
+void setup_before_ranks(const Config *c, int ranks) {
+    if (too_many_threads(c, ranks)) setenv(WAITING, "passive", 0);
+}
+
 void setup_threads(Config *c, const Comm *comm) {
-    int local = comm_local_size(comm), cores = device_cpu_cores() / local;
-    if (c->run.threads == 0 && local > 1) c->run.threads = cores > 0 ? cores : 1;
+    int local = comm_local_size(comm), cores = device_cpu_cores(), each = cores > local ? cores / local : 1;
+    if (c->run.threads == 0 && local > 1) c->run.threads = each;
+    if (too_many_threads(c, local) && !getenv(WAITING) && comm_rank(comm) == 0)
+        log_warn(
+            "%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or %s=passive in the environment",
+            local, (long long)c->run.threads, cores, each, WAITING);
 }
 
 ErrorCode setup_device(const Config *c, Device *d, Error *err) {

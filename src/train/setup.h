@@ -8,7 +8,11 @@
 #include "train/layout.h"
 #include "train/schedule.h"
 
-/* Ranks of one machine share its cores, where the configuration leaves the number of threads open. */
+/* OpenMP's threads spin while they wait, which is time that other ranks miss where ranks have more threads than the machine has
+ * cores. Its library reads once, when a process starts, that they shall not: so whoever starts ranks says it first. */
+void setup_before_ranks(const Config *c, int ranks);
+/* Ranks of one machine share its cores, where the configuration leaves the number of threads open. Warns where they have more
+ * threads than cores and nobody said how to wait. */
 void setup_threads(Config *c, const Comm *comm);
 ErrorCode setup_device(const Config *c, Device *d, Error *err);
 /* Shape of the model, completed by what the tokenizer says: vocabulary (when 0) and the ids of BOS and EOS. Refuses a

@@ -9,6 +9,11 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "observe/audit.h"
+#include "observe/journal.h"
+#include "observe/metrics.h"
+#include "observe/report.h"
+#include "observe/tensorboard.h"
+#include "observe/trace.h"
 #include "train/tensors.h"
 
 enum { MOST_NAMED = 6 };
@@ -260,10 +265,16 @@ ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engin
     return comm_agree(comm, code, err);
 }
 
+/* What readers of the new run would take for its own. */
+static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE};
+
 ErrorCode state_discard(const char *run_dir, Error *err) {
     char *dir = state_checkpoints(run_dir);
     ErrorCode code = file_remove_tree(dir, err);
     free(dir);
+    for (size_t i = 0; code == OK && i < sizeof records / sizeof *records; i++)
+        code = file_remove_matching(run_dir, records[i], err);
+    if (code == OK) code = tensorboard_discard(run_dir, err);
     return code == OK ? audit_discard(run_dir, err) : code;
 }
 

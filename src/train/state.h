@@ -26,7 +26,8 @@ ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Con
  * would have given another curve, naming what differs. All ranks; each reads what it holds. */
 ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
                        const Tokenizer *t, bool *resumed, Error *err);
-/* Removes the checkpoints, and audit logs, of a run that starts over. */
+/* Removes what a run that starts over has left: checkpoints, metrics, journal, TensorBoard events, trace, report, audit logs.
+ * What else is in the directory stays. */
 ErrorCode state_discard(const char *run_dir, Error *err);
 
 /* Weights of any Llama-family directory (or checkpoint, or run directory: its newest) into an engine made for its shape. */

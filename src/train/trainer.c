@@ -102,8 +102,10 @@ static ErrorCode open_data(Trainer *t, Error *err) {
 }
 
 static ErrorCode plan(Trainer *t, Error *err) {
-    TRY(setup_device(t->c, &t->device, err));
+    /* Before the threads are known, which differ from machine to machine: all ranks must find the same split. */
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
+    setup_threads(t->c, t->comm);
+    TRY(setup_device(t->c, &t->device, err));
     EngineSpec spec = setup_spec(t->c, &t->device, &t->layout, comm_rank(t->comm));
     TRY(engine_plan(&t->engine, &t->device, &spec, err));
     t->engine.memory.staging = saver_bytes(t->c, &t->engine.partition);
@@ -146,7 +148,6 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
 }
 
 static ErrorCode open_engine(Trainer *t, Error *err) {
-    setup_threads(t->c, t->comm);
     TOGETHER(t, plan(t, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
     TOGETHER(t, engine_allocate(&t->engine, t->comm, err));

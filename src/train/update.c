@@ -9,22 +9,35 @@
 #include "train/execution.h"
 
 /* Figures of this rank's share; of every parameter that it counts. */
-static void add_statistics(Engine *e, double p, StepRecord *r) {
+static void add_statistics(Engine *e, double p, double unit, StepRecord *r) {
     const ParamTable *t = &e->model.table;
     for (int i = 0; i < t->count; i++) {
         const Param *param = &t->params[i];
         Piece piece = partition_piece(&e->partition, param);
         if (!partition_counts(&e->partition, param->unit) || piece.count == 0) continue;
         GradStats s;
-        OP(e->device, OP_GRAD_STATS, grad_stats, piece.count, engine_gradient(e, param, piece), p, &s);
+        OP(e->device, OP_GRAD_STATS, grad_stats, piece.count, engine_gradient(e, param, piece), p, unit, &s);
         record_add_stats(r, &s, i, e->spec.rank);
     }
+}
+
+static void take_larger(void *into, const void *from) { *(double *)into = fmax(*(double *)into, *(const double *)from); }
+
+/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more. */
+static double unit_of_norm(Engine *e, double p) {
+    StepRecord r;
+    record_start(&r);
+    if (record_needs_max(p)) {
+        add_statistics(e, INFINITY, 1, &r);
+        execution_combine(e, &r.max, sizeof r.max, take_larger);
+    }
+    return record_unit(r.max, p);
 }
 
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
     StepRecord r;
     record_start(&r);
-    add_statistics(e, p, &r);
+    add_statistics(e, p, unit_of_norm(e, p), &r);
     execution_combine(e, &r, sizeof r, record_combine);
     *nonfinite = r.nonfinite;
     *culprit = r.culprit >= 0 ? e->model.table.params[r.culprit].name : NULL;
@@ -52,7 +65,7 @@ void update_norm(Execution *x) {
     StepResult *r = x->result;
     const StepOptions *o = x->options;
     StepRecord *record = &x->record;
-    add_statistics(e, o->clip_norm, record);
+    add_statistics(e, o->clip_norm, unit_of_norm(e, o->clip_norm), record);
     record->any = o->any, record->all = o->all;
     execution_combine(e, record, sizeof *record, record_combine);
     record->valid = r->valid;

@@ -86,9 +86,9 @@ static double piece_top(int64_t n, const float *g) {
 }
 
 /* Element by element: any power, any bits. */
-static void grad_stats_slowly(int64_t first, int64_t count, const float *g, double p, GradStats *all) {
+static void grad_stats_slowly(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all) {
     for (int64_t i = first; i < first + count; i++) {
-        double x = fabs((double)g[i]), power = p <= 1 ? x : p <= 2 && p >= 2 ? x * x : p < HUGE_VAL ? pow(x, p) : 0;
+        double x = fabs((double)g[i]), power = p <= 1 ? x : p <= 2 && p >= 2 ? x * x : p < HUGE_VAL ? pow(x / unit, p) : 0;
         if (!(x < HUGE_VAL) || !(power < HUGE_VAL)) {
             if (all->nonfinite++ == 0) all->first_nonfinite = i; /* pieces come in ascending order */
             continue;
@@ -98,12 +98,12 @@ static void grad_stats_slowly(int64_t first, int64_t count, const float *g, doub
     }
 }
 
-static void grad_stats(int64_t first, int64_t count, const float *g, double p, GradStats *all) {
+static void grad_stats(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all) {
     const float *piece = g + first;
     double top = piece_top(count, piece);
     bool square = p <= 2 && p >= 2, one = p <= 1, finite = p < HUGE_VAL;
     if (!(top < HUGE_VAL) || (finite && !square && !one)) {
-        grad_stats_slowly(first, count, g, p, all);
+        grad_stats_slowly(first, count, g, p, unit, all);
         return;
     }
     if (top > all->max) all->max = top;

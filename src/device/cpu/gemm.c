@@ -163,7 +163,7 @@ static void widened_panel(Device *d, const Product *p, int64_t i, int64_t j, Pan
 }
 
 static void widened(const Gemm *g, Device *d, const Product *p) {
-    CHECK(d->scratch_size >= gemm_scratch_bytes(g, DTYPE_BF16));
+    CHECK(d->scratch_size >= gemm_scratch_bytes(g->native, DTYPE_BF16));
     Panels w = {.a = (float *)(void *)d->scratch, .a_row = -1, .a_piece = -1};
     w.b = w.a + PANEL_M * PANEL_K;
     w.c = w.b + PANEL_N * PANEL_K;
@@ -343,9 +343,9 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
         widened(g, d, &p);
 }
 
-size_t gemm_scratch_bytes(const Gemm *g, Dtype compute) {
+size_t gemm_scratch_bytes(bool native, Dtype compute) {
     size_t elements = (size_t)PANEL_M * PANEL_K + (size_t)PANEL_N * PANEL_K + (size_t)PANEL_M * PANEL_N;
-    return g->native || compute == DTYPE_F32 ? 0 : elements * sizeof(float);
+    return native || compute == DTYPE_F32 ? 0 : elements * sizeof(float);
 }
 
 static ErrorCode open_streams(Gemm *g, Error *err) {

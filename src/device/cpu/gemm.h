@@ -17,6 +17,6 @@ void gemm_close(Gemm *g); /* NULL is fine */
 
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
               Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate);
-size_t gemm_scratch_bytes(const Gemm *g, Dtype compute);
+size_t gemm_scratch_bytes(bool native, Dtype compute);
 
 #endif

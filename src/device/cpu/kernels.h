@@ -52,7 +52,7 @@ typedef struct Kernels {
                           float scale, float *loss, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy);
     /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
-    void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, GradStats *all);
+    void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all);
     /* Elements first .. first+count-1. */
     void (*fixed_add)(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused /* added to */);

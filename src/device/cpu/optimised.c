@@ -204,13 +204,14 @@ static void merge_stats(GradStats *into, const GradStats *from) {
     into->nonfinite += from->nonfinite;
 }
 
-static void grad_stats(Device *d, int64_t n, const float *g, double p, GradStats *out) {
+static void grad_stats(Device *d, int64_t n, const float *g, double p, double unit, GradStats *out) {
     GradStats all = {.first_nonfinite = -1};
 #pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
     {
         GradStats mine = {.first_nonfinite = -1};
 #pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < n; i += STATS_PIECE) kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, &mine);
+        for (int64_t i = 0; i < n; i += STATS_PIECE)
+            kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, unit, &mine);
 #pragma omp critical(merge_stats)
         merge_stats(&all, &mine);
     }
@@ -264,12 +265,12 @@ static void fill(Device *d, int64_t n, float value, float *out) {
     }
 }
 
-static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
+size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     AttentionShape s = needs->attention;
     int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(optimised_of(d)->gemm, needs->compute), attention = optimised_attention_scratch(d, s);
+    size_t product = gemm_scratch_bytes(d->native_bf16, needs->compute), attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
 }
@@ -303,7 +304,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.zero = zero;
     d->ops.init_normal = init_normal;
     d->ops.fill = fill;
-    d->ops.scratch_bytes = scratch_bytes;
+    d->ops.scratch_bytes = optimised_scratch_bytes;
     return gemm_open(&o->gemm, d->native_bf16, d->threads, err);
 }
 

@@ -17,6 +17,8 @@ static inline Optimised *optimised_of(const Device *d) { return d->impl; }
 /* Overrides slots of d->ops for d->name; d->threads and d->native_bf16 are set. */
 ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err);
 void optimised_close(Device *d);
+/* From threads, native_bf16 and the shapes alone. */
+size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs);
 
 /* optimised_attention.c */
 void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,

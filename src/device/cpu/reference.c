@@ -195,11 +195,11 @@ static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad
     }
 }
 
-static void grad_stats(Device *d, int64_t n, const float *g, double p, GradStats *out) {
+static void grad_stats(Device *d, int64_t n, const float *g, double p, double unit, GradStats *out) {
     (void)d;
     *out = (GradStats){.first_nonfinite = -1};
     for (int64_t i = 0; i < n; i++) {
-        double x = fabs((double)g[i]), power = isinf(p) ? 0 : p == 1 ? x : p == 2 ? x * x : pow(x, p);
+        double x = fabs((double)g[i]), power = isinf(p) ? 0 : p == 1 ? x : p == 2 ? x * x : pow(x / unit, p);
         if (!isfinite(x) || !isfinite(power)) {
             if (out->nonfinite++ == 0) out->first_nonfinite = i;
             continue;

@@ -1,0 +1,184 @@
+#include "train/fit.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "train/save.h"
+#include "train/setup.h"
+
+#define GIB 1073741824.0
+
+enum { DESCENT = 16, REFINEMENT = 8 }; /* splits that are tried on the way to the smallest, and between that and the fastest */
+
+typedef struct Fit {
+    const Layout *l;
+    const Config *c;
+    SplitModel model;
+    double *fixed, *activation;
+    int *live;
+} Fit;
+
+/* ---- the estimate ---- */
+
+/* Bytes that the parameters of a unit cost the rank that holds it, whatever the number of microbatches. */
+static double fixed_bytes(const Layout *l, const Config *c, double elements, double compute) {
+    double shards = l->mesh.degree[AXIS_DP_SHARD], share = elements / shards;
+    bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
+    double staged = c->checkpoint.dtype == STORE_BF16 ? 16 : 12, state = 4 + 8 + staged; /* master, moments, copy to save */
+    double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
+    double read = shards > 1 ? elements * compute : compute < 4 ? share * compute : 0; /* gathered, or the compute copy */
+    return share * state + gradients + read;
+}
+
+/* Microbatches whose activations a stage keeps at most. */
+static void count_live(const Schedule *s, int *live) {
+    int *now = mem_alloc_array((size_t)s->stages, sizeof *now);
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->orders[r].count; i++) {
+            const Cell *cell = &s->orders[r].cells[i];
+            if (cell->kind == CELL_F && ++now[cell->stage] > live[cell->stage]) live[cell->stage] = now[cell->stage];
+            if (cell->kind == CELL_B || cell->kind == CELL_W) now[cell->stage]--;
+        }
+    free(now);
+}
+
+static ErrorCode estimate(Fit *f, Error *err) {
+    Model m;
+    const Config *c = f->c;
+    Dtype compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    int64_t tokens = f->l->sequences * c->train.context;
+    TRY(model_build(&m, &c->model.shape, compute, (Recompute)c->train.recompute, tokens, c->train.loss_rows, err));
+    for (int u = 0; u < m.table.units; u++) {
+        f->fixed[u] = fixed_bytes(f->l, c, (double)m.table.unit_size[u], (double)dtype_bytes(compute));
+        f->activation[u] =
+            (double)unit_slab_bytes(&m, u) + (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
+    }
+    count_live(&f->l->schedule, f->live);
+    model_free(&m);
+    return OK;
+}
+
+/* ---- what a split takes ---- */
+
+/* Bytes of one pipeline rank: those of its first rank of the mesh, which has most. */
+static ErrorCode plan_rank(const Fit *f, const Layout *l, Device *d, int place, double *bytes, Error *err) {
+    Engine e;
+    EngineSpec spec = setup_spec(f->c, d, l, place * (l->mesh.world / l->mesh.degree[AXIS_PP]));
+    ErrorCode code = engine_plan(&e, d, &spec, err);
+    if (code == OK) {
+        e.memory.staging = saver_bytes(f->c, &e.partition);
+        *bytes = fmax(*bytes, (double)memory_plan_total(engine_memory(&e)));
+    }
+    engine_free(&e);
+    return code;
+}
+
+/* Of the fullest rank. */
+static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err) {
+    Layout l = *f->l;
+    l.stages = (Stages){s->stages, s->first, l.schedule.rank_of_stage};
+    *bytes = 0;
+    for (int native = 0; native < (f->c->train.compute == COMPUTE_AUTO ? 2 : 1); native++) {
+        Device d;
+        device_describe_cpu(&d, (int)f->c->run.threads, native);
+        for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++) TRY(plan_rank(f, &l, &d, place, bytes, err));
+    }
+    return OK;
+}
+
+/* ---- the search ---- */
+
+static double estimated(const Fit *f, const Split *s) { return split_fullest_rank(s, &f->model, f->l->schedule.rank_of_stage); }
+
+/* The fastest split within an estimate; false: there is none. */
+static bool find(const Fit *f, double bytes, Split *out) {
+    SplitModel m = f->model;
+    m.rank_bytes = bytes;
+    return split_auto(out, &m, f->l->schedule.stages, f->l->schedule.rank_of_stage, NULL) == OK;
+}
+
+static void take(Split *kept, double *bytes, Split *better, double better_bytes) {
+    split_free(kept);
+    *kept = *better;
+    *bytes = better_bytes;
+    *better = (Split){0};
+}
+
+/* Halves the range of estimates below that of `least`, and keeps the smallest of the splits that it meets. Does not depend on
+ * the limit: the smallest is always the same. */
+static ErrorCode descend(const Fit *f, Split *least, double *least_bytes, Error *err) {
+    double low = 0, high = estimated(f, least), bytes;
+    ErrorCode code = OK;
+    for (int i = 0; i < DESCENT && code == OK; i++) {
+        Split s;
+        double middle = (low + high) / 2;
+        if (!find(f, middle, &s)) {
+            low = middle;
+            continue;
+        }
+        high = estimated(f, &s);
+        code = measure(f, &s, &bytes, err);
+        if (code == OK && bytes < *least_bytes) take(least, least_bytes, &s, bytes);
+        split_free(&s);
+    }
+    return code;
+}
+
+/* From one that fits to a faster one that does, if there is one below the estimate `high`. */
+static ErrorCode refine(const Fit *f, Split *fitting, double high, double limit, Error *err) {
+    double low = estimated(f, fitting), bytes;
+    ErrorCode code = OK;
+    for (int i = 0; i < REFINEMENT && code == OK; i++) {
+        Split s;
+        double middle = (low + high) / 2;
+        if (!find(f, middle, &s)) return OK;
+        code = measure(f, &s, &bytes, err);
+        if (code == OK && bytes <= limit) {
+            low = middle;
+            take(fitting, &bytes, &s, bytes);
+        } else {
+            high = middle;
+        }
+        split_free(&s);
+    }
+    return code;
+}
+
+/* As a value of pipeline.memory_gib, four digits, rounded up. */
+static void write_limit(double bytes, char out[32]) {
+    double gib = bytes / GIB, unit = pow(10, floor(log10(gib)) - 3), rounded = ceil(gib / unit) * unit;
+    snprintf(out, 32, "%.4g", rounded);
+    if (strtod(out, NULL) * GIB < bytes) snprintf(out, 32, "%.4g", rounded + unit);
+}
+
+static ErrorCode search(const Fit *f, Split *out, Error *err) {
+    double limit = f->c->pipeline.memory_gib * GIB, bytes;
+    char would_do[32];
+    TRY(measure(f, out, &bytes, err));
+    if (bytes <= limit) return OK;
+    double fastest = estimated(f, out);
+    TRY(descend(f, out, &bytes, err));
+    if (bytes <= limit) return refine(f, out, fastest, limit, err);
+    write_limit(bytes, would_do);
+    return error_set(err, ERR_CONFIG,
+                     "pipeline.memory_gib is %g: no split of %d units into %d stages was found that keeps to it; "
+                     "pipeline.memory_gib=%s would do. More ranks, smaller microbatches or recomputation take less",
+                     f->c->pipeline.memory_gib, f->model.blocks + 2, out->stages, would_do);
+}
+
+ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err) {
+    int blocks = (int)c->model.shape.num_hidden_layers;
+    Fit f = {.l = l, .c = c};
+    f.fixed = mem_alloc_array((size_t)blocks + 2, sizeof *f.fixed);
+    f.activation = mem_alloc_array((size_t)blocks + 2, sizeof *f.activation);
+    f.live = mem_alloc_array((size_t)l->schedule.stages, sizeof *f.live);
+    f.model = (SplitModel){blocks, units, f.fixed, f.activation, f.live, 0};
+    ErrorCode code = estimate(&f, err);
+    if (code == OK) code = split_auto(out, &f.model, l->schedule.stages, l->schedule.rank_of_stage, err);
+    if (code == OK && (code = search(&f, out, err)) != OK) split_free(out);
+    free(f.fixed);
+    free(f.activation);
+    free(f.live);
+    return code;
+}
