@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -483,6 +484,11 @@ static void on_signal(int number) {
     asked_to_stop = 1;
 }
 
+static void on_alarm(int number) {
+    (void)number;
+    raise(SIGSTOP);
+}
+
 static bool is_named(char **names) {
     for (; *names; names++)
         if (atoi(*names) == comm_rank(comm)) return true;
@@ -522,6 +528,23 @@ static ErrorCode play_stop(void) {
     return comm_agree(comm, error_set(&err, ERR_STOPPED, "stopped on request"), &err);
 }
 
+/* The last word is said, and signals come too late. */
+static ErrorCode play_through(void) {
+    ErrorCode code = play_stop();
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
+    comm_report(comm, &err);
+    nanosleep(&(struct timespec){1, 0}, NULL);
+    return code;
+}
+
+/* Stopped in the middle of a wait. */
+static void freeze_soon(void) {
+    struct itimerval soon = {.it_value = {.tv_usec = 200000}};
+    signal(SIGALRM, on_alarm);
+    setitimer(ITIMER_REAL, &soon, NULL);
+}
+
 /* play NAME [RANK...]: what the ranks named do; the others wait for something. Everything ends through comm_fail, but what was
  * agreed. */
 static ErrorCode play(const char *name, char **ranks) {
@@ -533,10 +556,15 @@ static ErrorCode play(const char *name, char **ranks) {
     TRY(comm_barrier(comm, &err));
     if (comm_rank(comm) == 0) printf("ready\n");
     fflush(stdout);
+    if (strcmp(name, "agree") == 0 && named) fprintf(stderr, "[host:29200] Read -1, expected 11008, errno = 3\n");
     if (strcmp(name, "agree") == 0) return comm_agree(comm, named ? error_set(&err, ERR_DATA, "bad play") : OK, &err);
     if (strcmp(name, "stop") == 0) return play_stop();
+    if (strcmp(name, "through") == 0) return play_through();
     if (strcmp(name, "kill") == 0 && named) raise(SIGKILL);
     if (strcmp(name, "freeze") == 0 && named) raise(SIGSTOP);
+    if (strcmp(name, "doze") == 0 && named) freeze_soon();
+    if (strcmp(name, "nap") == 0 && named) freeze_soon();
+    if ((strcmp(name, "busy") == 0 || strcmp(name, "nap") == 0) && named) nanosleep(&(struct timespec){30, 0}, NULL), sleep(30);
     if (strcmp(name, "fail") == 0 && named) code = error_set(&err, ERR_DATA, "bad play");
     if (strcmp(name, "sizes") == 0) code = play_sizes();
     if (code == OK) code = wait_in_vain();

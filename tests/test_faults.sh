@@ -77,6 +77,8 @@ soak() {
     [ "$(count 'weft: 1 steps in a row were not finite' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 17)" ] || fail "$name: NaNs"
     [ "$(count 'weft: replicas differ after step' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 18)" ] || fail "$name: flipped bits"
     [ "$(count 'nothing has come for .* in step' "$name.log")" -ge "$(tr ' ' '\n' <<<"$ends" | grep -c 76)" ] || fail "$name: stops"
+    [ "$(count 'weft: rank [0-9]* answers nobody' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 76)" ] || fail "$name: verdicts on stops"
+    ! grep -q 'microbatch -1' "$name.log" || fail "$name: $(grep -m1 'microbatch -1' "$name.log")"
     # Nobody is left, and nothing has changed.
     left=$(pgrep -f "run.dir=$directory/$name" | tr '\n' ' ')
     [ -z "$left" ] || fail "$name: processes are left: $left"

@@ -30,6 +30,9 @@ static void each_kind_is_read(void **state) {
     assert_true(in.faults[4].kind == FAULT_SLOW && in.faults[4].ms == 500);
     assert_true(in.faults[5].attempt == 2 && in.faults[5].rank == 0 && in.faults[5].step == 100);
     inject_free(&in);
+    assert_int_equal(inject_parse(&in, "", 4, 100, &err), ERR_USAGE);
+    assert_non_null(strstr(err.message, "names no fault"));
+    inject_free(&in);
     in = parse(NULL);
     assert_int_equal(in.count, 0);
     assert_null(inject_at(&in, 0, 1, 0, NULL));

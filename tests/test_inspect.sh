@@ -40,6 +40,10 @@ expect 66 inspect nothing
 expect 66 inspect .
 has err "model.safetensors"
 expect 65 inspect "$golden/config.json"
+has err "config.json: not a safetensors file: it begins like JSON"
+echo "words in a text" >words.txt
+expect 65 inspect words.txt
+has err "words.txt: not a safetensors file: it begins like text"
 head -c 1000 "$golden/model.safetensors" >short.safetensors
 expect 65 inspect short.safetensors
 mkdir model && cp "$golden/model.safetensors" model && echo '{"model_type": "llama",}' >model/config.json
@@ -68,6 +72,10 @@ has out "step 4"
 printf X | dd of=run/checkpoints/step-00000004/model.safetensors bs=1 seek=5000 conv=notrunc status=none
 "$weft" checkpoint verify run >out 2>err
 [ $? -eq 65 ] || fail "verify does not fail on damage"
+grep -q '^3 .* good$' out || fail "verify does not call what it read good: $(cat out)"
+expect 0 checkpoint list run
+[ "$(grep -c ' complete$' out)" -eq 4 ] && ! grep -q good out || fail "list calls good what it has not read: $(cat out)"
+"$weft" checkpoint verify run >out 2>err
 has out "step-00000004/model.safetensors: "
 expect 65 checkpoint verify run/checkpoints/step-00000004
 "$weft" inspect run >out 2>err || fail "inspect does not fall back: $(cat err)"

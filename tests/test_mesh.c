@@ -73,6 +73,9 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 2, "at least 3 ranks", "there are 2");
     o = one, o.dp_shard = 3, o.dp_replicate = 2;
     EXPECT_REFUSAL(o, 4, "= 6", "there are 4 ranks", "start 6 ranks", "mesh.dp_shard to 2");
+    o = one, o.pp = 4, o.dp_shard = 2;
+    EXPECT_REFUSAL(o, 6, "= 8, but there are 6 ranks: start 8 ranks or change a degree");
+    EXPECT_REFUSAL(o, 2, "= 8, but there are 2 ranks: start 8 ranks or change a degree");
     o = one, o.dp_shard = 0;
     EXPECT_REFUSAL(o, 1, "mesh.dp_shard is 0", "or -1");
     o = one, o.dp_replicate = -1;

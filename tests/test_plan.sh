@@ -233,6 +233,9 @@ has err "--link needs --tflops"
 # Wrong meshes: the numbers, and what would fit.
 expect 78 -n 8 mesh.pp=3
 has err "6 or 9 ranks would fit"
+expect 78 -n 6 mesh.pp=4 mesh.dp_shard=2
+has err "there are 6 ranks: start 8 ranks"
+hasnt err "4 or 8"
 expect 78 -n 6 mesh.dp_shard=4
 has err "set mesh.dp_shard to 6"
 expect 78 -n 16 mesh.pp=16

@@ -124,6 +124,28 @@ grep -q "resumed after step" moved.err || fail "moved did not go on: $(head -30 
 "$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
 grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
 
+# A second SIGINT ends it at once, with nothing said about saving.
+"$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
+pid=$!
+until grep -q '"step": 3,' impatient/metrics.jsonl 2>/dev/null || ! kill -0 $pid 2>/dev/null; do sleep 0.05; done
+kill -STOP "$(cat impatient/lock)" # so that the first is not followed before the second comes
+kill -INT $pid
+sleep 0.3
+kill -INT $pid
+sleep 0.1
+begun=$EPOCHREALTIME
+kill -CONT "$(cat impatient/lock)"
+status=0
+wait $pid || status=$?
+[ "$status" -eq 130 ] || fail "a second SIGINT: exit status $status: $(tail -3 impatient.err)"
+! grep -q "^weft:" impatient.err || fail "a second SIGINT: $(grep '^weft:' impatient.err)"
+awk -v from="$begun" -v to="$EPOCHREALTIME" 'BEGIN { exit !(to - from < 1.8) }' || fail "a second SIGINT takes its time"
+# The empty word is refused before anything is started.
+status=0
+"$weft" train run.yaml run.dir=impatient -n 2 --inject '' >/dev/null 2>impatient.err </dev/null || status=$?
+[ "$status" -eq 2 ] || fail "--inject '': exit status $status"
+said impatient '--inject names no fault'
+
 # Models on their way in and out: rounded, and from a directory of Hugging Face.
 in="model.init=moved train.steps=5 schedule.warmup_steps=0 checkpoint.dtype=bf16"
 train in1 $in
@@ -133,6 +155,10 @@ same in4 in1
 # A copy that is the mesh's own is read by one rank too.
 train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
 [ "$status" -eq 0 ] || fail "one rank goes on with the checkpoint of four: $(tail -2 in4.err)"
+
+# The rank with the sum that is not finite is not the one that made it.
+train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
+grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
 
 # More threads than cores: ranks that weft starts wait without spinning, of others it is asked.
 many="run.threads=$(($(nproc) + 1)) train.steps=2"

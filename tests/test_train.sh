@@ -138,12 +138,15 @@ bad() {
     shift 2
     train bad "$@"
     [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 bad.err)"
+    [ ! -e bad ] || [ -e bad/config.yaml ] || fail "$*: a start that failed leaves $(ls -A bad)"
     grep -qF -- "$text" bad.err || fail "$*: no \"$text\" in: $(tail -2 bad.err)"
     rm -rf bad
 }
 bad 78 'did you mean optimizer.lr' optimizer.lrr=1
 bad 78 'optimizer.lr' optimizer.lr=fast
 bad 78 'train.compute' train.compute=fp8
+bad 78 'run.allow_changes: trains.steps: unknown key; did you mean train.steps?' 'run.allow_changes=[data, trains.steps]'
+bad 78 'run.allow_changes: nonsense: unknown key' 'run.allow_changes=[train.steps, nonsense]'
 bad 78 'num_attention_heads' model.num_attention_heads=5
 bad 78 'train.tokens_per_step' train.tokens_per_step=100
 bad 78 'data.sources is empty' 'data.sources=[]'
@@ -162,6 +165,10 @@ bad 78 'run.dir: expected text that is not empty' run.dir=
 bad 78 'data.sources[0]: path is missing' 'data.sources=[{weight: 2}]'
 bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200
 bad 66 'no/such/model' model.init=no/such/model
+mkdir hollow
+bad 66 'hollow: neither a model directory (it holds no config.json) nor a run' model.init=hollow
+bad 78 'model.hidden_size does not fit the weights of model.init' model.init=base model.hidden_size=64
+bad 78 'model.num_key_value_heads does not fit' model.init=base model.num_key_value_heads=4
 printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
 bad 65 'broken.jsonl:2' 'data.sources=[broken.jsonl]' data.validation_fraction=0
 printf '{"model": {"type": "BPE"}}' >broken.json
@@ -175,9 +182,35 @@ grep -q 'broken.yaml:' err || fail "a broken YAML file: $(cat err)"
 # A step that is not finite is skipped, counted, named, and ends the run when it goes on.
 bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model.initialiser=normal model.init_std=100 train.stop_after_bad=2 optimizer.weight_decay=100
 
+# All damaged: what to do.
+cp -r base damaged
+for step in damaged/checkpoints/step-*; do printf X | dd of="$step/model.safetensors" bs=1 seek=5000 conv=notrunc status=none; done
+train damaged
+[ "$status" -eq 65 ] && grep -q 'no checkpoint is good: "weft checkpoint verify" .* run.overwrite=true' damaged.err ||
+    fail "all checkpoints damaged: status $status: $(tail -1 damaged.err)"
+# A directory that was there before stays.
+train hollow data.tokenizer=no-such.json
+[ "$status" -eq 66 ] && [ -d hollow ] && [ -z "$(ls -A hollow)" ] || fail "a failed start in an empty directory: $(ls -A hollow)"
+
 # Changing what would change the curve is refused by name.
 train base optimizer.lr=1e-3
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
+train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=50
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*optimizer.lr was .*run.allow_changes=\[train.steps, optimizer.lr, optimizer.beta1\]" base.err ||
+    fail "not all that differs is named: $(tail -1 base.err)"
+# More steps are no change where the learning rate does not follow them.
+train longer train.steps=20 schedule.total_steps=30
+train longer schedule.total_steps=30
+[ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
+[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with schedule.total_steps: another curve"
+train longer train.steps=40
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*schedule.total_steps was 30" longer.err || fail "another length: $(tail -1 longer.err)"
+
+# A limit on the size of files is an error as a full disk is, and leaves nothing half done.
+(ulimit -f 64 && exec "$weft" train run.yaml run.dir=limited metrics.log_freq=10) >/dev/null 2>limited.err </dev/null
+status=$?
+[ "$status" -eq 74 ] && grep -q "saving the checkpoint of step 10: .*File too large" limited.err || fail "ulimit -f: status $status: $(tail -1 limited.err)"
+[ -z "$(ls -A limited/checkpoints 2>/dev/null)" ] || fail "ulimit -f leaves $(ls -A limited/checkpoints)"
 head -c 5000 text.txt >other.txt
 train base 'data.sources=[other.txt]'
 [ "$status" -eq 78 ] && grep -q "data is not what" base.err || fail "other data: status $status: $(tail -1 base.err)"

@@ -117,6 +117,11 @@ static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, i
     return code;
 }
 
+ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err) {
+    const ValueOrigin origin = {.where = where, .err = err};
+    return find_option(set, key) != SIZE_MAX ? OK : unknown_key(set, key, 0, 0, &origin);
+}
+
 static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map, const ValueOrigin *origin);
 
 /* One key of a section: an option, a section of its own, or a mistake. */

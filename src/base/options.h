@@ -65,6 +65,8 @@ ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *
 ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err);
 /* "section.key=value"; lists in YAML flow form: data.sources=[a.txt, {path: b.txt, weight: 2}]. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err);
+/* Refuses, as `where`, a key that is none of the table's, with the nearest name. */
+ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
 /* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it. */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) PRINTF_LIKE(4, 5);

@@ -144,7 +144,8 @@ static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resum
         if (code == OK) return OK;
         log_warn("checkpoint passed over: %s", problem.message);
     }
-    return error_set(err, ERR_NOINPUT, "%s", set->count == 0 ? "there are no checkpoints" : "no checkpoint is good");
+    if (set->count == 0) return error_set(err, ERR_NOINPUT, "there are no checkpoints");
+    return error_set(err, ERR_DATA, "no checkpoint is good: \"weft checkpoint verify\" names what is damaged");
 }
 
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err) {

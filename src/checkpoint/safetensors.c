@@ -223,6 +223,15 @@ static uint64_t little_endian(const uint8_t bytes[8]) {
     return value;
 }
 
+/* Eight bytes of text, as a length, are beyond any file. */
+static bool is_text(const uint8_t bytes[8]) {
+    for (int i = 0; i < 8; i++) {
+        bool printable = bytes[i] >= ' ' && bytes[i] != 0x7f && bytes[i] <= 0xf4; /* UTF-8 has no bytes above */
+        if (!printable && !memchr("\t\n\r", bytes[i], 3)) return false;
+    }
+    return true;
+}
+
 /* N, checked against the file. */
 static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes, size_t *size, Error *err) {
     uint8_t field[8];
@@ -232,6 +241,9 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
         return error_set(err, ERR_DATA, "%s: not a safetensors file: %" PRIu64 " bytes, expected 8 or more", shown, file_bytes);
     TRY(fileops_read_at(fd, where, 0, field, 8, err));
     uint64_t n = little_endian(field);
+    if (n > SAFE_MAX_HEADER && is_text(field))
+        return error_set(err, ERR_DATA, "%s: not a safetensors file: it begins like %s, expected the length of a header", shown,
+                         field[0] == '{' ? "JSON" : "text");
     if (n > SAFE_MAX_HEADER)
         return error_set(err, ERR_DATA, "%s: the header says it is %" PRIu64 " bytes long, expected at most %u", shown, n,
                          SAFE_MAX_HEADER);

@@ -23,12 +23,14 @@ static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level,
     return checkpoint_list(set, dir, level, err);
 }
 
-static void print_info(const CheckpointInfo *info) {
+/* Only who has read every byte may call it good. */
+static void print_info(const CheckpointInfo *info, CheckLevel level) {
     char bytes[32];
+    const char *word = level == CHECK_CONTENTS ? "good" : "complete";
     printf("%-16lld ", (long long)info->step);
     if (info->good)
-        printf("%-20s  %12s  %s\n", info->time, text_bytes((double)info->bytes, bytes),
-               info->resumable ? "good" : "good, weights only");
+        printf("%-20s  %12s  %s%s\n", info->time, text_bytes((double)info->bytes, bytes), word,
+               info->resumable ? "" : ", weights only");
     else
         printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
@@ -39,7 +41,7 @@ static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     size_t bad = 0;
     TRY(list_all(&set, dir, level, err));
     for (size_t i = 0; i < set.count; i++) {
-        print_info(&set.items[i]);
+        print_info(&set.items[i], level);
         bad += !set.items[i].good;
     }
     size_t count = set.count;
@@ -113,7 +115,9 @@ const Verb verb_checkpoint = {
     .summary = "list, verify or prune the checkpoints of a run",
     .synopsis = "list | verify | prune DIR",
     .details = "DIR is a run or its directory of checkpoints; verify also takes one checkpoint.\n\n"
-               "list reads manifests and sizes. verify reads every byte and names what is damaged. prune removes all good "
+               "list reads manifests and sizes: a checkpoint that it calls complete may still hold damaged bytes. verify reads "
+               "every byte "
+               "and names what is damaged. prune removes all good "
                "checkpoints but the newest; damaged ones neither count nor go. A run that is training "
                "is not pruned: it does so by itself.\n\n"
                "Examples:\n"

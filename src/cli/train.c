@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
@@ -37,6 +36,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     if (code == OK) code = trainer_run(comm, &c, &set, &inject, err);
     inject_free(&inject);
     options_free(&set);
+    trainer_ignore_signals();
     if (code != OK) comm_report(comm, err);
     comm_close(comm);
     return code;
@@ -44,9 +44,10 @@ static ErrorCode train(const Arguments *args, Error *err) {
 
 /* ---- this command line again ---- */
 
+/* value: NULL for a word alone */
 static void add_word(char **words, int *count, const char *flag, const char *value) {
     Text word = {0};
-    text_printf(&word, value[0] ? "%s=%s" : "%s", flag, value);
+    text_printf(&word, value ? "%s=%s" : "%s", flag, value ? value : "");
     words[(*count)++] = word.data;
 }
 
@@ -54,15 +55,16 @@ static void add_word(char **words, int *count, const char *flag, const char *val
 static char **child_words(const Arguments *args, const char *without, const char *last) {
     int count = 0, flag_count = (int)(sizeof flags / sizeof *flags);
     char **words = mem_alloc_array((size_t)(flag_count + args->operand_count + 8), sizeof *words);
-    add_word(words, &count, "weft", "");
-    add_word(words, &count, args->verb->name, "");
-    if (args->quiet) add_word(words, &count, "--quiet", "");
-    if (args->verbose) add_word(words, &count, "--verbose", "");
+    add_word(words, &count, "weft", NULL);
+    add_word(words, &count, args->verb->name, NULL);
+    if (args->quiet) add_word(words, &count, "--quiet", NULL);
+    if (args->verbose) add_word(words, &count, "--verbose", NULL);
     for (int i = 0; flags[i].name; i++)
-        if (args->values[i] && strcmp(flags[i].name, without) != 0) add_word(words, &count, flags[i].name, args->values[i]);
-    add_word(words, &count, "--", "");
-    for (int i = 0; i < args->operand_count; i++) add_word(words, &count, args->operands[i], "");
-    if (last) add_word(words, &count, last, "");
+        if (args->values[i] && strcmp(flags[i].name, without) != 0)
+            add_word(words, &count, flags[i].name, flags[i].argument ? args->values[i] : NULL);
+    add_word(words, &count, "--", NULL);
+    for (int i = 0; i < args->operand_count; i++) add_word(words, &count, args->operands[i], NULL);
+    if (last) add_word(words, &count, last, NULL);
     return words;
 }
 
@@ -75,10 +77,9 @@ static void free_words(char **words) {
 
 static ErrorCode discard(const Config *c, Error *err) {
     RunLock lock;
-    TRY(file_make_dirs(c->run.dir, err));
     TRY(lock_take(&lock, c->run.dir, err));
     ErrorCode code = state_discard(c->run.dir, err);
-    lock_release(&lock);
+    lock_abandon(&lock, c->run.dir);
     return code;
 }
 

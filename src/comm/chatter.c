@@ -19,9 +19,10 @@ static bool is_dashes(const Text *line) {
     return line->length >= DASHES && strspn(line->data, "-") == line->length - 1 && line->data[line->length - 1] == '\n';
 }
 
-/* "[host:123] 2 more processes have sent help message ..." and the like, about remarks that are left out. */
+/* "[host:123] 2 more processes have sent help message ..." and the like, about remarks that are left out; and what the MPI
+ * library says in a rank that reads from one that has ended already ("Read -1, expected 11008, errno = 3"). */
 static bool is_echo(const char *line) {
-    static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c"};
+    static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c", "] Read -1, expected "};
     if (strncmp(line, "mpi", 3) == 0) return strstr(line, ": Forwarding signal ") != NULL;
     for (size_t i = 0; line[0] == '[' && i < sizeof words / sizeof *words; i++)
         if (strstr(line, words[i])) return true;

@@ -26,12 +26,6 @@ long long comm_nanoseconds(void) {
     return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-long long comm_stalled(const Comm *c) {
-    long long since = atomic_load(&c->waits_since), moved = atomic_load(&c->moved_at);
-    if (since == 0) return 0;
-    return comm_nanoseconds() - (moved > since ? moved : since);
-}
-
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     if (c->failure.code != OK) return c->failure.code;
     char message[sizeof c->failure.message];
@@ -122,6 +116,7 @@ static ErrorCode open_parts(Comm *c, Error *err) {
     TRY(device_open_cpu(&c->own, NULL, 1, err));
     transfer_setup(c);
     c->lowest_notice = c->size;
+    c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
     if (c->joined) notice_listen(c);
     return OK;
 }
@@ -172,6 +167,7 @@ void comm_close(Comm *c) {
     }
     transfer_free(c);
     free(c->small_scratch);
+    free(c->heard);
     device_close(&c->own);
     pthread_mutex_destroy(&c->mutex);
     pthread_cond_destroy(&c->wake);

@@ -131,7 +131,9 @@ void comm_report(Comm *c, Error *err);
 void comm_fail(Comm *c, const Error *err);
 
 /* From now on a wait in which nothing arrives for `seconds` (0: never) ends all ranks with ERR_PEER. Each rank that is waiting
- * then prints what it is waiting for and what it is doing: `describe` writes that to out; it is called from another thread. */
+ * then prints what it is waiting for and what it is doing, one that is not what it is busy with: `describe` writes that to out;
+ * it is called from another thread. One rank prints the last line: which ranks do not answer, or keep the others waiting. A
+ * rank that was asleep meanwhile (stopped, say) does not count that time. */
 ErrorCode comm_watchdog_start(Comm *c, double seconds, void (*describe)(void *context, char *out, size_t size), void *context,
                               Error *err);
 

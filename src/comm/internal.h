@@ -73,8 +73,9 @@ typedef struct Transfer {
     bool receives;
 } Transfer;
 
-/* A rank tells the others that it has failed, or that it waits in vain. */
-typedef enum NoticeKind { NOTICE_FAILURE = 1, NOTICE_STALL } NoticeKind;
+/* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it waits too, or is
+ * busy. */
+typedef enum NoticeKind { NOTICE_NONE, NOTICE_FAILURE, NOTICE_STALL, NOTICE_WAITS, NOTICE_BUSY } NoticeKind;
 typedef struct Notice {
     int32_t kind, rank, code;
     char message[NOTICE_TEXT];
@@ -105,6 +106,8 @@ struct Comm {
     bool failure_noticed; /* another rank told */
     Notice notice;        /* being received */
     int lowest_notice;    /* lowest rank that told of a failure, or size */
+    NoticeKind *heard;    /* [size] last of each rank about waiting */
+    bool asking;          /* this rank waits for the answers */
 
     pthread_t progress;
     bool has_progress, ending;
@@ -112,6 +115,8 @@ struct Comm {
     CommHandle waiting_for;
     atomic_llong waits_since; /* nanoseconds; 0: not waiting */
     atomic_llong moved_at;    /* when something last moved on */
+    atomic_llong looked_at;   /* when the watchdog last did; 0: there is none */
+    atomic_llong awake_since; /* when it noticed that it had been asleep */
 
     pthread_t watchdog;
     pthread_mutex_t watch_mutex; /* guards watch_ending */
@@ -127,8 +132,6 @@ struct Comm {
 void comm_lock(Comm *c);
 void comm_unlock(Comm *c);
 long long comm_nanoseconds(void);
-/* Nanoseconds for which the program has been waiting and nothing has come; 0: it does not wait. */
-long long comm_stalled(const Comm *c);
 /* Keeps the first failure. Returns its code. */
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 ErrorCode comm_mpi_failure(Comm *c, int mpi_code, const char *what);

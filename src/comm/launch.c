@@ -26,12 +26,13 @@ static const bool is_open_mpi = true;
 static const bool is_open_mpi = false;
 #endif
 
-enum { QUIET_MS = 500, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
+enum { QUIET_MS = 500, PATIENCE = 6 /* QUIET_MS */, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
 
 typedef struct Launch {
     pid_t mpirun;
     int signals, messages; /* descriptors */
     int interrupts;        /* SIGINTs so far */
+    int patience;          /* how often nothing came since the second */
     bool ended, closed;    /* mpirun has; its stderr is */
     int status;
     sigset_t before;
@@ -109,7 +110,7 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
 
 /* ---- while it runs ---- */
 
-/* mpirun passes SIGUSR1 on to the ranks and dies of the others. */
+/* mpirun passes SIGUSR1 and SIGUSR2 on to the ranks, and dies of the others, which takes it two seconds. */
 static void take_signal(Launch *l) {
     struct signalfd_siginfo info;
     if (read(l->signals, &info, sizeof info) != (ssize_t)sizeof info) return;
@@ -118,11 +119,11 @@ static void take_signal(Launch *l) {
         l->ended = l->ended || waitpid(l->mpirun, &l->status, WNOHANG) == l->mpirun;
         return;
     }
-    if (number == SIGINT && ++l->interrupts > 1) {
-        kill(l->mpirun, SIGTERM);
-    } else {
+    l->interrupts += number == SIGINT;
+    if (l->interrupts <= 1 || number != SIGINT)
         kill(l->mpirun, SIGUSR1);
-    }
+    else
+        kill(l->mpirun, l->interrupts == 2 ? SIGUSR2 : SIGTERM);
 }
 
 static void take_messages(Launch *l) {
@@ -142,6 +143,7 @@ static void watch(Launch *l) {
         if (ready == 0) {
             chatter_flush(&l->chatter);
             if (l->ended) break;
+            if (l->interrupts > 1 && ++l->patience == PATIENCE) kill(l->mpirun, SIGTERM);
         }
         if (ready > 0 && fds[0].revents) take_signal(l);
         if (ready > 0 && fds[1].revents) take_messages(l);
@@ -150,7 +152,8 @@ static void watch(Launch *l) {
 }
 
 static ErrorCode judge(const Launch *l, Error *err) {
-    if (l->interrupts > 1) {
+    bool through = WIFEXITED(l->status) && (WEXITSTATUS(l->status) == OK || WEXITSTATUS(l->status) == ERR_STOPPED);
+    if (l->interrupts > 1 && !through) {
         error_set(err, (ErrorCode)AFTER_SECOND_SIGINT, "interrupted");
         err->told = true;
         return err->code;

@@ -1,5 +1,7 @@
 #include "comm/mesh.h"
 
+#include <stdio.h>
+
 #include "base/text.h"
 
 const char *axis_name(Axis axis) {
@@ -34,10 +36,10 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
 /* Product of degrees, or more than any world when it would not fit. */
 static int64_t product(int64_t a, int64_t b) { return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b; }
 
-/* What dp_shard must be, or ERR_CONFIG when no whole number will do. */
+/* dp_shard: -1 */
 static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Error *err) {
     int64_t others = product(o->pp, o->dp_replicate);
-    *left = others > 0 ? world / others : 0;
+    *left = world / others;
     if (*left > 0 && *left * others == world) return OK;
     int64_t below = *left * others, above = below + others;
     if (below == 0)
@@ -50,24 +52,29 @@ static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Erro
         (long long)o->pp, (long long)o->dp_replicate, (long long)others, world, (long long)below, (long long)above);
 }
 
-static ErrorCode check_product(const MeshOptions *o, int64_t left, int world, Error *err) {
-    int64_t ranks = product(product(o->pp, o->dp_replicate), o->dp_shard);
+/* dp_shard: given */
+static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
+    int64_t others = product(o->pp, o->dp_replicate), ranks = product(others, o->dp_shard);
+    char instead[96] = " or change a degree";
     if (ranks == world) return OK;
+    if (world % others == 0)
+        snprintf(instead, sizeof instead, ", or set mesh.dp_shard to %lld (-1 takes the ranks that are left)",
+                 (long long)(world / others));
     return error_set(err, ERR_CONFIG,
                      "mesh.pp %lld x mesh.dp_replicate %lld x mesh.dp_shard %lld = %lld, but there are %d ranks: start %lld "
-                     "ranks, or set mesh.dp_shard to %lld (-1 takes the ranks that are left)",
+                     "ranks%s",
                      (long long)o->pp, (long long)o->dp_replicate, (long long)o->dp_shard, (long long)ranks, world,
-                     (long long)ranks, (long long)left);
+                     (long long)ranks, instead);
 }
 
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err) {
     CHECK(world >= 1);
     MeshOptions o = *options;
-    int64_t left = 0;
     TRY(check_each(&o, err));
-    TRY(ranks_left(&o, world, &left, err));
-    if (o.dp_shard == -1) o.dp_shard = left;
-    TRY(check_product(&o, left, world, err));
+    if (o.dp_shard == -1)
+        TRY(ranks_left(options, world, &o.dp_shard, err));
+    else
+        TRY(check_product(&o, world, err));
     *mesh = (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)o.dp_shard, (int)o.cp, (int)o.tp}, world};
     return OK;
 }

@@ -32,7 +32,8 @@ typedef enum JournalEvent {
 const char *journal_event_name(JournalEvent event); /* "started" */
 
 /* A number that belongs to an event. Report reads, of "started" or "resumed": parameters, tokens_per_step, total_steps,
- * flops_per_token, peak_flops, threads, planned_bytes. */
+ * flops_per_token, peak_flops, threads, planned_bytes (the total that the plan
+ * prints, of rank 0). */
 typedef struct JournalFact {
     const char *name;
     double value;

@@ -718,10 +718,40 @@ const Option config_options[] = {
      .help = "With --restarts: seconds before the first restart; doubled with each, up to 60, until one ran for ten minutes."},
     {.key = NULL}};
 
+/* What model.init brings has this shape: a key that says another cannot win. */
+static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const ModelConfig *asked, const char *dir,
+                             Error *err) {
+#define HEADS(c, heads) ((c)->heads * (c)->head_dim)
+    const struct {
+        const char *key;
+        int64_t own, asked;
+    } sizes[] = {
+        {"model.vocab_size", own->vocab_size, asked->vocab_size ? asked->vocab_size : own->vocab_size},
+        {"model.hidden_size", own->hidden_size, asked->hidden_size},
+        {"model.intermediate_size", own->intermediate_size, asked->intermediate_size},
+        {"model.num_hidden_layers", own->num_hidden_layers, asked->num_hidden_layers},
+        {"model.num_attention_heads", HEADS(own, num_attention_heads), HEADS(asked, num_attention_heads)},
+        {"model.num_key_value_heads", HEADS(own, num_key_value_heads), HEADS(asked, num_key_value_heads)},
+        {"model.head_dim", HEADS(own, num_attention_heads), HEADS(asked, num_attention_heads)},
+        {"model.tie_word_embeddings", own->tie_word_embeddings, own->tie_word_embeddings && asked->tie_word_embeddings},
+        {"model.attention_bias", own->attention_bias, asked->attention_bias},
+        {"model.mlp_bias", own->mlp_bias, asked->mlp_bias},
+    };
+#undef HEADS
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (options_is_set(set, sizes[i].key) && sizes[i].own != sizes[i].asked)
+            return error_set(err, ERR_CONFIG,
+                             "%s does not fit the weights of model.init, %s, which have the shape in its config.json: leave "
+                             "the key out",
+                             sizes[i].key, dir);
+    return OK;
+}
+
 /* A key from config.json counts unless the run's own configuration gives it. */
-static ErrorCode take_shape(Config *c, const OptionSet *set, const char *path, Error *err) {
+static ErrorCode take_shape(Config *c, const OptionSet *set, const char *path, ModelConfig *own, Error *err) {
     ModelConfig shape, given = c->model.shape;
     TRY(model_config_read(&shape, path, err));
+    *own = shape;
 #define KEEP(field, key) \
     if (options_is_set(set, "model." key)) shape.field = given.field
     KEEP(vocab_size, "vocab_size");
@@ -748,9 +778,11 @@ static ErrorCode take_shape(Config *c, const OptionSet *set, const char *path, E
 
 static ErrorCode take_shape_of_model(Config *c, const OptionSet *set, Error *err) {
     char *dir;
+    ModelConfig own;
     TRY(state_find_model(c->model.init, &dir, err));
     char *path = path_join(dir, "config.json");
-    ErrorCode code = take_shape(c, set, path, err);
+    ErrorCode code = take_shape(c, set, path, &own, err);
+    if (code == OK) code = check_shape(set, &own, &c->model.shape, dir, err);
     free(path);
     free(dir);
     return code;
@@ -798,6 +830,16 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
+/* Beside keys the fingerprints of data and tokenizer. */
+static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
+    for (size_t i = 0; i < keys->count; i++) {
+        const char *key = keys->items[i];
+        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0) continue;
+        TRY(options_check_key(set, "run.allow_changes", key, err));
+    }
+    return OK;
+}
+
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
     const StringList *ranks = &c->metrics.log_ranks;
     for (size_t i = 0; i < ranks->count; i++)
@@ -815,8 +857,9 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));
     TRY(check_trace(set, c->metrics.trace, err));
+    TRY(check_changes(set, &c->run.allow_changes, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
-    if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, err));
+    if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, err));
     if (c->model.shape.max_position_embeddings == 0) c->model.shape.max_position_embeddings = c->train.context;
     if (c->train.context > c->model.shape.max_position_embeddings)

@@ -53,9 +53,9 @@ typedef struct StepResult {
     double grad_norm;        /* before clipping */
     double clip_coefficient; /* what gradients were multiplied with */
     int64_t nonfinite;       /* gradient elements that are NaN or infinite (exact: or too large for fixed point) */
-    char culprit[128];       /* first parameter that has one and its rank, or "the loss"; empty when all is finite */
-    bool skipped;            /* no update was made */
-    uint64_t any, all;       /* flags of all ranks */
+    char culprit[128]; /* first parameter that has one and the rank that holds it, or "the loss"; empty when all is finite */
+    bool skipped;      /* no update was made */
+    uint64_t any, all; /* flags of all ranks */
 } StepResult;
 
 /* When an action ran, in seconds since the step began. */

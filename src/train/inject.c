@@ -187,6 +187,8 @@ static ErrorCode add_part(Inject *in, const char *text, size_t length, int ranks
 ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err) {
     *in = (Inject){0};
     CHECK(ranks >= 1 && steps >= 1);
+    if (text && !text[strspn(text, BETWEEN)])
+        return error_set(err, ERR_USAGE, "--inject names no fault: expected kind:key=value,... as in kill:rank=1,step=7");
     for (const char *at = text ? text : ""; *(at += strspn(at, BETWEEN));) {
         size_t length = strcspn(at, BETWEEN);
         TRY(add_part(in, at, length, ranks, steps, err));

@@ -37,8 +37,8 @@ typedef struct Inject {
     Fault *faults; /* as they were written; random ones by step */
 } Inject;
 
-/* ERR_USAGE names the part that is wrong: an unknown kind or key, a rank or step that the run does not have. NULL or "" are no
- * faults. Free with inject_free, also after an error. */
+/* ERR_USAGE names the part that is wrong: an unknown kind or key, a rank or step that the run does not have. NULL is no
+ * fault, "" an error. Free with inject_free, also after an error. */
 ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err);
 void inject_free(Inject *in);
 

@@ -1,10 +1,13 @@
 #include "train/lock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -21,8 +24,24 @@ static long read_pid(int fd) {
     return pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
 }
 
+static bool is_here(const char *run_dir, struct stat *found) {
+    char *path = path_join(run_dir, "lock");
+    bool there = stat(path, found) == 0;
+    free(path);
+    return there;
+}
+
+/* A lock on a file that its owner has removed (lock_abandon) keeps nobody out. */
+static bool is_current(int fd, const char *run_dir) {
+    struct stat own, named;
+    return fstat(fd, &own) == 0 && is_here(run_dir, &named) && own.st_ino == named.st_ino && own.st_dev == named.st_dev;
+}
+
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     char pid[32];
+    struct stat before;
+    bool made_dir = !file_exists(run_dir), made_file = !is_here(run_dir, &before);
+    TRY(file_make_dirs(run_dir, err));
     int fd = open_lock(run_dir, O_RDWR | O_CREAT);
     if (fd < 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot make a lock file", run_dir);
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
@@ -34,12 +53,16 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
                          "%s: process %ld trains in it: wait, stop it (weft stop %s), or use another run.dir", run_dir, holder,
                          run_dir);
     }
+    if (!is_current(fd, run_dir)) {
+        close(fd);
+        return lock_take(l, run_dir, err);
+    }
     int length = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)length, 0) != length) {
         close(fd);
         return error_errno(err, ERR_IO, "%s: cannot write the lock file", run_dir);
     }
-    *l = (RunLock){.fd = fd, .stop = path_join(run_dir, "stop")};
+    *l = (RunLock){.fd = fd, .made_dir = made_dir, .made_file = made_file, .stop = path_join(run_dir, "stop")};
     unlink(l->stop);
     return OK;
 }
@@ -48,6 +71,25 @@ void lock_release(RunLock *l) {
     if (l->fd > 0) close(l->fd);
     free(l->stop);
     *l = (RunLock){0};
+}
+
+static bool holds_only_lock(const char *run_dir) {
+    DIR *handle = opendir(run_dir);
+    bool only = handle != NULL;
+    for (struct dirent *entry; only && (entry = readdir(handle)) != NULL;)
+        only = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 || strcmp(entry->d_name, "lock") == 0;
+    if (handle) closedir(handle);
+    return only;
+}
+
+void lock_abandon(RunLock *l, const char *run_dir) {
+    if (l->fd > 0 && l->made_file && holds_only_lock(run_dir)) {
+        char *path = path_join(run_dir, "lock");
+        unlink(path);
+        free(path);
+        if (l->made_dir) rmdir(run_dir);
+    }
+    lock_release(l);
 }
 
 bool lock_stop_requested(const RunLock *l) { return access(l->stop, F_OK) == 0; }

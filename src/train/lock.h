@@ -8,13 +8,16 @@
 #include "base/error.h"
 
 typedef struct RunLock {
-    int fd;     /* 0 when not held */
-    char *stop; /* path of the stop file */
+    int fd;                   /* 0 when not held */
+    bool made_dir, made_file; /* by lock_take */
+    char *stop;               /* path of the stop file */
 } RunLock;
 
-/* ERR_CANTCREATE names the process that holds it. Removes an old stop file. */
+/* Makes the directory. ERR_CANTCREATE names the process that holds it. Removes an old stop file. */
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err);
 void lock_release(RunLock *l);
+/* The same, after a start that failed: what lock_take made goes again, where nothing else has come to it. */
+void lock_abandon(RunLock *l, const char *run_dir);
 bool lock_stop_requested(const RunLock *l);
 
 /* Process id of the run in this directory, 0 when none is running. */

@@ -16,6 +16,8 @@
 #include "observe/trace.h"
 #include "train/tensors.h"
 
+enum { MOST_NAMED = 6 };
+
 char *state_checkpoints(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
 /* Keys whose change leaves the curve as it is. Sources are compared by the fingerprint of what they hold. */
@@ -62,25 +64,63 @@ static const YamlNode *member(const YamlNode *map, const char *key) {
     return NULL;
 }
 
+static int64_t number_at(const YamlNode *config, const char *section, const char *key) {
+    const YamlNode *value = member(member(config, section), key);
+    return value && value->kind == YAML_NODE_SCALAR ? strtoll(value->text, NULL, 10) : 0;
+}
+
+/* Steps over which the learning rate moves: all that the curve has of train.steps and schedule.total_steps. */
+static int64_t scheduled_steps(const YamlNode *config) {
+    int64_t total = number_at(config, "schedule", "total_steps");
+    return total > 0 ? total : number_at(config, "train", "steps");
+}
+
+static bool is_schedule_length(const char *key) {
+    return strcmp(key, "train.steps") == 0 || strcmp(key, "schedule.total_steps") == 0;
+}
+
+/* What differs and must not; the first MOST_NAMED of `count` are in the texts. */
+typedef struct Differences {
+    Text said, keys;
+    int count;
+} Differences;
+
+static void add_difference(Differences *d, const char *key, const char *then, const char *now) {
+    char was[160], is[160];
+    if (d->count++ >= MOST_NAMED) return;
+    text_printf(&d->said, "%s%s was %s when the checkpoint was made and is %s now", d->said.length ? "; " : "", key,
+                error_escape(was, sizeof was, then, strlen(then)), error_escape(is, sizeof is, now, strlen(now)));
+    text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", key);
+}
+
+static ErrorCode refuse_differences(const Differences *d, Error *err) {
+    char more[32] = "";
+    if (d->count > MOST_NAMED) snprintf(more, sizeof more, "; and %d more", d->count - MOST_NAMED);
+    return error_set(err, ERR_CONFIG,
+                     "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start anew with "
+                     "run.overwrite=true",
+                     d->said.data, more, d->count == 1 ? "it" : "them", d->keys.data);
+}
+
 /* Both trees come from options_write_yaml: sections of scalars. */
 static ErrorCode compare_configs(const Config *c, const YamlNode *then, const YamlNode *now, Error *err) {
+    Differences d = {.count = 0};
     if (then->kind != YAML_NODE_MAP || then->count == 0)
         return error_set(err, ERR_DATA, "%s: config holds no sections", CHECKPOINT_STATE);
+    bool same_length = scheduled_steps(then) == scheduled_steps(now);
     for (size_t s = 0; s < now->count; s++)
         for (size_t k = 0; now->items[s]->kind == YAML_NODE_MAP && k < now->items[s]->count; k++) {
             char key[160];
             snprintf(key, sizeof key, "%s.%s", now->keys[s], now->items[s]->keys[k]);
             const YamlNode *a = member(member(then, now->keys[s]), now->items[s]->keys[k]), *b = now->items[s]->items[k];
-            char was[160], is[160];
             if (!a || a->kind != YAML_NODE_SCALAR || b->kind != YAML_NODE_SCALAR || strcmp(a->text, b->text) == 0) continue;
-            if (keeps_curve(key) || allowed(c, key)) continue;
-            return error_set(err, ERR_CONFIG,
-                             "%s was %s when the checkpoint was made and is %s now, which would change the curve: put it "
-                             "back, or say run.allow_changes=[%s], or start anew with run.overwrite=true",
-                             key, error_escape(was, sizeof was, a->text, strlen(a->text)),
-                             error_escape(is, sizeof is, b->text, strlen(b->text)), key);
+            if (keeps_curve(key) || allowed(c, key) || (same_length && is_schedule_length(key))) continue;
+            add_difference(&d, key, a->text, b->text);
         }
-    return OK;
+    ErrorCode code = d.count > 0 ? refuse_differences(&d, err) : OK;
+    text_free(&d.said);
+    text_free(&d.keys);
+    return code;
 }
 
 static ErrorCode check_config(const cJSON *state, const Config *c, const OptionSet *set, Error *err) {
@@ -198,7 +238,9 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *
         if (code == OK) return OK;
         if (speaks) log_warn("checkpoint passed over: %s", problem.message);
     }
-    return error_set(err, ERR_NOINPUT, "no checkpoint is good");
+    return error_set(err, ERR_DATA,
+                     "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a copy, or start anew "
+                     "with run.overwrite=true");
 }
 
 ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
@@ -245,12 +287,22 @@ static bool holds(const char *dir, const char *name) {
 
 ErrorCode state_find_model(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
+    CheckpointSet there = {0};
     if (!file_exists(where)) return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
     if (holds(where, "config.json")) {
         *dir = mem_strdup(where);
         return OK;
     }
     char *inside = holds(where, "checkpoints") ? state_checkpoints(where) : mem_strdup(where);
+    bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
+    checkpoint_set_free(&there);
+    if (empty) {
+        free(inside);
+        return error_set(err, ERR_NOINPUT,
+                         "%s: neither a model directory (it holds no config.json) nor a run with checkpoints: expected one of "
+                         "these, or a checkpoint",
+                         where);
+    }
     ErrorCode code = checkpoint_open(&ckpt, inside, false, err);
     if (code == OK) {
         *dir = mem_strdup(ckpt.path);

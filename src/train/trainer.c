@@ -58,11 +58,11 @@ typedef struct Trainer {
 /* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once. */
 #define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
 
-/* First signal: stop after this step. Second: at once; whatever was saved stays. */
+/* First signal: stop after this step. A second SIGINT (of ranks, the launcher's SIGUSR2): at once; whatever was saved stays. */
 static volatile sig_atomic_t stop_requested;
 
 static void on_signal(int number) {
-    if (stop_requested && number == SIGINT) _exit(130);
+    if (number == SIGUSR2 || (stop_requested && number == SIGINT)) _exit(130);
     stop_requested = 1;
 }
 
@@ -71,7 +71,13 @@ void trainer_catch_signals(void) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
     signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
+}
+
+void trainer_ignore_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) signal(numbers[i], SIG_IGN);
 }
 
 static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err) {
@@ -84,11 +90,7 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-static ErrorCode open_directory(Trainer *t, Error *err) {
-    if (!t->chief) return OK;
-    TRY(file_make_dirs(t->c->run.dir, err));
-    return lock_take(&t->lock, t->c->run.dir, err);
-}
+static ErrorCode open_directory(Trainer *t, Error *err) { return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK; }
 
 static ErrorCode open_data(Trainer *t, Error *err) {
     Config *c = t->c;
@@ -117,11 +119,11 @@ static ErrorCode plan(Trainer *t, Error *err) {
 static void describe(void *trainer, char *out, size_t size) {
     const Trainer *t = trainer;
     const Action *a = t->engine.current;
-    if (a && a->unit >= 0)
-        snprintf(out, size, "step %lld, %s of unit %d, microbatch %d", (long long)t->state.step + 1, action_name(a->kind),
-                 a->unit, a->microbatch);
-    else
-        snprintf(out, size, "step %lld, %s", (long long)t->state.step + 1, a ? action_name(a->kind) : "between steps");
+    char unit[32] = "", microbatch[32] = "";
+    if (a && a->unit >= 0) snprintf(unit, sizeof unit, " of unit %d", a->unit);
+    if (a && a->microbatch >= 0) snprintf(microbatch, sizeof microbatch, ", microbatch %d", a->microbatch);
+    snprintf(out, size, "step %lld, %s%s%s", (long long)t->state.step + 1, a ? action_name(a->kind) : "between steps", unit,
+             microbatch);
 }
 
 /* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be wrong. */
@@ -213,7 +215,7 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
                                  {"peak_flops", t->peak_flops},
                                  {"ranks", comm_size(t->comm)},
                                  {"threads", t->device.threads},
-                                 {"planned_bytes", (double)engine_bytes(&t->engine)},
+                                 {"planned_bytes", (double)memory_plan_total(engine_memory(&t->engine))},
                                  {NULL, 0}};
     return journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts, err);
 }
@@ -545,6 +547,9 @@ ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject 
     device_close(&t.device);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);
-    lock_release(&t.lock);
+    if (code == OK)
+        lock_release(&t.lock);
+    else
+        lock_abandon(&t.lock, c->run.dir);
     return code;
 }

@@ -17,9 +17,11 @@
 #include "train/config.h"
 #include "train/inject.h"
 
-/* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends, and a second SIGINT ends the
- * process. To be called before ranks join, which takes a while: a request that comes meanwhile is kept. */
+/* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends; a second SIGINT, or SIGUSR2,
+ * ends the process. To be called before ranks join, which takes a while: a request that comes meanwhile is kept. */
 void trainer_catch_signals(void);
+/* For the end of a run, when its last word is about to be said: no signal changes it any more. */
+void trainer_ignore_signals(void);
 
 /* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC after too many
  * non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All ranks of comm take part; rank 0 has

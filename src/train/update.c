@@ -51,8 +51,8 @@ static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) 
         snprintf(out->culprit, sizeof out->culprit, "%s", p->name);
         size_t length = strlen(out->culprit);
         if (e->comm)
-            snprintf(out->culprit + length, sizeof out->culprit - length, " (rank %lld, stage %d)", (long long)r->culprit_rank,
-                     stages_of_unit(&e->partition.stages, p->unit));
+            snprintf(out->culprit + length, sizeof out->culprit - length, " (held by rank %lld, stage %d)",
+                     (long long)r->culprit_rank, stages_of_unit(&e->partition.stages, p->unit));
     } else if (!isfinite(out->loss)) {
         snprintf(out->culprit, sizeof out->culprit, "the loss");
     } else if (out->skipped) {
