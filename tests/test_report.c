@@ -39,6 +39,7 @@ static void ticks_are_round_and_inside(void **state) {
     double step, ticks[4];
     assert_int_equal(chart_ticks(1, 1, 5, ticks, 4, &step), 0);
     assert_int_equal(chart_ticks((double)NAN, 1, 5, ticks, 4, &step), 0);
+    assert_int_equal(chart_ticks(3e-322, 3.5e-322, 5, ticks, 4, &step), 0); /* no round step is so small */
     assert_true(chart_ticks(0, 1e6, 1000000, ticks, 4, &step) <= 4);
 }
 

@@ -1,5 +1,6 @@
 #include "observe/chart.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,7 @@ void html_puts(Text *out, const char *text) {
 size_t chart_ticks(double low, double high, int wanted, double *out, size_t max, double *step) {
     double raw = (high - low) / wanted;
     *step = 0;
-    if (!(raw > 0) || !isfinite(raw)) return 0;
+    if (!(raw >= DBL_MIN) || !isfinite(raw)) return 0; /* below it powers of ten become 0 */
     double power = pow(10, floor(log10(raw))), part = raw / power;
     *step = power * (part <= 1.4 ? 1 : part <= 3 ? 2 : part <= 7 ? 5 : 10);
     double first = ceil(low / *step - 1e-9), last = floor(high / *step + 1e-9);
