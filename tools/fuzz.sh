@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs the fuzz targets under libFuzzer, two at a time, and prints a line for each: executions, coverage, verdict.
 #   tools/fuzz.sh [SECONDS [TARGET...]]     60 seconds for each target
+# SEED=N draws the same inputs again, as far as they go in that time; else each run draws others.
 # Inputs that reach new code gather in BUILD/corpus/TARGET and are where the next run starts; what breaks a target lies in
 # BUILD/crashes. Exit status 1 if anything broke.
 set -euo pipefail
@@ -27,7 +28,7 @@ compile() {
 fuzz() {
     local name=$1 log="$build/$1.log" verdict=ok runs coverage
     mkdir -p "$build/corpus/$name" "$build/crashes"
-    "$build/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=16384 \
+    "$build/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=16384 -seed="${SEED:-0}" \
         -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" \
         "$build/corpus/$name" "tests/fuzz/corpus/$name" >"$log" 2>&1 || verdict=BROKEN
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
