@@ -8,7 +8,7 @@ awk 'BEGIN { for (i = 0; i < 20000; i++) printf "%d sheep, ", i * 7919 % 10007 }
 cat >run.yaml <<EOF2
 model: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 6, num_attention_heads: 4}
 data: {sources: [{path: text.txt}], cache_dir: cache}
-train: {steps: 24, context: 64, compute: fp32, microbatch: 1}
+train: {steps: 30, context: 64, compute: fp32, microbatch: 1}
 mesh: {pp: 2}
 pipeline: {microbatches: 8}
 checkpoint: {every: 0}
@@ -38,7 +38,7 @@ check() {
         sed -n 's/.*"step": \([0-9]*\),.*"memory_resident": \([0-9]*\),.*/\1 \2/p' "$metrics" >memory
         awk -v slack=$slack -v first_slack=$first_slack '$1 == 1 { first = $2 } $1 == 2 { low = high = $2 }
             $1 > 2 { n++; if ($2 < low) low = $2; if ($2 > high) high = $2 }
-            END { exit !(n == 22 && low > 0 && high - low <= slack && first > 0 && high - first <= first_slack) }' memory ||
+            END { exit !(n == 28 && low > 0 && high - low <= slack && first > 0 && high - first <= first_slack) }' memory ||
             fail "$name: $metrics: memory moves: $(tr '\n' ',' <memory)"
     done
 }
