@@ -1,9 +1,9 @@
-/* What a save costs, as one JSON line: all of it (save_seconds), and what training waits for when a thread writes - with a copy
- * that blocks (blocking_stall), and with one beside matrix products on all cores from one update to the next (beside_stall), as
- * in training; each also as a share of the whole. Best of a few rounds.
+/* What a save costs, as one JSON line: all of it (save_seconds), and what training waits for when a thread
+ * writes - with a copy that blocks (blocking_stall), and with one beside matrix products on all cores from
+ * one update to the next (beside_stall), as in training; each also as a share of the whole. Best of a few
+ * rounds.
  *
- *     bench_checkpoint [MILLIONS OF PARAMETERS [DIRECTORY [SECONDS BETWEEN UPDATES]]]
- */
+ *     bench_checkpoint [MILLIONS OF PARAMETERS [DIRECTORY [SECONDS BETWEEN UPDATES]]] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,8 @@ static ErrorCode fetch(void *ctx, int index, size_t offset, size_t bytes, void *
     const char *from = (const char *)m->values + (size_t)index * each + offset;
     (void)err;
 #pragma omp parallel for schedule(static)
-    for (size_t at = 0; at < bytes; at += PIECE) memcpy((char *)host + at, from + at, bytes - at < PIECE ? bytes - at : PIECE);
+    for (size_t at = 0; at < bytes; at += PIECE)
+        memcpy((char *)host + at, from + at, bytes - at < PIECE ? bytes - at : PIECE);
     return OK;
 }
 
@@ -41,7 +42,11 @@ static ErrorCode fetch_moments(void *ctx, int index, size_t offset, size_t bytes
 static void make(Model *m, int64_t parameters) {
     int64_t each = parameters / TENSORS / 1024 * 1024;
     for (int i = 0; i < 3 * TENSORS; i++) {
-        snprintf(m->names[i], sizeof m->names[i], "%s%02d", i < TENSORS ? "w" : i < 2 * TENSORS ? "m" : "v", i % TENSORS);
+        snprintf(m->names[i], sizeof m->names[i], "%s%02d",
+                 i < TENSORS       ? "w"
+                 : i < 2 * TENSORS ? "m"
+                                   : "v",
+                 i % TENSORS);
         m->tensors[i] = (TensorDesc){m->names[i], SAFE_F32, SAFE_F32, 2, {each / 1024, 1024}};
     }
     size_t count = (size_t)each * 3 * TENSORS;
@@ -101,7 +106,10 @@ static ErrorCode measure_writer(Bench *b, Error *err) {
 
 static ErrorCode measure(Model *m, const char *dir, double between, Error *err) {
     Bench b = {.model = {.count = TENSORS, .tensors = m->tensors, .ctx = m, .fetch = fetch},
-               .optimizer = {.count = 2 * TENSORS, .tensors = m->tensors + TENSORS, .ctx = m, .fetch = fetch_moments},
+               .optimizer = {.count = 2 * TENSORS,
+                             .tensors = m->tensors + TENSORS,
+                             .ctx = m,
+                             .fetch = fetch_moments},
                .dir = dir,
                .between = between};
     b.save = (CheckpointSave){.step = 1, .model = &b.model, .optimizer = &b.optimizer, .state = "{}"};
@@ -111,8 +119,10 @@ static ErrorCode measure(Model *m, const char *dir, double between, Error *err) 
     device_close(&b.device);
     if (code != OK) return code;
     double bytes = (double)b.whole.bytes;
-    printf("{\"bytes\": %.0f, \"save_seconds\": %.3f, \"save_gb_per_second\": %.3f, \"verify_gb_per_second\": %.3f, "
-           "\"blocking_stall\": %.3f, \"blocking_share\": %.4f, \"seconds_between\": %.1f, \"beside_stall\": %.4f, "
+    printf("{\"bytes\": %.0f, \"save_seconds\": %.3f, \"save_gb_per_second\": %.3f, "
+           "\"verify_gb_per_second\": %.3f, "
+           "\"blocking_stall\": %.3f, \"blocking_share\": %.4f, \"seconds_between\": %.1f, \"beside_stall\": "
+           "%.4f, "
            "\"beside_share\": %.5f}\n",
            bytes, b.whole.seconds, bytes / b.whole.seconds / 1e9, bytes / b.verify / 1e9, b.blocking,
            b.blocking / b.whole.seconds, between, b.beside, b.beside / b.whole.seconds);

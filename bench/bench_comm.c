@@ -1,7 +1,7 @@
 /* Bandwidth of the collectives beside those of the MPI library itself, best of several rounds:
  *     mpirun -n 2 --bind-to none build/bench_comm [rounds]
- * Bytes are those of the whole tensor; GB/s is what each rank sends, (n-1)/n of them (twice that in an all-reduce), per second.
- * A table goes to stderr, and one JSON object a line of it to stdout. */
+ * Bytes are those of the whole tensor; GB/s is what each rank sends, (n-1)/n of them (twice that in an
+ * all-reduce), per second. A table goes to stderr, and one JSON object a line of it to stdout. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,9 @@ static void ours_gather(Bench *b) {
     Error err;
     CommHandle h;
     size_t part = b->bytes / (size_t)b->ranks;
-    check(comm_all_gather(b->comm, AXIS_DP_SHARD, (char *)b->a + (size_t)b->rank * part, b->a, part, &h, &err), &err);
+    check(
+        comm_all_gather(b->comm, AXIS_DP_SHARD, (char *)b->a + (size_t)b->rank * part, b->a, part, &h, &err),
+        &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
@@ -47,7 +49,8 @@ static void ours_scatter(Bench *b) {
 static void ours_reduce(Bench *b) {
     Error err;
     CommHandle h;
-    check(comm_all_reduce(b->comm, AXIS_DP_SHARD, COMM_F32, b->a, (int64_t)(b->bytes / sizeof(float)), b->work, &h, &err),
+    check(comm_all_reduce(b->comm, AXIS_DP_SHARD, COMM_F32, b->a, (int64_t)(b->bytes / sizeof(float)),
+                          b->work, &h, &err),
           &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
@@ -87,11 +90,13 @@ static void row(Bench *b, const char *name, void (*ours)(Bench *), void (*raw)(B
     memset(b->a, 0, b->bytes);
     double mine = best(b, ours), theirs = best(b, raw), bytes = (double)b->bytes * sent;
     if (b->rank != 0) return;
-    fprintf(stderr, "%-16s %10s  %9.1f us %7.2f GB/s   %9.1f us %7.2f GB/s   %5.2f\n", name, text_bytes((double)b->bytes, size),
-            mine * 1e6, bytes / mine / 1e9, theirs * 1e6, bytes / theirs / 1e9, theirs / mine);
-    printf("{\"name\": \"%s\", \"ranks\": %d, \"tensor_bytes\": %zu, \"sent_bytes\": %.0f, \"seconds\": %.3g, "
-           "\"mpi_seconds\": %.3g}\n",
-           name, b->ranks, b->bytes, bytes, mine, theirs);
+    fprintf(stderr, "%-16s %10s  %9.1f us %7.2f GB/s   %9.1f us %7.2f GB/s   %5.2f\n", name,
+            text_bytes((double)b->bytes, size), mine * 1e6, bytes / mine / 1e9, theirs * 1e6,
+            bytes / theirs / 1e9, theirs / mine);
+    printf(
+        "{\"name\": \"%s\", \"ranks\": %d, \"tensor_bytes\": %zu, \"sent_bytes\": %.0f, \"seconds\": %.3g, "
+        "\"mpi_seconds\": %.3g}\n",
+        name, b->ranks, b->bytes, bytes, mine, theirs);
 }
 
 static void run(Bench *b) {

@@ -1,5 +1,5 @@
-/* Speed of each op at the shapes of a model: GFLOP/s of what multiplies, GB/s of what passes over memory, and the share of the
- * matrix-product peak or of the copy speed of the same run.
+/* Speed of each op at the shapes of a model: GFLOP/s of what multiplies, GB/s of what passes over memory, and
+ * the share of the matrix-product peak or of the copy speed of the same run.
  *
  *     bench_ops [KIND [THREADS [fp32|bf16 [TOKENS]]]] */
 #include <math.h>
@@ -70,7 +70,8 @@ static void fill_tensors(Bench *b) {
     for (int64_t i = 0; i < b->t; i++) {
         ids[i] = (int32_t)(i * 7919 % VOCAB);
         positions[i] = (int32_t)i;
-        for (int64_t j = 0; j < DIM; j++) angles[i * DIM + j] = j < DIM / 2 ? cosf((float)(i * j)) : sinf((float)(i * j));
+        for (int64_t j = 0; j < DIM; j++)
+            angles[i * DIM + j] = j < DIM / 2 ? cosf((float)(i * j)) : sinf((float)(i * j));
     }
     OP(d, OP_UPLOAD, upload, b->ids, ids, (size_t)b->t * 4);
     OP(d, OP_UPLOAD, upload, b->positions, positions, (size_t)b->t * 4);
@@ -84,7 +85,8 @@ static void fill_tensors(Bench *b) {
 
 static void product(Bench *b, bool ta, bool tb, int64_t m, int64_t n, int64_t k, bool weight) {
     Device *d = &b->d;
-    OP(d, OP_GEMM, gemm, ta, tb, m, n, k, b->x, b->y, b->c, weight ? (void *)b->w : b->z, weight ? DTYPE_F32 : b->c, n, weight);
+    OP(d, OP_GEMM, gemm, ta, tb, m, n, k, b->x, b->y, b->c, weight ? (void *)b->w : b->z,
+       weight ? DTYPE_F32 : b->c, n, weight);
 }
 static void qkv(Bench *b) { product(b, false, true, b->t, 3 * HIDDEN, HIDDEN, false); }
 static void qkv_dx(Bench *b) { product(b, false, false, b->t, HIDDEN, 3 * HIDDEN, false); }
@@ -99,7 +101,8 @@ static void down_dx(Bench *b) { product(b, false, false, b->t, INTER, HIDDEN, fa
 static void down_dw(Bench *b) { product(b, true, false, HIDDEN, INTER, b->t, true); }
 static void head(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_GEMM, gemm, false, true, ROWS, VOCAB, HIDDEN, b->x, b->y, b->c, b->logits, DTYPE_F32, VOCAB, false);
+    OP(d, OP_GEMM, gemm, false, true, ROWS, VOCAB, HIDDEN, b->x, b->y, b->c, b->logits, DTYPE_F32, VOCAB,
+       false);
 }
 static void head_dx(Bench *b) { product(b, false, false, ROWS, HIDDEN, VOCAB, false); }
 static void head_dw(Bench *b) { product(b, true, false, VOCAB, HIDDEN, ROWS, true); }
@@ -112,15 +115,18 @@ static void attend(Bench *b) {
 static void attend_back(Bench *b) {
     Device *d = &b->d;
     char *grad = b->z + (size_t)b->t * HIDDEN * dtype_bytes(b->c);
-    OP(d, OP_ATTENTION_BACKWARD, attention_backward, shape(b), b->x, b->first, b->z, b->lse, b->y, grad, b->c);
+    OP(d, OP_ATTENTION_BACKWARD, attention_backward, shape(b), b->x, b->first, b->z, b->lse, b->y, grad,
+       b->c);
 }
 static void rms(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_RMSNORM_FORWARD, rmsnorm_forward, b->t, HIDDEN, 1e-5f, b->x, b->y, b->w, b->z, b->y, b->loss, b->c);
+    OP(d, OP_RMSNORM_FORWARD, rmsnorm_forward, b->t, HIDDEN, 1e-5f, b->x, b->y, b->w, b->z, b->y, b->loss,
+       b->c);
 }
 static void rms_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_RMSNORM_BACKWARD, rmsnorm_backward, b->t, HIDDEN, b->x, b->w, b->loss, b->y, b->z, true, b->g, b->c);
+    OP(d, OP_RMSNORM_BACKWARD, rmsnorm_backward, b->t, HIDDEN, b->x, b->w, b->loss, b->y, b->z, true, b->g,
+       b->c);
 }
 static void rope(Bench *b) {
     Device *d = &b->d;
@@ -140,7 +146,8 @@ static void add(Bench *b) {
 }
 static void loss(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, 1e-3f, b->loss, b->z, b->c);
+    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, 1e-3f, b->loss, b->z,
+       b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
@@ -222,7 +229,8 @@ static void flops(Bench *b, const char *name, void (*run)(Bench *), double opera
 
 static void bytes(Bench *b, const char *name, void (*run)(Bench *), double moved) {
     double seconds = best_time(b, run), rate = moved / seconds;
-    printf("%-20s %9.3f ms %8.1f GB/s     %5.1f%% of the copy speed\n", name, seconds * 1e3, rate / 1e9, 100 * rate / b->copy);
+    printf("%-20s %9.3f ms %8.1f GB/s     %5.1f%% of the copy speed\n", name, seconds * 1e3, rate / 1e9,
+           100 * rate / b->copy);
 }
 
 static void products(Bench *b) {
@@ -291,8 +299,8 @@ int main(int argc, char **argv) {
     fill_tensors(&b);
     b.peak = device_matmul_peak(&b.d, b.c, 2);
     b.copy = (double)VOCAB * HIDDEN * 8 / best_time(&b, copy);
-    printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, copy %.1f GB/s\n", b.d.name, b.d.processor,
-           b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.copy / 1e9);
+    printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, copy %.1f GB/s\n", b.d.name,
+           b.d.processor, b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.copy / 1e9);
     products(&b);
     passes(&b);
     pool_free(&b.pool);

@@ -1,15 +1,18 @@
-/* Training speed on a mesh of ranks: whole steps on random tokens, laid out as the keys of a configuration say.
+/* Training speed on a mesh of ranks: whole steps on random tokens, laid out as the keys of a configuration
+ * say.
  *
  *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--steps N] [--name TEXT] [--profile] [section.key=value ...]
  *
- * Any key of `weft train` may be given; train.tokens_per_step is 16384 and train.context 1024 unless told otherwise. A forward
- * pass warms up; of the steps the fastest counts. Rank 0 prints one JSON object on stdout and a readable line on stderr, with
- * --profile also what took its time. The peak is the sum of what all ranks reach in matrix products at the same time. */
+ * Any key of `weft train` may be given; train.tokens_per_step is 16384 and train.context 1024 unless told
+ * otherwise. A forward pass warms up; of the steps the fastest counts. Rank 0 prints one JSON object on
+ * stdout and a readable line on stderr, with --profile also what took its time. The peak is the sum of
+ * what all ranks reach in matrix products at the same time. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint/find.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "train/setup.h"
@@ -87,7 +90,8 @@ static void open_bench(Bench *b) {
     Error err = {.message = ""};
     const Options *o = b->options;
     must(b, comm_open(&b->comm, &err), &err);
-    must(b, config_load(&b->config, &b->set, NULL, o->word_count, o->words, &err), &err);
+    must(b, config_load(&b->config, &b->set, NULL, o->word_count, o->words, checkpoint_find_model, &err),
+         &err);
     b->config.model.shape = workload_model(o->size, b->config.train.context);
     must(b, setup_device(&b->config, b->comm, &b->device, &err), &err);
     must(b, layout_build(&b->layout, &b->config, comm_size(b->comm), &err), &err);
@@ -104,7 +108,8 @@ static void open_engine(Bench *b) {
     b->batches = mem_alloc_array((size_t)l->microbatches, sizeof *b->batches);
     int first = mesh_dp_rank(&l->mesh, comm_rank(b->comm)) * l->microbatches;
     for (int m = 0; m < l->microbatches; m++)
-        b->batches[m] = workload_batch(l->sequences, b->config.train.context, b->options->size->vocab, (uint64_t)(first + m));
+        b->batches[m] = workload_batch(l->sequences, b->config.train.context, b->options->size->vocab,
+                                       (uint64_t)(first + m));
 }
 
 static void close_bench(Bench *b) {
@@ -130,9 +135,11 @@ static void measure_peak(Bench *b) {
 
 static void count_bytes(const Bench *b, Figures *f) {
     const Engine *e = &b->engine;
-    ProgramTraffic plan = program_traffic(&e->program, dtype_bytes(e->model.compute), boundary_bytes(&e->model));
+    ProgramTraffic plan =
+        program_traffic(&e->program, dtype_bytes(e->model.compute), boundary_bytes(&e->model));
     for (int axis = 0; axis < AXES; axis++) {
-        CommTraffic sent = axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_axis_traffic(b->comm, (Axis)axis);
+        CommTraffic sent =
+            axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_axis_traffic(b->comm, (Axis)axis);
         f->sent[axis] = (double)sent.bytes;
         f->planned[axis] = (double)plan.bytes[axis];
     }
@@ -184,8 +191,8 @@ static void describe_step(const Bench *b, double seconds, Text *out) {
     text_printf(out, "%-20s %9s %9s %9s\n", "action", "count", "seconds", "waited");
     for (int k = 0; k < ACT_KINDS; k++)
         if (kinds[k].count)
-            text_printf(out, "%-20s %9d %9.3f %9.3f\n", action_name((ActionKind)k), kinds[k].count, kinds[k].seconds,
-                        kinds[k].waited);
+            text_printf(out, "%-20s %9d %9.3f %9.3f\n", action_name((ActionKind)k), kinds[k].count,
+                        kinds[k].seconds, kinds[k].waited);
     device_profile_print(&b->device, seconds, out);
 }
 
@@ -289,14 +296,16 @@ static void print_line(const Bench *b) {
     Rates r = rates(b);
     int ranks = comm_size(b->comm);
     char memory[32];
-    fprintf(stderr, "%-28s %d x %d  %9.1f tokens/s  %8.3f s  %5.1f%% of peak  %10s a rank  waited %.3f s  norm %.2f%%",
-            b->options->name, ranks, b->device.threads, r.tokens, f->seconds, 100 * r.flops / f->peak,
-            text_bytes(f->most_memory, memory), f->waited / ranks, 100 * f->norm / f->seconds);
+    fprintf(
+        stderr,
+        "%-28s %d x %d  %9.1f tokens/s  %8.3f s  %5.1f%% of peak  %10s a rank  waited %.3f s  norm %.2f%%",
+        b->options->name, ranks, b->device.threads, r.tokens, f->seconds, 100 * r.flops / f->peak,
+        text_bytes(f->most_memory, memory), f->waited / ranks, 100 * f->norm / f->seconds);
     for (int axis = 0; axis < AXES; axis++) {
         char sent[32], planned[32];
         if (f->planned[axis] <= 0 && f->sent[axis] <= 0) continue;
-        fprintf(stderr, "  %s sent %s (planned %s)", axis_name((Axis)axis), text_bytes(f->sent[axis] / ranks, sent),
-                text_bytes(f->planned[axis] / ranks, planned));
+        fprintf(stderr, "  %s sent %s (planned %s)", axis_name((Axis)axis),
+                text_bytes(f->sent[axis] / ranks, sent), text_bytes(f->planned[axis] / ranks, planned));
     }
     fputs("\n", stderr);
 }
@@ -334,8 +343,9 @@ static bool parse(Options *o, int argc, char **argv) {
 int main(int argc, char **argv) {
     Options o;
     if (!parse(&o, argc, argv)) {
-        fprintf(stderr, "usage: bench_ranks [--size " WORKLOAD_SIZES "] [--steps N] [--name TEXT] [--profile]\n"
-                        "                   [section.key=value ...]\n");
+        fprintf(stderr,
+                "usage: bench_ranks [--size " WORKLOAD_SIZES "] [--steps N] [--name TEXT] [--profile]\n"
+                "                   [section.key=value ...]\n");
         return 2;
     }
     Bench b = {.options = &o};

@@ -1,5 +1,6 @@
-/* Training speed: a few steps of 16,384 random tokens each, with accumulation, clipping and AdamW, beside the matrix-product
- * peak measured in the same process, before and after. Prints one JSON object on stdout and a readable line on stderr.
+/* Training speed: a few steps of 16,384 random tokens each, with accumulation, clipping and AdamW, beside the
+ * matrix-product peak measured in the same process, before and after. Prints one JSON object on stdout and a
+ * readable line on stderr.
  *
  *     bench_train --size 125M --context 1024 [--compute fp32|bf16|best] [--microbatch SEQUENCES] [--loss-rows N] [--steps N]
  *                 [--threads N] [--profile]
@@ -13,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 #include "workload.h"
 
 enum { STEP_TOKENS = 16384 };
@@ -42,7 +43,8 @@ static void print_profile(const Device *d, double seconds) {
 }
 
 /* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up. */
-static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches, int steps) {
+static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches,
+                      int steps) {
     Engine e;
     Error err = {0};
     StepResult r;
@@ -60,8 +62,10 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     }
     engine_initialise(&e, INIT_NORMAL, 0.02, 1);
     Batch *batches = mem_alloc_array((size_t)microbatches, sizeof *batches);
-    for (int m = 0; m < microbatches; m++) batches[m] = workload_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
-    Result result = {.compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(&e)};
+    for (int m = 0; m < microbatches; m++)
+        batches[m] = workload_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
+    Result result = {
+        .compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(&e)};
     ExactSum warm;
     exact_zero(&warm);
     engine_evaluate(&e, &batches[0], &warm);
@@ -92,7 +96,8 @@ static Result choose(Device *d, const Options *o) {
             if (sequences == 0) continue;
             Result r = measure(d, o, (Dtype)type, sequences, 1, 2);
             double rate = (double)(sequences * o->context) / r.seconds;
-            fprintf(stderr, "  %s, %lld sequences: %.0f tokens/s in a microbatch\n", name, (long long)sequences, rate);
+            fprintf(stderr, "  %s, %lld sequences: %.0f tokens/s in a microbatch\n", name,
+                    (long long)sequences, rate);
             if (rate > best_rate) best = r, best_rate = rate;
             if (o->microbatch) break;
         }
@@ -151,9 +156,10 @@ static void report(const Options *o, const Result *r, double peak, const Device 
     json_end_object(&w);
     printf("%s\n", out.data);
     text_free(&out);
-    fprintf(stderr, "weft  %-8s context %5lld  %s  %9.0f tokens/s  %6.3f TFLOP/s  %5.1f%% of peak  %6.2f GiB\n", o->size->name,
-            (long long)o->context, dtype_name(r->compute), rate, flops / 1e12, 100 * flops / peak,
-            (double)memory.peak / (1 << 30));
+    fprintf(stderr,
+            "weft  %-8s context %5lld  %s  %9.0f tokens/s  %6.3f TFLOP/s  %5.1f%% of peak  %6.2f GiB\n",
+            o->size->name, (long long)o->context, dtype_name(r->compute), rate, flops / 1e12,
+            100 * flops / peak, (double)memory.peak / (1 << 30));
 }
 
 static int parse(Options *o, int argc, char **argv) {
@@ -192,9 +198,11 @@ int main(int argc, char **argv) {
     Device d;
     Error err = {0};
     if (parse(&o, argc, argv)) {
-        fprintf(stderr,
-                "usage: bench_train --size " WORKLOAD_SIZES " --context N (a divisor of 16384) [--compute fp32|bf16|best]\n"
-                "                   [--microbatch N] [--loss-rows N] [--steps N] [--threads N] [--profile]\n");
+        fprintf(
+            stderr,
+            "usage: bench_train --size " WORKLOAD_SIZES
+            " --context N (a divisor of 16384) [--compute fp32|bf16|best]\n"
+            "                   [--microbatch N] [--loss-rows N] [--steps N] [--threads N] [--profile]\n");
         return 2;
     }
     if (device_open_cpu(&d, NULL, o.threads, &err) != OK) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/tokenizer_expectations.h: a small tokenizer for each pattern, nasty texts, and the ids that the Hugging Face
+"""Writes tests/support/tokenizer_expectations.h: a small tokenizer for each pattern, nasty texts, and the ids that the Hugging Face
 `tokenizers` package gives them.
 
     python3 -m venv .venv && .venv/bin/pip install tokenizers
-    .venv/bin/python tools/make_tokenizer_expectations.py > tests/tokenizer_expectations.h
+    .venv/bin/python tools/make_tokenizer_expectations.py > tests/support/tokenizer_expectations.h
 """
 import json
 import os

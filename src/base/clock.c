@@ -22,8 +22,9 @@ char *clock_iso8601(double wall, char out[21]) {
     time_t seconds = (time_t)floor(wall);
     struct tm t;
     gmtime_r(&seconds, &t);
-    snprintf(out, 21, "%04u-%02u-%02uT%02u:%02u:%02uZ", (unsigned)(t.tm_year + 1900) % 10000, (unsigned)(t.tm_mon + 1) % 100,
-             (unsigned)t.tm_mday % 100, (unsigned)t.tm_hour % 100, (unsigned)t.tm_min % 100, (unsigned)t.tm_sec % 100);
+    snprintf(out, 21, "%04u-%02u-%02uT%02u:%02u:%02uZ", (unsigned)(t.tm_year + 1900) % 10000,
+             (unsigned)(t.tm_mon + 1) % 100, (unsigned)t.tm_mday % 100, (unsigned)t.tm_hour % 100,
+             (unsigned)t.tm_min % 100, (unsigned)t.tm_sec % 100);
     return out;
 }
 

@@ -1,7 +1,8 @@
 /* Errors as values: see error.h.
  *
- * A message is formatted into a buffer of its own before it is stored, so that an old message may be an argument of
- * the new one. Messages are cut between characters, never inside one, and end in "..." where they were cut. */
+ * A message is formatted into a buffer of its own before it is stored, so that an old message may be an
+ * argument of the new one. Messages are cut between characters, never inside one, and end in "..." where they
+ * were cut. */
 #include "base/error.h"
 
 #include <errno.h>
@@ -80,7 +81,8 @@ const char *error_name(ErrorCode code) {
     case ERR_PEER: return "another rank failed";
     case ERR_CONFIG: return "bad configuration";
     }
-    return (int)code > 128 && (int)code <= 192 ? "killed by a signal" : "unknown error"; /* 128 + its number */
+    return (int)code > 128 && (int)code <= 192 ? "killed by a signal"
+                                               : "unknown error"; /* 128 + its number */
 }
 
 /* C0, DEL, C1, and the marks that reorder or hide text on a terminal. */
@@ -103,8 +105,8 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
         if (escape) {
             piece_length = 0;
             for (size_t i = 0; i < bytes; i++)
-                piece_length +=
-                    (size_t)snprintf(piece + piece_length, sizeof piece - piece_length, "\\x%02X", (unsigned char)text[at + i]);
+                piece_length += (size_t)snprintf(piece + piece_length, sizeof piece - piece_length, "\\x%02X",
+                                                 (unsigned char)text[at + i]);
         } else {
             memcpy(piece, text + at, bytes);
         }

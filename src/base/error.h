@@ -1,8 +1,8 @@
 /* Errors are values.
  *
- * Every function that can fail returns an ErrorCode (OK is 0) and takes an Error as its last argument, where it
- * says what failed, where, what was found and expected, and what to do. The code doubles as the process's exit
- * status (sysexits.h from 64 on), so that a script can tell bad data from a full disk.
+ * Every function that can fail returns an ErrorCode (OK is 0) and takes an Error as its last argument, where
+ * it says what failed, where, what was found and expected, and what to do. The code doubles as the process's
+ * exit status (sysexits.h from 64 on), so that a script can tell bad data from a full disk.
  *
  *     ErrorCode thing_open(Thing *t, const char *path, Error *err);
  *
@@ -42,8 +42,8 @@ typedef struct Error {
 #define PRINTF_LIKE(f, a)
 #endif
 
-/* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be NULL.
- * told becomes false. */
+/* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be
+ * NULL. told becomes false. */
 ErrorCode error_set(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 
 /* Like error_set, with ": <strerror(errno)>" at the end; errno is read first. */
@@ -55,8 +55,8 @@ ErrorCode error_context(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Short name of a code ("bad data"), for the last line a user sees. */
 const char *error_name(ErrorCode code);
 
-/* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size. For every name that came
- * from a file: tensor names and keys may carry terminal escapes. Returns out. */
+/* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size. For every
+ * name that came from a file: tensor names and keys may carry terminal escapes. Returns out. */
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
 
 /* Passes a failure up. */
@@ -66,7 +66,8 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
         if (try_code_ != OK) return try_code_; \
     } while (0)
 
-/* Programmer errors: prints file, line and expression, then aborts. Never for data, files, options or peers. */
+/* Programmer errors: prints file, line and expression, then aborts. Never for data, files, options or peers.
+ */
 #define CHECK(condition) ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
 _Noreturn void check_failed(const char *file, int line, const char *expression);
 

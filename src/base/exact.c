@@ -6,11 +6,13 @@
 #include <string.h>
 
 enum {
-    LOWEST = -1088,       /* limb 0 counts units of 2^LOWEST: the first multiple of 32 below the smallest double, 2^-1074 */
+    LOWEST =
+        -1088, /* limb 0 counts units of 2^LOWEST: the first multiple of 32 below the smallest double, 2^-1074 */
     TOP = EXACT_LIMBS - 1 /* the limb of the sign */
 };
 
-/* Two sums with that many pending additions can be merged, and one more be added to, before a limb leaves its 64 bits. */
+/* Two sums with that many pending additions can be merged, and one more be added to, before a limb leaves its
+ * 64 bits. */
 static const int64_t PENDING_MAX = 1 << 29;
 
 void exact_zero(ExactSum *s) { *s = (ExactSum){0}; }
@@ -59,8 +61,9 @@ static bool make_positive(ExactSum *s) {
 
 static uint64_t digit(const ExactSum *s, int i) { return i >= 0 ? (uint64_t)s->limb[i] : 0; }
 
-/* Of a positive sum below 2^1024 whose highest limb that is not zero is `first`: its upper 64 binary digits, the last of which
- * is also set if anything follows. Rounding 64 digits to 53 does then what rounding all of them would. */
+/* Of a positive sum below 2^1024 whose highest limb that is not zero is `first`: its upper 64 binary digits,
+ * the last of which is also set if anything follows. Rounding 64 digits to 53 does then what rounding all of
+ * them would. */
 static double round_digits(const ExactSum *s, int first) {
     int lead = 0;
     while (!(digit(s, first) >> (31 - lead) & 1)) lead++;
@@ -68,7 +71,8 @@ static double round_digits(const ExactSum *s, int first) {
     uint64_t digits = upper << lead | next >> 32;
     bool more = (next & 0xffffffff) != 0;
     for (int i = first - 3; i >= 0 && !more; i--) more = s->limb[i] != 0;
-    /* Where the result is subnormal nothing is rounded at all: every term is a multiple of the smallest double. */
+    /* Where the result is subnormal nothing is rounded at all: every term is a multiple of the smallest
+     * double. */
     return ldexp((double)(digits | (more ? 1 : 0)), LOWEST + 32 * (first - 1) - lead);
 }
 

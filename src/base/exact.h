@@ -1,16 +1,18 @@
-/* Sums of doubles without any rounding, so that neither the order of the terms nor how they were shared out can show.
+/* Sums of doubles without any rounding, so that neither the order of the terms nor how they were shared out
+ * can show.
  *
- * An ExactSum is a fixed-point number wide enough for every finite double (Kulisch & Miranker, "Computer arithmetic in theory
- * and practice", 1981): limb i counts units of 2^(32 i - 1088). A limb has 64 bits but digits of 32, so carries can wait.
+ * An ExactSum is a fixed-point number wide enough for every finite double (Kulisch & Miranker, "Computer
+ * arithmetic in theory and practice", 1981): limb i counts units of 2^(32 i - 1088). A limb has 64 bits but
+ * digits of 32, so carries can wait.
  *
  *     ExactSum s;
  *     exact_zero(&s);
  *     for (...) exact_add(&s, x[i]);
  *     double total = exact_value(&s);   // rounded once, to nearest even
  *
- * A normalised sum has one representation for each value: equal values are equal bytes. Limbs of normalised sums may be added
- * as plain integers (an all-reduce of `limb` over up to 2^29 ranks, say); exact_normalise makes that sum a proper one again,
- * once `pending` has been set to at least the number of sums in it. */
+ * A normalised sum has one representation for each value: equal values are equal bytes. Limbs of normalised
+ * sums may be added as plain integers (an all-reduce of `limb` over up to 2^29 ranks, say); exact_normalise
+ * makes that sum a proper one again, once `pending` has been set to at least the number of sums in it. */
 #ifndef WEFT_BASE_EXACT_H
 #define WEFT_BASE_EXACT_H
 
@@ -18,8 +20,8 @@
 
 enum { EXACT_LIMBS = 67 };
 
-/* |limb[i]| <= (1 + pending) 2^32, except the last limb, which holds the sign and what is beyond 2^1024: 2^63 terms of any
- * size. */
+/* |limb[i]| <= (1 + pending) 2^32, except the last limb, which holds the sign and what is beyond 2^1024: 2^63
+ * terms of any size. */
 typedef struct ExactSum {
     int64_t limb[EXACT_LIMBS];
     int64_t pending; /* additions since the last normalisation */

@@ -1,7 +1,7 @@
 /* Files: bounded reading, atomic writing.
  *
- * A write goes to a temporary sibling, which is synced before it takes the name, and the directory is synced after: at every
- * moment the name holds the whole old content or the whole new one. */
+ * A write goes to a temporary sibling, which is synced before it takes the name, and the directory is synced
+ * after: at every moment the name holds the whole old content or the whole new one. */
 #include "base/file.h"
 
 #include <dirent.h>
@@ -23,7 +23,9 @@
 #include "base/text.h"
 
 /* Paths as they may be printed. */
-static const char *shown(const char *path, char out[512]) { return error_escape(out, 512, path, strlen(path)); }
+static const char *shown(const char *path, char out[512]) {
+    return error_escape(out, 512, path, strlen(path));
+}
 
 /* Opens a regular file; anything else (a directory, a pipe that would block) is refused. */
 static ErrorCode open_regular(const char *path, int *fd, struct stat *info, Error *err) {
@@ -53,11 +55,13 @@ static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit,
         }
         ssize_t got = read(fd, out->data + out->length, out->capacity - out->length);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return error_errno(err, ERR_IO, "%s: reading failed at byte %zu", shown(path, name), out->length);
+        if (got < 0)
+            return error_errno(err, ERR_IO, "%s: reading failed at byte %zu", shown(path, name), out->length);
         if (got == 0) return OK;
         out->length += (size_t)got;
         if (out->length > limit)
-            return error_set(err, ERR_DATA, "%s: expected at most %zu bytes, found more", shown(path, name), limit);
+            return error_set(err, ERR_DATA, "%s: expected at most %zu bytes, found more", shown(path, name),
+                             limit);
     }
 }
 
@@ -70,8 +74,8 @@ ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length,
     Text content = {0};
     ErrorCode code;
     if ((uint64_t)info.st_size > limit)
-        code = error_set(err, ERR_DATA, "%s: expected at most %zu bytes, found %lld", shown(path, name), limit,
-                         (long long)info.st_size);
+        code = error_set(err, ERR_DATA, "%s: expected at most %zu bytes, found %lld", shown(path, name),
+                         limit, (long long)info.st_size);
     else
         code = read_all(path, fd, (size_t)info.st_size, limit, &content, err);
     close(fd);
@@ -113,7 +117,8 @@ static ErrorCode write_all(const char *path, int fd, const char *data, size_t le
     for (size_t done = 0; done < length;) {
         ssize_t wrote = write(fd, data + done, length - done);
         if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return error_errno(err, ERR_IO, "%s: writing failed at byte %zu", shown(path, name), done);
+        if (wrote < 0)
+            return error_errno(err, ERR_IO, "%s: writing failed at byte %zu", shown(path, name), done);
         done += (size_t)wrote;
     }
     if (fsync(fd) != 0) return error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
@@ -149,7 +154,8 @@ ErrorCode file_check_write(const char *path, Error *err) {
     char name[512];
     Text temporary = {0};
     int fd;
-    if (file_is_dir(path)) return error_set(err, ERR_CANTCREATE, "%s: expected a file, found a directory", shown(path, name));
+    if (file_is_dir(path))
+        return error_set(err, ERR_CANTCREATE, "%s: expected a file, found a directory", shown(path, name));
     ErrorCode code = open_sibling(path, &temporary, &fd, err);
     if (code == OK) {
         close(fd);
@@ -176,7 +182,8 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
     ErrorCode code = open_sibling(path, &temporary, &fd, err);
     if (code == OK) {
         code = write_all(path, fd, data, length, err);
-        if (close(fd) != 0 && code == OK) code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
+        if (close(fd) != 0 && code == OK)
+            code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
         if (code == OK && rename(temporary.data, path) != 0)
             code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
         if (code != OK)
@@ -195,7 +202,8 @@ static ErrorCode make_dir(const char *path, Error *err) {
     if (mkdir(path, 0777) == 0) return OK;
     if (errno == EEXIST) {
         if (file_is_dir(path)) return OK;
-        return error_set(err, ERR_CANTCREATE, "%s: cannot create the directory: a file of that name is in the way",
+        return error_set(err, ERR_CANTCREATE,
+                         "%s: cannot create the directory: a file of that name is in the way",
                          shown(path, name));
     }
     return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", shown(path, name));
@@ -256,7 +264,8 @@ ErrorCode file_size(const char *path, uint64_t *bytes, Error *err) {
     char name[512];
     struct stat info;
     if (stat(path, &info) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
-    if (!S_ISREG(info.st_mode)) return error_set(err, ERR_NOINPUT, "%s: expected a regular file", shown(path, name));
+    if (!S_ISREG(info.st_mode))
+        return error_set(err, ERR_NOINPUT, "%s: expected a regular file", shown(path, name));
     *bytes = (uint64_t)info.st_size;
     return OK;
 }
@@ -267,12 +276,15 @@ ErrorCode file_sync_dir(const char *path, Error *err) {
     if (fd < 0) return error_errno(err, ERR_IO, "%s: cannot open the directory", shown(path, name));
     /* Some file systems cannot sync a directory; there is nothing more to do for durability there. */
     ErrorCode code = OK;
-    if (fsync(fd) != 0 && errno != EINVAL) code = error_errno(err, ERR_IO, "%s: cannot sync the directory", shown(path, name));
+    if (fsync(fd) != 0 && errno != EINVAL)
+        code = error_errno(err, ERR_IO, "%s: cannot sync the directory", shown(path, name));
     close(fd);
     return code;
 }
 
-static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_paths(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *err) {
     char name[512];
@@ -289,7 +301,8 @@ ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *er
         const char *advice = strpbrk(pattern, "*?[") ? "nothing matches this pattern" : "no such file";
         return error_set(err, ERR_NOINPUT, "%s: %s", shown(pattern, name), advice);
     }
-    if (status != 0) return error_set(err, ERR_NOINPUT, "%s: cannot read the directory", shown(pattern, name));
+    if (status != 0)
+        return error_set(err, ERR_NOINPUT, "%s: cannot read the directory", shown(pattern, name));
     *count = found.gl_pathc;
     *paths = mem_alloc_array(*count, sizeof **paths);
     for (size_t i = 0; i < *count; i++) (*paths)[i] = mem_strdup(found.gl_pathv[i]);
@@ -327,7 +340,9 @@ ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err)
     char name[512];
     DIR *open = opendir(dir);
     ErrorCode code = OK;
-    if (!open) return errno == ENOENT ? OK : error_errno(err, ERR_IO, "%s: cannot read the directory", shown(dir, name));
+    if (!open)
+        return errno == ENOENT ? OK
+                               : error_errno(err, ERR_IO, "%s: cannot read the directory", shown(dir, name));
     for (struct dirent *entry; code == OK && (entry = readdir(open));) {
         if (fnmatch(pattern, entry->d_name, 0) != 0) continue;
         char *path = path_join(dir, entry->d_name);

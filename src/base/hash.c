@@ -1,4 +1,5 @@
-/* Hashes: libcrypto and xxhash do the work; CRC-32C is a table of sixteen entries, enough for TensorBoard's small records. */
+/* Hashes: libcrypto and xxhash do the work; CRC-32C is a table of sixteen entries, enough for TensorBoard's
+ * small records. */
 #include "base/hash.h"
 
 #include <openssl/evp.h>
@@ -21,7 +22,9 @@ Sha256 *sha256_start(void) {
     return h;
 }
 
-void sha256_add(Sha256 *h, const void *data, size_t length) { CHECK(EVP_DigestUpdate(h->context, data, length) == 1); }
+void sha256_add(Sha256 *h, const void *data, size_t length) {
+    CHECK(EVP_DigestUpdate(h->context, data, length) == 1);
+}
 
 void sha256_add_u64(Sha256 *h, uint64_t value) {
     uint8_t bytes[8];

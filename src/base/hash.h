@@ -1,4 +1,5 @@
-/* Hashes: SHA-256 for identities (libcrypto), XXH3-64 for checksums (xxhash), CRC-32C for TensorBoard records. */
+/* Hashes: SHA-256 for identities (libcrypto), XXH3-64 for checksums (xxhash), CRC-32C for TensorBoard
+ * records. */
 #ifndef WEFT_BASE_HASH_H
 #define WEFT_BASE_HASH_H
 

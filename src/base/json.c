@@ -1,8 +1,9 @@
 /* Reading JSON strictly.
  *
- * A scan of our own checks the grammar, with positions; cJSON then builds the tree from text that is known to be well formed;
- * last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits (nesting, digits), and its C strings are
- * whole but for values of lines, whose text is then taken from the source. */
+ * A scan of our own checks the grammar, with positions; cJSON then builds the tree from text that is known to
+ * be well formed; last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits
+ * (nesting, digits), and its C strings are whole but for values of lines, whose text is then taken from the
+ * source. */
 #include "base/json.h"
 
 #include <math.h>
@@ -42,7 +43,8 @@ static ErrorCode expected(const Scan *s, const char *what) {
     if (s->at < s->length) {
         size_t bytes = text_utf8(s->data + s->at, s->length - s->at, NULL);
         char shown[20];
-        snprintf(found, sizeof found, "'%s'", error_escape(shown, sizeof shown, s->data + s->at, bytes ? bytes : 1));
+        snprintf(found, sizeof found, "'%s'",
+                 error_escape(shown, sizeof shown, s->data + s->at, bytes ? bytes : 1));
     }
     snprintf(message, sizeof message, "expected %s, found %s", what, found);
     return fail(s, s->at, message);
@@ -61,7 +63,9 @@ static int hex4(const Scan *s, size_t at) {
     if (s->length - at < 4) return -1;
     for (size_t i = at; i < at + 4; i++) {
         char c = s->data[i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int digit = c >= '0' && c <= '9'                 ? c - '0'
+                    : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                         : -1;
         if (digit < 0) return -1;
         value = value * 16 + digit;
     }
@@ -137,7 +141,8 @@ static ErrorCode scan_number(Scan *s) {
 
 static ErrorCode scan_word(Scan *s, const char *word) {
     size_t length = strlen(word);
-    if (s->length - s->at < length || memcmp(s->data + s->at, word, length) != 0) return expected(s, "a value");
+    if (s->length - s->at < length || memcmp(s->data + s->at, word, length) != 0)
+        return expected(s, "a value");
     s->at += length;
     return OK;
 }
@@ -259,8 +264,10 @@ ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON *
     return parse(&scan, root);
 }
 
-ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root, Error *err) {
-    Scan scan = {.where = where, .data = data, .length = length, .line = line, .nul_in_values = true, .err = err};
+ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root,
+                          Error *err) {
+    Scan scan = {
+        .where = where, .data = data, .length = length, .line = line, .nul_in_values = true, .err = err};
     return parse(&scan, root);
 }
 
@@ -276,7 +283,8 @@ static void add_decoded(const char *bytes, size_t length, Text *quoted, Text *ou
     cJSON_Delete(string);
 }
 
-/* The string that begins at bytes[0], behind its quote, and was scanned before: what is between its NULs, and they. */
+/* The string that begins at bytes[0], behind its quote, and was scanned before: what is between its NULs, and
+ * they. */
 static void add_parts(const char *bytes, Text *out) {
     Text quoted = {0};
     const char *at = bytes;
@@ -342,22 +350,24 @@ static const char *kind_of(const cJSON *node) {
 }
 
 /* *member is NULL when the key is missing or null and need not be there. */
-static ErrorCode find_member(const cJSON *object, const char *where, const char *key, bool required, const cJSON **member,
-                             Error *err) {
+static ErrorCode find_member(const cJSON *object, const char *where, const char *key, bool required,
+                             const cJSON **member, Error *err) {
     *member = NULL;
-    if (!cJSON_IsObject(object)) return error_set(err, ERR_DATA, "%s: expected an object, found %s", where, kind_of(object));
+    if (!cJSON_IsObject(object))
+        return error_set(err, ERR_DATA, "%s: expected an object, found %s", where, kind_of(object));
     *member = cJSON_GetObjectItemCaseSensitive(object, key);
     if (cJSON_IsNull(*member)) *member = NULL;
     if (!*member && required) return error_set(err, ERR_DATA, "%s: key \"%s\" is missing", where, key);
     return OK;
 }
 
-static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *key, const char *wanted, Error *err) {
+static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *key, const char *wanted,
+                            Error *err) {
     return error_set(err, ERR_DATA, "%s: \"%s\": expected %s, found %s", where, key, wanted, kind_of(member));
 }
 
-ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min, int64_t max,
-                       int64_t *out, Error *err) {
+ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min,
+                       int64_t max, int64_t *out, Error *err) {
     const cJSON *member = NULL;
     char number[32];
     TRY(find_member(object, where, key, required, &member, err));
@@ -366,13 +376,14 @@ ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, 
     double value = member->valuedouble;
     bool exact = value == floor(value) && fabs(value) < 0x1p53;
     if (!exact || (int64_t)value < min || (int64_t)value > max)
-        return error_set(err, ERR_DATA, "%s: \"%s\": expected a whole number between %lld and %lld, found %s", where, key,
-                         (long long)min, (long long)max, text_double(value, number));
+        return error_set(err, ERR_DATA, "%s: \"%s\": expected a whole number between %lld and %lld, found %s",
+                         where, key, (long long)min, (long long)max, text_double(value, number));
     *out = (int64_t)value;
     return OK;
 }
 
-ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out, Error *err) {
+ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out,
+                          Error *err) {
     const cJSON *member = NULL;
     TRY(find_member(object, where, key, required, &member, err));
     if (!member) return OK;
@@ -381,7 +392,8 @@ ErrorCode json_get_double(const cJSON *object, const char *where, const char *ke
     return OK;
 }
 
-ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key, bool required, bool *out, Error *err) {
+ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key, bool required, bool *out,
+                        Error *err) {
     const cJSON *member = NULL;
     TRY(find_member(object, where, key, required, &member, err));
     if (!member) return OK;
@@ -390,8 +402,8 @@ ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key,
     return OK;
 }
 
-ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required, const char **out,
-                          Error *err) {
+ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required,
+                          const char **out, Error *err) {
     const cJSON *member = NULL;
     TRY(find_member(object, where, key, required, &member, err));
     if (!member) return OK;

@@ -1,7 +1,7 @@
 /* JSON: cJSON for reading, made strict, and a small streaming writer.
  *
- * json_parse refuses what cJSON lets pass: trailing bytes, duplicate keys, nesting beyond 64, \u0000, invalid UTF-8,
- * numbers that are not JSON or not finite. Errors give line and column. */
+ * json_parse refuses what cJSON lets pass: trailing bytes, duplicate keys, nesting beyond 64, \u0000, invalid
+ * UTF-8, numbers that are not JSON or not finite. Errors give line and column. */
 #ifndef WEFT_BASE_JSON_H
 #define WEFT_BASE_JSON_H
 
@@ -16,23 +16,27 @@
 ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err);
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err);
 
-/* The same for one line of a file, so that errors give the line of the file; and a value, not a key, may hold \u0000. cJSON
- * shows the string before it; json_line_string puts the whole one, with its NULs, behind what is in `out`. `member` is a string
- * in the object that data[0, length) was parsed to. */
-ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root, Error *err);
+/* The same for one line of a file, so that errors give the line of the file; and a value, not a key, may hold
+ * \u0000. cJSON shows the string before it; json_line_string puts the whole one, with its NULs, behind what
+ * is in `out`. `member` is a string in the object that data[0, length) was parsed to. */
+ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root,
+                          Error *err);
 void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out);
 
-/* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and succeeds when
- * `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON keeps doubles, and beyond
- * that a double no longer tells neighbours apart. */
-ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min, int64_t max,
-                       int64_t *out, Error *err);
-ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out, Error *err);
-ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key, bool required, bool *out, Error *err);
-ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required, const char **out, Error *err);
+/* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and
+ * succeeds when `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON
+ * keeps doubles, and beyond that a double no longer tells neighbours apart. */
+ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min,
+                       int64_t max, int64_t *out, Error *err);
+ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out,
+                          Error *err);
+ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key, bool required, bool *out,
+                        Error *err);
+ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required,
+                          const char **out, Error *err);
 
-/* Writer: appends to a Text; commas are placed for you. indent 0 writes one line. Doubles are written with the fewest digits
- * that read back the same; non-finite ones as null (JSON has no other way). */
+/* Writer: appends to a Text; commas are placed for you. indent 0 writes one line. Doubles are written with
+ * the fewest digits that read back the same; non-finite ones as null (JSON has no other way). */
 typedef struct JsonWriter {
     Text *out;
     int indent, depth;
@@ -48,7 +52,8 @@ void json_int(JsonWriter *w, int64_t value);
 void json_double(JsonWriter *w, double value);
 void json_bool(JsonWriter *w, bool value);
 void json_null(JsonWriter *w);
-void json_string(JsonWriter *w, const char *value);               /* NUL-terminated UTF-8 */
-void json_bytes(JsonWriter *w, const char *value, size_t length); /* may hold NULs; invalid UTF-8 becomes U+FFFD */
+void json_string(JsonWriter *w, const char *value); /* NUL-terminated UTF-8 */
+void json_bytes(JsonWriter *w, const char *value,
+                size_t length); /* may hold NULs; invalid UTF-8 becomes U+FFFD */
 
 #endif

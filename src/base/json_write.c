@@ -1,13 +1,15 @@
 /* Writing JSON as it comes.
  *
- * `first` says that nothing stands in the innermost container yet; `after_key` that the next value belongs to a key on the same
- * line. Both are settled by begin_item, which every value and key passes. */
+ * `first` says that nothing stands in the innermost container yet; `after_key` that the next value belongs to
+ * a key on the same line. Both are settled by begin_item, which every value and key passes. */
 #include <math.h>
 #include <string.h>
 
 #include "base/json.h"
 
-void json_start(JsonWriter *w, Text *out, int indent) { *w = (JsonWriter){.out = out, .indent = indent, .first = true}; }
+void json_start(JsonWriter *w, Text *out, int indent) {
+    *w = (JsonWriter){.out = out, .indent = indent, .first = true};
+}
 
 static void new_line(JsonWriter *w) {
     if (w->indent == 0) return;

@@ -1,7 +1,7 @@
 /* Messages on stderr, and the live status line.
  *
- * One mutex guards the level and the status line, and every message leaves in one write: lines of several threads never mix,
- * and the status line is always the last thing on the terminal. */
+ * One mutex guards the level and the status line, and every message leaves in one write: lines of several
+ * threads never mix, and the status line is always the last thing on the terminal. */
 #include "base/log.h"
 
 #include <errno.h>

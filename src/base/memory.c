@@ -1,7 +1,8 @@
 /* Memory pools and the process's memory figures.
  *
- * Invariants: a pool is dry (base NULL, requests only counted) or committed (base mapped, used <= planned). In the guard build
- * every committed pool is registered, and readable exactly while pool_unlock_all calls outnumber pool_lock_all calls. */
+ * Invariants: a pool is dry (base NULL, requests only counted) or committed (base mapped, used <= planned).
+ * In the guard build every committed pool is registered, and readable exactly while pool_unlock_all calls
+ * outnumber pool_lock_all calls. */
 #include "base/memory.h"
 
 #include <errno.h>
@@ -95,7 +96,8 @@ void *pool_take(Pool *p, size_t bytes) {
     return memory;
 }
 
-/* Touching from the kernel reports exhaustion as an error; where it cannot, a store a page does the same work. */
+/* Touching from the kernel reports exhaustion as an error; where it cannot, a store a page does the same
+ * work. */
 static ErrorCode touch(char *base, size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
     if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return OK;
@@ -123,7 +125,9 @@ ErrorCode pool_commit(Pool *p, Error *err) {
     char size[32], available[32];
     CHECK(p->base == NULL);
     size_t bytes = mapping_bytes(p);
-    if (bytes == 0) return error_set(err, ERR_MEMORY, "pool \"%s\": its size is more than this machine can address", p->name);
+    if (bytes == 0)
+        return error_set(err, ERR_MEMORY, "pool \"%s\": its size is more than this machine can address",
+                         p->name);
     uint64_t free_bytes = memory_use().available;
     if (free_bytes && bytes > free_bytes)
         return error_set(err, ERR_MEMORY,
@@ -153,7 +157,8 @@ void pool_free(Pool *p) {
     p->planned = p->used = 0;
 }
 
-/* A small system file into a buffer of the caller's: these figures are read inside steps, where nothing is allocated. */
+/* A small system file into a buffer of the caller's: these figures are read inside steps, where nothing is
+ * allocated. */
 static bool read_small(const char *path, char *out, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -174,7 +179,8 @@ static uint64_t field(const char *text, const char *label, uint64_t unit) {
     return 0;
 }
 
-/* A container's limit and what it has in use (file cache that can go does not count), cgroup version 2 or 1. */
+/* A container's limit and what it has in use (file cache that can go does not count), cgroup version 2 or 1.
+ */
 static void apply_container(MemoryUse *use) {
     static const char *const files[][3] = {
         {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},

@@ -1,11 +1,11 @@
-/* Memory pools. All tensor memory is planned, allocated once before step 1, and handed out from named pools; nothing is
- * allocated inside a step. A pool is used twice with the same sequence of requests: first dry, to add up its size, then real.
+/* Memory pools. All tensor memory is planned, allocated once before step 1, and handed out from named pools;
+ * nothing is allocated inside a step. A pool is used twice with the same sequence of requests: first dry, to
+ * add up its size, then real.
  *
  *     Pool p = {.name = "activations"};
  *     layout(&p);          // dry: pool_take returns NULL and counts
  *     pool_commit(&p);     // one page-aligned mapping of exactly the planned size
- *     layout(&p);          // real: pointers
- */
+ *     layout(&p);          // real: pointers */
 #ifndef WEFT_BASE_MEMORY_H
 #define WEFT_BASE_MEMORY_H
 
@@ -25,15 +25,15 @@ typedef struct Pool {
     size_t used;    /* bytes handed out since commit */
 } Pool;
 
-/* `bytes` rounded up to POOL_ALIGN. Before commit returns NULL and counts. After commit CHECKs that the plan is not exceeded.
- */
+/* `bytes` rounded up to POOL_ALIGN. Before commit returns NULL and counts. After commit CHECKs that the plan
+ * is not exceeded. */
 void *pool_take(Pool *p, size_t bytes);
 /* Maps and touches the memory (zeroed). ERR_MEMORY names the pool and its size. */
 ErrorCode pool_commit(Pool *p, Error *err);
 void pool_free(Pool *p);
 
-/* In the guard build (WEFT_GUARD) pool memory is unreadable except between these two, which every op call is wrapped in.
- * They nest and are no-ops elsewhere. */
+/* In the guard build (WEFT_GUARD) pool memory is unreadable except between these two, which every op call is
+ * wrapped in. They nest and are no-ops elsewhere. */
 void pool_unlock_all(void);
 void pool_lock_all(void);
 

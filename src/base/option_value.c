@@ -1,7 +1,7 @@
 /* Values of options by type.
  *
- * A value is made whole before it replaces the old one, so that a failure leaves the field as it was. Strings in a field are
- * owned by it and never NULL once it has its default. */
+ * A value is made whole before it replaces the old one, so that a failure leaves the field as it was. Strings
+ * in a field are owned by it and never NULL once it has its default. */
 #include "base/option_value.h"
 
 #include <math.h>
@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format, ...) {
+ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format,
+                     ...) {
     Error reason;
     char message[sizeof reason.message], name[128];
     va_list args;
@@ -18,7 +19,8 @@ ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
     error_escape(name, sizeof name, key, strlen(key));
-    if (!origin->has_lines) return error_set(origin->err, ERR_CONFIG, "%s: %s: %s", origin->where, name, message);
+    if (!origin->has_lines)
+        return error_set(origin->err, ERR_CONFIG, "%s: %s: %s", origin->where, name, message);
     return error_set(origin->err, ERR_CONFIG, "%s:%d:%d: %s: %s", origin->where, line, column, name, message);
 }
 
@@ -66,8 +68,9 @@ static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node
     char found[128];
     bool unquote = node->kind == YAML_NODE_SCALAR && node->quoted && o->type != OPT_CHOICE;
     describe_type(o, &wanted);
-    ErrorCode code = value_fail(origin, node->line, node->column, key, "expected %s, found %s%s%s", wanted.data,
-                                unquote ? "the quoted text " : "", value_describe(node, found), advice);
+    ErrorCode code =
+        value_fail(origin, node->line, node->column, key, "expected %s, found %s%s%s", wanted.data,
+                   unquote ? "the quoted text " : "", value_describe(node, found), advice);
     text_free(&wanted);
     return code;
 }
@@ -117,16 +120,19 @@ static bool parse_double(const char *text, double *out) {
     return *p == 0 && isfinite(*out);
 }
 
-/* Bounds beyond 64 bits bound nothing. The others are compared as integers: doubles cannot tell 2^53 + 1 from 2^53. */
+/* Bounds beyond 64 bits bound nothing. The others are compared as integers: doubles cannot tell 2^53 + 1 from
+ * 2^53. */
 static bool int_in_bounds(const Option *o, int64_t value) {
     if (!has_bounds(o)) return true;
     if (o->min > -0x1p63 && value < (int64_t)ceil(o->min)) return false;
     return !(o->max < 0x1p63 && value > (int64_t)floor(o->max));
 }
 
-static ErrorCode set_bool(const Option *o, bool *field, const char *key, const YamlNode *node, const ValueOrigin *origin) {
+static ErrorCode set_bool(const Option *o, bool *field, const char *key, const YamlNode *node,
+                          const ValueOrigin *origin) {
     static const char *const like_true[] = {"yes", "Yes", "YES", "on", "On", "ON", "True", "TRUE", "1", "y"};
-    static const char *const like_false[] = {"no", "No", "NO", "off", "Off", "OFF", "False", "FALSE", "0", "n"};
+    static const char *const like_false[] = {"no",  "No",    "NO",    "off", "Off",
+                                             "OFF", "False", "FALSE", "0",   "n"};
     bool is_true = strcmp(node->text, "true") == 0;
     if (!node->quoted && (is_true || strcmp(node->text, "false") == 0)) {
         *field = is_true;
@@ -140,7 +146,8 @@ static ErrorCode set_bool(const Option *o, bool *field, const char *key, const Y
     return mismatch(o, key, node, advice, origin);
 }
 
-static ErrorCode set_choice(const Option *o, int *field, const char *key, const YamlNode *node, const ValueOrigin *origin) {
+static ErrorCode set_choice(const Option *o, int *field, const char *key, const YamlNode *node,
+                            const ValueOrigin *origin) {
     char name[64], nearest[64] = "", advice[96] = "";
     int best = 3;
     for (int i = 0; *options_choice_name(o, i, name); i++) {
@@ -158,7 +165,8 @@ static ErrorCode set_choice(const Option *o, int *field, const char *key, const 
     return mismatch(o, key, node, advice, origin);
 }
 
-static ErrorCode set_number(const Option *o, void *field, const char *key, const YamlNode *node, const ValueOrigin *origin) {
+static ErrorCode set_number(const Option *o, void *field, const char *key, const YamlNode *node,
+                            const ValueOrigin *origin) {
     if (o->type == OPT_INT) {
         int64_t value;
         if (node->quoted || !parse_int(node->text, &value) || !int_in_bounds(o, value))
@@ -167,13 +175,16 @@ static ErrorCode set_number(const Option *o, void *field, const char *key, const
     } else {
         double value;
         bool good = !node->quoted && parse_double(node->text, &value);
-        if (!good || (has_bounds(o) && !(value >= o->min && value <= o->max))) return mismatch(o, key, node, "", origin);
+        if (!good || (has_bounds(o) && !(value >= o->min && value <= o->max)))
+            return mismatch(o, key, node, "", origin);
         *(double *)field = value;
     }
     return OK;
 }
 
-static bool is_nothing(const YamlNode *node) { return node->kind == YAML_NODE_SCALAR && !node->quoted && !*node->text; }
+static bool is_nothing(const YamlNode *node) {
+    return node->kind == YAML_NODE_SCALAR && !node->quoted && !*node->text;
+}
 
 static void free_strings(StringList *list) {
     for (size_t i = 0; i < list->count; i++) free(list->items[i]);
@@ -219,9 +230,10 @@ static ErrorCode unknown_item_key(const Option *table, const char *path, const Y
         if (distance < best) best = distance, nearest = o->key;
         text_printf(&names, "%s%s", o == table ? "" : ", ", o->key);
     }
-    ErrorCode code =
-        nearest ? value_fail(origin, map->key_lines[i], map->key_columns[i], path, "unknown key; did you mean %s?", nearest)
-                : value_fail(origin, map->key_lines[i], map->key_columns[i], path, "unknown key; there are %s", names.data);
+    ErrorCode code = nearest ? value_fail(origin, map->key_lines[i], map->key_columns[i], path,
+                                          "unknown key; did you mean %s?", nearest)
+                             : value_fail(origin, map->key_lines[i], map->key_columns[i], path,
+                                          "unknown key; there are %s", names.data);
     text_free(&names);
     return code;
 }
@@ -230,14 +242,17 @@ static ErrorCode check_item(const Option *table, const char *item, const char *k
                             const ValueOrigin *origin) {
     for (const Option *o = table; o->key; o++)
         if (o->required && !**(char *const *)(const void *)(item + o->offset))
-            return value_fail(origin, node->line, node->column, key, "%s is missing; expected {%s: ...}", o->key, o->key);
+            return value_fail(origin, node->line, node->column, key, "%s is missing; expected {%s: ...}",
+                              o->key, o->key);
     return OK;
 }
 
 /* One item: defaults first, then what the node gives. */
-static ErrorCode set_item(const Option *table, char *item, const char *key, const YamlNode *node, const ValueOrigin *origin) {
+static ErrorCode set_item(const Option *table, char *item, const char *key, const YamlNode *node,
+                          const ValueOrigin *origin) {
     const ValueOrigin defaults = {.where = "default", .err = origin->err};
-    for (const Option *o = table; o->key; o++) TRY(value_set_text(o, item + o->offset, o->key, o->fallback, &defaults));
+    for (const Option *o = table; o->key; o++)
+        TRY(value_set_text(o, item + o->offset, o->key, o->fallback, &defaults));
     if (node->kind != YAML_NODE_MAP) return value_set(table, item + table->offset, key, node, origin);
     ErrorCode code = OK;
     Text path = {0};
@@ -254,7 +269,8 @@ static ErrorCode set_item(const Option *table, char *item, const char *key, cons
 
 static void free_list(const Option *o, ObjectList *list) {
     for (size_t i = 0; i < list->count; i++)
-        for (const Option *part = o->item; part->key; part++) value_free(part, list->items + i * o->item_size + part->offset);
+        for (const Option *part = o->item; part->key; part++)
+            value_free(part, list->items + i * o->item_size + part->offset);
     free(list->items);
     *list = (ObjectList){0};
 }
@@ -270,7 +286,8 @@ static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, c
     for (size_t i = 0; i < list.count && code == OK; i++) {
         text_clear(&path);
         text_printf(&path, "%s[%zu]", key, i);
-        code = set_item(o->item, list.items + i * o->item_size, path.data, single ? node : node->items[i], origin);
+        code = set_item(o->item, list.items + i * o->item_size, path.data, single ? node : node->items[i],
+                        origin);
     }
     text_free(&path);
     if (code != OK) {
@@ -282,7 +299,8 @@ static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, c
     return OK;
 }
 
-ErrorCode value_set(const Option *option, void *field, const char *key, const YamlNode *node, const ValueOrigin *origin) {
+ErrorCode value_set(const Option *option, void *field, const char *key, const YamlNode *node,
+                    const ValueOrigin *origin) {
     if (option->type == OPT_STRINGS) return set_strings(option, field, key, node, origin);
     if (option->type == OPT_LIST) return set_list(option, field, key, node, origin);
     if (node->kind != YAML_NODE_SCALAR) return mismatch(option, key, node, "", origin);
@@ -297,7 +315,8 @@ ErrorCode value_set(const Option *option, void *field, const char *key, const Ya
     return OK;
 }
 
-ErrorCode value_set_text(const Option *option, void *field, const char *key, const char *text, const ValueOrigin *origin) {
+ErrorCode value_set_text(const Option *option, void *field, const char *key, const char *text,
+                         const ValueOrigin *origin) {
     const size_t length = strlen(text);
     const bool is_list = option->type == OPT_STRINGS || option->type == OPT_LIST;
     const bool in_quotes = length >= 2 && (*text == '"' || *text == '\'') && text[length - 1] == *text;
@@ -329,16 +348,19 @@ static bool is_plain(const char *text) {
     static const char *const words[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
     const bool letter = (*text >= 'a' && *text <= 'z') || (*text >= 'A' && *text <= 'Z') || *text == '/';
     for (const char *p = text; *p; p++)
-        if (!(is_digit(*p) || (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || strchr("/._+-", *p))) return false;
+        if (!(is_digit(*p) || (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || strchr("/._+-", *p)))
+            return false;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcasecmp(text, words[i]) == 0) return false;
     return letter;
 }
 
-/* Characters that YAML takes as they are inside double quotes, and that are no line breaks or byte order marks. */
+/* Characters that YAML takes as they are inside double quotes, and that are no line breaks or byte order
+ * marks. */
 static bool is_literal(uint32_t code) {
     if (code < 0x7f) return code >= 0x20 && code != '"' && code != '\\';
-    return (code >= 0xa0 && code != 0x2028 && code != 0x2029 && code != 0xfeff && code < 0xfffe) || code >= 0x10000;
+    return (code >= 0xa0 && code != 0x2028 && code != 0x2029 && code != 0xfeff && code < 0xfffe) ||
+           code >= 0x10000;
 }
 
 static void write_string(const char *text, Text *out) {

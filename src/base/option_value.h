@@ -1,5 +1,5 @@
-/* One option's value: from a YAML node, to YAML text, freed. What an OptionType means is known here and nowhere else; options.c
- * deals with keys and sections. */
+/* One option's value: from a YAML node, to YAML text, freed. What an OptionType means is known here and
+ * nowhere else; options.c deals with keys and sections. */
 #ifndef WEFT_BASE_OPTION_VALUE_H
 #define WEFT_BASE_OPTION_VALUE_H
 
@@ -18,15 +18,19 @@ typedef struct ValueOrigin {
 } ValueOrigin;
 
 /* An error in front of which stands "where:line:column: key: ". */
-ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format, ...)
-    PRINTF_LIKE(5, 6);
+ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format,
+                     ...) PRINTF_LIKE(5, 6);
 /* What a node is, for "found ...": `"text"`, "nothing", "a map", "a list". Returns out. */
 const char *value_describe(const YamlNode *node, char out[128]);
 
-/* Replaces *field by what the node says; on failure the field keeps its value. `key` names the option in errors. */
-ErrorCode value_set(const Option *option, void *field, const char *key, const YamlNode *node, const ValueOrigin *origin);
-/* The same from text as it stands on a command line or in a table of defaults: strings literally, lists in flow form. */
-ErrorCode value_set_text(const Option *option, void *field, const char *key, const char *text, const ValueOrigin *origin);
+/* Replaces *field by what the node says; on failure the field keeps its value. `key` names the option in
+ * errors. */
+ErrorCode value_set(const Option *option, void *field, const char *key, const YamlNode *node,
+                    const ValueOrigin *origin);
+/* The same from text as it stands on a command line or in a table of defaults: strings literally, lists in
+ * flow form. */
+ErrorCode value_set_text(const Option *option, void *field, const char *key, const char *text,
+                         const ValueOrigin *origin);
 void value_free(const Option *option, void *field);
 
 /* The value on one line of YAML, which value_set reads back to the same value. */

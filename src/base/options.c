@@ -1,6 +1,7 @@
 /* Option tables applied: defaults, files, overrides, and where each value came from.
  *
- * Invariant of an OptionSet after options_init: every field holds a valid value of its type, and every source is set. */
+ * Invariant of an OptionSet after options_init: every field holds a valid value of its type, and every source
+ * is set. */
 #include "base/options.h"
 
 #include <stdarg.h>
@@ -25,7 +26,8 @@ ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error 
     set->sources = mem_alloc_array(set->count, sizeof *set->sources);
     for (size_t i = 0; i < set->count; i++) set_source(set, i, "default");
     for (size_t i = 0; i < set->count; i++) {
-        if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].fallback, &origin) == OK) continue;
+        if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].fallback, &origin) == OK)
+            continue;
         options_free(set);
         error_context(err, "a bad default in the option table");
         if (err) err->code = ERR_INTERNAL;
@@ -79,8 +81,8 @@ static const char *last_part(const char *path) {
     return dot ? dot + 1 : path;
 }
 
-/* The nearest key, or section, to one that is not there: by spelling, or the same last part in another section. NULL when
- * nothing is near. The text lives in `out`. */
+/* The nearest key, or section, to one that is not there: by spelling, or the same last part in another
+ * section. NULL when nothing is near. The text lives in `out`. */
 static const char *nearest_key(const OptionSet *set, const char *path, Text *out) {
     const char *last = last_part(path);
     int best = 2 + (int)(strlen(last) / 4);
@@ -106,7 +108,8 @@ static const char *nearest_key(const OptionSet *set, const char *path, Text *out
     return found ? out->data : NULL;
 }
 
-static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, int column, const ValueOrigin *origin) {
+static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, int column,
+                             const ValueOrigin *origin) {
     Text nearest = {0};
     ErrorCode code;
     if (nearest_key(set, path, &nearest))
@@ -122,10 +125,12 @@ ErrorCode options_check_key(const OptionSet *set, const char *where, const char 
     return find_option(set, key) != SIZE_MAX ? OK : unknown_key(set, key, 0, 0, &origin);
 }
 
-static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map, const ValueOrigin *origin);
+static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map,
+                               const ValueOrigin *origin);
 
 /* One key of a section: an option, a section of its own, or a mistake. */
-static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *map, size_t i, const ValueOrigin *origin) {
+static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *map, size_t i,
+                             const ValueOrigin *origin) {
     const int line = map->key_lines[i], column = map->key_columns[i];
     const YamlNode *value = map->items[i];
     char found[128];
@@ -144,11 +149,12 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
     if (!is_section(set, path)) return unknown_key(set, path, line, column, origin);
     if (value->kind == YAML_NODE_MAP) return apply_section(set, path, value, origin);
     if (value->kind == YAML_NODE_SCALAR && !value->quoted && !*value->text) return OK;
-    return value_fail(origin, value->line, value->column, path, "expected a section with keys of its own, found %s",
-                      value_describe(value, found));
+    return value_fail(origin, value->line, value->column, path,
+                      "expected a section with keys of its own, found %s", value_describe(value, found));
 }
 
-static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map, const ValueOrigin *origin) {
+static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map,
+                               const ValueOrigin *origin) {
     ErrorCode code = OK;
     Text path = {0};
     for (size_t i = 0; i < map->count && code == OK; i++) {
@@ -162,10 +168,11 @@ static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNo
 
 ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *root, Error *err) {
     char name[512], found[128];
-    const ValueOrigin origin = {.where = error_escape(name, sizeof name, where, strlen(where)), .has_lines = true, .err = err};
+    const ValueOrigin origin = {
+        .where = error_escape(name, sizeof name, where, strlen(where)), .has_lines = true, .err = err};
     if (root->kind != YAML_NODE_MAP)
-        return error_set(err, ERR_CONFIG, "%s:%d:%d: expected sections with keys, found %s", name, root->line, root->column,
-                         value_describe(root, found));
+        return error_set(err, ERR_CONFIG, "%s:%d:%d: expected sections with keys, found %s", name, root->line,
+                         root->column, value_describe(root, found));
     return apply_section(set, "", root, &origin);
 }
 
@@ -203,7 +210,8 @@ ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *
         code = value_set_text(&set->table[i], field_of(set, i), key.data, value, &origin);
         if (code == OK) set_source(set, i, "command line");
     } else if (is_section(set, key.data)) {
-        code = value_fail(&origin, 0, 0, key.data, "this is a section; name one of its keys, as in %s.key=value", key.data);
+        code = value_fail(&origin, 0, 0, key.data,
+                          "this is a section; name one of its keys, as in %s.key=value", key.data);
     } else {
         code = unknown_key(set, key.data, 0, 0, &origin);
     }

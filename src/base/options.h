@@ -1,8 +1,8 @@
-/* One table of options makes parsing, --help, documentation, the resolved configuration with the source of each value, shell
- * completion, the man page, and "unknown key, did you mean ...".
+/* One table of options makes parsing, --help, documentation, the resolved configuration with the source of
+ * each value, shell completion, the man page, and "unknown key, did you mean ...".
  *
- * A table is an array of Option, one per dotted key ("optimizer.lr"), each naming a field of one plain struct by offset.
- * Nothing else knows about configuration keys. Value storage by type:
+ * A table is an array of Option, one per dotted key ("optimizer.lr"), each naming a field of one plain struct
+ * by offset. Nothing else knows about configuration keys. Value storage by type:
  *
  *     OPT_BOOL bool     OPT_INT int64_t     OPT_DOUBLE double     OPT_STRING char * (owned, never NULL after defaults)
  *     OPT_CHOICE int (index into choices)   OPT_STRINGS StringList    OPT_LIST ObjectList (maps, by an item table)
@@ -19,14 +19,23 @@
 #include "base/text.h"
 #include "base/yaml.h"
 
-typedef enum OptionType { OPT_BOOL, OPT_INT, OPT_DOUBLE, OPT_STRING, OPT_CHOICE, OPT_STRINGS, OPT_LIST } OptionType;
+typedef enum OptionType {
+    OPT_BOOL,
+    OPT_INT,
+    OPT_DOUBLE,
+    OPT_STRING,
+    OPT_CHOICE,
+    OPT_STRINGS,
+    OPT_LIST
+} OptionType;
 
 typedef struct StringList {
     size_t count;
     char **items;
 } StringList;
 
-/* A list of structs described by a table of their own. A bare scalar in place of a map sets the item's first option. */
+/* A list of structs described by a table of their own. A bare scalar in place of a map sets the item's first
+ * option. */
 typedef struct ObjectList {
     size_t count;
     char *items; /* count * item_size bytes */
@@ -68,11 +77,14 @@ ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *
 /* Refuses, as `where`, a key that is none of the table's, with the nearest name. */
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
-/* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it. */
-ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) PRINTF_LIKE(4, 5);
+/* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it.
+ */
+ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...)
+    PRINTF_LIKE(4, 5);
 void options_free(OptionSet *set); /* frees owned fields of target and the sources */
 
-/* The resolved configuration as YAML that reads back to the same values; with_sources adds "# demo.yaml:12" to each line. */
+/* The resolved configuration as YAML that reads back to the same values; with_sources adds "# demo.yaml:12"
+ * to each line. */
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);
 /* Help: one line an option (key, type or choices, default, help), grouped by section, wrapped at `width`. */
 void options_write_help(const Option *table, Text *out, int width);

@@ -7,7 +7,9 @@
 #include "base/option_value.h"
 #include "base/options.h"
 
-static const void *field_of(const OptionSet *set, size_t i) { return (const char *)set->target + set->table[i].offset; }
+static const void *field_of(const OptionSet *set, size_t i) {
+    return (const char *)set->target + set->table[i].offset;
+}
 
 static void add_spaces(Text *out, size_t count) {
     while (count-- > 0) text_puts(out, " ");
@@ -18,7 +20,8 @@ static void end_line(const OptionSet *set, size_t i, Text *out, bool with_source
     text_puts(out, "\n");
 }
 
-static void write_option(const OptionSet *set, size_t i, const char *name, size_t indent, Text *out, bool with_sources) {
+static void write_option(const OptionSet *set, size_t i, const char *name, size_t indent, Text *out,
+                         bool with_sources) {
     const Option *o = &set->table[i];
     add_spaces(out, indent);
     text_printf(out, "%s:", name);
@@ -45,7 +48,8 @@ static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
     return false;
 }
 
-/* Everything below the first `length` bytes of a key ("section."), sections once each even where the table interleaves them. */
+/* Everything below the first `length` bytes of a key ("section."), sections once each even where the table
+ * interleaves them. */
 static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out,
                           bool with_sources) {
     for (size_t i = 0; i < set->count; i++) {
@@ -75,7 +79,8 @@ static int compare_options(const void *a, const void *b) {
 }
 
 void options_digest(const OptionSet *set, bool (*keep)(const char *key), char out[65]) {
-    /* By key, so that moving a line of the table does not change the digest; NULs separate what could run together. */
+    /* By key, so that moving a line of the table does not change the digest; NULs separate what could run
+     * together. */
     const Option **kept = mem_alloc_array(set->count, sizeof *kept);
     size_t count = 0;
     for (size_t i = 0; i < set->count; i++)
@@ -167,7 +172,8 @@ static void write_help_line(const Option *o, size_t indent, size_t column, size_
     wrap(out, help.data, column, column, width);
     text_free(&help);
     if (o->type == OPT_LIST)
-        for (const Option *part = o->item; part->key; part++) write_help_line(part, indent + 4, column, width, out);
+        for (const Option *part = o->item; part->key; part++)
+            write_help_line(part, indent + 4, column, width, out);
 }
 
 static size_t section_length(const char *key) {

@@ -56,11 +56,13 @@ static void describe(const Progress *p, double now, bool bar, Text *out) {
         text_puts(out, ":");
     }
     if (p->total > 0)
-        text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(p->done, done), amount(p->total, total), p->unit);
+        text_printf(out, " %3.0f%%  %s / %s %s", share * 100, amount(p->done, done), amount(p->total, total),
+                    p->unit);
     else
         text_printf(out, " %s %s", amount(p->done, done), p->unit);
     text_printf(out, "  %s %s/s", amount(speed, rate), p->unit);
-    if (p->total > p->done && speed > 0) text_printf(out, "  %s left", clock_duration((p->total - p->done) / speed, left));
+    if (p->total > p->done && speed > 0)
+        text_printf(out, "  %s left", clock_duration((p->total - p->done) / speed, left));
 }
 
 /* The mutex is held. */
@@ -99,8 +101,8 @@ void progress_finish(Progress *p) {
     char done[32], rate[32], took[16];
     double seconds = clock_seconds() - p->started;
     log_status("%s", "");
-    log_info("%s: %s %s in %s (%s %s/s)", p->label, amount(p->done, done), p->unit, clock_duration(seconds, took),
-             amount(seconds > 0 ? p->done / seconds : 0, rate), p->unit);
+    log_info("%s: %s %s in %s (%s %s/s)", p->label, amount(p->done, done), p->unit,
+             clock_duration(seconds, took), amount(seconds > 0 ? p->done / seconds : 0, rate), p->unit);
     pthread_mutex_destroy(&p->mutex);
     free(p->label);
     free(p->unit);

@@ -1,7 +1,7 @@
 /* Counter-based random numbers: Philox4x32-10, and what is drawn from it.
  *
- * The 64-bit key fills both key words; the 64-bit counter fills the low two counter words, the others are zero. These bits
- * define every run's initial weights and sample order: they never change. */
+ * The 64-bit key fills both key words; the 64-bit counter fills the low two counter words, the others are
+ * zero. These bits define every run's initial weights and sample order: they never change. */
 #include "base/rng.h"
 
 #include <float.h>
@@ -17,7 +17,8 @@ static void multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low) {
     *low = (uint32_t)product;
 }
 
-/* The constants are the paper's: two multipliers, and Weyl steps of the golden ratio and sqrt(3) - 1 for the key. */
+/* The constants are the paper's: two multipliers, and Weyl steps of the golden ratio and sqrt(3) - 1 for the
+ * key. */
 void rng_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], key0 = key[0], key1 = key[1];
     for (int round = 0; round < 10; round++) {
@@ -53,16 +54,17 @@ double rng_uniform(uint64_t key, uint64_t counter) { return (double)(rng_u64(key
 /* Normal distribution function. */
 static double normal_below(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
 
-/* Inverse of the normal distribution function for p in (0, 1/2]: Acklam's rational approximations, good to 1.2e-9, and one
- * Halley step, which takes that to the last bits. */
+/* Inverse of the normal distribution function for p in (0, 1/2]: Acklam's rational approximations, good to
+ * 1.2e-9, and one Halley step, which takes that to the last bits. */
 static double normal_quantile_low(double p) {
     static const double a[6] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
                                 1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
-    static const double b[5] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02, 6.680131188771972e+01,
-                                -1.328068155288572e+01};
+    static const double b[5] = {-5.447609879822406e+01, 1.615858368580409e+02, -1.556989798598866e+02,
+                                6.680131188771972e+01, -1.328068155288572e+01};
     static const double c[6] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
                                 -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
-    static const double d[4] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00, 3.754408661907416e+00};
+    static const double d[4] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
+                                3.754408661907416e+00};
     double x;
     if (p < 0.02425) {
         double q = sqrt(-2 * log(p));
@@ -78,7 +80,9 @@ static double normal_quantile_low(double p) {
 }
 
 /* The upper half by symmetry: 1 - p is exact there. */
-static double normal_quantile(double p) { return p <= 0.5 ? normal_quantile_low(p) : -normal_quantile_low(1 - p); }
+static double normal_quantile(double p) {
+    return p <= 0.5 ? normal_quantile_low(p) : -normal_quantile_low(1 - p);
+}
 
 static double clamp(double x, double lo, double hi) { return x < lo ? lo : x > hi ? hi : x; }
 
@@ -104,9 +108,9 @@ static uint64_t mix(uint64_t x, uint64_t key) {
     return x ^ x >> 31;
 }
 
-/* The network permutes `bits`-bit numbers, less than twice n of them except for tiny n; a result that is not below n is put
- * through again, and since this walks a cycle that began below n, it comes back. Halves may differ by a bit: they change places
- * in every round, and an even number of rounds puts them back. */
+/* The network permutes `bits`-bit numbers, less than twice n of them except for tiny n; a result that is not
+ * below n is put through again, and since this walks a cycle that began below n, it comes back. Halves may
+ * differ by a bit: they change places in every round, and an even number of rounds puts them back. */
 uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t index) {
     enum { ROUNDS = 8, LEAST_BITS = 6 }; /* networks on a few bits are poor shuffles */
     CHECK(index < n);
@@ -118,7 +122,8 @@ uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t index) {
         uint64_t high = x >> low_bits, low = x & ((1ull << low_bits) - 1);
         for (int round = 0; round < ROUNDS; round++) {
             int width = round % 2 ? low_bits : high_bits;
-            uint64_t next = (high ^ mix(low, key + (uint64_t)round * 0x9e3779b97f4a7c15u)) & ((1ull << width) - 1);
+            uint64_t next =
+                (high ^ mix(low, key + (uint64_t)round * 0x9e3779b97f4a7c15u)) & ((1ull << width) - 1);
             high = low;
             low = next;
         }

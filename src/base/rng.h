@@ -1,5 +1,6 @@
-/* Counter-based random numbers: value = f(key, counter), nothing is stored, so any element can be drawn alone, by any rank,
- * in any order. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). */
+/* Counter-based random numbers: value = f(key, counter), nothing is stored, so any element can be drawn
+ * alone, by any rank, in any order. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+ * 3", SC 2011). */
 #ifndef WEFT_BASE_RNG_H
 #define WEFT_BASE_RNG_H
 
@@ -16,12 +17,13 @@ void rng_block(uint64_t key, uint64_t counter, uint32_t out[4]);
 uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter); /* in [0, 1), 53 bits */
 
-/* A standard normal number for element `index`, by inversion of the normal distribution function (Acklam's approximation with
- * one Halley step): one uniform per element, so truncation is a rescaling of the uniform. lo and hi bound the result in
- * standard deviations (-INFINITY, INFINITY for none). */
+/* A standard normal number for element `index`, by inversion of the normal distribution function (Acklam's
+ * approximation with one Halley step): one uniform per element, so truncation is a rescaling of the uniform.
+ * lo and hi bound the result in standard deviations (-INFINITY, INFINITY for none). */
 double rng_normal(uint64_t key, uint64_t index, double lo, double hi);
 
-/* A permutation of [0, n): a keyed Feistel network with cycle walking. O(1) memory; a bijection for every key and n >= 1. */
+/* A permutation of [0, n): a keyed Feistel network with cycle walking. O(1) memory; a bijection for every key
+ * and n >= 1. */
 uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t index);
 
 #endif

@@ -90,7 +90,8 @@ void text_free(Text *t) {
 char *text_double(double value, char out[32]) {
     if (isnan(value)) return strcpy(out, "NaN");
     if (isinf(value)) return strcpy(out, value > 0 ? "Infinity" : "-Infinity");
-    /* Up to 15 digits always survive a round trip, and %g drops their trailing zeros; subnormals have fewer to give. */
+    /* Up to 15 digits always survive a round trip, and %g drops their trailing zeros; subnormals have fewer
+     * to give. */
     int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
     for (; digits <= 17; digits++) {
         snprintf(out, 32, "%.*g", digits, value);
@@ -101,8 +102,8 @@ char *text_double(double value, char out[32]) {
 
 char *text_count(int64_t value, char out[32]) {
     char digits[32];
-    int length =
-        snprintf(digits, sizeof digits, "%llu", value < 0 ? 0ull - (unsigned long long)value : (unsigned long long)value);
+    int length = snprintf(digits, sizeof digits, "%llu",
+                          value < 0 ? 0ull - (unsigned long long)value : (unsigned long long)value);
     char *to = out;
     if (value < 0) *to++ = '-';
     for (int i = 0; i < length; i++) {

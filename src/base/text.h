@@ -19,19 +19,21 @@ void text_printf(Text *t, const char *format, ...) PRINTF_LIKE(2, 3);
 void text_clear(Text *t); /* length 0, memory kept */
 void text_free(Text *t);
 
-/* Shortest decimal that reads back as the same double ("0.1"; "NaN", "Infinity", "-Infinity"). Returns out. */
+/* Shortest decimal that reads back as the same double ("0.1"; "NaN", "Infinity", "-Infinity"). Returns out.
+ */
 char *text_double(double value, char out[32]);
 /* 12345678 -> "12,345,678". Returns out. */
 char *text_count(int64_t value, char out[32]);
 /* 1536 -> "1.50 KiB". Returns out. */
 char *text_bytes(double bytes, char out[32]);
-/* Bytes of the well-formed UTF-8 character at the start (1 to 4; 0 when there is none), its code point in *code unless NULL. */
+/* Bytes of the well-formed UTF-8 character at the start (1 to 4; 0 when there is none), its code point in
+ * *code unless NULL. */
 size_t text_utf8(const char *bytes, size_t length, uint32_t *code);
 /* 0 when equal; Levenshtein distance capped at 99: for "did you mean". */
 int text_distance(const char *a, const char *b);
 
-/* Allocation that cannot fail: on exhaustion it prints the size and exits with ERR_MEMORY. For small host objects;
- * tensors come from pools. */
+/* Allocation that cannot fail: on exhaustion it prints the size and exits with ERR_MEMORY. For small host
+ * objects; tensors come from pools. */
 void *mem_alloc(size_t bytes);                    /* zeroed */
 void *mem_alloc_array(size_t count, size_t each); /* zeroed; the product is checked */
 void *mem_grow(void *p, size_t bytes);

@@ -1,7 +1,8 @@
 /* YAML into a plain tree.
  *
- * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would let one place of a
- * file change another (anchors, aliases, tags, repeated keys, further documents) is refused where it stands. */
+ * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would
+ * let one place of a file change another (anchors, aliases, tags, repeated keys, further documents) is
+ * refused where it stands. */
 #include "base/yaml.h"
 
 #include <stdbool.h>
@@ -27,7 +28,9 @@ static ErrorCode fail_at(const Reader *r, yaml_mark_t mark, const char *what) {
     return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s", r->where, mark.line + 1, mark.column + 1, what);
 }
 
-static ErrorCode fail_here(const Reader *r, const char *what) { return fail_at(r, r->event.start_mark, what); }
+static ErrorCode fail_here(const Reader *r, const char *what) {
+    return fail_at(r, r->event.start_mark, what);
+}
 
 /* libyaml's own complaint. The reader knows only a byte offset, and no line. */
 static ErrorCode fail_parser(const Reader *r) {
@@ -35,7 +38,8 @@ static ErrorCode fail_parser(const Reader *r) {
     const char *problem = p->problem ? p->problem : "not YAML";
     if (p->error == YAML_READER_ERROR)
         return error_set(r->err, ERR_CONFIG, "%s: byte %zu: %s", r->where, p->problem_offset, problem);
-    if (p->error == YAML_MEMORY_ERROR) return error_set(r->err, ERR_MEMORY, "%s: the system gave no memory", r->where);
+    if (p->error == YAML_MEMORY_ERROR)
+        return error_set(r->err, ERR_MEMORY, "%s: the system gave no memory", r->where);
     if (p->context)
         return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s (%s)", r->where, p->problem_mark.line + 1,
                          p->problem_mark.column + 1, problem, p->context);
@@ -118,10 +122,10 @@ static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
         size_t first = places[i - 1].index, again = places[i].index;
         char shown[128];
         if (strcmp(map->keys[first], map->keys[again]) == 0)
-            code =
-                error_set(r->err, ERR_CONFIG, "%s:%d:%d: %s: this key stands in line %d already", r->where,
-                          map->key_lines[again], map->key_columns[again],
-                          error_escape(shown, sizeof shown, map->keys[again], strlen(map->keys[again])), map->key_lines[first]);
+            code = error_set(r->err, ERR_CONFIG, "%s:%d:%d: %s: this key stands in line %d already", r->where,
+                             map->key_lines[again], map->key_columns[again],
+                             error_escape(shown, sizeof shown, map->keys[again], strlen(map->keys[again])),
+                             map->key_lines[first]);
     }
     free(places);
     return code;
@@ -133,7 +137,8 @@ static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
         TRY(next_event(r));
         if (r->event.type == YAML_MAPPING_END_EVENT) return refuse_duplicates(r, map);
         if (r->event.type == YAML_ALIAS_EVENT) return fail_here(r, "aliases (*name) are not supported");
-        if (r->event.type != YAML_SCALAR_EVENT) return fail_here(r, "expected a plain key, found a map or a list");
+        if (r->event.type != YAML_SCALAR_EVENT)
+            return fail_here(r, "expected a plain key, found a map or a list");
         char *key;
         TRY(take_text(r, &key));
         int line = (int)r->event.start_mark.line + 1, column = (int)r->event.start_mark.column + 1;
@@ -204,9 +209,11 @@ ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, Ya
     Reader r = {.where = error_escape(name, sizeof name, where, strlen(where)), .err = err};
     *root = NULL;
     if (length > MAX_BYTES)
-        return error_set(err, ERR_CONFIG, "%s: expected at most %zu bytes, found %zu", name, MAX_BYTES, length);
+        return error_set(err, ERR_CONFIG, "%s: expected at most %zu bytes, found %zu", name, MAX_BYTES,
+                         length);
     if (length >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, length -= 3;
-    if (!yaml_parser_initialize(&r.parser)) return error_set(err, ERR_MEMORY, "%s: the system gave no memory", name);
+    if (!yaml_parser_initialize(&r.parser))
+        return error_set(err, ERR_MEMORY, "%s: the system gave no memory", name);
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)data, length);
     ErrorCode code = read_document(&r, root);

@@ -1,10 +1,11 @@
 /* The background writer.
  *
- *  1. The staging memory belongs to the caller's thread in PHASE_IDLE and to the worker otherwise; phase and job change under
- *     the lock only.
- *  2. The worker takes one job after the other and never waits for another rank within one: between them the save rests until
- *     the caller brings word of the others.
- *  3. A failure of a part goes into the blob and through the commit; that of a save is kept until it has been returned once.
+ *  1. The staging memory belongs to the caller's thread in PHASE_IDLE and to the worker otherwise; phase
+ *     and job change under the lock only.
+ *  2. The worker takes one job after the other and never waits for another rank within one: between them
+ *     the save rests until the caller brings word of the others.
+ *  3. A failure of a part goes into the blob and through the commit; that of a save is kept until it has
+ *     been returned once.
  *  4. The worker touches host memory only: staged tensors, never tensor memory. */
 #include "checkpoint/async.h"
 
@@ -67,7 +68,8 @@ static size_t round_up(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIG
 
 static size_t list_bytes(const TensorList *list) {
     size_t bytes = 0;
-    for (int i = 0; list != NULL && i < tensor_pieces(list); i++) bytes += round_up(tensor_piece_bytes(list, i));
+    for (int i = 0; list != NULL && i < tensor_pieces(list); i++)
+        bytes += round_up(tensor_piece_bytes(list, i));
     return bytes;
 }
 
@@ -172,7 +174,8 @@ static void release(CheckpointWriter *w, bool committed) {
     if (committed) return;
     w->failure = w->outcome;
     if (w->setup.rank == 0) return;
-    error_set(&w->failure, ERR_IO, "saving the checkpoint of step %" PRId64 ": failed; rank 0 knows why", w->save.step);
+    error_set(&w->failure, ERR_IO, "saving the checkpoint of step %" PRId64 ": failed; rank 0 knows why",
+              w->save.step);
     w->failure.told = true;
 }
 
@@ -184,7 +187,8 @@ static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
     ErrorCode code = checkpoint_commit(s->ops, s->dir, &w->save, blobs, s->ranks, &bytes, &err);
     double seconds = clock_seconds() - w->start;
     if (code != OK) error_context(&err, "saving the checkpoint of step %" PRId64, w->save.step);
-    if (code == OK) code = checkpoint_prune(s->ops, s->dir, s->keep, s->in_use, CHECK_MANIFEST, &removed, &err);
+    if (code == OK)
+        code = checkpoint_prune(s->ops, s->dir, s->keep, s->in_use, CHECK_MANIFEST, &removed, &err);
     pthread_mutex_lock(&w->lock);
     w->report.seconds = seconds;
     w->report.bytes = bytes;
@@ -202,7 +206,8 @@ static void run(CheckpointWriter *w, Job job) {
     if (job == JOB_WRITE) run_write(w);
     if (job == JOB_COMMIT) run_commit(w, w->blobs);
     /* One rank has nobody to hear from. */
-    if (job == JOB_STAGE && w->setup.ranks == 1) run_commit(w, &(CheckpointBlob){w->blob.data, w->blob.length});
+    if (job == JOB_STAGE && w->setup.ranks == 1)
+        run_commit(w, &(CheckpointBlob){w->blob.data, w->blob.length});
 }
 
 static Job next_job(CheckpointWriter *w) {
@@ -233,7 +238,8 @@ static void give_job(CheckpointWriter *w, Job job) {
 static ErrorCode map_staging(CheckpointWriter *w, Error *err) {
     size_t bytes = w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (p == MAP_FAILED) return error_errno(err, ERR_MEMORY, "checkpoint staging: cannot get %zu bytes of memory", bytes);
+    if (p == MAP_FAILED)
+        return error_errno(err, ERR_MEMORY, "checkpoint staging: cannot get %zu bytes of memory", bytes);
     w->staging = p;
     return OK;
 }
@@ -345,7 +351,8 @@ bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined) {
         gather = !w->gathered && (combined.all & WRITER_WRITTEN);
         w->gathered = w->gathered || gather;
         hear(w, combined.any);
-        if (combined.any & (WRITER_COMMITTED | WRITER_LOST)) release(w, (combined.any & WRITER_COMMITTED) != 0);
+        if (combined.any & (WRITER_COMMITTED | WRITER_LOST))
+            release(w, (combined.any & WRITER_COMMITTED) != 0);
     }
     pthread_mutex_unlock(&w->lock);
     return gather;
@@ -358,7 +365,9 @@ bool checkpoint_writer_idle(CheckpointWriter *w) {
     return idle;
 }
 
-CheckpointBlob checkpoint_writer_blob(CheckpointWriter *w) { return (CheckpointBlob){w->blob.data, w->blob.length}; }
+CheckpointBlob checkpoint_writer_blob(CheckpointWriter *w) {
+    return (CheckpointBlob){w->blob.data, w->blob.length};
+}
 
 static CheckpointBlob copy_blob(const CheckpointBlob *blob) {
     char *data = mem_alloc(blob->length);
@@ -377,7 +386,8 @@ void checkpoint_writer_commit(CheckpointWriter *w, const CheckpointBlob *blobs) 
 
 void checkpoint_writer_settle(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
-    while (w->phase == w->told && (w->running || w->job != JOB_NONE)) pthread_cond_wait(&w->changed, &w->lock);
+    while (w->phase == w->told && (w->running || w->job != JOB_NONE))
+        pthread_cond_wait(&w->changed, &w->lock);
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -1,22 +1,30 @@
 /* The commit protocol.
  *
- *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that starts with a dot is ever
- *     read as a checkpoint.
- *  2. Every file is complete and synced before the manifest is written: rank 0 makes the files with their headers and their
- * full lengths and syncs them, then each rank writes its pieces between and syncs what it wrote. A rank gives away its blob
- * after that, and rank 0 writes the manifest when it has the blobs of all ranks and they cover every byte once. The manifest
- * holds the size of each file and a checksum of each header and piece, made from the bytes as they were written.
- *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory sees all of it.
- *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories change places in one step;
- *     the old one, now under the dot name, is removed after. Where the file system cannot exchange, the old one is first
- *     renamed to a dot name: then, and only then, step N is missing for a moment, and the step before it stands in.
+ *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that
+ *     starts with a dot is ever read as a checkpoint.
+ *  2. Every file is complete and synced before the manifest is written: rank 0 makes the files with their
+ *     headers and their
+ * full lengths and syncs them, then each rank writes its pieces between and syncs what it wrote. A rank gives
+ * away its blob after that, and rank 0 writes the manifest when it has the blobs of all ranks and they cover
+ * every byte once. The manifest holds the size of each file and a checksum of each header and piece, made
+ * from the bytes as they were written.
+ *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory
+ *     sees all of it.
+ *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories
+ *     change places in one step; the old one, now under the dot name, is removed after. Where the file
+ *     system cannot exchange, the old one is first renamed to a dot name: then, and only then, step N is
+ *     missing for a moment, and the step before it stands in.
  *  5. The parent is synced after the rename and before anything older is removed.
- *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it, and a failure to write
- *     it is a warning.
- *  7. Removing renames to a dot name (.trash-step-N) and syncs before it unlinks: a half-removed checkpoint is never seen.
+ *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it,
+ *     and a failure to write it is a warning.
+ *  7. Removing renames to a dot name (.trash-step-N) and syncs before it unlinks: a half-removed
+ *     checkpoint is never seen.
  *  8. A failure before 4 removes the temporary directory and leaves everything else as it was.
- *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies every byte first.
- * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make no names and remove
+ *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies
+ *     every byte first.
+ * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make
+ *     no
+ *    names and remove
  *     none. What they do to a directory that rank 0 has given up is lost with it. */
 #include "checkpoint/checkpoint.h"
 
@@ -100,7 +108,8 @@ static ErrorCode make_temporary(const Saving *s, Error *err) {
         CHECK(modelfiles_name_is_safe(save->files[i].name));
         TRY(put_small(s, save->files[i].name, save->files[i].data, save->files[i].length, err));
     }
-    for (int i = 0; i < s->layout.count; i++) TRY(modelfiles_create(s->ops, s->temporary, &s->layout.lists[i], err));
+    for (int i = 0; i < s->layout.count; i++)
+        TRY(modelfiles_create(s->ops, s->temporary, &s->layout.lists[i], err));
     return save->state == NULL ? OK : put_small(s, CHECKPOINT_STATE, save->state, strlen(save->state), err);
 }
 
@@ -113,7 +122,8 @@ ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const Checkpoint
     return code;
 }
 
-ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob, Error *err) {
+ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
+                           Error *err) {
     Saving s = saving_make(ops, dir, save);
     uint64_t *sums[2] = {NULL, NULL};
     Error failure = {.message = ""};
@@ -133,10 +143,12 @@ ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const Checkpoint
 }
 
 /* The pieces of one tensor, which are next in order; *next is moved behind them. */
-static ManifestTensor list_tensor(const SavedPieces *all, size_t *next, int list, int tensor, const TensorDesc *t) {
+static ManifestTensor list_tensor(const SavedPieces *all, size_t *next, int list, int tensor,
+                                  const TensorDesc *t) {
     ManifestTensor out = {.name = mem_strdup(t->name)};
     size_t first = *next;
-    while (*next < all->count && all->items[*next].list == list && all->items[*next].tensor == tensor) ++*next;
+    while (*next < all->count && all->items[*next].list == list && all->items[*next].tensor == tensor)
+        ++*next;
     out.count = *next - first;
     out.pieces = mem_alloc_array(out.count > 0 ? out.count : 1, sizeof *out.pieces);
     for (size_t i = 0; i < out.count; i++) {
@@ -162,9 +174,11 @@ static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedPiece
     for (int i = 0; i < layout->count; i++) {
         const ModelLayout *l = &layout->lists[i];
         ManifestTensor *tensors = mem_alloc_array((size_t)l->list->count, sizeof *tensors);
-        for (int t = 0; t < l->list->count; t++) tensors[t] = list_tensor(all, &next, i, t, &l->list->tensors[t]);
+        for (int t = 0; t < l->list->count; t++)
+            tensors[t] = list_tensor(all, &next, i, t, &l->list->tensors[t]);
         for (int f = 0; f < l->file_count; f++) list_file(m, l, f, tensors);
-        if (l->index.length > 0) manifest_add_file(m, l->index_name, l->index.length, hash64(l->index.data, l->index.length));
+        if (l->index.length > 0)
+            manifest_add_file(m, l->index_name, l->index.length, hash64(l->index.data, l->index.length));
         free(tensors);
     }
 }
@@ -174,7 +188,8 @@ static void make_manifest(Manifest *m, const Saving *s, const SavedPieces *all) 
     *m = (Manifest){.step = save->step, .resumable = save->optimizer != NULL && save->state != NULL};
     clock_iso8601(clock_wall(), m->time);
     for (int i = 0; i < save->file_count; i++)
-        manifest_add_file(m, save->files[i].name, save->files[i].length, hash64(save->files[i].data, save->files[i].length));
+        manifest_add_file(m, save->files[i].name, save->files[i].length,
+                          hash64(save->files[i].data, save->files[i].length));
     list_tensors(m, &s->layout, all);
     if (save->state != NULL)
         manifest_add_file(m, CHECKPOINT_STATE, strlen(save->state), hash64(save->state, strlen(save->state)));
@@ -203,7 +218,8 @@ static bool cannot_exchange(int error) {
 }
 
 /* Invariant 4, where the name is taken. */
-static int replace(const FileOps *ops, const char *dir, const char *temporary, const char *final, int64_t step) {
+static int replace(const FileOps *ops, const char *dir, const char *temporary, const char *final,
+                   int64_t step) {
     int result;
     RETRY(result, ops->exchange(ops->ctx, temporary, final));
     if (result == 0 || !cannot_exchange(errno)) return result;
@@ -224,7 +240,8 @@ static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     else
         RETRY(result, s->ops->rename(s->ops->ctx, s->temporary, final));
     *placed = result == 0;
-    ErrorCode code = result == 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot give the checkpoint its name", final);
+    ErrorCode code =
+        result == 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot give the checkpoint its name", final);
     free(final);
     return code == OK ? sync_parent(s->ops, s->dir, err) : code;
 }
@@ -244,7 +261,8 @@ static void point_latest(const FileOps *ops, const char *dir, int64_t step) {
     free(fresh);
 }
 
-static ErrorCode list_and_seal(const Saving *s, const CheckpointBlob *blobs, int ranks, uint64_t *bytes, Error *err) {
+static ErrorCode list_and_seal(const Saving *s, const CheckpointBlob *blobs, int ranks, uint64_t *bytes,
+                               Error *err) {
     SavedPieces all;
     Manifest m;
     TRY(pieces_collect(&all, &s->layout, blobs, ranks, err));
@@ -256,20 +274,22 @@ static ErrorCode list_and_seal(const Saving *s, const CheckpointBlob *blobs, int
     return code;
 }
 
-ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const CheckpointSave *save, const CheckpointBlob *blobs,
-                            int ranks, uint64_t *bytes, Error *err) {
+ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const CheckpointSave *save,
+                            const CheckpointBlob *blobs, int ranks, uint64_t *bytes, Error *err) {
     Saving s = saving_make(ops, dir, save);
     bool placed = false;
     ErrorCode code = list_and_seal(&s, blobs, ranks, bytes, err);
     if (code == OK) code = place(&s, &placed, err);
     if (code == OK) point_latest(s.ops, dir, save->step);
-    /* Invariant 8; after an exchange this is the old one, whose successor must be on the disk first (invariant 5). */
+    /* Invariant 8; after an exchange this is the old one, whose successor must be on the disk first
+     * (invariant 5). */
     if (code == OK || !placed) remove_tree(s.ops, s.temporary);
     saving_free(&s);
     return code;
 }
 
-ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save, SaveFigures *figures, Error *err) {
+ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save,
+                          SaveFigures *figures, Error *err) {
     double start = clock_seconds();
     uint64_t bytes = 0;
     Text blob = {0};
@@ -289,7 +309,8 @@ ErrorCode checkpoint_remove(const FileOps *ops, const char *dir, int64_t step, E
     int result;
     remove_tree(ops, trash);
     RETRY(result, ops->rename(ops->ctx, path, trash));
-    ErrorCode code = result == 0 ? sync_parent(ops, dir, err) : error_errno(err, ERR_IO, "%s: cannot remove", path);
+    ErrorCode code =
+        result == 0 ? sync_parent(ops, dir, err) : error_errno(err, ERR_IO, "%s: cannot remove", path);
     if (code == OK) remove_tree(ops, trash);
     free(path);
     free(trash);
@@ -300,7 +321,8 @@ void checkpoint_clean(const FileOps *ops, const char *dir) {
     DIR *handle = opendir(dir);
     if (handle == NULL) return;
     for (struct dirent *entry; (entry = readdir(handle)) != NULL;) {
-        if (strncmp(entry->d_name, ".tmp-step-", 10) != 0 && strncmp(entry->d_name, ".trash-step-", 12) != 0) continue;
+        if (strncmp(entry->d_name, ".tmp-step-", 10) != 0 && strncmp(entry->d_name, ".trash-step-", 12) != 0)
+            continue;
         char *path = path_join(dir, entry->d_name);
         remove_tree(ops, path);
         free(path);

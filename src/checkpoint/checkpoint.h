@@ -6,8 +6,8 @@
  *                                   optimizer.safetensors, state.json                          (unless weights only)
  *                                   manifest.json
  *
- * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by one process at a
- * time (the run's lock); reading needs no lock. */
+ * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by
+ * one process at a time (the run's lock); reading needs no lock. */
 #ifndef WEFT_CHECKPOINT_CHECKPOINT_H
 #define WEFT_CHECKPOINT_CHECKPOINT_H
 
@@ -33,21 +33,23 @@ typedef struct CheckpointSave {
     uint64_t shard_bytes; /* 0: SHARD_BYTES */
 } CheckpointSave;
 
-/* Saving by many ranks, each what it holds: three phases, which the caller puts in order. All ranks describe the same tensors
- * in the same order; every element is in a piece of exactly one rank.
+/* Saving by many ranks, each what it holds: three phases, which the caller puts in order. All ranks describe
+ * the same tensors in the same order; every element is in a piece of exactly one rank.
  *
  *     checkpoint_begin     rank 0, when the save before is over
  *     checkpoint_write     every rank, when rank 0 has begun
  *     checkpoint_commit    rank 0, when it has the blobs of all ranks
  *
- * Between the phases nothing is kept but files: a process may end anywhere, and what a run saved before stands. A rank that
- * could not write says so in its blob, and then the commit fails with that cause. ops NULL: the system's. */
+ * Between the phases nothing is kept but files: a process may end anywhere, and what a run saved before
+ * stands. A rank that could not write says so in its blob, and then the commit fails with that cause. ops
+ * NULL: the system's. */
 
-/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be), the small files, and the tensor files with
- * header and full length. Leaves nothing when it fails. */
+/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be), the small files, and the
+ * tensor files with header and full length. Leaves nothing when it fails. */
 ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const CheckpointSave *save, Error *err);
 /* Writes this rank's pieces. Appends to `blob` what rank 0 has to know, also after a failure. */
-ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob, Error *err);
+ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
+                           Error *err);
 /* The blob of a rank that failed before it came to write. */
 void checkpoint_blob_failure(const Error *failure, Text *blob);
 
@@ -56,20 +58,21 @@ typedef struct CheckpointBlob {
     size_t length;
 } CheckpointBlob;
 
-/* Checks that the blobs [ranks] fit together: every element of every tensor was written, none twice. Then the checkpoint gets
- * its manifest and its name. `save` is that of checkpoint_begin, with the same bytes. When it fails, the temporary directory
- * goes. *bytes: size of the checkpoint. */
-ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const CheckpointSave *save, const CheckpointBlob *blobs,
-                            int ranks, uint64_t *bytes, Error *err);
+/* Checks that the blobs [ranks] fit together: every element of every tensor was written, none twice. Then the
+ * checkpoint gets its manifest and its name. `save` is that of checkpoint_begin, with the same bytes. When it
+ * fails, the temporary directory goes. *bytes: size of the checkpoint. */
+ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const CheckpointSave *save,
+                            const CheckpointBlob *blobs, int ranks, uint64_t *bytes, Error *err);
 
 typedef struct SaveFigures {
     uint64_t bytes;
     double seconds;
 } SaveFigures;
 
-/* The three phases in one process that holds everything. One of the same step is replaced. When it fails, what was there before
- * is there still, or the new one is, whole. figures may be NULL. */
-ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save, SaveFigures *figures, Error *err);
+/* The three phases in one process that holds everything. One of the same step is replaced. When it fails,
+ * what was there before is there still, or the new one is, whole. figures may be NULL. */
+ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save,
+                          SaveFigures *figures, Error *err);
 
 /* An open checkpoint. Tensors: modelfiles_load(&c.model, list, err), whatever pieces the list has. */
 typedef struct Checkpoint {
@@ -81,16 +84,18 @@ typedef struct Checkpoint {
     ModelFiles optimizer; /* empty when weights only */
 } Checkpoint;
 
-/* `path` is one checkpoint, or a directory of checkpoints, of which the newest good one is taken; each damaged one that is
- * newer is named by a warning. With `resumable`, those with weights only are passed over. Every byte is verified. */
+/* `path` is one checkpoint, or a directory of checkpoints, of which the newest good one is taken; each
+ * damaged one that is newer is named by a warning. With `resumable`, those with weights only are passed over.
+ * Every byte is verified. */
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err);
 void checkpoint_close(Checkpoint *c);
 
 /* Every byte of the checkpoint in this directory is as written. */
 ErrorCode checkpoint_verify(const char *path, Error *err);
 
-/* The same in steps, for many ranks that share out the reading: rank 0 finds the candidates and tells their paths one by one,
- * from the last, until every rank has checked its part of one and found it good; then all of them open it.
+/* The same in steps, for many ranks that share out the reading: rank 0 finds the candidates and tells their
+ * paths one by one, from the last, until every rank has checked its part of one and found it good; then all
+ * of them open it.
  *
  *     CheckpointSet set;
  *     checkpoint_candidates(&set, path, err);              rank 0
@@ -125,21 +130,23 @@ typedef struct CheckpointSet {
     CheckpointInfo *items; /* ascending by step */
 } CheckpointSet;
 
-/* What `path` may stand for, ascending by step: one checkpoint, or those in a directory of them. By name; nothing is opened. */
+/* What `path` may stand for, ascending by step: one checkpoint, or those in a directory of them. By name;
+ * nothing is opened. */
 ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err);
 /* A directory that does not exist has no checkpoints. */
 ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err);
 void checkpoint_set_free(CheckpointSet *set);
 
-/* Which to keep: the last `last` (0: all; never fewer than 2), and every one whose step is a multiple of `every` (0: none). */
+/* Which to keep: the last `last` (0: all; never fewer than 2), and every one whose step is a multiple of
+ * `every` (0: none). */
 typedef struct CheckpointKeep {
     int64_t last, every;
 } CheckpointKeep;
 
-/* Removes what need not be kept. Only good checkpoints count and only they are removed, never the one of step `in_use` (-1 for
- * none). Leftovers of interrupted saves and removals go too. *removed may be NULL. */
-ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use, CheckLevel level,
-                           int *removed, Error *err);
+/* Removes what need not be kept. Only good checkpoints count and only they are removed, never the one of step
+ * `in_use` (-1 for none). Leftovers of interrupted saves and removals go too. *removed may be NULL. */
+ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use,
+                           CheckLevel level, int *removed, Error *err);
 
 /* Texts of the files that transformers wants beside the weights. */
 void checkpoint_generation_config(const ModelConfig *c, Text *out);

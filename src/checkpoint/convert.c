@@ -1,5 +1,5 @@
-/* Conversions by bits, so that they are the same on every machine. Bytes of a file have no alignment: they go through memcpy.
- */
+/* Conversions by bits, so that they are the same on every machine. Bytes of a file have no alignment: they go
+ * through memcpy. */
 #include "checkpoint/convert.h"
 
 #include <math.h>
@@ -31,7 +31,8 @@ static float half_to_float(uint16_t half) {
 static uint16_t float_to_half(float value) {
     uint32_t bits = to_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* halfway above the largest finite, and all beyond */
+    if (rest >= 0x477ff000)
+        return (uint16_t)(sign | 0x7c00); /* halfway above the largest finite, and all beyond */
     if (rest < 0x38800000) {
         /* Below the smallest normal: the unit is 2^-24, and rintf rounds to even. */
         return (uint16_t)(sign | (uint32_t)rintf(ldexpf(fabsf(value), 24)));
@@ -42,7 +43,8 @@ static uint16_t float_to_half(float value) {
 
 static uint16_t float_to_bf16(float value) {
     uint32_t bits = to_bits(value);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* quiet, and never turned into infinity */
+    if ((bits & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)(bits >> 16 | 0x40); /* quiet, and never turned into infinity */
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 

@@ -20,8 +20,8 @@ static int system_create(void *ctx, const char *path) {
     return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
 }
 
-/* For writing only: a client of a network file system that cannot have read a page sends the bytes written to it and no others,
- * so that two of them may write beside each other in one page. */
+/* For writing only: a client of a network file system that cannot have read a page sends the bytes written to
+ * it and no others, so that two of them may write beside each other in one page. */
 static int system_open(void *ctx, const char *path) {
     (void)ctx;
     return open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -108,10 +108,12 @@ const FileOps file_ops_system = {.create = system_create,
                                  .unlink = system_unlink,
                                  .rmdir = system_rmdir};
 
-static const char *shown(const char *path, char out[512]) { return error_escape(out, 512, path, strlen(path)); }
+static const char *shown(const char *path, char out[512]) {
+    return error_escape(out, 512, path, strlen(path));
+}
 
-ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length, uint64_t offset,
-                        Error *err) {
+ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length,
+                        uint64_t offset, Error *err) {
     const char *bytes = data;
     char name[512];
     for (size_t done = 0; done < length;) {
@@ -120,7 +122,9 @@ ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return error_errno(err, ERR_IO, "%s: writing failed", shown(path, name));
         /* A device that takes nothing and reports nothing would keep us here for ever. */
-        if (wrote == 0) return error_set(err, ERR_IO, "%s: writing failed: the device takes no more bytes", shown(path, name));
+        if (wrote == 0)
+            return error_set(err, ERR_IO, "%s: writing failed: the device takes no more bytes",
+                             shown(path, name));
         done += (size_t)wrote;
     }
     return OK;
@@ -146,18 +150,21 @@ ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t 
     do result = ops->resize(ops->ctx, fd, length);
     while (result != 0 && errno == EINTR);
     if (result == 0) return OK;
-    return error_errno(err, ERR_IO, "%s: cannot make it %llu bytes long", shown(path, name), (unsigned long long)length);
+    return error_errno(err, ERR_IO, "%s: cannot make it %llu bytes long", shown(path, name),
+                       (unsigned long long)length);
 }
 
 ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err) {
     char name[512];
     ErrorCode code = OK;
     int result;
-    /* Only an interruption may be tried again: after any other failure the kernel may have dropped the dirty pages. */
+    /* Only an interruption may be tried again: after any other failure the kernel may have dropped the dirty
+     * pages. */
     do result = ops->sync(ops->ctx, fd);
     while (result != 0 && errno == EINTR);
     if (result != 0) code = error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
-    /* Closing is not tried again on EINTR: on Linux the descriptor is gone already, and the data was synced above. */
+    /* Closing is not tried again on EINTR: on Linux the descriptor is gone already, and the data was synced
+     * above. */
     if (ops->close(ops->ctx, fd) != 0 && errno != EINTR && code == OK)
         code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
     return code;
@@ -179,8 +186,8 @@ ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return error_errno(err, ERR_IO, "%s: reading failed", shown(where, name));
         if (got == 0)
-            return error_set(err, ERR_DATA, "%s: the file ends at byte %llu, %zu bytes short", shown(where, name),
-                             (unsigned long long)(offset + done), length - done);
+            return error_set(err, ERR_DATA, "%s: the file ends at byte %llu, %zu bytes short",
+                             shown(where, name), (unsigned long long)(offset + done), length - done);
         done += (size_t)got;
     }
     return OK;
@@ -191,7 +198,8 @@ static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error 
     struct stat info;
     char name[512];
     if (fstat(fd, &info) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(where, name));
-    if (!S_ISREG(info.st_mode)) return error_set(err, ERR_DATA, "%s: expected a regular file", shown(where, name));
+    if (!S_ISREG(info.st_mode))
+        return error_set(err, ERR_DATA, "%s: expected a regular file", shown(where, name));
     *size = (uint64_t)info.st_size;
     return OK;
 }
@@ -201,7 +209,8 @@ static ErrorCode open_below(int dir_fd, const char *where, const char *name, int
     *fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (*fd >= 0) return OK;
     if (errno == ELOOP)
-        return error_set(err, ERR_DATA, "%s: expected a regular file, found a link; copy the file itself into the directory",
+        return error_set(err, ERR_DATA,
+                         "%s: expected a regular file, found a link; copy the file itself into the directory",
                          shown(where, shown_where));
     return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(where, shown_where));
 }
@@ -210,7 +219,8 @@ ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *
     char where[1024], shown_dir[512];
     snprintf(where, sizeof where, "%s/%s", dir, name);
     int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir_fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", shown(dir, shown_dir));
+    if (dir_fd < 0)
+        return error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", shown(dir, shown_dir));
     ErrorCode code = open_below(dir_fd, where, name, fd, err);
     close(dir_fd);
     if (code != OK) return code;
@@ -222,8 +232,8 @@ ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *
 static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t limit, char **data, Error *err) {
     char name[512];
     if (size > limit)
-        return error_set(err, ERR_DATA, "%s: %llu bytes, expected at most %zu", shown(where, name), (unsigned long long)size,
-                         limit);
+        return error_set(err, ERR_DATA, "%s: %llu bytes, expected at most %zu", shown(where, name),
+                         (unsigned long long)size, limit);
     *data = mem_alloc((size_t)size + 1);
     ErrorCode code = fileops_read_at(fd, where, 0, *data, (size_t)size, err);
     if (code == OK) return OK;
@@ -232,7 +242,8 @@ static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t lim
     return code;
 }
 
-ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length, Error *err) {
+ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length,
+                          Error *err) {
     char where[1024];
     uint64_t size;
     int fd;

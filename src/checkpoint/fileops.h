@@ -1,5 +1,5 @@
-/* The system calls that saving makes, as a table, so that tests can make each of them fail, be cut short, or be the last thing
- * that a process does. Results and errno are those of the calls of the same names. */
+/* The system calls that saving makes, as a table, so that tests can make each of them fail, be cut short, or
+ * be the last thing that a process does. Results and errno are those of the calls of the same names. */
 #ifndef WEFT_CHECKPOINT_FILEOPS_H
 #define WEFT_CHECKPOINT_FILEOPS_H
 
@@ -29,8 +29,8 @@ typedef struct FileOps {
 extern const FileOps file_ops_system;
 
 /* All of `data` at byte `offset`, however the system cuts it up; `path` names the file in errors. */
-ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length, uint64_t offset,
-                        Error *err);
+ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length,
+                        uint64_t offset, Error *err);
 /* A new file with this content, on the disk when the call returns. */
 ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err);
 ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err);
@@ -41,9 +41,11 @@ ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *er
 
 /* All `length` bytes at `offset`; a file that ends before is ERR_DATA. `where` names it in errors. */
 ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err);
-/* Opens `name` inside directory `dir` for reading: a regular file, and not through a link. *size is its length. */
+/* Opens `name` inside directory `dir` for reading: a regular file, and not through a link. *size is its
+ * length. */
 ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err);
 /* All of such a file, at most `limit` bytes, with a NUL after it (not counted). The caller frees *data. */
-ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length, Error *err);
+ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length,
+                          Error *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* The manifest's own checksum stands in its last line, which has a fixed form: it is compared as text after hashing what comes
- * before, so no byte of the file is free to change. */
+/* The manifest's own checksum stands in its last line, which has a fixed form: it is compared as text after
+ * hashing what comes before, so no byte of the file is free to change. */
 #include "checkpoint/manifest.h"
 
 #include <inttypes.h>
@@ -28,14 +28,16 @@ static ManifestFile *add_file(Manifest *m, const char *name, uint64_t bytes, uin
     return &m->files[m->file_count++];
 }
 
-void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum) { add_file(m, name, bytes, sum); }
+void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum) {
+    add_file(m, name, bytes, sum);
+}
 
 static int by_name(const void *a, const void *b) {
     return strcmp(((const ManifestTensor *)a)->name, ((const ManifestTensor *)b)->name);
 }
 
-void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header, ManifestTensor *tensors,
-                              size_t count) {
+void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header,
+                              ManifestTensor *tensors, size_t count) {
     ManifestFile *f = add_file(m, name, bytes, header);
     f->is_safetensors = true;
     f->count = count;
@@ -147,7 +149,8 @@ static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, 
 
 static ErrorCode parse_piece(ManifestPiece *p, const cJSON *item, const char *where, Error *err) {
     int64_t bytes = 0;
-    if (!cJSON_IsObject(item)) return error_set(err, ERR_DATA, "%s: a piece of a tensor is not an object", where);
+    if (!cJSON_IsObject(item))
+        return error_set(err, ERR_DATA, "%s: a piece of a tensor is not an object", where);
     TRY(json_get_int(item, where, "bytes", true, 1, INT64_C(1) << 52, &bytes, err));
     p->bytes = (uint64_t)bytes;
     return parse_sum(cJSON_GetObjectItemCaseSensitive(item, "checksum"), where, &p->sum, err);
@@ -185,10 +188,12 @@ static ErrorCode parse_file(Manifest *m, const cJSON *item, const char *where, E
     int64_t bytes = 0;
     TRY(json_get_string(item, where, "name", true, &name, err));
     TRY(json_get_int(item, where, "bytes", true, 0, (int64_t)1 << 52, &bytes, err));
-    if (!modelfiles_name_is_safe(name)) return error_set(err, ERR_DATA, "%s: a file name is not a plain one", where);
+    if (!modelfiles_name_is_safe(name))
+        return error_set(err, ERR_DATA, "%s: a file name is not a plain one", where);
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(item, "tensors");
     ManifestFile *f = add_file(m, name, (uint64_t)bytes, 0);
-    TRY(parse_sum(cJSON_GetObjectItemCaseSensitive(item, tensors ? "header" : "checksum"), where, &f->sum, err));
+    TRY(parse_sum(cJSON_GetObjectItemCaseSensitive(item, tensors ? "header" : "checksum"), where, &f->sum,
+                  err));
     return tensors ? parse_tensors(f, tensors, where, err) : OK;
 }
 
@@ -198,10 +203,12 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     const cJSON *item;
     TRY(json_get_string(root, where, "format", true, &format, err));
     TRY(json_get_int(root, where, "version", true, 0, INT32_MAX, &version, err));
-    if (strcmp(format, FORMAT) != 0) return error_set(err, ERR_DATA, "%s: not a manifest of a weft checkpoint", where);
+    if (strcmp(format, FORMAT) != 0)
+        return error_set(err, ERR_DATA, "%s: not a manifest of a weft checkpoint", where);
     if (version < 1 || version > VERSION)
-        return error_set(err, ERR_DATA, "%s: version %" PRId64 ", this weft reads 1 to %d: use the weft that wrote it", where,
-                         version, VERSION);
+        return error_set(err, ERR_DATA,
+                         "%s: version %" PRId64 ", this weft reads 1 to %d: use the weft that wrote it",
+                         where, version, VERSION);
     TRY(json_get_int(root, where, "step", true, 0, INT64_C(1) << 52, &m->step, err));
     TRY(json_get_string(root, where, "time", true, &time, err));
     TRY(json_get_bool(root, where, "resumable", true, &m->resumable, err));
@@ -236,7 +243,8 @@ static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Er
     TRY(fileops_open_in(dir, f->name, fd, &size, err));
     if (size == f->bytes) return OK;
     close(*fd);
-    return error_set(err, ERR_DATA, "%s/%s: %" PRIu64 " bytes, the manifest says %" PRIu64, dir, f->name, size, f->bytes);
+    return error_set(err, ERR_DATA, "%s/%s: %" PRIu64 " bytes, the manifest says %" PRIu64, dir, f->name,
+                     size, f->bytes);
 }
 
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
@@ -249,8 +257,8 @@ ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
 }
 
 /* Checksum of `bytes` bytes at `offset`. */
-static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer, uint64_t *sum,
-                           Error *err) {
+static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer,
+                           uint64_t *sum, Error *err) {
     XXH3_state_t *hash = XXH3_createState();
     ErrorCode code = OK;
     CHECK(hash != NULL);
@@ -267,8 +275,8 @@ static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t 
     return code;
 }
 
-static ErrorCode check_range(int fd, const char *where, const char *part, uint64_t offset, uint64_t bytes, uint64_t expect,
-                             char *buffer, Error *err) {
+static ErrorCode check_range(int fd, const char *where, const char *part, uint64_t offset, uint64_t bytes,
+                             uint64_t expect, char *buffer, Error *err) {
     uint64_t sum = 0;
     char shown[128];
     TRY(sum_range(fd, where, offset, bytes, buffer, &sum, err));
@@ -277,7 +285,8 @@ static ErrorCode check_range(int fd, const char *where, const char *part, uint64
                      error_escape(shown, sizeof shown, part, strlen(part)), sum, expect);
 }
 
-/* What is read to be checked: ranges of the files, in order. A range belongs to the part in which it begins. */
+/* What is read to be checked: ranges of the files, in order. A range belongs to the part in which it begins.
+ */
 typedef struct Checking {
     char *buffer;
     int rank, ranks;
@@ -290,8 +299,8 @@ static bool is_mine(const Checking *c, uint64_t offset) {
     return (part < last ? part : last) == (uint64_t)c->rank;
 }
 
-static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, const SafeFile *s, const SafeTensor *t,
-                              Error *err) {
+static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, const SafeFile *s,
+                              const SafeTensor *t, Error *err) {
     uint64_t at = s->data_start + t->begin, end = s->data_start + t->end;
     for (size_t i = 0; i < listed->count; i++) {
         const ManifestPiece *p = &listed->pieces[i];
@@ -308,7 +317,8 @@ static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, c
 
 static ErrorCode check_tensors(const Checking *c, const ManifestFile *f, const SafeFile *s, Error *err) {
     if (s->count != f->count)
-        return error_set(err, ERR_DATA, "%s: %zu tensors, the manifest lists %zu", s->where, s->count, f->count);
+        return error_set(err, ERR_DATA, "%s: %zu tensors, the manifest lists %zu", s->where, s->count,
+                         f->count);
     for (size_t i = 0; i < s->count; i++) {
         /* Both are in order of names, without duplicates. */
         if (strcmp(s->tensors[i].name, f->tensors[i].name) != 0)
@@ -319,14 +329,16 @@ static ErrorCode check_tensors(const Checking *c, const ManifestFile *f, const S
 }
 
 /* Takes over fd. The header is of every part: without it nobody knows where the tensors are. */
-static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, const char *where, int fd, Error *err) {
+static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, const char *where, int fd,
+                                   Error *err) {
     SafeFile s;
     unsigned char field[8];
     uint64_t header = 0;
-    ErrorCode code =
-        f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where) : fileops_read_at(fd, where, 0, field, 8, err);
+    ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where)
+                                  : fileops_read_at(fd, where, 0, field, 8, err);
     for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
-    if (code == OK && header > f->bytes - 8) code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
+    if (code == OK && header > f->bytes - 8)
+        code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
     if (code == OK) code = check_range(fd, where, "header", 0, header + 8, f->sum, c->buffer, err);
     if (code != OK) {
         close(fd);

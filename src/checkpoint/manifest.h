@@ -1,6 +1,7 @@
-/* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one checksum: small files
- * as a whole, safetensors by header and by tensor (so that damage is named), the manifest itself by its last line. A tensor
- * that several ranks wrote has a checksum for each piece, in order of place. */
+/* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one
+ * checksum: small files as a whole, safetensors by header and by tensor (so that damage is named), the
+ * manifest itself by its last line. A tensor that several ranks wrote has a checksum for each piece, in order
+ * of place. */
 #ifndef WEFT_CHECKPOINT_MANIFEST_H
 #define WEFT_CHECKPOINT_MANIFEST_H
 
@@ -39,14 +40,15 @@ typedef struct Manifest {
 
 void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum);
 /* Takes over the tensors (with names and pieces), in any order. */
-void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header, ManifestTensor *tensors,
-                              size_t count);
+void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header,
+                              ManifestTensor *tensors, size_t count);
 void manifest_write(const Manifest *m, Text *out);
 /* Reads and verifies the manifest of a directory; the files it lists are not touched. */
 ErrorCode manifest_read(Manifest *m, const char *dir, Error *err);
 /* The files are there, regular, and of the right size. */
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err);
-/* Every byte of part `rank` of `ranks` is as it was written. The parts, about the same number of bytes each, are everything. */
+/* Every byte of part `rank` of `ranks` is as it was written. The parts, about the same number of bytes each,
+ * are everything. */
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err);
 uint64_t manifest_bytes(const Manifest *m);
 void manifest_free(Manifest *m);

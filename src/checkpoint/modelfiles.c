@@ -61,12 +61,14 @@ static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Er
     size_t n = 0;
     cJSON_ArrayForEach(item, map) {
         shown(name, item->string);
-        if (!cJSON_IsString(item)) return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is not a string", where, name);
+        if (!cJSON_IsString(item))
+            return error_set(err, ERR_DATA, "%s: weight_map of \"%s\" is not a string", where, name);
         if (!is_shard_name(item->valuestring))
-            return error_set(err, ERR_DATA,
-                             "%s: weight_map of \"%s\" is \"%s\", expected the plain name of a .safetensors file "
-                             "beside the index",
-                             where, name, shown(file, item->valuestring));
+            return error_set(
+                err, ERR_DATA,
+                "%s: weight_map of \"%s\" is \"%s\", expected the plain name of a .safetensors file "
+                "beside the index",
+                where, name, shown(file, item->valuestring));
         listed[n++] = (Listed){item->string, item->valuestring};
     }
     qsort(listed, n, sizeof *listed, by_file);
@@ -76,14 +78,16 @@ static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Er
 /* Opens the shard that listed[0] names and adds the tensors of listed[0 .. n-1], all of that shard. */
 static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed, size_t n, Error *err) {
     char name[128];
-    if (m->file_count == MAX_SHARDS) return error_set(err, ERR_DATA, "%s: more than %d shards", m->where, MAX_SHARDS);
+    if (m->file_count == MAX_SHARDS)
+        return error_set(err, ERR_DATA, "%s: more than %d shards", m->where, MAX_SHARDS);
     SafeFile *f = &m->files[m->file_count];
     TRY(open_shard(f, dir, listed[0].file, err));
     m->file_count++;
     for (size_t i = 0; i < n; i++) {
         const SafeTensor *t = safe_find(f, listed[i].name);
         if (t == NULL)
-            return error_set(err, ERR_DATA, "%s: the index places tensor \"%s\" in %s, which does not have it", m->where,
+            return error_set(err, ERR_DATA,
+                             "%s: the index places tensor \"%s\" in %s, which does not have it", m->where,
                              shown(name, listed[i].name), listed[i].file);
         m->tensors[m->count++] = (ModelTensor){t, m->file_count - 1};
     }
@@ -110,9 +114,11 @@ static void check_total(const ModelFiles *m, const cJSON *root) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < m->count; i++) bytes += m->tensors[i].tensor->end - m->tensors[i].tensor->begin;
     if (cJSON_IsNumber(total) && (total->valuedouble < (double)bytes || total->valuedouble > (double)bytes))
-        log_warn("%s: the index says %.0f bytes of tensors, there are %.0f", m->where, total->valuedouble, (double)bytes);
+        log_warn("%s: the index says %.0f bytes of tensors, there are %.0f", m->where, total->valuedouble,
+                 (double)bytes);
     if (m->unlisted > 0)
-        log_warn("%s: %.0f tensors are in a shard but not in the index; they are not read", m->where, (double)m->unlisted);
+        log_warn("%s: %.0f tensors are in a shard but not in the index; they are not read", m->where,
+                 (double)m->unlisted);
 }
 
 static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *listed, size_t count, Error *err) {
@@ -128,7 +134,8 @@ static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *liste
     return check_once(m, err);
 }
 
-static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, const cJSON *root, Error *err) {
+static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, const cJSON *root,
+                            Error *err) {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
     if (!cJSON_IsObject(map) || map->child == NULL)
         return error_set(err, ERR_DATA, "%s: weight_map is missing, empty or not an object", where);
@@ -173,12 +180,13 @@ static bool has_file(const char *dir, const char *name) {
 static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
     if (file_is_dir(path) && !has_file(path, MODEL_FILE)) {
         if (has_file(path, MODEL_INDEX)) return read_index(m, path, err);
-        return error_set(err, ERR_NOINPUT, "%s: expected %s or %s in this directory, found neither", m->where, MODEL_FILE,
-                         MODEL_INDEX);
+        return error_set(err, ERR_NOINPUT, "%s: expected %s or %s in this directory, found neither", m->where,
+                         MODEL_FILE, MODEL_INDEX);
     }
     m->files = mem_alloc(sizeof *m->files);
     m->files[0].fd = -1;
-    TRY(file_is_dir(path) ? open_shard(&m->files[0], path, MODEL_FILE, err) : safe_open(&m->files[0], path, err));
+    TRY(file_is_dir(path) ? open_shard(&m->files[0], path, MODEL_FILE, err)
+                          : safe_open(&m->files[0], path, err));
     take_all(m);
     return OK;
 }
@@ -212,6 +220,7 @@ const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
     return NULL;
 }
 
-ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host, size_t bytes, Error *err) {
+ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host,
+                          size_t bytes, Error *err) {
     return safe_read(&m->files[t->file], t->tensor, offset, host, bytes, err);
 }

@@ -1,8 +1,9 @@
-/* The weights of a Hugging Face model directory: model.safetensors, or model.safetensors.index.json with its shards.
+/* The weights of a Hugging Face model directory: model.safetensors, or model.safetensors.index.json with its
+ * shards.
  *
- * Names in the index are someone else's strings. A shard is one path component of [A-Za-z0-9._-], not starting with a dot and
- * ending in .safetensors, opened inside the directory and not through a link. Every tensor of the index is in the shard that it
- * names and in no other. */
+ * Names in the index are someone else's strings. A shard is one path component of [A-Za-z0-9._-], not
+ * starting with a dot and ending in .safetensors, opened inside the directory and not through a link. Every
+ * tensor of the index is in the shard that it names and in no other. */
 #ifndef WEFT_CHECKPOINT_MODELFILES_H
 #define WEFT_CHECKPOINT_MODELFILES_H
 
@@ -33,15 +34,17 @@ bool modelfiles_name_is_safe(const char *name);
 ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err);
 void modelfiles_close(ModelFiles *m);
 const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name); /* NULL if none */
-ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
+ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host,
+                          size_t bytes, Error *err);
 
-/* Fills the pieces of the list through its `store`, converting to the `memory` type, and reads no more of the files than that.
- * Every tensor of the list must be there with its shape, and nothing else may be, except what a Llama file is known to repeat
- * (a tied head, rotary frequencies). */
+/* Fills the pieces of the list through its `store`, converting to the `memory` type, and reads no more of the
+ * files than that. Every tensor of the list must be there with its shape, and nothing else may be, except
+ * what a Llama file is known to repeat (a tied head, rotary frequencies). */
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err);
 
-/* How the tensors of a list are laid out in files: parts of at most shard_bytes, filled in list order; one part is just
- * `stem`.safetensors, several get an index. A function of the descriptions alone: the same on every rank. */
+/* How the tensors of a list are laid out in files: parts of at most shard_bytes, filled in list order; one
+ * part is just `stem`.safetensors, several get an index. A function of the descriptions alone: the same on
+ * every rank. */
 typedef struct LayoutFile {
     char name[96];
     Text header; /* the first 8 + N bytes */
@@ -60,14 +63,16 @@ typedef struct ModelLayout {
 void modellayout_make(ModelLayout *l, const TensorList *list, const char *stem, uint64_t shard_bytes);
 void modellayout_free(ModelLayout *l);
 
-/* Makes the files in an existing directory: index, headers, full lengths; on the disk when the call returns. */
+/* Makes the files in an existing directory: index, headers, full lengths; on the disk when the call returns.
+ */
 ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err);
-/* Writes the pieces that the list holds into the files that modelfiles_create made. Files without a piece of this list are not
- * touched. sums: [tensor_pieces(list)], the checksums of the bytes in the file. */
-ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums, Error *err);
+/* Writes the pieces that the list holds into the files that modelfiles_create made. Files without a piece of
+ * this list are not touched. sums: [tensor_pieces(list)], the checksums of the bytes in the file. */
+ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums,
+                           Error *err);
 
-/* SHA-256 (hex) over names, shapes and values in the order of names, whatever the files, their order, or the float type:
- * F32, BF16 and F16 count as the fp32 values that they are, other types as their bytes. */
+/* SHA-256 (hex) over names, shapes and values in the order of names, whatever the files, their order, or the
+ * float type: F32, BF16 and F16 count as the fp32 values that they are, other types as their bytes. */
 ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err);
 
 typedef struct TensorFigures {

@@ -1,4 +1,5 @@
-/* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one small buffer. */
+/* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one
+ * small buffer. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,9 @@ typedef struct Buffers {
     void *narrow; /* CHUNK */
 } Buffers;
 
-static Buffers buffers_make(void) { return (Buffers){mem_alloc(CHUNK * 8), mem_alloc(CHUNK * 4), mem_alloc(CHUNK * 4)}; }
+static Buffers buffers_make(void) {
+    return (Buffers){mem_alloc(CHUNK * 8), mem_alloc(CHUNK * 4), mem_alloc(CHUNK * 4)};
+}
 
 static void buffers_free(Buffers *b) {
     free(b->raw);
@@ -28,24 +31,29 @@ static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const 
     for (int i = 0; i < want->rank && same; i++) same = t->shape[i] == (uint64_t)want->shape[i];
     if (!same) {
         Text found = {0}, expected = {0};
-        for (int i = 0; i < t->rank; i++) text_printf(&found, "%s%llu", i ? ", " : "", (unsigned long long)t->shape[i]);
-        for (int i = 0; i < want->rank; i++) text_printf(&expected, "%s%lld", i ? ", " : "", (long long)want->shape[i]);
-        error_set(err, ERR_DATA, "%s: tensor %s has shape [%s], expected [%s]: config.json and the weights do not match",
+        for (int i = 0; i < t->rank; i++)
+            text_printf(&found, "%s%llu", i ? ", " : "", (unsigned long long)t->shape[i]);
+        for (int i = 0; i < want->rank; i++)
+            text_printf(&expected, "%s%lld", i ? ", " : "", (long long)want->shape[i]);
+        error_set(err, ERR_DATA,
+                  "%s: tensor %s has shape [%s], expected [%s]: config.json and the weights do not match",
                   m->where, want->name, found.length ? found.data : "", expected.length ? expected.data : "");
         text_free(&found);
         text_free(&expected);
         return ERR_DATA;
     }
-    if (t->type == want->memory || (convert_is_float(want->memory) && (convert_is_float(t->type) || t->type == SAFE_F64)))
+    if (t->type == want->memory ||
+        (convert_is_float(want->memory) && (convert_is_float(t->type) || t->type == SAFE_F64)))
         return OK;
-    return error_set(err, ERR_DATA, "%s: tensor %s has dtype %s, which cannot become %s", m->where, want->name,
-                     safe_type_name(t->type), safe_type_name(want->memory));
+    return error_set(err, ERR_DATA, "%s: tensor %s has dtype %s, which cannot become %s", m->where,
+                     want->name, safe_type_name(t->type), safe_type_name(want->memory));
 }
 
 static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Error *err) {
     for (int i = 0; i < list->count; i++) {
         const ModelTensor *t = modelfiles_find(m, list->tensors[i].name);
-        if (t == NULL) return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, list->tensors[i].name);
+        if (t == NULL)
+            return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, list->tensors[i].name);
         TRY(check_match(m, &list->tensors[i], t->tensor, err));
     }
     return OK;
@@ -80,7 +88,9 @@ static bool is_harmless(const char *name) {
     return length >= sizeof rotary - 1 && strcmp(name + length - (sizeof rotary - 1), rotary) == 0;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 /* A tensor nobody asked for belongs to a model that computes something else. */
 static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list, Error *err) {
@@ -116,7 +126,9 @@ static void digest_string(Sha256 *h, const char *s) {
 }
 
 /* Elements that make a whole number of bytes are read at a time, whatever the type. */
-static uint64_t bytes_of(SafeType type, uint64_t elements) { return elements * (uint64_t)safe_type_bits(type) / 8; }
+static uint64_t bytes_of(SafeType type, uint64_t elements) {
+    return elements * (uint64_t)safe_type_bits(type) / 8;
+}
 
 static ErrorCode digest_values(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Buffers *b, Error *err) {
     SafeType type = t->tensor->type;

@@ -7,7 +7,8 @@
 #include "base/json.h"
 #include "checkpoint/modelfiles.h"
 
-/* In list order; a shard is closed when the next tensor would take it over the limit. A larger tensor has one to itself. */
+/* In list order; a shard is closed when the next tensor would take it over the limit. A larger tensor has one
+ * to itself. */
 static void cut(ModelLayout *l, uint64_t limit) {
     uint64_t used = 0;
     l->file_count = 1;
@@ -109,13 +110,15 @@ static int sort_pieces(const ModelLayout *l, Start *starts) {
     for (int i = 0; i < tensor_pieces(l->list); i++) {
         TensorPiece p = tensor_piece(l->list, i);
         uint64_t each = (uint64_t)safe_type_bits(l->list->tensors[p.tensor].stored) / 8;
-        if (p.count > 0) starts[n++] = (Start){l->file[p.tensor], i, l->at[p.tensor] + (uint64_t)p.first * each};
+        if (p.count > 0)
+            starts[n++] = (Start){l->file[p.tensor], i, l->at[p.tensor] + (uint64_t)p.first * each};
     }
     if (n > 0) qsort(starts, (size_t)n, sizeof *starts, by_place);
     return n;
 }
 
-ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums, Error *err) {
+ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums,
+                           Error *err) {
     Start *starts = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *starts);
     int *pieces = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *pieces), n = sort_pieces(l, starts);
     ErrorCode code = OK;

@@ -45,12 +45,15 @@ static void put(Text *blob, uint64_t value) {
     text_add(blob, bytes, WORD);
 }
 
-static void put_checksum(Text *blob, size_t start) { put(blob, hash64(blob->data + start, blob->length - start)); }
+static void put_checksum(Text *blob, size_t start) {
+    put(blob, hash64(blob->data + start, blob->length - start));
+}
 
 static uint64_t count_pieces(const SaveLayout *l) {
     uint64_t count = 0;
     for (int i = 0; i < l->count; i++)
-        for (int p = 0; p < tensor_pieces(l->lists[i].list); p++) count += tensor_piece(l->lists[i].list, p).count > 0;
+        for (int p = 0; p < tensor_pieces(l->lists[i].list); p++)
+            count += tensor_piece(l->lists[i].list, p).count > 0;
     return count;
 }
 
@@ -116,8 +119,10 @@ static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, 
 }
 
 /* The piece whose words begin at `at`. */
-static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at, int rank, Error *err) {
-    uint64_t list = word(blob, at), tensor = word(blob, at + 1), first = word(blob, at + 2), count = word(blob, at + 3);
+static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at,
+                            int rank, Error *err) {
+    uint64_t list = word(blob, at), tensor = word(blob, at + 1), first = word(blob, at + 2),
+             count = word(blob, at + 3);
     if (list >= (uint64_t)l->count || tensor >= (uint64_t)l->lists[list].list->count)
         return bad_blob(rank, "names a tensor that is not there", err);
     uint64_t elements = (uint64_t)tensor_elements(&l->lists[list].list->tensors[tensor]);
@@ -127,19 +132,21 @@ static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const Checkpoint
     return OK;
 }
 
-static ErrorCode read_pieces(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, size_t words, int rank,
-                             Error *err) {
+static ErrorCode read_pieces(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, size_t words,
+                             int rank, Error *err) {
     if (word(blob, 2) != (uint64_t)l->step) return bad_blob(rank, "is of another step", err);
     if (word(blob, 3) != l->digest) return bad_blob(rank, "is of other tensors", err);
     size_t count = (words - HEAD_WORDS) / PIECE_WORDS;
-    if (words != HEAD_WORDS + count * PIECE_WORDS || word(blob, 4) != count) return bad_blob(rank, "is malformed", err);
+    if (words != HEAD_WORDS + count * PIECE_WORDS || word(blob, 4) != count)
+        return bad_blob(rank, "is malformed", err);
     all->items = mem_grow(all->items, (all->count + count) * sizeof *all->items);
     for (size_t i = 0; i < count; i++)
         TRY(read_piece(&all->items[all->count++], l, blob, HEAD_WORDS + i * PIECE_WORDS, rank, err));
     return OK;
 }
 
-static ErrorCode read_blob(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, int rank, int ranks, Error *err) {
+static ErrorCode read_blob(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, int rank,
+                           int ranks, Error *err) {
     size_t words = words_of(blob);
     if (words == 0) return bad_blob(rank, "is damaged", err);
     if (word(blob, 1) == KIND_FAILURE) return failure_of(blob, words, rank, ranks, err);
@@ -157,12 +164,14 @@ static int by_place(const void *a, const void *b) {
 }
 
 static ErrorCode not_once(const TensorDesc *t, int64_t first, int64_t end, const char *what, Error *err) {
-    return error_set(err, ERR_INTERNAL, "tensor %s: elements %" PRId64 " to %" PRId64 " were written by %s", t->name, first,
-                     end - 1, what);
+    return error_set(err, ERR_INTERNAL, "tensor %s: elements %" PRId64 " to %" PRId64 " were written by %s",
+                     t->name, first, end - 1, what);
 }
 
-/* From *next on come the pieces of this tensor, which end where the next begin; *next is moved behind them. */
-static ErrorCode check_tensor(const SavedPieces *all, size_t *next, int list, int tensor, const TensorDesc *t, Error *err) {
+/* From *next on come the pieces of this tensor, which end where the next begin; *next is moved behind them.
+ */
+static ErrorCode check_tensor(const SavedPieces *all, size_t *next, int list, int tensor, const TensorDesc *t,
+                              Error *err) {
     int64_t covered = 0, elements = tensor_elements(t);
     for (; *next < all->count; ++*next) {
         const SavedPiece *p = &all->items[*next];
@@ -186,7 +195,8 @@ static ErrorCode check_coverage(const SavedPieces *all, const SaveLayout *l, Err
     return OK;
 }
 
-ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks, Error *err) {
+ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
+                         Error *err) {
     ErrorCode code = OK;
     *all = (SavedPieces){0};
     for (int i = 0; i < ranks && code == OK; i++) code = read_blob(all, l, &blobs[i], i, ranks, err);

@@ -4,7 +4,8 @@
  *     "weftblob" | kind | step | layout | count | count times (list, tensor, first, count, sum) | checksum of all before
  * or, of a rank that failed,
  *     "weftblob" | kind | error code | length of the message | message, padded to words | checksum of all before
- * `layout` is a digest of the headers of all files: two ranks that mean different tensors do not get to the same manifest. */
+ * `layout` is a digest of the headers of all files: two ranks that mean different tensors do not get to
+ * the same manifest. */
 #ifndef WEFT_CHECKPOINT_PIECES_H
 #define WEFT_CHECKPOINT_PIECES_H
 
@@ -34,8 +35,10 @@ typedef struct SavedPieces {
 
 /* Appends the blob of a rank whose pieces were written. sums: [list][piece]. */
 void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]);
-/* Reads the blobs [ranks] and checks that their pieces make up every tensor. The failure that a blob tells of is returned. */
-ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks, Error *err);
+/* Reads the blobs [ranks] and checks that their pieces make up every tensor. The failure that a blob tells of
+ * is returned. */
+ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
+                         Error *err);
 void pieces_free(SavedPieces *all);
 
 #endif

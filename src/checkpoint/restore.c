@@ -15,7 +15,8 @@
 
 static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
     TRY(manifest_read(m, path, err));
-    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err) : manifest_check_sizes(m, path, err);
+    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err)
+                                             : manifest_check_sizes(m, path, err);
     if (code != OK) manifest_free(m);
     return code;
 }
@@ -33,7 +34,8 @@ ErrorCode checkpoint_verify(const char *path, Error *err) { return checkpoint_ch
 /* "step-00000100", and no other way to write it. */
 static bool parse_step(const char *name, int64_t *step) {
     char canonical[64];
-    if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) || strlen(name) > 5 + 15)
+    if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) ||
+        strlen(name) > 5 + 15)
         return false;
     *step = strtoll(name + 5, NULL, 10);
     snprintf(canonical, sizeof canonical, "step-%08" PRId64, *step);
@@ -49,7 +51,8 @@ static int by_step(const void *a, const void *b) {
 static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
     *set = (CheckpointSet){0};
     DIR *handle = opendir(dir);
-    if (handle == NULL) return errno == ENOENT ? OK : error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", dir);
+    if (handle == NULL)
+        return errno == ENOENT ? OK : error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", dir);
     int64_t step;
     for (struct dirent *entry; (entry = readdir(handle)) != NULL;) {
         if (!parse_step(entry->d_name, &step)) continue;
@@ -73,7 +76,8 @@ static void examine(CheckpointInfo *info, CheckLevel level) {
         info->bytes = manifest_bytes(&m);
         memcpy(info->time, m.time, sizeof info->time);
     }
-    if (!info->good) snprintf(info->problem, sizeof info->problem, "%.*s", (int)sizeof info->problem - 1, problem.message);
+    if (!info->good)
+        snprintf(info->problem, sizeof info->problem, "%.*s", (int)sizeof info->problem - 1, problem.message);
     if (code == OK) manifest_free(&m);
 }
 
@@ -96,7 +100,8 @@ static ErrorCode open_parts(Checkpoint *c, Error *err) {
     char *optimizer = path_join(c->path, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&c->optimizer, optimizer, err);
     free(optimizer);
-    return code != OK ? code : fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
+    return code != OK ? code
+                      : fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
 }
 
 ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumable, Error *err) {
@@ -105,12 +110,13 @@ ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumab
     TRY(manifest_read(&m, path, err));
     *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .resumable = m.resumable};
     manifest_free(&m);
-    ErrorCode code = resumable && !c->resumable
-                         ? error_set(err, ERR_DATA,
-                                     "%s: holds weights only; it can be evaluated or started from (model.init), but "
-                                     "not resumed",
-                                     path)
-                         : open_parts(c, err);
+    ErrorCode code =
+        resumable && !c->resumable
+            ? error_set(err, ERR_DATA,
+                        "%s: holds weights only; it can be evaluated or started from (model.init), but "
+                        "not resumed",
+                        path)
+            : open_parts(c, err);
     if (code != OK) checkpoint_close(c);
     return code;
 }
@@ -140,12 +146,14 @@ static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resum
     for (size_t i = set->count; i-- > 0;) {
         Error problem = {.message = ""};
         ErrorCode code = open_one(c, set->items[i].path, resumable, &problem);
-        if (code == OK && i + 1 < set->count) log_warn("going back to %s, the newest good checkpoint", c->path);
+        if (code == OK && i + 1 < set->count)
+            log_warn("going back to %s, the newest good checkpoint", c->path);
         if (code == OK) return OK;
         log_warn("checkpoint passed over: %s", problem.message);
     }
     if (set->count == 0) return error_set(err, ERR_NOINPUT, "there are no checkpoints");
-    return error_set(err, ERR_DATA, "no checkpoint is good: \"weft checkpoint verify\" names what is damaged");
+    return error_set(err, ERR_DATA,
+                     "no checkpoint is good: \"weft checkpoint verify\" names what is damaged");
 }
 
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err) {
@@ -166,8 +174,8 @@ void checkpoint_close(Checkpoint *c) {
     *c = (Checkpoint){0};
 }
 
-ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use, CheckLevel level,
-                           int *removed, Error *err) {
+ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use,
+                           CheckLevel level, int *removed, Error *err) {
     CheckpointSet set;
     int64_t newer = 0, last = keep.last < 2 ? 2 : keep.last;
     ErrorCode code = OK;

@@ -1,8 +1,9 @@
 /* Reading safetensors.
  *
- * Order of the checks, each relying on those before: the size field against the file; the text as strict JSON (json_parse:
- * grammar, UTF-8, duplicates, nesting); numbers as they are written (cJSON would turn 2.0, 2e0 and -0 into plain numbers);
- * each entry by itself (type, shape, size); all entries together (offsets cover the data exactly once). */
+ * Order of the checks, each relying on those before: the size field against the file; the text as strict JSON
+ * (json_parse: grammar, UTF-8, duplicates, nesting); numbers as they are written (cJSON would turn 2.0, 2e0
+ * and -0 into plain numbers); each entry by itself (type, shape, size); all entries together (offsets cover
+ * the data exactly once). */
 #include "checkpoint/safetensors.h"
 
 #include <fcntl.h>
@@ -51,11 +52,12 @@ int safe_type_bits(SafeType type) { return types[type].bits; }
 /* An error about one tensor. */
 static ErrorCode bad(const SafeFile *f, const char *name, const char *what, Error *err) {
     char shown[128];
-    return error_set(err, ERR_DATA, "%s: tensor \"%s\": %s", f->where, error_escape(shown, sizeof shown, name, strlen(name)),
-                     what);
+    return error_set(err, ERR_DATA, "%s: tensor \"%s\": %s", f->where,
+                     error_escape(shown, sizeof shown, name, strlen(name)), what);
 }
 
-/* Outside strings every number must be digits alone: no sign, fraction or exponent. The text is well-formed JSON. */
+/* Outside strings every number must be digits alone: no sign, fraction or exponent. The text is well-formed
+ * JSON. */
 static ErrorCode check_plain_numbers(const SafeFile *f, const char *text, size_t length, Error *err) {
     bool in_string = false;
     for (size_t i = 0; i < length; i++) {
@@ -67,8 +69,10 @@ static ErrorCode check_plain_numbers(const SafeFile *f, const char *text, size_t
         else if (in_string)
             continue;
         else if (c == '-' || c == '.' || ((c == 'e' || c == 'E') && text[i - 1] >= '0' && text[i - 1] <= '9'))
-            return error_set(err, ERR_DATA, "%s: header byte %zu: expected a whole number without sign, fraction or exponent",
-                             f->where, i);
+            return error_set(
+                err, ERR_DATA,
+                "%s: header byte %zu: expected a whole number without sign, fraction or exponent", f->where,
+                i);
     }
     return OK;
 }
@@ -95,7 +99,8 @@ static ErrorCode read_shape(const SafeFile *f, SafeTensor *t, const cJSON *item,
     cJSON_ArrayForEach(dim, item) {
         if (t->rank == SAFE_MAX_RANK) return bad(f, t->name, "more than 16 dimensions", err);
         uint64_t *size = &t->shape[t->rank++];
-        if (!read_whole(dim, size)) return bad(f, t->name, "a dimension is not a whole number from 0 to 2^53", err);
+        if (!read_whole(dim, size))
+            return bad(f, t->name, "a dimension is not a whole number from 0 to 2^53", err);
         if (__builtin_mul_overflow(t->elements, *size, &t->elements))
             return bad(f, t->name, "the product of the dimensions overflows 64 bits", err);
     }
@@ -117,7 +122,8 @@ static ErrorCode check_extent(const SafeFile *f, const SafeTensor *t, Error *err
     if (__builtin_mul_overflow(t->elements, (uint64_t)types[t->type].bits, &bits))
         return bad(f, t->name, "its size in bits overflows 64 bits", err);
     if (bits % 8 != 0) return bad(f, t->name, "its size is not a whole number of bytes", err);
-    if (t->end - t->begin != bits / 8) return bad(f, t->name, "its data_offsets do not match its shape and dtype", err);
+    if (t->end - t->begin != bits / 8)
+        return bad(f, t->name, "its data_offsets do not match its shape and dtype", err);
     return OK;
 }
 
@@ -143,10 +149,12 @@ static ErrorCode read_entry(SafeFile *f, SafeTensor *t, const cJSON *entry, Erro
 
 static ErrorCode read_metadata(SafeFile *f, const cJSON *object, Error *err) {
     const cJSON *item;
-    if (!cJSON_IsObject(object)) return error_set(err, ERR_DATA, "%s: __metadata__ is not an object", f->where);
+    if (!cJSON_IsObject(object))
+        return error_set(err, ERR_DATA, "%s: __metadata__ is not an object", f->where);
     f->metadata = mem_alloc_array((size_t)cJSON_GetArraySize(object), 2 * sizeof *f->metadata);
     cJSON_ArrayForEach(item, object) {
-        if (!cJSON_IsString(item)) return error_set(err, ERR_DATA, "%s: __metadata__ holds a value not a string", f->where);
+        if (!cJSON_IsString(item))
+            return error_set(err, ERR_DATA, "%s: __metadata__ holds a value not a string", f->where);
         f->metadata[2 * f->metadata_count] = mem_strdup(item->string);
         f->metadata[2 * f->metadata_count++ + 1] = mem_strdup(item->valuestring);
     }
@@ -155,7 +163,8 @@ static ErrorCode read_metadata(SafeFile *f, const cJSON *object, Error *err) {
 
 static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
     const cJSON *entry;
-    if (!cJSON_IsObject(root)) return error_set(err, ERR_DATA, "%s: the header is not a JSON object", f->where);
+    if (!cJSON_IsObject(root))
+        return error_set(err, ERR_DATA, "%s: the header is not a JSON object", f->where);
     f->tensors = mem_alloc_array((size_t)cJSON_GetArraySize(root), sizeof *f->tensors);
     cJSON_ArrayForEach(entry, root) {
         if (strcmp(entry->string, "__metadata__") == 0)
@@ -187,7 +196,8 @@ static ErrorCode check_coverage(SafeFile *f, Error *err) {
         covered = t->end;
     }
     if (covered != f->data_bytes)
-        return error_set(err, ERR_DATA, "%s: the tensors cover %" PRIu64 " bytes of data, the file holds %" PRIu64, f->where,
+        return error_set(err, ERR_DATA,
+                         "%s: the tensors cover %" PRIu64 " bytes of data, the file holds %" PRIu64, f->where,
                          covered, f->data_bytes);
     if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
     return OK;
@@ -196,7 +206,8 @@ static ErrorCode check_coverage(SafeFile *f, Error *err) {
 static ErrorCode parse_header(SafeFile *f, const char *header, size_t length, Error *err) {
     cJSON *root = NULL;
     if (length == 0 || header[0] != '{')
-        return error_set(err, ERR_DATA, "%s: not a safetensors file: the header does not start with a brace", f->where);
+        return error_set(err, ERR_DATA, "%s: not a safetensors file: the header does not start with a brace",
+                         f->where);
     TRY(json_parse(f->where, header, length, &root, err));
     ErrorCode code = check_plain_numbers(f, header, length, err);
     if (code == OK) code = read_entries(f, root, err);
@@ -209,9 +220,10 @@ static char *shown_path(const char *path) {
     return mem_strdup(error_escape(shown, sizeof shown, path, strlen(path)));
 }
 
-ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length, uint64_t data_bytes,
-                            Error *err) {
-    *f = (SafeFile){.where = shown_path(where), .fd = -1, .data_start = 8 + (uint64_t)length, .data_bytes = data_bytes};
+ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length,
+                            uint64_t data_bytes, Error *err) {
+    *f = (SafeFile){
+        .where = shown_path(where), .fd = -1, .data_start = 8 + (uint64_t)length, .data_bytes = data_bytes};
     ErrorCode code = parse_header(f, header, length, err);
     if (code != OK) safe_close(f);
     return code;
@@ -226,7 +238,8 @@ static uint64_t little_endian(const uint8_t bytes[8]) {
 /* Eight bytes of text, as a length, are beyond any file. */
 static bool is_text(const uint8_t bytes[8]) {
     for (int i = 0; i < 8; i++) {
-        bool printable = bytes[i] >= ' ' && bytes[i] != 0x7f && bytes[i] <= 0xf4; /* UTF-8 has no bytes above */
+        bool printable =
+            bytes[i] >= ' ' && bytes[i] != 0x7f && bytes[i] <= 0xf4; /* UTF-8 has no bytes above */
         if (!printable && !memchr("\t\n\r", bytes[i], 3)) return false;
     }
     return true;
@@ -238,14 +251,17 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
     char shown[512];
     error_escape(shown, sizeof shown, where, strlen(where));
     if (file_bytes < 8)
-        return error_set(err, ERR_DATA, "%s: not a safetensors file: %" PRIu64 " bytes, expected 8 or more", shown, file_bytes);
+        return error_set(err, ERR_DATA, "%s: not a safetensors file: %" PRIu64 " bytes, expected 8 or more",
+                         shown, file_bytes);
     TRY(fileops_read_at(fd, where, 0, field, 8, err));
     uint64_t n = little_endian(field);
     if (n > SAFE_MAX_HEADER && is_text(field))
-        return error_set(err, ERR_DATA, "%s: not a safetensors file: it begins like %s, expected the length of a header", shown,
-                         field[0] == '{' ? "JSON" : "text");
+        return error_set(err, ERR_DATA,
+                         "%s: not a safetensors file: it begins like %s, expected the length of a header",
+                         shown, field[0] == '{' ? "JSON" : "text");
     if (n > SAFE_MAX_HEADER)
-        return error_set(err, ERR_DATA, "%s: the header says it is %" PRIu64 " bytes long, expected at most %u", shown, n,
+        return error_set(err, ERR_DATA,
+                         "%s: the header says it is %" PRIu64 " bytes long, expected at most %u", shown, n,
                          SAFE_MAX_HEADER);
     if (n > file_bytes - 8)
         return error_set(err, ERR_DATA,
@@ -283,7 +299,8 @@ ErrorCode safe_open(SafeFile *f, const char *path, Error *err) {
     *f = (SafeFile){.fd = -1};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown);
-    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return safe_open_fd(f, path, fd, (uint64_t)info.st_size, err);
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
+        return safe_open_fd(f, path, fd, (uint64_t)info.st_size, err);
     close(fd);
     return error_set(err, ERR_NOINPUT, "%s: expected a regular file", shown);
 }
@@ -312,7 +329,8 @@ const SafeTensor *safe_find(const SafeFile *f, const char *name) {
     return NULL;
 }
 
-ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes, Error *err) {
+ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes,
+                    Error *err) {
     CHECK(offset <= t->end - t->begin && bytes <= t->end - t->begin - offset);
     return fileops_read_at(f->fd, f->where, f->data_start + t->begin + offset, host, bytes, err);
 }

@@ -2,10 +2,11 @@
  *
  *     u64 little-endian N | N bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...} | tensor bytes
  *
- * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size that does not match
- * its shape) a file is refused here when two parsers could disagree about it: duplicate names or metadata keys, bytes before
- * the brace, numbers that are not plain whole ones. Names are keys, never paths. Nothing is allocated beyond a small multiple
- * of the header, which is itself bounded by the file. */
+ * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size
+ * that does not match its shape) a file is refused here when two parsers could disagree about it:
+ * duplicate names or metadata keys, bytes before the brace, numbers that are not plain whole ones. Names
+ * are keys, never paths. Nothing is allocated beyond a small multiple of the header, which is itself
+ * bounded by the file. */
 #ifndef WEFT_CHECKPOINT_SAFETENSORS_H
 #define WEFT_CHECKPOINT_SAFETENSORS_H
 
@@ -70,21 +71,23 @@ typedef struct SafeFile {
 } SafeFile;
 
 /* Parses `header` (N bytes) of a file with `data_bytes` after it. f is empty after a failure. */
-ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length, uint64_t data_bytes, Error *err);
+ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length,
+                            uint64_t data_bytes, Error *err);
 ErrorCode safe_open(SafeFile *f, const char *path, Error *err);
 /* Takes over fd, also on failure. */
 ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err);
 void safe_close(SafeFile *f);
 const SafeTensor *safe_find(const SafeFile *f, const char *name); /* NULL if none */
 /* Bytes of a tensor, `offset` from its begin. */
-ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes, Error *err);
+ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes,
+                    Error *err);
 
-/* Tensors to write or to fill, all of them or pieces. `memory` is the type of the bytes behind the callbacks, `stored` that of
- * the file; where they differ both must convert through fp32 (convert.h).
+/* Tensors to write or to fill, all of them or pieces. `memory` is the type of the bytes behind the callbacks,
+ * `stored` that of the file; where they differ both must convert through fp32 (convert.h).
  *
- * Every rank describes all tensors of the model, in the same order, and says which pieces of them it holds: elements in
- * row-major order, from anywhere to anywhere. Callbacks are about pieces: they move whole elements, and offsets and bytes count
- * in `memory` from where the piece begins. */
+ * Every rank describes all tensors of the model, in the same order, and says which pieces of them it holds:
+ * elements in row-major order, from anywhere to anywhere. Callbacks are about pieces: they move whole
+ * elements, and offsets and bytes count in `memory` from where the piece begins. */
 #define TENSOR_MAX_RANK 4
 typedef struct TensorDesc {
     const char *name;
@@ -115,16 +118,19 @@ int tensor_pieces(const TensorList *list);
 TensorPiece tensor_piece(const TensorList *list, int piece);  /* checked to lie in its tensor */
 size_t tensor_piece_bytes(const TensorList *list, int piece); /* in memory */
 
-/* Where the tensors stand in a file that holds list->tensors[order[0 .. count-1]], as the reference writer lays it out: by
- * descending alignment, then name; no gaps; header padded with spaces to 8 bytes. Sorts `order` so, appends the first 8 + N
- * bytes to `header`, sets at[t] to the first byte of tensor t in the file for each t of order. Returns the file's length. */
+/* Where the tensors stand in a file that holds list->tensors[order[0 .. count-1]], as the reference writer
+ * lays it out: by descending alignment, then name; no gaps; header padded with spaces to 8 bytes. Sorts
+ * `order` so, appends the first 8 + N bytes to `header`, sets at[t] to the first byte of tensor t in the file
+ * for each t of order. Returns the file's length. */
 uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header, uint64_t *at);
 
-/* A new file with this header, of this length, synced and closed; what is to follow the header reads as zeros. */
+/* A new file with this header, of this length, synced and closed; what is to follow the header reads as
+ * zeros. */
 ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, uint64_t bytes, Error *err);
-/* Writes pieces[0 .. count-1] of the list to a file that safe_create made, each to its place (at: of safe_layout), syncs and
- * closes it. sums[p] becomes the checksum (XXH3-64) of the bytes of piece p as they are in the file. */
-ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces, int count,
-                            const uint64_t *at, uint64_t *sums, Error *err);
+/* Writes pieces[0 .. count-1] of the list to a file that safe_create made, each to its place (at: of
+ * safe_layout), syncs and closes it. sums[p] becomes the checksum (XXH3-64) of the bytes of piece p as they
+ * are in the file. */
+ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces,
+                            int count, const uint64_t *at, uint64_t *sums, Error *err);
 
 #endif

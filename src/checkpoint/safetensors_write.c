@@ -1,4 +1,5 @@
-/* Writing safetensors: the header first, then pieces of tensors through one staging buffer, with checksums on the way. */
+/* Writing safetensors: the header first, then pieces of tensors through one staging buffer, with checksums on
+ * the way. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -27,7 +28,8 @@ int64_t tensor_elements(const TensorDesc *t) {
 
 static size_t bytes_of(int64_t elements, SafeType type) {
     size_t bytes;
-    CHECK(safe_type_bits(type) % 8 == 0 && size_multiply((size_t)elements, (size_t)safe_type_bits(type) / 8, &bytes));
+    CHECK(safe_type_bits(type) % 8 == 0 &&
+          size_multiply((size_t)elements, (size_t)safe_type_bits(type) / 8, &bytes));
     return bytes;
 }
 
@@ -136,7 +138,8 @@ ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, 
 }
 
 /* The bytes of the file for n elements from `offset` in memory on. */
-static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, size_t n, const void **data, Error *err) {
+static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, size_t n, const void **data,
+                      Error *err) {
     TRY(w->list->fetch(w->list->ctx, piece, offset, bytes_of((int64_t)n, t->memory), w->fetched, err));
     *data = w->fetched;
     if (t->memory == t->stored) return OK;
@@ -165,7 +168,8 @@ static ErrorCode write_piece(Writer *w, int piece, uint64_t at, uint64_t *sum, E
     return OK;
 }
 
-static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64_t *at, uint64_t *sums, Error *err) {
+static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64_t *at, uint64_t *sums,
+                           Error *err) {
     for (int i = 0; i < count; i++) {
         int tensor = tensor_piece(w->list, pieces[i]).tensor;
         if (write_piece(w, pieces[i], at[tensor], &sums[pieces[i]], err) != OK)
@@ -174,8 +178,8 @@ static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64
     return OK;
 }
 
-ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces, int count,
-                            const uint64_t *at, uint64_t *sums, Error *err) {
+ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces,
+                            int count, const uint64_t *at, uint64_t *sums, Error *err) {
     Writer w = {.ops = ops, .path = path, .list = list};
     TRY(fileops_open(ops, path, &w.fd, err));
     w.hash = XXH3_createState();

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find.h"
 #include "cli/cli.h"
 #include "observe/audit.h"
 #include "train/state.h"
@@ -10,7 +11,7 @@
 /* Step of the newest checkpoint, 0 for none: up to there no record may be missing. */
 static ErrorCode saved_step(const char *run_dir, int64_t *step, Error *err) {
     CheckpointSet set;
-    char *dir = state_checkpoints(run_dir);
+    char *dir = checkpoint_directory(run_dir);
     ErrorCode code = checkpoint_list(&set, dir, CHECK_MANIFEST, err);
     free(dir);
     *step = 0;
@@ -56,17 +57,21 @@ const Verb verb_audit = {
     .name = "audit",
     .summary = "prove that a run used each sample exactly once",
     .synopsis = "RUN [RUN2]",
-    .details =
-        "RUN is the directory of a run with data.audit: true, however often it was stopped, killed and resumed, and on however "
-        "many ranks. Of each step the attempt counts whose work is in the run; the records of every rank must be there, "
-        "samples "
-        "must come once each and in order, no window of the data may come twice in an epoch or be missing from one that is "
-        "over, and a window must always hold the same tokens. What is wrong is named with samples and steps, and the status is "
-        "65.\n\n"
-        "With RUN2 both are checked, and then that they used the same samples, with the same tokens, in each step.\n\n"
-        "Examples:\n"
-        "  weft audit runs/demo\n"
-        "  weft audit runs/on-one-rank runs/on-eight-ranks",
+    .details = "RUN is the directory of a run with data.audit: true, however often it was stopped, killed "
+               "and resumed, and on however "
+               "many ranks. Of each step the attempt counts whose work is in the run; the records of every "
+               "rank must be there, "
+               "samples "
+               "must come once each and in order, no window of the data may come twice in an epoch or be "
+               "missing from one that is "
+               "over, and a window must always hold the same tokens. What is wrong is named with samples and "
+               "steps, and the status is "
+               "65.\n\n"
+               "With RUN2 both are checked, and then that they used the same samples, with the same tokens, "
+               "in each step.\n\n"
+               "Examples:\n"
+               "  weft audit runs/demo\n"
+               "  weft audit runs/on-one-rank runs/on-eight-ranks",
     .min_operands = 1,
     .max_operands = 2,
     .run = run_audit,

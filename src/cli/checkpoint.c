@@ -19,7 +19,8 @@ static char *checkpoints_of(const char *operand) {
 }
 
 static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
-    if (!file_is_dir(dir)) return error_set(err, ERR_NOINPUT, "%s: expected a run or its directory of checkpoints", dir);
+    if (!file_is_dir(dir))
+        return error_set(err, ERR_NOINPUT, "%s: expected a run or its directory of checkpoints", dir);
     return checkpoint_list(set, dir, level, err);
 }
 
@@ -60,8 +61,8 @@ static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     return OK;
 }
 
-/* The run's lock, so that neither the run prunes at the same time nor what is half written is taken for a leftover. A directory
- * of checkpoints without a run around it has none. */
+/* The run's lock, so that neither the run prunes at the same time nor what is half written is taken for a
+ * leftover. A directory of checkpoints without a run around it has none. */
 static ErrorCode lock_run(RunLock *lock, const char *operand, const char *dir, Error *err) {
     char *run = strcmp(operand, dir) == 0 ? path_join(dir, "..") : mem_strdup(operand);
     char *file = path_join(run, "lock");
@@ -99,7 +100,8 @@ static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
     else if (strcmp(action, "prune") == 0)
         code = prune(args, dir, err);
     else
-        code = error_set(err, ERR_USAGE, "checkpoint: unknown action \"%s\", expected list, verify or prune", action);
+        code = error_set(err, ERR_USAGE, "checkpoint: unknown action \"%s\", expected list, verify or prune",
+                         action);
     free(dir);
     return code;
 }
@@ -115,7 +117,8 @@ const Verb verb_checkpoint = {
     .summary = "list, verify or prune the checkpoints of a run",
     .synopsis = "list | verify | prune DIR",
     .details = "DIR is a run or its directory of checkpoints; verify also takes one checkpoint.\n\n"
-               "list reads manifests and sizes: a checkpoint that it calls complete may still hold damaged bytes. verify reads "
+               "list reads manifests and sizes: a checkpoint that it calls complete may still hold damaged "
+               "bytes. verify reads "
                "every byte "
                "and names what is damaged. prune removes all good "
                "checkpoints but the newest; damaged ones neither count nor go. A run that is training "

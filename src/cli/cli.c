@@ -1,6 +1,7 @@
 /* The command line: words in, Arguments out.
  *
- * 1. What is allowed comes from the verb's table alone; a word that the table does not explain is an error, never ignored.
+ * 1. What is allowed comes from the verb's table alone; a word that the table does not explain is an error,
+ *    never ignored.
  * 2. Nothing is copied: operands and values point into the words of main.
  * 3. No abbreviations: a flag added tomorrow must not change what a script of today means. */
 #include "cli/cli.h"
@@ -22,7 +23,8 @@ const Flag common_flags[] = {
 
 /* ---- names and suggestions ---- */
 
-/* How far a name is from what was found, or FAR. What was begun comes first, then slips; a far-fetched suggestion misleads. */
+/* How far a name is from what was found, or FAR. What was begun comes first, then slips; a far-fetched
+ * suggestion misleads. */
 enum { FAR = 99 };
 static int distance_to(const char *name, const char *found) {
     int length = (int)strlen(found), distance = text_distance(found, name);
@@ -35,8 +37,8 @@ static int words_matched(const char *name, int count, const char *const *words) 
     const char *space = strchr(name, ' ');
     if (!space) return count > 0 && strcmp(words[0], name) == 0 ? 1 : 0;
     size_t first = (size_t)(space - name);
-    bool same =
-        count > 1 && strlen(words[0]) == first && memcmp(words[0], name, first) == 0 && strcmp(words[1], space + 1) == 0;
+    bool same = count > 1 && strlen(words[0]) == first && memcmp(words[0], name, first) == 0 &&
+                strcmp(words[1], space + 1) == 0;
     return same ? 2 : 0;
 }
 
@@ -77,7 +79,8 @@ static const char *nearest_verb(int count, const char *const *words) {
 /* "train, encode, decode" for the group "tokenizer"; empty when there is no such group. */
 static void list_group(const char *group, Text *out) {
     for (const Verb *const *v = verbs; *v; v++)
-        if (in_group((*v)->name, group)) text_printf(out, "%s%s", out->length ? ", " : "", (*v)->name + strlen(group) + 1);
+        if (in_group((*v)->name, group))
+            text_printf(out, "%s%s", out->length ? ", " : "", (*v)->name + strlen(group) + 1);
 }
 
 static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {
@@ -87,9 +90,11 @@ static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {
     list_group(words[0], &members);
     const char *near = nearest_verb(count, words);
     if (members.length && (count < 2 || !near)) {
-        error_set(err, ERR_USAGE, "\"%s\" needs one of: %s. See \"weft %s --help\"", shown, members.data, shown);
+        error_set(err, ERR_USAGE, "\"%s\" needs one of: %s. See \"weft %s --help\"", shown, members.data,
+                  shown);
     } else if (near) {
-        error_set(err, ERR_USAGE, "unknown verb \"%s\"; did you mean \"%s\"? \"weft --help\" lists all", shown, near);
+        error_set(err, ERR_USAGE, "unknown verb \"%s\"; did you mean \"%s\"? \"weft --help\" lists all",
+                  shown, near);
     } else {
         error_set(err, ERR_USAGE, "unknown verb \"%s\"; \"weft --help\" lists all", shown);
     }
@@ -155,8 +160,11 @@ static ErrorCode unknown_flag(const Verb *verb, const char *word, size_t length,
     memcpy(name, word, length);
     name[length] = 0;
     const char *near = nearest_flag(verb, name);
-    if (near) return error_set(err, ERR_USAGE, "%s: unknown flag \"%s\"; did you mean \"%s\"?", verb->name, shown, near);
-    return error_set(err, ERR_USAGE, "%s: unknown flag \"%s\"; see \"weft %s --help\"", verb->name, shown, verb->name);
+    if (near)
+        return error_set(err, ERR_USAGE, "%s: unknown flag \"%s\"; did you mean \"%s\"?", verb->name, shown,
+                         near);
+    return error_set(err, ERR_USAGE, "%s: unknown flag \"%s\"; see \"weft %s --help\"", verb->name, shown,
+                     verb->name);
 }
 
 /* A flag of every verb; the verb's own table has been looked at before. */
@@ -165,10 +173,10 @@ static void set_common(Arguments *args, int index) {
     *fields[index] = true;
 }
 
-/* Stores flag `index` of the verb. `attached` is the value in the same word ("--seed=1", "-s1"), or NULL; else the next word is
- * taken and *next moves on. */
-static ErrorCode set_flag(Arguments *args, int index, const char *attached, int count, const char *const *words, int *next,
-                          Error *err) {
+/* Stores flag `index` of the verb. `attached` is the value in the same word ("--seed=1", "-s1"), or NULL;
+ * else the next word is taken and *next moves on. */
+static ErrorCode set_flag(Arguments *args, int index, const char *attached, int count,
+                          const char *const *words, int *next, Error *err) {
     const Flag *flag = &args->verb->flags[index];
     if (!flag->argument) {
         if (attached) return error_set(err, ERR_USAGE, "%s: %s takes no value", args->verb->name, flag->name);
@@ -178,15 +186,16 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
     if (!attached && flag->argument[0] == '[') attached = "";
     if (!attached) {
         if (*next >= count)
-            return error_set(err, ERR_USAGE, "%s: %s needs a value: %s %s", args->verb->name, flag->name, flag->name,
-                             flag->argument);
+            return error_set(err, ERR_USAGE, "%s: %s needs a value: %s %s", args->verb->name, flag->name,
+                             flag->name, flag->argument);
         attached = words[(*next)++];
     }
     args->values[index] = attached;
     return OK;
 }
 
-static ErrorCode parse_flag(Arguments *args, const char *word, int count, const char *const *words, int *next, Error *err) {
+static ErrorCode parse_flag(Arguments *args, const char *word, int count, const char *const *words, int *next,
+                            Error *err) {
     bool is_long = word[1] == '-';
     const char *equals = is_long ? strchr(word, '=') : NULL;
     const char *attached = is_long ? (equals ? equals + 1 : NULL) : (word[2] ? word + 2 : NULL);
@@ -196,7 +205,8 @@ static ErrorCode parse_flag(Arguments *args, const char *word, int count, const 
     if (index >= 0) return set_flag(args, index, attached, count, words, next, err);
     index = is_long ? flag_index(common_flags, word, length) : letter_index(common_flags, word[1]);
     if (index < 0) return unknown_flag(args->verb, word, is_long ? length : strlen(word), err);
-    if (attached) return error_set(err, ERR_USAGE, "%s: %s takes no value", args->verb->name, common_flags[index].name);
+    if (attached)
+        return error_set(err, ERR_USAGE, "%s: %s takes no value", args->verb->name, common_flags[index].name);
     set_common(args, index);
     return OK;
 }
@@ -204,18 +214,20 @@ static ErrorCode parse_flag(Arguments *args, const char *word, int count, const 
 static ErrorCode check_operands(const Arguments *args, Error *err) {
     const Verb *verb = args->verb;
     if (args->operand_count < verb->min_operands)
-        return error_set(err, ERR_USAGE, "%s: something is missing. Usage: weft %s %s", verb->name, verb->name, verb->synopsis);
+        return error_set(err, ERR_USAGE, "%s: something is missing. Usage: weft %s %s", verb->name,
+                         verb->name, verb->synopsis);
     if (verb->max_operands >= 0 && args->operand_count > verb->max_operands) {
         char shown[80];
         const char *extra = args->operands[verb->max_operands];
         error_escape(shown, sizeof shown, extra, strlen(extra));
-        return error_set(err, ERR_USAGE, "%s: \"%s\" is one too many. Usage: weft %s %s", verb->name, shown, verb->name,
-                         verb->synopsis);
+        return error_set(err, ERR_USAGE, "%s: \"%s\" is one too many. Usage: weft %s %s", verb->name, shown,
+                         verb->name, verb->synopsis);
     }
     return OK;
 }
 
-ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words, Error *err) {
+ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words,
+                          Error *err) {
     *args = (Arguments){.verb = verb};
     args->operands = mem_alloc_array((size_t)count + 1, sizeof *args->operands);
     args->values = mem_alloc_array((size_t)flag_count(verb->flags) + 1, sizeof *args->values);
@@ -249,13 +261,16 @@ const char *arguments_flag(const Arguments *args, const char *name) {
 
 bool arguments_has(const Arguments *args, const char *name) { return arguments_flag(args, name) != NULL; }
 
-static ErrorCode bad_value(const Arguments *args, const char *name, const char *value, const char *expected, Error *err) {
+static ErrorCode bad_value(const Arguments *args, const char *name, const char *value, const char *expected,
+                           Error *err) {
     char shown[80];
     error_escape(shown, sizeof shown, value, strlen(value));
-    return error_set(err, ERR_USAGE, "%s: %s is \"%s\"; expected %s", args->verb->name, name, shown, expected);
+    return error_set(err, ERR_USAGE, "%s: %s is \"%s\"; expected %s", args->verb->name, name, shown,
+                     expected);
 }
 
-ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out, Error *err) {
+ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out,
+                        Error *err) {
     const char *value = arguments_flag(args, name);
     if (!value) return OK;
     char *end = NULL;
@@ -264,14 +279,16 @@ ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, in
     bool whole = end != value && !*end && errno == 0 && !strchr(" \t\n", value[0]);
     if (!whole || number < min || number > max) {
         char expected[96];
-        snprintf(expected, sizeof expected, "a whole number from %lld to %lld", (long long)min, (long long)max);
+        snprintf(expected, sizeof expected, "a whole number from %lld to %lld", (long long)min,
+                 (long long)max);
         return bad_value(args, name, value, expected, err);
     }
     *out = number;
     return OK;
 }
 
-ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out, Error *err) {
+ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out,
+                           Error *err) {
     const char *value = arguments_flag(args, name);
     if (!value) return OK;
     char *end = NULL;
@@ -279,7 +296,8 @@ ErrorCode arguments_double(const Arguments *args, const char *name, double min, 
     bool read = end != value && !*end && isfinite(number) && !strchr(" \t\n", value[0]);
     if (!read || number < min || number > max) {
         char low[32], high[32], expected[96];
-        snprintf(expected, sizeof expected, "a number from %s to %s", text_double(min, low), text_double(max, high));
+        snprintf(expected, sizeof expected, "a number from %s to %s", text_double(min, low),
+                 text_double(max, high));
         return bad_value(args, name, value, expected, err);
     }
     *out = number;

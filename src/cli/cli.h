@@ -1,5 +1,5 @@
-/* Verbs of the command: one file each, one constant Verb each, listed in cli/verbs.c. Parsing, --help, the man page and the
- * bash completion all come from the tables here. Data goes to stdout, messages to stderr. */
+/* Verbs of the command: one file each, one constant Verb each, listed in cli/verbs.c. Parsing, --help, the
+ * man page and the bash completion all come from the tables here. Data goes to stdout, messages to stderr. */
 #ifndef WEFT_CLI_CLI_H
 #define WEFT_CLI_CLI_H
 
@@ -10,58 +10,65 @@
 #include "base/options.h"
 
 typedef struct Flag {
-    const char *name;     /* "--seed" */
-    char letter;          /* short form, or 0 */
-    const char *argument; /* "N"; "[=FORM]" for a value that may be left out and stands in the same word; NULL for a switch */
+    const char *name; /* "--seed" */
+    char letter;      /* short form, or 0 */
+    const char *
+        argument; /* "N"; "[=FORM]" for a value that may be left out and stands in the same word; NULL for a switch */
     const char *help;
 } Flag;
 
-/* A parsed command line. Flags may stand anywhere; "--" ends them; "-" is an operand; "--flag=value" works. */
+/* A parsed command line. Flags may stand anywhere; "--" ends them; "-" is an operand; "--flag=value" works.
+ */
 typedef struct Arguments {
     int operand_count;
     const char **operands;
     const struct Verb *verb;
-    const char **values;       /* parallel to verb->flags: NULL when absent, "" for a given switch or no value */
+    const char **values; /* parallel to verb->flags: NULL when absent, "" for a given switch or no value */
     bool help, quiet, verbose; /* the flags that every verb has */
 } Arguments;
 
 typedef struct Verb {
-    const char *name;      /* "train"; two words for a verb of a group: "tokenizer train" */
-    const char *summary;   /* one line, lower case, no full stop */
-    const char *synopsis;  /* "CONFIG.yaml [section.key=value ...]" */
-    const char *details;   /* paragraphs for --help and the man page, parted by empty lines; lines that start with a space
+    const char *name;     /* "train"; two words for a verb of a group: "tokenizer train" */
+    const char *summary;  /* one line, lower case, no full stop */
+    const char *synopsis; /* "CONFIG.yaml [section.key=value ...]" */
+    const char *
+        details; /* paragraphs for --help and the man page, parted by empty lines; lines that start with a space
                             * (examples, tables) are kept as they are */
-    const Flag *flags;     /* ended by name == NULL; NULL for none. --help is everyone's */
-    const Option *options; /* configuration table to document under --help, or NULL */
+    const Flag *flags;              /* ended by name == NULL; NULL for none. --help is everyone's */
+    const Option *options;          /* configuration table to document under --help, or NULL */
     int min_operands, max_operands; /* -1: any number */
     ErrorCode (*run)(const Arguments *args, Error *err);
 } Verb;
 
 extern const Verb *const verbs[]; /* ended by NULL; in the order of --help */
 
-/* The verb that the first words of a command line name; *used says how many words that took. An unknown name is ERR_USAGE with
- * the nearest one. */
+/* The verb that the first words of a command line name; *used says how many words that took. An unknown name
+ * is ERR_USAGE with the nearest one. */
 ErrorCode verb_find(const Verb **verb, int count, const char *const *words, int *used, Error *err);
 
-/* Splits the words after the verb. Operands and values point into `words`. With --help nothing is required of operands. Free
- * with arguments_free, also after an error. */
+/* Splits the words after the verb. Operands and values point into `words`. With --help nothing is required of
+ * operands. Free with arguments_free, also after an error. */
 ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words, Error *err);
 void arguments_free(Arguments *args);
 
 /* Value of a flag ("--seed"), or NULL when absent. The name must be in the verb's table. */
 const char *arguments_flag(const Arguments *args, const char *name);
 bool arguments_has(const Arguments *args, const char *name);
-/* Numbers: keep *out when the flag is absent; a malformed or out-of-range value is ERR_USAGE naming the flag. */
-ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out, Error *err);
-ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out, Error *err);
+/* Numbers: keep *out when the flag is absent; a malformed or out-of-range value is ERR_USAGE naming the flag.
+ */
+ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out,
+                        Error *err);
+ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out,
+                           Error *err);
 
 extern const Flag common_flags[]; /* of every verb; ended by name == NULL */
 
 /* Texts made from the tables (cli/help.c, cli/man.c). Nothing in them depends on the time or the machine. */
 void help_write_overview(Text *out, int width);
 void help_write_verb(const Verb *verb, Text *out, int width);
-bool help_write_group(const char *group, Text *out, int width); /* false, and nothing written, when no verb begins with it */
-void man_write(Text *out);                                      /* roff, man macros */
-void completion_write_bash(Text *out);                          /* to be sourced by bash */
+bool help_write_group(const char *group, Text *out,
+                      int width);      /* false, and nothing written, when no verb begins with it */
+void man_write(Text *out);             /* roff, man macros */
+void completion_write_bash(Text *out); /* to be sourced by bash */
 
 #endif

@@ -2,10 +2,12 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
-#include "train/config.h"
+#include "checkpoint/find.h"
+#include "config/config.h"
 
-static const Flag flags[] = {{"--plain", 0, NULL, "without the sources: a configuration that reads back the same"},
-                             {NULL, 0, NULL, NULL}};
+static const Flag flags[] = {
+    {"--plain", 0, NULL, "without the sources: a configuration that reads back the same"},
+    {NULL, 0, NULL, NULL}};
 
 static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
@@ -13,7 +15,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     Text out = {0};
     const char *path = args->operand_count ? args->operands[0] : NULL;
     int overrides = args->operand_count ? args->operand_count - 1 : 0;
-    ErrorCode code = config_load(&c, &set, path, overrides, args->operands + 1, err);
+    ErrorCode code = config_load(&c, &set, path, overrides, args->operands + 1, checkpoint_find_model, err);
     if (code == OK) {
         options_write_yaml(&set, &out, !arguments_has(args, "--plain"));
         fwrite(out.data, 1, out.length, stdout);
@@ -27,10 +29,10 @@ const Verb verb_config = {
     .name = "config",
     .summary = "the resolved configuration, with the source of each value",
     .synopsis = "[CONFIG.yaml [section.key=value ...]]",
-    .details =
-        "Each line says where its value came from: default, file:line, or command line. Without a file: all defaults.\n\n"
-        "Examples:\n"
-        "  weft config configs/demo.yaml optimizer.lr=1e-3",
+    .details = "Each line says where its value came from: default, file:line, or command line. Without a "
+               "file: all defaults.\n\n"
+               "Examples:\n"
+               "  weft config configs/demo.yaml optimizer.lr=1e-3",
     .flags = flags,
     .options = config_options,
     .min_operands = 0,

@@ -73,7 +73,8 @@ static void find_instruction_sets(Findings *f) {
         if (strncmp(line, "flags", 5) != 0 && strncmp(line, "Features", 8) != 0) continue;
         for (size_t i = 0; i < sizeof known_sets / sizeof *known_sets; i++)
             if (has_word(line, known_sets[i]))
-                text_printf(&f->instruction_sets, "%s%s", f->instruction_sets.length ? " " : "", known_sets[i]);
+                text_printf(&f->instruction_sets, "%s%s", f->instruction_sets.length ? " " : "",
+                            known_sets[i]);
         break;
     }
     free(line);
@@ -95,12 +96,13 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     f->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds);
     device_close(&d);
     if (!device_library_has_openmp())
-        advise(
-            f,
-            "oneDNN was built without OpenMP: its threads and weft's get in each other's way. Install Debian's libdnnl-dev.");
+        advise(f, "oneDNN was built without OpenMP: its threads and weft's get in each other's way. Install "
+                  "Debian's libdnnl-dev.");
     if (strcmp(f->kernels, "portable") == 0 || strcmp(f->kernels, "reference") == 0)
-        advise(f, "No optimised kernels for this processor: training will be slow. AVX2 or AVX-512 is wanted.");
-    if (f->threads < f->cores) advise(f, "%d of %d cores are used. Unset OMP_NUM_THREADS to use all.", f->threads, f->cores);
+        advise(f,
+               "No optimised kernels for this processor: training will be slow. AVX2 or AVX-512 is wanted.");
+    if (f->threads < f->cores)
+        advise(f, "%d of %d cores are used. Unset OMP_NUM_THREADS to use all.", f->threads, f->cores);
     return OK;
 }
 
@@ -108,7 +110,8 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
 
 /* Containers are ended at a limit that the machine's own figures do not show. */
 static uint64_t control_group_limit(void) {
-    static const char *const paths[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    static const char *const paths[] = {"/sys/fs/cgroup/memory.max",
+                                        "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         FILE *file = fopen(paths[i], "re");
         unsigned long long limit = 0;
@@ -147,8 +150,8 @@ static ErrorCode write_all(int fd, const char *data, size_t length, const char *
     return OK;
 }
 
-static ErrorCode timed_write(int fd, const char *block, size_t size, int count, const char *where, double *seconds,
-                             Error *err) {
+static ErrorCode timed_write(int fd, const char *block, size_t size, int count, const char *where,
+                             double *seconds, Error *err) {
     double start = clock_seconds();
     for (int i = 0; i < count; i++) TRY(write_all(fd, block, size, where, err));
     if (fsync(fd) != 0) return error_errno(err, ERR_IO, "cannot sync a test file in %s", where);
@@ -160,7 +163,8 @@ static ErrorCode measure_open_file(Disk *disk, int fd, const char *block, Error 
     double seconds = 0, syncs[SYNC_COUNT];
     TRY(timed_write(fd, block, DISK_BLOCK, DISK_BLOCKS, disk->directory, &seconds, err));
     disk->write_rate = (double)DISK_BLOCK * DISK_BLOCKS / seconds;
-    for (int i = 0; i < SYNC_COUNT; i++) TRY(timed_write(fd, block, 4096, 1, disk->directory, &syncs[i], err));
+    for (int i = 0; i < SYNC_COUNT; i++)
+        TRY(timed_write(fd, block, 4096, 1, disk->directory, &syncs[i], err));
     qsort(syncs, SYNC_COUNT, sizeof *syncs, compare_doubles);
     disk->sync_seconds = syncs[SYNC_COUNT / 2];
     return OK;
@@ -174,12 +178,14 @@ static ErrorCode measure_disk(Disk *disk, Error *err) {
     free(path);
     if (fd < 0) return error_errno(err, ERR_CANTCREATE, "cannot create a test file in %s", disk->directory);
     char *block = mem_alloc(DISK_BLOCK);
-    for (uint32_t i = 0, x = 1; i < DISK_BLOCK; i++, x = x * 1664525u + 1013904223u) block[i] = (char)(x >> 24);
+    for (uint32_t i = 0, x = 1; i < DISK_BLOCK; i++, x = x * 1664525u + 1013904223u)
+        block[i] = (char)(x >> 24);
     ErrorCode code = measure_open_file(disk, fd, block, err);
     free(block);
     close(fd);
     struct statvfs info;
-    if (statvfs(disk->directory, &info) == 0) disk->free_bytes = (double)info.f_bavail * (double)info.f_frsize;
+    if (statvfs(disk->directory, &info) == 0)
+        disk->free_bytes = (double)info.f_bavail * (double)info.f_frsize;
     return code;
 }
 
@@ -190,15 +196,17 @@ static ErrorCode find_disk(Findings *f, Error *err) {
         advise(f, "Only %s free in %s: a checkpoint of N parameters takes 12 N bytes.",
                text_bytes(f->disk.free_bytes, free_text), f->disk.directory);
     if (f->disk.sync_seconds > 0.1)
-        advise(f, "Writing to %s is slow to reach the disk (%.0f ms a sync): put run directories on a local disk.",
-               f->disk.directory, f->disk.sync_seconds * 1e3);
+        advise(
+            f,
+            "Writing to %s is slow to reach the disk (%.0f ms a sync): put run directories on a local disk.",
+            f->disk.directory, f->disk.sync_seconds * 1e3);
     return OK;
 }
 
 /* ---- MPI ---- */
 
-/* The library that weft was built with, and the launcher that belongs to it; another one would start processes that do not find
- * each other. */
+/* The library that weft was built with, and the launcher that belongs to it; another one would start
+ * processes that do not find each other. */
 static void find_mpi(Findings *f) {
     char command[512], library[96], launcher[128] = "";
     comm_library_name(library, sizeof library);
@@ -210,7 +218,8 @@ static void find_mpi(Findings *f) {
     snprintf(f->mpi, sizeof f->mpi, "%s", library);
     snprintf(f->launcher, sizeof f->launcher, "%s", *launcher ? comm_launcher() : "");
     if (!*launcher)
-        advise(f, "No %s: it is needed for runs on several processes or machines. apt-get install openmpi-bin",
+        advise(f,
+               "No %s: it is needed for runs on several processes or machines. apt-get install openmpi-bin",
                comm_launcher());
 }
 
@@ -225,10 +234,11 @@ static void print_table(Findings *f) {
     printf("memory            %s, %s available\n", text_bytes((double)f->memory.machine, total),
            text_bytes((double)f->memory.available, available));
     if (f->memory_limit) printf("memory limit      %s\n", text_bytes((double)f->memory_limit, total));
-    printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9, f->peak_bf16 / 1e9,
-           f->native_bf16 ? "" : " (bf16 is not native here)");
-    printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n", text_bytes(f->disk.free_bytes, free_text),
-           text_bytes(f->disk.write_rate, rate), f->disk.sync_seconds * 1e3, f->disk.directory);
+    printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
+           f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is not native here)");
+    printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
+           text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
+           f->disk.sync_seconds * 1e3, f->disk.directory);
     printf("MPI               %s, %s\n", f->mpi, *f->launcher ? f->launcher : "no launcher");
     printf("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
     for (int i = 0; i < f->advice_count; i++) printf("  - %s\n", f->advice[i]);
@@ -312,7 +322,8 @@ static ErrorCode run_doctor(const Arguments *args, Error *err) {
 }
 
 static const Flag doctor_flags[] = {
-    {"--dir", 'd', "DIR", "directory whose disk is measured, where runs are to be kept (default: the current one)"},
+    {"--dir", 'd', "DIR",
+     "directory whose disk is measured, where runs are to be kept (default: the current one)"},
     {"--seconds", 0, "S", "time for each measurement of matrix products (default 1)"},
     {"--json", 0, NULL, "the same as one JSON object"},
     {NULL, 0, NULL, NULL},
@@ -322,10 +333,11 @@ const Verb verb_doctor = {
     .name = "doctor",
     .summary = "examine this machine: kernels, memory, speed, disk, MPI",
     .synopsis = "[--dir DIR] [--json]",
-    .details =
-        "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU is a share of), memory, "
-        "the "
-        "time that a sync to the disk takes. Says what is missing and how to get it. 64 MiB are written to DIR and removed.\n",
+    .details = "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU "
+               "is a share of), memory, "
+               "the "
+               "time that a sync to the disk takes. Says what is missing and how to get it. 64 MiB are "
+               "written to DIR and removed.\n",
     .flags = doctor_flags,
     .run = run_doctor,
 };

@@ -7,17 +7,18 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/model.h"
-#include "train/evaluate.h"
+#include "engine/evaluate.h"
 
 enum { LONGEST_DEFAULT = 2048 }; /* a window, when none is asked for */
 
-static const Flag flags[] = {{"--context", 'c', "N", "tokens of a window; default: what the model is for, at most 2048"},
-                             {"--batch", 'b', "N", "windows of a pass; default 1"},
-                             {"--format", 0, "FORMAT", "auto, text or jsonl; default auto"},
-                             {"--key", 0, "NAME", "JSON lines: the member that holds the text; default text"},
-                             {"--json", 0, NULL, "one JSON object instead of text"},
-                             MODEL_FLAGS,
-                             {NULL, 0, NULL, NULL}};
+static const Flag flags[] = {
+    {"--context", 'c', "N", "tokens of a window; default: what the model is for, at most 2048"},
+    {"--batch", 'b', "N", "windows of a pass; default 1"},
+    {"--format", 0, "FORMAT", "auto, text or jsonl; default auto"},
+    {"--key", 0, "NAME", "JSON lines: the member that holds the text; default text"},
+    {"--json", 0, NULL, "one JSON object instead of text"},
+    MODEL_FLAGS,
+    {NULL, 0, NULL, NULL}};
 
 static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
     static const char *const names[] = {"auto", "text", "jsonl"};
@@ -33,7 +34,8 @@ static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
 
 static void print(const Evaluation *e, bool as_json) {
     if (!as_json) {
-        printf("loss           %.6f nats a token\nperplexity     %.4f\nbits per byte  %.5f\ntokens         %lld\nbytes         "
+        printf("loss           %.6f nats a token\nperplexity     %.4f\nbits per byte  %.5f\ntokens         "
+               "%lld\nbytes         "
                " %lld\n",
                e->loss, exp(e->loss), e->bits_per_byte, (long long)e->tokens, (long long)e->bytes);
         return;
@@ -57,11 +59,13 @@ static void print(const Evaluation *e, bool as_json) {
     text_free(&out);
 }
 
-static ErrorCode measure_with(OpenModel *m, const char *path, const DataConfig *config, Evaluation *out, Error *err) {
+static ErrorCode measure_with(OpenModel *m, const char *path, const DataConfig *config, Evaluation *out,
+                              Error *err) {
     Dataset *data;
     TRY(dataset_open(&data, config, m->tokenizer, m->engine.spec.positions, 0, err));
-    ErrorCode code = dataset_validation_samples(data) > 0 ? evaluate(&m->engine, data, m->tokenizer, 0, out, err)
-                                                          : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
+    ErrorCode code = dataset_validation_samples(data) > 0
+                         ? evaluate(&m->engine, data, m->tokenizer, 0, out, err)
+                         : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
     dataset_close(data);
     return code;
 }
@@ -70,7 +74,8 @@ static ErrorCode measure_with(OpenModel *m, const char *path, const DataConfig *
 static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, Error *err) {
     const char *key = arguments_flag(args, "--key");
     char cache[] = "/tmp/weft-eval-XXXXXX";
-    DataSource source = {.path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : "text"), .split = SPLIT_FILE};
+    DataSource source = {
+        .path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : "text"), .split = SPLIT_FILE};
     DataConfig config = {.sources = {1, (char *)&source},
                          .validation_sources = {1, (char *)&source},
                          .cache_dir = cache,
@@ -106,7 +111,8 @@ const Verb verb_eval = {
     .name = "eval",
     .summary = "loss, perplexity and bits per byte of a model on a text",
     .synopsis = "RUN|CHECKPOINT FILE",
-    .details = "The text is cut into windows; each token is predicted from those before it in its window. Bits per byte "
+    .details = "The text is cut into windows; each token is predicted from those before it in its window. "
+               "Bits per byte "
                "compare models with\n"
                "different tokenizers.\n\n"
                "Examples:\n"

@@ -14,7 +14,8 @@
 enum { PROMPT_CHUNK = 256 };
 
 static const Flag flags[] = {
-    {"--prompt", 'p', "TEXT", "text to go on from; - reads it from stdin; without it the model begins by itself"},
+    {"--prompt", 'p', "TEXT",
+     "text to go on from; - reads it from stdin; without it the model begins by itself"},
     {"--tokens", 'n', "N", "tokens to generate, fewer if the model ends the text; default 200"},
     {"--temperature", 'T', "X", "0 takes the most likely token each time; default 1"},
     {"--top-k", 'k', "K", "only the K most likely tokens; default 0, all"},
@@ -93,10 +94,12 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
     if (bos >= 0 || (r->prompt.length == 0 && first >= 0)) r->ids.ids[r->ids.count++] = first;
     if (r->prompt.length) TRY(tokenizer_encode(m->tokenizer, r->prompt.data, r->prompt.length, &r->ids, err));
     if (r->ids.count == 0)
-        return error_set(err, ERR_USAGE, "this tokenizer has no begin-of-text token to begin from: give --prompt");
+        return error_set(err, ERR_USAGE,
+                         "this tokenizer has no begin-of-text token to begin from: give --prompt");
     int64_t room = m->engine.model.config.max_position_embeddings;
     if ((int64_t)r->ids.count > room)
-        return error_set(err, ERR_USAGE, "the prompt has %zu tokens but the model is for sequences of %lld: shorten it",
+        return error_set(err, ERR_USAGE,
+                         "the prompt has %zu tokens but the model is for sequences of %lld: shorten it",
                          r->ids.count, (long long)room);
     return OK;
 }
@@ -104,16 +107,18 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
 static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
     Decoder g;
     TRY(encode_prompt(m, r, err));
-    int64_t longest = m->engine.model.config.max_position_embeddings, wanted = (int64_t)r->ids.count + r->tokens;
-    TRY(decoder_open(&g, &m->engine.model, &m->engine.weights, &m->device, wanted < longest ? wanted : longest, PROMPT_CHUNK,
-                     err));
+    int64_t longest = m->engine.model.config.max_position_embeddings,
+            wanted = (int64_t)r->ids.count + r->tokens;
+    TRY(decoder_open(&g, &m->engine.model, &m->engine.weights, &m->device,
+                     wanted < longest ? wanted : longest, PROMPT_CHUNK, err));
     if (!r->quiet && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
     double start = clock_seconds();
     int64_t made = generate(m, &g, r);
     double seconds = clock_seconds() - start;
     putchar('\n');
     fflush(stdout);
-    if (!r->quiet) log_info("%lld tokens in %.1f s, %.0f tokens/s", (long long)made, seconds, (double)made / seconds);
+    if (!r->quiet)
+        log_info("%lld tokens in %.1f s, %.0f tokens/s", (long long)made, seconds, (double)made / seconds);
     if (made < r->tokens && decoder_room(&g) == 0)
         log_warn("stopped at %lld positions, the longest sequence this model is for", (long long)longest);
     decoder_close(&g);
@@ -124,7 +129,8 @@ static ErrorCode run(const Arguments *args, Error *err) {
     OpenModel m = {0};
     Request r;
     ErrorCode code = read_request(args, &r, err);
-    if (code == OK) code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, err);
+    if (code == OK)
+        code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, err);
     if (code == OK) code = write_text(&m, &r, err);
     close_model(&m);
     text_free(&r.prompt);
@@ -136,7 +142,8 @@ const Verb verb_generate = {
     .name = "generate",
     .summary = "text from a checkpoint, streamed as it is made",
     .synopsis = "RUN|CHECKPOINT",
-    .details = "Takes a run directory (its newest checkpoint), a checkpoint, or any Llama-family Hugging Face directory.\n\n"
+    .details = "Takes a run directory (its newest checkpoint), a checkpoint, or any Llama-family Hugging "
+               "Face directory.\n\n"
                "Examples:\n"
                "  weft generate runs/demo --prompt 'In the beginning' --tokens 200 --temperature 0.8\n"
                "  weft generate runs/demo/checkpoints/step-00000300 --top-p 0.9 --seed 7",

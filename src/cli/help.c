@@ -14,8 +14,8 @@ static void add_spaces(Text *out, int count) {
     for (int i = 0; i < count; i++) text_add(out, " ", 1);
 }
 
-/* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines start at `indent`.
- */
+/* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines
+ * start at `indent`. */
 static void add_wrapped(Text *out, const char *text, size_t length, int column, int indent, int width) {
     bool first = true;
     for (size_t at = 0; at < length;) {
@@ -78,8 +78,9 @@ static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width)
         }
         if (replaced) continue;
         char name[96];
-        snprintf(name, sizeof name, "%c%c%c %s%s%s", letter ? '-' : ' ', letter ? letter : ' ', letter ? ',' : ' ', f->name,
-                 f->argument && f->argument[0] != '[' ? " " : "", f->argument ? f->argument : "");
+        snprintf(name, sizeof name, "%c%c%c %s%s%s", letter ? '-' : ' ', letter ? letter : ' ',
+                 letter ? ',' : ' ', f->name, f->argument && f->argument[0] != '[' ? " " : "",
+                 f->argument ? f->argument : "");
         add_entry(out, name, f->help, width);
     }
 }
@@ -106,7 +107,8 @@ bool help_write_group(const char *group, Text *out, int width) {
     size_t length = strlen(group), before = out->length;
     for (const Verb *const *v = verbs; *v; v++) {
         if (strncmp((*v)->name, group, length) != 0 || (*v)->name[length] != ' ') continue;
-        if (out->length == before) text_printf(out, "Usage: weft %s VERB [operands] [flags]\n\nVerbs:\n", group);
+        if (out->length == before)
+            text_printf(out, "Usage: weft %s VERB [operands] [flags]\n\nVerbs:\n", group);
         add_entry(out, (*v)->name + length + 1, (*v)->summary, width);
     }
     if (out->length == before) return false;

@@ -1,4 +1,5 @@
-/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run. */
+/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,8 @@ static bool has(const char *dir, const char *name) {
 /* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     *path = mem_strdup(operand);
-    if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) || has(operand, MODEL_INDEX))
+    if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) ||
+        has(operand, MODEL_INDEX))
         return OK;
     char *below = path_join(operand, "checkpoints");
     Checkpoint c;
@@ -31,8 +33,8 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
         *path = mem_strdup(c.path);
         checkpoint_close(&c);
     } else if (code == ERR_NOINPUT && !file_is_dir(below)) {
-        error_set(err, ERR_NOINPUT, "%s: expected a model directory, a checkpoint or a run; it holds no %s", operand,
-                  MODEL_FILE);
+        error_set(err, ERR_NOINPUT, "%s: expected a model directory, a checkpoint or a run; it holds no %s",
+                  operand, MODEL_FILE);
     }
     free(below);
     return code;
@@ -49,9 +51,11 @@ static ErrorCode describe_config(const char *dir, Error *err) {
     if (file_exists(path)) {
         code = json_read(path, (size_t)1 << 20, &root, err);
         if (code == OK && model_config_read(&c, path, &other) == OK)
-            printf("model       %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary %lld\n",
-                   text_count(model_parameter_count(&c), count), (long long)c.num_hidden_layers, (long long)c.hidden_size,
-                   (long long)c.num_attention_heads, (long long)c.num_key_value_heads, (long long)c.vocab_size);
+            printf("model       %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, "
+                   "vocabulary %lld\n",
+                   text_count(model_parameter_count(&c), count), (long long)c.num_hidden_layers,
+                   (long long)c.hidden_size, (long long)c.num_attention_heads,
+                   (long long)c.num_key_value_heads, (long long)c.vocab_size);
         else if (code == OK)
             log_warn("not a model that weft trains: %s", other.message);
         cJSON_Delete(root);
@@ -74,7 +78,8 @@ static ErrorCode describe_manifest(const char *dir, Error *err) {
 static void shape_text(const SafeTensor *t, char out[320]) {
     size_t used = (size_t)snprintf(out, 320, "[");
     for (int i = 0; i < t->rank; i++)
-        used += (size_t)snprintf(out + used, 320 - used, "%s%llu", i ? ", " : "", (unsigned long long)t->shape[i]);
+        used += (size_t)snprintf(out + used, 320 - used, "%s%llu", i ? ", " : "",
+                                 (unsigned long long)t->shape[i]);
     snprintf(out + used, 320 - used, "]");
 }
 
@@ -99,9 +104,12 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
         bytes += t->end - t->begin;
         if (__builtin_add_overflow(elements, t->elements, &elements)) elements = INT64_MAX;
     }
-    printf("tensors     %zu with %s elements in %d file%s, %s\n", m->count, text_count((int64_t)elements, count), m->file_count,
-           m->file_count == 1 ? "" : "s", text_bytes((double)bytes, size));
-    if (m->count > 0) printf("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape", values ? "        norm          max" : "");
+    printf("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
+           text_count((int64_t)elements, count), m->file_count, m->file_count == 1 ? "" : "s",
+           text_bytes((double)bytes, size));
+    if (m->count > 0)
+        printf("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape",
+               values ? "        norm          max" : "");
     for (size_t i = 0; i < m->count; i++) TRY(print_tensor(m, &m->tensors[i], values, err));
     return OK;
 }
@@ -111,8 +119,8 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
     char digest[65];
     bool digest_only = arguments_has(args, "--digest");
     TRY(modelfiles_open(&m, path, err));
-    ErrorCode code =
-        digest_only ? modelfiles_digest(&m, digest, err) : print_tensors(&m, !arguments_has(args, "--header"), err);
+    ErrorCode code = digest_only ? modelfiles_digest(&m, digest, err)
+                                 : print_tensors(&m, !arguments_has(args, "--header"), err);
     if (code == OK && digest_only) printf("%s\n", digest);
     modelfiles_close(&m);
     return code;
@@ -148,16 +156,18 @@ const Verb verb_inspect = {
     .name = "inspect",
     .summary = "show the tensors of a model or a checkpoint, or its digest",
     .synopsis = "FILE_OR_DIR [--digest | --header]",
-    .details =
-        "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or a run, of which it takes "
-        "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is well formed, and "
-        "another, with one error, for what is not.\n\n"
-        "The digest is equal for equal weights, however they are stored: one file or shards, any order, fp32 or a shorter "
-        "float type that holds the same values.\n\n"
-        "Examples:\n"
-        "  weft inspect runs/demo\n"
-        "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
-        "  weft inspect model.safetensors --header",
+    .details = "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or "
+               "a run, of which it takes "
+               "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is "
+               "well formed, and "
+               "another, with one error, for what is not.\n\n"
+               "The digest is equal for equal weights, however they are stored: one file or shards, any "
+               "order, fp32 or a shorter "
+               "float type that holds the same values.\n\n"
+               "Examples:\n"
+               "  weft inspect runs/demo\n"
+               "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
+               "  weft inspect model.safetensors --header",
     .flags = flags,
     .min_operands = 1,
     .max_operands = 1,

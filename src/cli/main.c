@@ -67,13 +67,14 @@ static ErrorCode run_words(int count, const char *const *words, Error *err) {
 }
 
 int main(int argc, char **argv) {
-    /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the parent had set. */
+    /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the
+     * parent had set. */
     signal(SIGPIPE, SIG_DFL);
     /* A file above the limit (ulimit -f) is an error like a full disk, which says where. */
     signal(SIGXFSZ, SIG_IGN);
 #ifdef M_MMAP_THRESHOLD
-    /* Large temporary buffers go back to the system when freed, always: the process's memory is then its plan's, step after
-     * step. */
+    /* Large temporary buffers go back to the system when freed, always: the process's memory is then its
+     * plan's, step after step. */
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
     Error err = {0};

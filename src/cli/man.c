@@ -6,8 +6,8 @@
 
 /* ---- roff ---- */
 
-/* Text with what roff would take as its own made plain: backslashes, hyphens, quotes, and dots and apostrophes that begin a
- * line. */
+/* Text with what roff would take as its own made plain: backslashes, hyphens, quotes, and dots and
+ * apostrophes that begin a line. */
 static void add_roff(Text *out, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
@@ -75,7 +75,8 @@ static void add_roff_verb(Text *out, const Verb *verb) {
 }
 
 static const char *type_name(OptionType type) {
-    static const char *const names[] = {"true or false", "whole number", "number", "text", "choice", "list of texts", "list"};
+    static const char *const names[] = {"true or false", "whole number",  "number", "text",
+                                        "choice",        "list of texts", "list"};
     return names[type];
 }
 
@@ -105,7 +106,8 @@ static void add_roff_configuration(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         if (!(*v)->options || options_seen_before(v)) continue;
         if (!any)
-            text_puts(out, ".SH CONFIGURATION\nOptions are given in a YAML file, by sections, or on the command line as\n"
+            text_puts(out, ".SH CONFIGURATION\nOptions are given in a YAML file, by sections, or on the "
+                           "command line as\n"
                            "\\fIsection.key=value\\fR, which wins over the file.\n");
         any = true;
         for (const Option *o = (*v)->options; o->key; o++) add_roff_option(out, o);
@@ -127,14 +129,14 @@ static void add_roff_statuses(Text *out) {
 
 void man_write(Text *out) {
     text_printf(out, ".TH WEFT 1 \"\" \"weft %s\" \"User Commands\"\n", WEFT_VERSION);
-    text_puts(
-        out, ".SH NAME\nweft \\- pre\\-trains Llama\\-family language models\n"
-             ".SH SYNOPSIS\n.B weft\n.I VERB\n[\\fIoperands\\fR] [\\fIflags\\fR]\n"
-             ".SH DESCRIPTION\n"
-             "Text in, trained model out: weft tokenizes text, trains a Llama\\-family model on it as one YAML file says, and\n"
-             "writes checkpoints that other programs read as they are.\n"
-             "Data goes to standard output, messages to standard error.\n"
-             ".SH VERBS\n");
+    text_puts(out, ".SH NAME\nweft \\- pre\\-trains Llama\\-family language models\n"
+                   ".SH SYNOPSIS\n.B weft\n.I VERB\n[\\fIoperands\\fR] [\\fIflags\\fR]\n"
+                   ".SH DESCRIPTION\n"
+                   "Text in, trained model out: weft tokenizes text, trains a Llama\\-family model on it as "
+                   "one YAML file says, and\n"
+                   "writes checkpoints that other programs read as they are.\n"
+                   "Data goes to standard output, messages to standard error.\n"
+                   ".SH VERBS\n");
     for (const Verb *const *v = verbs; *v; v++) add_roff_verb(out, *v);
     text_puts(out, ".SH FLAGS OF EVERY VERB\n");
     add_roff_flags(out, common_flags);
@@ -155,7 +157,8 @@ static void add_flag_words(Text *out, const Verb *verb) {
 }
 
 static void add_option_words(Text *out, const Verb *verb) {
-    for (const Option *o = verb->options; o && o->key; o++) text_printf(out, "%s%s=", o == verb->options ? "" : " ", o->key);
+    for (const Option *o = verb->options; o && o->key; o++)
+        text_printf(out, "%s%s=", o == verb->options ? "" : " ", o->key);
 }
 
 /* First words of all verbs, each once: "tokenizer" stands for all of its group. */
@@ -184,22 +187,25 @@ static void add_groups(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         size_t length = strcspn((*v)->name, " ");
         bool seen = !(*v)->name[length];
-        for (const Verb *const *w = verbs; w < v && !seen; w++) seen = strncmp((*w)->name, (*v)->name, length + 1) == 0;
+        for (const Verb *const *w = verbs; w < v && !seen; w++)
+            seen = strncmp((*w)->name, (*v)->name, length + 1) == 0;
         if (seen) continue;
         text_printf(out, "    %.*s) members=\"", (int)length, (*v)->name);
         for (const Verb *const *w = v; *w; w++)
-            if (strncmp((*w)->name, (*v)->name, length + 1) == 0) text_printf(out, "%s ", (*w)->name + length + 1);
+            if (strncmp((*w)->name, (*v)->name, length + 1) == 0)
+                text_printf(out, "%s ", (*w)->name + length + 1);
         text_puts(out, "\" ;;\n");
     }
 }
 
 void completion_write_bash(Text *out) {
-    text_puts(out, "# bash completion for weft\n"
-                   "_weft() {\n"
-                   "    local word=\"${COMP_WORDS[COMP_CWORD]}\" verb=\"${COMP_WORDS[1]}\" members= flags= keys=\n"
-                   "    COMPREPLY=()\n"
-                   "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-                   "        COMPREPLY=($(compgen -W \"");
+    text_puts(out,
+              "# bash completion for weft\n"
+              "_weft() {\n"
+              "    local word=\"${COMP_WORDS[COMP_CWORD]}\" verb=\"${COMP_WORDS[1]}\" members= flags= keys=\n"
+              "    COMPREPLY=()\n"
+              "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
+              "        COMPREPLY=($(compgen -W \"");
     add_first_words(out);
     text_puts(out, "--help --version\" -- \"$word\"))\n"
                    "        return\n"

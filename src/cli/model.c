@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "checkpoint/find.h"
 #include "train/state.h"
 
 static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err) {
@@ -27,7 +28,8 @@ static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) 
     ErrorCode code = model_config_read(shape, path, err);
     free(path);
     if (code == OK && tokenizer_vocab_size(m->tokenizer) > shape->vocab_size)
-        code = error_set(err, ERR_DATA, "the tokenizer has %d entries but the model only %lld: this is not its tokenizer",
+        code = error_set(err, ERR_DATA,
+                         "the tokenizer has %d entries but the model only %lld: this is not its tokenizer",
                          tokenizer_vocab_size(m->tokenizer), (long long)shape->vocab_size);
     return code;
 }
@@ -43,7 +45,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     int64_t threads = 0;
     *m = (OpenModel){0};
     TRY(arguments_int(args, "--threads", 0, 4096, &threads, err));
-    TRY(state_find_model(where, &m->dir, err));
+    TRY(checkpoint_find_model(where, &m->dir, err));
     TRY(open_tokenizer(m, args, err));
     TRY(read_shape(m, &spec.model, err));
     TRY(device_open_cpu(&m->device, NULL, (int)threads, err));

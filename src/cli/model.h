@@ -4,7 +4,7 @@
 
 #include "cli/cli.h"
 #include "data/tokenizer.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 
 typedef struct OpenModel {
     char *dir; /* where its files are */
@@ -21,15 +21,16 @@ typedef struct PassShape {
     int64_t tokens;
 } PassShape;
 
-/* `where` is a model directory, a checkpoint, or a run directory (its newest checkpoint). Flags --tokenizer, --compute,
- * --threads of the verb are obeyed. Close it also after a failure. */
+/* `where` is a model directory, a checkpoint, or a run directory (its newest checkpoint). Flags --tokenizer,
+ * --compute, --threads of the verb are obeyed. Close it also after a failure. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err);
 void close_model(OpenModel *m);
 
-#define MODEL_FLAGS                                                                                                 \
-    {"--tokenizer", 0, "SPEC", "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"}, \
-        {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, {           \
-        "--threads", 't', "N", "threads; 0, the default, means one per core"                                        \
+#define MODEL_FLAGS                                                                                       \
+    {"--tokenizer", 0, "SPEC",                                                                            \
+     "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"},                 \
+        {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, { \
+        "--threads", 't', "N", "threads; 0, the default, means one per core"                              \
     }
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "checkpoint/find.h"
 #include "cli/terminal.h"
 #include "train/compare.h"
 #include "train/forecast.h"
@@ -14,14 +15,18 @@ enum { MOST_RANKS = 1 << 20, DRAWN_RANKS = 24 };
 
 static const Flag flags[] = {
     {"--ranks", 'n', "N", "plan for N ranks, laid out by the keys of mesh; default 1"},
-    {"--rank", 'r', "R", "the rank whose memory and program are shown; default: the fullest, and rank 0 for --program"},
+    {"--rank", 'r', "R",
+     "the rank whose memory and program are shown; default: the fullest, and rank 0 for --program"},
     {"--memory", 'm', "SIZE",
      "memory of a rank, such as 80GiB, to hold the plan against; default with one rank: this machine's"},
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
     {"--link", 'l', "GB_PER_S",
-     "with --tflops: speed of a message between stages, which then takes its bytes by that; default: no time"},
-    {"--compare", 'c', NULL, "all schedules and several numbers of microbatches beside each other, by time and memory"},
-    {"--svg", 0, "FILE", "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},
+     "with --tflops: speed of a message between stages, which then takes its bytes by that; default: no "
+     "time"},
+    {"--compare", 'c', NULL,
+     "all schedules and several numbers of microbatches beside each other, by time and memory"},
+    {"--svg", 0, "FILE",
+     "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
     {"--program", 'p', NULL, "list the actions of one step; runs over consecutive units are folded"},
     {"--whole", 0, NULL, "with --program: one line an action; with --compare: all rows"},
@@ -77,8 +82,9 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     TRY(arguments_double(args, "--tflops", 1e-6, 1e9, &q->speed.tflops, err));
     TRY(arguments_double(args, "--link", 1e-6, 1e9, &q->speed.link, err));
     if (q->speed.link > 0 && q->speed.tflops <= 0)
-        return error_set(err, ERR_USAGE,
-                         "plan: --link needs --tflops: how long a message takes counts against how long a rank computes");
+        return error_set(
+            err, ERR_USAGE,
+            "plan: --link needs --tflops: how long a message takes counts against how long a rank computes");
     if (memory && !parse_size(memory, &q->memory))
         return error_set(err, ERR_USAGE, "plan: --memory is \"%s\": expected a size such as 80GiB or 512MB",
                          error_escape(shown, sizeof shown, memory, strlen(memory)));
@@ -109,14 +115,17 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
         text_puts(out, "\n");
         draw_terminal(&t.timeline, style, out);
         if (f->layout.mesh.degree[AXIS_DP_SHARD] > 1)
-            text_puts(out, "g, r: from where a gather or reduction starts to where it is waited for; they take no time here\n");
-        text_printf(out, "balance of the ranks %.1f%%: the average one's work as a share of the busiest one's\n",
+            text_puts(out, "g, r: from where a gather or reduction starts to where it is waited for; they "
+                           "take no time here\n");
+        text_printf(out,
+                    "balance of the ranks %.1f%%: the average one's work as a share of the busiest one's\n",
                     100 * forecast_balance(f));
     }
     forecast_timeline_free(&t);
 }
 
-static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out, Error *err) {
+static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
+                               Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
     setup_describe_work(c, &f->layout, &f->ranks[0].engine, out);
     forecast_print_memory(f, q->memory, out);
@@ -127,12 +136,14 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     return OK;
 }
 
-static ErrorCode describe_single(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out, Error *err) {
+static ErrorCode describe_single(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
+                                 Error *err) {
     char limit[32];
     double share = q->memory > 0 ? 100 * (double)forecast_memory(f, 0) / q->memory : 0;
     setup_describe(c, &f->layout, &f->ranks[0].engine, out);
     if (q->memory > 0)
-        text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share, share > 100 ? ": it will not fit" : "");
+        text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share,
+                    share > 100 ? ": it will not fit" : "");
     return forecast_print_exact(f, d, 0, out, err);
 }
 
@@ -149,15 +160,17 @@ static void print_program(const Arguments *args, const Request *q, const Forecas
 static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path, Error *err) {
     Text svg = {0};
     if (!f->layout.piped)
-        return error_set(err, ERR_USAGE,
-                         "plan: --svg draws pipelines, and this plan has none: mesh.pp is 1; set it to 2 or more");
+        return error_set(
+            err, ERR_USAGE,
+            "plan: --svg draws pipelines, and this plan has none: mesh.pp is 1; set it to 2 or more");
     draw(q, f, true, &svg);
     ErrorCode code = terminal_write_file(path, &svg, err);
     text_free(&svg);
     return code;
 }
 
-static ErrorCode print_all(const Arguments *args, const Request *q, const Config *c, const Forecast *f, Device *d, Error *err) {
+static ErrorCode print_all(const Arguments *args, const Request *q, const Config *c, const Forecast *f,
+                           Device *d, Error *err) {
     Text out = {0};
     bool mesh = f->layout.mesh.world > 1;
     ErrorCode code = mesh ? describe_mesh(c, q, f, d, &out, err) : describe_single(c, q, f, d, &out, err);
@@ -174,7 +187,8 @@ static ErrorCode compare(const Arguments *args, const Request *q, const Config *
     Text out = {0};
     for (int i = 0; i < 4; i++)
         if (arguments_has(args, others[i]))
-            return error_set(err, ERR_USAGE, "plan: --compare and %s do not go together: give one", others[i]);
+            return error_set(err, ERR_USAGE, "plan: --compare and %s do not go together: give one",
+                             others[i]);
     ErrorCode code = compare_print(c, d, &request, &out, err);
     if (code == OK) code = terminal_print(&out, err);
     text_free(&out);
@@ -197,12 +211,14 @@ static ErrorCode run(const Arguments *args, Error *err) {
     Device d;
     Request q;
     TRY(read_request(args, &q, err));
-    ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
+    ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
+                                 checkpoint_find_model, err);
     if (code == OK) code = shape_of(&c, err);
     if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
         if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;
-        code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err) : describe(args, &q, &c, &d, err);
+        code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err)
+                                                : describe(args, &q, &c, &d, err);
         device_close(&d);
     }
     options_free(&set);
@@ -213,16 +229,19 @@ const Verb verb_plan = {
     .name = "plan",
     .summary = "what a run would do: model, step, memory, traffic, program, on any mesh; starts nothing",
     .synopsis = "CONFIG.yaml [section.key=value ...] [-n RANKS]",
-    .details =
-        "Memory is read off the program of a step: what is printed here is what a run takes before its first step.\n\n"
-        "With -n N the ranks of a whole mesh are planned, on this machine, without starting one: what each holds, does and "
-        "sends in a step. A pipeline is drawn; --compare weighs all schedules and several numbers of microbatches.\n\n"
-        "Examples:\n"
-        "  weft plan configs/demo.yaml\n"
-        "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
-        "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 train.tokens_per_step=4194304\n"
-        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB\n"
-        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --tflops 400 --link 25",
+    .details = "Memory is read off the program of a step: what is printed here is what a run takes before "
+               "its first step.\n\n"
+               "With -n N the ranks of a whole mesh are planned, on this machine, without starting one: what "
+               "each holds, does and "
+               "sends in a step. A pipeline is drawn; --compare weighs all schedules and several numbers of "
+               "microbatches.\n\n"
+               "Examples:\n"
+               "  weft plan configs/demo.yaml\n"
+               "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
+               "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 "
+               "train.tokens_per_step=4194304\n"
+               "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB\n"
+               "  weft plan my.yaml -n 16 mesh.pp=4 --compare --tflops 400 --link 25",
     .flags = flags,
     .options = config_options,
     .min_operands = 1,

@@ -8,7 +8,13 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 
-enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 1 << 16, MOST_STAGES_PER_RANK = 64, MOST_CELLS = 1 << 22, ACTIVE_STAGES = 3 };
+enum {
+    MOST_RANKS = 4096,
+    MOST_MICROBATCHES = 1 << 16,
+    MOST_STAGES_PER_RANK = 64,
+    MOST_CELLS = 1 << 22,
+    ACTIVE_STAGES = 3
+};
 
 #define MOST_COST 1e12
 
@@ -18,8 +24,10 @@ static const Flag flags[] = {
     {"--stages-per-rank", 'v', "N", "default 1, or 2 for schedules made for several"},
     {"--cost", 0, "F,I,W[,LATENCY]",
      "time of forward, input half and weight half of one stage, and of a transfer; default 1,1,1,0"},
-    {"--overlap", 0, NULL, "a forward and a backward that are scheduled as one take as long as the longer of them"},
-    {"--csv", 0, "[=FORM]", "the schedule as CSV: the compute order; with =p2p transfers too; with =lowered everything"},
+    {"--overlap", 0, NULL,
+     "a forward and a backward that are scheduled as one take as long as the longer of them"},
+    {"--csv", 0, "[=FORM]",
+     "the schedule as CSV: the compute order; with =p2p transfers too; with =lowered everything"},
     {"--json", 0, NULL, "the figures as one JSON object"},
     {"--svg", 0, "FILE", "the drawing as SVG; FILE may be - for standard output"},
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
@@ -50,10 +58,10 @@ static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err)
     if (!good || count < 3 || *at || values[0] + values[1] + values[2] <= 0) {
         char shown[80];
         error_escape(shown, sizeof shown, text, strlen(text));
-        return error_set(
-            err, ERR_USAGE,
-            "schedule: --cost is \"%s\"; expected three or four numbers, F,I,W[,LATENCY], from 0 to %g and not all 0", shown,
-            MOST_COST);
+        return error_set(err, ERR_USAGE,
+                         "schedule: --cost is \"%s\"; expected three or four numbers, F,I,W[,LATENCY], from "
+                         "0 to %g and not all 0",
+                         shown, MOST_COST);
     }
     costs->uniform = (StageCost){values[0], values[1], values[2]};
     costs->latency = values[3];
@@ -88,9 +96,10 @@ static ErrorCode unknown_schedule(const char *operand, Error *err) {
         text_printf(&all, "%s%s", i ? ", " : "", name);
     }
     error_escape(shown, sizeof shown, operand, strlen(operand));
-    error_set(err, ERR_USAGE, "schedule: no schedule is called \"%s\"%s%s%s; there are %s, and files that end in .csv", shown,
-              near >= 0 ? "; did you mean \"" : "", near >= 0 ? schedule_name((ScheduleName)near) : "", near >= 0 ? "\"?" : "",
-              all.data);
+    error_set(err, ERR_USAGE,
+              "schedule: no schedule is called \"%s\"%s%s%s; there are %s, and files that end in .csv", shown,
+              near >= 0 ? "; did you mean \"" : "", near >= 0 ? schedule_name((ScheduleName)near) : "",
+              near >= 0 ? "\"?" : "", all.data);
     text_free(&all);
     return ERR_USAGE;
 }
@@ -103,11 +112,12 @@ static ErrorCode need_sizes(const Request *q, Error *err) {
 
 static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) {
     if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
-    return error_set(
-        err, ERR_USAGE,
-        "schedule: %lld ranks x %lld microbatches x %d stage%s a rank are more than the %d cells that this is made "
-        "for",
-        (long long)q->ranks, (long long)q->microbatches, stages_per_rank, stages_per_rank == 1 ? "" : "s", MOST_CELLS);
+    return error_set(err, ERR_USAGE,
+                     "schedule: %lld ranks x %lld microbatches x %d stage%s a rank are more than the %d "
+                     "cells that this is made "
+                     "for",
+                     (long long)q->ranks, (long long)q->microbatches, stages_per_rank,
+                     stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
 
 static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *s, Error *err) {
@@ -120,7 +130,9 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
         return schedule_make(s, name, (int)q->ranks, (int)q->microbatches, v, err);
     }
     if (q->ranks || q->microbatches || q->stages_per_rank)
-        return error_set(err, ERR_USAGE, "schedule: --pp, --microbatches and --stages-per-rank come from the file %s", operand);
+        return error_set(err, ERR_USAGE,
+                         "schedule: --pp, --microbatches and --stages-per-rank come from the file %s",
+                         operand);
     return schedule_read_csv(s, operand, err);
 }
 
@@ -131,7 +143,8 @@ static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err)
     if (*form && !lowered && !p2p && strcmp(form, "compute") != 0) {
         char shown[80];
         error_escape(shown, sizeof shown, form, strlen(form));
-        return error_set(err, ERR_USAGE, "schedule: --csv=%s is no form; expected --csv, --csv=p2p or --csv=lowered", shown);
+        return error_set(err, ERR_USAGE,
+                         "schedule: --csv=%s is no form; expected --csv, --csv=p2p or --csv=lowered", shown);
     }
     if (lowered) schedule_add_parameters(s, ACTIVE_STAGES);
     if (lowered || p2p) TRY(schedule_add_transfers(s, err));
@@ -174,7 +187,8 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
         json_int(&w, numbers[i]);
     }
     const char *const names[] = {"makespan", "bubble", "bubble_without_barrier"};
-    const double values[] = {timing->makespan, timing->bubble, timing->makespan > 0 ? timing->span / timing->makespan : 0};
+    const double values[] = {timing->makespan, timing->bubble,
+                             timing->makespan > 0 ? timing->span / timing->makespan : 0};
     for (int i = 0; i < 3; i++) {
         json_key(&w, names[i]);
         json_double(&w, values[i]);
@@ -188,12 +202,14 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
 }
 
 static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
-    int used = snprintf(out, 256, "%s: %d rank%s, %d microbatch%s, %d stage%s", s->name, s->ranks, s->ranks == 1 ? "" : "s",
-                        s->microbatches, s->microbatches == 1 ? "" : "es", s->stages, s->stages == 1 ? "" : "s");
+    int used = snprintf(out, 256, "%s: %d rank%s, %d microbatch%s, %d stage%s", s->name, s->ranks,
+                        s->ranks == 1 ? "" : "s", s->microbatches, s->microbatches == 1 ? "" : "es",
+                        s->stages, s->stages == 1 ? "" : "s");
     StageCost u = c->uniform;
     bool plain = u.forward == 1 && u.input == 1 && u.weight == 1 && c->latency == 0;
     if (plain || used < 0 || used >= 256) return;
-    snprintf(out + used, (size_t)(256 - used), "; F %g, I %g, W %g, latency %g", u.forward, u.input, u.weight, c->latency);
+    snprintf(out + used, (size_t)(256 - used), "; F %g, I %g, W %g, latency %g", u.forward, u.input, u.weight,
+             c->latency);
 }
 
 static void draw(const Schedule *s, const Simulation *timing, const Request *q, bool svg, Text *out) {
@@ -261,9 +277,9 @@ static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
         if (t->rank[r].peak_input > peak_input) peak_input = t->rank[r].peak_input;
         if (t->rank[r].peak_weight > peak_weight) peak_weight = t->rank[r].peak_weight;
     }
-    text_printf(out, "%-24s %6d %9.6g %7.1f %% %10.1f %% %10.4g %10.4g %9d\n", s->name, v, t->makespan, 100 * t->bubble,
-                t->makespan > 0 ? 100 * t->span / t->makespan : 0, (double)peak_input / v, (double)peak_weight / v,
-                most_messages(s));
+    text_printf(out, "%-24s %6d %9.6g %7.1f %% %10.1f %% %10.4g %10.4g %9d\n", s->name, v, t->makespan,
+                100 * t->bubble, t->makespan > 0 ? 100 * t->span / t->makespan : 0, (double)peak_input / v,
+                (double)peak_weight / v, most_messages(s));
 }
 
 /* A stage of a rank that has v of them costs a v-th, so that rows compare. */
@@ -295,18 +311,20 @@ static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     TRY(check_cells(q, q->stages_per_rank ? (int)q->stages_per_rank : 2, err));
     for (int i = 0; i < 4; i++)
         if (arguments_has(args, one_only[i]))
-            return error_set(err, ERR_USAGE, "schedule: %s needs one schedule: weft schedule NAME %s", one_only[i],
-                             one_only[i]);
+            return error_set(err, ERR_USAGE, "schedule: %s needs one schedule: weft schedule NAME %s",
+                             one_only[i], one_only[i]);
     Text out = {0};
     StageCost u = q->costs.uniform;
-    text_printf(&out,
-                "%lld ranks, %lld microbatches; a rank's share of the model costs F %g, I %g, W %g, a transfer %g\n\n"
-                "schedule                 stages  makespan    bubble  no barrier  peak to I  peak to W  messages\n",
-                (long long)q->ranks, (long long)q->microbatches, u.forward, u.input, u.weight, q->costs.latency);
+    text_printf(
+        &out,
+        "%lld ranks, %lld microbatches; a rank's share of the model costs F %g, I %g, W %g, a transfer %g\n\n"
+        "schedule                 stages  makespan    bubble  no barrier  peak to I  peak to W  messages\n",
+        (long long)q->ranks, (long long)q->microbatches, u.forward, u.input, u.weight, q->costs.latency);
     for (int i = 0; i < PIPE_NAMES; i++) compare_one((ScheduleName)i, q, &out);
-    text_puts(&out,
-              "\nstages: of a rank. peak: activations of a rank's share of the model and one microbatch, alive at most on "
-              "any rank,\nkept to the end of I (or B), or of W (or B). messages: those the busiest rank sends in a step\n");
+    text_puts(&out, "\nstages: of a rank. peak: activations of a rank's share of the model and one "
+                    "microbatch, alive at most on "
+                    "any rank,\nkept to the end of I (or B), or of W (or B). messages: those the busiest "
+                    "rank sends in a step\n");
     ErrorCode code = terminal_print(&out, err);
     text_free(&out);
     return code;
@@ -327,18 +345,21 @@ const Verb verb_schedule = {
     .name = "schedule",
     .summary = "draw, time and compare pipeline schedules",
     .synopsis = "[NAME|FILE.csv] --pp N --microbatches N",
-    .details =
-        "Without a name all schedules are compared: time of a step, bubble (the share of it that the idlest rank idles), the "
-        "bubble that a run without a barrier between steps would see, memory, messages. With a name, one is drawn, to scale. "
-        "A file holds a schedule as CSV, a line a rank and a cell an action: 0F0 is the forward of stage 0 on microbatch 0, "
-        "B a backward, I and W its halves. What --csv prints can be edited and read back.\n\n"
-        "Names: gpipe, 1f1b, looped_bfs, interleaved_1f1b, zb_h1, zb_h2, interleaved_zero_bubble, zbv, dualpipev.\n\n"
-        "Examples:\n"
-        "  weft schedule --pp 4 --microbatches 8\n"
-        "  weft schedule 1f1b --pp 4 --microbatches 8 --cost 1,1,0.8,0.1\n"
-        "  weft schedule interleaved_1f1b --pp 4 --microbatches 8 --svg interleaved.svg\n"
-        "  weft schedule zbv --pp 4 --microbatches 8 --csv >mine.csv\n"
-        "  weft schedule mine.csv",
+    .details = "Without a name all schedules are compared: time of a step, bubble (the share of it that the "
+               "idlest rank idles), the "
+               "bubble that a run without a barrier between steps would see, memory, messages. With a name, "
+               "one is drawn, to scale. "
+               "A file holds a schedule as CSV, a line a rank and a cell an action: 0F0 is the forward of "
+               "stage 0 on microbatch 0, "
+               "B a backward, I and W its halves. What --csv prints can be edited and read back.\n\n"
+               "Names: gpipe, 1f1b, looped_bfs, interleaved_1f1b, zb_h1, zb_h2, interleaved_zero_bubble, "
+               "zbv, dualpipev.\n\n"
+               "Examples:\n"
+               "  weft schedule --pp 4 --microbatches 8\n"
+               "  weft schedule 1f1b --pp 4 --microbatches 8 --cost 1,1,0.8,0.1\n"
+               "  weft schedule interleaved_1f1b --pp 4 --microbatches 8 --svg interleaved.svg\n"
+               "  weft schedule zbv --pp 4 --microbatches 8 --csv >mine.csv\n"
+               "  weft schedule mine.csv",
     .flags = flags,
     .min_operands = 0,
     .max_operands = 1,

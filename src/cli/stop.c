@@ -6,7 +6,8 @@
 #include "cli/cli.h"
 #include "train/lock.h"
 
-static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"}, {NULL, 0, NULL, NULL}};
+static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"},
+                             {NULL, 0, NULL, NULL}};
 
 static ErrorCode wait_for(const char *run, double seconds, Error *err) {
     double until = clock_seconds() + seconds;
@@ -36,7 +37,8 @@ const Verb verb_stop = {
     .name = "stop",
     .summary = "ask a run to finish its step, save and end",
     .synopsis = "RUN",
-    .details = "Writes a file that the run looks for after each step; it then saves and exits with status 75. The same command "
+    .details = "Writes a file that the run looks for after each step; it then saves and exits with status "
+               "75. The same command "
                "that started it\n"
                "goes on from there.",
     .flags = flags,

@@ -17,12 +17,15 @@ static bool colour_on_stdout(void) {
 
 static int columns_of_stdout(void) {
     struct winsize size;
-    return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40 ? size.ws_col : 128;
+    return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40
+               ? size.ws_col
+               : 128;
 }
 
 TerminalStyle terminal_style(int width) {
-    return (TerminalStyle){
-        .width = width > 0 ? width : columns_of_stdout(), .utf8 = plot_locale_is_utf8(), .colour = colour_on_stdout()};
+    return (TerminalStyle){.width = width > 0 ? width : columns_of_stdout(),
+                           .utf8 = plot_locale_is_utf8(),
+                           .colour = colour_on_stdout()};
 }
 
 ErrorCode terminal_print(const Text *out, Error *err) {

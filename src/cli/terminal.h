@@ -5,7 +5,8 @@
 #include "base/text.h"
 #include "plan/draw.h"
 
-/* width 0: the terminal's, or 128 where there is none. Colour only on a terminal, and not against NO_COLOR. */
+/* width 0: the terminal's, or 128 where there is none. Colour only on a terminal, and not against NO_COLOR.
+ */
 TerminalStyle terminal_style(int width);
 ErrorCode terminal_print(const Text *out, Error *err);
 /* To a file, which is named on stderr; "-" is standard output. */

@@ -2,21 +2,24 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "checkpoint/find.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "data/dataset.h"
-#include "train/config.h"
+#include "config/config.h"
 
-static const Flag flags[] = {{"--verify", 0, NULL, "compare all of the cache with its checksums"}, {NULL, 0, NULL, NULL}};
+static const Flag flags[] = {{"--verify", 0, NULL, "compare all of the cache with its checksums"},
+                             {NULL, 0, NULL, NULL}};
 
 static void summarise(const Dataset *d, const Config *c, Text *out) {
     char tokens[32], held[32], samples[32], print[65];
     dataset_fingerprint(d, print);
     dataset_describe(d, out);
-    text_printf(out, "tokens       %s for training, %s for validation\n", text_count((int64_t)dataset_tokens(d), tokens),
+    text_printf(out, "tokens       %s for training, %s for validation\n",
+                text_count((int64_t)dataset_tokens(d), tokens),
                 text_count((int64_t)dataset_validation_tokens(d), held));
-    text_printf(out, "samples      %s an epoch, of %lld tokens\n", text_count((int64_t)dataset_samples_per_epoch(d), samples),
-                (long long)c->train.context);
+    text_printf(out, "samples      %s an epoch, of %lld tokens\n",
+                text_count((int64_t)dataset_samples_per_epoch(d), samples), (long long)c->train.context);
     text_printf(out, "fingerprint  %s\n", print);
 }
 
@@ -24,7 +27,8 @@ static ErrorCode verify(const Dataset *d, Error *err) {
     double start = clock_seconds();
     TRY(dataset_verify(d, err));
     char took[16];
-    log_info("every block of the cache matches its checksum (%s)", clock_duration(clock_seconds() - start, took));
+    log_info("every block of the cache matches its checksum (%s)",
+             clock_duration(clock_seconds() - start, took));
     return OK;
 }
 
@@ -46,7 +50,8 @@ static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     Tokenizer *tokenizer = NULL;
-    ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
+    ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
+                                 checkpoint_find_model, err);
     if (code == OK) code = tokenizer_open(&tokenizer, c.data.tokenizer, err);
     if (code == OK) code = tokenize(args, &c, tokenizer, err);
     tokenizer_free(tokenizer);
@@ -59,7 +64,8 @@ const Verb verb_tokenize = {
     .summary = "fill the token cache of a configuration ahead of time",
     .synopsis = "CONFIG.yaml [section.key=value ...]",
     .details =
-        "Tokenizes the sources of data.* that data.cache_dir does not hold yet. May be interrupted and run again: it goes on "
+        "Tokenizes the sources of data.* that data.cache_dir does not hold yet. May be interrupted and run "
+        "again: it goes on "
         "where it was. Training does the same by itself; this is for doing it elsewhere, or before.\n\n"
         "Examples:\n"
         "  weft tokenize configs/demo.yaml\n"

@@ -30,10 +30,12 @@ static const char **split_names(char *copy, size_t *count) {
     return names;
 }
 
-static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out, Error *err) {
+static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out,
+                                Error *err) {
     Tokenizer *t = NULL;
     TRY(file_check_write(out, err));
-    TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count, arguments_flag(args, "--key"), err));
+    TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count,
+                              arguments_flag(args, "--key"), err));
     ErrorCode code = tokenizer_save(t, out, err);
     char fingerprint[65];
     tokenizer_fingerprint(t, fingerprint);
@@ -63,7 +65,8 @@ static const Flag train_flags[] = {
     {"--vocab", 'n', "N", "entries of the vocabulary in all: 256 bytes, merges, special tokens"},
     {"--out", 'o', "FILE", "the tokenizer.json to write"},
     {"--pattern", 'p', "NAME", "how text is cut into pieces: gpt2, llama3 (default) or qwen2"},
-    {"--special", 's', "A,B,...", "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
+    {"--special", 's', "A,B,...",
+     "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
     {"--key", 'k', "NAME", "JSON lines: the member that holds the text; default text"},
     {"--threads", 't', "N", "threads; default: all cores. The result does not depend on it"},
     {NULL, 0, NULL, NULL},
@@ -73,7 +76,8 @@ const Verb verb_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "learn a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
-    .details = "Counts the words of text and JSON-lines files (.jsonl), zstd-compressed or not, and merges the most frequent "
+    .details = "Counts the words of text and JSON-lines files (.jsonl), zstd-compressed or not, and merges "
+               "the most frequent "
                "pair of neighbours until the vocabulary is full. "
                "The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
                "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
@@ -114,9 +118,12 @@ static ErrorCode encode_front(const Tokenizer *t, Text *text, size_t length, IdW
     return write_ids(w, err);
 }
 
-/* Text is encoded as it comes, up to a place where cutting changes nothing; only text without such a place is kept whole. */
+/* Text is encoded as it comes, up to a place where cutting changes nothing; only text without such a place is
+ * kept whole. */
 static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char *block, Error *err) {
-    size_t got, wanted = READ_SIZE; /* looking for a place again only when the text has doubled keeps the work linear */
+    size_t got,
+        wanted =
+            READ_SIZE; /* looking for a place again only when the text has doubled keeps the work linear */
     while ((got = fread(block, 1, READ_SIZE, stdin)) > 0) {
         text_add(text, block, got);
         if (text->length < wanted) continue;
@@ -148,10 +155,10 @@ const Verb verb_tokenizer_encode = {
     .name = "tokenizer encode",
     .summary = "turn text on standard input into token ids",
     .synopsis = "TOKENIZER",
-    .details =
-        "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank file. Special tokens in the "
-        "text are plain text.\n\n"
-        "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
+    .details = "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank "
+               "file. Special tokens in the "
+               "text are plain text.\n\n"
+               "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
     .min_operands = 1,
     .max_operands = 1,
     .run = run_encode,
@@ -170,8 +177,10 @@ static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     for (; c >= '0' && c <= '9' && value <= INT32_MAX; c = getchar_unlocked()) value = value * 10 + (c - '0');
     bool ended = c == EOF || c == ' ' || c == '\t' || c == '\n' || c == '\r';
     if (!ended || value > INT32_MAX) {
-        return error_set(err, ERR_DATA,
-                         "standard input: token %zu is not a token id; expected decimal numbers with space between", count);
+        return error_set(
+            err, ERR_DATA,
+            "standard input: token %zu is not a token id; expected decimal numbers with space between",
+            count);
     }
     *id = (int32_t)value;
     return OK;
@@ -185,10 +194,11 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
         size_t length;
         const char *bytes = tokenizer_token_bytes(t, id, &length);
         if (!bytes) {
-            return error_set(err, ERR_DATA, "standard input: token %zu is %d, outside the vocabulary of %d", count, id,
-                             tokenizer_vocab_size(t));
+            return error_set(err, ERR_DATA, "standard input: token %zu is %d, outside the vocabulary of %d",
+                             count, id, tokenizer_vocab_size(t));
         }
-        if (fwrite(bytes, 1, length, stdout) != length) return error_errno(err, ERR_IO, "cannot write to standard output");
+        if (fwrite(bytes, 1, length, stdout) != length)
+            return error_errno(err, ERR_IO, "cannot write to standard output");
     }
 }
 
@@ -204,7 +214,8 @@ const Verb verb_tokenizer_decode = {
     .name = "tokenizer decode",
     .summary = "turn token ids on standard input into text",
     .synopsis = "TOKENIZER",
-    .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The output is exactly "
+    .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The "
+               "output is exactly "
                "the bytes "
                "of the tokens.\n\n"
                "  weft tokenizer decode tokenizer.json < ids.txt",

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "checkpoint/find.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
 #include "train/lock.h"
@@ -13,13 +14,16 @@
 
 static const Flag flags[] = {
     {"--ranks", 'n', "N", "start N processes on this machine, joined by MPI; the mesh says what each does"},
-    {"--restarts", 0, "N", "start the run again, at most N times, when it is killed or fails in a way that may pass"},
-    {"--inject", 0, "FAULTS", "break the run on purpose, as in \"kill:rank=1,step=7\"; also stop, slow, nan, bitflip"},
+    {"--restarts", 0, "N",
+     "start the run again, at most N times, when it is killed or fails in a way that may pass"},
+    {"--inject", 0, "FAULTS",
+     "break the run on purpose, as in \"kill:rank=1,step=7\"; also stop, slow, nan, bitflip"},
     {NULL, 0, NULL, NULL},
 };
 
 static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *err) {
-    return config_load(c, set, args->operands[0], args->operand_count - 1, args->operands + 1, err);
+    return config_load(c, set, args->operands[0], args->operand_count - 1, args->operands + 1,
+                       checkpoint_find_model, err);
 }
 
 static ErrorCode train(const Arguments *args, Error *err) {
@@ -31,8 +35,10 @@ static ErrorCode train(const Arguments *args, Error *err) {
     TRY(comm_open(&comm, err));
     ErrorCode code = comm_agree(comm, load(args, &c, &set, err), err);
     if (code == OK)
-        code =
-            comm_agree(comm, inject_parse(&inject, arguments_flag(args, "--inject"), comm_size(comm), c.train.steps, err), err);
+        code = comm_agree(
+            comm,
+            inject_parse(&inject, arguments_flag(args, "--inject"), comm_size(comm), c.train.steps, err),
+            err);
     if (code == OK) code = trainer_run(comm, &c, &set, &inject, err);
     inject_free(&inject);
     options_free(&set);
@@ -112,7 +118,8 @@ static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
     ErrorCode code = load(args, &c, &set, err);
     if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)ranks, err);
     if (code == OK) setup_before_ranks(&c, (int)ranks);
-    if (code == OK) code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
+    if (code == OK)
+        code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
     inject_free(&inject);
     options_free(&set);
     return code;
@@ -138,23 +145,29 @@ const Verb verb_train = {
     .name = "train",
     .summary = "train a model from text and one configuration file",
     .synopsis = "CONFIG.yaml [section.key=value ...] [-n RANKS] [--restarts N] [--inject FAULTS]",
-    .details =
-        "Prints the plan, takes all its memory, then trains. Everything goes to run.dir. A run that finds a checkpoint there "
-        "goes on\n"
-        "from it. SIGINT, SIGTERM or SIGUSR1 finish the step, save, and exit with status 75; a second SIGINT exits at once.\n\n"
-        "With --restarts the run is a process of its own, started again from its last checkpoint when a signal kills it or it "
-        "fails in a\n"
-        "way that may pass; what is wrong with the command line, the configuration or the data is not tried again.\n\n"
-        "With -n N it runs as N processes on this machine, started by mpirun; on several machines start it by mpirun or srun "
-        "yourself.\n"
-        "The keys of mesh say how they divide the work.\n\n"
-        "--inject kills, stops, slows or corrupts a rank in a given step, to see that the run survives it; see "
-        "docs/reliability.md.\n\n"
-        "Examples:\n"
-        "  weft train configs/demo.yaml\n"
-        "  weft train configs/demo.yaml -n 4 mesh.pp=2\n"
-        "  weft train configs/demo.yaml --restarts 10\n"
-        "  weft train my.yaml run.dir=runs/a optimizer.lr=1e-3 'data.sources=[a.txt, {path: b.jsonl.zst, weight: 2}]'",
+    .details = "Prints the plan, takes all its memory, then trains. Everything goes to run.dir. A run that "
+               "finds a checkpoint there "
+               "goes on\n"
+               "from it. SIGINT, SIGTERM or SIGUSR1 finish the step, save, and exit with status 75; a second "
+               "SIGINT exits at once.\n\n"
+               "With --restarts the run is a process of its own, started again from its last checkpoint when "
+               "a signal kills it or it "
+               "fails in a\n"
+               "way that may pass; what is wrong with the command line, the configuration or the data is not "
+               "tried again.\n\n"
+               "With -n N it runs as N processes on this machine, started by mpirun; on several machines "
+               "start it by mpirun or srun "
+               "yourself.\n"
+               "The keys of mesh say how they divide the work.\n\n"
+               "--inject kills, stops, slows or corrupts a rank in a given step, to see that the run "
+               "survives it; see "
+               "docs/reliability.md.\n\n"
+               "Examples:\n"
+               "  weft train configs/demo.yaml\n"
+               "  weft train configs/demo.yaml -n 4 mesh.pp=2\n"
+               "  weft train configs/demo.yaml --restarts 10\n"
+               "  weft train my.yaml run.dir=runs/a optimizer.lr=1e-3 'data.sources=[a.txt, {path: "
+               "b.jsonl.zst, weight: 2}]'",
     .flags = flags,
     .options = config_options,
     .min_operands = 1,

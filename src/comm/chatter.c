@@ -16,13 +16,16 @@ static void pass(Text *t) {
 }
 
 static bool is_dashes(const Text *line) {
-    return line->length >= DASHES && strspn(line->data, "-") == line->length - 1 && line->data[line->length - 1] == '\n';
+    return line->length >= DASHES && strspn(line->data, "-") == line->length - 1 &&
+           line->data[line->length - 1] == '\n';
 }
 
-/* "[host:123] 2 more processes have sent help message ..." and the like, about remarks that are left out; and what the MPI
- * library says in a rank that reads from one that has ended already ("Read -1, expected 11008, errno = 3"). */
+/* "[host:123] 2 more processes have sent help message ..." and the like, about remarks that are left out; and
+ * what the MPI library says in a rank that reads from one that has ended already ("Read -1, expected 11008,
+ * errno = 3"). */
 static bool is_echo(const char *line) {
-    static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c", "] Read -1, expected "};
+    static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c",
+                                        "] Read -1, expected "};
     if (strncmp(line, "mpi", 3) == 0) return strstr(line, ": Forwarding signal ") != NULL;
     for (size_t i = 0; line[0] == '[' && i < sizeof words / sizeof *words; i++)
         if (strstr(line, words[i])) return true;
@@ -35,7 +38,8 @@ static const char *const repeated[] = {"MPI_ABORT was invoked on rank", "Primary
 static void note_signal(Chatter *c) {
     const char *at = strstr(c->block.data, "process rank "), *by = strstr(c->block.data, "exited on signal ");
     if (!at || !by || c->killed_by) return;
-    if (sscanf(at, "process rank %d", &c->killed_rank) != 1 || sscanf(by, "exited on signal %d", &c->killed_by) != 1)
+    if (sscanf(at, "process rank %d", &c->killed_rank) != 1 ||
+        sscanf(by, "exited on signal %d", &c->killed_by) != 1)
         c->killed_by = 0;
 }
 

@@ -1,5 +1,5 @@
-/* What comes from mpirun's stderr: the ranks' messages, which pass, and its own remarks between two lines of dashes, of which
- * those go that only repeat what weft says better. */
+/* What comes from mpirun's stderr: the ranks' messages, which pass, and its own remarks between two lines of
+ * dashes, of which those go that only repeat what weft says better. */
 #ifndef WEFT_COMM_CHATTER_H
 #define WEFT_COMM_CHATTER_H
 

@@ -1,7 +1,7 @@
 /* Opening, groups, starting operations, waiting for them.
  *
- * One mutex guards the state and every call of MPI (MPI_THREAD_SERIALIZED): the program's thread, the progress thread and the
- * watchdog take turns. Nobody holds it while waiting. */
+ * One mutex guards the state and every call of MPI (MPI_THREAD_SERIALIZED): the program's thread, the
+ * progress thread and the watchdog take turns. Nobody holds it while waiting. */
 #include "comm/comm.h"
 
 #include <limits.h>
@@ -60,7 +60,8 @@ static ErrorCode check_mpi(Comm *c, int code, const char *what, Error *err) {
 
 static ErrorCode find_tags(Comm *c, Error *err) {
     int *limit = NULL, found = 0;
-    TRY(check_mpi(c, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found), "asking for the largest tag", err));
+    TRY(check_mpi(c, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found),
+                  "asking for the largest tag", err));
     for (c->tags = 1; found && 2 * c->tags - 1 <= *limit;) c->tags *= 2;
     if (c->tags >= 1 << 18) return OK;
     return error_set(err, ERR_UNAVAILABLE, "this MPI library has tags up to %d only; at least %d are needed",
@@ -75,7 +76,8 @@ static ErrorCode make_communicators(Comm *c, Error *err) {
     TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->small), "making a group", err));
     TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->point), "making a group", err));
     TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->control), "making a group", err));
-    TRY(check_mpi(c, MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &local),
+    TRY(check_mpi(c,
+                  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &local),
                   "finding the ranks of this machine", err));
     MPI_Comm_rank(local, &c->local_rank);
     MPI_Comm_size(local, &c->local_size);
@@ -95,7 +97,8 @@ static ErrorCode join(Comm *c, const Launched *launched, Error *err) {
     c->joined = true;
     TRY(make_communicators(c, err));
     if (provided < MPI_THREAD_SERIALIZED)
-        return error_set(err, ERR_UNAVAILABLE, "this MPI library cannot be used by several threads, not even in turn");
+        return error_set(err, ERR_UNAVAILABLE,
+                         "this MPI library cannot be used by several threads, not even in turn");
     return launched_check(launched, c->size, err);
 }
 
@@ -192,7 +195,8 @@ static ErrorCode make_group(Comm *c, const Mesh *mesh, Axis axis, Error *err) {
     *g = (Group){.mpi = MPI_COMM_NULL, .rank = at[axis], .size = mesh->degree[axis]};
     if (g->size == 1) return OK;
     at[axis] = 0;
-    TRY(check_mpi(c, MPI_Comm_split(MPI_COMM_WORLD, mesh_rank(mesh, at), g->rank, &g->mpi), "making a group", err));
+    TRY(check_mpi(c, MPI_Comm_split(MPI_COMM_WORLD, mesh_rank(mesh, at), g->rank, &g->mpi), "making a group",
+                  err));
     MPI_Comm_set_errhandler(g->mpi, MPI_ERRORS_RETURN);
     return OK;
 }
@@ -218,8 +222,8 @@ int comm_axis_size(const Comm *c, Axis axis) {
 static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float) : sizeof(int64_t); }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes of a bucket: a message, less for many ranks, whose shares are kept until they are added up. Depends on what all ranks
- * know, since all must cut alike. */
+/* Bytes of a bucket: a message, less for many ranks, whose shares are kept until they are added up. Depends
+ * on what all ranks know, since all must cut alike. */
 static size_t bucket_of(int ranks, size_t stride) {
     size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(ranks > 1 ? ranks - 1 : 1), 4096);
     if (most < 65536) most = 65536;
@@ -297,7 +301,8 @@ static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
     return code;
 }
 
-ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine, void *all, size_t bytes, CommHandle *handle, Error *err) {
+ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine, void *all, size_t bytes, CommHandle *handle,
+                          Error *err) {
     TRY(enter(c, handle, err));
     Group *g = &c->groups[axis];
     size_t total;
@@ -311,8 +316,8 @@ ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine, void *all, size_
     return launch(c, op, handle, err);
 }
 
-ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in, void *out, int64_t count, void *workspace,
-                              CommHandle *handle, Error *err) {
+ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in, void *out, int64_t count,
+                              void *workspace, CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
     Group *g = &c->groups[axis];
     size_t bytes, total;
@@ -329,8 +334,8 @@ ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in,
     return launch(c, op, handle, err);
 }
 
-ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data, int64_t count, void *workspace, CommHandle *handle,
-                          Error *err) {
+ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data, int64_t count, void *workspace,
+                          CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
     Group *g = &c->groups[axis];
     size_t bytes;
@@ -365,7 +370,8 @@ static void post_message(Comm *c, Op *op, void *data, size_t bytes, int64_t item
     transfer_add(c, request, (Transfer){op, STREAMS, item, op->peer, bytes, receives});
 }
 
-/* The mutex is held. The header goes first and says what follows, so that a receiver never takes one message for another. */
+/* The mutex is held. The header goes first and says what follows, so that a receiver never takes one message
+ * for another. */
 static void post_messages(Comm *c, Op *op, char *data) {
     size_t bytes = op->bytes;
     op->header[0] = op->key;
@@ -375,8 +381,8 @@ static void post_messages(Comm *c, Op *op, char *data) {
         post_message(c, op, data + at, bytes - at < PIECE_MAX ? bytes - at : PIECE_MAX, 1);
 }
 
-static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle,
-                               Error *err) {
+static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, void *data, size_t bytes,
+                               CommHandle *handle, Error *err) {
     CHECK(peer >= 0 && peer < c->size && peer != c->rank);
     *handle = 0;
     comm_lock(c);
@@ -394,11 +400,13 @@ static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, voi
     return launch(c, op, handle, err);
 }
 
-ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle, Error *err) {
+ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle,
+                    Error *err) {
     return start_message(c, OP_SEND, peer, key, (void *)(uintptr_t)data, bytes, handle, err);
 }
 
-ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle, Error *err) {
+ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle,
+                    Error *err) {
     return start_message(c, OP_RECV, peer, key, data, bytes, handle, err);
 }
 
@@ -440,8 +448,8 @@ ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err) {
     return code;
 }
 
-/* When the progress thread is at it, there is nothing to do. What other ranks have sent since the last time may be many
- * buckets, of which each round takes as many as the workspace holds. */
+/* When the progress thread is at it, there is nothing to do. What other ranks have sent since the last time
+ * may be many buckets, of which each round takes as many as the workspace holds. */
 ErrorCode comm_poll(Comm *c, Error *err) {
     if (!c->joined || pthread_mutex_trylock(&c->mutex) != 0) return OK;
     for (int i = 0; i < POLL_MAX && transfer_progress(c, c->device ? c->device : &c->own); i++) {}
@@ -477,7 +485,8 @@ ErrorCode comm_start_progress(Comm *c, Error *err) {
 #else
     if (!c->joined || c->has_progress) return OK;
     int code = pthread_create(&c->progress, NULL, progress_main, c);
-    if (code != 0) return error_set(err, ERR_MEMORY, "cannot start a thread for communication: %s", strerror(code));
+    if (code != 0)
+        return error_set(err, ERR_MEMORY, "cannot start a thread for communication: %s", strerror(code));
     comm_lock(c);
     c->has_progress = true;
     comm_unlock(c);

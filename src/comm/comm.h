@@ -1,24 +1,29 @@
 /* The processes of a run ("ranks"), and what they tell each other. One Comm a process.
  *
- * Alone, or one of many. comm_open joins the others when a launcher (mpirun, srun, ...) started this process; otherwise there
- * is one rank, MPI is never initialised, and every call below works trivially.
+ * Alone, or one of many. comm_open joins the others when a launcher (mpirun, srun, ...) started this process;
+ * otherwise there is one rank, MPI is never initialised, and every call below works trivially.
  *
  * Rules
- *  1. All ranks of an axis group start the same operations on that axis, in the same order, with the same sizes. Different axes
- *     and point-to-point messages are independent of each other.
- *  2. Operations are started and go on by themselves: whenever the program calls comm_poll, waits, or has a progress thread.
- *     Memory that takes part belongs to the operation until it has ended. Nothing is allocated once the run is under way.
- *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the group (blocks split at
- * the largest power of two below their size), so that over aligned groups whose size is a power of two, a sum of sums has the
+ *  1. All ranks of an axis group start the same operations on that axis, in the same order, with the same
+ *     sizes. Different axes and point-to-point messages are independent of each other.
+ *  2. Operations are started and go on by themselves: whenever the program calls comm_poll, waits, or has
+ *     a progress thread. Memory that takes part belongs to the operation until it has ended. Nothing is
+ *     allocated once the run is under way.
+ *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the
+ *     group (blocks split at
+ * the largest power of two below their size), so that over aligned groups whose size is a power of two, a sum
+ * of sums has the
  *     bits of the whole sum. Integer sums are exact (modulo 2^64).
- *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or a reduce-scatter,
+ *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or
+ *     a reduce-scatter,
  * twice that in an all-reduce.
- *  5. The first failure stays: every later call returns it. A failure of one rank is made the failure of all by comm_agree
- *     (while everyone takes part, as in setup) or comm_fail (while others may be waiting).
+ *  5. The first failure stays: every later call returns it. A failure of one rank is made the failure of
+ *     all by comm_agree (while everyone takes part, as in setup) or comm_fail (while others may be
+ *     waiting).
  *  6. Calls come from one thread; the progress thread and the watchdog are this module's own.
  *
- * Pointers are memory of the CPU device (tensor memory) in the asynchronous operations, plain memory in the small blocking
- * ones. Sizes are elements or bytes, as named; any size works, 0 too. */
+ * Pointers are memory of the CPU device (tensor memory) in the asynchronous operations, plain memory in
+ * the small blocking ones. Sizes are elements or bytes, as named; any size works, 0 too. */
 #ifndef WEFT_COMM_COMM_H
 #define WEFT_COMM_COMM_H
 
@@ -34,12 +39,14 @@ typedef struct Comm Comm;
 
 /* ---- processes ---- */
 
-/* ERR_UNAVAILABLE when the launcher and the MPI library do not understand each other: then every process would believe that it
- * is alone and all would do the same work. */
+/* ERR_UNAVAILABLE when the launcher and the MPI library do not understand each other: then every process
+ * would believe that it is alone and all would do the same work. */
 ErrorCode comm_open(Comm **c, Error *err);
-/* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls comm_fail instead. */
+/* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls
+ * comm_fail instead. */
 void comm_close(Comm *c);
-/* Another MPI_Init in this process is impossible, so all of a process's work is between one comm_open and one comm_close. */
+/* Another MPI_Init in this process is impossible, so all of a process's work is between one comm_open and one
+ * comm_close. */
 
 int comm_rank(const Comm *c);
 int comm_size(const Comm *c);
@@ -51,90 +58,101 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err);
 int comm_axis_rank(const Comm *c, Axis axis);
 int comm_axis_size(const Comm *c, Axis axis);
 
-/* Whose sum_parts adds up what arrives while the program polls or waits; without one, or in the progress thread, a
- * single-threaded device of this module's own does. The bits are the same. */
+/* Whose sum_parts adds up what arrives while the program polls or waits; without one, or in the progress
+ * thread, a single-threaded device of this module's own does. The bits are the same. */
 void comm_set_device(Comm *c, Device *device);
 
 /* ---- asynchronous operations ---- */
 
 typedef enum CommType { COMM_F32, COMM_I64 } CommType;
 
-/* An operation under way. 0 is one that has ended, so that a zeroed handle may be waited for. A handle need not be waited for
- * and may be any number of times. */
+/* An operation under way. 0 is one that has ended, so that a zeroed handle may be waited for. A handle need
+ * not be waited for and may be any number of times. */
 typedef uint64_t CommHandle;
 
 /* all[p] = mine of rank p of the axis; `mine` may be that place of all, and else must lie outside. */
-ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine /* [bytes] */, void *all /* [size, bytes] */, size_t bytes,
-                          CommHandle *handle, Error *err);
+ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine /* [bytes] */, void *all /* [size, bytes] */,
+                          size_t bytes, CommHandle *handle, Error *err);
 /* out = sum over ranks of their in[this rank]. out may be in[this rank], and else must lie outside. */
-ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in /* [size, count] */, void *out /* [count] */,
-                              int64_t count, void *workspace, CommHandle *handle, Error *err);
+ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in /* [size, count] */,
+                              void *out /* [count] */, int64_t count, void *workspace, CommHandle *handle,
+                              Error *err);
 /* data = sum over ranks of their data. */
-ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data /* [count] */, int64_t count, void *workspace,
-                          CommHandle *handle, Error *err);
-/* Bytes of tensor memory that an operation needs while it is under way, for a group of `ranks`. Operations of one axis may
- * share a workspace: the later then waits for the earlier. With two in turn nothing is lost: COMM_TURNS of an axis move at a
- * time. */
+ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data /* [count] */, int64_t count,
+                          void *workspace, CommHandle *handle, Error *err);
+/* Bytes of tensor memory that an operation needs while it is under way, for a group of `ranks`. Operations of
+ * one axis may share a workspace: the later then waits for the earlier. With two in turn nothing is lost:
+ * COMM_TURNS of an axis move at a time. */
 enum { COMM_TURNS = 2 };
 size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count);
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count);
 
-/* What a message is: of which kind, for which stage, and its running number (step * microbatches + microbatch). Sends and
- * receives may come in any order. Under way between two ranks may be messages of one kind and stage whose numbers lie less than
- * 524,288 apart (MPI libraries with few tags: 64); beyond that one may be taken for another, which is an error, never silent.
- */
+/* What a message is: of which kind, for which stage, and its running number (step * microbatches +
+ * microbatch). Sends and receives may come in any order. Under way between two ranks may be messages of one
+ * kind and stage whose numbers lie less than 524,288 apart (MPI libraries with few tags: 64); beyond that one
+ * may be taken for another, which is an error, never silent. */
 enum { COMM_KINDS = 3, COMM_STAGES = 1024 };
 static inline uint64_t comm_key(int kind, int stage, int64_t number) {
     return (uint64_t)number << 12 | (uint64_t)(unsigned)stage << 2 | (unsigned)kind;
 }
-/* `peer` is a rank of the world, not this one. A message of another size than the receiver expects is an error there. */
-ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle, Error *err);
-ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle, Error *err);
+/* `peer` is a rank of the world, not this one. A message of another size than the receiver expects is an
+ * error there. */
+ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle,
+                    Error *err);
+ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle,
+                    Error *err);
 
 /* Returns when the operation has ended. */
 ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err);
 /* *done: has it ended? Moves things on, as comm_poll. */
 ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err);
-/* Moves on whatever is under way as far as that goes without waiting: to be called between the actions of a step. */
+/* Moves on whatever is under way as far as that goes without waiting: to be called between the actions of a
+ * step. */
 ErrorCode comm_poll(Comm *c, Error *err);
 
-/* A thread that polls while anything is under way. It needs a share of a core. No-op when alone and in the guard build. */
+/* A thread that polls while anything is under way. It needs a share of a core. No-op when alone and in the
+ * guard build. */
 ErrorCode comm_start_progress(Comm *c, Error *err);
 
 /* ---- small blocking ones; all ranks of the world take part ---- */
 
 ErrorCode comm_barrier(Comm *c, Error *err);
 /* record = record of rank 0, then combine(record, that of rank 1), ...: the same on all ranks. */
-ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from), Error *err);
+ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from),
+                       Error *err);
 /* Combinations: sums of one number. */
 void comm_add_int64(void *into, const void *from);
 void comm_add_double(void *into, const void *from);
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err);
-/* On rank 0: *all is the pieces of all ranks, one after the other (to be freed), lengths[p] the bytes of each. Elsewhere *all
- * is NULL and lengths is not touched. */
-ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_t *lengths /* [comm_size] */, Error *err);
+/* On rank 0: *all is the pieces of all ranks, one after the other (to be freed), lengths[p] the bytes of
+ * each. Elsewhere *all is NULL and lengths is not touched. */
+ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_t *lengths /* [comm_size] */,
+                      Error *err);
 
 /* ---- failures ---- */
 
-/* Each rank brings what became of something that all have just done. Returns OK if it worked everywhere; else the code and the
- * message of the lowest rank that failed, on all ranks. All but that rank have err->told set: the message is printed once. */
+/* Each rank brings what became of something that all have just done. Returns OK if it worked everywhere; else
+ * the code and the message of the lowest rank that failed, on all ranks. All but that rank have err->told
+ * set: the message is printed once. */
 ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err);
 
-/* Prints an agreed failure that goes up to the end of the program, on the rank whose it is, and sets err->told. To be called
- * before comm_close: once a rank has ended with a status, a launcher may end the others, before they have printed anything.
- * No-op when there is one rank. */
+/* Prints an agreed failure that goes up to the end of the program, on the rank whose it is, and sets
+ * err->told. To be called before comm_close: once a rank has ended with a status, a launcher may end the
+ * others, before they have printed anything. No-op when there is one rank. */
 void comm_report(Comm *c, Error *err);
 
-/* This rank has failed while others may be waiting for it: says why, once, with its rank, and ends all ranks within seconds,
- * with err->code as the exit status. When several fail at the same time only the lowest prints. Returns only when there is one
- * rank: its error goes up as any other. */
+/* This rank has failed while others may be waiting for it: says why, once, with its rank, and ends all ranks
+ * within seconds, with err->code as the exit status. When several fail at the same time only the lowest
+ * prints. Returns only when there is one rank: its error goes up as any other. */
 void comm_fail(Comm *c, const Error *err);
 
-/* From now on a wait in which nothing arrives for `seconds` (0: never) ends all ranks with ERR_PEER. Each rank that is waiting
- * then prints what it is waiting for and what it is doing, one that is not what it is busy with: `describe` writes that to out;
- * it is called from another thread. One rank prints the last line: which ranks do not answer, or keep the others waiting. A
- * rank that was asleep meanwhile (stopped, say) does not count that time. */
-ErrorCode comm_watchdog_start(Comm *c, double seconds, void (*describe)(void *context, char *out, size_t size), void *context,
+/* From now on a wait in which nothing arrives for `seconds` (0: never) ends all ranks with ERR_PEER. Each
+ * rank that is waiting then prints what it is waiting for and what it is doing, one that is not what it is
+ * busy with: `describe` writes that to out; it is called from another thread. One rank prints the last line:
+ * which ranks do not answer, or keep the others waiting. A rank that was asleep meanwhile (stopped, say) does
+ * not count that time. */
+ErrorCode comm_watchdog_start(Comm *c, double seconds,
+                              void (*describe)(void *context, char *out, size_t size), void *context,
                               Error *err);
 
 /* ---- counters ---- */
@@ -146,8 +164,8 @@ typedef struct CommTraffic {
 CommTraffic comm_axis_traffic(Comm *c, Axis axis);
 CommTraffic comm_point_traffic(Comm *c); /* comm_send */
 void comm_reset_traffic(Comm *c);
-/* Payload bytes that one rank of a group sends: what the counters must show. part: bytes of a rank's part (all-gather,
- * reduce-scatter). */
+/* Payload bytes that one rank of a group sends: what the counters must show. part: bytes of a rank's part
+ * (all-gather, reduce-scatter). */
 static inline int64_t comm_part_traffic(int ranks, int64_t part) { return (ranks - 1) * part; }
 
 #endif

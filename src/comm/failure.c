@@ -1,8 +1,8 @@
 /* The failure of one rank is the failure of all.
  *
- * A rank that fails tells the others (a notice) and listens for a moment. Who hears, on failing, that another failed before, or
- * of a lower rank that fails at the same time, keeps silent; the one that is left prints, then ends the job. A rank that only
- * waits learns from the notice that its wait is over. */
+ * A rank that fails tells the others (a notice) and listens for a moment. Who hears, on failing, that another
+ * failed before, or of a lower rank that fails at the same time, keeps silent; the one that is left prints,
+ * then ends the job. A rank that only waits learns from the notice that its wait is over. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,13 @@
 #include "base/log.h"
 #include "comm/internal.h"
 
-enum { LISTEN_MS = 300, LINGER_MS = 4000, STALL_LISTEN_MS = 1000, LONGEST_TICK = 250000000 /* ns */, MOST_NAMED = 8 };
+enum {
+    LISTEN_MS = 300,
+    LINGER_MS = 4000,
+    STALL_LISTEN_MS = 1000,
+    LONGEST_TICK = 250000000 /* ns */,
+    MOST_NAMED = 8
+};
 
 /* One write, so that lines of several ranks do not mix. */
 void comm_print_line(const char *line) {
@@ -30,7 +36,8 @@ static void pause_ms(long ms) { nanosleep(&(struct timespec){ms / 1000, ms % 100
 
 void notice_listen(Comm *c) {
     MPI_Request request;
-    if (MPI_Irecv(&c->notice, sizeof c->notice, MPI_BYTE, MPI_ANY_SOURCE, 0, c->control, &request) == MPI_SUCCESS)
+    if (MPI_Irecv(&c->notice, sizeof c->notice, MPI_BYTE, MPI_ANY_SOURCE, 0, c->control, &request) ==
+        MPI_SUCCESS)
         transfer_add(c, request, (Transfer){.receives = true});
 }
 
@@ -53,8 +60,8 @@ void notice_arrived(Comm *c) {
     notice_listen(c);
 }
 
-/* To one rank, or to all the others (peer -1). The sends are never waited for: small ones leave at once, and this process ends
- * soon. */
+/* To one rank, or to all the others (peer -1). The sends are never waited for: small ones leave at once, and
+ * this process ends soon. */
 static void send_notice(Comm *c, NoticeKind kind, int peer, const Error *err) {
     Notice *n = mem_alloc(sizeof *n);
     *n = (Notice){.kind = kind, .rank = c->rank, .code = err->code};
@@ -62,7 +69,8 @@ static void send_notice(Comm *c, NoticeKind kind, int peer, const Error *err) {
     for (int p = 0; p < c->size; p++) {
         MPI_Request request;
         if (p == c->rank || (peer >= 0 && p != peer)) continue;
-        if (MPI_Isend(n, sizeof *n, MPI_BYTE, p, 0, c->control, &request) == MPI_SUCCESS) MPI_Request_free(&request);
+        if (MPI_Isend(n, sizeof *n, MPI_BYTE, p, 0, c->control, &request) == MPI_SUCCESS)
+            MPI_Request_free(&request);
     }
 }
 
@@ -78,7 +86,8 @@ static bool lock_soon(Comm *c) {
 static bool take_notice(Comm *c) {
     int come = 0, at = 0;
     while (at < c->open && c->transfers[at].op) at++;
-    if (at == c->open || MPI_Test(&c->requests[at], &come, MPI_STATUS_IGNORE) != MPI_SUCCESS || !come) return false;
+    if (at == c->open || MPI_Test(&c->requests[at], &come, MPI_STATUS_IGNORE) != MPI_SUCCESS || !come)
+        return false;
     c->requests[at] = c->requests[c->open - 1];
     c->transfers[at] = c->transfers[--c->open];
     notice_arrived(c);
@@ -109,8 +118,8 @@ static void print_failure(const char *prefix, const Error *err) {
     char line[NOTICE_TEXT + 256];
     bool named = strncmp(err->message, prefix, strlen(prefix)) == 0;
     log_status("%s", "");
-    snprintf(line, sizeof line, "weft: %s%s (%s, exit status %d)", named ? "" : prefix, err->message, error_name(err->code),
-             (int)err->code);
+    snprintf(line, sizeof line, "weft: %s%s (%s, exit status %d)", named ? "" : prefix, err->message,
+             error_name(err->code), (int)err->code);
     comm_print_line(line);
 }
 
@@ -148,17 +157,21 @@ void comm_fail(Comm *c, const Error *failure) {
 
 /* ---- watchdog ----
  *
- * A rank that has waited for too long asks the others (NOTICE_STALL). Who lives answers: that it waits too, or that it is busy
- * with something else, which its watchdog's thread says where the program does not come to it. The lowest of those who asked
- * then says who is to blame: who did not answer, else who is busy.
+ * A rank that has waited for too long asks the others (NOTICE_STALL). Who lives answers: that it waits too,
+ * or that it is busy with something else, which its watchdog's thread says where the program does not come to
+ * it. The lowest of those who asked then says who is to blame: who did not answer, else who is busy.
  *
- * A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread did not look either.
+ * A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread did
+ * not look either.
  *
- * The thread does not wait for the main mutex unless it is about to end everything: the program may be stuck in MPI with it. */
+ * The thread does not wait for the main mutex unless it is about to end everything: the program may be stuck
+ * in MPI with it. */
 
 static long long limit_of(const Comm *c) { return (long long)(c->watchdog_s * 1e9); }
 
-static long long tick_of(const Comm *c) { return limit_of(c) / 10 < LONGEST_TICK ? limit_of(c) / 10 : LONGEST_TICK; }
+static long long tick_of(const Comm *c) {
+    return limit_of(c) / 10 < LONGEST_TICK ? limit_of(c) / 10 : LONGEST_TICK;
+}
 
 static bool has_slept(const Comm *c, long long now) {
     long long looked = atomic_load(&c->looked_at);
@@ -180,16 +193,18 @@ static void describe_action(Comm *c, char *out, size_t size) {
     if (c->describe) c->describe(c->describe_context, out, size);
 }
 
-/* What this rank waits for, in one line; false when it does not wait. The mutex is held, unless the program is stuck in MPI. */
+/* What this rank waits for, in one line; false when it does not wait. The mutex is held, unless the program
+ * is stuck in MPI. */
 static bool describe_wait(Comm *c, bool locked, char *out, size_t size) {
     char what[192] = "a communication", doing[256];
     long long since = stalled(c);
     if (since == 0) return false;
     uint32_t place = (uint32_t)c->waiting_for;
-    if (locked && place && !op_ended(c, c->waiting_for)) op_describe(c, &c->ops[place - 1], what, sizeof what);
+    if (locked && place && !op_ended(c, c->waiting_for))
+        op_describe(c, &c->ops[place - 1], what, sizeof what);
     describe_action(c, doing, sizeof doing);
-    snprintf(out, size, "weft: rank %d: nothing has come for %.1f s while waiting for %s%s%s", c->rank, (double)since / 1e9,
-             what, *doing ? ", in " : "", doing);
+    snprintf(out, size, "weft: rank %d: nothing has come for %.1f s while waiting for %s%s%s", c->rank,
+             (double)since / 1e9, what, *doing ? ", in " : "", doing);
     return true;
 }
 
@@ -205,7 +220,8 @@ static void tell_busy(Comm *c) {
     char line[NOTICE_TEXT], doing[256];
     if (c->stall_told) return;
     describe_action(c, doing, sizeof doing);
-    snprintf(line, sizeof line, "weft: rank %d: is busy, and waits for no rank%s%s", c->rank, *doing ? ", in " : "", doing);
+    snprintf(line, sizeof line, "weft: rank %d: is busy, and waits for no rank%s%s", c->rank,
+             *doing ? ", in " : "", doing);
     c->stall_told = true;
     comm_print_line(line);
 }
@@ -237,15 +253,17 @@ static void tell_verdict(Comm *c) {
     Error err;
     int mute = list_ranks(c, NOTICE_NONE, &silent), working = list_ranks(c, NOTICE_BUSY, &busy);
     if (mute > 0)
-        error_set(&err, ERR_PEER, "%s answer%s nobody: %s, or the machine does; %s", silent.data, mute == 1 ? "s" : "",
-                  mute == 1 ? "it hangs" : "they hang", again);
+        error_set(&err, ERR_PEER, "%s answer%s nobody: %s, or the machine does; %s", silent.data,
+                  mute == 1 ? "s" : "", mute == 1 ? "it hangs" : "they hang", again);
     else if (working > 0)
         error_set(&err, ERR_PEER,
-                  "the others have waited for %s for more than comm.watchdog_s = %g s: see what it does, raise the limit if "
+                  "the others have waited for %s for more than comm.watchdog_s = %g s: see what it does, "
+                  "raise the limit if "
                   "that may take so long; %s",
                   busy.data, c->watchdog_s, again);
     else
-        error_set(&err, ERR_PEER, "all ranks answer, and each waits for another for more than comm.watchdog_s = %g s; %s",
+        error_set(&err, ERR_PEER,
+                  "all ranks answer, and each waits for another for more than comm.watchdog_s = %g s; %s",
                   c->watchdog_s, again);
     print_failure("", &err);
     text_free(&silent);
@@ -292,20 +310,23 @@ static void *watchdog_main(void *argument) {
     while (!c->watch_ending) {
         look(c);
         long long at = comm_nanoseconds() + tick_of(c);
-        pthread_cond_timedwait(&c->watch_wake, &c->watch_mutex, &(struct timespec){at / 1000000000, at % 1000000000});
+        pthread_cond_timedwait(&c->watch_wake, &c->watch_mutex,
+                               &(struct timespec){at / 1000000000, at % 1000000000});
     }
     pthread_mutex_unlock(&c->watch_mutex);
     return NULL;
 }
 
-ErrorCode comm_watchdog_start(Comm *c, double seconds, void (*describe)(void *context, char *out, size_t size), void *context,
+ErrorCode comm_watchdog_start(Comm *c, double seconds,
+                              void (*describe)(void *context, char *out, size_t size), void *context,
                               Error *err) {
     if (!c->joined || seconds <= 0 || c->has_watchdog) return OK;
     c->watchdog_s = seconds;
     c->describe = describe;
     c->describe_context = context;
     int code = pthread_create(&c->watchdog, NULL, watchdog_main, c);
-    if (code != 0) return error_set(err, ERR_MEMORY, "cannot start the watchdog's thread: %s", strerror(code));
+    if (code != 0)
+        return error_set(err, ERR_MEMORY, "cannot start the watchdog's thread: %s", strerror(code));
     c->has_watchdog = true;
     return OK;
 }

@@ -10,10 +10,11 @@
 #include "comm/comm.h"
 
 enum {
-    OPS_MAX = 4096,              /* operations under way at a time */
-    WINDOW = 16,                 /* items of a stream between the first unfinished and the next to be posted; at most 64 */
-    PIECE_MAX = 1 << 20,         /* bytes of a message; from 256 KiB to 4 MiB all go at the same speed on shared memory */
-    POLL_MAX = 256,              /* rounds of a poll: a program that computes must come back to it */
+    OPS_MAX = 4096, /* operations under way at a time */
+    WINDOW = 16,    /* items of a stream between the first unfinished and the next to be posted; at most 64 */
+    PIECE_MAX =
+        1 << 20,    /* bytes of a message; from 256 KiB to 4 MiB all go at the same speed on shared memory */
+    POLL_MAX = 256, /* rounds of a poll: a program that computes must come back to it */
     WORKSPACE_TARGET = 16 << 20, /* bytes of a workspace, about: with many ranks buckets are smaller */
     NOTICE_TEXT = 1024,
 };
@@ -44,7 +45,8 @@ typedef struct Op {
     struct Op *next;     /* in its queue, or in the list of free places */
     const char *name;    /* OP_SMALL: for messages */
 
-    /* Collectives: part p of the group is `stride` bytes from p * stride, cut off at `total`, and moves in buckets. */
+    /* Collectives: part p of the group is `stride` bytes from p * stride, cut off at `total`, and moves in
+     * buckets. */
     Axis axis;
     Group *group;
     CommType type;
@@ -73,8 +75,8 @@ typedef struct Transfer {
     bool receives;
 } Transfer;
 
-/* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it waits too, or is
- * busy. */
+/* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it
+ * waits too, or is busy. */
 typedef enum NoticeKind { NOTICE_NONE, NOTICE_FAILURE, NOTICE_STALL, NOTICE_WAITS, NOTICE_BUSY } NoticeKind;
 typedef struct Notice {
     int32_t kind, rank, code;

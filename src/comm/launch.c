@@ -1,6 +1,7 @@
 /* Starting ranks through mpirun.
  *
- * The four signals are blocked and read from a descriptor beside mpirun's stderr, so that one poll waits for both. */
+ * The four signals are blocked and read from a descriptor beside mpirun's stderr, so that one poll waits for
+ * both. */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -75,14 +76,16 @@ static ErrorCode own_path(char *out, size_t size, Error *err) {
     return OK;
 }
 
-/* The ranks write into a pipe, and what they write goes on to this process's stderr: with a live line if that is a terminal. */
+/* The ranks write into a pipe, and what they write goes on to this process's stderr: with a live line if that
+ * is a terminal. */
 static void tell_terminal(void) {
     char columns[16];
     snprintf(columns, sizeof columns, "%d", log_width());
     if (log_is_terminal()) setenv(LOG_TERMINAL, columns, 1);
 }
 
-/* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it. */
+/* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it.
+ */
 static _Noreturn void become(const Launch *l, char *const *words, int stderr_pipe, pid_t parent) {
     setpgid(0, 0);
     tell_terminal();
@@ -152,7 +155,8 @@ static void watch(Launch *l) {
 }
 
 static ErrorCode judge(const Launch *l, Error *err) {
-    bool through = WIFEXITED(l->status) && (WEXITSTATUS(l->status) == OK || WEXITSTATUS(l->status) == ERR_STOPPED);
+    bool through =
+        WIFEXITED(l->status) && (WEXITSTATUS(l->status) == OK || WEXITSTATUS(l->status) == ERR_STOPPED);
     if (l->interrupts > 1 && !through) {
         error_set(err, (ErrorCode)AFTER_SECOND_SIGINT, "interrupted");
         err->told = true;
@@ -160,10 +164,11 @@ static ErrorCode judge(const Launch *l, Error *err) {
     }
     int rank = l->chatter.killed_rank, number = l->chatter.killed_by;
     if (number > 0)
-        return error_set(err, (ErrorCode)(128 + number), "rank %d was killed by signal %d (SIG%s)", rank, number,
-                         sigabbrev_np(number) ? sigabbrev_np(number) : "?");
+        return error_set(err, (ErrorCode)(128 + number), "rank %d was killed by signal %d (SIG%s)", rank,
+                         number, sigabbrev_np(number) ? sigabbrev_np(number) : "?");
     if (WIFSIGNALED(l->status))
-        return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "mpirun was killed by signal %d", WTERMSIG(l->status));
+        return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "mpirun was killed by signal %d",
+                         WTERMSIG(l->status));
     int code = WEXITSTATUS(l->status);
     if (code == CANNOT_START)
         return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install openmpi-bin", WEFT_MPIRUN);
@@ -191,7 +196,8 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     Launch l = {.messages = -1};
     Launched launched = launched_find();
     if (launched.by_launcher)
-        return error_set(err, ERR_USAGE, "this process is one of several already (%s): start either mpirun or weft -n",
+        return error_set(err, ERR_USAGE,
+                         "this process is one of several already (%s): start either mpirun or weft -n",
                          launched.variable);
     TRY(own_path(program, sizeof program, err));
     char **all = mpirun_words(ranks, program, words);

@@ -1,4 +1,5 @@
-/* How processes come to be several: what the environment says of the launcher that started this one, and starting ranks. */
+/* How processes come to be several: what the environment says of the launcher that started this one, and
+ * starting ranks. */
 #ifndef WEFT_COMM_LAUNCH_H
 #define WEFT_COMM_LAUNCH_H
 
@@ -12,21 +13,24 @@ typedef struct Launched {
     const char *variable; /* of the environment, which says so */
 } Launched;
 
-/* Looks for what mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun leave in the environment. */
+/* Looks for what mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun leave in the environment.
+ */
 Launched launched_find(void);
-/* ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. One of them says so (err->told). */
+/* ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. One of them says
+ * so (err->told). */
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
 
-/* Runs this program with `words` (the program's name first, ended by NULL) as so many ranks on this machine, by mpirun, and
- * waits for their end.
+/* Runs this program with `words` (the program's name first, ended by NULL) as so many ranks on this machine,
+ * by mpirun, and waits for their end.
  *
- * SIGINT, SIGTERM and SIGUSR1 reach every rank as SIGUSR1: a request to save and stop. A second SIGINT reaches them as SIGUSR2,
- * on which they are to end at once, unless they are through; those that do not are ended after some seconds, or by a third.
- * mpirun has a process group of its own, so that a Ctrl-C reaches the ranks through this process only; when this process dies
- * the ranks get the request too. What mpirun itself says is left out where it only repeats what the ranks or this function say.
+ * SIGINT, SIGTERM and SIGUSR1 reach every rank as SIGUSR1: a request to save and stop. A second SIGINT
+ * reaches them as SIGUSR2, on which they are to end at once, unless they are through; those that do not are
+ * ended after some seconds, or by a third. mpirun has a process group of its own, so that a Ctrl-C reaches
+ * the ranks through this process only; when this process dies the ranks get the request too. What mpirun
+ * itself says is left out where it only repeats what the ranks or this function say.
  *
- * Returns the exit status of the ranks as a code, with err->told set: they have said why. A rank that a signal killed makes it
- * 128 + N, and the message names rank and signal. */
+ * Returns the exit status of the ranks as a code, with err->told set: they have said why. A rank that a
+ * signal killed makes it 128 + N, and the message names rank and signal. */
 ErrorCode launch_ranks(int ranks, char *const *words, Error *err);
 
 #endif

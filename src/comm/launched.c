@@ -1,4 +1,5 @@
-/* What the environment says of the launcher. Each row: the variable that makes it sure, and those that hold size and rank. */
+/* What the environment says of the launcher. Each row: the variable that makes it sure, and those that hold
+ * size and rank. */
 #include <stdlib.h>
 
 #include "comm/launch.h"
@@ -7,7 +8,8 @@ typedef struct Launcher {
     const char *mark, *size, *rank;
 } Launcher;
 
-/* SLURM_PROCID alone is in the environment of batch scripts too, which srun did not start; SLURM_STEP_NUM_TASKS is not. */
+/* SLURM_PROCID alone is in the environment of batch scripts too, which srun did not start;
+ * SLURM_STEP_NUM_TASKS is not. */
 static const Launcher launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
     {"PMI_SIZE", "PMI_SIZE", "PMI_RANK"},
@@ -35,8 +37,10 @@ Launched launched_find(void) {
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
     if (launched->size == 0 || launched->size == mpi_size) return OK;
     error_set(err, ERR_UNAVAILABLE,
-              "the launcher started %d processes (%s), but for the MPI library that weft was built with there %s %d: each "
-              "would do the whole work. Start weft with the mpirun of that library (\"weft doctor\" names it), or with srun "
+              "the launcher started %d processes (%s), but for the MPI library that weft was built with "
+              "there %s %d: each "
+              "would do the whole work. Start weft with the mpirun of that library (\"weft doctor\" names "
+              "it), or with srun "
               "--mpi=pmix; \"weft train -n %d\" does it by itself",
               launched->size, launched->variable, mpi_size == 1 ? "is" : "are", mpi_size, launched->size);
     if (err) err->told = launched->rank > 0;

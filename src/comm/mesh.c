@@ -13,15 +13,16 @@ const char *axis_name(Axis axis) {
 
 static ErrorCode check_degree(const char *name, int64_t degree, Error *err) {
     if (degree >= 1) return OK;
-    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: a degree of parallelism is at least 1%s", name, (long long)degree,
+    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: a degree of parallelism is at least 1%s", name,
+                     (long long)degree,
                      name[0] == 'd' && name[3] == 's' ? ", or -1 for the ranks that are left" : "");
 }
 
 static ErrorCode refuse(const char *name, const char *what, int64_t degree, Error *err) {
     TRY(check_degree(name, degree, err));
     if (degree == 1) return OK;
-    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: %s is not in this version; leave it at 1", name, (long long)degree,
-                     what);
+    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: %s is not in this version; leave it at 1", name,
+                     (long long)degree, what);
 }
 
 static ErrorCode check_each(const MeshOptions *o, Error *err) {
@@ -34,7 +35,9 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
 }
 
 /* Product of degrees, or more than any world when it would not fit. */
-static int64_t product(int64_t a, int64_t b) { return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b; }
+static int64_t product(int64_t a, int64_t b) {
+    return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b;
+}
 
 /* dp_shard: -1 */
 static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Error *err) {
@@ -44,12 +47,15 @@ static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Erro
     int64_t below = *left * others, above = below + others;
     if (below == 0)
         return error_set(err, ERR_CONFIG,
-                         "mesh.pp %lld x mesh.dp_replicate %lld needs at least %lld ranks, and there are %d: start so many or "
+                         "mesh.pp %lld x mesh.dp_replicate %lld needs at least %lld ranks, and there are %d: "
+                         "start so many or "
                          "lower a degree",
                          (long long)o->pp, (long long)o->dp_replicate, (long long)others, world);
     return error_set(
-        err, ERR_CONFIG, "mesh.pp %lld x mesh.dp_replicate %lld = %lld does not divide %d ranks: %lld or %lld ranks would fit",
-        (long long)o->pp, (long long)o->dp_replicate, (long long)others, world, (long long)below, (long long)above);
+        err, ERR_CONFIG,
+        "mesh.pp %lld x mesh.dp_replicate %lld = %lld does not divide %d ranks: %lld or %lld ranks would fit",
+        (long long)o->pp, (long long)o->dp_replicate, (long long)others, world, (long long)below,
+        (long long)above);
 }
 
 /* dp_shard: given */
@@ -61,10 +67,11 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
         snprintf(instead, sizeof instead, ", or set mesh.dp_shard to %lld (-1 takes the ranks that are left)",
                  (long long)(world / others));
     return error_set(err, ERR_CONFIG,
-                     "mesh.pp %lld x mesh.dp_replicate %lld x mesh.dp_shard %lld = %lld, but there are %d ranks: start %lld "
+                     "mesh.pp %lld x mesh.dp_replicate %lld x mesh.dp_shard %lld = %lld, but there are %d "
+                     "ranks: start %lld "
                      "ranks%s",
-                     (long long)o->pp, (long long)o->dp_replicate, (long long)o->dp_shard, (long long)ranks, world,
-                     (long long)ranks, instead);
+                     (long long)o->pp, (long long)o->dp_replicate, (long long)o->dp_shard, (long long)ranks,
+                     world, (long long)ranks, instead);
 }
 
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err) {

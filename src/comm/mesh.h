@@ -1,7 +1,9 @@
-/* Where a rank stands: coordinates of ranks on the axes of parallelism. Pure arithmetic; nothing here knows of processes.
+/* Where a rank stands: coordinates of ranks on the axes of parallelism. Pure arithmetic; nothing here knows
+ * of processes.
  *
- * Axes from outer to inner: pp, dp_replicate, dp_shard, cp, tp. The inner ones vary fastest, so that those who talk most are
- * neighbours: rank = (((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp) * TP + tp. */
+ * Axes from outer to inner: pp, dp_replicate, dp_shard, cp, tp. The inner ones vary fastest, so that those
+ * who talk most are neighbours: rank = (((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp)
+ * * TP + tp. */
 #ifndef WEFT_COMM_MESH_H
 #define WEFT_COMM_MESH_H
 
@@ -22,8 +24,8 @@ typedef struct Mesh {
     int world;
 } Mesh;
 
-/* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would; degrees of cp, tp, ep above 1 are
- * refused by name. */
+/* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would; degrees of cp, tp, ep
+ * above 1 are refused by name. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);

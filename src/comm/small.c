@@ -1,5 +1,5 @@
-/* Small things that all ranks do together and wait for. They go through the same requests as everything else, so that what is
- * under way moves on, and the watchdog and failures of others are seen. */
+/* Small things that all ranks do together and wait for. They go through the same requests as everything else,
+ * so that what is under way moves on, and the watchdog and failures of others are seen. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +50,8 @@ ErrorCode comm_barrier(Comm *c, Error *err) {
 }
 
 /* all[p] = mine of rank p. */
-static ErrorCode gather_records(Comm *c, const void *mine, char *all, size_t bytes, const char *name, Error *err) {
+static ErrorCode gather_records(Comm *c, const void *mine, char *all, size_t bytes, const char *name,
+                                Error *err) {
     MPI_Request request;
     CHECK(bytes <= (size_t)BROADCAST_PIECE);
     TRY(enter(c, err));
@@ -58,7 +59,8 @@ static ErrorCode gather_records(Comm *c, const void *mine, char *all, size_t byt
     return finish(c, code, request, name, err);
 }
 
-ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from), Error *err) {
+ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from),
+                       Error *err) {
     if (!c->joined) return OK;
     char *all = scratch(c, (size_t)c->size * bytes);
     TRY(gather_records(c, record, all, bytes, "combining records", err));
@@ -76,14 +78,15 @@ ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err
         MPI_Request request;
         size_t left = bytes - at;
         TRY(enter(c, err));
-        int code = MPI_Ibcast((char *)data + at, left < BROADCAST_PIECE ? (int)left : BROADCAST_PIECE, MPI_BYTE, root, c->small,
-                              &request);
+        int code = MPI_Ibcast((char *)data + at, left < BROADCAST_PIECE ? (int)left : BROADCAST_PIECE,
+                              MPI_BYTE, root, c->small, &request);
         TRY(finish(c, code, request, "a broadcast", err));
     }
     return OK;
 }
 
-static ErrorCode receive_pieces(Comm *c, const void *mine, size_t bytes, char **all, const size_t *lengths, Error *err) {
+static ErrorCode receive_pieces(Comm *c, const void *mine, size_t bytes, char **all, const size_t *lengths,
+                                Error *err) {
     size_t total = 0;
     for (int p = 0; p < c->size; p++) total += lengths[p];
     char *out = mem_alloc(total + 1);

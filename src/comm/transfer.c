@@ -1,14 +1,16 @@
 /* Operations under way: what each has still to send, to receive and to add up.
  *
- * 1. A collective is up to four streams of messages. Item k of a stream is bucket k / (n-1), distance d = 1 + k % (n-1):
- *    sends go to the rank d ahead, receives come from the rank d behind, so that the k-th send of every rank meets the k-th
- *    receive of another. Streams are posted in order: the messages of a pair of ranks never overtake each other, and the first
- *    unfinished item of a group can always move.
- * 2. Buckets are added up in ascending order, each when all its parts are there; parts of two buckets fit the workspace.
- * 3. In an all-reduce a bucket of another rank's sum is received where this rank's share of it was: not before that has been
- *    sent.
+ * 1. A collective is up to four streams of messages. Item k of a stream is bucket k / (n-1), distance d =
+ *    1 + k % (n-1): sends go to the rank d ahead, receives come from the rank d behind, so that the k-th
+ *    send of every rank meets the k-th receive of another. Streams are posted in order: the messages of a
+ *    pair of ranks never overtake each other, and the first unfinished item of a group can always move.
+ * 2. Buckets are added up in ascending order, each when all its parts are there; parts of two buckets fit
+ *    the workspace.
+ * 3. In an all-reduce a bucket of another rank's sum is received where this rank's share of it was: not
+ *    before that has been sent.
  * 4. Requests of all operations stand in one dense array, so that one MPI_Testsome moves all of them.
- * 5. In the guard build tensor memory stays open while an operation is under way: other ranks may read it at any time. */
+ * 5. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
+ *    at any time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +62,9 @@ void op_end(Comm *c, Op *op) {
     c->under_way--;
 }
 
-CommHandle op_handle(const Comm *c, const Op *op) { return (uint64_t)op->generation << 32 | (uint64_t)(op - c->ops + 1); }
+CommHandle op_handle(const Comm *c, const Op *op) {
+    return (uint64_t)op->generation << 32 | (uint64_t)(op - c->ops + 1);
+}
 
 bool op_ended(const Comm *c, CommHandle handle) {
     uint32_t place = (uint32_t)handle;
@@ -99,7 +103,8 @@ void transfer_add(Comm *c, MPI_Request request, Transfer t) {
 static void fail_transfer(Comm *c, const Transfer *t, int mpi_code) {
     char what[192], whole[256];
     op_describe(c, t->op, what, sizeof what);
-    snprintf(whole, sizeof whole, "%s: %s rank %d", what, t->receives ? "receiving from" : "sending to", t->peer);
+    snprintf(whole, sizeof whole, "%s: %s rank %d", what, t->receives ? "receiving from" : "sending to",
+             t->peer);
     comm_mpi_failure(c, mpi_code, whole);
 }
 
@@ -135,9 +140,11 @@ static char *arrival(const Op *op, int64_t b, int from) {
     return op->workspace + (size_t)place * op->bucket;
 }
 
-/* Where bucket b goes from, or to. A part's shares go to its owner; its sum goes from its owner to everyone. */
+/* Where bucket b goes from, or to. A part's shares go to its owner; its sum goes from its owner to everyone.
+ */
 static char *place(const Op *op, StreamId id, int peer, int64_t b) {
-    size_t offset = (size_t)b * op->bucket, theirs = (size_t)peer * op->stride, own = (size_t)op->group->rank * op->stride;
+    size_t offset = (size_t)b * op->bucket, theirs = (size_t)peer * op->stride,
+           own = (size_t)op->group->rank * op->stride;
     char *source = (char *)(uintptr_t)op->source; /* MPI only reads it */
     switch (id) {
     case REDUCE_SEND: return source + theirs + offset;
@@ -151,7 +158,8 @@ static char *place(const Op *op, StreamId id, int peer, int64_t b) {
 static void post(Comm *c, Transfer t, char *data) {
     Group *g = t.op->group;
     MPI_Request request;
-    int phase = t.stream <= REDUCE_RECV ? 0 : 1, tag = (int)((2 * t.op->turn + (uint64_t)phase) % (uint64_t)c->tags), code;
+    int phase = t.stream <= REDUCE_RECV ? 0 : 1,
+        tag = (int)((2 * t.op->turn + (uint64_t)phase) % (uint64_t)c->tags), code;
     if (t.receives) {
         code = MPI_Irecv(data, (int)t.bytes, MPI_BYTE, t.peer, tag, g->mpi, &request);
     } else {
@@ -203,11 +211,11 @@ static void add_up(Comm *c, Op *op, Device *device) {
     if (bytes == 0) return;
     for (int p = 0; p < g->size; p++) c->parts[p] = p == g->rank ? own : arrival(op, b, p);
     if (op->type == COMM_F32) {
-        OP(device, OP_SUM_PARTS, sum_parts, (int64_t)(bytes / sizeof(float)), g->size, (const float *const *)c->parts,
-           (float *)(out + offset));
+        OP(device, OP_SUM_PARTS, sum_parts, (int64_t)(bytes / sizeof(float)), g->size,
+           (const float *const *)c->parts, (float *)(out + offset));
     } else {
-        OP(device, OP_SUM_PARTS, sum_parts_i64, (int64_t)(bytes / sizeof(int64_t)), g->size, (const int64_t *const *)c->parts,
-           (int64_t *)(out + offset));
+        OP(device, OP_SUM_PARTS, sum_parts_i64, (int64_t)(bytes / sizeof(int64_t)), g->size,
+           (const int64_t *const *)c->parts, (int64_t *)(out + offset));
     }
 }
 
@@ -273,10 +281,11 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
 
 static void check_header(Comm *c, const Op *op) {
     if (op->header[0] != op->key) {
-        comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected message %llx from rank %d, which sent %llx", c->rank,
-                          (unsigned long long)op->key, op->peer, (unsigned long long)op->header[0]);
+        comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected message %llx from rank %d, which sent %llx",
+                          c->rank, (unsigned long long)op->key, op->peer, (unsigned long long)op->header[0]);
     } else if (op->header[1] != op->bytes) {
-        comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected a message of %zu bytes from rank %d, which sent %llu", c->rank,
+        comm_keep_failure(c, ERR_INTERNAL,
+                          "rank %d: expected a message of %zu bytes from rank %d, which sent %llu", c->rank,
                           op->bytes, op->peer, (unsigned long long)op->header[1]);
     }
 }
@@ -299,14 +308,14 @@ static void check_length(Comm *c, const Transfer *t, const MPI_Status *status) {
     if ((size_t)count == t->bytes) return;
     char what[192];
     op_describe(c, t->op, what, sizeof what);
-    comm_keep_failure(c, ERR_INTERNAL, "rank %d: %s: rank %d sent %d bytes where %zu were expected", c->rank, what, t->peer,
-                      count, t->bytes);
+    comm_keep_failure(c, ERR_INTERNAL, "rank %d: %s: rank %d sent %d bytes where %zu were expected", c->rank,
+                      what, t->peer, count, t->bytes);
 }
 
 static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
-/* Takes finished requests out of the dense array: the last one moves into each gap, from the end, so that none is lost. Their
- * transfers are handled in the order in which they were posted. */
+/* Takes finished requests out of the dense array: the last one moves into each gap, from the end, so that
+ * none is lost. Their transfers are handled in the order in which they were posted. */
 static void take_finished(Comm *c, int count, bool in_status) {
     for (int i = 0; i < count; i++) {
         const Transfer *t = &c->transfers[c->indices[i]];

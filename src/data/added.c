@@ -37,7 +37,8 @@ void added_free(AddedSet *set) {
     *set = (AddedSet){0};
 }
 
-size_t added_find(const AddedSet *set, const Vocabulary *v, const char *text, size_t length, size_t from, int32_t *id) {
+size_t added_find(const AddedSet *set, const Vocabulary *v, const char *text, size_t length, size_t from,
+                  int32_t *id) {
     if (!set->ids) return length;
     for (size_t i = from; i < length; i++) {
         unsigned char first = (unsigned char)text[i];

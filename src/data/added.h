@@ -1,5 +1,5 @@
-/* Added tokens: strings that are cut out of text before byte-pair encoding sees it. The leftmost match counts, the longest
- * where several start together. */
+/* Added tokens: strings that are cut out of text before byte-pair encoding sees it. The leftmost match
+ * counts, the longest where several start together. */
 #ifndef WEFT_DATA_ADDED_H
 #define WEFT_DATA_ADDED_H
 
@@ -18,6 +18,7 @@ void added_init(AddedSet *set, const Vocabulary *v, TokenKind kind);
 void added_free(AddedSet *set);
 
 /* Where the next added token starts at or after `from`, its id in *id; `length` when there is none. */
-size_t added_find(const AddedSet *set, const Vocabulary *v, const char *text, size_t length, size_t from, int32_t *id);
+size_t added_find(const AddedSet *set, const Vocabulary *v, const char *text, size_t length, size_t from,
+                  int32_t *id);
 
 #endif

@@ -1,14 +1,16 @@
-/* One microbatch as the trainer sees it: `sequences` rows of `context` tokens, one after the other. Host memory. */
+/* One microbatch as the trainer sees it: `sequences` rows of `context` tokens, one after the other. Host
+ * memory. */
 #ifndef WEFT_DATA_BATCH_H
 #define WEFT_DATA_BATCH_H
 
 #include <stdint.h>
 
 typedef struct Batch {
-    int64_t tokens;     /* T = sequences * context */
-    int32_t *inputs;    /* [T] ids, each in [0, vocab) */
-    int32_t *targets;   /* [T] next ids; -1 where there is nothing to predict */
-    int32_t *positions; /* [T] for RoPE: restart with each sequence, and with each document under document_mask */
+    int64_t tokens;   /* T = sequences * context */
+    int32_t *inputs;  /* [T] ids, each in [0, vocab) */
+    int32_t *targets; /* [T] next ids; -1 where there is nothing to predict */
+    int32_t
+        *positions; /* [T] for RoPE: restart with each sequence, and with each document under document_mask */
     int32_t *first_key; /* [T] index in [0, T) of the first token that token t may attend to */
     int64_t valid;      /* targets >= 0 */
 } Batch;

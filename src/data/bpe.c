@@ -5,8 +5,8 @@
 
 #include "base/text.h"
 
-/* Pieces up to this many bytes are merged by looking for the lowest rank again and again: quadratic, but without any set-up,
- * and nearly all pieces of text are shorter than ten bytes. */
+/* Pieces up to this many bytes are merged by looking for the lowest rank again and again: quadratic, but
+ * without any set-up, and nearly all pieces of text are shorter than ten bytes. */
 #define SMALL_PIECE 40
 
 typedef struct PairSlot {
@@ -15,7 +15,9 @@ typedef struct PairSlot {
     uint32_t unused;
 } PairSlot;
 
-static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
+static uint64_t pair_key(int32_t left, int32_t right) {
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+}
 
 static size_t pair_hash(uint64_t pair) {
     pair *= 0x9E3779B97F4A7C15U;
@@ -28,9 +30,12 @@ static PairSlot *slot_of(const Bpe *b, uint64_t pair) {
     return &b->slots[i];
 }
 
-static uint32_t rank_of(const Bpe *b, int32_t left, int32_t right) { return slot_of(b, pair_key(left, right))->rank; }
+static uint32_t rank_of(const Bpe *b, int32_t left, int32_t right) {
+    return slot_of(b, pair_key(left, right))->rank;
+}
 
-ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count, Error *err) {
+ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count,
+                   Error *err) {
     *b = (Bpe){.rules = rules, .count = count, .ranks = count ? rules[count - 1].rank + 1 : 0};
     memcpy(b->byte_ids, byte_ids, sizeof b->byte_ids);
     size_t slots = 64;
@@ -43,7 +48,8 @@ ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], Merge
         const MergeRule *rule = &rules[i];
         PairSlot *slot = slot_of(b, pair_key(rule->left, rule->right));
         if (slot->rank != BPE_NO_RANK) {
-            return error_set(err, ERR_DATA, "%s: merge %zu joins the tokens %d and %d, which an earlier merge did already",
+            return error_set(err, ERR_DATA,
+                             "%s: merge %zu joins the tokens %d and %d, which an earlier merge did already",
                              where, i, rule->left, rule->right);
         }
         *slot = (PairSlot){.pair = pair_key(rule->left, rule->right), .rank = rule->rank};
@@ -81,9 +87,9 @@ static size_t encode_small(const Bpe *b, const unsigned char *bytes, size_t leng
     }
 }
 
-/* A long piece: a doubly linked list of symbols and a heap of (rank, position). The heap may hold entries of pairs that are
- * gone; an entry counts only while its rank is the one noted for its position. Each merge takes one entry out and puts at
- * most two in, so 2n entries are enough. */
+/* A long piece: a doubly linked list of symbols and a heap of (rank, position). The heap may hold entries of
+ * pairs that are gone; an entry counts only while its rank is the one noted for its position. Each merge
+ * takes one entry out and puts at most two in, so 2n entries are enough. */
 typedef struct LongPiece {
     int32_t *ids;
     uint32_t *next, *previous, *ranks;
@@ -104,7 +110,8 @@ static void heap_sink(uint64_t *heap, size_t count, size_t at) {
 
 static void heap_push(LongPiece *p, uint64_t value) {
     size_t at = p->heap_count++;
-    for (size_t parent; at > 0 && p->heap[parent = (at - 1) / 2] > value; at = parent) p->heap[at] = p->heap[parent];
+    for (size_t parent; at > 0 && p->heap[parent = (at - 1) / 2] > value; at = parent)
+        p->heap[at] = p->heap[parent];
     p->heap[at] = value;
 }
 

@@ -1,7 +1,7 @@
 /* The merge engine of byte-pair encoding: bytes of one piece in, ids out.
  *
- * A piece starts as one token per byte. The adjacent pair with the lowest rank merges, among equals the leftmost, until no
- * pair has a rank. Constant once built. Memory is linear in the piece; time n log n. */
+ * A piece starts as one token per byte. The adjacent pair with the lowest rank merges, among equals the
+ * leftmost, until no pair has a rank. Constant once built. Memory is linear in the piece; time n log n. */
 #ifndef WEFT_DATA_BPE_H
 #define WEFT_DATA_BPE_H
 
@@ -12,7 +12,8 @@
 
 #define BPE_NO_RANK UINT32_MAX
 
-/* Rule number r merges (left, right) into `result`, with rank `rank`; rules of equal rank have equal results. */
+/* Rule number r merges (left, right) into `result`, with rank `rank`; rules of equal rank have equal results.
+ */
 typedef struct MergeRule {
     int32_t left, right, result;
     uint32_t rank;
@@ -29,7 +30,8 @@ typedef struct Bpe {
 } Bpe;
 
 /* Takes over `rules` (from mem_alloc), which are sorted by rank. A pair that comes twice is ERR_DATA. */
-ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count, Error *err);
+ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count,
+                   Error *err);
 void bpe_free(Bpe *b);
 
 /* Writes at most `length` ids to `out`; returns how many. length < 2^31. */

@@ -14,7 +14,9 @@ static uint32_t moved_below(uint32_t byte) {
     return count;
 }
 
-static uint32_t character_of(uint8_t byte) { return stands_for_itself(byte) ? byte : FIRST_MOVED + moved_below(byte); }
+static uint32_t character_of(uint8_t byte) {
+    return stands_for_itself(byte) ? byte : FIRST_MOVED + moved_below(byte);
+}
 
 static int byte_of(uint32_t code) {
     if (stands_for_itself(code)) return (int)code;

@@ -8,7 +8,11 @@
 #include "base/options.h"
 
 typedef enum SourceFormat { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL } SourceFormat;
-typedef enum SourceSplit { SPLIT_FILE, SPLIT_PARAGRAPHS, SPLIT_LINES } SourceSplit; /* what a document of a text file is */
+typedef enum SourceSplit {
+    SPLIT_FILE,
+    SPLIT_PARAGRAPHS,
+    SPLIT_LINES
+} SourceSplit; /* what a document of a text file is */
 typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
 
 typedef struct DataSource {

@@ -1,7 +1,10 @@
 /* Invariants
- *  C1. buffer[begin, end) holds content bytes not handed out yet; `position` is the place of buffer[begin].
- *  C2. A reader opened at corpus_position() yields exactly the pieces that this reader would have yielded next.
- *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to fall. */
+ *  C1. buffer[begin, end) holds content bytes not handed out yet; `position` is the place of
+ *      buffer[begin].
+ *  C2. A reader opened at corpus_position() yields exactly the pieces that this reader would have yielded
+ *      next.
+ *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to
+ *      fall. */
 #include "data/corpus.h"
 
 #include <stdio.h>
@@ -105,7 +108,8 @@ static bool is_space(const char *text, size_t n) {
     if (n >= 2 && b[0] == 0xc2) return b[1] == 0x85 || b[1] == 0xa0;
     if (n < 3) return false;
     if (b[0] == 0xe1) return b[1] == 0x9a && b[2] == 0x80;
-    if (b[0] == 0xe2 && b[1] == 0x80) return (b[2] >= 0x80 && b[2] <= 0x8a) || b[2] == 0xa8 || b[2] == 0xa9 || b[2] == 0xaf;
+    if (b[0] == 0xe2 && b[1] == 0x80)
+        return (b[2] >= 0x80 && b[2] <= 0x8a) || b[2] == 0xa8 || b[2] == 0xa9 || b[2] == 0xaf;
     if (b[0] == 0xe2) return b[1] == 0x81 && b[2] == 0x9f;
     return b[0] == 0xe3 && b[1] == 0x80 && b[2] == 0x80;
 }
@@ -116,7 +120,8 @@ static bool is_blank(const char *line, size_t length) {
     return true;
 }
 
-/* The newline at text[at] stands between two characters that are not white space; both are whole inside text[0, n). */
+/* The newline at text[at] stands between two characters that are not white space; both are whole inside
+ * text[0, n). */
 static bool stands_alone(const char *text, size_t n, size_t at) {
     size_t before = at;
     do {
@@ -126,7 +131,8 @@ static bool stands_alone(const char *text, size_t n, size_t at) {
     return !is_space(text + before, at - before) && !is_space(text + at + 1, n - at - 1);
 }
 
-/* First safe cut of text[0, n) at or behind `least`; 0 if there is none. Three bytes after the newline must be known. */
+/* First safe cut of text[0, n) at or behind `least`; 0 if there is none. Three bytes after the newline must
+ * be known. */
 static size_t safe_cut(const char *text, size_t n, size_t least) {
     for (size_t at = least > 0 ? least - 1 : 0; at + 4 <= n;) {
         const char *newline = memchr(text + at, '\n', n - 3 - at);
@@ -138,8 +144,8 @@ static size_t safe_cut(const char *text, size_t n, size_t least) {
     return 0;
 }
 
-/* Cut for text that offers no safe one: between characters, and not behind a newline (so that what follows still is the same
- * line). */
+/* Cut for text that offers no safe one: between characters, and not behind a newline (so that what follows
+ * still is the same line). */
 static size_t forced_cut(const char *text, size_t limit) {
     size_t cut = limit;
     while (cut > limit - 4 && is_continuation(text[cut])) cut--;
@@ -167,7 +173,8 @@ static size_t document_length(const CorpusReader *r, const char *text, size_t n)
     return 0;
 }
 
-/* Decides the next text piece from what is in the buffer: its length and whether a document ends there; 0: more is needed. */
+/* Decides the next text piece from what is in the buffer: its length and whether a document ends there; 0:
+ * more is needed. */
 static size_t text_piece(const CorpusReader *r, bool *ends) {
     const char *text = r->buffer + r->begin;
     size_t n = r->end - r->begin;
@@ -176,8 +183,8 @@ static size_t text_piece(const CorpusReader *r, bool *ends) {
     size_t known = n < CORPUS_PIECE_LIMIT ? n : CORPUS_PIECE_LIMIT;
     size_t cut = split ? document_length(r, text, known) : 0;
     if (cut) return cut;
-    /* A document that does not end in sight. Split documents are cut at the limit only, so that the search for their end never
-     * depends on the length of what was read. */
+    /* A document that does not end in sight. Split documents are cut at the limit only, so that the search
+     * for their end never depends on the length of what was read. */
     bool full = n > CORPUS_PIECE_LIMIT;
     *ends = false;
     if (!split || full) cut = safe_cut(text, known, CORPUS_PIECE_BYTES);
@@ -205,7 +212,8 @@ static ErrorCode next_text(CorpusReader *r, CorpusPiece *piece, bool *more, Erro
     while ((length = text_piece(r, &ends)) == 0 && !r->at_end) TRY(fill(r, err));
     *more = length > 0;
     if (!*more) return OK;
-    *piece = (CorpusPiece){r->buffer + r->begin, length, r->position.line + 1, !r->position.in_document, ends};
+    *piece =
+        (CorpusPiece){r->buffer + r->begin, length, r->position.line + 1, !r->position.in_document, ends};
     advance(r, length, !ends);
     return OK;
 }
@@ -218,8 +226,9 @@ static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
         const char *newline = n > seen ? memchr(text + seen, '\n', n - seen) : NULL;
         *length = newline ? (size_t)(newline - text) + 1 : n;
         if (*length > CORPUS_LINE_LIMIT)
-            return error_set(err, ERR_DATA, "%s:%llu: line longer than %u MiB; is this a JSON-lines file?", r->file->path,
-                             (unsigned long long)r->position.line + 1, CORPUS_LINE_LIMIT >> 20);
+            return error_set(err, ERR_DATA, "%s:%llu: line longer than %u MiB; is this a JSON-lines file?",
+                             r->file->path, (unsigned long long)r->position.line + 1,
+                             CORPUS_LINE_LIMIT >> 20);
         if (newline || r->at_end) return OK;
         seen = n;
         TRY(fill(r, err));
@@ -251,7 +260,8 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
         error_escape(name, sizeof name, item->string, strlen(item->string));
         used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "", name);
     }
-    return error_set(err, ERR_DATA, "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source",
+    return error_set(err, ERR_DATA,
+                     "%s: no key '%s' in this line; it has: %s; name the text's key with `key` in the source",
                      where, key, keys);
 }
 

@@ -1,14 +1,14 @@
 /* Text corpora: files into documents.
  *
- * A text file is one document, or with `split` several: lines (a document is a non-blank line and the blank lines after it) or
- * paragraphs (a run of non-blank lines and the blank lines after it). The documents of a file put together are the file, byte
- * for byte, but for a byte order mark. A JSON-lines file holds a document a line, under a named key. Either may be
- * zstd-compressed.
+ * A text file is one document, or with `split` several: lines (a document is a non-blank line and the blank
+ * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The documents of a
+ * file put together are the file, byte for byte, but for a byte order mark. A JSON-lines file holds a
+ * document a line, under a named key. Either may be zstd-compressed.
  *
- * Memory is bounded: a long document comes in pieces. Cutting does not change its tokens: the byte-level pre-tokenizers (GPT-2,
- * Llama 3, Qwen, tiktoken's) always end a token at a newline that stands alone between two characters that are not white space,
- * and pieces are cut only after such a newline. Only text without one for CORPUS_PIECE_LIMIT bytes is cut elsewhere, between
- * two characters. */
+ * Memory is bounded: a long document comes in pieces. Cutting does not change its tokens: the byte-level
+ * pre-tokenizers (GPT-2, Llama 3, Qwen, tiktoken's) always end a token at a newline that stands alone between
+ * two characters that are not white space, and pieces are cut only after such a newline. Only text without
+ * one for CORPUS_PIECE_LIMIT bytes is cut elsewhere, between two characters. */
 #ifndef WEFT_DATA_CORPUS_H
 #define WEFT_DATA_CORPUS_H
 
@@ -27,9 +27,10 @@
 /* How to read one file. */
 typedef struct CorpusFile {
     const char *path;
-    SourceFormat format; /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json (before any .zst), else text */
-    SourceSplit split;   /* text only */
-    const char *key;     /* JSON lines only; NULL or "" means "text" */
+    SourceFormat
+        format; /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json (before any .zst), else text */
+    SourceSplit split; /* text only */
+    const char *key;   /* JSON lines only; NULL or "" means "text" */
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* FORMAT_TEXT or FORMAT_JSONL */

@@ -51,7 +51,8 @@ static void add_string(Sha256 *h, const char *s) {
 }
 
 /* Everything that decides the ids of a source, in a form that cannot be read in two ways. */
-static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count, uint8_t key[32]) {
+static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count,
+                     uint8_t key[32]) {
     char tokenizer[65];
     tokenizer_fingerprint(r->tokenizer, tokenizer);
     Sha256 *h = sha256_start();
@@ -81,7 +82,8 @@ static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
 }
 
 /* Builds the source's cache if need be, and opens it. */
-static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, const Fingerprint *prints, Error *err) {
+static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, const Fingerprint *prints,
+                            Error *err) {
     make_key(r, files, prints, s->files, s->key);
     char *dir = cache_path(r->config->cache_dir, s->key);
     TokenBuild build = {.label = s->name,
@@ -108,14 +110,19 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
     return code;
 }
 
-static const char *key_or_default(const DataSource *spec) { return spec->key && spec->key[0] ? spec->key : "text"; }
+static const char *key_or_default(const DataSource *spec) {
+    return spec->key && spec->key[0] ? spec->key : "text";
+}
 
-static ErrorCode open_paths(const Recipe *r, const DataSource *spec, Source *s, char *const *paths, Error *err) {
+static ErrorCode open_paths(const Recipe *r, const DataSource *spec, Source *s, char *const *paths,
+                            Error *err) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
     Fingerprint *prints = mem_alloc_array(s->files, sizeof *prints);
     for (size_t i = 0; i < s->files; i++)
-        files[i] = (CorpusFile){paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split, key_or_default(spec)};
-    ErrorCode code = fingerprint_files(r->config->cache_dir, (const char *const *)paths, s->files, prints, err);
+        files[i] = (CorpusFile){paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
+                                key_or_default(spec)};
+    ErrorCode code =
+        fingerprint_files(r->config->cache_dir, (const char *const *)paths, s->files, prints, err);
     if (code == OK) code = open_cache(r, s, files, prints, err);
     free(files);
     free(prints);
@@ -137,12 +144,16 @@ static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) 
     if (context < 1 || context > 1 << 30)
         return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
     if (c->sources.count == 0)
-        return error_set(err, ERR_CONFIG, "data.sources is empty: name at least one file, as in data.sources=[my.txt]");
-    if (!c->cache_dir || !c->cache_dir[0]) return error_set(err, ERR_CONFIG, "data.cache_dir is empty: name a directory");
+        return error_set(err, ERR_CONFIG,
+                         "data.sources is empty: name at least one file, as in data.sources=[my.txt]");
+    if (!c->cache_dir || !c->cache_dir[0])
+        return error_set(err, ERR_CONFIG, "data.cache_dir is empty: name a directory");
     if (!(c->validation_fraction >= 0 && c->validation_fraction <= 0.9))
-        return error_set(err, ERR_CONFIG, "data.validation_fraction is %g: expected 0 to 0.9", c->validation_fraction);
+        return error_set(err, ERR_CONFIG, "data.validation_fraction is %g: expected 0 to 0.9",
+                         c->validation_fraction);
     if (c->validation_fraction > 0 && c->validation_sources.count > 0)
-        return error_set(err, ERR_CONFIG, "data.validation and data.validation_fraction are both set: choose one");
+        return error_set(err, ERR_CONFIG,
+                         "data.validation and data.validation_fraction are both set: choose one");
     return OK;
 }
 
@@ -160,13 +171,15 @@ static ErrorCode assign_streams(Dataset *d, Error *err) {
         }
         const TokenStream *needed = i < d->count ? &s->train : &s->validation;
         if (needed->tokens < 2)
-            return error_set(err, ERR_DATA, "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other",
+            return error_set(err, ERR_DATA,
+                             "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other",
                              s->name, needed->tokens, d->validation_fraction > 0 ? " for training" : "");
         d->first_validation[i + 1] = d->first_validation[i] + stream_windows(&s->validation, d->context);
     }
     if (d->validation_fraction > 0 && d->first_validation[d->total] == 0)
         return error_set(err, ERR_CONFIG,
-                         "data.validation_fraction of %g keeps no text out of %" PRIu64 " tokens: make it larger",
+                         "data.validation_fraction of %g keeps no text out of %" PRIu64
+                         " tokens: make it larger",
                          d->validation_fraction, dataset_tokens(d));
     return OK;
 }
@@ -183,9 +196,10 @@ static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, 
     }
     *mixed = weighted > 0;
     if (weighted == 0 || weighted == d->count) return OK;
-    return error_set(err, ERR_CONFIG,
-                     "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus", weighted,
-                     d->count);
+    return error_set(
+        err, ERR_CONFIG,
+        "%zu of %zu data sources have a weight: give one to each, or to none to take them as one corpus",
+        weighted, d->count);
 }
 
 static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
@@ -194,7 +208,8 @@ static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     bool mixed;
     for (size_t i = 0; i < d->count; i++) windows[i] = stream_windows(&d->sources[i].train, d->context);
     ErrorCode code = weigh(d, c->weights, shares, &mixed, err);
-    if (code == OK) code = sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
+    if (code == OK)
+        code = sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
     free(shares);
     free(windows);
     return code;
@@ -209,8 +224,8 @@ static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *e
     return open_sampler(d, c, err);
 }
 
-ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads,
-                       Error *err) {
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                       int64_t context, int threads, Error *err) {
     *dataset = NULL;
     TRY(check_config(config, context, err));
     Dataset *d = mem_alloc(sizeof *d);
@@ -299,11 +314,13 @@ static void describe_source(const Dataset *d, size_t i, Text *out) {
     text_count((int64_t)s->train.tokens, tokens);
     text_count((int64_t)s->validation.tokens, held);
     double bytes = (double)token_cache_text_bytes(s->cache), all = (double)token_cache_tokens(s->cache);
-    text_printf(out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation", s->name,
-                s->files, s->files == 1 ? "" : "s", documents, token_cache_documents(s->cache) == 1 ? "" : "s", bytes / all,
-                tokens, held);
+    text_printf(
+        out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation",
+        s->name, s->files, s->files == 1 ? "" : "s", documents,
+        token_cache_documents(s->cache) == 1 ? "" : "s", bytes / all, tokens, held);
     uint32_t cycle = sampler_cycle(d->sampler);
-    if (i < d->count && cycle > 1) text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
+    if (i < d->count && cycle > 1)
+        text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
     text_puts(out, "\n");
 }
 
@@ -311,20 +328,24 @@ void dataset_describe(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) describe_source(d, i, out);
 }
 
-static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid, Error *err) {
+static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid,
+                                   Error *err) {
     if (k >= dataset_validation_samples(d)) {
         stream_empty_row(d->context, row);
         return OK;
     }
     size_t i = 0;
     while (d->first_validation[i + 1] <= k) i++;
-    return stream_window(&d->sources[i].validation, d->context, k - d->first_validation[i], d->document_mask, row, valid, err);
+    return stream_window(&d->sources[i].validation, d->context, k - d->first_validation[i], d->document_mask,
+                         row, valid, err);
 }
 
-ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid, Error *err) {
+ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
+                         Error *err) {
     if (validation) return validation_sample(d, k, row, valid, err);
     Sample s = sampler_at(d->sampler, k);
-    return stream_window(&d->sources[s.source].train, d->context, s.window, d->document_mask, row, valid, err);
+    return stream_window(&d->sources[s.source].train, d->context, s.window, d->document_mask, row, valid,
+                         err);
 }
 
 ErrorCode dataset_verify(const Dataset *d, Error *err) {

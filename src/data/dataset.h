@@ -1,13 +1,16 @@
-/* The data of a run: its sources in token caches, what of them is for training and for validation, and sample k of either.
+/* The data of a run: its sources in token caches, what of them is for training and for validation, and sample
+ * k of either.
  *
- * Sample k of training is a function of (dataset fingerprint, seed, mixture weights, context) alone (sampler.h, stream.h).
- * Sample k of validation is window k of the validation streams, one source after the other, in order.
+ * Sample k of training is a function of (dataset fingerprint, seed, mixture weights, context) alone
+ * (sampler.h, stream.h). Sample k of validation is window k of the validation streams, one source after the
+ * other, in order.
  *
- * Weights: all 0 means that the sources are one corpus, each window once an epoch; otherwise each must be positive, and is a
- * share of tokens, or of documents, which is turned into one of tokens by the mean length of the source's documents.
+ * Weights: all 0 means that the sources are one corpus, each window once an epoch; otherwise each must be
+ * positive, and is a share of tokens, or of documents, which is turned into one of tokens by the mean length
+ * of the source's documents.
  *
- * BOS and EOS go around each document if asked for and if the tokenizer has them. A tokenizer with one token for both purposes
- * gets it once, at the end. */
+ * BOS and EOS go around each document if asked for and if the tokenizer has them. A tokenizer with one token
+ * for both purposes gets it once, at the end. */
 #ifndef WEFT_DATA_DATASET_H
 #define WEFT_DATA_DATASET_H
 
@@ -23,33 +26,35 @@
 
 typedef struct Dataset Dataset;
 
-/* Tokenizes what no cache holds yet, with a progress bar each source. threads 0: one per core. Config and tokenizer are not
- * kept. */
-ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer, int64_t context, int threads,
-                       Error *err);
+/* Tokenizes what no cache holds yet, with a progress bar each source. threads 0: one per core. Config and
+ * tokenizer are not kept. */
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                       int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
 
-/* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and the validation
- * split. */
+/* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and
+ * the validation split. */
 void dataset_fingerprint(const Dataset *d, char out[65]);
 int64_t dataset_context(const Dataset *d);
-uint64_t dataset_tokens(const Dataset *d);            /* for training, all sources */
-uint64_t dataset_text_bytes(const Dataset *d);        /* of the sources, before tokenization, validation split included */
+uint64_t dataset_tokens(const Dataset *d); /* for training, all sources */
+uint64_t
+dataset_text_bytes(const Dataset *d); /* of the sources, before tokenization, validation split included */
 uint64_t dataset_samples_per_epoch(const Dataset *d); /* windows for training, all sources */
 uint64_t dataset_validation_tokens(const Dataset *d);
 uint64_t dataset_validation_samples(const Dataset *d); /* 0: no validation data */
 
 size_t dataset_sources(const Dataset *d);
 uint64_t dataset_source_windows(const Dataset *d, size_t source); /* for training */
-bool dataset_is_mixture(const Dataset *d);                        /* sources have epochs of their own; else all have one */
+bool dataset_is_mixture(const Dataset *d); /* sources have epochs of their own; else all have one */
 const char *dataset_source_name(const Dataset *d, size_t source);
 Sample dataset_locate(const Dataset *d, uint64_t k); /* of training sample k */
 /* A table of the sources, for people. */
 void dataset_describe(const Dataset *d, Text *out);
 
-/* Sample k as a row of a batch; adds its targets to *valid. Any thread. A validation sample behind the last is a row without
- * targets, so that a last batch may be partly filled. */
-ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid, Error *err);
+/* Sample k as a row of a batch; adds its targets to *valid. Any thread. A validation sample behind the last
+ * is a row without targets, so that a last batch may be partly filled. */
+ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
+                         Error *err);
 /* Compares every byte of the caches with its checksum (otherwise that happens on first use). */
 ErrorCode dataset_verify(const Dataset *d, Error *err);
 

@@ -20,15 +20,16 @@ enum { READ_BYTES = 1 << 20, RECORD_BYTES = 4096, QUIET_BYTES = 256 << 20, REST_
 static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
     struct stat st;
     if (stat(path, &st) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
-    if (!S_ISREG(st.st_mode)) return error_set(err, ERR_NOINPUT, "%s: not a regular file; data sources are files", path);
-    *out = (FileStamp){(int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec, (int64_t)st.st_mtim.tv_nsec, (int64_t)st.st_ino,
-                       (int64_t)st.st_dev};
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, ERR_NOINPUT, "%s: not a regular file; data sources are files", path);
+    *out = (FileStamp){(int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec, (int64_t)st.st_mtim.tv_nsec,
+                       (int64_t)st.st_ino, (int64_t)st.st_dev};
     return OK;
 }
 
 static bool same_stamp(const FileStamp *a, const FileStamp *b) {
-    return a->size == b->size && a->mtime_seconds == b->mtime_seconds && a->mtime_nanoseconds == b->mtime_nanoseconds &&
-           a->inode == b->inode && a->device == b->device;
+    return a->size == b->size && a->mtime_seconds == b->mtime_seconds &&
+           a->mtime_nanoseconds == b->mtime_nanoseconds && a->inode == b->inode && a->device == b->device;
 }
 
 static char *record_path(const char *cache_dir, const char *path) {
@@ -46,7 +47,8 @@ static void stamp_text(const FileStamp *s, char out[128]) {
              (long long)s->mtime_nanoseconds, (long long)s->inode, (long long)s->device);
 }
 
-/* True when a record of this very file in this very state is there. A record that cannot be read counts as none. */
+/* True when a record of this very file in this very state is there. A record that cannot be read counts as
+ * none. */
 static bool recall(const char *cache_dir, const char *path, Fingerprint *print) {
     char *record = record_path(cache_dir, path);
     cJSON *root = NULL;
@@ -58,7 +60,8 @@ static bool recall(const char *cache_dir, const char *path, Fingerprint *print) 
         stamp_text(&print->stamp, now);
         json_get_string(root, record, "stamp", true, &stamp, &ignored);
         json_get_string(root, record, "sha256", true, &sha, &ignored);
-        found = stamp && sha && strcmp(stamp, now) == 0 && strlen(sha) == 64 && strspn(sha, "0123456789abcdef") == 64;
+        found = stamp && sha && strcmp(stamp, now) == 0 && strlen(sha) == 64 &&
+                strspn(sha, "0123456789abcdef") == 64;
         if (found) memcpy(print->sha256, sha, 65);
     }
     cJSON_Delete(root);
@@ -119,7 +122,8 @@ ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *e
     FileStamp now = {0};
     TRY(stamp_of(path, &now, err));
     if (same_stamp(&now, &print->stamp)) return OK;
-    return error_set(err, ERR_DATA, "%s: changed while it was being read; run again once it is complete", path);
+    return error_set(err, ERR_DATA, "%s: changed while it was being read; run again once it is complete",
+                     path);
 }
 
 static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
@@ -132,7 +136,8 @@ static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, s
     return OK;
 }
 
-ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out, Error *err) {
+ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
+                            Error *err) {
     char *dir = path_join(cache_dir, "fingerprints");
     ErrorCode code = file_make_dirs(dir, err);
     free(dir);

@@ -1,9 +1,9 @@
 /* What a file holds, as a SHA-256 of its stored bytes.
  *
- * Hashing a corpus takes minutes, so results are remembered in small files under CACHE_DIR/fingerprints, one per path. A
- * remembered value is used only while size, modification time (nanoseconds), inode and device are what they were, and only
- * if the file had rested for two seconds when it was hashed: a change within one tick of the file system's clock would not
- * show. */
+ * Hashing a corpus takes minutes, so results are remembered in small files under CACHE_DIR/fingerprints, one
+ * per path. A remembered value is used only while size, modification time (nanoseconds), inode and device are
+ * what they were, and only if the file had rested for two seconds when it was hashed: a change within one
+ * tick of the file system's clock would not show. */
 #ifndef WEFT_DATA_FINGERPRINT_H
 #define WEFT_DATA_FINGERPRINT_H
 
@@ -23,7 +23,8 @@ typedef struct Fingerprint {
 } Fingerprint;
 
 /* Fingerprints of `count` files into out[count]; a progress bar where there is much to read. */
-ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out, Error *err);
+ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
+                            Error *err);
 /* ERR_DATA if the file is not what it was when `print` was taken. */
 ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *err);
 

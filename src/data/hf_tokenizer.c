@@ -22,10 +22,12 @@ static const char *type_of(const cJSON *object) {
 static bool is_present(const cJSON *item) { return item && !cJSON_IsNull(item); }
 
 /* A member that must be an object or an array. */
-static ErrorCode get_container(Reader *r, const cJSON *object, const char *key, bool array, const cJSON **out) {
+static ErrorCode get_container(Reader *r, const cJSON *object, const char *key, bool array,
+                               const cJSON **out) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     if (array ? !cJSON_IsArray(item) : !cJSON_IsObject(item)) {
-        return error_set(r->err, ERR_DATA, "%s: expected %s \"%s\"", r->where, array ? "an array" : "an object", key);
+        return error_set(r->err, ERR_DATA, "%s: expected %s \"%s\"", r->where,
+                         array ? "an array" : "an object", key);
     }
     *out = item;
     return OK;
@@ -34,9 +36,10 @@ static ErrorCode get_container(Reader *r, const cJSON *object, const char *key, 
 static ErrorCode refuse(Reader *r, const char *what, const char *name) {
     char shown[160];
     error_escape(shown, sizeof shown, name, strlen(name));
-    return error_set(r->err, ERR_DATA,
-                     "%s: %s \"%s\" is not supported; weft takes byte-level BPE as GPT-2, Llama 3 and Qwen 2 have it", r->where,
-                     what, shown);
+    return error_set(
+        r->err, ERR_DATA,
+        "%s: %s \"%s\" is not supported; weft takes byte-level BPE as GPT-2, Llama 3 and Qwen 2 have it",
+        r->where, what, shown);
 }
 
 /* --- normalizer and pre-tokenizer --- */
@@ -46,10 +49,10 @@ static ErrorCode read_normalizer(Reader *r, const cJSON *root) {
     if (!is_present(normalizer)) return OK;
     if (strcmp(type_of(normalizer), "NFC") != 0) return refuse(r, "normalizer", type_of(normalizer));
     if (!nfc_available()) {
-        return error_set(
-            r->err, ERR_UNAVAILABLE,
-            "%s: its NFC normalizer needs libutf8proc, which this build lacks; install libutf8proc-dev and build again",
-            r->where);
+        return error_set(r->err, ERR_UNAVAILABLE,
+                         "%s: its NFC normalizer needs libutf8proc, which this build lacks; install "
+                         "libutf8proc-dev and build again",
+                         r->where);
     }
     r->t->nfc = true;
     return OK;
@@ -64,8 +67,8 @@ static ErrorCode read_byte_level(Reader *r, const cJSON *item, bool *use_regex) 
     return OK;
 }
 
-/* Every character belongs to some match of the known patterns, so isolating the matches and removing what lies between them
- * are the same. */
+/* Every character belongs to some match of the known patterns, so isolating the matches and removing what
+ * lies between them are the same. */
 static ErrorCode read_split(Reader *r, const cJSON *item, Pattern *pattern) {
     const char *behavior = NULL, *regex = NULL;
     bool invert = false;
@@ -88,7 +91,8 @@ static ErrorCode read_sequence(Reader *r, const cJSON *item, Pattern *pattern) {
     const cJSON *last = cJSON_GetArrayItem(steps, 1);
     for (int i = 0; i < count; i++) {
         const char *type = type_of(cJSON_GetArrayItem(steps, i));
-        if (i > 1 || strcmp(type, i == 0 ? "Split" : "ByteLevel") != 0) return refuse(r, "pre-tokenizer in a Sequence", type);
+        if (i > 1 || strcmp(type, i == 0 ? "Split" : "ByteLevel") != 0)
+            return refuse(r, "pre-tokenizer in a Sequence", type);
     }
     if (count != 2) return refuse(r, "pre-tokenizer", "Sequence without ByteLevel");
     TRY(read_split(r, steps->child, pattern));
@@ -115,7 +119,8 @@ static ErrorCode get_id(Reader *r, const cJSON *item, const char *token, int64_t
     if (!(value >= 0 && value <= INT32_MAX) || value != (double)(int64_t)value) {
         char shown[80];
         error_escape(shown, sizeof shown, token, strlen(token));
-        return error_set(r->err, ERR_DATA, "%s: the id of token \"%s\" must be a whole number from 0 to 2147483647", r->where,
+        return error_set(r->err, ERR_DATA,
+                         "%s: the id of token \"%s\" must be a whole number from 0 to 2147483647", r->where,
                          shown);
     }
     *id = (int64_t)value;
@@ -125,7 +130,8 @@ static ErrorCode get_id(Reader *r, const cJSON *item, const char *token, int64_t
 /* Id of a token by its text in the file, or -1. */
 static int32_t find_token(Reader *r, const char *text, size_t length) {
     size_t n;
-    return byte_level_read(text, length, r->scratch, &n) ? vocabulary_find(&r->t->vocabulary, r->scratch, n) : -1;
+    return byte_level_read(text, length, r->scratch, &n) ? vocabulary_find(&r->t->vocabulary, r->scratch, n)
+                                                         : -1;
 }
 
 static ErrorCode read_vocabulary(Reader *r, const cJSON *vocab) {
@@ -155,7 +161,8 @@ static ErrorCode read_added_flags(Reader *r, const cJSON *item, const char *cont
         if (on && !special) {
             char shown[80];
             error_escape(shown, sizeof shown, content, strlen(content));
-            return error_set(r->err, ERR_DATA, "%s: added token \"%s\": %s is not supported for tokens that are not special",
+            return error_set(r->err, ERR_DATA,
+                             "%s: added token \"%s\": %s is not supported for tokens that are not special",
                              r->where, shown, unsupported[i]);
         }
     }
@@ -168,11 +175,12 @@ static ErrorCode add_known(Reader *r, const char *content, int64_t id, int32_t k
     char shown[80];
     error_escape(shown, sizeof shown, content, strlen(content));
     if (known != id) {
-        return error_set(r->err, ERR_DATA, "%s: added token \"%s\" has id %lld, but %d in the vocabulary", r->where, shown,
-                         (long long)id, known);
+        return error_set(r->err, ERR_DATA, "%s: added token \"%s\" has id %lld, but %d in the vocabulary",
+                         r->where, shown, (long long)id, known);
     }
     if (token->length != strlen(content) || memcmp(token->bytes, content, token->length) != 0) {
-        return error_set(r->err, ERR_DATA, "%s: added token \"%s\" is spelled like the bytes of a vocabulary entry", r->where,
+        return error_set(r->err, ERR_DATA,
+                         "%s: added token \"%s\" is spelled like the bytes of a vocabulary entry", r->where,
                          shown);
     }
     vocabulary_retire(&r->t->vocabulary, known, kind);
@@ -183,7 +191,8 @@ static ErrorCode read_added(Reader *r, const cJSON *item) {
     const char *content = NULL;
     int64_t id = 0;
     TokenKind kind = TOKEN_SPECIAL;
-    if (!cJSON_IsObject(item)) return error_set(r->err, ERR_DATA, "%s: added_tokens must hold objects only", r->where);
+    if (!cJSON_IsObject(item))
+        return error_set(r->err, ERR_DATA, "%s: added_tokens must hold objects only", r->where);
     TRY(json_get_string(item, r->where, "content", true, &content, r->err));
     TRY(get_id(r, cJSON_GetObjectItemCaseSensitive(item, "id"), content, &id));
     TRY(read_added_flags(r, item, content, &kind));
@@ -224,7 +233,8 @@ static ErrorCode bad_merge(Reader *r, size_t number, const char *problem, const 
 }
 
 /* The two halves of a merge, in the old form "a b" or the new one ["a", "b"]. */
-static ErrorCode merge_halves(Reader *r, const cJSON *item, size_t number, const char *half[2], size_t length[2]) {
+static ErrorCode merge_halves(Reader *r, const cJSON *item, size_t number, const char *half[2],
+                              size_t length[2]) {
     if (cJSON_IsString(item)) {
         const char *text = item->valuestring, *space = strchr(text, ' ');
         if (!space || strchr(space + 1, ' '))
@@ -235,7 +245,8 @@ static ErrorCode merge_halves(Reader *r, const cJSON *item, size_t number, const
     }
     if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2 || !cJSON_IsString(item->child) ||
         !cJSON_IsString(item->child->next)) {
-        return error_set(r->err, ERR_DATA, "%s: merge %zu: expected \"a b\" or [\"a\", \"b\"]", r->where, number);
+        return error_set(r->err, ERR_DATA, "%s: merge %zu: expected \"a b\" or [\"a\", \"b\"]", r->where,
+                         number);
     }
     for (int i = 0; i < 2; i++) {
         half[i] = (i ? item->child->next : item->child)->valuestring;
@@ -251,13 +262,17 @@ static ErrorCode read_merge(Reader *r, const cJSON *item, size_t number, MergeRu
     int32_t ids[2];
     for (int i = 0; i < 2; i++) {
         ids[i] = find_token(r, half[i], length[i]);
-        if (ids[i] < 0) return bad_merge(r, number, "no byte-level token of the vocabulary is", half[i], length[i]);
+        if (ids[i] < 0)
+            return bad_merge(r, number, "no byte-level token of the vocabulary is", half[i], length[i]);
     }
-    /* Both halves were read once already, so their bytes fit in the scratch together: it holds the longest two strings. */
+    /* Both halves were read once already, so their bytes fit in the scratch together: it holds the longest
+     * two strings. */
     byte_level_read(half[0], length[0], r->scratch, &n[0]);
     byte_level_read(half[1], length[1], r->scratch + n[0], &n[1]);
     int32_t result = vocabulary_find(&r->t->vocabulary, r->scratch, n[0] + n[1]);
-    if (result < 0) return bad_merge(r, number, "its result is no text token of the vocabulary:", r->scratch, n[0] + n[1]);
+    if (result < 0)
+        return bad_merge(r, number, "its result is no text token of the vocabulary:", r->scratch,
+                         n[0] + n[1]);
     *rule = (MergeRule){ids[0], ids[1], result, (uint32_t)number};
     return OK;
 }
@@ -278,7 +293,8 @@ static ErrorCode read_merges(Reader *r, const cJSON *model) {
         return code;
     }
     int32_t byte_ids[256];
-    for (int byte = 0; byte < 256; byte++) byte_ids[byte] = vocabulary_find(&r->t->vocabulary, &(char){(char)byte}, 1);
+    for (int byte = 0; byte < 256; byte++)
+        byte_ids[byte] = vocabulary_find(&r->t->vocabulary, &(char){(char)byte}, 1);
     return bpe_init(&r->t->bpe, r->where, byte_ids, rules, count, r->err);
 }
 
@@ -304,7 +320,8 @@ static ErrorCode read_model_settings(Reader *r, const cJSON *model) {
 
 /* The file does not say which token begins or ends a text; the names in use do. */
 static void find_bounds(Tokenizer *t) {
-    static const char *const begin[] = {"<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]", NULL};
+    static const char *const begin[] = {
+        "<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]", NULL};
     static const char *const end[] = {"<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[EOS]", NULL};
     t->bos = t->eos = -1;
     for (int i = 0; begin[i] && t->bos < 0; i++) t->bos = tokenizer_special(t, begin[i]);
@@ -312,7 +329,8 @@ static void find_bounds(Tokenizer *t) {
 }
 
 static ErrorCode read_document(Reader *r, const cJSON *root) {
-    if (!cJSON_IsObject(root)) return error_set(r->err, ERR_DATA, "%s: a tokenizer.json is an object", r->where);
+    if (!cJSON_IsObject(root))
+        return error_set(r->err, ERR_DATA, "%s: a tokenizer.json is an object", r->where);
     const char *version = "1.0";
     const cJSON *model = NULL;
     TRY(json_get_string(root, r->where, "version", false, &version, r->err));
@@ -324,7 +342,8 @@ static ErrorCode read_document(Reader *r, const cJSON *root) {
     TRY(read_tokens(r, root, model));
     TRY(read_merges(r, model));
     /* Merges across whole documents: no tokenizer in use does so, and no text could be cut for it. */
-    if (r->t->pattern == PATTERN_NONE && r->t->bpe.count > 0) return refuse(r, "pre-tokenizer", "ByteLevel without use_regex");
+    if (r->t->pattern == PATTERN_NONE && r->t->bpe.count > 0)
+        return refuse(r, "pre-tokenizer", "ByteLevel without use_regex");
     find_bounds(r->t);
     return OK;
 }

@@ -1,5 +1,5 @@
-/* Hugging Face tokenizer.json with byte-level BPE. What would change ids and is not known here is refused by name; so is
- * every contradiction that the `tokenizers` package mends or ignores in silence. */
+/* Hugging Face tokenizer.json with byte-level BPE. What would change ids and is not known here is refused by
+ * name; so is every contradiction that the `tokenizers` package mends or ignores in silence. */
 #ifndef WEFT_DATA_HF_TOKENIZER_H
 #define WEFT_DATA_HF_TOKENIZER_H
 
@@ -11,7 +11,8 @@
 
 ErrorCode hf_tokenizer_read(Tokenizer *t, const char *where, const char *data, size_t length, Error *err);
 
-/* Writes vocabulary, merges, special tokens and pattern. For tokenizers that did not come from a tokenizer.json. */
+/* Writes vocabulary, merges, special tokens and pattern. For tokenizers that did not come from a
+ * tokenizer.json. */
 void hf_tokenizer_write(const Tokenizer *t, Text *out);
 
 #endif

@@ -94,7 +94,8 @@ static void write_merges(JsonWriter *w, const Tokenizer *t) {
     json_key(w, "merges");
     json_begin_array(w);
     for (size_t i = 0; i < t->bpe.count; i++) {
-        const Token *left = &t->vocabulary.tokens[t->bpe.rules[i].left], *right = &t->vocabulary.tokens[t->bpe.rules[i].right];
+        const Token *left = &t->vocabulary.tokens[t->bpe.rules[i].left],
+                    *right = &t->vocabulary.tokens[t->bpe.rules[i].right];
         text_clear(&line);
         byte_level_write(&line, left->bytes, left->length);
         text_puts(&line, " ");

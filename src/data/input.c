@@ -1,7 +1,8 @@
 /* Invariants
- *  I1. `content` counts the bytes handed out; `stored` the bytes taken from the file. Plain files have content == stored.
- *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only place where a file
- *      may end. */
+ *  I1. `content` counts the bytes handed out; `stored` the bytes taken from the file. Plain files have
+ *      content == stored.
+ *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only
+ *      place where a file may end. */
 #include "data/input.h"
 
 #include <errno.h>
@@ -32,7 +33,8 @@ static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got
     do n = read(input->fd, out, capacity);
     while (n < 0 && errno == EINTR);
     if (n < 0)
-        return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->path, (unsigned long long)input->stored);
+        return error_errno(err, ERR_IO, "%s: reading failed at byte %llu", input->path,
+                           (unsigned long long)input->stored);
     *got = (size_t)n;
     input->stored += *got;
     return OK;
@@ -64,7 +66,8 @@ static ErrorCode start_decoder(Input *input, Error *err) {
     const char *other = foreign_compression(head, (size_t)n);
     if (other)
         return error_set(err, ERR_DATA,
-                         "%s: compressed with %s; weft reads plain and zstd files: decompress it, or compress it with zstd",
+                         "%s: compressed with %s; weft reads plain and zstd files: decompress it, or "
+                         "compress it with zstd",
                          input->path, other);
     if (!is_zstd(head, (size_t)n)) return OK;
     input->zstd = ZSTD_createDStream();
@@ -115,14 +118,15 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
             input->in.pos = 0;
             if (n == 0 && input->pending == 0) break;
             if (n == 0)
-                return error_set(
-                    err, ERR_DATA,
-                    "%s: truncated: the zstd data stops at byte %llu in the middle of a frame; fetch the file again",
-                    input->path, (unsigned long long)input->stored);
+                return error_set(err, ERR_DATA,
+                                 "%s: truncated: the zstd data stops at byte %llu in the middle of a frame; "
+                                 "fetch the file again",
+                                 input->path, (unsigned long long)input->stored);
         }
         input->pending = ZSTD_decompressStream(input->zstd, &made, &input->in);
         if (ZSTD_isError(input->pending))
-            return error_set(err, ERR_DATA, "%s: damaged zstd data before byte %llu: %s; fetch the file again", input->path,
+            return error_set(err, ERR_DATA,
+                             "%s: damaged zstd data before byte %llu: %s; fetch the file again", input->path,
                              (unsigned long long)input->stored, ZSTD_getErrorName(input->pending));
     }
     *got = made.pos;
@@ -144,9 +148,10 @@ ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
     if (!input->zstd) {
         struct stat st;
         if (fstat(input->fd, &st) != 0 || offset > (uint64_t)st.st_size)
-            return error_set(err, ERR_DATA, "%s: shorter than byte %llu, where reading was to go on", input->path,
-                             (unsigned long long)offset);
-        if (lseek(input->fd, (off_t)offset, SEEK_SET) < 0) return error_errno(err, ERR_IO, "%s: cannot seek", input->path);
+            return error_set(err, ERR_DATA, "%s: shorter than byte %llu, where reading was to go on",
+                             input->path, (unsigned long long)offset);
+        if (lseek(input->fd, (off_t)offset, SEEK_SET) < 0)
+            return error_errno(err, ERR_IO, "%s: cannot seek", input->path);
         input->content = input->stored = offset;
         return OK;
     }
@@ -157,7 +162,8 @@ ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
         size_t got;
         code = input_read(input, sink, left < RAW_BYTES ? (size_t)left : RAW_BYTES, &got, err);
         if (code == OK && got == 0)
-            code = error_set(err, ERR_DATA, "%s: shorter than byte %llu of its content, where reading was to go on",
+            code = error_set(err, ERR_DATA,
+                             "%s: shorter than byte %llu of its content, where reading was to go on",
                              input->path, (unsigned long long)offset);
     }
     free(sink);

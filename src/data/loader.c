@@ -1,5 +1,6 @@
 /* Invariants
- *  L1. Microbatch i lives in slot i mod slots. The thread fills slot `made` only while made < released + slots.
+ *  L1. Microbatch i lives in slot i mod slots. The thread fills slot `made` only while made < released +
+ *      slots.
  *  L2. given - 1 is with the caller and not released until the next loader_next.
  *  L3. Once `code` is set the thread makes no more; batches made before are still given, then the error. */
 #include "data/loader.h"
@@ -75,13 +76,16 @@ static void *run(void *argument) {
 }
 
 static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t depth, Error *err) {
-    bool positive = l->sequences >= 1 && l->microbatches >= 1 && l->microbatch_stride >= 0 && l->step_stride >= 0 && depth >= 1;
+    bool positive = l->sequences >= 1 && l->microbatches >= 1 && l->microbatch_stride >= 0 &&
+                    l->step_stride >= 0 && depth >= 1;
     if (!positive || depth > 1 << 20)
         return error_set(err, ERR_CONFIG,
-                         "impossible batch layout: %" PRId64 " sequences, %" PRId64 " microbatches, depth %" PRId64,
+                         "impossible batch layout: %" PRId64 " sequences, %" PRId64
+                         " microbatches, depth %" PRId64,
                          l->sequences, l->microbatches, depth);
     if (l->sequences > INT32_MAX / context)
-        return error_set(err, ERR_CONFIG, "%" PRId64 " sequences of %" PRId64 " tokens: a microbatch holds at most %d tokens",
+        return error_set(err, ERR_CONFIG,
+                         "%" PRId64 " sequences of %" PRId64 " tokens: a microbatch holds at most %d tokens",
                          l->sequences, context, INT32_MAX);
     return OK;
 }
@@ -106,11 +110,13 @@ static void release(Loader *l) {
     free(l);
 }
 
-ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayout *layout, int64_t depth, Error *err) {
+ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayout *layout, int64_t depth,
+                      Error *err) {
     int64_t context = dataset_context(dataset);
     TRY(check_layout(layout, context, depth, err));
     if (layout->validation && dataset_validation_samples(dataset) == 0)
-        return error_set(err, ERR_CONFIG, "no validation data: set data.validation or data.validation_fraction");
+        return error_set(err, ERR_CONFIG,
+                         "no validation data: set data.validation or data.validation_fraction");
     Loader *l = mem_alloc(sizeof *l);
     *l = (Loader){.dataset = dataset, .layout = *layout, .context = context, .slots = (uint64_t)depth + 1};
     allocate(l);

@@ -9,7 +9,8 @@ bool nfc_available(void) { return true; }
 
 const char *nfc_unicode_version(void) { return utf8proc_unicode_version(); }
 
-/* Every character below U+0300 is in form C, and none of them joins the one before it; U+0300 starts with the byte 0xCC. */
+/* Every character below U+0300 is in form C, and none of them joins the one before it; U+0300 starts with the
+ * byte 0xCC. */
 static bool surely_composed(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if ((unsigned char)text[i] >= 0xCC) return false;
@@ -21,11 +22,12 @@ ErrorCode nfc_normalize(const char *text, size_t length, char **out, size_t *out
     *out = NULL;
     if (surely_composed(text, length)) return OK;
     utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n =
-        utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, &composed, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, &composed,
+                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (n < 0) {
         free(composed);
-        return error_set(err, ERR_INTERNAL, "normalizing %zu bytes of text failed: %s", length, utf8proc_errmsg(n));
+        return error_set(err, ERR_INTERNAL, "normalizing %zu bytes of text failed: %s", length,
+                         utf8proc_errmsg(n));
     }
     *out = (char *)composed;
     *out_length = (size_t)n;

@@ -11,13 +11,17 @@
 #include "base/text.h"
 
 /* Unicode's White_Space. */
-#define SPACE "\\x{9}-\\x{D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
+#define SPACE                                                                                                \
+    "\\x{9}-\\x{D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
+    "3000}"
 
-#define SOURCE_LLAMA3(digits)                                                                                     \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" \
+#define SOURCE_LLAMA3(digits)                                                  \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"                                         \
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define REGEX_LLAMA3(digits)                                                                                            \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*|" \
+#define REGEX_LLAMA3(digits)                                                                 \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits "| ?[^" SPACE \
+    "\\p{L}\\p{N}]+[\\r\\n]*|"                                                               \
     "[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
 typedef struct PatternText {
@@ -28,9 +32,10 @@ typedef struct PatternText {
 
 static const PatternText patterns[PATTERN_COUNT] = {
     [PATTERN_NONE] = {"none", "", ""},
-    [PATTERN_GPT2] = {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-                      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|[" SPACE "]+(?![^" SPACE
-                      "])|[" SPACE "]+"},
+    [PATTERN_GPT2] = {"gpt2",
+                      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+                      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|[" SPACE
+                      "]+(?![^" SPACE "])|[" SPACE "]+"},
     [PATTERN_LLAMA3] = {"llama3", SOURCE_LLAMA3("{1,3}"), REGEX_LLAMA3("{1,3}")},
     [PATTERN_QWEN2] = {"qwen2", SOURCE_LLAMA3(""), REGEX_LLAMA3("")},
 };
@@ -81,7 +86,8 @@ ErrorCode splitter_create(Splitter **s, Pattern pattern, Error *err) {
                          patterns[pattern].name, (size_t)at, (const char *)reason);
     }
     *s = mem_alloc(sizeof **s);
-    /* Without machine code (a hardened kernel, an odd processor) the interpreter gives the same pieces, more slowly. */
+    /* Without machine code (a hardened kernel, an odd processor) the interpreter gives the same pieces, more
+     * slowly. */
     **s = (Splitter){.code = compiled, .compiled = pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE) == 0};
     return OK;
 }
@@ -93,7 +99,8 @@ void splitter_free(Splitter *s) {
 }
 
 void splitter_unicode_version(char out[32]) {
-    if (pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > 32 || pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, out) < 0) {
+    if (pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > 32 ||
+        pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, out) < 0) {
         snprintf(out, 32, "unknown");
     }
 }
@@ -104,7 +111,8 @@ SplitState *split_state_create(const Splitter *s) {
     state->match = pcre2_match_data_create(1, NULL);
     state->context = pcre2_match_context_create(NULL);
     CHECK(state->match && state->context);
-    /* The patterns backtrack over one run of characters at most, so the limits would only refuse long runs. */
+    /* The patterns backtrack over one run of characters at most, so the limits would only refuse long runs.
+     */
     pcre2_set_match_limit(state->context, UINT32_MAX);
     pcre2_set_heap_limit(state->context, UINT32_MAX);
     if (s->compiled) {
@@ -124,8 +132,8 @@ void split_state_free(SplitState *state) {
 
 static bool is_ascii_letter(char c) { return ((unsigned char)(c | 0x20) - (unsigned)'a') < 26; }
 
-/* Nearly all of most text is an optional space and ASCII letters, up to another ASCII character. In every pattern that is a
- * piece, so it needs no regular expression. Returns `from` where that does not hold. */
+/* Nearly all of most text is an optional space and ASCII letters, up to another ASCII character. In every
+ * pattern that is a piece, so it needs no regular expression. Returns `from` where that does not hold. */
 static size_t plain_word(const char *text, size_t length, size_t from) {
     size_t i = from + (text[from] == ' ');
     size_t letters = i;
@@ -134,8 +142,8 @@ static size_t plain_word(const char *text, size_t length, size_t from) {
     return i;
 }
 
-ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from, size_t *end,
-                     Error *err) {
+ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from,
+                     size_t *end, Error *err) {
     if (!s) {
         *end = length;
         return OK;
@@ -144,19 +152,22 @@ ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, siz
     if (*end > from) return OK;
     PCRE2_SPTR subject = (PCRE2_SPTR)text;
     int rc = s->compiled ? pcre2_jit_match(s->code, subject, length, from, 0, state->match, state->context)
-                         : pcre2_match(s->code, subject, length, from, PCRE2_NO_UTF_CHECK, state->match, state->context);
+                         : pcre2_match(s->code, subject, length, from, PCRE2_NO_UTF_CHECK, state->match,
+                                       state->context);
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(state->match);
-    /* Every character is a letter, a digit, white space or something else, so there is always a match, and it starts here. */
+    /* Every character is a letter, a digit, white space or something else, so there is always a match, and it
+     * starts here. */
     if (rc < 0 || range[0] != from || range[1] <= from) {
-        return error_set(err, ERR_INTERNAL, "PCRE2 found no piece at byte %zu of a text of %zu bytes (code %d)", from, length,
+        return error_set(err, ERR_INTERNAL,
+                         "PCRE2 found no piece at byte %zu of a text of %zu bytes (code %d)", from, length,
                          rc);
     }
     *end = range[1];
     return OK;
 }
 
-/* In every pattern a piece that has a character other than white space ends before a space, looks no further, and begins
- * without regard to what came before. */
+/* In every pattern a piece that has a character other than white space ends before a space, looks no further,
+ * and begins without regard to what came before. */
 size_t split_cut(const char *text, size_t length) {
     for (size_t i = length; i-- > 1;) {
         if (text[i] == ' ' && text[i - 1] > ' ' && text[i - 1] < 0x7F) return i;

@@ -1,8 +1,9 @@
 /* Cutting text into the pieces within which byte-pair encoding works.
  *
- * Only known patterns: a tokenizer file cannot bring a regular expression of its own, which could be slow without bound. They
- * run on PCRE2 with Unicode properties, compiled to machine code where the system allows it. White space is spelled out in
- * them, since PCRE2's \s also takes U+180E, which Unicode does not call white space. */
+ * Only known patterns: a tokenizer file cannot bring a regular expression of its own, which could be slow
+ * without bound. They run on PCRE2 with Unicode properties, compiled to machine code where the system allows
+ * it. White space is spelled out in them, since PCRE2's \s also takes U+180E, which Unicode does not call
+ * white space. */
 #ifndef WEFT_DATA_PRETOKENIZE_H
 #define WEFT_DATA_PRETOKENIZE_H
 
@@ -39,10 +40,11 @@ SplitState *split_state_create(const Splitter *s);
 void split_state_free(SplitState *state);
 
 /* End of the piece that starts at `from` < length. The text is valid UTF-8. */
-ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from, size_t *end,
-                     Error *err);
+ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from,
+                     size_t *end, Error *err);
 
-/* The largest n < length where text can be cut without changing its pieces, whatever comes after it; 0 when there is none. */
+/* The largest n < length where text can be cut without changing its pieces, whatever comes after it; 0 when
+ * there is none. */
 size_t split_cut(const char *text, size_t length);
 
 #endif

@@ -110,14 +110,15 @@ static ErrorCode check(const uint64_t *windows, const double *shares, size_t cou
         if (windows[i] < 1 || windows[i] > INT64_MAX - total)
             return error_set(err, ERR_DATA, "source %zu has %" PRIu64 " windows", i + 1, windows[i]);
         if (shares && !(shares[i] > 0 && isfinite(shares[i])))
-            return error_set(err, ERR_CONFIG, "source %zu has weight %g: expected a positive number", i + 1, shares[i]);
+            return error_set(err, ERR_CONFIG, "source %zu has weight %g: expected a positive number", i + 1,
+                             shares[i]);
         total += windows[i];
     }
     return OK;
 }
 
-ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares, size_t count,
-                       Error *err) {
+ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares,
+                       size_t count, Error *err) {
     TRY(check(windows, shares, count, err));
     Sampler *s = mem_alloc(sizeof *s);
     s->source_count = count;

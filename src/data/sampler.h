@@ -1,16 +1,18 @@
-/* Which window of which source is sample k of a run: a pure function of k, so that a run stores k and nothing else.
+/* Which window of which source is sample k of a run: a pure function of k, so that a run stores k and nothing
+ * else.
  *
- * A source's windows come in epochs: in each, all of them once, in an order drawn by a permutation keyed with (seed, source,
- * epoch). Its i-th use is window permute(i mod windows) of epoch i / windows. Nothing is dropped, nothing comes twice within
- * an epoch.
+ * A source's windows come in epochs: in each, all of them once, in an order drawn by a permutation keyed with
+ * (seed, source, epoch). Its i-th use is window permute(i mod windows) of epoch i / windows. Nothing is
+ * dropped, nothing comes twice within an epoch.
  *
- * Mixture. Without shares all sources are one corpus under one permutation, and an epoch is each window of each source once.
- * With shares, sample k goes to a source by a cycle of M slots, of which source s has m[s]: M is the least number up to 65,536
- * that makes every share a whole number of slots (0.7, 0.2, 0.1: M = 10); if there is none M is 65,536 and shares are rounded
- * to 1/65,536 by largest remainders, at least one slot each. Slots are dealt out by earliest deadline: the j-th use of s
- * falls in slots floor(j M / m) to ceil((j + 1) M / m) - 1, which always succeeds (Tijdeman, "The chairman assignment
- * problem", 1980), so after any number of samples each source has had its share to within less than one sample. Sample k is
- * slot k mod M of cycle k / M, and has index (k / M) m[s] + (slots of s before k mod M) in its source: O(1), from two small
+ * Mixture. Without shares all sources are one corpus under one permutation, and an epoch is each window of
+ * each source once. With shares, sample k goes to a source by a cycle of M slots, of which source s has m[s]:
+ * M is the least number up to 65,536 that makes every share a whole number of slots (0.7, 0.2, 0.1: M = 10);
+ * if there is none M is 65,536 and shares are rounded to 1/65,536 by largest remainders, at least one slot
+ * each. Slots are dealt out by earliest deadline: the j-th use of s falls in slots floor(j M / m) to ceil((j
+ * + 1) M / m) - 1, which always succeeds (Tijdeman, "The chairman assignment problem", 1980), so after any
+ * number of samples each source has had its share to within less than one sample. Sample k is slot k mod M of
+ * cycle k / M, and has index (k / M) m[s] + (slots of s before k mod M) in its source: O(1), from two small
  * tables. */
 #ifndef WEFT_DATA_SAMPLER_H
 #define WEFT_DATA_SAMPLER_H
@@ -30,8 +32,8 @@ typedef struct Sample {
 typedef struct Sampler Sampler;
 
 /* windows[s] >= 1 of each source; shares[s] > 0, relative to each other, or shares NULL. */
-ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares, size_t count,
-                       Error *err);
+ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares,
+                       size_t count, Error *err);
 void sampler_close(Sampler *sampler); /* NULL is fine */
 
 Sample sampler_at(const Sampler *sampler, uint64_t k);

@@ -47,7 +47,8 @@ static size_t segment_of(const TokenStream *s, uint64_t token) {
     return i;
 }
 
-ErrorCode stream_read(const TokenStream *s, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts, Error *err) {
+ErrorCode stream_read(const TokenStream *s, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
+                      Error *err) {
     size_t i = segment_of(s, begin);
     for (uint64_t done = 0; done < count; i++) {
         const StreamSegment *segment = &s->segments[i];
@@ -74,8 +75,8 @@ void stream_empty_row(int64_t context, const SampleRow *row) {
     }
 }
 
-/* Turns inputs and document starts (in first_key), `known` of them, into the row. next is the token behind the inputs, -1 for
- * none; next_starts whether a document starts with it. */
+/* Turns inputs and document starts (in first_key), `known` of them, into the row. next is the token behind
+ * the inputs, -1 for none; next_starts whether a document starts with it. */
 static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool next_starts, bool document_mask,
                           const SampleRow *row) {
     int64_t valid = 0;
@@ -94,12 +95,12 @@ static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool nex
     return valid;
 }
 
-ErrorCode stream_window(const TokenStream *s, int64_t context, uint64_t window, bool document_mask, const SampleRow *row,
-                        int64_t *valid, Error *err) {
+ErrorCode stream_window(const TokenStream *s, int64_t context, uint64_t window, bool document_mask,
+                        const SampleRow *row, int64_t *valid, Error *err) {
     uint64_t begin = window * (uint64_t)context;
     if (window >= stream_windows(s, context))
-        return error_set(err, ERR_INTERNAL, "window %llu asked of a stream of %llu", (unsigned long long)window,
-                         (unsigned long long)stream_windows(s, context));
+        return error_set(err, ERR_INTERNAL, "window %llu asked of a stream of %llu",
+                         (unsigned long long)window, (unsigned long long)stream_windows(s, context));
     uint64_t left = s->tokens - begin;
     int64_t known = left < (uint64_t)context ? (int64_t)left : context;
     TRY(stream_read(s, begin, (uint64_t)known, row->inputs, row->first_key, err));

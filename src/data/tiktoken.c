@@ -8,7 +8,8 @@
 
 #define SPECIALS 256
 #define SPECIAL_NAME 48
-/* Each split of a token is looked up, so the work grows with the square of its length. The longest in use has 128 bytes. */
+/* Each split of a token is looked up, so the work grows with the square of its length. The longest in use has
+ * 128 bytes. */
 #define LONGEST_TOKEN 2048
 
 typedef struct RankLine {
@@ -53,8 +54,8 @@ static int64_t parse_rank(const char *text, size_t length) {
     return rank;
 }
 
-static ErrorCode read_line(RankLine *line, const char *where, size_t number, const char *text, size_t length, char *out,
-                           Error *err) {
+static ErrorCode read_line(RankLine *line, const char *where, size_t number, const char *text, size_t length,
+                           char *out, Error *err) {
     const char *space = memchr(text, ' ', length);
     size_t head = space ? (size_t)(space - text) : length;
     line->bytes = out;
@@ -63,12 +64,13 @@ static ErrorCode read_line(RankLine *line, const char *where, size_t number, con
     if (line->length == 0 || line->rank < 0) {
         char shown[60];
         error_escape(shown, sizeof shown, text, length);
-        return error_set(err, ERR_DATA, "%s:%zu: expected \"base64 rank\" as in a tiktoken file, found \"%s\"", where, number,
-                         shown);
+        return error_set(err, ERR_DATA,
+                         "%s:%zu: expected \"base64 rank\" as in a tiktoken file, found \"%s\"", where,
+                         number, shown);
     }
     if (line->length > LONGEST_TOKEN) {
-        return error_set(err, ERR_DATA, "%s:%zu: a token of %zu bytes; the longest allowed has %d", where, number, line->length,
-                         LONGEST_TOKEN);
+        return error_set(err, ERR_DATA, "%s:%zu: a token of %zu bytes; the longest allowed has %d", where,
+                         number, line->length, LONGEST_TOKEN);
     }
     return OK;
 }
@@ -80,8 +82,8 @@ static size_t count_lines(const char *data, size_t length) {
 }
 
 /* Decodes all lines; blank ones are skipped. `decoded` has room for the whole file. */
-static ErrorCode read_lines(const char *where, const char *data, size_t length, RankLine *lines, size_t *count, char *decoded,
-                            Error *err) {
+static ErrorCode read_lines(const char *where, const char *data, size_t length, RankLine *lines,
+                            size_t *count, char *decoded, Error *err) {
     size_t number = 0;
     *count = 0;
     for (size_t at = 0; at < length;) {
@@ -99,8 +101,11 @@ static ErrorCode read_lines(const char *where, const char *data, size_t length, 
 }
 
 static void special_name(int k, char out[SPECIAL_NAME]) {
-    static const char *const named[10] = {
-        [0] = "begin_of_text", [1] = "end_of_text", [6] = "start_header_id", [7] = "end_header_id", [9] = "eot_id"};
+    static const char *const named[10] = {[0] = "begin_of_text",
+                                          [1] = "end_of_text",
+                                          [6] = "start_header_id",
+                                          [7] = "end_header_id",
+                                          [9] = "eot_id"};
     if (k < 10 && named[k]) {
         snprintf(out, SPECIAL_NAME, "<|%s|>", named[k]);
         return;
@@ -109,15 +114,17 @@ static void special_name(int k, char out[SPECIAL_NAME]) {
     snprintf(out, SPECIAL_NAME, "<|reserved_special_token_%d|>", reserved);
 }
 
-static ErrorCode fill_vocabulary(Tokenizer *t, const char *where, const RankLine *lines, size_t count, Error *err) {
+static ErrorCode fill_vocabulary(Tokenizer *t, const char *where, const RankLine *lines, size_t count,
+                                 Error *err) {
     size_t total = 0;
     for (size_t i = 0; i < count; i++) total += lines[i].length;
     Vocabulary *v = &t->vocabulary;
     TRY(vocabulary_init(v, where, count + SPECIALS, total + SPECIALS * SPECIAL_NAME, err));
     for (size_t i = 0; i < count; i++) {
         if (lines[i].rank >= (int64_t)count) {
-            return error_set(err, ERR_DATA, "%s: rank %lld in a file of %zu tokens; ranks must run from 0 without gaps", where,
-                             (long long)lines[i].rank, count);
+            return error_set(err, ERR_DATA,
+                             "%s: rank %lld in a file of %zu tokens; ranks must run from 0 without gaps",
+                             where, (long long)lines[i].rank, count);
         }
         TRY(vocabulary_set(v, where, lines[i].rank, lines[i].bytes, lines[i].length, TOKEN_TEXT, err));
     }
@@ -136,8 +143,8 @@ static int by_rank_and_pair(const void *a, const void *b) {
     return x->right < y->right ? -1 : x->right > y->right;
 }
 
-/* Two neighbours merge when their bytes together are a token, and its id is the rank: so each way to split a token into two
- * tokens is a rule. */
+/* Two neighbours merge when their bytes together are a token, and its id is the rank: so each way to split a
+ * token into two tokens is a rule. */
 static MergeRule *derive_rules(const Vocabulary *v, size_t total_bytes, size_t *count) {
     MergeRule *rules = mem_alloc_array(total_bytes + 1, sizeof *rules);
     size_t n = 0;
@@ -158,7 +165,8 @@ static MergeRule *derive_rules(const Vocabulary *v, size_t total_bytes, size_t *
 static ErrorCode build(Tokenizer *t, const char *where, const RankLine *lines, size_t count, Error *err) {
     TRY(fill_vocabulary(t, where, lines, count, err));
     int32_t byte_ids[256];
-    for (int byte = 0; byte < 256; byte++) byte_ids[byte] = vocabulary_find(&t->vocabulary, &(char){(char)byte}, 1);
+    for (int byte = 0; byte < 256; byte++)
+        byte_ids[byte] = vocabulary_find(&t->vocabulary, &(char){(char)byte}, 1);
     size_t rule_count;
     MergeRule *rules = derive_rules(&t->vocabulary, t->vocabulary.arena_used, &rule_count);
     TRY(bpe_init(&t->bpe, where, byte_ids, rules, rule_count, err));

@@ -1,5 +1,5 @@
-/* tiktoken rank files: one line a token, "base64 rank". Taken as Llama 3 does: its pattern, and 256 special tokens with the ids
- * after the ranks. */
+/* tiktoken rank files: one line a token, "base64 rank". Taken as Llama 3 does: its pattern, and 256 special
+ * tokens with the ids after the ranks. */
 #ifndef WEFT_DATA_TIKTOKEN_H
 #define WEFT_DATA_TIKTOKEN_H
 

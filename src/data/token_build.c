@@ -1,9 +1,10 @@
 /* Invariants
- *  B1. Slots go around: empty -> ready (reader) -> done (a worker) -> empty (writer), always in the order of job numbers:
- *      written <= taken <= read <= written + slots.
- *  B2. A slot belongs to one thread at a time: `state` changes hands under the lock, contents are touched without it.
- *  B3. A failure, of reading or of tokenizing, travels in its job and is reported when the writer gets there, so the first
- *      failure in the order of the text is the one reported, whatever the threads did. */
+ *  B1. Slots go around: empty -> ready (reader) -> done (a worker) -> empty (writer), always in the order
+ *      of job numbers: written <= taken <= read <= written + slots.
+ *  B2. A slot belongs to one thread at a time: `state` changes hands under the lock, contents are touched
+ *      without it.
+ *  B3. A failure, of reading or of tokenizing, travels in its job and is reported when the writer gets
+ *      there, so the first failure in the order of the text is the one reported, whatever the threads did. */
 #include "data/token_build.h"
 
 #include <errno.h>
@@ -82,7 +83,8 @@ static void add_record(Job *job, const CorpusPiece *piece) {
         job->record_capacity = 2 * job->record_capacity + 64;
         job->records = mem_grow(job->records, job->record_capacity * sizeof *job->records);
     }
-    job->records[job->record_count++] = (Record){job->raw.length, piece->length, piece->line, piece->starts, piece->ends};
+    job->records[job->record_count++] =
+        (Record){job->raw.length, piece->length, piece->line, piece->starts, piece->ends};
     text_add(&job->raw, piece->bytes, piece->length);
 }
 
@@ -155,7 +157,8 @@ static void add_end(Job *job) {
     job->ends[job->end_count++] = job->ids.count;
 }
 
-static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *record, Text *decoded, Error *err) {
+static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *record, Text *decoded,
+                               Error *err) {
     const CorpusFile *file = &b->files[job->file];
     const char *text = job->raw.data + record->offset;
     size_t length = record->length;
@@ -178,13 +181,15 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
 static ErrorCode check_ids(const Builder *s, const Job *job, Error *err) {
     for (size_t i = 0; i < job->ids.count; i++)
         if (job->ids.ids[i] < 0 || (uint64_t)job->ids.ids[i] >= s->vocabulary)
-            return error_set(err, ERR_DATA, "%s: the tokenizer gave id %d, outside its vocabulary of %" PRIu64,
+            return error_set(err, ERR_DATA,
+                             "%s: the tokenizer gave id %d, outside its vocabulary of %" PRIu64,
                              s->b->files[job->file].path, job->ids.ids[i], s->vocabulary);
     return OK;
 }
 
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
-    for (size_t i = 0; i < job->record_count; i++) TRY(encode_record(s->b, job, &job->records[i], decoded, err));
+    for (size_t i = 0; i < job->record_count; i++)
+        TRY(encode_record(s->b, job, &job->records[i], decoded, err));
     return check_ids(s, job, err);
 }
 
@@ -210,9 +215,11 @@ static void *work(void *argument) {
 /* ---- writing ---- */
 
 static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
-    /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash. */
+    /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash.
+     */
     size_t last_file = job->file;
-    for (size_t i = s->part_first_file; i <= last_file; i++) TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
+    for (size_t i = s->part_first_file; i <= last_file; i++)
+        TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
     TokenHeader *h = part_header(s->part);
     h->last = job->final;
     h->next_file = job->next_file;
@@ -233,7 +240,8 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     }
     if (!s->part) {
         s->part_first_file = job->file;
-        TRY(part_open(&s->part, s->b->dir, s->b->key, s->vocabulary, s->any_previous ? &s->previous : NULL, err));
+        TRY(part_open(&s->part, s->b->dir, s->b->key, s->vocabulary, s->any_previous ? &s->previous : NULL,
+                      err));
     }
     TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends, job->end_count, job->text_bytes, err));
     progress_set(s->progress, (job->stored - s->resumed) / 1e6);
@@ -324,7 +332,8 @@ static ErrorCode resume(Builder *s, bool *complete, Error *err) {
     if (!s->any_previous || *complete) return OK;
     const TokenHeader *h = &s->previous;
     if (h->next_file >= s->b->count)
-        return error_set(err, ERR_DATA, "%s: its last part points behind the end of the source; delete the directory",
+        return error_set(err, ERR_DATA,
+                         "%s: its last part points behind the end of the source; delete the directory",
                          s->b->dir);
     s->file = (size_t)h->next_file;
     s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};

@@ -1,9 +1,10 @@
 /* Fills a token cache (token_cache.h): reads files, tokenizes on several threads, writes parts.
  *
- * One thread reads jobs of about 1 MiB of text in the order of the files, workers tokenize them, the first thread writes them
- * in that same order. Parts end at the end of a job and are committed one by one (temporary file, fsync, rename), each with
- * the place where the next goes on, so a build that was killed loses one part at most. Jobs depend on content alone: the
- * bytes of a cache do not depend on threads or on interruptions. */
+ * One thread reads jobs of about 1 MiB of text in the order of the files, workers tokenize them, the first
+ * thread writes them in that same order. Parts end at the end of a job and are committed one by one
+ * (temporary file, fsync, rename), each with the place where the next goes on, so a build that was killed
+ * loses one part at most. Jobs depend on content alone: the bytes of a cache do not depend on threads or on
+ * interruptions. */
 #ifndef WEFT_DATA_TOKEN_BUILD_H
 #define WEFT_DATA_TOKEN_BUILD_H
 
@@ -28,8 +29,8 @@ typedef struct TokenBuild {
     uint64_t part_bytes; /* of text in a part; 0: 128 MiB */
 } TokenBuild;
 
-/* Goes on where an earlier build stopped; does nothing when the cache is complete. Builders of one cache wait for each
- * other. */
+/* Goes on where an earlier build stopped; does nothing when the cache is complete. Builders of one cache wait
+ * for each other. */
 ErrorCode token_build(const TokenBuild *build, Error *err);
 
 #endif

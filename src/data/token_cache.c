@@ -1,8 +1,8 @@
 /* Invariants
- *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked: everything later is
- *      bounded by verified counts.
- *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the vocabulary. Threads may
- *      verify the same block twice; they store the same value. */
+ *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked:
+ *      everything later is bounded by verified counts.
+ *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the
+ *      vocabulary. Threads may verify the same block twice; they store the same value. */
 #include "data/token_cache.h"
 
 #include <inttypes.h>
@@ -56,36 +56,42 @@ static ErrorCode damaged(const TokenPart *p, Error *err, const char *what) {
 static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error *err) {
     const TokenHeader *h = &p->header;
     if (p->map.length < sizeof *h || memcmp(h->magic, TOKEN_MAGIC, sizeof h->magic) != 0)
-        return error_set(err, ERR_DATA,
-                         "%s: not a token cache file (it does not start with '%s' and a whole header); remove it, or give "
-                         "another data.cache_dir",
-                         p->path, TOKEN_MAGIC);
-    if (h->version > TOKEN_VERSION)
         return error_set(
             err, ERR_DATA,
-            "%s: written by a newer weft (token cache version %u, this one reads %u); use that weft, or delete the directory",
-            p->path, h->version, TOKEN_VERSION);
+            "%s: not a token cache file (it does not start with '%s' and a whole header); remove it, or give "
+            "another data.cache_dir",
+            p->path, TOKEN_MAGIC);
+    if (h->version > TOKEN_VERSION)
+        return error_set(err, ERR_DATA,
+                         "%s: written by a newer weft (token cache version %u, this one reads %u); use that "
+                         "weft, or delete the directory",
+                         p->path, h->version, TOKEN_VERSION);
     if (h->version != TOKEN_VERSION) return damaged(p, err, "token cache of an unknown version");
     if (hash64(h, offsetof(TokenHeader, header_checksum)) != h->header_checksum)
         return damaged(p, err, "damaged header (its checksum does not match)");
-    if (memcmp(h->key, key, 32) != 0) return damaged(p, err, "belongs to another corpus or tokenizer (its key differs)");
+    if (memcmp(h->key, key, 32) != 0)
+        return damaged(p, err, "belongs to another corpus or tokenizer (its key differs)");
     return OK;
 }
 
 static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err) {
     const TokenHeader *h = &p->header;
     TokenLayout layout;
-    if (!token_layout(h, &layout) || h->vocabulary != vocabulary || h->id_bytes != (vocabulary <= 65536 ? 2 : 4))
+    if (!token_layout(h, &layout) || h->vocabulary != vocabulary ||
+        h->id_bytes != (vocabulary <= 65536 ? 2 : 4))
         return damaged(p, err, "impossible counts in the header");
     if (p->map.length == layout.file_bytes) return OK;
     return error_set(err, ERR_DATA,
-                     "%s: %s: %zu bytes where its header promises %" PRIu64 "; delete its directory and it will be built again",
-                     p->path, p->map.length < layout.file_bytes ? "truncated" : "too long", p->map.length, layout.file_bytes);
+                     "%s: %s: %zu bytes where its header promises %" PRIu64
+                     "; delete its directory and it will be built again",
+                     p->path, p->map.length < layout.file_bytes ? "truncated" : "too long", p->map.length,
+                     layout.file_bytes);
 }
 
 static ErrorCode check_index(const TokenPart *p, Error *err) {
     const TokenHeader *h = &p->header;
-    if (hash64(p->map.data + p->layout.ends_at, (size_t)(p->layout.file_bytes - p->layout.ends_at)) != h->index_checksum)
+    if (hash64(p->map.data + p->layout.ends_at, (size_t)(p->layout.file_bytes - p->layout.ends_at)) !=
+        h->index_checksum)
         return damaged(p, err, "damaged index (its checksum does not match)");
     uint64_t previous = 0;
     for (uint64_t i = 0; i < h->documents; i++) {
@@ -149,7 +155,8 @@ static bool next_exists(const TokenCache *c, const char *dir) {
     return exists;
 }
 
-ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary, Error *err) {
+ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
+                           Error *err) {
     TokenCache *c = mem_alloc(sizeof *c);
     c->vocabulary = vocabulary;
     *cache = NULL;
@@ -170,7 +177,9 @@ void token_cache_close(TokenCache *c) {
     free(c);
 }
 
-const TokenHeader *token_cache_last_part(const TokenCache *c) { return c->count ? &c->parts[c->count - 1].header : NULL; }
+const TokenHeader *token_cache_last_part(const TokenCache *c) {
+    return c->count ? &c->parts[c->count - 1].header : NULL;
+}
 
 bool token_cache_complete(const TokenCache *c) { return c->count > 0 && token_cache_last_part(c)->last; }
 
@@ -286,11 +295,12 @@ static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int3
     }
 }
 
-ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts, Error *err) {
+ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
+                           Error *err) {
     uint64_t total = token_cache_tokens(c);
     if (begin > total || count > total - begin)
-        return error_set(err, ERR_INTERNAL, "tokens %" PRIu64 " to %" PRIu64 " asked of a cache of %" PRIu64, begin,
-                         begin + count, total);
+        return error_set(err, ERR_INTERNAL, "tokens %" PRIu64 " to %" PRIu64 " asked of a cache of %" PRIu64,
+                         begin, begin + count, total);
     if (count == 0) return OK;
     memset(starts, 0, (size_t)count * sizeof *starts);
     if (begin == 0) starts[0] = 1;

@@ -1,9 +1,9 @@
 /* The token cache: the ids of one source's documents, tokenized once, mapped into memory.
  *
- * A cache is a directory CACHE_DIR/<key> of parts, part-00000.tok and so on. The key is a SHA-256 over all that decides the
- * ids: content of the files in their order, how they are read, tokenizer, BOS and EOS. Parts follow each other without gaps;
- * the one marked `last` ends the source, so a directory without it is a build that was interrupted, and goes on behind its
- * last part.
+ * A cache is a directory CACHE_DIR/<key> of parts, part-00000.tok and so on. The key is a SHA-256 over all
+ * that decides the ids: content of the files in their order, how they are read, tokenizer, BOS and EOS. Parts
+ * follow each other without gaps; the one marked `last` ends the source, so a directory without it is a build
+ * that was interrupted, and goes on behind its last part.
  *
  * A part, all little-endian:
  *     header      4,096 bytes, struct TokenHeader and zeros
@@ -11,8 +11,8 @@
  *     ends        u64 [documents], where each document that ends in this part ends, counted from the part's first token;
  *                 strictly rising
  *     checksums   u64 [blocks], XXH3 of each 64 KiB of ids (the last block may be shorter)
- * The header holds checksums of itself and of ends + checksums, which are verified on opening; a block of ids is verified,
- * and its ids compared with the vocabulary, when it is first read. */
+ * The header holds checksums of itself and of ends + checksums, which are verified on opening; a block of
+ * ids is verified, and its ids compared with the vocabulary, when it is first read. */
 #ifndef WEFT_DATA_TOKEN_CACHE_H
 #define WEFT_DATA_TOKEN_CACHE_H
 
@@ -41,7 +41,8 @@ typedef struct TokenHeader {
     uint64_t tokens;    /* in this part */
     uint64_t documents; /* that end in this part */
     uint64_t text_bytes;
-    uint64_t next_file; /* where the next part goes on: file of the source, byte of its content, line, inside a document */
+    uint64_t
+        next_file; /* where the next part goes on: file of the source, byte of its content, line, inside a document */
     uint64_t next_offset;
     uint64_t next_line;
     uint64_t next_in_document;
@@ -54,9 +55,10 @@ typedef struct TokenCache TokenCache;
 /* Path of a part; caller frees. */
 char *token_part_path(const char *dir, uint64_t part);
 
-/* Opens what is there: no directory or no part is an empty, incomplete cache. Damaged, truncated, foreign and newer files are
- * ERR_DATA, each named with what to do. */
-ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary, Error *err);
+/* Opens what is there: no directory or no part is an empty, incomplete cache. Damaged, truncated, foreign and
+ * newer files are ERR_DATA, each named with what to do. */
+ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
+                           Error *err);
 void token_cache_close(TokenCache *cache); /* NULL is fine */
 
 bool token_cache_complete(const TokenCache *cache);
@@ -65,8 +67,10 @@ uint64_t token_cache_tokens(const TokenCache *cache);
 uint64_t token_cache_documents(const TokenCache *cache);
 uint64_t token_cache_text_bytes(const TokenCache *cache);
 
-/* Tokens [begin, begin + count) into ids, and into starts[i] whether a document starts at token begin + i. Any thread. */
-ErrorCode token_cache_read(const TokenCache *cache, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts, Error *err);
+/* Tokens [begin, begin + count) into ids, and into starts[i] whether a document starts at token begin + i.
+ * Any thread. */
+ErrorCode token_cache_read(const TokenCache *cache, uint64_t begin, uint64_t count, int32_t *ids,
+                           int32_t *starts, Error *err);
 /* The first document end >= token; tokens when there is none. */
 uint64_t token_cache_document_end(const TokenCache *cache, uint64_t token);
 /* Every block, now. */

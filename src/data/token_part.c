@@ -63,7 +63,8 @@ void part_abandon(PartWriter *w) {
     release(w);
 }
 
-static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabulary, const TokenHeader *previous) {
+static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabulary,
+                         const TokenHeader *previous) {
     memcpy(h->magic, TOKEN_MAGIC, sizeof h->magic);
     h->version = TOKEN_VERSION;
     h->id_bytes = vocabulary <= 65536 ? 2 : 4;
@@ -119,8 +120,8 @@ static void put_id(PartWriter *w, int32_t id) {
     w->block_used += w->header.id_bytes;
 }
 
-ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends, uint64_t end_count,
-                   uint64_t text_bytes, Error *err) {
+ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends,
+                   uint64_t end_count, uint64_t text_bytes, Error *err) {
     uint64_t first = w->header.tokens;
     for (uint64_t i = 0; i < count; i++) {
         put_id(w, ids[i]);
@@ -162,7 +163,8 @@ static ErrorCode write_index(PartWriter *w, Error *err) {
 
 static ErrorCode publish(PartWriter *w, Error *err) {
     if (fsync(w->fd) != 0) return error_errno(err, ERR_IO, "%s: cannot sync to disk", w->temporary);
-    if (rename(w->temporary, w->path) != 0) return error_errno(err, ERR_IO, "%s: cannot rename", w->temporary);
+    if (rename(w->temporary, w->path) != 0)
+        return error_errno(err, ERR_IO, "%s: cannot rename", w->temporary);
     return file_sync_dir(w->dir, err);
 }
 

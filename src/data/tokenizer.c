@@ -1,8 +1,9 @@
 /* Opening, encoding and decoding.
  *
- * Text goes down a chain, each stage cutting it smaller: runs of valid UTF-8, added tokens, normalized text, added tokens
- * again, pieces of the pattern, ids. Scratch memory of the chain lives in an EncodeState; a thread borrows an idle one for
- * the length of a call. A state remembers the ids of short pieces, which repeat; that never changes a result. */
+ * Text goes down a chain, each stage cutting it smaller: runs of valid UTF-8, added tokens, normalized text,
+ * added tokens again, pieces of the pattern, ids. Scratch memory of the chain lives in an EncodeState; a
+ * thread borrows an idle one for the length of a call. A state remembers the ids of short pieces, which
+ * repeat; that never changes a result. */
 #include "data/tokenizer.h"
 
 #include <limits.h>
@@ -101,8 +102,9 @@ static void compute_fingerprint(Tokenizer *t) {
     splitter_unicode_version(version);
     if (t->pattern != PATTERN_NONE) hash_text(h, version, strlen(version));
     if (t->nfc) hash_text(h, nfc_unicode_version(), strlen(nfc_unicode_version()));
-    const uint64_t numbers[] = {t->nfc,      t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos, (uint64_t)t->vocabulary.count,
-                                t->bpe.count};
+    const uint64_t numbers[] = {
+        t->nfc,      t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos, (uint64_t)t->vocabulary.count,
+        t->bpe.count};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sha256_add_u64(h, numbers[i]);
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
@@ -212,7 +214,9 @@ int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     size_t length = strlen(name);
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
-        if (token->kind == TOKEN_SPECIAL && token->length == length && memcmp(token->bytes, name, length) == 0) return id;
+        if (token->kind == TOKEN_SPECIAL && token->length == length &&
+            memcmp(token->bytes, name, length) == 0)
+            return id;
     }
     return -1;
 }
@@ -259,7 +263,8 @@ typedef struct Encoding {
 
 static ErrorCode encode_piece_afresh(Encoding *e, const char *text, size_t length) {
     if (length > INT_MAX) {
-        return error_set(e->err, ERR_DATA, "a piece of text of %zu bytes without any break cannot be tokenized", length);
+        return error_set(e->err, ERR_DATA,
+                         "a piece of text of %zu bytes without any break cannot be tokenized", length);
     }
     int32_t whole = e->t->whole_first ? vocabulary_find(&e->t->vocabulary, text, length) : -1;
     if (whole >= 0) {
@@ -354,7 +359,9 @@ ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, 
     return code;
 }
 
-size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length) { return t->no_cuts ? 0 : split_cut(text, length); }
+size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length) {
+    return t->no_cuts ? 0 : split_cut(text, length);
+}
 
 /* --- decoding and saving --- */
 
@@ -363,8 +370,8 @@ ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count,
         size_t length;
         const char *bytes = tokenizer_token_bytes(t, ids[i], &length);
         if (!bytes) {
-            return error_set(err, ERR_DATA, "token %zu has the id %d, outside the vocabulary of %d", i, ids[i],
-                             t->vocabulary.count);
+            return error_set(err, ERR_DATA, "token %zu has the id %d, outside the vocabulary of %d", i,
+                             ids[i], t->vocabulary.count);
         }
         text_add(out, bytes, length);
     }

@@ -1,15 +1,16 @@
 /* Tokenizers: bytes to ids and back.
  *
- * A Tokenizer is immutable once opened; every function that takes a const Tokenizer may be called from any number of threads.
- * Ids are 0 .. vocab_size - 1 without gaps. Text is bytes, not characters: whatever goes in, invalid UTF-8 included, comes out
- * of decoding again (except under an NFC normalizer, which some tokenizer files ask for and which changes text by intent).
+ * A Tokenizer is immutable once opened; every function that takes a const Tokenizer may be called from any
+ * number of threads. Ids are 0 .. vocab_size - 1 without gaps. Text is bytes, not characters: whatever goes
+ * in, invalid UTF-8 included, comes out of decoding again (except under an NFC normalizer, which some
+ * tokenizer files ask for and which changes text by intent).
  *
- * Special-token strings in text are plain text: no document can produce a control id. They are got by tokenizer_bos,
- * tokenizer_eos and tokenizer_special only. Added tokens that a file does not call special are cut out of the text first, as
- * Hugging Face's `tokenizers` does.
+ * Special-token strings in text are plain text: no document can produce a control id. They are got by
+ * tokenizer_bos, tokenizer_eos and tokenizer_special only. Added tokens that a file does not call special are
+ * cut out of the text first, as Hugging Face's `tokenizers` does.
  *
- * Invalid UTF-8: each maximal run of bytes that belong to no valid character is a piece of its own, and pieces never cross
- * its borders. Text before such a run is split as if it ended there. */
+ * Invalid UTF-8: each maximal run of bytes that belong to no valid character is a piece of its own, and
+ * pieces never cross its borders. Text before such a run is split as if it ended there. */
 #ifndef WEFT_DATA_TOKENIZER_H
 #define WEFT_DATA_TOKENIZER_H
 
@@ -29,8 +30,9 @@ typedef struct TokenList {
 void token_list_reserve(TokenList *list, size_t more); /* room for `more` ids behind the present ones */
 void token_list_free(TokenList *list);
 
-/* `spec` is "bytes" (256 bytes, <|begin_of_text|> 256, <|end_of_text|> 257), the path of a tokenizer.json, of a directory
- * that holds one, or of a tiktoken rank file (taken with the Llama 3 pattern and its 256 special tokens). */
+/* `spec` is "bytes" (256 bytes, <|begin_of_text|> 256, <|end_of_text|> 257), the path of a tokenizer.json, of
+ * a directory that holds one, or of a tiktoken rank file (taken with the Llama 3 pattern and its 256 special
+ * tokens). */
 ErrorCode tokenizer_open(Tokenizer **t, const char *spec, Error *err);
 /* The same from memory; `where` names the source in errors. */
 ErrorCode tokenizer_parse(Tokenizer **t, const char *where, const char *data, size_t length, Error *err);
@@ -47,11 +49,13 @@ void tokenizer_fingerprint(const Tokenizer *t, char out[65]);
 /* Appends the ids of the text to `out`. Time n log n at most, whatever the text. */
 ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, TokenList *out, Error *err);
 
-/* The largest n < length such that encode(text) = encode(text[0, n)) + encode(text[n, length)) whatever comes after
- * text[length); 0 when none is known. For streams, and for sharing one huge document between threads. */
+/* The largest n < length such that encode(text) = encode(text[0, n)) + encode(text[n, length)) whatever comes
+ * after text[length); 0 when none is known. For streams, and for sharing one huge document between threads.
+ */
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length);
 
-/* Raw bytes of an id (no NUL at the end); NULL and 0 for an id outside the vocabulary. Special tokens give their text. */
+/* Raw bytes of an id (no NUL at the end); NULL and 0 for an id outside the vocabulary. Special tokens give
+ * their text. */
 const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length);
 /* Appends the bytes of the ids. ERR_DATA names an id outside the vocabulary. */
 ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count, Text *out, Error *err);

@@ -1,4 +1,5 @@
-/* What a Tokenizer is made of. Readers (hf_tokenizer.c, tiktoken.c) fill the first part; tokenizer.c derives the second. */
+/* What a Tokenizer is made of. Readers (hf_tokenizer.c, tiktoken.c) fill the first part; tokenizer.c derives
+ * the second. */
 #ifndef WEFT_DATA_TOKENIZER_INTERNAL_H
 #define WEFT_DATA_TOKENIZER_INTERNAL_H
 
@@ -11,7 +12,8 @@
 #include "data/tokenizer.h"
 #include "data/vocabulary.h"
 
-/* States that no thread uses now. Behind a pointer, because the tokenizer itself is constant while they come and go. */
+/* States that no thread uses now. Behind a pointer, because the tokenizer itself is constant while they come
+ * and go. */
 typedef struct StatePool {
     pthread_mutex_t lock;
     struct EncodeState *idle;

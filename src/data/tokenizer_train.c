@@ -1,9 +1,10 @@
 /* Learning merges.
  *
- * 1. `pairs` holds the exact count of every adjacent pair over all words, and a list of words that is a superset of those
- *    where the pair occurs. A merge changes only the neighbourhoods of its occurrences.
- * 2. The heap holds an entry for each pair that has a count, with a count that is never below the true one: counts of pairs
- *    fall silently, and an entry is brought up to date when it comes to the top. Where a count rises, an entry is added.
+ * 1. `pairs` holds the exact count of every adjacent pair over all words, and a list of words that is a
+ *    superset of those where the pair occurs. A merge changes only the neighbourhoods of its occurrences.
+ * 2. The heap holds an entry for each pair that has a count, with a count that is never below the true
+ *    one: counts of pairs fall silently, and an entry is brought up to date when it comes to the top.
+ *    Where a count rises, an entry is added.
  * 3. A merged pair has count 0 for good: tokens grow, so no later merge can put it together again. */
 #include "data/tokenizer_train.h"
 
@@ -36,7 +37,8 @@ typedef struct Learner {
     MergeRule *rules;
     size_t rule_count, rule_capacity;
 
-    int32_t *symbols; /* all words, one after the other; word w is symbols[starts[w]] and lengths[w] - 1 more */
+    int32_t
+        *symbols; /* all words, one after the other; word w is symbols[starts[w]] and lengths[w] - 1 more */
     size_t *starts;
     uint32_t *lengths;
     int64_t *counts;
@@ -73,7 +75,8 @@ static void heap_push(Learner *l, size_t pair) {
     Candidate c = {p->count, p->left, p->right, pair};
     l->heap = grow_for_one(l->heap, l->heap_count, &l->heap_capacity, sizeof *l->heap);
     size_t at = l->heap_count++;
-    for (size_t parent; at > 0 && before(&c, &l->heap[parent = (at - 1) / 2]); at = parent) l->heap[at] = l->heap[parent];
+    for (size_t parent; at > 0 && before(&c, &l->heap[parent = (at - 1) / 2]); at = parent)
+        l->heap[at] = l->heap[parent];
     l->heap[at] = c;
 }
 
@@ -159,7 +162,8 @@ static void push_risen(Learner *l) {
 
 /* --- merging --- */
 
-/* Replaces the pair everywhere in a word, from left to right, and counts what that did to the pairs around it. */
+/* Replaces the pair everywhere in a word, from left to right, and counts what that did to the pairs around
+ * it. */
 static void merge_in_word(Learner *l, uint32_t word, int32_t left, int32_t right, int32_t result) {
     int32_t *s = l->symbols + l->starts[word];
     uint32_t n = l->lengths[word], kept = 0;
@@ -225,7 +229,8 @@ static void learn(Learner *l, size_t limit, Progress *progress) {
 
 static ErrorCode learner_init(Learner *l, const WordTable *words, Error *err) {
     *l = (Learner){0};
-    if (words->count > UINT32_MAX) return error_set(err, ERR_DATA, "the text has more than 2^32 different words");
+    if (words->count > UINT32_MAX)
+        return error_set(err, ERR_DATA, "the text has more than 2^32 different words");
     size_t total = 0;
     int32_t ids[256];
     for (int k = 0; k < 256; k++) {
@@ -266,8 +271,8 @@ static void learner_free(Learner *l) {
 }
 
 /* The tokenizer.json of what was learned; reading it back makes the tokenizer, which proves the file. */
-static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const TokenizerTrainOptions *o, Pattern pattern,
-                                Error *err) {
+static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const TokenizerTrainOptions *o,
+                                Pattern pattern, Error *err) {
     static const char where[] = "trained tokenizer";
     size_t bytes = 0;
     for (size_t i = 0; i < l->tokens.count; i++) bytes += l->tokens.words[i].length;
@@ -276,7 +281,8 @@ static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const Tokeniz
     Vocabulary *v = &t.vocabulary;
     ErrorCode code = vocabulary_init(v, where, l->tokens.count + o->special_count, bytes, err);
     for (size_t i = 0; i < l->tokens.count && code == OK; i++) {
-        code = vocabulary_set(v, where, (int64_t)i, l->tokens.words[i].bytes, l->tokens.words[i].length, TOKEN_TEXT, err);
+        code = vocabulary_set(v, where, (int64_t)i, l->tokens.words[i].bytes, l->tokens.words[i].length,
+                              TOKEN_TEXT, err);
     }
     for (size_t i = 0; i < o->special_count && code == OK; i++) {
         code = vocabulary_set(v, where, v->count, o->specials[i], strlen(o->specials[i]), TOKEN_SPECIAL, err);
@@ -295,37 +301,43 @@ static ErrorCode check_special(const TokenizerTrainOptions *o, size_t i, Error *
     if (!*name || utf8_valid_run(name, strlen(name)) != strlen(name))
         return error_set(err, ERR_USAGE, "special token %zu is empty or not valid UTF-8", i + 1);
     if (!name[1] && *name > ' ')
-        return error_set(err, ERR_USAGE, "special token %zu is \"%s\", which is in every vocabulary: take a longer text", i + 1,
-                         name);
+        return error_set(err, ERR_USAGE,
+                         "special token %zu is \"%s\", which is in every vocabulary: take a longer text",
+                         i + 1, name);
     for (size_t j = 0; j < i; j++)
         if (strcmp(name, o->specials[j]) == 0)
-            return error_set(err, ERR_USAGE, "special tokens %zu and %zu are both \"%s\": name each once", j + 1, i + 1,
-                             error_escape(shown, sizeof shown, name, strlen(name)));
+            return error_set(err, ERR_USAGE, "special tokens %zu and %zu are both \"%s\": name each once",
+                             j + 1, i + 1, error_escape(shown, sizeof shown, name, strlen(name)));
     return OK;
 }
 
 static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern, Error *err) {
     *pattern = o->pattern ? pattern_by_name(o->pattern) : PATTERN_LLAMA3;
     if (*pattern == PATTERN_COUNT) {
-        return error_set(err, ERR_USAGE, "unknown pattern \"%s\"; there are gpt2, llama3 and qwen2", o->pattern);
+        return error_set(err, ERR_USAGE, "unknown pattern \"%s\"; there are gpt2, llama3 and qwen2",
+                         o->pattern);
     }
-    if (o->vocab_size > VOCABULARY_MAX || o->vocab_size < 0 || (size_t)o->vocab_size < 256 + o->special_count) {
-        return error_set(err, ERR_USAGE,
-                         "a vocabulary of %d entries: 256 bytes and %zu special tokens are the least, %d the most",
-                         o->vocab_size, o->special_count, VOCABULARY_MAX);
+    if (o->vocab_size > VOCABULARY_MAX || o->vocab_size < 0 ||
+        (size_t)o->vocab_size < 256 + o->special_count) {
+        return error_set(
+            err, ERR_USAGE,
+            "a vocabulary of %d entries: 256 bytes and %zu special tokens are the least, %d the most",
+            o->vocab_size, o->special_count, VOCABULARY_MAX);
     }
     for (size_t i = 0; i < o->special_count; i++) TRY(check_special(o, i, err));
     return OK;
 }
 
-ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *o, DocumentSource source, void *context, Error *err) {
+ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *o, DocumentSource source, void *context,
+                          Error *err) {
     *t = NULL;
     Pattern pattern = PATTERN_NONE;
     TRY(check_options(o, &pattern, err));
     int threads = o->threads > 0 ? o->threads : omp_get_max_threads();
     WordTable words = {0};
     Learner learner = {0};
-    Progress *progress = o->quiet ? NULL : progress_start("counting words", (double)o->total_bytes / 1e6, "MB");
+    Progress *progress =
+        o->quiet ? NULL : progress_start("counting words", (double)o->total_bytes / 1e6, "MB");
     ErrorCode code = count_words(&words, pattern, threads, source, context, progress, err);
     progress_finish(progress);
     if (code == OK) code = learner_init(&learner, &words, err);

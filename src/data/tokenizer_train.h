@@ -1,8 +1,9 @@
 /* Training of byte-level BPE tokenizers.
  *
- * The merges are those of the textbook algorithm: count adjacent pairs within the pre-tokenizer's pieces, merge the pair with
- * the highest count (among equals the smaller pair of ids, left one first), again. The result depends on the text alone, not
- * on the number of threads or the order of documents. Memory grows with the number of distinct pieces, not with the text. */
+ * The merges are those of the textbook algorithm: count adjacent pairs within the pre-tokenizer's pieces,
+ * merge the pair with the highest count (among equals the smaller pair of ids, left one first), again. The
+ * result depends on the text alone, not on the number of threads or the order of documents. Memory grows with
+ * the number of distinct pieces, not with the text. */
 #ifndef WEFT_DATA_TOKENIZER_TRAIN_H
 #define WEFT_DATA_TOKENIZER_TRAIN_H
 
@@ -23,16 +24,17 @@ typedef struct TokenizerTrainOptions {
     bool quiet;           /* no progress */
 } TokenizerTrainOptions;
 
-/* Gives the next document; *text = NULL at the end. Called by one thread at a time; the text must stay until the next call. */
+/* Gives the next document; *text = NULL at the end. Called by one thread at a time; the text must stay until
+ * the next call. */
 typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *length, Error *err);
 
 /* When the text has too few pairs the vocabulary is smaller than asked for; that is logged, not an error. */
-ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source, void *context,
-                          Error *err);
+ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source,
+                          void *context, Error *err);
 
-/* The same over text and JSON-lines files, zstd-compressed or not, as data/corpus.h reads them. `key` names the member with the
- * text; NULL is "text". Sets total_bytes itself. */
-ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths, size_t count,
-                                const char *key, Error *err);
+/* The same over text and JSON-lines files, zstd-compressed or not, as data/corpus.h reads them. `key` names
+ * the member with the text; NULL is "text". Sets total_bytes itself. */
+ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
+                                size_t count, const char *key, Error *err);
 
 #endif

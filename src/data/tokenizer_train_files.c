@@ -12,7 +12,8 @@ typedef struct FileDocuments {
     Text json; /* text of the present line */
 } FileDocuments;
 
-/* Next piece of the present file; *text stays NULL at its end. Pieces of a long document are cut where that changes no word. */
+/* Next piece of the present file; *text stays NULL at its end. Pieces of a long document are cut where that
+ * changes no word. */
 static ErrorCode next_piece(FileDocuments *f, const char **text, size_t *length, Error *err) {
     CorpusPiece piece;
     bool more = false;
@@ -57,12 +58,13 @@ static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *to
     return OK;
 }
 
-ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths, size_t count,
-                                const char *key, Error *err) {
+ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
+                                size_t count, const char *key, Error *err) {
     *t = NULL;
     TokenizerTrainOptions o = *options;
     TRY(total_size(paths, count, &o.total_bytes, err));
-    FileDocuments f = {.paths = paths, .count = count, .file = {.format = FORMAT_AUTO, .split = SPLIT_FILE, .key = key}};
+    FileDocuments f = {
+        .paths = paths, .count = count, .file = {.format = FORMAT_AUTO, .split = SPLIT_FILE, .key = key}};
     ErrorCode code = tokenizer_train(t, &o, next_document, &f, err);
     corpus_close(f.reader);
     text_free(&f.json);

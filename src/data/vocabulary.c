@@ -10,7 +10,8 @@
 
 ErrorCode vocabulary_init(Vocabulary *v, const char *where, size_t capacity, size_t arena_size, Error *err) {
     if (capacity > VOCABULARY_MAX) {
-        return error_set(err, ERR_DATA, "%s: %zu tokens are more than the %d that weft takes", where, capacity, VOCABULARY_MAX);
+        return error_set(err, ERR_DATA, "%s: %zu tokens are more than the %d that weft takes", where,
+                         capacity, VOCABULARY_MAX);
     }
     size_t slots = 1024;
     while (slots < capacity * 2) slots *= 2;
@@ -29,26 +30,29 @@ void vocabulary_free(Vocabulary *v) {
     *v = (Vocabulary){0};
 }
 
-/* The slot that holds these bytes, or the free one where they belong. Retired tokens stay in their slot, so that the probe
- * sequences through them stay whole. */
+/* The slot that holds these bytes, or the free one where they belong. Retired tokens stay in their slot, so
+ * that the probe sequences through them stay whole. */
 static size_t slot_of(const Vocabulary *v, const char *bytes, size_t length, bool literal) {
     for (size_t slot = hash64(bytes, length) & v->mask;; slot = (slot + 1) & v->mask) {
         int32_t id = v->slots[slot];
         if (id == SLOT_EMPTY) return slot;
         const Token *token = &v->tokens[id];
-        if (token->length == length && token->literal == literal && memcmp(token->bytes, bytes, length) == 0) return slot;
+        if (token->length == length && token->literal == literal && memcmp(token->bytes, bytes, length) == 0)
+            return slot;
     }
 }
 
-ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length, TokenKind kind,
-                         Error *err) {
+ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length,
+                         TokenKind kind, Error *err) {
     char shown[80];
     error_escape(shown, sizeof shown, bytes, length);
     if (id < 0 || id >= v->capacity) {
-        return error_set(err, ERR_DATA, "%s: token \"%s\" has id %lld, but %d tokens must have the ids 0 to %d without gaps",
+        return error_set(err, ERR_DATA,
+                         "%s: token \"%s\" has id %lld, but %d tokens must have the ids 0 to %d without gaps",
                          where, shown, (long long)id, v->capacity, v->capacity - 1);
     }
-    if (length == 0) return error_set(err, ERR_DATA, "%s: the token with id %lld is empty", where, (long long)id);
+    if (length == 0)
+        return error_set(err, ERR_DATA, "%s: the token with id %lld is empty", where, (long long)id);
     if (length > v->arena_size - v->arena_used || length > UINT32_MAX) {
         return error_set(err, ERR_DATA, "%s: token %lld is longer than its file", where, (long long)id);
     }
@@ -56,8 +60,8 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     if (token->kind != TOKEN_NONE) {
         char other[80];
         error_escape(other, sizeof other, token->bytes, token->length);
-        return error_set(err, ERR_DATA, "%s: tokens \"%s\" and \"%s\" both have the id %lld", where, other, shown,
-                         (long long)id);
+        return error_set(err, ERR_DATA, "%s: tokens \"%s\" and \"%s\" both have the id %lld", where, other,
+                         shown, (long long)id);
     }
     char *copy = v->arena + v->arena_used;
     memcpy(copy, bytes, length);
@@ -66,8 +70,8 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     v->count++;
     size_t slot = slot_of(v, bytes, length, token->literal);
     if (v->slots[slot] != SLOT_EMPTY) {
-        return error_set(err, ERR_DATA, "%s: token \"%s\" is there twice, with the ids %d and %lld", where, shown,
-                         v->slots[slot], (long long)id);
+        return error_set(err, ERR_DATA, "%s: token \"%s\" is there twice, with the ids %d and %lld", where,
+                         shown, v->slots[slot], (long long)id);
     }
     v->slots[slot] = (int32_t)id;
     return OK;
@@ -77,17 +81,18 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
 ErrorCode vocabulary_seal(const Vocabulary *v, const char *where, Error *err) {
     for (int32_t id = 0; id < v->count; id++) {
         if (v->tokens[id].kind == TOKEN_NONE) {
-            return error_set(err, ERR_DATA, "%s: no token has the id %d; ids must run from 0 to %d without gaps", where, id,
+            return error_set(err, ERR_DATA,
+                             "%s: no token has the id %d; ids must run from 0 to %d without gaps", where, id,
                              v->count - 1);
         }
     }
     for (int byte = 0; byte < 256; byte++) {
         char c = (char)byte;
         if (vocabulary_find(v, &c, 1) < 0) {
-            return error_set(
-                err, ERR_DATA,
-                "%s: no token for the byte 0x%02X, so text would be lost; weft takes byte-level BPE with all 256 bytes", where,
-                (unsigned)byte);
+            return error_set(err, ERR_DATA,
+                             "%s: no token for the byte 0x%02X, so text would be lost; weft takes byte-level "
+                             "BPE with all 256 bytes",
+                             where, (unsigned)byte);
         }
     }
     return OK;

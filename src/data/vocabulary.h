@@ -1,7 +1,8 @@
 /* Tokens: bytes by id, and ids by bytes.
  *
- * Filled once by a reader, then constant. Invariants after vocabulary_seal succeeded: ids are 0 .. count - 1 without gaps;
- * every single byte has a text token; no two text tokens have the same bytes, and no two of the others the same spelling. */
+ * Filled once by a reader, then constant. Invariants after vocabulary_seal succeeded: ids are 0 .. count - 1
+ * without gaps; every single byte has a text token; no two text tokens have the same bytes, and no two of the
+ * others the same spelling. */
 #ifndef WEFT_DATA_VOCABULARY_H
 #define WEFT_DATA_VOCABULARY_H
 
@@ -24,7 +25,8 @@ typedef struct Token {
     const char *bytes;
     uint32_t length;
     TokenKind kind;
-    bool literal; /* bytes are the spelling itself, not what the byte alphabet makes of it: a name space of its own */
+    bool
+        literal; /* bytes are the spelling itself, not what the byte alphabet makes of it: a name space of its own */
 } Token;
 
 typedef struct Vocabulary {
@@ -42,9 +44,10 @@ typedef struct Vocabulary {
 ErrorCode vocabulary_init(Vocabulary *v, const char *where, size_t capacity, size_t arena_size, Error *err);
 void vocabulary_free(Vocabulary *v);
 
-/* Refuses ids outside [0, capacity), an id or a text given twice, an empty token. Only TOKEN_TEXT is not literal. */
-ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length, TokenKind kind,
-                         Error *err);
+/* Refuses ids outside [0, capacity), an id or a text given twice, an empty token. Only TOKEN_TEXT is not
+ * literal. */
+ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length,
+                         TokenKind kind, Error *err);
 /* Nothing more will be set. Refuses gaps and missing bytes. */
 ErrorCode vocabulary_seal(const Vocabulary *v, const char *where, Error *err);
 

@@ -1,5 +1,6 @@
-/* Threads take turns at the source: under a lock each copies the next stretch of text into memory of its own, then counts it
- * into a table of its own. The tables are added up at the end. A long document is cut where that changes no piece. */
+/* Threads take turns at the source: under a lock each copies the next stretch of text into memory of its own,
+ * then counts it into a table of its own. The tables are added up at the end. A long document is cut where
+ * that changes no piece. */
 #include "data/word_count.h"
 
 #include <omp.h>
@@ -54,7 +55,8 @@ typedef struct Counter {
 } Counter;
 
 static ErrorCode count_piece(Counter *c, const char *text, size_t length, Error *err) {
-    if (length > UINT32_MAX) return error_set(err, ERR_DATA, "a piece of text of %zu bytes without any break", length);
+    if (length > UINT32_MAX)
+        return error_set(err, ERR_DATA, "a piece of text of %zu bytes without any break", length);
     size_t at = word_table_find(&c->words, text, length);
     c->words.words[at].count++;
     return OK;
@@ -89,8 +91,8 @@ static void count_until_end(Counter *c, Feed *feed) {
     text_free(&stretch);
 }
 
-ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context, Progress *progress,
-                      Error *err) {
+ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context,
+                      Progress *progress, Error *err) {
     Splitter *splitter;
     TRY(splitter_create(&splitter, pattern, err));
     Feed feed = {.source = source, .context = context, .err = err, .progress = progress};

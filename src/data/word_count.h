@@ -8,8 +8,9 @@
 #include "data/tokenizer_train.h"
 #include "data/word_table.h"
 
-/* Adds the pieces of all documents to `words`. Counts do not depend on `threads`; the order of the words does. */
-ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context, Progress *progress,
-                      Error *err);
+/* Adds the pieces of all documents to `words`. Counts do not depend on `threads`; the order of the words
+ * does. */
+ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context,
+                      Progress *progress, Error *err);
 
 #endif

@@ -54,7 +54,8 @@ int device_cpu_cores(void) {
 
 /* ---- kinds ---- */
 
-/* From the best to the plainest. The operating system must save the registers too: __builtin_cpu_supports asks that. */
+/* From the best to the plainest. The operating system must save the registers too: __builtin_cpu_supports
+ * asks that. */
 #if defined(__x86_64__)
 static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static bool runs_avx512(void) {
@@ -107,11 +108,12 @@ static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
         *kind = &kinds[i];
         if (kinds[i].runs()) return OK;
         if (!automatic)
-            return error_set(err, ERR_UNAVAILABLE, "%sthis processor cannot run \"%s\" kernels; use auto", from, name);
+            return error_set(err, ERR_UNAVAILABLE, "%sthis processor cannot run \"%s\" kernels; use auto",
+                             from, name);
     }
     char shown[64];
-    return error_set(err, ERR_UNAVAILABLE, "%sunknown CPU kernels \"%s\"; expected one of " DEVICE_KINDS, from,
-                     error_escape(shown, sizeof shown, name, strlen(name)));
+    return error_set(err, ERR_UNAVAILABLE, "%sunknown CPU kernels \"%s\"; expected one of " DEVICE_KINDS,
+                     from, error_escape(shown, sizeof shown, name, strlen(name)));
 }
 
 static void read_processor_name(char *out, size_t size) {
@@ -171,7 +173,8 @@ void device_op_leave(Device *d, OpId op, double start) {
 
 /* ---- peak ---- */
 
-static double best_rate(Device *d, Dtype type, int64_t n, const void *a, const void *b, void *c, double seconds) {
+static double best_rate(Device *d, Dtype type, int64_t n, const void *a, const void *b, void *c,
+                        double seconds) {
     double best = 0, end = clock_seconds() + seconds;
     bool trans_b = false; /* both ways that the forward pass and its input gradients take */
     do {
@@ -189,8 +192,13 @@ double device_matmul_peak(Device *d, Dtype type, double seconds) {
     enum { LARGEST = 2048, COUNT = sizeof sizes / sizeof *sizes };
     Device probe = *d; /* with scratch of its own, so that the peak can be taken before anything is planned */
     probe.profiling = false;
-    DeviceNeeds needs = {
-        .compute = type, .tokens = 1, .hidden = 2, .intermediate = 1, .vocab = 1, .logits_rows = 1, .attention = {1, 1, 1, 2}};
+    DeviceNeeds needs = {.compute = type,
+                         .tokens = 1,
+                         .hidden = 2,
+                         .intermediate = 1,
+                         .vocab = 1,
+                         .logits_rows = 1,
+                         .attention = {1, 1, 1, 2}};
     size_t matrix = (size_t)LARGEST * LARGEST * dtype_bytes(type), scratch = d->ops.scratch_bytes(d, &needs);
     char *memory = NULL;
     if (posix_memalign((void **)&memory, 4096, 3 * matrix + scratch) != 0) return 0;
@@ -200,7 +208,8 @@ double device_matmul_peak(Device *d, Dtype type, double seconds) {
         tensor_set(memory, (int64_t)i, type, (float)(i % 251) / 251 - 0.5f);
     double best = 0;
     for (int i = 0; i < COUNT; i++) {
-        double rate = best_rate(&probe, type, sizes[i], memory, memory + matrix, memory + 2 * matrix, seconds / COUNT);
+        double rate =
+            best_rate(&probe, type, sizes[i], memory, memory + matrix, memory + 2 * matrix, seconds / COUNT);
         if (rate > best) best = rate;
     }
     free(memory);
@@ -221,5 +230,6 @@ void device_profile_print(const Device *d, double seconds, Text *out) {
         text_puts(out, "\n");
     }
     if (seconds > 0)
-        text_printf(out, "%-20s %9s %9.3f %5.1f%%\n", "outside ops", "", seconds - named, 100 * (seconds - named) / seconds);
+        text_printf(out, "%-20s %9s %9.3f %5.1f%%\n", "outside ops", "", seconds - named,
+                    100 * (seconds - named) / seconds);
 }

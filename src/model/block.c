@@ -33,14 +33,17 @@ static void *take(Cursor *c, int64_t rows, int64_t cols, size_t element) {
 }
 
 static int64_t query_size(const ModelConfig *c) { return c->num_attention_heads * c->head_dim; }
-static int64_t qkv_size(const ModelConfig *c) { return query_size(c) + 2 * c->num_key_value_heads * c->head_dim; }
+static int64_t qkv_size(const ModelConfig *c) {
+    return query_size(c) + 2 * c->num_key_value_heads * c->head_dim;
+}
 static AttentionShape attention_shape(const Model *m) {
     const ModelConfig *c = &m->config;
-    return (AttentionShape){m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim};
+    return (AttentionShape){m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads,
+                            (int)c->head_dim};
 }
 
-/* The three regions, laid out the same way each time. What the recompute policy drops from the slab moves to `keep` if the
- * weight half reads it, else to `scratch`. */
+/* The three regions, laid out the same way each time. What the recompute policy drops from the slab moves to
+ * `keep` if the weight half reads it, else to `scratch`. */
 static Tensors layout(const Model *m, Cursor *slab, Cursor *keep, Cursor *scratch) {
     const ModelConfig *c = &m->config;
     int64_t T = m->tokens, h = c->hidden_size, I = c->intermediate_size;
@@ -79,45 +82,53 @@ static Tensors tensors(const Model *m, char *slab, char *keep, char *scratch) {
 }
 
 /* y[T, rows] = x[T, cols] W^T (+ bias), for a group of parameters that starts with `role`. */
-static void linear(const Pass *p, int unit, ParamRole role, ParamRole bias_role, int64_t rows, int64_t cols, const void *x,
-                   void *y) {
+static void linear(const Pass *p, int unit, ParamRole role, ParamRole bias_role, int64_t rows, int64_t cols,
+                   const void *x, void *y) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role), *bias = param_of(&m->table, unit, bias_role);
-    OP(p->device, OP_GEMM, gemm, false, true, m->tokens, rows, cols, x, weights_matrix(p->weights, w), m->compute, y,
-       m->compute, rows, false);
-    if (bias) OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, rows, y, weights_vector(p->weights, bias), m->compute);
+    OP(p->device, OP_GEMM, gemm, false, true, m->tokens, rows, cols, x, weights_matrix(p->weights, w),
+       m->compute, y, m->compute, rows, false);
+    if (bias)
+        OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, rows, y, weights_vector(p->weights, bias),
+           m->compute);
 }
 
 /* dx[T, cols] = dy[T, rows] W, and the bias gradient. */
-static void linear_input(const Pass *p, int unit, ParamRole role, ParamRole bias_role, int64_t rows, int64_t cols,
-                         const void *dy, void *dx) {
+static void linear_input(const Pass *p, int unit, ParamRole role, ParamRole bias_role, int64_t rows,
+                         int64_t cols, const void *dy, void *dx) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role), *bias = param_of(&m->table, unit, bias_role);
-    OP(p->device, OP_GEMM, gemm, false, false, m->tokens, cols, rows, dy, weights_matrix(p->weights, w), m->compute, dx,
-       m->compute, cols, false);
-    if (bias) OP(p->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, rows, dy, gradient_of(&p->gradients, bias), m->compute);
+    OP(p->device, OP_GEMM, gemm, false, false, m->tokens, cols, rows, dy, weights_matrix(p->weights, w),
+       m->compute, dx, m->compute, cols, false);
+    if (bias)
+        OP(p->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, rows, dy, gradient_of(&p->gradients, bias),
+           m->compute);
 }
 
 /* dW[rows, cols] (+)= dy[T, rows]^T x[T, cols]. */
-static void linear_weight(const Pass *p, int unit, ParamRole role, int64_t rows, int64_t cols, const void *dy, const void *x) {
+static void linear_weight(const Pass *p, int unit, ParamRole role, int64_t rows, int64_t cols, const void *dy,
+                          const void *x) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role);
-    OP(p->device, OP_GEMM, gemm, true, false, rows, cols, m->tokens, dy, x, m->compute, gradient_of(&p->gradients, w),
-       DTYPE_F32, cols, !p->first);
+    OP(p->device, OP_GEMM, gemm, true, false, rows, cols, m->tokens, dy, x, m->compute,
+       gradient_of(&p->gradients, w), DTYPE_F32, cols, !p->first);
 }
 
-static void norm(const Pass *p, int unit, ParamRole role, const void *a, const void *b, void *sum, void *y, float *rstd) {
+static void norm(const Pass *p, int unit, ParamRole role, const void *a, const void *b, void *sum, void *y,
+                 float *rstd) {
     const Model *m = p->model;
-    OP(p->device, OP_RMSNORM_FORWARD, rmsnorm_forward, m->tokens, m->config.hidden_size, (float)m->config.rms_norm_eps, a, b,
-       weights_vector(p->weights, param_of(&m->table, unit, role)), sum, y, rstd, m->compute);
+    OP(p->device, OP_RMSNORM_FORWARD, rmsnorm_forward, m->tokens, m->config.hidden_size,
+       (float)m->config.rms_norm_eps, a, b, weights_vector(p->weights, param_of(&m->table, unit, role)), sum,
+       y, rstd, m->compute);
 }
 
 /* dx += gradient through the norm of x. */
-static void norm_backward(const Pass *p, int unit, ParamRole role, const void *x, const float *rstd, const void *dy, void *dx) {
+static void norm_backward(const Pass *p, int unit, ParamRole role, const void *x, const float *rstd,
+                          const void *dy, void *dx) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, unit, role);
-    OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, x, weights_vector(p->weights, w),
-       rstd, dy, dx, true, gradient_of(&p->gradients, w), m->compute);
+    OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, x,
+       weights_vector(p->weights, w), rstd, dy, dx, true, gradient_of(&p->gradients, w), m->compute);
 }
 
 static void copy(const Pass *p, const void *in, void *out) {
@@ -145,24 +156,26 @@ static void extend_cache(const Pass *p, int unit, const Tensors *t, char **keys,
 static void attend(const Pass *p, int unit, const Tensors *t) {
     const Model *m = p->model;
     if (!p->cache) {
-        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, attention_shape(m), t->qkv, p->batch.first_key, t->attn, t->lse,
-           m->compute);
+        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, attention_shape(m), t->qkv, p->batch.first_key,
+           t->attn, t->lse, m->compute);
         return;
     }
     char *keys, *values;
     extend_cache(p, unit, t, &keys, &values);
-    OP(p->device, OP_ATTENTION_DECODE, attention_decode, attention_shape(m), p->cache->start, t->qkv, keys, values, t->attn,
-       m->compute);
+    OP(p->device, OP_ATTENTION_DECODE, attention_decode, attention_shape(m), p->cache->start, t->qkv, keys,
+       values, t->attn, m->compute);
 }
 
-/* Up to and with the gate and up products; `branch` [T, h] holds the attention's output projection on the way. */
+/* Up to and with the gate and up products; `branch` [T, h] holds the attention's output projection on the
+ * way. */
 static void forward_to_gate_up(const Pass *p, int unit, const Tensors *t, void *branch) {
     const Model *m = p->model;
     const ModelConfig *c = &m->config;
     int64_t h = c->hidden_size, q = query_size(c), qkv = qkv_size(c), inter = c->intermediate_size;
     norm(p, unit, PARAM_NORM1, t->x, NULL, NULL, t->n1, t->rstd1);
     linear(p, unit, PARAM_Q, PARAM_Q_BIAS, qkv, h, t->n1, t->qkv);
-    OP(p->device, OP_ROPE, rope, attention_shape(m), t->qkv, p->batch.positions, m->cos_sin, false, m->compute);
+    OP(p->device, OP_ROPE, rope, attention_shape(m), t->qkv, p->batch.positions, m->cos_sin, false,
+       m->compute);
     attend(p, unit, t);
     linear(p, unit, PARAM_O, PARAM_O_BIAS, h, q, t->attn, branch);
     norm(p, unit, PARAM_NORM2, t->x, branch, t->mid, t->n2, t->rstd2);
@@ -186,14 +199,16 @@ static void restore(const Pass *p, int unit, const Tensors *t) {
     if (m->recompute != RECOMPUTE_SELECTIVE) return;
     norm(p, unit, PARAM_NORM1, t->x, NULL, NULL, t->n1, t->rstd1);
     norm(p, unit, PARAM_NORM2, t->mid, NULL, NULL, t->n2, t->rstd2);
-    linear(p, unit, PARAM_GATE, PARAM_GATE_BIAS, 2 * m->config.intermediate_size, m->config.hidden_size, t->n2, t->gate_up);
+    linear(p, unit, PARAM_GATE, PARAM_GATE_BIAS, 2 * m->config.intermediate_size, m->config.hidden_size,
+           t->n2, t->gate_up);
 }
 
 static void mlp_backward(const Pass *p, int unit, bool weight, const Tensors *t, void *dx) {
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, inter = m->config.intermediate_size;
     linear_input(p, unit, PARAM_DOWN, PARAM_DOWN_BIAS, h, inter, dx, t->act);
-    OP(p->device, OP_SWIGLU_BACKWARD, swiglu_backward, m->tokens, inter, t->gate_up, t->act, t->dgate_up, t->act, m->compute);
+    OP(p->device, OP_SWIGLU_BACKWARD, swiglu_backward, m->tokens, inter, t->gate_up, t->act, t->dgate_up,
+       t->act, m->compute);
     if (weight) linear_weight(p, unit, PARAM_DOWN, h, inter, dx, t->act);
     if (weight) linear_weight(p, unit, PARAM_GATE, 2 * inter, h, t->dgate_up, t->n2);
     linear_input(p, unit, PARAM_GATE, PARAM_GATE_BIAS, 2 * inter, h, t->dgate_up, t->dn);
@@ -206,9 +221,10 @@ static void attention_backward(const Pass *p, int unit, bool weight, const Tenso
     int64_t h = c->hidden_size, q = query_size(c), qkv = qkv_size(c);
     linear_input(p, unit, PARAM_O, PARAM_O_BIAS, h, q, dx, t->dattn);
     if (weight) linear_weight(p, unit, PARAM_O, h, q, dx, t->attn);
-    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, attention_shape(m), t->qkv, p->batch.first_key, t->attn, t->lse,
-       t->dattn, t->dqkv, m->compute);
-    OP(p->device, OP_ROPE, rope, attention_shape(m), t->dqkv, p->batch.positions, m->cos_sin, true, m->compute);
+    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, attention_shape(m), t->qkv, p->batch.first_key,
+       t->attn, t->lse, t->dattn, t->dqkv, m->compute);
+    OP(p->device, OP_ROPE, rope, attention_shape(m), t->dqkv, p->batch.positions, m->cos_sin, true,
+       m->compute);
     if (weight) linear_weight(p, unit, PARAM_Q, qkv, h, t->dqkv, t->n1);
     linear_input(p, unit, PARAM_Q, PARAM_Q_BIAS, qkv, h, t->dqkv, t->dn);
     norm_backward(p, unit, PARAM_NORM1, t->x, t->rstd1, t->dn, dx);

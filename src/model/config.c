@@ -1,7 +1,7 @@
 /* Reading, checking and writing the shape of a model.
  *
- * What transformers would read from a file is what weft reads, or weft refuses it: a key that changes the mathematics and
- * that weft does not implement is an error naming the key, never silently dropped. */
+ * What transformers would read from a file is what weft reads, or weft refuses it: a key that changes the
+ * mathematics and that weft does not implement is an error naming the key, never silently dropped. */
 #include "model/config.h"
 
 #include <inttypes.h>
@@ -22,7 +22,8 @@
 
 static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err) {
     if (value >= 1 && value <= max) return OK;
-    return error_set(err, ERR_CONFIG, "%s: %s is %" PRId64 ", expected a number from 1 to %" PRId64, where, key, value, max);
+    return error_set(err, ERR_CONFIG, "%s: %s is %" PRId64 ", expected a number from 1 to %" PRId64, where,
+                     key, value, max);
 }
 
 static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err) {
@@ -38,52 +39,65 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
 
 static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
     if (c->hidden_size % c->num_attention_heads != 0)
-        return error_set(err, ERR_CONFIG, "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64,
+        return error_set(err, ERR_CONFIG,
+                         "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64,
                          where, c->hidden_size, c->num_attention_heads);
     if (c->num_attention_heads % c->num_key_value_heads != 0)
         return error_set(err, ERR_CONFIG,
-                         "%s: num_attention_heads %" PRId64 " is not a multiple of num_key_value_heads %" PRId64, where,
-                         c->num_attention_heads, c->num_key_value_heads);
+                         "%s: num_attention_heads %" PRId64
+                         " is not a multiple of num_key_value_heads %" PRId64,
+                         where, c->num_attention_heads, c->num_key_value_heads);
     if (c->head_dim % 2 != 0)
-        return error_set(err, ERR_CONFIG, "%s: head_dim is %" PRId64 ", expected an even number (RoPE rotates pairs)", where,
+        return error_set(err, ERR_CONFIG,
+                         "%s: head_dim is %" PRId64 ", expected an even number (RoPE rotates pairs)", where,
                          c->head_dim);
     return OK;
 }
 
 static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
     if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps <= 1.0))
-        return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where, c->rms_norm_eps);
+        return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where,
+                         c->rms_norm_eps);
     if (!(c->rope_theta >= 1.0 && isfinite(c->rope_theta)))
-        return error_set(err, ERR_CONFIG, "%s: rope_theta is %g, expected a number of at least 1", where, c->rope_theta);
+        return error_set(err, ERR_CONFIG, "%s: rope_theta is %g, expected a number of at least 1", where,
+                         c->rope_theta);
     if (c->bos_token_id < -1 || c->bos_token_id >= c->vocab_size)
-        return error_set(err, ERR_CONFIG, "%s: bos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
+        return error_set(err, ERR_CONFIG,
+                         "%s: bos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
                          c->bos_token_id, c->vocab_size);
     if (c->eos_token_id < -1 || c->eos_token_id >= c->vocab_size)
-        return error_set(err, ERR_CONFIG, "%s: eos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
+        return error_set(err, ERR_CONFIG,
+                         "%s: eos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
                          c->eos_token_id, c->vocab_size);
     return OK;
 }
 
 static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *err) {
     if (!(s->factor >= 1.0 && isfinite(s->factor)))
-        return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where, s->factor);
+        return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where,
+                         s->factor);
     if (s->factor <= 1.0) return OK;
-    if (!(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor && isfinite(s->high_freq_factor)))
-        return error_set(err, ERR_CONFIG, "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g",
+    if (!(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor &&
+          isfinite(s->high_freq_factor)))
+        return error_set(err, ERR_CONFIG,
+                         "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g",
                          where, s->low_freq_factor, s->high_freq_factor);
-    return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings, MODEL_MAX_POSITIONS, err);
+    return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings,
+                      MODEL_MAX_POSITIONS, err);
 }
 
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
-    if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = (RopeScaling){.factor = 1.0};
+    if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0)
+        c->rope_scaling = (RopeScaling){.factor = 1.0};
     TRY(check_sizes(c, where, err));
     TRY(check_divisions(c, where, err));
     TRY(check_numbers(c, where, err));
     TRY(check_scaling(&c->rope_scaling, where, err));
     if (model_parameter_count(c) > MAX_PARAMETERS)
-        return error_set(err, ERR_CONFIG, "%s: the sizes make more parameters than 64-bit byte counts can hold", where);
+        return error_set(err, ERR_CONFIG,
+                         "%s: the sizes make more parameters than 64-bit byte counts can hold", where);
     return OK;
 }
 
@@ -92,7 +106,8 @@ static const cJSON *member(const cJSON *object, const char *key) {
     return item != NULL && !cJSON_IsNull(item) ? item : NULL;
 }
 
-static ErrorCode refuse(const char *where, const char *key, const char *found, const char *supported, Error *err) {
+static ErrorCode refuse(const char *where, const char *key, const char *found, const char *supported,
+                        Error *err) {
     char shown[80];
     return error_set(err, ERR_CONFIG, "%s: %s \"%s\" is not supported, expected %s", where, key,
                      error_escape(shown, sizeof shown, found, strlen(found)), supported);
@@ -103,7 +118,8 @@ static ErrorCode check_architecture(const cJSON *root, const char *where, Error 
     if (list == NULL) return OK;
     if (!cJSON_IsArray(list)) return error_set(err, ERR_CONFIG, "%s: architectures is not a list", where);
     cJSON_ArrayForEach(item, list) {
-        if (!cJSON_IsString(item)) return error_set(err, ERR_CONFIG, "%s: architectures holds something not a string", where);
+        if (!cJSON_IsString(item))
+            return error_set(err, ERR_CONFIG, "%s: architectures holds something not a string", where);
         if (strcmp(item->valuestring, "LlamaForCausalLM") != 0)
             return refuse(where, "architecture", item->valuestring, "LlamaForCausalLM", err);
     }
@@ -115,7 +131,8 @@ static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
     TRY(json_get_string(root, where, "torch_dtype", false, &old, err));
     TRY(json_get_string(root, where, "dtype", false, &new, err));
     if (old != NULL && new != NULL && strcmp(old, new) != 0)
-        return error_set(err, ERR_CONFIG, "%s: torch_dtype and dtype contradict each other; remove one", where);
+        return error_set(err, ERR_CONFIG, "%s: torch_dtype and dtype contradict each other; remove one",
+                         where);
     return OK;
 }
 
@@ -128,17 +145,21 @@ static ErrorCode check_family(const cJSON *root, const char *where, Error *err) 
     if (strcmp(type, "llama") != 0) return refuse(where, "model_type", type, "\"llama\"", err);
     TRY(check_architecture(root, where, err));
     TRY(json_get_string(root, where, "hidden_act", false, &act, err));
-    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0) return refuse(where, "hidden_act", act, "\"silu\"", err);
+    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
+        return refuse(where, "hidden_act", act, "\"silu\"", err);
     TRY(json_get_double(root, where, "attention_dropout", false, &dropout, err));
     if (!(dropout >= 0.0 && dropout <= 0.0))
-        return error_set(err, ERR_CONFIG, "%s: attention_dropout is %g, expected 0: weft has no dropout", where, dropout);
+        return error_set(err, ERR_CONFIG, "%s: attention_dropout is %g, expected 0: weft has no dropout",
+                         where, dropout);
     if (member(root, "quantization_config") != NULL)
-        return error_set(err, ERR_CONFIG, "%s: quantization_config is not supported, expected plain weights", where);
+        return error_set(err, ERR_CONFIG, "%s: quantization_config is not supported, expected plain weights",
+                         where);
     return check_dtype(root, where, err);
 }
 
 /* A token id: absent keeps the default, null is none, a list gives its first. */
-static ErrorCode read_token_id(const cJSON *root, const char *where, const char *key, int64_t *out, Error *err) {
+static ErrorCode read_token_id(const cJSON *root, const char *where, const char *key, int64_t *out,
+                               Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     if (item == NULL) return OK;
     if (cJSON_IsArray(item)) item = item->child;
@@ -148,7 +169,8 @@ static ErrorCode read_token_id(const cJSON *root, const char *where, const char 
     }
     double value = cJSON_IsNumber(item) ? item->valuedouble : -2.0;
     if (!(value >= -1.0 && value < (double)MODEL_MAX_VOCAB) || floor(value) < value)
-        return error_set(err, ERR_CONFIG, "%s: %s is not a token id (a whole number, a list of them, or null)", where, key);
+        return error_set(err, ERR_CONFIG,
+                         "%s: %s is not a token id (a whole number, a list of them, or null)", where, key);
     *out = (int64_t)value;
     return OK;
 }
@@ -158,7 +180,8 @@ static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char
     TRY(json_get_string(rope, where, "type", false, &old, err));
     TRY(json_get_string(rope, where, "rope_type", false, &new, err));
     if (old != NULL && new != NULL && strcmp(old, new) != 0)
-        return error_set(err, ERR_CONFIG, "%s: RoPE type and rope_type contradict each other; remove one", where);
+        return error_set(err, ERR_CONFIG, "%s: RoPE type and rope_type contradict each other; remove one",
+                         where);
     *type = new != NULL ? new : old != NULL ? old : "default";
     return OK;
 }
@@ -172,7 +195,8 @@ static ErrorCode read_scaling(const cJSON *rope, const char *where, RopeScaling 
     if (!(partial >= 1.0 && partial <= 1.0))
         return error_set(err, ERR_CONFIG, "%s: partial_rotary_factor is %g, expected 1", where, partial);
     if (strcmp(type, "default") == 0) return OK;
-    if (strcmp(type, "llama3") != 0) return refuse(where, "RoPE type", type, "\"default\" or \"llama3\"", err);
+    if (strcmp(type, "llama3") != 0)
+        return refuse(where, "RoPE type", type, "\"default\" or \"llama3\"", err);
     TRY(json_get_double(rope, where, "factor", true, &out->factor, err));
     TRY(json_get_double(rope, where, "low_freq_factor", true, &out->low_freq_factor, err));
     TRY(json_get_double(rope, where, "high_freq_factor", true, &out->high_freq_factor, err));
@@ -204,10 +228,12 @@ static ErrorCode read_rope(ModelConfig *c, const cJSON *root, const char *where,
     TRY(json_get_double(new, where, "rope_theta", false, &theta, err));
     TRY(read_scaling(new, where, &scaling, err));
     if (member(root, "rope_theta") != NULL && !same_number(theta, c->rope_theta))
-        return error_set(err, ERR_CONFIG, "%s: rope_theta %g and rope_parameters.rope_theta %g contradict each other", where,
+        return error_set(err, ERR_CONFIG,
+                         "%s: rope_theta %g and rope_parameters.rope_theta %g contradict each other", where,
                          c->rope_theta, theta);
     if (old != NULL && !same_scaling(&scaling, &c->rope_scaling))
-        return error_set(err, ERR_CONFIG, "%s: rope_scaling and rope_parameters contradict each other; remove one", where);
+        return error_set(err, ERR_CONFIG,
+                         "%s: rope_scaling and rope_parameters contradict each other; remove one", where);
     c->rope_theta = theta;
     c->rope_scaling = scaling;
     return OK;
@@ -222,7 +248,8 @@ static ErrorCode read_members(ModelConfig *c, const cJSON *root, const char *whe
     TRY(json_get_int(root, where, "num_attention_heads", true, 1, max, &c->num_attention_heads, err));
     TRY(json_get_int(root, where, "num_key_value_heads", false, 1, max, &c->num_key_value_heads, err));
     TRY(json_get_int(root, where, "head_dim", false, 1, max, &c->head_dim, err));
-    TRY(json_get_int(root, where, "max_position_embeddings", false, 1, max, &c->max_position_embeddings, err));
+    TRY(json_get_int(root, where, "max_position_embeddings", false, 1, max, &c->max_position_embeddings,
+                     err));
     TRY(json_get_double(root, where, "rms_norm_eps", false, &c->rms_norm_eps, err));
     TRY(json_get_bool(root, where, "tie_word_embeddings", false, &c->tie_word_embeddings, err));
     TRY(json_get_bool(root, where, "attention_bias", false, &c->attention_bias, err));
@@ -343,7 +370,8 @@ void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out)
 }
 
 static int64_t block_parameters(const ModelConfig *c) {
-    int64_t h = c->hidden_size, q = c->num_attention_heads * c->head_dim, kv = c->num_key_value_heads * c->head_dim;
+    int64_t h = c->hidden_size, q = c->num_attention_heads * c->head_dim,
+            kv = c->num_key_value_heads * c->head_dim;
     int64_t count = 2 * h + h * q + 2 * h * kv + q * h + 3 * h * c->intermediate_size;
     if (c->attention_bias) count += q + 2 * kv + h;
     if (c->mlp_bias) count += 2 * c->intermediate_size + h;
@@ -354,7 +382,8 @@ int64_t model_parameter_count(const ModelConfig *c) {
     int64_t blocks, table = c->vocab_size * c->hidden_size;
     /* The caps of check_sizes keep one block in range; their product with the layers may leave it. */
     if (__builtin_mul_overflow(block_parameters(c), c->num_hidden_layers, &blocks)) return INT64_MAX;
-    if (__builtin_add_overflow(blocks, table * (c->tie_word_embeddings ? 1 : 2) + c->hidden_size, &blocks)) return INT64_MAX;
+    if (__builtin_add_overflow(blocks, table * (c->tie_word_embeddings ? 1 : 2) + c->hidden_size, &blocks))
+        return INT64_MAX;
     return blocks;
 }
 
@@ -364,5 +393,6 @@ int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
 
 double model_flops_per_token(const ModelConfig *c, int64_t context) {
     double n = (double)model_parameter_count_without_embedding(c);
-    return 6.0 * n + 6.0 * (double)c->num_hidden_layers * (double)(c->num_attention_heads * c->head_dim) * (double)context;
+    return 6.0 * n + 6.0 * (double)c->num_hidden_layers * (double)(c->num_attention_heads * c->head_dim) *
+                         (double)context;
 }

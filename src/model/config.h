@@ -21,7 +21,8 @@ typedef struct RopeScaling {
 } RopeScaling;
 
 typedef struct ModelConfig {
-    int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+    int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+        num_key_value_heads, head_dim;
     int64_t max_position_embeddings;
     double rms_norm_eps, rope_theta;
     RopeScaling rope_scaling;
@@ -29,17 +30,18 @@ typedef struct ModelConfig {
     int64_t bos_token_id, eos_token_id; /* -1: none */
 } ModelConfig;
 
-/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = hidden / heads) and checks every rule: positive
- * sizes, heads divide, head_dim even, products in 63 bits. `where` names the source. */
+/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = hidden / heads) and checks every
+ * rule: positive sizes, heads divide, head_dim even, products in 63 bits. `where` names the source. */
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err);
 
-/* config.json, both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype). Refuses other model types,
- * unsupported rope types and activations by name. */
+/* config.json, both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype). Refuses
+ * other model types, unsupported rope types and activations by name. */
 ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err);
 void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out);
 
-int64_t model_parameter_count(const ModelConfig *c);                   /* tied weights once */
-int64_t model_parameter_count_without_embedding(const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
+int64_t model_parameter_count(const ModelConfig *c); /* tied weights once */
+int64_t model_parameter_count_without_embedding(
+    const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
 /* Training FLOPs of one token: 6 N + 6 L d T (causal), with d = heads * head_dim, N without the embedding. */
 double model_flops_per_token(const ModelConfig *c, int64_t context);
 

@@ -9,8 +9,8 @@ static void layout(Decoder *g) {
     const ModelConfig *c = &g->model.config;
     Pool *p = &g->pool;
     size_t ids = (size_t)g->chunk * sizeof(int32_t);
-    size_t cache = (size_t)g->model.table.units * (size_t)g->cache.positions * (size_t)(c->num_key_value_heads * c->head_dim) *
-                   dtype_bytes(g->model.compute);
+    size_t cache = (size_t)g->model.table.units * (size_t)g->cache.positions *
+                   (size_t)(c->num_key_value_heads * c->head_dim) * dtype_bytes(g->model.compute);
     g->cache.keys = pool_take(p, cache);
     g->cache.values = pool_take(p, cache);
     g->batch.ids = pool_take(p, ids);
@@ -23,9 +23,10 @@ static void layout(Decoder *g) {
     model_layout_constants(&g->model, g->cache.positions, p);
 }
 
-ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions, int64_t chunk,
-                       Error *err) {
-    *g = (Decoder){.model = *m, .device = d, .weights = weights, .chunk = chunk, .pool = {.name = "generation"}};
+ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
+                       int64_t chunk, Error *err) {
+    *g = (Decoder){
+        .model = *m, .device = d, .weights = weights, .chunk = chunk, .pool = {.name = "generation"}};
     g->model.recompute = RECOMPUTE_FULL;
     g->model.tokens = chunk;
     g->model.loss_rows = 1;
@@ -60,7 +61,8 @@ static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t c
     upload(g, ids, count);
     embed_forward_unit(p, g->states[0]);
     int last = g->model.table.units - 1, at = 0;
-    for (int u = 1; u < last; u++, at ^= 1) block_forward(p, u, g->states[at], g->states[at ^ 1], g->keep, g->scratch);
+    for (int u = 1; u < last; u++, at ^= 1)
+        block_forward(p, u, g->states[at], g->states[at ^ 1], g->keep, g->scratch);
     g->cache.start += count;
     return g->states[at];
 }

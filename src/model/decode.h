@@ -16,13 +16,15 @@ typedef struct Decoder {
     float *logits, *rstd; /* [V], [1] */
 } Decoder;
 
-/* weights stay the caller's, as does the device, whose scratch must be large enough for passes of `chunk` tokens. */
-ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions, int64_t chunk,
-                       Error *err);
+/* weights stay the caller's, as does the device, whose scratch must be large enough for passes of `chunk`
+ * tokens. */
+ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
+                       int64_t chunk, Error *err);
 void decoder_close(Decoder *g);
 void decoder_restart(Decoder *g);       /* forgets the sequence */
 int64_t decoder_room(const Decoder *g); /* tokens that still fit */
-/* Adds `count` tokens (at most decoder_room) to the sequence; logits [V] host memory of the last one, or NULL. */
+/* Adds `count` tokens (at most decoder_room) to the sequence; logits [V] host memory of the last one, or
+ * NULL. */
 void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits);
 
 #endif

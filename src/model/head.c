@@ -1,5 +1,6 @@
-/* The last unit: final norm, head, loss. The head runs over chunks of tokens, and for each chunk does everything that needs its
- * logits - loss, their gradient, and both halves of the head's backward pass - before the next chunk overwrites them. */
+/* The last unit: final norm, head, loss. The head runs over chunks of tokens, and for each chunk does
+ * everything that needs its logits - loss, their gradient, and both halves of the head's backward pass -
+ * before the next chunk overwrites them. */
 #include <math.h>
 
 #include "model/internal.h"
@@ -55,8 +56,8 @@ static float *head_gradient(const Pass *p) {
 static void final_norm(const Pass *p, int64_t rows, const void *x, void *y, float *rstd) {
     const Model *m = p->model;
     const Param *w = param_of(&m->table, m->table.units - 1, PARAM_NORM);
-    OP(p->device, OP_RMSNORM_FORWARD, rmsnorm_forward, rows, m->config.hidden_size, (float)m->config.rms_norm_eps, x, NULL,
-       weights_vector(p->weights, w), NULL, y, rstd, m->compute);
+    OP(p->device, OP_RMSNORM_FORWARD, rmsnorm_forward, rows, m->config.hidden_size,
+       (float)m->config.rms_norm_eps, x, NULL, weights_vector(p->weights, w), NULL, y, rstd, m->compute);
 }
 
 static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
@@ -77,17 +78,20 @@ static void chunk(const Pass *p, Chunk c, const Slab *slab, const Scratch *s, fl
     size_t row = (size_t)h * dtype_bytes(m->compute);
     char *normed = (char *)s->normed + (size_t)c.first * row;
     logits_of(p, c.rows, normed, s->logits);
-    OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, s->logits, DTYPE_F32, p->batch.targets + c.first,
-       (float)p->loss_scale, losses + c.first, c.input || c.weight ? s->dlogits : NULL, m->compute);
+    OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, s->logits, DTYPE_F32,
+       p->batch.targets + c.first, (float)p->loss_scale, losses + c.first,
+       c.input || c.weight ? s->dlogits : NULL, m->compute);
     if (c.input)
-        OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, s->dlogits, weights_matrix(p->weights, head_param(m)),
-           m->compute, (char *)slab->dn + (size_t)c.first * row, m->compute, h, false);
+        OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, s->dlogits,
+           weights_matrix(p->weights, head_param(m)), m->compute, (char *)slab->dn + (size_t)c.first * row,
+           m->compute, h, false);
     if (c.weight)
-        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, s->dlogits, normed, m->compute, head_gradient(p), DTYPE_F32, h,
-           !(p->first && c.first == 0));
+        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, s->dlogits, normed, m->compute,
+           head_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0));
 }
 
-static void all_chunks(const Pass *p, bool input, bool weight, const Slab *slab, const Scratch *s, float *losses) {
+static void all_chunks(const Pass *p, bool input, bool weight, const Slab *slab, const Scratch *s,
+                       float *losses) {
     const Model *m = p->model;
     for (int64_t first = 0; first < m->tokens; first += m->loss_rows) {
         int64_t rows = m->tokens - first < m->loss_rows ? m->tokens - first : m->loss_rows;
@@ -95,7 +99,8 @@ static void all_chunks(const Pass *p, bool input, bool weight, const Slab *slab,
     }
 }
 
-void head_forward(const Pass *p, char *slab_base, float *losses, bool training, bool defer_weight, char *scratch_base) {
+void head_forward(const Pass *p, char *slab_base, float *losses, bool training, bool defer_weight,
+                  char *scratch_base) {
     Slab slab = slab_of(p->model, slab_base);
     Scratch scratch = scratch_of(p->model, scratch_base);
     final_norm(p, p->model->tokens, slab.x, scratch.normed, slab.rstd);
@@ -109,7 +114,8 @@ void head_backward(const Pass *p, Half half, bool deferred, char *slab_base, voi
     const Param *w = param_of(&m->table, m->table.units - 1, PARAM_NORM);
     if (half & HALF_INPUT)
         OP(p->device, OP_RMSNORM_BACKWARD, rmsnorm_backward, m->tokens, m->config.hidden_size, slab.x,
-           weights_vector(p->weights, w), slab.rstd, slab.dn, dx, false, gradient_of(&p->gradients, w), m->compute);
+           weights_vector(p->weights, w), slab.rstd, slab.dn, dx, false, gradient_of(&p->gradients, w),
+           m->compute);
     if ((half & HALF_WEIGHT) && deferred) {
         final_norm(p, m->tokens, slab.x, scratch.normed, slab.rstd);
         /* dn has been used: its first T floats take the losses, which nobody reads again. */

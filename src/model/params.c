@@ -1,4 +1,5 @@
-/* The parameter table is made by walking the roles of each kind of unit in order; see params.h for the invariants. */
+/* The parameter table is made by walking the roles of each kind of unit in order; see params.h for the
+ * invariants. */
 #include "model/params.h"
 
 #include <math.h>
@@ -89,7 +90,8 @@ static void add_param(ParamTable *t, ParamRole role, int unit, const ModelConfig
     Shape shape = role_shape(role, c);
     Param *p = &t->params[t->count++];
     if (!roles[role].continues) *offset = align_up(*offset);
-    *p = (Param){.role = role, .unit = unit, .rows = shape.rows, .cols = shape.cols, .split = roles[role].split};
+    *p = (Param){
+        .role = role, .unit = unit, .rows = shape.rows, .cols = shape.cols, .split = roles[role].split};
     p->count = shape.cols ? shape.rows * shape.cols : shape.rows;
     p->offset = *offset;
     bool in_block = unit > 0 && unit < t->units - 1;
@@ -107,7 +109,8 @@ static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
     t->unit_first[unit] = t->count;
     for (int vectors = 1; vectors >= 0; vectors--) {
         for (int role = 0; role < PARAM_ROLES; role++)
-            if (role_present((ParamRole)role, unit, t->units, c) && (role_shape((ParamRole)role, c).cols == 0) == vectors)
+            if (role_present((ParamRole)role, unit, t->units, c) &&
+                (role_shape((ParamRole)role, c).cols == 0) == vectors)
                 add_param(t, (ParamRole)role, unit, c, &offset);
         offset = align_up(offset);
         if (vectors) t->unit_vectors[unit] = offset;
@@ -118,8 +121,8 @@ static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
 
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
     if (c->num_hidden_layers > MODEL_MAX_COUNT)
-        return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d", (long long)c->num_hidden_layers,
-                         MODEL_MAX_COUNT);
+        return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d",
+                         (long long)c->num_hidden_layers, MODEL_MAX_COUNT);
     size_t units = (size_t)c->num_hidden_layers + 2;
     *t = (ParamTable){.units = (int)units};
     t->params = mem_alloc_array(units * PARAM_ROLES, sizeof *t->params);
@@ -141,7 +144,9 @@ void param_table_free(ParamTable *t) {
     *t = (ParamTable){0};
 }
 
-size_t param_place(const ParamTable *t, const Param *p) { return p->offset - (p->cols ? t->unit_vectors[p->unit] : 0); }
+size_t param_place(const ParamTable *t, const Param *p) {
+    return p->offset - (p->cols ? t->unit_vectors[p->unit] : 0);
+}
 
 const Param *param_find(const ParamTable *t, const char *name) {
     for (int i = 0; i < t->count; i++)

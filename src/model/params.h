@@ -1,14 +1,15 @@
-/* The parameter table: what weights a model has, in canonical order, by unit. Everything that handles weights - initialisation,
- * optimizer, sharding, checkpoints, inspection - reads this table and nothing else.
+/* The parameter table: what weights a model has, in canonical order, by unit. Everything that handles weights
+ * - initialisation, optimizer, sharding, checkpoints, inspection - reads this table and nothing else.
  *
- * A unit is what is sharded, gathered, recomputed and updated together: unit 0 the embedding, units 1..L the blocks, unit L+1
- * the final norm with the head.
+ * A unit is what is sharded, gathered, recomputed and updated together: unit 0 the embedding, units 1..L the
+ * blocks, unit L+1 the final norm with the head.
  *
  * Invariants of a unit's flat buffer
- *  1. Vectors (norms, biases) come first, matrices after `unit_vectors` elements: vectors are used in fp32, matrices in the
- *     compute dtype, so the two parts can be held, cast and gathered apart.
- *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one matrix for the
- *     products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h]. Groups start at multiples of 16 elements.
+ *  1. Vectors (norms, biases) come first, matrices after `unit_vectors` elements: vectors are used in
+ *     fp32, matrices in the compute dtype, so the two parts can be held, cast and gathered apart.
+ *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one
+ *     matrix for the products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h]. Groups start at multiples of
+ *     16 elements.
  *  3. The table is ascending by (unit, offset); padding belongs to no parameter and stays zero. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H

@@ -19,9 +19,10 @@ static void sift_down(const float *logits, int32_t *heap, int64_t count, int64_t
     }
 }
 
-/* Takes tokens off a heap in order of rank until the rules are met: only as many are ordered as are kept. The kept ones end up
- * at the back of `order`, best last. Returns how many. */
-static int64_t keep_likely(const Sampling *s, const float *logits, int64_t vocab, int32_t *order, double total, double top) {
+/* Takes tokens off a heap in order of rank until the rules are met: only as many are ordered as are kept. The
+ * kept ones end up at the back of `order`, best last. Returns how many. */
+static int64_t keep_likely(const Sampling *s, const float *logits, int64_t vocab, int32_t *order,
+                           double total, double top) {
     int64_t most = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, kept = 0;
     double mass = 0;
     for (int64_t i = vocab / 2; i-- > 0;) sift_down(logits, order, vocab, i);
@@ -50,7 +51,8 @@ static double mass_of(const Sampling *s, const float *logits, int64_t vocab, int
         Sampling all = *s;
         all.top_p = 1;
         int64_t kept = keep_likely(&all, logits, vocab, order, (double)INFINITY, top);
-        for (int64_t i = 0; i < kept; i++) total += exp(((double)logits[order[vocab - 1 - i]] - top) / s->temperature);
+        for (int64_t i = 0; i < kept; i++)
+            total += exp(((double)logits[order[vocab - 1 - i]] - top) / s->temperature);
         return total;
     }
     for (int64_t i = 0; i < vocab; i++) total += exp(((double)logits[i] - top) / s->temperature);
@@ -65,7 +67,8 @@ int32_t sample_token(const Sampling *s, const float *logits, int64_t vocab, int6
     double total = mass_of(s, logits, vocab, order, top);
     int64_t kept = keep_likely(s, logits, vocab, order, s->top_p < 1 ? total : (double)INFINITY, top);
     double sum = 0, at = 0;
-    for (int64_t i = 0; i < kept; i++) sum += exp(((double)logits[order[vocab - 1 - i]] - top) / s->temperature);
+    for (int64_t i = 0; i < kept; i++)
+        sum += exp(((double)logits[order[vocab - 1 - i]] - top) / s->temperature);
     double target = rng_uniform(rng_key(s->seed, "sampling"), (uint64_t)index) * sum;
     for (int64_t i = 0; i < kept; i++) {
         at += exp(((double)logits[order[vocab - 1 - i]] - top) / s->temperature);

@@ -12,8 +12,8 @@ typedef struct Sampling {
     uint64_t seed;
 } Sampling;
 
-/* Token number `index` of the text: a function of (logits, sampling, index). Equal logits rank by id. top_k applies before
- * top_p. logits [vocab] are reordered in `order` [vocab] scratch, not changed themselves. */
+/* Token number `index` of the text: a function of (logits, sampling, index). Equal logits rank by id. top_k
+ * applies before top_p. logits [vocab] are reordered in `order` [vocab] scratch, not changed themselves. */
 int32_t sample_token(const Sampling *s, const float *logits, int64_t vocab, int64_t index, int32_t *order);
 
 #endif

@@ -7,7 +7,9 @@
 #include "base/text.h"
 #include "model/internal.h"
 
-size_t boundary_bytes(const Model *m) { return (size_t)m->tokens * (size_t)m->config.hidden_size * dtype_bytes(m->compute); }
+size_t boundary_bytes(const Model *m) {
+    return (size_t)m->tokens * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
+}
 
 size_t unit_slab_bytes(const Model *m, int unit) {
     size_t slab = 0, keep, scratch;
@@ -28,8 +30,8 @@ size_t unit_scratch_bytes(const Model *m) {
     return block > head ? block : head;
 }
 
-/* Logits of a chunk: enough rows that a product is efficient and the weight gradient is not passed over too often, few enough
- * that the chunk stays near 64 MiB. */
+/* Logits of a chunk: enough rows that a product is efficient and the weight gradient is not passed over too
+ * often, few enough that the chunk stays near 64 MiB. */
 static int64_t default_loss_rows(const ModelConfig *c, int64_t tokens) {
     int64_t rows = (INT64_C(16) << 20) / c->vocab_size / 64 * 64;
     if (rows < 128) rows = 128;
@@ -37,8 +39,8 @@ static int64_t default_loss_rows(const ModelConfig *c, int64_t tokens) {
     return rows < tokens ? rows : tokens;
 }
 
-ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens, int64_t loss_rows,
-                      Error *err) {
+ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
+                      int64_t loss_rows, Error *err) {
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
     m->loss_rows = loss_rows > 0 ? (loss_rows < tokens ? loss_rows : tokens) : default_loss_rows(c, tokens);
     return param_table_build(&m->table, c, err);
@@ -54,8 +56,9 @@ void model_layout_constants(Model *m, int64_t positions, Pool *constants) {
     m->cos_sin = pool_take(constants, (size_t)positions * (size_t)m->config.head_dim * sizeof(float));
 }
 
-/* Angular frequency of pair i, with Llama 3.1's scaling: long wavelengths are divided by the factor, short ones kept, those
- * between are blended ("The Llama 3 herd of models", 2024; the rule is that of the published checkpoints). */
+/* Angular frequency of pair i, with Llama 3.1's scaling: long wavelengths are divided by the factor, short
+ * ones kept, those between are blended ("The Llama 3 herd of models", 2024; the rule is that of the published
+ * checkpoints). */
 static double rope_frequency(const ModelConfig *c, int64_t i) {
     double frequency = pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
     const RopeScaling *s = &c->rope_scaling;
@@ -83,13 +86,14 @@ void model_compute_constants(Model *m, Device *d) {
 
 DeviceNeeds model_device_needs(const Model *m) {
     const ModelConfig *c = &m->config;
-    return (DeviceNeeds){.compute = m->compute,
-                         .tokens = m->tokens,
-                         .hidden = c->hidden_size,
-                         .intermediate = c->intermediate_size,
-                         .vocab = c->vocab_size,
-                         .logits_rows = m->loss_rows,
-                         .attention = {m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim}};
+    return (DeviceNeeds){
+        .compute = m->compute,
+        .tokens = m->tokens,
+        .hidden = c->hidden_size,
+        .intermediate = c->intermediate_size,
+        .vocab = c->vocab_size,
+        .logits_rows = m->loss_rows,
+        .attention = {m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim}};
 }
 
 void embed_forward_unit(const Pass *p, void *out) {

@@ -1,4 +1,5 @@
-/* Forward and backward of each kind of unit on one microbatch: single-device mathematics, nothing about parallelism.
+/* Forward and backward of each kind of unit on one microbatch: single-device mathematics, nothing about
+ * parallelism.
  *
  * What lives where
  *   slab(u, m)   what the forward pass leaves for the backward pass of unit u on microbatch m, its input first. The unit before
@@ -7,9 +8,9 @@
  *                is shared memory, reused by every unit.
  *   scratch      shared, dead after each action.
  *
- * The backward pass of every linear layer has two halves: the gradient of its input (dX = dY W) and of its weight
- * (dW += dY^T X). block_backward runs either or both; the order of additions into a weight gradient is that of the microbatches
- * either way, so the bits are the same. */
+ * The backward pass of every linear layer has two halves: the gradient of its input (dX = dY W) and of its
+ * weight (dW += dY^T X). block_backward runs either or both; the order of additions into a weight gradient
+ * is that of the microbatches either way, so the bits are the same. */
 #ifndef WEFT_MODEL_UNIT_H
 #define WEFT_MODEL_UNIT_H
 
@@ -56,8 +57,8 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
-    bool first;                 /* gradients of matrices are set, not added to (the embedding's always are added to) */
-    double loss_scale;          /* 1 / valid targets of the step */
+    bool first;        /* gradients of matrices are set, not added to (the embedding's always are added to) */
+    double loss_scale; /* 1 / valid targets of the step */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
 
@@ -68,8 +69,8 @@ size_t unit_scratch_bytes(const Model *m);
 size_t boundary_bytes(const Model *m); /* one [T, h] tensor of the compute dtype */
 
 /* Fills m->table, picks loss_rows when it is 0. */
-ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens, int64_t loss_rows,
-                      Error *err);
+ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
+                      int64_t loss_rows, Error *err);
 void model_free(Model *m);
 /* The rotation table: taken from a pool, and computed (after commit). */
 void model_layout_constants(Model *m, int64_t positions, Pool *constants);
@@ -81,17 +82,19 @@ void embed_backward_unit(const Pass *p, const void *dx /* [T, h] */);
 
 /* x is the slab's input; out [T, h]. */
 void block_forward(const Pass *p, int unit, char *slab, void *out, char *keep, char *scratch);
-/* dx [T, h]: gradient of the output on entry, of the input on return. With HALF_WEIGHT alone dx is not touched. */
+/* dx [T, h]: gradient of the output on entry, of the input on return. With HALF_WEIGHT alone dx is not
+ * touched. */
 void block_backward(const Pass *p, int unit, Half half, char *slab, void *dx, char *keep, char *scratch);
 
-/* Final norm, head and loss, fused and in chunks of loss_rows tokens: logits never exist whole. Writes the loss of each token
- * (0 where ignored) to losses [T] fp32; with training, leaves in the slab the gradient with respect to the normed state, and
- * adds the head's weight gradient (unless `defer_weight`: then head_backward with HALF_WEIGHT makes the logits again). */
+/* Final norm, head and loss, fused and in chunks of loss_rows tokens: logits never exist whole. Writes the
+ * loss of each token (0 where ignored) to losses [T] fp32; with training, leaves in the slab the gradient
+ * with respect to the normed state, and adds the head's weight gradient (unless `defer_weight`: then
+ * head_backward with HALF_WEIGHT makes the logits again). */
 void head_forward(const Pass *p, char *slab, float *losses, bool training, bool defer_weight, char *scratch);
 void head_backward(const Pass *p, Half half, bool deferred, char *slab, void *dx, char *scratch);
 
 /* Inference: logits [rows, V] fp32 of `rows` states x [rows, h]. */
-void head_logits(const Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */, float *rstd /* [rows] */,
-                 float *logits);
+void head_logits(const Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */,
+                 float *rstd /* [rows] */, float *logits);
 
 #endif

@@ -1,6 +1,8 @@
 #include "model/weights.h"
 
-const float *weights_vector(const Weights *w, const Param *p) { return w->units[p->unit].vectors + p->offset; }
+const float *weights_vector(const Weights *w, const Param *p) {
+    return w->units[p->unit].vectors + p->offset;
+}
 
 const void *weights_matrix(const Weights *w, const Param *p) {
     return (const char *)w->units[p->unit].matrices + param_place(w->table, p) * dtype_bytes(w->compute);

@@ -1,6 +1,6 @@
-/* Where the weights of a model are while products read them: per unit, vectors in fp32 and matrices in the compute dtype. Who
- * holds that memory - the master weights themselves, a copy, or a gathered buffer that comes and goes - is not the model's
- * business: whoever runs a pass sets the pointers. */
+/* Where the weights of a model are while products read them: per unit, vectors in fp32 and matrices in the
+ * compute dtype. Who holds that memory - the master weights themselves, a copy, or a gathered buffer that
+ * comes and goes - is not the model's business: whoever runs a pass sets the pointers. */
 #ifndef WEFT_MODEL_WEIGHTS_H
 #define WEFT_MODEL_WEIGHTS_H
 
@@ -22,8 +22,9 @@ const float *weights_vector(const Weights *w, const Param *p);
 /* A matrix in the compute dtype. */
 const void *weights_matrix(const Weights *w, const Param *p);
 
-/* Gradients, fp32, laid out as the weights of a unit. With tied embeddings the head's share is a unit of its own, behind the
- * last: it is added to the embedding's once a step, so that its order does not depend on the schedule. */
+/* Gradients, fp32, laid out as the weights of a unit. With tied embeddings the head's share is a unit of its
+ * own, behind the last: it is added to the embedding's once a step, so that its order does not depend on the
+ * schedule. */
 typedef struct UnitGradients {
     float *vectors, *matrices;
 } UnitGradients;

@@ -19,7 +19,8 @@ AuditSample audit_sample(const Dataset *d, uint64_t k, const int32_t *inputs, co
     Sample at = dataset_locate(d, k);
     size_t bytes = (size_t)dataset_context(d) * sizeof *inputs;
     uint64_t hashes[2] = {hash64(inputs, bytes), hash64(targets, bytes)};
-    return (AuditSample){k, at.epoch, at.window, (uint32_t)at.source, (uint32_t)hash64(hashes, sizeof hashes)};
+    return (AuditSample){k, at.epoch, at.window, (uint32_t)at.source,
+                         (uint32_t)hash64(hashes, sizeof hashes)};
 }
 
 /* Paths of all logs; none is no error. Free with globfree. */
@@ -32,7 +33,9 @@ static void find_logs(const char *run_dir, glob_t *found) {
     text_free(&pattern);
 }
 
-ErrorCode audit_discard(const char *run_dir, Error *err) { return file_remove_matching(run_dir, PATTERN, err); }
+ErrorCode audit_discard(const char *run_dir, Error *err) {
+    return file_remove_matching(run_dir, PATTERN, err);
+}
 
 /* Puts the checksum behind the line and writes it. */
 static ErrorCode add_line(AuditLog *log, Error *err) {
@@ -44,8 +47,8 @@ static ErrorCode add_line(AuditLog *log, Error *err) {
 static void start_line(AuditLog *log, const char *kind, const char *key, int64_t step) {
     const AuditWriter *w = &log->who;
     text_clear(&log->line);
-    text_printf(&log->line, "%s attempt=%" PRId64 " %s=%" PRId64 " rank=%d dp=%d/%d writers=%d", kind, w->attempt, key, step,
-                w->rank, w->dp_rank, w->dp_ranks, w->writers);
+    text_printf(&log->line, "%s attempt=%" PRId64 " %s=%" PRId64 " rank=%d dp=%d/%d writers=%d", kind,
+                w->attempt, key, step, w->rank, w->dp_rank, w->dp_ranks, w->writers);
 }
 
 static ErrorCode add_begin(AuditLog *log, int64_t after, const Dataset *d, Error *err) {
@@ -57,7 +60,8 @@ static ErrorCode add_begin(AuditLog *log, int64_t after, const Dataset *d, Error
     return audit_sync(log, err);
 }
 
-ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after, const Dataset *d, Error *err) {
+ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after,
+                     const Dataset *d, Error *err) {
     char name[32];
     snprintf(name, sizeof name, "audit-%05d.log", who->rank);
     *log = (AuditLog){.fd = -1, .path = path_join(run_dir, name), .who = *who};
@@ -67,14 +71,14 @@ ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who,
     return code;
 }
 
-ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, int64_t microbatches, int64_t sequences,
-                     Error *err) {
+ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, int64_t microbatches,
+                     int64_t sequences, Error *err) {
     start_line(log, "step", "step", step);
     for (int64_t i = 0; i < microbatches * sequences; i++) {
         const AuditSample *s = &samples[i];
         if (i % sequences == 0) text_puts(&log->line, " |");
-        text_printf(&log->line, " %" PRIu64 ":%" PRIu32 ".%" PRIu64 ".%" PRIu64 ":%08" PRIx32, s->k, s->source, s->epoch,
-                    s->window, s->print);
+        text_printf(&log->line, " %" PRIu64 ":%" PRIu32 ".%" PRIu64 ".%" PRIu64 ":%08" PRIx32, s->k,
+                    s->source, s->epoch, s->window, s->print);
     }
     return add_line(log, err);
 }
@@ -138,8 +142,9 @@ static bool take_sample(Scan *s, AuditSample *out) {
     uint64_t source;
     take(s, " |");
     bool good = take(s, " ") && take_number(s, INT64_MAX, &out->k) && take(s, ":") &&
-                take_number(s, SAMPLER_SOURCES - 1, &source) && take(s, ".") && take_number(s, INT64_MAX, &out->epoch) &&
-                take(s, ".") && take_number(s, INT64_MAX, &out->window) && take(s, ":") && take_hex(s, &out->print);
+                take_number(s, SAMPLER_SOURCES - 1, &source) && take(s, ".") &&
+                take_number(s, INT64_MAX, &out->epoch) && take(s, ".") &&
+                take_number(s, INT64_MAX, &out->window) && take(s, ":") && take_hex(s, &out->print);
     out->source = good ? (uint32_t)source : 0;
     return good;
 }
@@ -196,7 +201,8 @@ static bool read_line(const char *line, size_t length, AuditRecord *r) {
     r->begin = take(&s, "begin");
     if (!r->begin && !take(&s, "step")) return false;
     if (!take_int(&s, " attempt=", INT32_MAX, &r->who.attempt)) return false;
-    if (!take_int(&s, r->begin ? " after=" : " step=", INT64_MAX - 1, &r->step) || !take_writer(&s, &r->who)) return false;
+    if (!take_int(&s, r->begin ? " after=" : " step=", INT64_MAX - 1, &r->step) || !take_writer(&s, &r->who))
+        return false;
     if (!r->begin && r->step == 0) return false;
     return (r->begin ? take_windows(&s, r) : take_samples(&s, r)) && s.at == s.end;
 }
@@ -273,7 +279,8 @@ static void read_file(AuditRun *run, const FileMap *map) {
 
 static ErrorCode read_logs(AuditRun *run, const glob_t *found, Error *err) {
     if (found->gl_pathc == 0)
-        return error_set(err, ERR_NOINPUT, "%s: no audit logs in it; a run keeps them with data.audit=true", run->dir);
+        return error_set(err, ERR_NOINPUT, "%s: no audit logs in it; a run keeps them with data.audit=true",
+                         run->dir);
     run->files = mem_alloc_array(found->gl_pathc, sizeof *run->files);
     for (; run->file_count < found->gl_pathc; run->file_count++) {
         FileMap *map = &run->files[run->file_count];

@@ -1,20 +1,24 @@
-/* Which samples a run really used: a record of each step by each rank, and the proof that none was left out or came twice.
+/* Which samples a run really used: a record of each step by each rank, and the proof that none was left out
+ * or came twice.
  *
  * RUN/audit-00003.log, that of rank 3, is a file of lines that only grows, over all restarts:
  *
  *     begin attempt=1 after=6 rank=3 dp=1/2 writers=4 windows=120,30 mixture=0 *5ce0a1f2
  *     step attempt=1 step=7 rank=3 dp=1/2 writers=4 | 24:0.0.17:1a2b3c4d 25:1.0.4:99887766 | 26:0.0.3:5e6f7a8b ... *00c0ffee
  *
- * An attempt is one process of the run, counted from 0, which goes on after step `after`. After each bar come the samples of a
- * microbatch: number in the run, source.epoch.window that it stands for (data/sampler.h), and a hash of the tokens that were
- * trained on, taken from the batch itself. `writers` ranks write a record of each step; together they are all dp ranks, and
- * those that are the same dp rank (stages of a pipeline) must have used the same samples.
+ * An attempt is one process of the run, counted from 0, which goes on after step `after`. After each bar come
+ * the samples of a microbatch: number in the run, source.epoch.window that it stands for (data/sampler.h),
+ * and a hash of the tokens that were trained on, taken from the batch itself. `writers` ranks write a record
+ * of each step; together they are all dp ranks, and those that are the same dp rank (stages of a pipeline)
+ * must have used the same samples.
  *
- *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of what stands before " *"). Others are torn,
- * by a kill, and mean nothing. A2. A step is recorded after it was made, and on the disk (audit_sync) before a checkpoint holds
- * it. So a step whose records are not complete is in no checkpoint, unless records were lost. A3. Which attempt's step k is
- * part of the run: the last attempt's, back to where it began; before that, those of the attempt whose checkpoint it began
- * from, the latest before it that has step `after`; and so on. All else was done in vain. */
+ *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of what stands before "
+ *      *"). Others are torn,
+ * by a kill, and mean nothing. A2. A step is recorded after it was made, and on the disk (audit_sync)
+ * before a checkpoint holds it. So a step whose records are not complete is in no checkpoint, unless
+ * records were lost. A3. Which attempt's step k is part of the run: the last attempt's, back to where it
+ * began; before that, those of the attempt whose checkpoint it began from, the latest before it that has
+ * step `after`; and so on. All else was done in vain. */
 #ifndef WEFT_OBSERVE_AUDIT_H
 #define WEFT_OBSERVE_AUDIT_H
 
@@ -51,14 +55,15 @@ typedef struct AuditLog {
 /* Training sample k, with the hash of its `context` inputs and targets as they stand in a batch. */
 AuditSample audit_sample(const Dataset *d, uint64_t k, const int32_t *inputs, const int32_t *targets);
 
-/* The number of the next attempt: one more than any that is recorded in the directory. One rank asks, before any rank opens its
- * log, and tells the others. */
+/* The number of the next attempt: one more than any that is recorded in the directory. One rank asks, before
+ * any rank opens its log, and tells the others. */
 ErrorCode audit_next_attempt(const char *run_dir, int64_t *attempt, Error *err);
 /* Opens the log of who->rank and records that its attempt begins after step `after`. */
-ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after, const Dataset *d, Error *err);
+ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after,
+                     const Dataset *d, Error *err);
 /* Step `step` (1-based) was made with samples [microbatches * sequences]. */
-ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, int64_t microbatches, int64_t sequences,
-                     Error *err);
+ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, int64_t microbatches,
+                     int64_t sequences, Error *err);
 ErrorCode audit_sync(AuditLog *log, Error *err);
 void audit_close(AuditLog *log);
 /* Removes the logs of a run that starts over. */
@@ -103,15 +108,17 @@ typedef struct AuditFigures {
     AuditUse *uses; /* [use_count] of the steps of the run, by sample; freed by audit_figures_free */
 } AuditFigures;
 
-/* Requires that records of every rank are there for each step of the run, that its samples are 0, 1, 2, ... each once, that no
- * window comes twice in an epoch and none is missing from one that is over, that a window always has the same tokens. `saved`
- * is the step of the newest checkpoint, 0 for none: up to there nothing may be missing; behind it the last step may be
- * unfinished. What is found goes to `out`, up to 20 violations among it; any makes ERR_DATA. */
+/* Requires that records of every rank are there for each step of the run, that its samples are 0, 1, 2, ...
+ * each once, that no window comes twice in an epoch and none is missing from one that is over, that a window
+ * always has the same tokens. `saved` is the step of the newest checkpoint, 0 for none: up to there nothing
+ * may be missing; behind it the last step may be unfinished. What is found goes to `out`, up to 20 violations
+ * among it; any makes ERR_DATA. */
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err);
 void audit_figures_free(AuditFigures *f);
 
-/* Requires that two runs have used the same samples, with the same tokens, in each step; ERR_DATA names the first difference.
- */
-ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b, Error *err);
+/* Requires that two runs have used the same samples, with the same tokens, in each step; ERR_DATA names the
+ * first difference. */
+ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b,
+                        Error *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* The proof: which records are the run (invariant A3 of audit.h), whether they are all there, and what they say of samples. */
+/* The proof: which records are the run (invariant A3 of audit.h), whether they are all there, and what they
+ * say of samples. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -74,7 +75,8 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
         const AuditRecord *r = &run->records[i], *before = r - 1;
         bool same_dp = i > s.from && r->who.dp_rank == before->who.dp_rank;
         if (r->who.writers != first->who.writers || r->who.dp_ranks != first->who.dp_ranks) {
-            snprintf(out, 160, "ranks %d and %d disagree on how many there are", first->who.rank, r->who.rank);
+            snprintf(out, 160, "ranks %d and %d disagree on how many there are", first->who.rank,
+                     r->who.rank);
             return out;
         }
         if (same_dp && r->who.rank == before->who.rank) {
@@ -83,12 +85,13 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
         }
         if (!same_dp && r->who.dp_rank != wanted++) break;
         if (same_dp && (r->length != before->length || memcmp(r->text, before->text, r->length) != 0)) {
-            snprintf(out, 160, "ranks %d and %d are both dp rank %d and used other samples", before->who.rank, r->who.rank,
-                     r->who.dp_rank);
+            snprintf(out, 160, "ranks %d and %d are both dp rank %d and used other samples", before->who.rank,
+                     r->who.rank, r->who.dp_rank);
             return out;
         }
     }
-    if (wanted == first->who.dp_ranks && last->who.dp_rank == wanted - 1 && s.to - s.from == (size_t)first->who.writers)
+    if (wanted == first->who.dp_ranks && last->who.dp_rank == wanted - 1 &&
+        s.to - s.from == (size_t)first->who.writers)
         return NULL;
     snprintf(out, 160, "%zu of %d records are there", s.to - s.from, first->who.writers);
     return out;
@@ -121,8 +124,9 @@ static void missing_steps(Check *c, int64_t from, int64_t to, int64_t attempt) {
     if (from == to)
         violate(c, "step %" PRId64 " is recorded by nobody (attempt %" PRId64 " should have)", from, attempt);
     else if (from < to)
-        violate(c, "steps %" PRId64 " to %" PRId64 " are recorded by nobody (attempt %" PRId64 " should have)", from, to,
-                attempt);
+        violate(c,
+                "steps %" PRId64 " to %" PRId64 " are recorded by nobody (attempt %" PRId64 " should have)",
+                from, to, attempt);
 }
 
 /* Steps (low, high] from this attempt. */
@@ -134,9 +138,11 @@ static void take_steps(Check *c, Stretch attempt, int64_t low, int64_t high) {
         Stretch s = step_at(run, i, attempt.to);
         int64_t step = run->records[i].step;
         missing_steps(c, before + 1, step - 1, number);
-        if (step_problem(run, s, problem)) violate(c, "step %" PRId64 " of attempt %" PRId64 ": %s", step, number, problem);
+        if (step_problem(run, s, problem))
+            violate(c, "step %" PRId64 " of attempt %" PRId64 ": %s", step, number, problem);
         for (size_t r = s.from; r < s.to; r++)
-            if (r == s.from || run->records[r].who.dp_rank != run->records[r - 1].who.dp_rank) add_uses(c, &run->records[r]);
+            if (r == s.from || run->records[r].who.dp_rank != run->records[r - 1].who.dp_rank)
+                add_uses(c, &run->records[r]);
         c->f->steps++;
         before = step;
         i = s.to;
@@ -153,17 +159,20 @@ static int64_t began_after(Check *c, Stretch attempt) {
     }
     for (const AuditRecord *r = first + 1; r < &c->run->records[attempt.to] && r->begin; r++) {
         if (r->step != first->step)
-            violate(c, "ranks %d and %d begin attempt %" PRId64 " after step %" PRId64 " and after step %" PRId64,
-                    first->who.rank, r->who.rank, first->who.attempt, first->step, r->step);
+            violate(
+                c, "ranks %d and %d begin attempt %" PRId64 " after step %" PRId64 " and after step %" PRId64,
+                first->who.rank, r->who.rank, first->who.attempt, first->step, r->step);
         if (r->length != first->length || memcmp(r->text, first->text, r->length) != 0)
-            violate(c, "ranks %d and %d have other data in attempt %" PRId64 ": %.*s and %.*s windows", first->who.rank,
-                    r->who.rank, first->who.attempt, (int)(first->length < 60 ? first->length : 60), first->text,
+            violate(c, "ranks %d and %d have other data in attempt %" PRId64 ": %.*s and %.*s windows",
+                    first->who.rank, r->who.rank, first->who.attempt,
+                    (int)(first->length < 60 ? first->length : 60), first->text,
                     (int)(r->length < 60 ? r->length : 60), r->text);
     }
     return first->step;
 }
 
-/* The windows of each source, from the begin line of the latest attempt that counts; earlier ones must agree. */
+/* The windows of each source, from the begin line of the latest attempt that counts; earlier ones must agree.
+ */
 static void take_windows(Check *c, Stretch attempt) {
     const AuditRecord *r = &c->run->records[attempt.from];
     if (!r->begin) return;
@@ -193,7 +202,8 @@ static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
     char problem[160];
     if (last->begin) return after;
     size_t from = attempt.to - 1;
-    while (from > attempt.from && !run->records[from - 1].begin && run->records[from - 1].step == last->step) from--;
+    while (from > attempt.from && !run->records[from - 1].begin && run->records[from - 1].step == last->step)
+        from--;
     if (last->step <= c->saved || !step_problem(run, (Stretch){from, attempt.to}, problem)) return last->step;
     c->unfinished = last->step;
     return last->step - 1;
@@ -215,7 +225,8 @@ static void follow(Check *c) {
     Stretch attempt = attempt_before(run, run->count);
     int64_t low = began_after(c, attempt), high = last_step(c, attempt, low);
     if (high < c->saved)
-        violate(c, "a checkpoint holds step %" PRId64 ", the last attempt recorded ends with step %" PRId64, c->saved, high);
+        violate(c, "a checkpoint holds step %" PRId64 ", the last attempt recorded ends with step %" PRId64,
+                c->saved, high);
     for (;;) {
         take_windows(c, attempt);
         if (high > low) take_steps(c, attempt, low, high);
@@ -275,15 +286,17 @@ static void sort(AuditFigures *f, int (*order)(const void *, const void *)) {
     if (f->use_count) qsort(f->uses, f->use_count, sizeof *f->uses, order);
 }
 
-static void missing_samples(Check *c, uint64_t from, uint64_t to, const AuditUse *next, const AuditUse *before) {
+static void missing_samples(Check *c, uint64_t from, uint64_t to, const AuditUse *next,
+                            const AuditUse *before) {
     char where[100] = "before the first";
-    if (before) snprintf(where, sizeof where, "after %" PRIu64 " of step %" PRId64, before->sample.k, before->step);
+    if (before)
+        snprintf(where, sizeof where, "after %" PRIu64 " of step %" PRId64, before->sample.k, before->step);
     if (from == to)
-        violate(c, "sample %" PRIu64 " is missing: %s comes %" PRIu64 " of step %" PRId64, from, where, next->sample.k,
-                next->step);
-    else
-        violate(c, "samples %" PRIu64 " to %" PRIu64 " are missing: %s comes %" PRIu64 " of step %" PRId64, from, to, where,
+        violate(c, "sample %" PRIu64 " is missing: %s comes %" PRIu64 " of step %" PRId64, from, where,
                 next->sample.k, next->step);
+    else
+        violate(c, "samples %" PRIu64 " to %" PRIu64 " are missing: %s comes %" PRIu64 " of step %" PRId64,
+                from, to, where, next->sample.k, next->step);
 }
 
 /* 0, 1, 2, ... each once, none later than a larger one. */
@@ -294,8 +307,8 @@ static void check_samples(Check *c) {
         const AuditUse *u = &f->uses[i], *before = i ? u - 1 : NULL;
         uint64_t next = before ? before->sample.k + 1 : 0;
         if (before && before->sample.k == u->sample.k)
-            violate(c, "sample %" PRIu64 " is used twice: in step %" PRId64 " and in step %" PRId64, u->sample.k, before->step,
-                    u->step);
+            violate(c, "sample %" PRIu64 " is used twice: in step %" PRId64 " and in step %" PRId64,
+                    u->sample.k, before->step, u->step);
         else if (u->sample.k != next)
             missing_samples(c, next, u->sample.k - 1, u, before);
     }
@@ -310,13 +323,13 @@ static void check_windows(Check *c) {
         if (x->source != y->source || x->window != y->window) continue;
         if (x->epoch == y->epoch && x->k != y->k)
             violate(c,
-                    "window %" PRIu64 " of source %u comes twice in epoch %" PRIu64 ": as sample %" PRIu64 " (step %" PRId64
-                    ") and %" PRIu64 " (step %" PRId64 ")",
+                    "window %" PRIu64 " of source %u comes twice in epoch %" PRIu64 ": as sample %" PRIu64
+                    " (step %" PRId64 ") and %" PRIu64 " (step %" PRId64 ")",
                     y->window, y->source, y->epoch, x->k, b->step, y->k, u->step);
         if (x->print != y->print)
             violate(c,
-                    "samples %" PRIu64 " (step %" PRId64 ") and %" PRIu64 " (step %" PRId64 ") are window %" PRIu64
-                    " of source %u both, with other tokens",
+                    "samples %" PRIu64 " (step %" PRId64 ") and %" PRIu64 " (step %" PRId64
+                    ") are window %" PRIu64 " of source %u both, with other tokens",
                     x->k, b->step, y->k, u->step, y->window, y->source);
     }
 }
@@ -324,7 +337,8 @@ static void check_windows(Check *c) {
 /* Epochs [from, to) of a source are over, and not a sample is of them. */
 static void empty_epochs(Check *c, uint32_t source, uint64_t from, uint64_t to) {
     if (from < to)
-        violate(c, "no sample is of source %u and epoch %" PRIu64 ", though epoch %" PRIu64 " has begun", source, from, to);
+        violate(c, "no sample is of source %u and epoch %" PRIu64 ", though epoch %" PRIu64 " has begun",
+                source, from, to);
 }
 
 /* The samples of one source, epochs ascending: each epoch before the newest has all windows. */
@@ -337,12 +351,13 @@ static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, siz
             const AuditSample *s = &uses[i].sample;
             distinct += i == first || uses[i - 1].sample.window != s->window;
             if (s->window >= windows)
-                violate(c, "sample %" PRIu64 " is window %" PRIu64 " of source %u, which has %" PRIu64, s->k, s->window, source,
-                        windows);
+                violate(c, "sample %" PRIu64 " is window %" PRIu64 " of source %u, which has %" PRIu64, s->k,
+                        s->window, source, windows);
         }
         if (epoch < newest && distinct < windows)
             violate(c,
-                    "epoch %" PRIu64 " of source %u has %" PRIu64 " of %" PRIu64 " windows, though epoch %" PRIu64 " has begun",
+                    "epoch %" PRIu64 " of source %u has %" PRIu64 " of %" PRIu64
+                    " windows, though epoch %" PRIu64 " has begun",
                     epoch, source, distinct, windows, newest);
         expected = epoch + 1;
     }
@@ -362,7 +377,8 @@ static void check_epochs(Check *c) {
         if (source < c->sources)
             check_epochs_of(c, source, f->uses + i, j - i, c->mixture ? f->uses[j - 1].sample.epoch : newest);
         else if (c->sources)
-            violate(c, "sample %" PRIu64 " is of source %u: the data has %zu", f->uses[i].sample.k, source, c->sources);
+            violate(c, "sample %" PRIu64 " is of source %u: the data has %zu", f->uses[i].sample.k, source,
+                    c->sources);
     }
     for (size_t s = 0; s < c->sources; s++) windows += (double)c->windows[s];
     f->epochs = windows > 0 ? (double)f->use_count / windows : 0;
@@ -374,9 +390,11 @@ static void check_epochs(Check *c) {
 static void summarize(const Check *c) {
     const AuditFigures *f = c->f;
     char samples[32], steps[32];
-    text_printf(c->out, "%s: %s samples in %s steps, %.3f epochs, %" PRId64 " attempt%s, %" PRId64 " step%s done again",
-                c->run->dir, text_count((int64_t)f->use_count, samples), text_count(f->steps, steps), f->epochs, f->attempts,
-                f->attempts == 1 ? "" : "s", f->redone, f->redone == 1 ? "" : "s");
+    text_printf(c->out,
+                "%s: %s samples in %s steps, %.3f epochs, %" PRId64 " attempt%s, %" PRId64
+                " step%s done again",
+                c->run->dir, text_count((int64_t)f->use_count, samples), text_count(f->steps, steps),
+                f->epochs, f->attempts, f->attempts == 1 ? "" : "s", f->redone, f->redone == 1 ? "" : "s");
     if (c->run->torn) text_printf(c->out, ", %zu torn line%s", c->run->torn, c->run->torn == 1 ? "" : "s");
     if (c->unfinished) text_printf(c->out, "; step %" PRId64 " was not finished", c->unfinished);
     text_puts(c->out, "\n");
@@ -429,11 +447,12 @@ static AuditUse *in_steps(const AuditFigures *f) {
 }
 
 static ErrorCode only_in(const AuditUse *u, const char *one, const char *other, Error *err) {
-    return error_set(err, ERR_DATA, "step %" PRId64 ": sample %" PRIu64 " is used in %s and not in %s", u->step, u->sample.k,
-                     one, other);
+    return error_set(err, ERR_DATA, "step %" PRId64 ": sample %" PRIu64 " is used in %s and not in %s",
+                     u->step, u->sample.k, one, other);
 }
 
-ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b, Error *err) {
+ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b,
+                        Error *err) {
     AuditUse *x = in_steps(a), *y = in_steps(b);
     ErrorCode code = OK;
     for (size_t i = 0; code == OK && (i < a->use_count || i < b->use_count); i++) {
@@ -441,8 +460,9 @@ ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *n
         if (order < 0) code = only_in(&x[i], name_a, name_b, err);
         if (order > 0) code = only_in(&y[i], name_b, name_a, err);
         if (order == 0 && x[i].sample.print != y[i].sample.print)
-            code = error_set(err, ERR_DATA, "step %" PRId64 ": sample %" PRIu64 " has other tokens in %s than in %s", x[i].step,
-                             x[i].sample.k, name_a, name_b);
+            code = error_set(err, ERR_DATA,
+                             "step %" PRId64 ": sample %" PRIu64 " has other tokens in %s than in %s",
+                             x[i].step, x[i].sample.k, name_a, name_b);
     }
     free(x);
     free(y);

@@ -78,7 +78,8 @@ static double at(const Axis *a, double value) {
 
 static bool drawable(const Axis *y, double value) { return isfinite(value) && (!y->log || value > 0); }
 
-/* As many decimals as the distance of ticks needs; thousands as k, M, G, the same for all labels up to `largest`. */
+/* As many decimals as the distance of ticks needs; thousands as k, M, G, the same for all labels up to
+ * `largest`. */
 static void tick_label(Text *out, double value, double step, double largest) {
     static const char *const suffix[] = {"", "k", "M", "G", "T"};
     int thousands = 0;
@@ -124,7 +125,8 @@ static bool fit_axis(const Chart *c, Axis *a) {
     return isfinite(a->high - a->low);
 }
 
-/* Ticks of a logarithmic axis: round numbers over less than a decade, 1-2-5 over a few, powers of ten beyond. */
+/* Ticks of a logarithmic axis: round numbers over less than a decade, 1-2-5 over a few, powers of ten beyond.
+ */
 static size_t log_ticks(const Axis *a, double *out, double *step) {
     double decades = log10(a->high / a->low);
     *step = 0;
@@ -145,12 +147,15 @@ static size_t log_ticks(const Axis *a, double *out, double *step) {
 
 static void write_y_axis(Text *out, const Chart *c, const Axis *y) {
     double ticks[MAX_TICKS], step;
-    size_t n = y->log ? log_ticks(y, ticks, &step) : chart_ticks(y->low, y->high, c->height / 50, ticks, MAX_TICKS, &step);
+    size_t n = y->log ? log_ticks(y, ticks, &step)
+                      : chart_ticks(y->low, y->high, c->height / 50, ticks, MAX_TICKS, &step);
     for (size_t i = 0; i < n; i++) {
         double py = at(y, ticks[i]);
-        text_printf(out, "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">", LEFT, py,
-                    c->width - RIGHT, LEFT - 8, py + 4);
-        tick_label(out, ticks[i], step > 0 ? step : pow(10, floor(log10(ticks[i]) + 1e-9)), step > 0 ? ticks[n - 1] : ticks[i]);
+        text_printf(out,
+                    "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">",
+                    LEFT, py, c->width - RIGHT, LEFT - 8, py + 4);
+        tick_label(out, ticks[i], step > 0 ? step : pow(10, floor(log10(ticks[i]) + 1e-9)),
+                   step > 0 ? ticks[n - 1] : ticks[i]);
         text_puts(out, "</text>\n");
     }
 }
@@ -163,8 +168,9 @@ static void write_x_axis(Text *out, const Chart *c, const Axis *x) {
     for (size_t i = 0; i < n; i++) {
         if (ticks[i] != floor(ticks[i])) continue; /* half steps do not exist */
         double px = at(x, ticks[i]);
-        text_printf(out, "<path class=\"axis\" d=\"M%.1f %dv4\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">", px, bottom, px,
-                    bottom + 18, px > c->width - RIGHT - 16 ? "end" : "middle");
+        text_printf(out,
+                    "<path class=\"axis\" d=\"M%.1f %dv4\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">",
+                    px, bottom, px, bottom + 18, px > c->width - RIGHT - 16 ? "end" : "middle");
         tick_label(out, ticks[i], step, ticks[n - 1]);
         text_puts(out, "</text>\n");
     }
@@ -181,7 +187,8 @@ static void pen_point(Pen *p, double x, double y) {
     p->down = true;
 }
 
-/* One column of pixels, points [from, to): its least and greatest value in the order they came; a gap lifts the pen. */
+/* One column of pixels, points [from, to): its least and greatest value in the order they came; a gap lifts
+ * the pen. */
 static void pen_column(Pen *p, const double *x, const double *y, size_t from, size_t to) {
     size_t least = to, most = to;
     bool gap = false;
@@ -201,7 +208,8 @@ static void pen_column(Pen *p, const double *x, const double *y, size_t from, si
     if (gap) p->down = false;
 }
 
-static void write_line(Text *out, const char *kind, const ChartSeries *s, const double *values, const Axis *x, const Axis *y) {
+static void write_line(Text *out, const char *kind, const ChartSeries *s, const double *values, const Axis *x,
+                       const Axis *y) {
     Pen pen = {out, x, y, false};
     text_printf(out, "<path class=\"%s %s\" d=\"", kind, s->style);
     for (size_t i = 0; i < s->count;) {
@@ -217,8 +225,8 @@ static void write_line(Text *out, const char *kind, const ChartSeries *s, const 
 static void write_dots(Text *out, const ChartSeries *s, const Axis *x, const Axis *y) {
     for (size_t i = 0; i < s->count; i++) {
         if (!drawable(y, s->y[i])) continue;
-        text_printf(out, "<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", s->style, at(x, s->x[i]),
-                    at(y, s->y[i]));
+        text_printf(out, "<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", s->style,
+                    at(x, s->x[i]), at(y, s->y[i]));
     }
 }
 
@@ -243,7 +251,9 @@ static void write_marks(Text *out, const Chart *c, const Axis *x) {
         const ChartMark *m = &c->marks[i];
         double px = at(x, m->x);
         if (px < LEFT - 1 || px > c->width - RIGHT + 1 || px - before < 1) continue;
-        text_printf(out, "<g class=\"mark %s\"><path d=\"M%.1f %dV%d\"/><path class=\"flag\" d=\"M%.1f %dl-5 -8h10z\"/><title>",
+        text_printf(out,
+                    "<g class=\"mark %s\"><path d=\"M%.1f %dV%d\"/><path class=\"flag\" d=\"M%.1f %dl-5 "
+                    "-8h10z\"/><title>",
                     m->style, px, TOP, c->height - BOTTOM, px, TOP);
         html_puts(out, m->label);
         text_puts(out, "</title></g>\n");
@@ -258,12 +268,12 @@ static void write_svg(Text *out, const Chart *c, bool log) {
         text_printf(out, "<p class=\"empty plot %s\">Nothing to draw yet.</p>\n", log ? "log" : "lin");
         return;
     }
-    text_printf(
-        out,
-        "<svg class=\"plot %s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s by step, %s axis\" data-chart=\"%s\" "
-        "data-box=\"%d %d %d %d\" data-x=\"%.17g %.17g\" data-y=\"%.17g %.17g\" data-log=\"%d\">\n",
-        log ? "log" : "lin", c->width, c->height, c->title, log ? "logarithmic" : "linear", c->id, LEFT, TOP, c->width - RIGHT,
-        c->height - BOTTOM, x.low, x.high, y.low, y.high, log);
+    text_printf(out,
+                "<svg class=\"plot %s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s by step, %s "
+                "axis\" data-chart=\"%s\" "
+                "data-box=\"%d %d %d %d\" data-x=\"%.17g %.17g\" data-y=\"%.17g %.17g\" data-log=\"%d\">\n",
+                log ? "log" : "lin", c->width, c->height, c->title, log ? "logarithmic" : "linear", c->id,
+                LEFT, TOP, c->width - RIGHT, c->height - BOTTOM, x.low, x.high, y.low, y.high, log);
     write_y_axis(out, c, &y);
     write_x_axis(out, c, &x);
     write_marks(out, c, &x);
@@ -272,7 +282,9 @@ static void write_svg(Text *out, const Chart *c, bool log) {
 }
 
 static void write_switch(Text *out, const Chart *c, const char *scale, const char *name, bool checked) {
-    text_printf(out, "<input type=\"radio\" name=\"y-%s\" id=\"%s-%s\" class=\"to-%s\"%s><label for=\"%s-%s\">%s</label>\n",
+    text_printf(out,
+                "<input type=\"radio\" name=\"y-%s\" id=\"%s-%s\" class=\"to-%s\"%s><label "
+                "for=\"%s-%s\">%s</label>\n",
                 c->id, c->id, scale, scale, checked ? " checked" : "", c->id, scale, name);
 }
 

@@ -1,6 +1,7 @@
-/* Line charts as inline SVG, for pages that must stand alone: no scripts or fonts from elsewhere, colours by CSS classes of the
- * page (series s1, s2, ...). A chart costs bytes by its pixels, not by its points: a column of pixels keeps its least and its
- * greatest value, so that a spike of one step in a million stays visible. */
+/* Line charts as inline SVG, for pages that must stand alone: no scripts or fonts from elsewhere, colours by
+ * CSS classes of the page (series s1, s2, ...). A chart costs bytes by its pixels, not by its points: a
+ * column of pixels keeps its least and its greatest value, so that a spike of one step in a million stays
+ * visible. */
 #ifndef WEFT_OBSERVE_CHART_H
 #define WEFT_OBSERVE_CHART_H
 
@@ -46,8 +47,8 @@ void html_puts(Text *out, const char *text);
 
 /* Up to `max` round positions covering [low, high] from inside; returns how many, and their distance. */
 size_t chart_ticks(double low, double high, int wanted, double *out, size_t max, double *step);
-/* Exponential moving averages from both ends, bias-corrected, and the mean of the two: it does not lag behind a falling curve.
- * Non-finite values stay as they are and are passed over. */
+/* Exponential moving averages from both ends, bias-corrected, and the mean of the two: it does not lag behind
+ * a falling curve. Non-finite values stay as they are and are passed over. */
 void chart_smooth(const double *y, size_t count, double span, double *out);
 
 #endif

@@ -24,7 +24,8 @@ static void add_field(Text *out, bool colour, const char *escape, const char *na
     text_printf(out, "%s%s: %s%s", colour ? escape : "", name, value, colour ? RESET : "");
 }
 
-static void add_number(Text *out, bool colour, const char *escape, const char *name, const char *format, double value) {
+static void add_number(Text *out, bool colour, const char *escape, const char *name, const char *format,
+                       double value) {
     char number[64];
     if (isnan(value)) {
         strcpy(number, "nan"); /* never "-nan" */
@@ -40,14 +41,16 @@ static void add_number(Text *out, bool colour, const char *escape, const char *n
 
 static void add_rate(Text *out, bool colour, double tokens_per_second) {
     char number[32] = "n/a";
-    if (isfinite(tokens_per_second) && tokens_per_second < 9e15) text_count((int64_t)llround(tokens_per_second), number);
+    if (isfinite(tokens_per_second) && tokens_per_second < 9e15)
+        text_count((int64_t)llround(tokens_per_second), number);
     add_field(out, colour, BLUE, "tps", number);
 }
 
 static void add_memory(Text *out, bool colour, const StepMetrics *m) {
     char value[64];
     int n = snprintf(value, sizeof value, "%5.2fGiB", (double)m->memory_peak / GIB);
-    if (isfinite(m->memory_fraction)) snprintf(value + n, sizeof value - (size_t)n, "(%.2f%%)", 100 * m->memory_fraction);
+    if (isfinite(m->memory_fraction))
+        snprintf(value + n, sizeof value - (size_t)n, "(%.2f%%)", 100 * m->memory_fraction);
     add_field(out, colour, CYAN, "memory", value);
 }
 
@@ -74,7 +77,8 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     if (isfinite(m->data_seconds / m->step_seconds)) {
         add_number(out, colour, DIM, "data", "%.1f%%", 100 * m->data_seconds / m->step_seconds);
     }
-    if (m->wait_seconds > 0) add_number(out, colour, DIM, "wait", "%.1f%%", 100 * m->wait_seconds / m->step_seconds);
+    if (m->wait_seconds > 0)
+        add_number(out, colour, DIM, "wait", "%.1f%%", 100 * m->wait_seconds / m->step_seconds);
     add_number(out, colour, DIM, "lr", "%.2e", m->lr);
     if (isfinite(m->eta)) add_field(out, colour, DIM, "eta", clock_duration(m->eta, value));
     if (m->skipped) text_printf(out, "  %sSKIPPED (not finite)%s", colour ? RED : "", colour ? RESET : "");
@@ -94,7 +98,8 @@ void console_format_validation(Text *out, const ValidationMetrics *v, bool colou
 
 static void add_bar(Text *out, double fraction, int columns, bool unicode) {
     int full = (int)(fraction * columns);
-    for (int i = 0; i < columns; i++) text_puts(out, i < full ? (unicode ? "━" : "#") : (unicode ? "─" : "."));
+    for (int i = 0; i < columns; i++)
+        text_puts(out, i < full ? (unicode ? "━" : "#") : (unicode ? "─" : "."));
 }
 
 /* The figures first: the bar takes what room they leave, and goes when it would be too short to read. */

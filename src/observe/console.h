@@ -1,6 +1,6 @@
-/* The run as a person sees it on stderr: one line a logged step, in the form that users of TorchTitan read without thinking,
- * and between them, on a terminal, a live line with the run's progress. Colour only adds: what matters is also said in words.
- */
+/* The run as a person sees it on stderr: one line a logged step, in the form that users of TorchTitan read
+ * without thinking, and between them, on a terminal, a live line with the run's progress. Colour only adds:
+ * what matters is also said in words. */
 #ifndef WEFT_OBSERVE_CONSOLE_H
 #define WEFT_OBSERVE_CONSOLE_H
 
@@ -13,8 +13,9 @@
 void console_step(const StepMetrics *m, int rank);
 void console_validation(const ValidationMetrics *v, int rank);
 
-/* The live line; nothing where stderr is no terminal. At most ten redraws a second, but for those `at_once`: before the line of
- * a step, so that the live line below it is not of an earlier one. Clear it before the program ends. */
+/* The live line; nothing where stderr is no terminal. At most ten redraws a second, but for those `at_once`:
+ * before the line of a step, so that the live line below it is not of an earlier one. Clear it before the
+ * program ends. */
 void console_status(const StepMetrics *m, bool at_once);
 void console_clear(void);
 

@@ -33,7 +33,8 @@ ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
     return code;
 }
 
-static void write_entry(Text *out, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts) {
+static void write_entry(Text *out, JournalEvent event, int64_t step, const char *detail,
+                        const JournalFact *facts) {
     JsonWriter w;
     char time[21];
     json_start(&w, out, 0);
@@ -56,13 +57,15 @@ static void write_entry(Text *out, JournalEvent event, int64_t step, const char 
     text_add(out, "\n", 1);
 }
 
-ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err) {
+ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail,
+                      const JournalFact *facts, Error *err) {
     Text line = {0};
     write_entry(&line, event, step, detail, facts);
     ErrorCode code = file_add_line(j->fd, j->path, line.data, line.length, err);
     text_free(&line);
     TRY(code);
-    if (kinds[event].sync && fsync(j->fd) != 0) return error_errno(err, ERR_IO, "%s: syncing to the disk failed", j->path);
+    if (kinds[event].sync && fsync(j->fd) != 0)
+        return error_errno(err, ERR_IO, "%s: syncing to the disk failed", j->path);
     return OK;
 }
 
@@ -98,8 +101,8 @@ static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     bool good = cJSON_IsObject(root) && cJSON_IsString(cJSON_GetObjectItemCaseSensitive(root, "event")) &&
                 json_get_int(root, JOURNAL_FILE, "step", false, 0, 1LL << 53, &step, NULL) == OK;
     if (good) {
-        *e = (JournalEntry){copy_string(root, "time"), copy_string(root, "event"), copy_string(root, "detail"), step,
-                            copy_facts(root)};
+        *e = (JournalEntry){copy_string(root, "time"), copy_string(root, "event"),
+                            copy_string(root, "detail"), step, copy_facts(root)};
     }
     cJSON_Delete(root);
     return good;

@@ -2,8 +2,9 @@
  *
  *     {"time": "2026-01-31T12:34:56Z", "event": "checkpoint", "step": 500, "detail": "step-500", "bytes": 75497472}
  *
- * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line starts afresh. Events that
- * somebody may have to account for (everything but validations and spikes) are on the disk when journal_add returns. */
+ * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line
+ * starts afresh. Events that somebody may have to account for (everything but validations and spikes) are
+ * on the disk when journal_add returns. */
 #ifndef WEFT_OBSERVE_JOURNAL_H
 #define WEFT_OBSERVE_JOURNAL_H
 
@@ -31,9 +32,9 @@ typedef enum JournalEvent {
 } JournalEvent;
 const char *journal_event_name(JournalEvent event); /* "started" */
 
-/* A number that belongs to an event. Report reads, of "started" or "resumed": parameters, tokens_per_step, total_steps,
- * flops_per_token, peak_flops, threads, planned_bytes (the total that the plan
- * prints, of rank 0). */
+/* A number that belongs to an event. Report reads, of "started" or "resumed": parameters, tokens_per_step,
+ * total_steps, flops_per_token, peak_flops, threads, planned_bytes (the total that the plan prints, of rank
+ * 0). */
 typedef struct JournalFact {
     const char *name;
     double value;
@@ -46,7 +47,8 @@ typedef struct Journal {
 
 ErrorCode journal_open(Journal *j, const char *run_dir, Error *err);
 /* `facts` ends with a NULL name, or is NULL. `detail` is any text, one sentence, or NULL. */
-ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err);
+ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail,
+                      const JournalFact *facts, Error *err);
 void journal_close(Journal *j);
 
 /* Reading. Lines that are no entries (a torn one) are skipped. */

@@ -105,7 +105,8 @@ static bool read_record(const cJSON *object, const Field *fields, void *record) 
         char *at = (char *)record + f->offset;
         if (f->type == FIELD_INT) {
             int64_t value = 0;
-            if (json_get_int(object, "record", f->key, false, -(1LL << 53), 1LL << 53, &value, NULL) != OK) return false;
+            if (json_get_int(object, "record", f->key, false, -(1LL << 53), 1LL << 53, &value, NULL) != OK)
+                return false;
             memcpy(at, &value, sizeof value);
         } else if (f->type == FIELD_DOUBLE) {
             double value = (double)NAN;
@@ -121,7 +122,8 @@ static bool read_record(const cJSON *object, const Field *fields, void *record) 
 
 /* ---- the window ---- */
 
-void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds, double wait_seconds) {
+void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds,
+                         double wait_seconds) {
     w->steps++;
     w->tokens += tokens;
     w->seconds += seconds;
@@ -169,7 +171,8 @@ void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_
 
 /* ---- the file ---- */
 
-/* Takes the next line of a buffer; false at its end. A last line without a newline is torn: *whole is false. */
+/* Takes the next line of a buffer; false at its end. A last line without a newline is torn: *whole is false.
+ */
 static bool next_line(const char **at, const char *end, const char **line, size_t *length, bool *whole) {
     if (*at == end) return false;
     const char *newline = memchr(*at, '\n', (size_t)(end - *at));
@@ -204,7 +207,8 @@ static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     while (next_line(&at, end, &line, &length, &whole)) {
         cJSON *record = whole ? parse_line(line, length, &is_step) : NULL;
         int64_t step = INT64_MAX;
-        if (record && json_get_int(record, path, "step", true, 0, 1LL << 53, &step, NULL) != OK) step = INT64_MAX;
+        if (record && json_get_int(record, path, "step", true, 0, 1LL << 53, &step, NULL) != OK)
+            step = INT64_MAX;
         if (step <= resumed) text_add(&kept, line, length + 1);
         cJSON_Delete(record);
     }
@@ -220,7 +224,8 @@ char *metrics_file_name(int rank, char out[32]) {
     return out;
 }
 
-ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed, Error *err) {
+ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
+                           Error *err) {
     *log = (MetricsLog){.path = path_join(run_dir, name)};
     ErrorCode code = OK;
     if (file_exists(log->path)) {
@@ -228,7 +233,8 @@ ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *nam
     }
     if (code == OK) {
         log->file = fopen(log->path, "ae");
-        if (!log->file) code = error_errno(err, ERR_CANTCREATE, "%s: cannot be opened for the metrics", log->path);
+        if (!log->file)
+            code = error_errno(err, ERR_CANTCREATE, "%s: cannot be opened for the metrics", log->path);
     }
     if (code != OK) metrics_log_close(log);
     return code;

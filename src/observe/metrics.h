@@ -1,9 +1,13 @@
 /* Figures of a run: what a logged step says, the window they are taken over, and the file they are kept in.
  *
- * RUN/metrics.jsonl holds one JSON object a line: a train record per logged step, a validation record per validation.
- *  1. Every number has the fewest digits that read back the same double; null stands for "not finite" or "not known".
- *  2. A line is complete or it is the last one: lines are written whole and flushed, and a torn tail is dropped on opening.
- *  3. Each step is there once: a run that resumes at step s drops what is beyond s, by an atomic replacement of the file.
+ * RUN/metrics.jsonl holds one JSON object a line: a train record per logged step, a validation record per
+ * validation.
+ *  1. Every number has the fewest digits that read back the same double; null stands for "not finite" or
+ *     "not known".
+ *  2. A line is complete or it is the last one: lines are written whole and flushed, and a torn tail is
+ *     dropped on opening.
+ *  3. Each step is there once: a run that resumes at step s drops what is beyond s, by an atomic
+ *     replacement of the file.
  * With metrics.all_ranks the other ranks keep files of the same form, RUN/metrics-00001.jsonl and so on. */
 #ifndef WEFT_OBSERVE_METRICS_H
 #define WEFT_OBSERVE_METRICS_H
@@ -18,21 +22,23 @@
 
 #define METRICS_FILE "metrics.jsonl"
 
-/* One logged step. Loss to epoch belong to that step; the rates are those of the window since the last logged step. */
+/* One logged step. Loss to epoch belong to that step; the rates are those of the window since the last logged
+ * step. */
 typedef struct StepMetrics {
     int64_t step, total_steps; /* 1-based; total_steps is the end of the run */
     double wall;               /* seconds since 1970, of the record */
     double loss, grad_norm;    /* grad_norm before clipping */
     double clip_coefficient, lr;
     double loss_deviation, grad_norm_deviation; /* robust deviations, spike.h */
-    bool skipped, spike;                        /* update not applied (non-finite); loss or norm far from the recent ones */
-    int64_t skipped_total;                      /* since the beginning of the run */
-    int64_t step_tokens, total_tokens;          /* tokens of this step; of the run, this step included */
-    double epoch;                               /* passes over the data, fractional */
-    double step_seconds, data_seconds;          /* mean seconds a step; of these, waiting for data */
-    double wait_seconds;                        /* mean seconds a step that this rank waited for others */
-    int64_t sent_pp, sent_dp_replicate, sent_dp_shard; /* bytes that this rank sent in this step, by axis of the mesh */
-    double pause_seconds;                              /* validation and checkpoints since the last logged step: in no rate */
+    bool skipped, spike;   /* update not applied (non-finite); loss or norm far from the recent ones */
+    int64_t skipped_total; /* since the beginning of the run */
+    int64_t step_tokens, total_tokens; /* tokens of this step; of the run, this step included */
+    double epoch;                      /* passes over the data, fractional */
+    double step_seconds, data_seconds; /* mean seconds a step; of these, waiting for data */
+    double wait_seconds;               /* mean seconds a step that this rank waited for others */
+    int64_t sent_pp, sent_dp_replicate,
+        sent_dp_shard;    /* bytes that this rank sent in this step, by axis of the mesh */
+    double pause_seconds; /* validation and checkpoints since the last logged step: in no rate */
     double tokens_per_second, flops_per_second;
     double mfu;                           /* fraction of the peak, NaN when no peak is known */
     double eta;                           /* seconds to the end, pauses foreseen; NaN when not known */
@@ -48,7 +54,8 @@ typedef struct ValidationMetrics {
     double seconds, tokens_per_second;
 } ValidationMetrics;
 
-/* Sums since the last logged step. Only training counts towards rates; pauses are summed apart, and enter the ETA alone. */
+/* Sums since the last logged step. Only training counts towards rates; pauses are summed apart, and enter the
+ * ETA alone. */
 typedef struct MetricsWindow {
     int64_t steps, tokens;
     double seconds, data_seconds, wait_seconds, pause_seconds;
@@ -57,10 +64,11 @@ typedef struct MetricsWindow {
 } MetricsWindow;
 
 /* One step that took `seconds`, of which it waited for its batch and for other ranks. */
-void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds, double wait_seconds);
+void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds,
+                         double wait_seconds);
 void metrics_window_pause(MetricsWindow *w, double seconds);
-/* Fills the rates, the ETA and the memory figures of m (m->step and m->total_steps must be set), then starts a new window.
- * peak_flops 0: MFU is NaN. */
+/* Fills the rates, the ETA and the memory figures of m (m->step and m->total_steps must be set), then starts
+ * a new window. peak_flops 0: MFU is NaN. */
 void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m);
 /* The same without starting a new window: for a status line between logged steps. */
 void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m);
@@ -76,9 +84,10 @@ typedef struct MetricsLog {
 /* The file of a rank: "metrics.jsonl" of rank 0, "metrics-00003.jsonl" of rank 3. Returns out. */
 char *metrics_file_name(int rank, char out[32]);
 
-/* Opens RUN/name (METRICS_FILE, or that of another rank) to go on after step `resumed`: records of later steps are dropped; 0
- * begins an empty file. */
-ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed, Error *err);
+/* Opens RUN/name (METRICS_FILE, or that of another rank) to go on after step `resumed`: records of later
+ * steps are dropped; 0 begins an empty file. */
+ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
+                           Error *err);
 ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err);
 ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err);
 /* Syncs to the disk: before a checkpoint says that the run got so far. */

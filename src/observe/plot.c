@@ -27,7 +27,9 @@ bool plot_locale_is_utf8(void) {
     return false;
 }
 
-static void set_dot(Canvas *c, int x, int y) { c->dots[(size_t)y * (size_t)(c->columns * c->dot_x) + (size_t)x] = 1; }
+static void set_dot(Canvas *c, int x, int y) {
+    c->dots[(size_t)y * (size_t)(c->columns * c->dot_x) + (size_t)x] = 1;
+}
 
 static int scale(double value, Range r, int dots) {
     if (!(r.high > r.low)) return (dots - 1) / 2;
@@ -112,7 +114,8 @@ static void draw_curve(Canvas *c, const double *x, const double *y, size_t count
     }
 }
 
-void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows, bool unicode) {
+void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows,
+                bool unicode) {
     Range rx = {(double)INFINITY, -(double)INFINITY}, ry = rx;
     for (size_t i = 0; i < count; i++) {
         if (!isfinite(x[i]) || !isfinite(y[i])) continue;

@@ -52,7 +52,8 @@ static Columns make_columns(const MetricsTable *t) {
 }
 
 static void free_columns(Columns *c) {
-    double *all[] = {c->step,           c->loss, c->grad_norm, c->lr, c->rate, c->resident, c->peak, c->validation_step,
+    double *all[] = {c->step,           c->loss,     c->grad_norm, c->lr,
+                     c->rate,           c->resident, c->peak,      c->validation_step,
                      c->validation_loss};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
@@ -66,7 +67,8 @@ static size_t make_marks(const MetricsTable *t, ChartMark *marks) {
         const StepMetrics *m = &t->steps[i];
         if (!m->skipped && !m->spike) continue;
         Text label = {0};
-        text_printf(&label, "step %lld: %s", (long long)m->step, m->skipped ? "skipped, not finite" : "spike");
+        text_printf(&label, "step %lld: %s", (long long)m->step,
+                    m->skipped ? "skipped, not finite" : "spike");
         marks[n++] = (ChartMark){(double)m->step, m->skipped ? "skipped" : "spike", label.data};
     }
     return n;
@@ -179,7 +181,8 @@ static double rounded(double value) {
     return strtod(digits, NULL);
 }
 
-static void write_array(JsonWriter *w, const char *key, const double *values, size_t count, const bool *keep) {
+static void write_array(JsonWriter *w, const char *key, const double *values, size_t count,
+                        const bool *keep) {
     json_key(w, key);
     json_begin_array(w);
     for (size_t i = 0; i < count; i++) {
@@ -213,7 +216,8 @@ static void write_data(Text *out, const Columns *c) {
 /* ---- journal, configuration ---- */
 
 static const char *event_style(const char *event) {
-    if (strcmp(event, "nonfinite") == 0 || strcmp(event, "diverged") == 0 || strcmp(event, "failed") == 0) return "bad";
+    if (strcmp(event, "nonfinite") == 0 || strcmp(event, "diverged") == 0 || strcmp(event, "failed") == 0)
+        return "bad";
     if (strcmp(event, "spike") == 0 || strcmp(event, "stopped") == 0) return "warn";
     return strcmp(event, "finished") == 0 ? "good" : "";
 }
@@ -222,7 +226,8 @@ static void write_entry(Text *out, const JournalEntry *e) {
     char number[32];
     text_puts(out, "<tr><td class=\"t\">");
     html_puts(out, e->time);
-    text_printf(out, "</td><td class=\"n\">%s</td><td class=\"%s\">", text_count(e->step, number), event_style(e->event));
+    text_printf(out, "</td><td class=\"n\">%s</td><td class=\"%s\">", text_count(e->step, number),
+                event_style(e->event));
     html_puts(out, e->event);
     text_puts(out, "</td><td class=\"d\">");
     html_puts(out, e->detail);
@@ -242,8 +247,10 @@ static void write_journal(Text *out, const JournalTable *t) {
     if (t->count == 0) return;
     size_t first = t->count > JOURNAL_ROWS ? t->count - JOURNAL_ROWS : 0;
     text_puts(out, "<h2>Journal</h2>\n");
-    if (first > 0) text_printf(out, "<p class=\"sub\">The newest %d of %zu events.</p>\n", JOURNAL_ROWS, t->count);
-    text_puts(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Time</th><th class=\"n\">Step</th><th>Event</th>"
+    if (first > 0)
+        text_printf(out, "<p class=\"sub\">The newest %d of %zu events.</p>\n", JOURNAL_ROWS, t->count);
+    text_puts(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Time</th><th "
+                   "class=\"n\">Step</th><th>Event</th>"
                    "<th>Detail</th></tr></thead><tbody>\n");
     for (size_t i = first; i < t->count; i++) write_entry(out, &t->entries[i]);
     text_puts(out, "</tbody></table></div>\n");
@@ -261,7 +268,8 @@ static void write_config(Text *out, const ReportRun *run) {
 /* The policy makes sure of what the text promises: nothing is fetched, whatever stands in a journal. */
 static void write_head(Text *out, const ReportRun *run) {
     text_puts(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+                   "'unsafe-inline'; "
                    "script-src 'unsafe-inline'\">\n"
                    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>");
     html_puts(out, run->name);
@@ -272,9 +280,10 @@ static void write_head(Text *out, const ReportRun *run) {
 
 static void write_foot(Text *out, const ReportRun *run) {
     char time[21];
-    text_printf(out, "<footer>Written %s by weft %s from %zu logged steps", clock_iso8601(clock_wall(), time), WEFT_VERSION,
-                run->metrics.step_count);
-    if (run->metrics.bad_lines) text_printf(out, "; %zu unreadable lines were left out", run->metrics.bad_lines);
+    text_printf(out, "<footer>Written %s by weft %s from %zu logged steps", clock_iso8601(clock_wall(), time),
+                WEFT_VERSION, run->metrics.step_count);
+    if (run->metrics.bad_lines)
+        text_printf(out, "; %zu unreadable lines were left out", run->metrics.bad_lines);
     text_puts(out, ".</footer>\n</main>\n");
 }
 

@@ -1,5 +1,6 @@
-/* One self-contained HTML page about a run: its facts, its curves, its journal, its configuration. Works from file://, asks
- * nothing of the network, and needs no script to be read (a few lines add a read-out under the pointer). */
+/* One self-contained HTML page about a run: its facts, its curves, its journal, its configuration. Works from
+ * file://, asks nothing of the network, and needs no script to be read (a few lines add a read-out under the
+ * pointer). */
 #ifndef WEFT_OBSERVE_REPORT_H
 #define WEFT_OBSERVE_REPORT_H
 

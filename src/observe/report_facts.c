@@ -8,7 +8,9 @@
 
 /* A run says how it ended in its journal; a run that was killed says nothing. */
 static void write_state(Text *out, const ReportRun *run) {
-    static const struct { const char *event, *style; } ends[] = {{"finished", "good"}, {"stopped", "warn"}, {"failed", "bad"}};
+    static const struct {
+        const char *event, *style;
+    } ends[] = {{"finished", "good"}, {"stopped", "warn"}, {"failed", "bad"}};
     const char *last = run->journal.count ? run->journal.entries[run->journal.count - 1].event : "";
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         if (strcmp(last, ends[i].event) == 0) {
@@ -23,7 +25,8 @@ static void write_state(Text *out, const ReportRun *run) {
 static const char *setting(const YamlNode *node, const char *name) {
     if (!node || node->kind != YAML_NODE_MAP) return NULL;
     for (size_t i = 0; i < node->count; i++) {
-        if (node->items[i]->kind == YAML_NODE_SCALAR && strcmp(node->keys[i], name) == 0) return node->items[i]->text;
+        if (node->items[i]->kind == YAML_NODE_SCALAR && strcmp(node->keys[i], name) == 0)
+            return node->items[i]->text;
     }
     for (size_t i = 0; i < node->count; i++) {
         const char *found = setting(node->items[i], name);
@@ -109,7 +112,8 @@ static void write_progress_facts(Text *out, const ReportRun *run) {
     snprintf(note, sizeof note, "of %s", text_count(last->total_steps, number));
     write_fact(out, "Steps", value, last->total_steps > 0 ? note : NULL);
     snprintf(note, sizeof note, "%.2f epochs", last->epoch);
-    write_fact(out, "Tokens", big_number((double)last->total_tokens, number), isfinite(last->epoch) ? note : NULL);
+    write_fact(out, "Tokens", big_number((double)last->total_tokens, number),
+               isfinite(last->epoch) ? note : NULL);
     double parameters = journal_table_fact(&run->journal, "parameters");
     if (isfinite(parameters)) {
         char exact[32];
@@ -144,7 +148,8 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
            mfu = report_median(t, offsetof(StepMetrics, mfu));
     if (isfinite(rate) && rate < 9e15) {
         snprintf(note, sizeof note, "MFU %.1f%%", 100 * mfu);
-        write_fact(out, "Tokens per second", text_count((int64_t)llround(rate), number), isfinite(mfu) ? note : "median");
+        write_fact(out, "Tokens per second", text_count((int64_t)llround(rate), number),
+                   isfinite(mfu) ? note : "median");
     }
     int64_t peak = 0, skipped = t->steps[t->step_count - 1].skipped_total, spikes = 0;
     for (size_t i = 0; i < t->step_count; i++) {

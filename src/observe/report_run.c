@@ -37,7 +37,8 @@ static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
         size_t length;
         code = file_read(config, CONFIG_LIMIT, &run->config, &length, err);
         /* a configuration that does not parse is still shown as text */
-        if (code == OK && yaml_tree_parse(config, run->config, length, &run->settings, NULL) != OK) run->settings = NULL;
+        if (code == OK && yaml_tree_parse(config, run->config, length, &run->settings, NULL) != OK)
+            run->settings = NULL;
     }
     free(journal);
     free(config);
@@ -47,13 +48,15 @@ static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
 
 ErrorCode report_run_load(ReportRun *run, const char *dir, Error *err) {
     if (!file_is_dir(dir)) {
-        return error_set(err, ERR_NOINPUT, "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
+        return error_set(err, ERR_NOINPUT,
+                         "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
                          dir);
     }
     char *metrics = path_join(dir, METRICS_FILE);
     ErrorCode code = OK;
     if (!file_exists(metrics)) {
-        code = error_set(err, ERR_NOINPUT, "%s: no %s in it, so it is not the directory of a run", dir, METRICS_FILE);
+        code = error_set(err, ERR_NOINPUT, "%s: no %s in it, so it is not the directory of a run", dir,
+                         METRICS_FILE);
     } else {
         code = metrics_table_read(&run->metrics, metrics, err);
     }

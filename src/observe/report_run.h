@@ -21,7 +21,8 @@ typedef struct ReportRun {
 ErrorCode report_run_load(ReportRun *run, const char *dir, Error *err);
 void report_run_free(ReportRun *run);
 
-/* Typical value of a double of StepMetrics, by offset: the median over the logged steps; NaN when none is finite. */
+/* Typical value of a double of StepMetrics, by offset: the median over the logged steps; NaN when none is
+ * finite. */
 double report_median(const MetricsTable *t, size_t offset);
 
 /* The head of the page: name, state, settings, facts. */

@@ -10,14 +10,15 @@
 static void write_figures(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out,
               "<div class=\"scroll\"><table><thead><tr><th class=\"n\">Step</th><th class=\"n\">Seconds</th>"
-              "<th class=\"n\">predicted</th><th class=\"n\">Bubble</th><th class=\"n\">predicted</th></tr></thead><tbody>\n");
+              "<th class=\"n\">predicted</th><th class=\"n\">Bubble</th><th "
+              "class=\"n\">predicted</th></tr></thead><tbody>\n");
     for (int i = 0; i < t->count; i++) {
         StepFigures f = timing_figures(t, i);
-        text_printf(
-            out,
-            "<tr><td class=\"n\">%lld</td><td class=\"n\">%.4g</td><td class=\"n\">%.4g</td><td class=\"n\">%.1f %%</td>"
-            "<td class=\"n\">%.1f %%</td></tr>\n",
-            (long long)t->steps[i].step, f.seconds, p->seconds, 100 * f.bubble, 100 * p->bubble);
+        text_printf(out,
+                    "<tr><td class=\"n\">%lld</td><td class=\"n\">%.4g</td><td class=\"n\">%.4g</td><td "
+                    "class=\"n\">%.1f %%</td>"
+                    "<td class=\"n\">%.1f %%</td></tr>\n",
+                    (long long)t->steps[i].step, f.seconds, p->seconds, 100 * f.bubble, 100 * p->bubble);
     }
     text_puts(out, "</tbody></table></div>\n");
 }
@@ -37,7 +38,8 @@ static void write_picture(Text *out, const Timing *t, const Prediction *p) {
 }
 
 static void write_traced(Text *out, const Timing *t, const Prediction *p) {
-    text_puts(out, "<p class=\"sub\">Planned: the order of the schedule, with the mean costs of these steps and nothing else "
+    text_puts(out, "<p class=\"sub\">Planned: the order of the schedule, with the mean costs of these steps "
+                   "and nothing else "
                    "that takes time");
     if (p->latency > 0) text_printf(out, " but %.3g ms for a message", 1e3 * p->latency);
     text_puts(out, ". Bubble: what the idlest rank idles.");
@@ -46,7 +48,9 @@ static void write_traced(Text *out, const Timing *t, const Prediction *p) {
     if (t->pipeline <= MOST_ROWS)
         write_picture(out, t, p);
     else
-        text_printf(out, "<p>%d ranks are more than a picture here can show: open trace.json in Perfetto.</p>\n", t->pipeline);
+        text_printf(out,
+                    "<p>%d ranks are more than a picture here can show: open trace.json in Perfetto.</p>\n",
+                    t->pipeline);
     write_figures(out, t, p);
 }
 

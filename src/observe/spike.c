@@ -7,7 +7,8 @@
 
 /* A standard normal variable's median absolute deviation is 1/1.4826. */
 #define MAD_TO_SIGMA 1.4826
-/* Values that hardly differ must not make a rounding error a spike: the scale is at least this part of the median. */
+/* Values that hardly differ must not make a rounding error a spike: the scale is at least this part of the
+ * median. */
 #define RELATIVE_FLOOR 1e-3
 
 static int ascending(const void *a, const void *b) {
@@ -53,7 +54,8 @@ size_t spike_save(const SpikeWindow *w, double out[SPIKE_WINDOW]) {
 ErrorCode spike_load(SpikeWindow *w, const double *values, size_t count, Error *err) {
     *w = (SpikeWindow){0};
     if (count > SPIKE_WINDOW) {
-        return error_set(err, ERR_DATA, "spike window: %zu values found, at most %d expected", count, SPIKE_WINDOW);
+        return error_set(err, ERR_DATA, "spike window: %zu values found, at most %d expected", count,
+                         SPIKE_WINDOW);
     }
     for (size_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) return error_set(err, ERR_DATA, "spike window: value %zu is not finite", i);

@@ -1,9 +1,11 @@
-/* Is this value far from the recent ones? A robust deviation: distance from the median of a window, in units of the median
- * absolute deviation scaled to be a standard deviation for normal values.
+/* Is this value far from the recent ones? A robust deviation: distance from the median of a window, in units
+ * of the median absolute deviation scaled to be a standard deviation for normal values.
  *
  *  1. A non-finite value never enters the window, so it can neither blind the statistic nor trip it later.
- *  2. The statistic is taken anew over the stored window each time; no running sums that an outlier could poison.
- *  3. The window is state of the run: it goes into checkpoints, and a resumed run judges as the unbroken one. */
+ *  2. The statistic is taken anew over the stored window each time; no running sums that an outlier could
+ *     poison.
+ *  3. The window is state of the run: it goes into checkpoints, and a resumed run judges as the unbroken
+ *     one. */
 #ifndef WEFT_OBSERVE_SPIKE_H
 #define WEFT_OBSERVE_SPIKE_H
 
@@ -20,14 +22,16 @@ typedef struct SpikeWindow {
     size_t count, next;
 } SpikeWindow;
 
-/* Signed deviation of a value from the window; 0 while the window has fewer than SPIKE_MINIMUM values, NaN for a NaN,
- * infinite for an infinity. */
+/* Signed deviation of a value from the window; 0 while the window has fewer than SPIKE_MINIMUM values, NaN
+ * for a NaN, infinite for an infinity. */
 double spike_deviation(const SpikeWindow *w, double value);
-/* Far from the window on either side? A non-finite value always is; a limit of 0 switches the judgement of finite ones off. */
+/* Far from the window on either side? A non-finite value always is; a limit of 0 switches the judgement of
+ * finite ones off. */
 bool spike_detect(const SpikeWindow *w, double value, double limit);
 void spike_add(SpikeWindow *w, double value); /* ignores non-finite values */
 
-/* The window as an array, oldest first, for checkpoints; returns the count. Loading refuses too many or non-finite values. */
+/* The window as an array, oldest first, for checkpoints; returns the count. Loading refuses too many or
+ * non-finite values. */
 size_t spike_save(const SpikeWindow *w, double out[SPIKE_WINDOW]);
 ErrorCode spike_load(SpikeWindow *w, const double *values, size_t count, Error *err);
 

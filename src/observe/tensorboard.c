@@ -75,7 +75,13 @@ uint32_t tensorboard_masked_crc(const void *data, size_t length) {
 }
 
 /* Fields of Event (event.proto). */
-enum { EVENT_WALL_TIME = 1, EVENT_STEP = 2, EVENT_FILE_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7 };
+enum {
+    EVENT_WALL_TIME = 1,
+    EVENT_STEP = 2,
+    EVENT_FILE_VERSION = 3,
+    EVENT_SUMMARY = 5,
+    EVENT_SESSION_LOG = 7
+};
 
 static void begin_event(TensorBoard *tb, int64_t step) {
     text_clear(&tb->event);
@@ -125,7 +131,8 @@ static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
     put_string(&tb->event, EVENT_FILE_VERSION, "brain.Event:2");
     TRY(write_event(tb, err));
     if (resumed > 0) {
-        /* SessionLog{status = START} at step s makes readers forget what earlier files say about steps >= s. */
+        /* SessionLog{status = START} at step s makes readers forget what earlier files say about steps >= s.
+         */
         begin_event(tb, resumed + 1);
         put_bytes(&tb->event, EVENT_SESSION_LOG, "\x08\x01", 2);
         TRY(write_event(tb, err));
@@ -195,7 +202,8 @@ typedef struct Scalar {
     double value;
 } Scalar;
 
-static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const Scalar *scalars, size_t count, Error *err) {
+static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const Scalar *scalars, size_t count,
+                               Error *err) {
     text_clear(&tb->part);
     for (size_t i = 0; i < count; i++) add_scalar(tb, scalars[i].tag, scalars[i].value);
     begin_event(tb, step);
@@ -236,8 +244,9 @@ ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Er
     return write_scalars(tb, v->step, scalars, COUNT(scalars), err);
 }
 
-/* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8 string_val} under
- * metadata that names the plugin: SummaryMetadata{1 PluginData{1 name}, 4 data_class = tensor (2)}. */
+/* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8
+ * string_val} under metadata that names the plugin: SummaryMetadata{1 PluginData{1 name}, 4 data_class =
+ * tensor (2)}. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err) {
     static const char metadata[] = "\x0a\x06\x0a\x04text\x20\x02";
     Text tensor = {0};

@@ -2,9 +2,10 @@
  *
  *     u64 length | u32 masked CRC-32C of length | data | u32 masked CRC-32C of data          (little-endian)
  *
- * whose data is a protocol buffer Event. The first record is file_version "brain.Event:2". A process appends to a file of its
- * own; one that resumes says so (a SessionLog START), and TensorBoard then drops the steps that are run again. Records reach
- * the disk's cache at least every few seconds, so a running TensorBoard follows. */
+ * whose data is a protocol buffer Event. The first record is file_version "brain.Event:2". A process appends
+ * to a file of its own; one that resumes says so (a SessionLog START), and TensorBoard then drops the steps
+ * that are run again. Records reach the disk's cache at least every few seconds, so a running TensorBoard
+ * follows. */
 #ifndef WEFT_OBSERVE_TENSORBOARD_H
 #define WEFT_OBSERVE_TENSORBOARD_H
 
@@ -15,8 +16,8 @@
 
 typedef struct TensorBoard TensorBoard;
 
-/* Makes RUN/tensorboard and a new event file in it, beside older ones. `resumed` is the last step done before, 0 for a fresh
- * run. */
+/* Makes RUN/tensorboard and a new event file in it, beside older ones. `resumed` is the last step done
+ * before, 0 for a fresh run. */
 ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resumed, Error *err);
 /* Values that are not finite are left out; tags are "train/loss", "speed/mfu", "validation/loss", ... */
 ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err);

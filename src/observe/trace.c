@@ -1,5 +1,5 @@
-/* The writer. Slices of a track nest or follow each other: times are rounded to whole nanoseconds one by one, which keeps their
- * order, and a slice's length is the difference of rounded ends. */
+/* The writer. Slices of a track nest or follow each other: times are rounded to whole nanoseconds one by one,
+ * which keeps their order, and a slice's length is the difference of rounded ends. */
 #include "observe/trace.h"
 
 #include <math.h>
@@ -87,7 +87,8 @@ static void name_rank(Trace *tr, int rank) {
 static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, const Span *s) {
     static const char letters[SPAN_UPDATE + 1] = "FBIW";
     char name[48] = "optimizer";
-    if (s->kind < SPAN_UPDATE) snprintf(name, sizeof name, "%d%c%d", s->stage, letters[s->kind], s->microbatch);
+    if (s->kind < SPAN_UPDATE)
+        snprintf(name, sizeof name, "%d%c%d", s->stage, letters[s->kind], s->microbatch);
     begin_event(tr, "X", s->rank * timing_pipelines(tr->t) + pipeline, TRACK_PLANNED, name);
     put_string(&tr->w, "cat", "planned");
     put_times(tr, step->began + s->start / 1e3, step->began + s->end / 1e3);
@@ -166,19 +167,23 @@ static int compare_places(const void *a, const void *b) {
     return (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
 }
 
-static bool takes_messages(ActionKind kind) { return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN; }
+static bool takes_messages(ActionKind kind) {
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN;
+}
 
 /* Passes of one pipeline in order; the caller frees them. */
 static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, size_t *count) {
     size_t most = 0, n = 0;
-    for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t)) most += (size_t)step->ranks[rank].count;
+    for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t))
+        most += (size_t)step->ranks[rank].count;
     Place *places = mem_alloc_array(most + 1, sizeof *places);
     for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t))
         for (int i = 0; i < step->ranks[rank].count; i++) {
             const TimedAction *a = &step->ranks[rank].actions[i];
             if (!takes_messages(a->action.kind)) continue;
             double time = fmin(a->end, a->start + a->waited);
-            places[n++] = (Place){a->action.kind == ACT_FWD, a->action.unit, a->action.microbatch, rank, time};
+            places[n++] =
+                (Place){a->action.kind == ACT_FWD, a->action.unit, a->action.microbatch, rank, time};
         }
     qsort(places, n, sizeof *places, compare_places);
     *count = n;
@@ -199,7 +204,9 @@ static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Pl
         const TimedAction *a = &step->ranks[rank].actions[i];
         bool forward = a->action.kind == ACT_SEND_F;
         if (!forward && a->action.kind != ACT_SEND_B) continue;
-        Place key = {.forward = forward, .unit = a->action.unit + (forward ? 1 : -1), .microbatch = a->action.microbatch};
+        Place key = {.forward = forward,
+                     .unit = a->action.unit + (forward ? 1 : -1),
+                     .microbatch = a->action.microbatch};
         const Place *to = bsearch(&key, places, count, sizeof *places, compare_places);
         if (!to) continue;
         tr->flows++;
@@ -212,7 +219,8 @@ static void write_arrows(Trace *tr, const TimedStep *step) {
     for (int p = 0; p < timing_pipelines(tr->t); p++) {
         size_t count;
         Place *places = find_places(tr->t, step, p, &count);
-        for (int rank = p; rank < tr->t->ranks; rank += timing_pipelines(tr->t)) write_arrows_of(tr, step, rank, places, count);
+        for (int rank = p; rank < tr->t->ranks; rank += timing_pipelines(tr->t))
+            write_arrows_of(tr, step, rank, places, count);
         free(places);
     }
 }

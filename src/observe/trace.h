@@ -1,13 +1,13 @@
 /* RUN/trace.json: some steps as they ran and as they were planned, in the trace event format that Perfetto
  * (https://ui.perfetto.dev) and Chrome (about:tracing) open.
  *
- * A rank is a process with two tracks. "planned": the cells of its schedule ("0F2": stage 0, forward of microbatch 2),
- * simulated with measured costs. "measured": every action of its program ("FWD 4 m2"), with its unit, microbatch and stage;
- * what it waited for other ranks is a slice "wait" inside. Arrows go from a SEND to the pass that takes its message. Times are
- * microseconds since the first traced step began.
+ * A rank is a process with two tracks. "planned": the cells of its schedule ("0F2": stage 0, forward of
+ * microbatch 2), simulated with measured costs. "measured": every action of its program ("FWD 4 m2"), with
+ * its unit, microbatch and stage; what it waited for other ranks is a slice "wait" inside. Arrows go from a
+ * SEND to the pass that takes its message. Times are microseconds since the first traced step began.
  *
- * What reads it back is the report, so the file is trusted with nothing: whatever it says, a Timing comes out that is safe to
- * draw and to predict from, or an error. */
+ * What reads it back is the report, so the file is trusted with nothing: whatever it says, a Timing comes out
+ * that is safe to draw and to predict from, or an error. */
 #ifndef WEFT_OBSERVE_TRACE_H
 #define WEFT_OBSERVE_TRACE_H
 

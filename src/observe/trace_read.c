@@ -1,5 +1,5 @@
-/* Reading a trace back. What is counted in the file's own words (ranks, stages, steps) must be no more than there are events
- * before anything is allocated by it. */
+/* Reading a trace back. What is counted in the file's own words (ranks, stages, steps) must be no more than
+ * there are events before anything is allocated by it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,8 @@ typedef struct ReadAction {
 
 static ErrorCode read_count(Reader *r, const cJSON *facts, const char *key, int *out) {
     int64_t value = 0;
-    TRY(json_get_int(facts, r->where, key, true, 1, r->events < INT32_MAX ? r->events : INT32_MAX, &value, r->err));
+    TRY(json_get_int(facts, r->where, key, true, 1, r->events < INT32_MAX ? r->events : INT32_MAX, &value,
+                     r->err));
     *out = (int)value;
     return OK;
 }
@@ -36,7 +37,8 @@ static ErrorCode read_steps(Reader *r, const cJSON *facts) {
     const cJSON *steps = cJSON_GetObjectItemCaseSensitive(facts, "steps"), *item;
     int64_t last = -1;
     if (!cJSON_IsArray(steps) || (int64_t)cJSON_GetArraySize(steps) * r->t->ranks > r->events)
-        return error_set(r->err, ERR_DATA, "%s: otherData.steps: expected a list of steps that all ranks have events of",
+        return error_set(r->err, ERR_DATA,
+                         "%s: otherData.steps: expected a list of steps that all ranks have events of",
                          r->where);
     cJSON_ArrayForEach(item, steps) {
         int64_t step = 0;
@@ -52,7 +54,8 @@ static ErrorCode read_steps(Reader *r, const cJSON *facts) {
 static ErrorCode read_facts(Reader *r, const cJSON *root) {
     const cJSON *facts = cJSON_GetObjectItemCaseSensitive(root, "otherData");
     int ranks, pipeline, stages;
-    if (!cJSON_IsObject(facts)) return error_set(r->err, ERR_DATA, "%s: no otherData: not a trace that weft wrote", r->where);
+    if (!cJSON_IsObject(facts))
+        return error_set(r->err, ERR_DATA, "%s: no otherData: not a trace that weft wrote", r->where);
     TRY(read_count(r, facts, "ranks", &ranks));
     TRY(read_count(r, facts, "pipeline", &pipeline));
     TRY(read_count(r, facts, "stages", &stages));
@@ -73,8 +76,8 @@ static ErrorCode find_step(Reader *r, const cJSON *args, int *out) {
     const TimedStep *found =
         r->t->count ? bsearch(&step, r->t->steps, (size_t)r->t->count, sizeof *found, compare_steps) : NULL;
     if (!found)
-        return error_set(r->err, ERR_DATA, "%s: an event of step %lld, which is not in otherData.steps", r->where,
-                         (long long)step);
+        return error_set(r->err, ERR_DATA, "%s: an event of step %lld, which is not in otherData.steps",
+                         r->where, (long long)step);
     *out = (int)(found - r->t->steps);
     return OK;
 }
@@ -109,7 +112,8 @@ static ErrorCode read_action(Reader *r, const cJSON *event, ReadAction *out) {
     const cJSON *args = cJSON_GetObjectItemCaseSensitive(event, "args");
     int64_t rank = 0, unit = -1, microbatch = -1, stage = -1;
     TimedAction *a = &out->action;
-    if (!cJSON_IsObject(args)) return error_set(r->err, ERR_DATA, "%s: a measured event without args", r->where);
+    if (!cJSON_IsObject(args))
+        return error_set(r->err, ERR_DATA, "%s: a measured event without args", r->where);
     TRY(find_step(r, args, &out->step));
     TRY(read_kind(r, args, &a->action.kind));
     bool pass = timing_is_pass(a->action.kind);
@@ -136,13 +140,14 @@ static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
         if (r->counts[i] == 0)
             return error_set(r->err, ERR_DATA, "%s: nothing of rank %d in step %lld", r->where, i % t->ranks,
                              (long long)t->steps[i / t->ranks].step);
-        t->steps[i / t->ranks].ranks[i % t->ranks].actions = mem_alloc_array((size_t)r->counts[i], sizeof(TimedAction));
+        t->steps[i / t->ranks].ranks[i % t->ranks].actions =
+            mem_alloc_array((size_t)r->counts[i], sizeof(TimedAction));
     }
     for (size_t i = 0; i < count; i++) {
         TimedRank *rank = &t->steps[all[i].step].ranks[all[i].rank];
         if (rank->count > 0 && all[i].action.start < rank->actions[rank->count - 1].start)
-            return error_set(r->err, ERR_DATA, "%s: the actions of rank %d are not in the order of time", r->where,
-                             all[i].rank);
+            return error_set(r->err, ERR_DATA, "%s: the actions of rank %d are not in the order of time",
+                             r->where, all[i].rank);
         rank->actions[rank->count++] = all[i].action;
     }
     for (int i = 0; i < t->count * t->ranks; i++) {
@@ -151,7 +156,8 @@ static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
     }
     for (int i = 0; i < t->count; i++)
         if (t->steps[i].seconds < SHORTEST_STEP)
-            return error_set(r->err, ERR_DATA, "%s: step %lld took no time", r->where, (long long)t->steps[i].step);
+            return error_set(r->err, ERR_DATA, "%s: step %lld took no time", r->where,
+                             (long long)t->steps[i].step);
     return OK;
 }
 
@@ -176,7 +182,8 @@ static ErrorCode read_root(Timing *t, const char *where, const cJSON *root, Erro
     const cJSON *events = cJSON_GetObjectItemCaseSensitive(root, "traceEvents");
     Reader r = {.where = where, .t = t, .err = err};
     *t = (Timing){0};
-    if (!cJSON_IsArray(events)) return error_set(err, ERR_DATA, "%s: no traceEvents: not a trace that weft wrote", where);
+    if (!cJSON_IsArray(events))
+        return error_set(err, ERR_DATA, "%s: no traceEvents: not a trace that weft wrote", where);
     r.events = cJSON_GetArraySize(events);
     TRY(read_facts(&r, root));
     return read_events(&r, events);

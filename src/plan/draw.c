@@ -8,7 +8,8 @@
 
 /* ---- timelines ---- */
 
-void timeline_start(Timeline *t, const char *title, const char *unit, int ranks, int stages, const int *rank_of_stage) {
+void timeline_start(Timeline *t, const char *title, const char *unit, int ranks, int stages,
+                    const int *rank_of_stage) {
     *t = (Timeline){.title = title, .unit = unit, .ranks = ranks, .stages = stages};
     t->rank_of_stage = mem_alloc_array((size_t)stages, sizeof *t->rank_of_stage);
     memcpy(t->rank_of_stage, rank_of_stage, (size_t)stages * sizeof *t->rank_of_stage);
@@ -104,7 +105,8 @@ void timeline_figures(const Timeline *t, Simulation *out) {
     for (int r = 0; r < t->ranks; r++) {
         RankTimes *rank = &out->rank[r];
         rank->idle = out->makespan - rank->busy;
-        double share = out->makespan > 0 ? rank->idle / out->makespan : 0, inside = rank->end - rank->start - rank->busy;
+        double share = out->makespan > 0 ? rank->idle / out->makespan : 0,
+               inside = rank->end - rank->start - rank->busy;
         if (share > out->bubble) out->bubble = share;
         if (inside > out->span) out->span = inside;
     }
@@ -136,24 +138,28 @@ static const unsigned char span_code[SPAN_KINDS][2] = {
 
 static bool is_dark(int code) { return code == 25 || code == 29 || code == 166; }
 
-static int code_of(const Raster *r, const Span *s) { return span_code[s->kind][timeline_chunk(r->t, s->stage) > 0]; }
+static int code_of(const Raster *r, const Span *s) {
+    return span_code[s->kind][timeline_chunk(r->t, s->stage) > 0];
+}
 
 static int column_at(const Raster *r, double time) { return (int)ceil(time * r->scale - 0.5 - 1e-6); }
 
-/* A forward and a backward that run as one have the same times and follow each other in the list: 1 for the first, -1 for the
- * second, which are drawn one after the other. */
+/* A forward and a backward that run as one have the same times and follow each other in the list: 1 for the
+ * first, -1 for the second, which are drawn one after the other. */
 static int pair_of(const Timeline *t, int index) {
     for (int step = -1; step <= 1; step += 2) {
         int near = index + step;
         if (near < 0 || near >= t->count) continue;
         const Span *a = &t->spans[index], *b = &t->spans[near];
-        if (a->rank == b->rank && a->start == b->start && a->end == b->end && a->end > a->start && b->kind < SPAN_COMPUTES)
+        if (a->rank == b->rank && a->start == b->start && a->end == b->end && a->end > a->start &&
+            b->kind < SPAN_COMPUTES)
             return step;
     }
     return 0;
 }
 
-/* The shortest computation; INFINITY when there is none. Each of a pair that runs as one has half of its time. */
+/* The shortest computation; INFINITY when there is none. Each of a pair that runs as one has half of its
+ * time. */
 static double shortest_box(const Timeline *t) {
     double shortest = INFINITY;
     for (int i = 0; i < t->count; i++) {
@@ -164,8 +170,8 @@ static double shortest_box(const Timeline *t) {
     return shortest;
 }
 
-/* Columns for a unit of time: as wide as it goes, in whole columns for the shortest computation where that is possible, so that
- * equal times look equal. */
+/* Columns for a unit of time: as wide as it goes, in whole columns for the shortest computation where that is
+ * possible, so that equal times look equal. */
 static double scale_of(const Timeline *t, double makespan, int columns) {
     double shortest = shortest_box(t), scale = makespan > 0 ? columns / makespan : 1;
     double whole = floor(shortest * scale + 1e-9);
@@ -186,8 +192,8 @@ static void raster_rank(Raster *r, int rank) {
     }
 }
 
-/* What stands in a box of `width` columns: as much of "F12" or "12" as says something true. Where ranks have more stages than
- * capital and small letters tell apart, the stage has a letter of its own: "fc12". */
+/* What stands in a box of `width` columns: as much of "F12" or "12" as says something true. Where ranks have
+ * more stages than capital and small letters tell apart, the stage has a letter of its own: "fc12". */
 static void box_text(Raster *r, const Span *s, int width, char *out, size_t size) {
     char number[16] = "", stage[2] = "", letter[2] = {span_letter[s->kind], 0};
     int chunk = timeline_chunk(r->t, s->stage);
@@ -246,10 +252,11 @@ static const char *const span_words[SPAN_KINDS] = {
 
 /* What numbers, letters and lightness say, as far as they are there. */
 static void draw_notation(const Raster *r, Text *out) {
-    const char *later = r->chunks < 2     ? ""
-                        : r->style.colour ? "the later stages of a rank are lighter"
-                        : r->chunks == 2  ? "the later stages of a rank in small letters"
-                                          : "the later stages of a rank in small letters; a, b, c: its first, second, third";
+    const char *later =
+        r->chunks < 2     ? ""
+        : r->style.colour ? "the later stages of a rank are lighter"
+        : r->chunks == 2  ? "the later stages of a rank in small letters"
+                          : "the later stages of a rank in small letters; a, b, c: its first, second, third";
     if (!r->numbers && !*later) return;
     text_printf(out, "%*s%s%s%s\n", r->label, "", r->numbers ? "numbers are microbatches" : "",
                 r->numbers && *later ? "; " : "", later);
@@ -261,7 +268,8 @@ static int width_for_all(const Timeline *t, double makespan, int label) {
     return columns <= MOST_COLUMNS ? (int)columns : 0;
 }
 
-/* Where boxes are narrower than a column, only some of them are in the drawing, and their order seems to be another. */
+/* Where boxes are narrower than a column, only some of them are in the drawing, and their order seems to be
+ * another. */
 static void draw_notice(const Raster *r, double makespan, Text *out) {
     if (!(shortest_box(r->t) * r->scale < 1 - 1e-6)) return;
     int width = width_for_all(r->t, makespan, r->label);
@@ -277,8 +285,8 @@ static void draw_legend(const Raster *r, Text *out) {
     for (int k = 0; k < SPAN_KINDS; k++) {
         if (!used[k]) continue;
         if (r->style.colour)
-            text_printf(out, "\x1b[48;5;%d;38;5;%dm %c \x1b[0m %s  ", span_code[k][0], is_dark(span_code[k][0]) ? 231 : 16,
-                        span_letter[k], span_words[k]);
+            text_printf(out, "\x1b[48;5;%d;38;5;%dm %c \x1b[0m %s  ", span_code[k][0],
+                        is_dark(span_code[k][0]) ? 231 : 16, span_letter[k], span_words[k]);
         else
             text_printf(out, "%c %s  ", span_letter[k], span_words[k]);
     }
@@ -296,7 +304,8 @@ static void draw_stages(const Timeline *t, int rank, Text *out) {
     }
 }
 
-/* Ranks that are shown: half of `rows` from each end. Writes what stands for those between at the first of them. */
+/* Ranks that are shown: half of `rows` from each end. Writes what stands for those between at the first of
+ * them. */
 static bool is_shown(const Timeline *t, int rank, int rows, Text *out) {
     int head = (rows + 1) / 2, tail = t->ranks - rows / 2;
     if (rows <= 0 || t->ranks <= rows || rank < head || rank >= tail) return true;
@@ -306,8 +315,9 @@ static bool is_shown(const Timeline *t, int rank, int rows, Text *out) {
 
 static void draw_figures(const Timeline *t, const Simulation *f, int rows, Text *out) {
     char bytes[32];
-    text_printf(out, "\nmakespan %.6g%s%s, bubble %.1f %% (%.1f %% without a barrier between steps)\n\n", f->makespan,
-                *t->unit ? " " : "", t->unit, 100 * f->bubble, f->makespan > 0 ? 100 * f->span / f->makespan : 0);
+    text_printf(out, "\nmakespan %.6g%s%s, bubble %.1f %% (%.1f %% without a barrier between steps)\n\n",
+                f->makespan, *t->unit ? " " : "", t->unit, 100 * f->bubble,
+                f->makespan > 0 ? 100 * f->span / f->makespan : 0);
     text_printf(out, "rank        busy        idle   idle %%   peak to I   peak to W   %sstages\n",
                 t->bytes ? "     bytes   " : "");
     for (int r = 0; r < t->ranks; r++) {
@@ -319,7 +329,8 @@ static void draw_figures(const Timeline *t, const Simulation *f, int rows, Text 
         draw_stages(t, r, out);
         text_puts(out, "\n");
     }
-    text_puts(out, "\npeak: activations of (stage, microbatch) alive at most, kept to the end of I (or B), or of W (or B)\n");
+    text_puts(out, "\npeak: activations of (stage, microbatch) alive at most, kept to the end of I (or B), "
+                   "or of W (or B)\n");
 }
 
 /* Computing spans of the rank that has most of them. */

@@ -1,8 +1,8 @@
 /* Collectives of a program, laid over the times of the schedule that it was made from.
  *
- * A gather or a reduction has no time of its own here: its span is the window that the program gives it, from where it is
- * started to where it is waited for. What takes no longer than its window costs nothing; a window without length leaves no
- * span, and its collective is waited for in full. */
+ * A gather or a reduction has no time of its own here: its span is the window that the program gives it, from
+ * where it is started to where it is waited for. What takes no longer than its window costs nothing; a window
+ * without length leaves no span, and its collective is waited for in full. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -31,13 +31,18 @@ static double unit_cost(const StageCost *c, CellKind kind) {
     }
 }
 
-static bool is_pass(ActionKind kind) { return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W; }
-static bool is_compute(CellKind kind) { return kind == CELL_F || kind == CELL_B || kind == CELL_I || kind == CELL_W; }
+static bool is_pass(ActionKind kind) {
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
+}
+static bool is_compute(CellKind kind) {
+    return kind == CELL_F || kind == CELL_B || kind == CELL_I || kind == CELL_W;
+}
 
 static double cell_cost(const Walk *w, const Cell *cell) {
     const int *first = w->p->partition->stages.first;
     double sum = 0;
-    for (int u = first[cell->stage]; u < first[cell->stage + 1]; u++) sum += unit_cost(&w->units[u], cell->kind);
+    for (int u = first[cell->stage]; u < first[cell->stage + 1]; u++)
+        sum += unit_cost(&w->units[u], cell->kind);
     return sum;
 }
 
@@ -65,7 +70,8 @@ static void step(Walk *w, Action a) {
     if (is_pass(a.kind)) {
         CellTime time = pass_time(w, a.unit);
         close_window(w, SPAN_GATHER, a.unit, -1, &w->gather[a.unit], time.start);
-        if (w->p->partition->tied && a.unit == w->p->units - 1) close_window(w, SPAN_GATHER, 0, -1, &w->gather[0], time.start);
+        if (w->p->partition->tied && a.unit == w->p->units - 1)
+            close_window(w, SPAN_GATHER, 0, -1, &w->gather[0], time.start);
         w->now = time.end;
     } else if (a.kind == ACT_GATHER) {
         w->gather[a.unit] = w->now;
@@ -79,7 +85,8 @@ static void step(Walk *w, Action a) {
 void timeline_add_collectives(Timeline *t, const Program *p, const Order *order, const CellTime *times,
                               const StageCost *units) {
     size_t n = (size_t)p->units + 1;
-    Walk w = {.t = t, .p = p, .order = order, .times = times, .units = units, .place = p->partition->at[AXIS_PP]};
+    Walk w = {
+        .t = t, .p = p, .order = order, .times = times, .units = units, .place = p->partition->at[AXIS_PP]};
     w.gather = mem_alloc_array(n, sizeof *w.gather), w.sum = mem_alloc_array(n, sizeof *w.sum);
     for (size_t u = 0; u < n; u++) w.gather[u] = w.sum[u] = CLOSED;
     for (int i = 0; i < p->count; i++) step(&w, p->actions[i]);

@@ -1,5 +1,6 @@
-/* Timelines as SVG: one path for all boxes of a colour on a rank, numbers where they fit, colours by CSS classes so that a dark
- * page can change those of the paper. Coordinates are written with one decimal; nothing depends on the machine. */
+/* Timelines as SVG: one path for all boxes of a colour on a rank, numbers where they fit, colours by CSS
+ * classes so that a dark page can change those of the paper. Coordinates are written with one decimal;
+ * nothing depends on the machine. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,7 +108,8 @@ typedef struct Place {
     double x, y, w, h;
 } Place;
 
-/* Which half: 0 whole band, 1 upper, 2 lower. Spans of a rank are few enough to compare with their neighbours in the list. */
+/* Which half: 0 whole band, 1 upper, 2 lower. Spans of a rank are few enough to compare with their neighbours
+ * in the list. */
 static int half_of(const Timeline *t, int index) {
     const Span *s = &t->spans[index];
     for (int step = -1; step <= 1; step += 2) {
@@ -187,7 +189,8 @@ static void put_row(const Svg *g, const Simulation *f, int rank, double y) {
     put_number(g->out, g->width - RIGHT + 8);
     text_puts(g->out, "\" y=\"");
     put_number(g->out, y + BAND / 2.0 + 4);
-    text_printf(g->out, "\">idle %.1f %%, peak %d</text>\n", f->makespan > 0 ? 100 * k->idle / f->makespan : 0, k->peak_weight);
+    text_printf(g->out, "\">idle %.1f %%, peak %d</text>\n",
+                f->makespan > 0 ? 100 * k->idle / f->makespan : 0, k->peak_weight);
 }
 
 /* ---- axis, legend, page ---- */
@@ -214,7 +217,8 @@ static void put_axis(const Svg *g, double makespan, double y) {
         put_number(g->out, x);
         text_puts(g->out, "\" y=\"");
         put_number(g->out, y + 15);
-        text_printf(g->out, "\">%.6g%s%s</text>\n", i * step, *g->t->unit && i == 0 ? " " : "", i == 0 ? g->t->unit : "");
+        text_printf(g->out, "\">%.6g%s%s</text>\n", i * step, *g->t->unit && i == 0 ? " " : "",
+                    i == 0 ? g->t->unit : "");
     }
 }
 
@@ -231,7 +235,8 @@ static void put_line(const Svg *g, const Simulation *f, double y) {
     text_printf(g->out, "\">makespan %.6g", f->makespan);
     if (*g->t->unit) text_puts(g->out, " ");
     puts_escaped(g->out, g->t->unit);
-    text_printf(g->out, ", bubble %.1f %%; peak: activations alive at most, in stages x microbatches</text>\n",
+    text_printf(g->out,
+                ", bubble %.1f %%; peak: activations alive at most, in stages x microbatches</text>\n",
                 100 * f->bubble);
     y += HEAD;
     for (int r = 0; r < g->t->ranks; r++, y += row_height(g)) put_row(g, f, r, y);
@@ -242,7 +247,8 @@ static bool uses(const Timeline *lines, int count, int kind, int chunk) {
     for (int l = 0; l < count; l++)
         for (int i = 0; i < lines[l].count; i++) {
             const Span *s = &lines[l].spans[i];
-            if ((int)s->kind == kind && (chunk < 0 || chunk_of(&lines[l], s) == chunk) && s->end > s->start) return true;
+            if ((int)s->kind == kind && (chunk < 0 || chunk_of(&lines[l], s) == chunk) && s->end > s->start)
+                return true;
         }
     return false;
 }
@@ -278,19 +284,23 @@ static void put_legend(const Timeline *lines, int count, double y, Text *out) {
     text_printf(out, "\">idle%s</text>\n", later ? " &#160; &#160; lighter: the later stages of a rank" : "");
 }
 
-/* Every rule is for what is inside this picture, since the style of a picture in a page is one of the page. */
+/* Every rule is for what is inside this picture, since the style of a picture in a page is one of the page.
+ */
 static void put_style(bool fine, Text *out) {
-    text_puts(out,
-              "<style>.timeline text{font:11px system-ui,-apple-system,\"Segoe UI\",Helvetica,Arial,sans-serif;fill:#333}\n"
-              ".timeline path{stroke:#fff;stroke-width:.8}.timeline .paper{fill:#fff}.timeline .idle{fill:#e9e9e9}"
-              ".timeline .axis{stroke:#888;fill:none}.timeline .title{font-size:14px;font-weight:600;fill:#111}"
-              ".timeline .label{text-anchor:end}.timeline .tick{text-anchor:middle;fill:#666}\n"
-              ".timeline .on-dark text,.timeline .on-light text{font-size:10px;text-anchor:middle}"
-              ".timeline .on-dark text{fill:#fff}.timeline .on-light text{fill:#111}\n");
+    text_puts(
+        out,
+        "<style>.timeline text{font:11px system-ui,-apple-system,\"Segoe "
+        "UI\",Helvetica,Arial,sans-serif;fill:#333}\n"
+        ".timeline path{stroke:#fff;stroke-width:.8}.timeline .paper{fill:#fff}.timeline .idle{fill:#e9e9e9}"
+        ".timeline .axis{stroke:#888;fill:none}.timeline .title{font-size:14px;font-weight:600;fill:#111}"
+        ".timeline .label{text-anchor:end}.timeline .tick{text-anchor:middle;fill:#666}\n"
+        ".timeline .on-dark text,.timeline .on-light text{font-size:10px;text-anchor:middle}"
+        ".timeline .on-dark text{fill:#fff}.timeline .on-light text{fill:#111}\n");
     if (fine) text_puts(out, ".timeline path{stroke-width:.25}");
     for (int k = 0; k < SPAN_KINDS; k++)
         for (int chunk = 0; chunk < (k < SPAN_UPDATE ? CHUNKS : 1); chunk++)
-            text_printf(out, ".timeline .%s%d{fill:#%06x}", kinds[k].class, chunk, shade(kinds[k].colour, chunk));
+            text_printf(out, ".timeline .%s%d{fill:#%06x}", kinds[k].class, chunk,
+                        shade(kinds[k].colour, chunk));
     text_puts(out, "\n@media(prefers-color-scheme:dark){.timeline text{fill:#ccc}.timeline .title{fill:#eee}"
                    ".timeline .tick{fill:#999}.timeline .paper{fill:#16181c}.timeline .idle{fill:#2a2d33}"
                    ".timeline path{stroke:#16181c}}</style>\n");
@@ -336,8 +346,10 @@ static void draw(const Timeline *lines, int count, int width, const char *name_s
         Svg g = svg_of(lines, count, l, width, out);
         height += line_height(&g);
     }
-    text_printf(out, "<svg%s class=\"timeline\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<title>",
-                name_space, width, height, width, height);
+    text_printf(
+        out,
+        "<svg%s class=\"timeline\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<title>",
+        name_space, width, height, width, height);
     puts_escaped(out, lines[0].title);
     text_puts(out, "</title>\n");
     put_style(is_fine(lines, count, width), out);
@@ -359,4 +371,6 @@ void draw_svg(const Timeline *lines, int count, int width, Text *out) {
     draw(lines, count, width, " xmlns=\"http://www.w3.org/2000/svg\"", out);
 }
 
-void draw_svg_in_page(const Timeline *lines, int count, int width, Text *out) { draw(lines, count, width, "", out); }
+void draw_svg_in_page(const Timeline *lines, int count, int width, Text *out) {
+    draw(lines, count, width, "", out);
+}

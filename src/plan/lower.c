@@ -1,7 +1,7 @@
 /* Lowering: from who holds what, and a pipeline schedule, to the program of one rank.
  *
- * Two passes. The first writes down passes over units, transfers and reductions in the order of the schedule; the second puts
- * GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. */
+ * Two passes. The first writes down passes over units, transfers and reductions in the order of the schedule;
+ * the second puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. */
 #include <stdlib.h>
 
 #include "plan/program.h"
@@ -18,21 +18,23 @@ typedef struct Lowering {
     Program *p;
     const Partition *partition;
     const ProgramSpec *spec;
-    bool *loaded;                 /* [microbatches] */
-    int *left;                    /* [units] weight halves still to come */
-    Action behind;                /* the reduction started last: what follows it is written after the next one has started */
+    bool *loaded;  /* [microbatches] */
+    int *left;     /* [units] weight halves still to come */
+    Action behind; /* the reduction started last: what follows it is written after the next one has started */
     bool has_behind, behind_last; /* there is one; it was the unit's last of the step */
 } Lowering;
 
 static bool reduces(const Lowering *l) { return l->partition->shards * l->partition->replicas > 1; }
 
-/* The second half of a reduction. By then the next unit's first half is under way, so neither waits for the other. */
+/* The second half of a reduction. By then the next unit's first half is under way, so neither waits for the
+ * other. */
 static void finish_behind(Lowering *l) {
     if (!l->has_behind) return;
     Action a = l->behind;
     bool scattered = l->partition->shards > 1;
     l->has_behind = false;
-    if (scattered && l->partition->replicas > 1 && l->p->sync != SYNC_REPLICA) emit(l->p, ACT_ALL_REDUCE, a.unit, a.microbatch);
+    if (scattered && l->partition->replicas > 1 && l->p->sync != SYNC_REPLICA)
+        emit(l->p, ACT_ALL_REDUCE, a.unit, a.microbatch);
     if (a.microbatch >= 0) emit(l->p, ACT_REDUCED, a.unit, a.microbatch);
     if (l->p->sync == SYNC_REPLICA && l->behind_last) emit(l->p, ACT_ALL_REDUCE, a.unit, -1);
 }
@@ -106,7 +108,8 @@ static void one_rank(Lowering *l) {
 static void finish(Lowering *l) {
     Program *p = l->p;
     finish_behind(l);
-    bool runs_head = partition_runs(l->partition, p->units - 1), runs_embedding = partition_runs(l->partition, 0);
+    bool runs_head = partition_runs(l->partition, p->units - 1),
+         runs_embedding = partition_runs(l->partition, 0);
     bool waits = (reduces(l) && p->sync != SYNC_MICROBATCH) || p->exact;
     for (int u = 0; waits && u <= p->units; u++)
         if (partition_makes_gradient(l->partition, u)) emit(p, ACT_REDUCED, u, -1);
@@ -170,7 +173,8 @@ static void place_gathers(Program *p, Reshard reshard) {
     size_t units = (size_t)p->units;
     Gathering g = {.to = p, .from = &from};
     g.live = mem_alloc_array(units, sizeof *g.live), g.wanted = mem_alloc_array(units, sizeof *g.wanted);
-    g.instances = mem_alloc_array(units, sizeof *g.instances), g.last_use = mem_alloc_array(units, sizeof *g.last_use);
+    g.instances = mem_alloc_array(units, sizeof *g.instances),
+    g.last_use = mem_alloc_array(units, sizeof *g.last_use);
     p->actions = NULL, p->count = p->capacity = 0;
     int used[2];
     for (int i = 0; i < from.count; i++)
@@ -243,7 +247,8 @@ void program_lower(Program *p, const ProgramSpec *spec) {
 }
 
 void program_lower_evaluation(Program *p, const Partition *partition) {
-    *p = (Program){.partition = partition, .units = partition->table->units, .microbatches = 1, .ordered = true};
+    *p = (Program){
+        .partition = partition, .units = partition->table->units, .microbatches = 1, .ordered = true};
     const Stages *s = &partition->stages;
     int rank = partition->at[AXIS_PP];
     emit(p, ACT_LOAD, -1, 0);
@@ -251,7 +256,8 @@ void program_lower_evaluation(Program *p, const Partition *partition) {
         if (s->rank[stage] != rank) continue;
         if (stage > 0 && s->rank[stage - 1] != rank) emit(p, ACT_RECV_F, s->first[stage], 0);
         for (int u = s->first[stage]; u < s->first[stage + 1]; u++) emit(p, ACT_FWD, u, 0);
-        if (stage + 1 < s->count && s->rank[stage + 1] != rank) emit(p, ACT_SEND_F, s->first[stage + 1] - 1, 0);
+        if (stage + 1 < s->count && s->rank[stage + 1] != rank)
+            emit(p, ACT_SEND_F, s->first[stage + 1] - 1, 0);
     }
     if (partition->shards > 1) place_gathers(p, RESHARD_ALWAYS);
 }

@@ -23,7 +23,8 @@ static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, in
     case BUFFER_BATCH: return pool_round(5 * pool_round((size_t)m->tokens * sizeof(int32_t)));
     case BUFFER_SLAB: return pool_round(unit_slab_bytes(m, unit));
     case BUFFER_KEEP: return pool_round(unit_keep_bytes(m, unit));
-    case BUFFER_GATHERED: return pool_round(vectors * sizeof(float)) + pool_round(matrices * dtype_bytes(m->compute));
+    case BUFFER_GATHERED:
+        return pool_round(vectors * sizeof(float)) + pool_round(matrices * dtype_bytes(m->compute));
     case BUFFER_GRAD_VECTORS: return pool_round(vectors * sizeof(float));
     case BUFFER_GRAD_MATRICES: return pool_round(matrices * sizeof(float));
     case BUFFER_FIXED: return pool_round((vectors + matrices) * sizeof(int64_t));
@@ -47,8 +48,8 @@ static void name(Naming *n, BufferKind kind, int unit) {
     n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
 }
 
-/* Gradients of parameters that a pass makes: vectors with the input half, matrices with the weight half, the head's with its
- * forward pass unless that is deferred. */
+/* Gradients of parameters that a pass makes: vectors with the input half, matrices with the weight half, the
+ * head's with its forward pass unless that is deferred. */
 static void name_gradients(Naming *n, Action a) {
     const Program *p = n->p;
     int u = a.unit, head = p->units - 1;
@@ -84,7 +85,8 @@ static void name_pass(Naming *n, Action a) {
         name(n, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u);
     }
     if (a.kind == ACT_BWD || a.kind == ACT_BWD_IN) name(n, BUFFER_GRADIENT, gradient_unit(p, u));
-    if (a.kind == ACT_BWD_W && u == 0) name(n, BUFFER_GRADIENT, gradient_unit(p, u)); /* the embedding's weight half reads it */
+    if (a.kind == ACT_BWD_W && u == 0)
+        name(n, BUFFER_GRADIENT, gradient_unit(p, u)); /* the embedding's weight half reads it */
     if (a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W) name(n, BUFFER_KEEP, u);
     name_gradients(n, a);
 }
@@ -112,7 +114,8 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
 }
 
 static int *slot(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch) {
-    return &plan->index[((size_t)kind * (size_t)(plan->units + 1) + (size_t)unit) * (size_t)plan->columns + (size_t)microbatch];
+    return &plan->index[((size_t)kind * (size_t)(plan->units + 1) + (size_t)unit) * (size_t)plan->columns +
+                        (size_t)microbatch];
 }
 
 static void touch(MemoryPlan *plan, const Buffer *b, int action) {
@@ -126,8 +129,8 @@ static void touch(MemoryPlan *plan, const Buffer *b, int action) {
     if (action > known->last) known->last = action;
 }
 
-/* What is sent must stay until the send has completed: that is waited for before the next send of the same boundary, or at the
- * end. */
+/* What is sent must stay until the send has completed: that is waited for before the next send of the same
+ * boundary, or at the end. */
 static void hold_sends(MemoryPlan *plan, const Program *p, const Model *m) {
     Action *last = mem_alloc_array(2 * (size_t)p->units, sizeof *last);
     for (int i = 0; i < 2 * p->units; i++) last[i].unit = -1;
@@ -162,8 +165,8 @@ static void collect(MemoryPlan *plan, const Program *p, const Model *m) {
 
 /* ---- Placing ---- */
 
-/* Buffers alive, ascending by offset; no two overlap. Most of them stay for long, so what is known about them is kept: when the
- * first of them ends, and up to where they leave no gap of `least` bytes or more. */
+/* Buffers alive, ascending by offset; no two overlap. Most of them stay for long, so what is known about them
+ * is kept: when the first of them ends, and up to where they leave no gap of `least` bytes or more. */
 typedef struct Alive {
     Buffer **items;
     int count, soonest; /* soonest: the first `last` of them */
@@ -245,7 +248,8 @@ static void plan_communication(MemoryPlan *plan, const Program *p) {
     const Partition *part = p->partition;
     plan->reductions = (part->shards > 1) + (part->replicas > 1);
     for (int u = 0; u <= p->units; u++) {
-        size_t bytes = reduction_bytes(p, part->share[u].vectors), more = reduction_bytes(p, part->share[u].matrices);
+        size_t bytes = reduction_bytes(p, part->share[u].vectors),
+               more = reduction_bytes(p, part->share[u].matrices);
         if (more > bytes) bytes = more;
         if (partition_makes_gradient(part, u) && bytes > plan->reduction) plan->reduction = bytes;
     }
@@ -255,7 +259,8 @@ static void plan_communication(MemoryPlan *plan, const Program *p) {
 
 static void plan_training(MemoryPlan *plan, const Program *p) {
     plan_communication(plan, p);
-    for (int u = 0; u <= p->units; u++) plan->gradients += gradient_sum_bytes(p, u) + gradient_owned_bytes(p, u);
+    for (int u = 0; u <= p->units; u++)
+        plan->gradients += gradient_sum_bytes(p, u) + gradient_owned_bytes(p, u);
     plan->optimizer = 2 * pool_round(p->partition->owned * sizeof(float));
 }
 
@@ -269,7 +274,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->scratch = pool_round(unit_scratch_bytes(m));
     plan->keep = m->table.units > 2 ? pool_round(unit_keep_bytes(m, 1)) : 0;
     plan->parameters = pool_round(owned * sizeof(float));
-    plan->copy = m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
+    plan->copy =
+        m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
     plan->constants = pool_round((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
     if (spec->training) plan_training(plan, p);
 }
@@ -287,9 +293,9 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 }
 
 size_t memory_plan_pools(const MemoryPlan *plan) {
-    return plan->parameters + plan->copy + plan->arena[ARENA_GATHERED] + plan->gradients + plan->arena[ARENA_GRADIENTS] +
-           plan->optimizer + plan->constants + plan->arena[ARENA_ACTIVATIONS] + plan->keep + plan->scratch +
-           plan->device_scratch + memory_plan_communication(plan);
+    return plan->parameters + plan->copy + plan->arena[ARENA_GATHERED] + plan->gradients +
+           plan->arena[ARENA_GRADIENTS] + plan->optimizer + plan->constants + plan->arena[ARENA_ACTIVATIONS] +
+           plan->keep + plan->scratch + plan->device_scratch + memory_plan_communication(plan);
 }
 
 size_t memory_plan_communication(const MemoryPlan *plan) {
@@ -325,8 +331,8 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row(out, "gradients", plan->gradients, total, p->exact ? "int64 sums, fp32 results" : "fp32");
     row(out, "grad. in flight", plan->arena[ARENA_GRADIENTS], total, "of single microbatches");
     row(out, "optimizer", plan->optimizer, total, "AdamW moments, fp32");
-    snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s", buffers_of(plan, ARENA_ACTIVATIONS),
-             (long long)m->tokens, policy[m->recompute]);
+    snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s",
+             buffers_of(plan, ARENA_ACTIVATIONS), (long long)m->tokens, policy[m->recompute]);
     row(out, "activations", plan->arena[ARENA_ACTIVATIONS], total, note);
     snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time", (long long)m->loss_rows);
     row(out, "workspace", plan->keep + plan->scratch + plan->device_scratch, total, note);

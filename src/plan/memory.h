@@ -1,9 +1,9 @@
 /* The memory of a rank, read off its program before anything is allocated.
  *
- * Activations, gathered parameters and the gradients of single microbatches are buffers with lifetimes: a buffer lives from the
- * first action that touches it to the last. Since the program never changes, each buffer gets a fixed offset in its arena, by
- * first fit in order of first use over the buffers alive at the same time. What the plan prints is what the run takes: the
- * pools have exactly these sizes. */
+ * Activations, gathered parameters and the gradients of single microbatches are buffers with lifetimes: a
+ * buffer lives from the first action that touches it to the last. Since the program never changes, each
+ * buffer gets a fixed offset in its arena, by first fit in order of first use over the buffers alive at the
+ * same time. What the plan prints is what the run takes: the pools have exactly these sizes. */
 #ifndef WEFT_PLAN_MEMORY_H
 #define WEFT_PLAN_MEMORY_H
 
@@ -12,12 +12,12 @@
 #include "plan/program.h"
 
 typedef enum BufferKind {
-    BUFFER_BATCH,        /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses fp32 */
-    BUFFER_SLAB,         /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
-    BUFFER_OUTPUT,       /* [T, h] output of u, on its way to another rank */
-    BUFFER_KEEP,         /* keep(u, m), only when the backward halves run apart */
-    BUFFER_GRADIENT,     /* [T, h] gradient that travels back through adjacent units here; named by the last of them */
-    BUFFER_GATHERED,     /* parameters of u, gathered for the how-manieth time */
+    BUFFER_BATCH, /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses fp32 */
+    BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
+    BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
+    BUFFER_KEEP,   /* keep(u, m), only when the backward halves run apart */
+    BUFFER_GRADIENT, /* [T, h] gradient that travels back through adjacent units here; named by the last of them */
+    BUFFER_GATHERED, /* parameters of u, gathered for the how-manieth time */
     BUFFER_GRAD_VECTORS, /* gradients of one microbatch, fp32, when they do not go straight into those of the step */
     BUFFER_GRAD_MATRICES,
     BUFFER_FIXED, /* the same in fixed point, on their way over the network */
@@ -42,14 +42,16 @@ typedef struct MemoryPlan {
     size_t arena[ARENAS];    /* bytes */
     size_t keep, scratch;    /* shared regions of model/unit.h, in the workspace pool */
     size_t parameters, copy; /* owned fp32 master weights; their copy in the compute dtype, when it stays */
-    size_t gradients;        /* of the step: sums over microbatches, owned shares; microbatches' own are in their arena */
-    size_t optimizer;        /* owned moments */
+    size_t
+        gradients; /* of the step: sums over microbatches, owned shares; microbatches' own are in their arena */
+    size_t optimizer; /* owned moments */
     size_t constants;
     size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
     int reductions;   /* axes that do */
     size_t tie;       /* the other rank's share of a tied gradient */
     size_t device_scratch;
-    size_t staging; /* beside the pools: host copy for checkpoints that are written while training; set by who saves */
+    size_t
+        staging; /* beside the pools: host copy for checkpoints that are written while training; set by who saves */
 } MemoryPlan;
 
 typedef struct MemorySpec {
@@ -69,10 +71,11 @@ int gradient_unit(const Program *p, int unit);
 
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec);
 void memory_plan_free(MemoryPlan *plan);
-const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch); /* CHECKs that it exists */
+const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int unit,
+                                 int microbatch); /* CHECKs that it exists */
 
-/* Persistent gradient memory of unit u (or of the tied head): bytes of the sums as they accumulate, and of the owned fp32
- * gradient where that is not the same memory. */
+/* Persistent gradient memory of unit u (or of the tied head): bytes of the sums as they accumulate, and of
+ * the owned fp32 gradient where that is not the same memory. */
 size_t gradient_sum_bytes(const Program *p, int unit);
 size_t gradient_owned_bytes(const Program *p, int unit);
 

@@ -8,13 +8,16 @@
 enum { ALIGN = 16 }; /* elements: one cache line of fp32 */
 
 void stages_single(Stages *s, int units) {
-    *s = (Stages){.count = 1, .first = mem_alloc_array(2, sizeof(int)), .rank = mem_alloc_array(1, sizeof(int))};
+    *s = (Stages){
+        .count = 1, .first = mem_alloc_array(2, sizeof(int)), .rank = mem_alloc_array(1, sizeof(int))};
     s->first[1] = units;
 }
 
 static void stages_copy(Stages *to, const Stages *from) {
     size_t n = (size_t)from->count;
-    *to = (Stages){.count = from->count, .first = mem_alloc_array(n + 1, sizeof(int)), .rank = mem_alloc_array(n, sizeof(int))};
+    *to = (Stages){.count = from->count,
+                   .first = mem_alloc_array(n + 1, sizeof(int)),
+                   .rank = mem_alloc_array(n, sizeof(int))};
     memcpy(to->first, from->first, (n + 1) * sizeof(int));
     memcpy(to->rank, from->rank, n * sizeof(int));
 }
@@ -41,7 +44,8 @@ static Share share_of(const ParamTable *t, int unit, int shards) {
     return (Share){.vectors = part(vectors, shards), .matrices = part(matrices, shards)};
 }
 
-void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank, const Stages *stages) {
+void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank,
+                     const Stages *stages) {
     *p = (Partition){.table = table, .mesh = *mesh, .tied = tied};
     mesh_coordinates(mesh, rank, p->at);
     stages_copy(&p->stages, stages);
@@ -67,9 +71,13 @@ void partition_free(Partition *p) {
 
 int partition_pipeline_rank(const Partition *p, int unit) { return p->place[unit]; }
 
-bool partition_runs(const Partition *p, int unit) { return partition_pipeline_rank(p, unit) == p->at[AXIS_PP]; }
+bool partition_runs(const Partition *p, int unit) {
+    return partition_pipeline_rank(p, unit) == p->at[AXIS_PP];
+}
 
-bool partition_holds(const Partition *p, int unit) { return partition_runs(p, unit) || (unit == 0 && p->tied_copy); }
+bool partition_holds(const Partition *p, int unit) {
+    return partition_runs(p, unit) || (unit == 0 && p->tied_copy);
+}
 
 bool partition_makes_gradient(const Partition *p, int unit) {
     return partition_runs(p, unit) && (unit < p->table->units || p->tied);
@@ -93,15 +101,19 @@ Piece partition_piece(const Partition *p, const Param *param) {
     size_t first = begin > low ? begin : low, last = end < high ? end : high;
     if (first >= last) return (Piece){0};
     size_t start = s->start + (param->cols ? s->vectors : 0);
-    return (Piece){.first = (int64_t)(first - begin), .count = (int64_t)(last - first), .at = start + first - low};
+    return (Piece){
+        .first = (int64_t)(first - begin), .count = (int64_t)(last - first), .at = start + first - low};
 }
 
 int64_t partition_counted(const Partition *p) {
     int64_t sum = 0;
     for (int i = 0; i < p->table->count; i++)
-        if (partition_counts(p, p->table->params[i].unit)) sum += partition_piece(p, &p->table->params[i]).count;
+        if (partition_counts(p, p->table->params[i].unit))
+            sum += partition_piece(p, &p->table->params[i]).count;
     return sum;
 }
 
 size_t partition_vectors(const Partition *p, int unit) { return p->share[unit].vectors * (size_t)p->shards; }
-size_t partition_matrices(const Partition *p, int unit) { return p->share[unit].matrices * (size_t)p->shards; }
+size_t partition_matrices(const Partition *p, int unit) {
+    return p->share[unit].matrices * (size_t)p->shards;
+}

@@ -1,14 +1,15 @@
 /* What a rank holds of a model: the units of its pipeline stages, and of each unit its share over dp_shard.
  *
- * A unit's vectors and its matrices are each cut into dp_shard equal shares (the last padded), so a gathered unit is
+ * A unit's vectors and its matrices are each cut into dp_shard equal shares (the last padded), so a gathered
+ * unit is
  *     vectors [dp_shard * share.vectors] fp32 | matrices [dp_shard * share.matrices] compute dtype
- * and a share of a unit is two runs of elements. A rank's master weights, moments and gradients are its shares, unit after unit
- * ("owned" arrays): with one shard they are the whole units.
+ * and a share of a unit is two runs of elements. A rank's master weights, moments and gradients are its
+ * shares, unit after unit ("owned" arrays): with one shard they are the whole units.
  *
- * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as the embedding
- * (which has no vectors). Where pipeline ranks part the embedding from the head, the head's rank holds a second copy of the
- * embedding (tied_copy): both add the two gradients in the same order and make the same update, and only the first counts in
- * the norm. */
+ * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
+ * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
+ * rank holds a second copy of the embedding (tied_copy): both add the two gradients in the same order and
+ * make the same update, and only the first counts in the norm. */
 #ifndef WEFT_PLAN_PARTITION_H
 #define WEFT_PLAN_PARTITION_H
 
@@ -40,16 +41,18 @@ typedef struct Partition {
     bool tied, tied_copy;
     int shards, shard, replicas, replica; /* dp_shard and dp_replicate: size and own place */
     Share *share;                         /* [units + 1]; the last is the tied head's gradient */
-    size_t owned;                         /* elements of the owned arrays, the tied head's gradient not among them */
+    size_t owned; /* elements of the owned arrays, the tied head's gradient not among them */
 } Partition;
 
 /* Copies what it needs of `stages`; the table must outlive it. */
-void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank, const Stages *stages);
+void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank,
+                     const Stages *stages);
 void partition_free(Partition *p);
 
 int partition_pipeline_rank(const Partition *p, int unit);
-bool partition_runs(const Partition *p, int unit);  /* forward and backward of the unit are this rank's */
-bool partition_holds(const Partition *p, int unit); /* its parameters are: those that run here, and a tied copy */
+bool partition_runs(const Partition *p, int unit); /* forward and backward of the unit are this rank's */
+bool partition_holds(const Partition *p,
+                     int unit); /* its parameters are: those that run here, and a tied copy */
 /* It makes a gradient of the unit, which may be the tied head's. */
 bool partition_makes_gradient(const Partition *p, int unit);
 /* The world's rank that has this one's place on every axis but pp. */
@@ -63,7 +66,8 @@ typedef struct Piece {
     size_t at;            /* of the first, in the owned arrays */
 } Piece;
 Piece partition_piece(const Partition *p, const Param *param);
-int64_t partition_counted(const Partition *p); /* elements that this rank counts; over all ranks: the model's parameters */
+int64_t partition_counted(
+    const Partition *p); /* elements that this rank counts; over all ranks: the model's parameters */
 
 /* Elements of a gathered unit (or of the tied head's gradient), padding included. */
 size_t partition_vectors(const Partition *p, int unit);

@@ -11,9 +11,9 @@ void program_free(Program *p) {
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
 
 const char *action_name(ActionKind kind) {
-    static const char *const names[ACT_KINDS] = {"LOAD",       "GATHER",  "RELEASE", "RECV_F", "FWD",    "SEND_F",
-                                                 "RECV_B",     "BWD",     "BWD_IN",  "BWD_W",  "SEND_B", "REDUCE_SCATTER",
-                                                 "ALL_REDUCE", "REDUCED", "TIE",     "NORM",   "UPDATE"};
+    static const char *const names[ACT_KINDS] = {
+        "LOAD",  "GATHER", "RELEASE",        "RECV_F",     "FWD",     "SEND_F", "RECV_B", "BWD",   "BWD_IN",
+        "BWD_W", "SEND_B", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",    "NORM",   "UPDATE"};
     return names[kind];
 }
 
@@ -46,18 +46,23 @@ typedef struct Check {
 
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
 
-static bool runs(const Check *c, int u) { return u >= 0 && u < c->p->units && partition_runs(c->p->partition, u); }
+static bool runs(const Check *c, int u) {
+    return u >= 0 && u < c->p->units && partition_runs(c->p->partition, u);
+}
 
 static const char *check_gathered(const Check *c, int u) {
     if (c->p->partition->shards == 1) return NULL;
     if (!c->gathered[u]) return "comes before its parameters are gathered";
-    if (u == c->p->units - 1 && c->p->partition->tied && !c->gathered[0]) return "comes before the embedding is gathered";
+    if (u == c->p->units - 1 && c->p->partition->tied && !c->gathered[0])
+        return "comes before the embedding is gathered";
     return NULL;
 }
 
 static const char *check_forward(Check *c, int u, int m) {
     if (*mark(c, u, m) & DONE_FORWARD) return "runs twice";
-    bool ready = u == 0 ? c->loaded[m] : runs(c, u - 1) ? *mark(c, u - 1, m) & DONE_FORWARD : *mark(c, u, m) & GOT_INPUT;
+    bool ready = u == 0           ? c->loaded[m]
+                 : runs(c, u - 1) ? *mark(c, u - 1, m) & DONE_FORWARD
+                                  : *mark(c, u, m) & GOT_INPUT;
     if (!ready || !c->loaded[m]) return "comes before its input";
     *mark(c, u, m) |= DONE_FORWARD;
     return check_gathered(c, u);
@@ -66,7 +71,8 @@ static const char *check_forward(Check *c, int u, int m) {
 static const char *check_input(Check *c, int u, int m) {
     if (*mark(c, u, m) & DONE_INPUT) return "runs twice";
     bool ready = *mark(c, u, m) & DONE_FORWARD;
-    if (ready && u < c->p->units - 1) ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_INPUT : *mark(c, u, m) & GOT_GRADIENT;
+    if (ready && u < c->p->units - 1)
+        ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_INPUT : *mark(c, u, m) & GOT_GRADIENT;
     if (!ready) return "comes before the gradient of its output";
     *mark(c, u, m) |= DONE_INPUT;
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
@@ -100,7 +106,8 @@ static const char *check_transfer(Check *c, Action a) {
 
 static const char *check_gather(Check *c, Action a) {
     if (c->p->partition->shards == 1) return "gathers what is whole";
-    if (c->gathered[a.unit] == (a.kind == ACT_GATHER)) return a.kind == ACT_GATHER ? "is gathered already" : "is not gathered";
+    if (c->gathered[a.unit] == (a.kind == ACT_GATHER))
+        return a.kind == ACT_GATHER ? "is gathered already" : "is not gathered";
     c->gathered[a.unit] = a.kind == ACT_GATHER;
     return NULL;
 }
@@ -120,7 +127,9 @@ static const char *check_reduction(Check *c, Action a) {
     int u = a.unit < c->p->units ? a.unit : c->p->units - 1;
     if (!weights_done(c, u, a.microbatch)) return "comes before the gradient is complete";
     unsigned char *m = reduction(c, a.unit, a.microbatch);
-    unsigned char flag = a.kind == ACT_REDUCE_SCATTER ? SCATTERED : a.kind == ACT_ALL_REDUCE ? SUMMED : REDUCED;
+    unsigned char flag = a.kind == ACT_REDUCE_SCATTER ? SCATTERED
+                         : a.kind == ACT_ALL_REDUCE   ? SUMMED
+                                                      : REDUCED;
     if (*m & flag) return "happens twice";
     if (*m & REDUCED) return "comes after the sums were used";
     *m |= flag;
@@ -175,7 +184,8 @@ static const char *check_update(Check *c, int u) {
 
 static const char *check_names(const Check *c, Action a) {
     bool passes = a.kind == ACT_FWD || a.kind == ACT_BWD || a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W;
-    bool transfers = a.kind == ACT_RECV_F || a.kind == ACT_SEND_F || a.kind == ACT_RECV_B || a.kind == ACT_SEND_B;
+    bool transfers =
+        a.kind == ACT_RECV_F || a.kind == ACT_SEND_F || a.kind == ACT_RECV_B || a.kind == ACT_SEND_B;
     bool reduces = a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE || a.kind == ACT_REDUCED;
     bool none = a.kind == ACT_LOAD || a.kind == ACT_TIE || a.kind == ACT_NORM;
     int limit = c->p->units + (reduces ? 1 : 0);
@@ -196,7 +206,8 @@ static const char *check_action(Check *c, Action a) {
     case ACT_GATHER:
     case ACT_RELEASE: return check_gather(c, a);
     case ACT_FWD: return check_forward(c, a.unit, a.microbatch);
-    case ACT_BWD: return (wrong = check_input(c, a.unit, a.microbatch)) ? wrong : check_weight(c, a.unit, a.microbatch);
+    case ACT_BWD:
+        return (wrong = check_input(c, a.unit, a.microbatch)) ? wrong : check_weight(c, a.unit, a.microbatch);
     case ACT_BWD_IN: return check_input(c, a.unit, a.microbatch);
     case ACT_BWD_W: return check_weight(c, a.unit, a.microbatch);
     case ACT_REDUCE_SCATTER:
@@ -215,12 +226,13 @@ static ErrorCode check_all(Check *c, Error *err) {
         Action a = p->actions[i];
         const char *wrong = check_action(c, a);
         if (wrong)
-            return error_set(err, ERR_INTERNAL, "program action %d (%s unit %d microbatch %d) %s", i, action_name(a.kind),
-                             a.unit, a.microbatch, wrong);
+            return error_set(err, ERR_INTERNAL, "program action %d (%s unit %d microbatch %d) %s", i,
+                             action_name(a.kind), a.unit, a.microbatch, wrong);
     }
     for (c->updated++; c->updated < p->units; c->updated++)
         if (partition_holds(p->partition, c->updated))
-            return error_set(err, ERR_INTERNAL, "program does not update unit %d of %d", c->updated, p->units);
+            return error_set(err, ERR_INTERNAL, "program does not update unit %d of %d", c->updated,
+                             p->units);
     return OK;
 }
 
@@ -259,14 +271,15 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
         const Share *s = a.unit >= 0 ? &part->share[a.unit] : NULL;
         switch (a.kind) {
         case ACT_GATHER:
-            t.parameters += (uint64_t)(part->shards - 1) * (s->vectors * sizeof(float) + s->matrices * compute_bytes);
+            t.parameters +=
+                (uint64_t)(part->shards - 1) * (s->vectors * sizeof(float) + s->matrices * compute_bytes);
             break;
         case ACT_REDUCE_SCATTER:
             t.bytes[AXIS_DP_SHARD] += (uint64_t)(part->shards - 1) * (s->vectors + s->matrices) * gradient;
             break;
         case ACT_ALL_REDUCE:
-            t.bytes[AXIS_DP_REPLICATE] +=
-                gradient * (all_reduce_elements(s->vectors, part->replicas) + all_reduce_elements(s->matrices, part->replicas));
+            t.bytes[AXIS_DP_REPLICATE] += gradient * (all_reduce_elements(s->vectors, part->replicas) +
+                                                      all_reduce_elements(s->matrices, part->replicas));
             break;
         case ACT_SEND_F:
         case ACT_SEND_B: t.bytes[AXIS_PP] += boundary_bytes; break;
@@ -292,7 +305,8 @@ static void print_action(const Program *p, int first, int last, Text *out) {
         text_printf(out, " u%d", a.unit);
     else if (a.unit >= 0)
         text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
-    if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE) text_printf(out, " m%d", a.microbatch);
+    if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE)
+        text_printf(out, " m%d", a.microbatch);
     text_puts(out, "\n");
 }
 

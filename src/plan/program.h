@@ -1,6 +1,6 @@
-/* A training step as data: the list of actions that a rank executes in one optimizer step, made before the first step and never
- * changed. The engine executes it, the memory plan is read off it, bytes sent are counted on it, `weft plan --program` prints
- * it.
+/* A training step as data: the list of actions that a rank executes in one optimizer step, made before the
+ * first step and never changed. The engine executes it, the memory plan is read off it, bytes sent are
+ * counted on it, `weft plan --program` prints it.
  *
  *     LOAD   m          put microbatch m into tensor memory
  *     GATHER u          start the all-gather of unit u's parameters over dp_shard; its next use waits for it
@@ -20,18 +20,19 @@
  *     NORM              gradient norm, count of non-finite gradients, loss, clip coefficient: of all ranks
  *     UPDATE u          optimizer step of the owned share of unit u, and its compute copy
  *
- * Reductions name a microbatch when they sum one, and none when they sum a step. Unit number `units` is the tied head's
- * gradient.
+ * Reductions name a microbatch when they sum one, and none when they sum a step. Unit number `units` is the
+ * tied head's gradient.
  *
  * Invariants, checked by program_check
  *  1. Each FWD u m of a unit that runs here comes once, after FWD u-1 m, RECV_F u m or (u = 0) LOAD m.
- *  2. Each (u, m) has one BWD, or one BWD_IN followed later by one BWD_W; inputs go backward after FWD u m and after the input
- *     half of u+1, or RECV_B u m.
- *  3. The weight halves of a unit come in ascending order of microbatches, so that sums do not depend on the schedule (but for
- *     schedules that ask for another order).
+ *  2. Each (u, m) has one BWD, or one BWD_IN followed later by one BWD_W; inputs go backward after FWD u m
+ *     and after the input half of u+1, or RECV_B u m.
+ *  3. The weight halves of a unit come in ascending order of microbatches, so that sums do not depend on
+ *     the schedule (but for schedules that ask for another order).
  *  4. What is sent was made before, and each boundary is sent once.
  *  5. With sharded parameters, each pass over a unit lies between a GATHER and a RELEASE of it.
- *  6. With more than one data-parallel rank, each gradient is reduced once (a step, or a microbatch) on each axis, after its
+ *  6. With more than one data-parallel rank, each gradient is reduced once (a step, or a microbatch) on
+ *     each axis, after its
  * last addition and before it is used.
  *  7. TIE, NORM, UPDATE come once, in this order, after everything else. */
 #ifndef WEFT_PLAN_PROGRAM_H
@@ -72,12 +73,12 @@ typedef struct Action {
     int microbatch; /* -1 where there is none; of GATHER and RELEASE the how-manieth gather of this unit it is */
 } Action;
 
-/* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2, ZeRO-1). Auto: always,
- * but never under pipelines, where each microbatch would gather anew. */
+/* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2,
+ * ZeRO-1). Auto: always, but never under pipelines, where each microbatch would gather anew. */
 typedef enum Reshard { RESHARD_AUTO, RESHARD_ALWAYS, RESHARD_NEVER } Reshard;
 
-/* When gradients cross the network: once a step, once a microbatch, or reduce-scatters once a microbatch and all-reduces over
- * the replicas once a step. */
+/* When gradients cross the network: once a step, once a microbatch, or reduce-scatters once a microbatch and
+ * all-reduces over the replicas once a step. */
 typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA } GradientSync;
 
 typedef struct ProgramSpec {
@@ -96,7 +97,8 @@ typedef struct Program {
     bool defer_head;                    /* the head's weight gradient waits for BWD_W */
     bool ordered;                       /* invariant 3 holds */
     bool exact;
-    GradientSync sync; /* as it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP */
+    GradientSync
+        sync; /* as it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP */
     int count, capacity;
     Action *actions;
 } Program;
@@ -108,11 +110,12 @@ void program_lower_evaluation(Program *p, const Partition *partition);
 void program_free(Program *p);
 ErrorCode program_check(const Program *p, Error *err);
 
-/* Whether gradients of a microbatch have memory of their own (else they are added to those of the step at once). */
+/* Whether gradients of a microbatch have memory of their own (else they are added to those of the step at
+ * once). */
 bool program_has_slots(const Program *p);
 
-/* Bytes that this rank sends in one execution, by axis (AXIS_PP: between stages, and the tied gradient). `compute_bytes` and
- * `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
+/* Bytes that this rank sends in one execution, by axis (AXIS_PP: between stages, and the tied gradient).
+ * `compute_bytes` and `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
 typedef struct ProgramTraffic {
     uint64_t bytes[AXES];
     uint64_t parameters; /* of those on dp_shard: gathers; the rest are gradients */
@@ -120,7 +123,8 @@ typedef struct ProgramTraffic {
 ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes);
 
 const char *action_name(ActionKind kind);
-/* One line an action; runs of the same kind over consecutive units are folded ("FWD 0..13 m0") unless `whole`. */
+/* One line an action; runs of the same kind over consecutive units are folded ("FWD 0..13 m0") unless
+ * `whole`. */
 void program_print(const Program *p, bool whole, Text *out);
 
 #endif

@@ -109,8 +109,8 @@ bool schedule_has_transfers(const Schedule *s) { return has_kind(s, cell_is_tran
 bool schedule_has_parameters(const Schedule *s) { return has_kind(s, cell_is_parameter); }
 
 const char *cell_kind_name(CellKind kind) {
-    static const char *const names[CELL_KINDS] = {"",       "F",      "I",      "W",       "B",       "SEND_F",
-                                                  "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    static const char *const names[CELL_KINDS] = {
+        "", "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
     return names[kind];
 }
 

@@ -1,8 +1,9 @@
 /* Whether a schedule is one.
  *
- * A stage lives on one rank, so all rules but one are about the order within a rank, and each rank is read once. The last, that
- * no ranks wait for each other in a circle, is found by running the schedule (simulate.c). Memory is in proportion to the
- * cells: the number of forwards must be stages times microbatches before anything is allocated by that product. */
+ * A stage lives on one rank, so all rules but one are about the order within a rank, and each rank is read
+ * once. The last, that no ranks wait for each other in a circle, is found by running the schedule
+ * (simulate.c). Memory is in proportion to the cells: the number of forwards must be stages times
+ * microbatches before anything is allocated by that product. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +35,9 @@ static ErrorCode PRINTF_LIKE(2, 3) fail(Check *c, const char *format, ...) {
     return schedule_fail(c->s, c->rank, c->index, c->err, "%s", c->wrong);
 }
 
-static unsigned char *done(const Check *c, Cell cell) { return &c->done[schedule_pair(c->s, cell.stage, cell.microbatch)]; }
+static unsigned char *done(const Check *c, Cell cell) {
+    return &c->done[schedule_pair(c->s, cell.stage, cell.microbatch)];
+}
 
 static ErrorCode mark(Check *c, Cell cell, int bits) {
     if (*done(c, cell) & bits) return fail(c, "comes twice");
@@ -65,12 +68,14 @@ static ErrorCode check_input(Check *c, Cell cell, int bits) {
     TRY(need(c, cell, DID_F, CELL_F));
     TRY(need_before_composite(c, cell));
     if (c->transfers && schedule_is_remote(c->s, cell.stage, 1)) TRY(need(c, cell, DID_RECV_B, CELL_RECV_B));
-    if (*done(c, cell) & DID_I) return fail(c, "is the second backward of microbatch %d: B alone, or I and W", cell.microbatch);
+    if (*done(c, cell) & DID_I)
+        return fail(c, "is the second backward of microbatch %d: B alone, or I and W", cell.microbatch);
     return mark(c, cell, bits);
 }
 
 static ErrorCode check_weight(Check *c, Cell cell) {
-    if (*done(c, cell) & DID_W) return fail(c, "is the second weight gradient of microbatch %d", cell.microbatch);
+    if (*done(c, cell) & DID_W)
+        return fail(c, "is the second weight gradient of microbatch %d", cell.microbatch);
     TRY(need(c, cell, DID_I, CELL_I));
     return mark(c, cell, DID_W);
 }
@@ -96,7 +101,8 @@ static ErrorCode check_transfer(Check *c, Cell cell) {
     switch (cell.kind) {
     case CELL_SEND_F: TRY(need(c, cell, DID_F, CELL_F)); return mark(c, cell, DID_SEND_F);
     case CELL_SEND_B:
-        if (!(*done(c, cell) & DID_I)) return fail(c, "comes before the backward of microbatch %d", cell.microbatch);
+        if (!(*done(c, cell) & DID_I))
+            return fail(c, "comes before the backward of microbatch %d", cell.microbatch);
         return mark(c, cell, DID_SEND_B);
     default: return mark(c, cell, forward ? DID_RECV_F : DID_RECV_B);
     }
@@ -107,12 +113,14 @@ static ErrorCode check_parameter(Check *c, Cell cell) {
     if (cell.kind == CELL_REDUCE_GRAD) {
         if (*reduced) return fail(c, "comes twice");
         if (c->weights[cell.stage] < c->s->microbatches)
-            return fail(c, "comes after %d of %d weight gradients", c->weights[cell.stage], c->s->microbatches);
+            return fail(c, "comes after %d of %d weight gradients", c->weights[cell.stage],
+                        c->s->microbatches);
         *reduced = true;
         return OK;
     }
     if (*resident == (cell.kind == CELL_UNSHARD))
-        return fail(c, "the parameters of stage %d are %s", cell.stage, *resident ? "there already" : "not there");
+        return fail(c, "the parameters of stage %d are %s", cell.stage,
+                    *resident ? "there already" : "not there");
     *resident = cell.kind == CELL_UNSHARD;
     return OK;
 }
@@ -121,7 +129,8 @@ static ErrorCode check_composite(Check *c, Cell cell) {
     const Order *o = &c->s->orders[c->rank];
     if (!cell.overlap) return OK;
     CellKind second = c->index + 1 < o->count ? o->cells[c->index + 1].kind : CELL_IDLE;
-    if (cell.kind == CELL_F && (second == CELL_B || second == CELL_I) && !o->cells[c->index + 1].overlap) return OK;
+    if (cell.kind == CELL_F && (second == CELL_B || second == CELL_I) && !o->cells[c->index + 1].overlap)
+        return OK;
     return fail(c, "OVERLAP_F_B takes a forward and then a B or I");
 }
 
@@ -157,8 +166,9 @@ static ErrorCode fail_missing(const Check *c, int stage, int microbatch, int mis
     static const struct {
         int bit;
         CellKind kind;
-    } kinds[] = {{DID_F, CELL_F},           {DID_I, CELL_B},           {DID_W, CELL_W},          {DID_SEND_F, CELL_SEND_F},
-                 {DID_RECV_F, CELL_RECV_F}, {DID_SEND_B, CELL_SEND_B}, {DID_RECV_B, CELL_RECV_B}};
+    } kinds[] = {{DID_F, CELL_F},           {DID_I, CELL_B},           {DID_W, CELL_W},
+                 {DID_SEND_F, CELL_SEND_F}, {DID_RECV_F, CELL_RECV_F}, {DID_SEND_B, CELL_SEND_B},
+                 {DID_RECV_B, CELL_RECV_B}};
     size_t i = 0;
     while (!(missing & kinds[i].bit)) i++;
     return error_set(c->err, ERR_DATA, "rank %d: %d%s%d is missing%s", c->s->rank_of_stage[stage], stage,
@@ -173,7 +183,8 @@ static ErrorCode check_missing(Check *c) {
             if (missing) return fail_missing(c, stage, i, missing);
         }
         if (c->parameters && !c->reduced[stage])
-            return error_set(c->err, ERR_DATA, "rank %d: %dREDUCE_GRAD is missing", s->rank_of_stage[stage], stage);
+            return error_set(c->err, ERR_DATA, "rank %d: %dREDUCE_GRAD is missing", s->rank_of_stage[stage],
+                             stage);
     }
     return OK;
 }
@@ -209,7 +220,8 @@ static ErrorCode look_at_kind(Check *c, Cell cell) {
     return OK;
 }
 
-/* A stage whose forwards are not as many as the microbatches: one comes twice, or one of the first is missing. */
+/* A stage whose forwards are not as many as the microbatches: one comes twice, or one of the first is
+ * missing. */
 static ErrorCode fail_count(Check *c, int stage, int count) {
     const Schedule *s = c->s;
     const Order *o = &s->orders[c->rank = s->rank_of_stage[stage]];
@@ -225,8 +237,8 @@ static ErrorCode fail_count(Check *c, int stage, int count) {
     while (missing < count && seen[missing]) missing++;
     free(seen);
     if (code != OK) return code;
-    return error_set(c->err, ERR_DATA, "rank %d: %dF%d is missing; there are microbatches 0 to %d", c->rank, stage, missing,
-                     s->microbatches - 1);
+    return error_set(c->err, ERR_DATA, "rank %d: %dF%d is missing; there are microbatches 0 to %d", c->rank,
+                     stage, missing, s->microbatches - 1);
 }
 
 /* Every stage has as many forwards as there are microbatches, whichever they are. */
@@ -243,8 +255,9 @@ static ErrorCode check_counts(Check *c) {
 
 static ErrorCode check_placement(const Schedule *s, Error *err) {
     if (s->ranks < 1 || s->stages < 1 || s->microbatches < 1)
-        return error_set(err, ERR_DATA, "a schedule of %d ranks, %d stages, %d microbatches: each must be 1 or more", s->ranks,
-                         s->stages, s->microbatches);
+        return error_set(err, ERR_DATA,
+                         "a schedule of %d ranks, %d stages, %d microbatches: each must be 1 or more",
+                         s->ranks, s->stages, s->microbatches);
     for (int i = 0; i < s->stages; i++)
         if (s->rank_of_stage[i] < 0 || s->rank_of_stage[i] >= s->ranks)
             return error_set(err, ERR_DATA, "stage %d of %d is on no rank", i, s->stages);
@@ -259,4 +272,6 @@ ErrorCode schedule_check_ranks(const Schedule *s, Error *err) {
     return check_order(&c);
 }
 
-ErrorCode schedule_check(const Schedule *s, Error *err) { return simulate_transport(s, TRANSPORT_EAGER, err); }
+ErrorCode schedule_check(const Schedule *s, Error *err) {
+    return simulate_transport(s, TRANSPORT_EAGER, err);
+}

@@ -4,8 +4,9 @@
  *     action    = STAGE KIND [MICROBATCH]          decimal, no sign, no leading zeros
  *     composite = "(" action ";" action ")OVERLAP_F_B"
  *
- * A cell must match as a whole. What the numbers may be is not known until all lines are read: counts and placement come from
- * the largest numbers and from where each stage stands, and are held against the number of cells before they size anything. */
+ * A cell must match as a whole. What the numbers may be is not known until all lines are read: counts and
+ * placement come from the largest numbers and from where each stage stands, and are held against the number
+ * of cells before they size anything. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,8 +31,8 @@ typedef struct Reader {
 static ErrorCode fail(const Reader *r, const char *what) {
     char shown[64];
     error_escape(shown, sizeof shown, r->cell, r->cell_length);
-    return error_set(r->err, ERR_DATA, "%s: rank %d (line %d), cell %d (%s): %s", r->where, r->rank, r->rank + 1, r->column,
-                     shown, what);
+    return error_set(r->err, ERR_DATA, "%s: rank %d (line %d), cell %d (%s): %s", r->where, r->rank,
+                     r->rank + 1, r->column, shown, what);
 }
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -63,10 +64,13 @@ static ErrorCode read_action(Reader *r, Cell *out) {
     out->stage = read_number(r);
     if (out->stage < 0 && r->at > r->cell && is_digit(r->at[-1]))
         return fail(r, "the stage is no number from 0 to 9999999 without leading zeros");
-    if (out->stage < 0) return fail(r, "starts with no stage; a cell is like 0F3, 1SEND_B2, 2UNSHARD or (0F4;7B1)OVERLAP_F_B");
+    if (out->stage < 0)
+        return fail(r,
+                    "starts with no stage; a cell is like 0F3, 1SEND_B2, 2UNSHARD or (0F4;7B1)OVERLAP_F_B");
     out->kind = read_kind(r);
     if (out->kind == CELL_IDLE)
-        return fail(r, "no such action: F, I, W, B, SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD or REDUCE_GRAD");
+        return fail(
+            r, "no such action: F, I, W, B, SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD or REDUCE_GRAD");
     bool digit = r->at < r->end && is_digit(*r->at);
     if (digit != cell_has_microbatch(out->kind))
         return fail(r, digit ? "this action takes no microbatch" : "a microbatch must follow");
@@ -173,7 +177,8 @@ static ErrorCode settle(Schedule *s, Error *err) {
     Extent e = measure(s);
     if (e.forwards == 0) return error_set(err, ERR_DATA, "no forward (0F0) in it");
     if (e.stage >= e.cells)
-        return error_set(err, ERR_DATA, "stage %d in a file of %lld actions: stages are 0, 1, ..., each with its forwards",
+        return error_set(err, ERR_DATA,
+                         "stage %d in a file of %lld actions: stages are 0, 1, ..., each with its forwards",
                          e.stage, (long long)e.cells);
     schedule_place(s, e.stage + 1);
     s->microbatches = e.microbatch + 1;
@@ -189,8 +194,10 @@ static void set_name(Schedule *s, const char *where) {
 
 ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, size_t length, Error *err) {
     *s = (Schedule){0};
-    if (length == 0) return error_set(err, ERR_DATA, "%s: is empty; a schedule has a line for each rank", where);
-    if (length > MAX_BYTES) return error_set(err, ERR_DATA, "%s: %zu bytes; at most %zu", where, length, MAX_BYTES);
+    if (length == 0)
+        return error_set(err, ERR_DATA, "%s: is empty; a schedule has a line for each rank", where);
+    if (length > MAX_BYTES)
+        return error_set(err, ERR_DATA, "%s: %zu bytes; at most %zu", where, length, MAX_BYTES);
     schedule_start(s, "", count_lines(text, length));
     set_name(s, where);
     Reader r = {.where = where, .err = err, .s = s};

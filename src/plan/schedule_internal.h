@@ -11,7 +11,9 @@ void order_add(Order *o, Cell cell);
 
 static inline bool cell_is_compute(CellKind kind) { return kind >= CELL_F && kind <= CELL_B; }
 static inline bool cell_is_transfer(CellKind kind) { return kind >= CELL_SEND_F && kind <= CELL_RECV_B; }
-static inline bool cell_is_parameter(CellKind kind) { return kind >= CELL_UNSHARD && kind <= CELL_REDUCE_GRAD; }
+static inline bool cell_is_parameter(CellKind kind) {
+    return kind >= CELL_UNSHARD && kind <= CELL_REDUCE_GRAD;
+}
 static inline bool cell_has_microbatch(CellKind kind) { return kind >= CELL_F && kind <= CELL_RECV_B; }
 
 const char *cell_kind_name(CellKind kind); /* "SEND_F" */
@@ -30,10 +32,11 @@ static inline bool schedule_is_remote(const Schedule *s, int stage, int step) {
 /* The column of a cell in its line, from 1: a composite is one. */
 int schedule_column(const Order *o, int index);
 /* "rank 1, cell 5 (1B9): ..." as ERR_DATA. */
-ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...) PRINTF_LIKE(5, 6);
+ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...)
+    PRINTF_LIKE(5, 6);
 
-/* All of schedule_check that needs no other rank: counts, placement, order within a rank, nothing missing. What passes can be
- * indexed without further looks; whether it ends is found by running it. */
+/* All of schedule_check that needs no other rank: counts, placement, order within a rank, nothing missing.
+ * What passes can be indexed without further looks; whether it ends is found by running it. */
 ErrorCode schedule_check_ranks(const Schedule *s, Error *err);
 
 #endif

@@ -1,12 +1,16 @@
-/* The passes that turn a compute order into a program. Both are deterministic, and leave alone what has been lowered. */
+/* The passes that turn a compute order into a program. Both are deterministic, and leave alone what has been
+ * lowered. */
 #include <stdlib.h>
 
 #include "plan/schedule.h"
 #include "plan/schedule_internal.h"
 
-static void add(Order *o, CellKind kind, int stage, int microbatch) { order_add(o, (Cell){kind, stage, microbatch, false}); }
+static void add(Order *o, CellKind kind, int stage, int microbatch) {
+    order_add(o, (Cell){kind, stage, microbatch, false});
+}
 
-/* Parameters of one rank's stages. next[s] is where stage s is used next: the index of a compute cell, or `count`. */
+/* Parameters of one rank's stages. next[s] is where stage s is used next: the index of a compute cell, or
+ * `count`. */
 typedef struct Window {
     const Order *from;
     int stages, count, wanted; /* count: cells; wanted: stages to keep at hand */
@@ -43,7 +47,8 @@ static int look_ahead(Window *w) {
     int n = 0;
     for (int k = 0; k < w->stages; k++) w->inside[w->owned[k]] = false;
     for (int s; (s = first_outside(w)) >= 0; n++) {
-        bool second = n > 0 && w->next[s] == w->next[w->window[n - 1]] + 1 && w->from->cells[w->next[s] - 1].overlap;
+        bool second =
+            n > 0 && w->next[s] == w->next[w->window[n - 1]] + 1 && w->from->cells[w->next[s] - 1].overlap;
         if (n >= w->wanted && !second) break;
         w->inside[s] = true;
         w->window[n] = s;
@@ -126,7 +131,8 @@ void schedule_add_parameters(Schedule *s, int active) {
     for (int r = 0; r < s->ranks; r++) lower_rank(s, r, active);
 }
 
-/* The sequential construction of transfers. forward and backward say what has been computed, per (stage, microbatch). */
+/* The sequential construction of transfers. forward and backward say what has been computed, per (stage,
+ * microbatch). */
 typedef struct Sweep {
     const Schedule *s;
     int *at;    /* [ranks] next cell */
@@ -138,7 +144,9 @@ static bool is_ready(const Sweep *w, Cell cell) {
     switch (cell.kind) {
     case CELL_F: return cell.stage == 0 || w->forward[schedule_pair(w->s, cell.stage - 1, cell.microbatch)];
     case CELL_I:
-    case CELL_B: return cell.stage == w->s->stages - 1 || w->backward[schedule_pair(w->s, cell.stage + 1, cell.microbatch)];
+    case CELL_B:
+        return cell.stage == w->s->stages - 1 ||
+               w->backward[schedule_pair(w->s, cell.stage + 1, cell.microbatch)];
     default: return true;
     }
 }

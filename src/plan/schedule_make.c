@@ -1,8 +1,8 @@
 /* The compute orders of the named schedules.
  *
- * Each rank's order is made on its own: a Maker counts, for every (chunk, kind), which microbatch comes next, so that a rule is
- * "two forwards of the low stage, then ...". Chunk c of a rank is its c-th stage from below; `w` is the length of the warm-up.
- * The papers are named in schedule.h. */
+ * Each rank's order is made on its own: a Maker counts, for every (chunk, kind), which microbatch comes next,
+ * so that a rule is "two forwards of the low stage, then ...". Chunk c of a rank is its c-th stage from
+ * below; `w` is the length of the warm-up. The papers are named in schedule.h. */
 #include "plan/schedule.h"
 
 #include <stdio.h>
@@ -68,7 +68,8 @@ static int round_size(int ranks, int microbatches) {
     return microbatches % rounds ? 0 : microbatches / rounds;
 }
 
-/* The n-th forward or backward of a rank: rounds of R microbatches through all chunks, those of the backward descending. */
+/* The n-th forward or backward of a rank: rounds of R microbatches through all chunks, those of the backward
+ * descending. */
 static void emit_interleaved(Maker *k, CellKind kind, int n) {
     int size = round_size(k->ranks, k->microbatches);
     if (n < 0 || n >= k->chunks * k->microbatches) return;
@@ -98,7 +99,8 @@ static void make_interleaved_zero_bubble(Maker *k) {
     }
 }
 
-/* ZB-H1 with pace 1, ZB-H2 with pace 2: the input half of x comes pace (P-1-r) forwards late, its weight half pace (P-1). */
+/* ZB-H1 with pace 1, ZB-H2 with pace 2: the input half of x comes pace (P-1-r) forwards late, its weight half
+ * pace (P-1). */
 static void make_zb(Maker *k, int pace) {
     int last = k->microbatches + pace * (k->ranks - 1);
     for (int x = 0; x < last; x++) {
@@ -204,7 +206,8 @@ static void make_dualpipev_pairs(Maker *k) {
 /* Phases 6 to 8: drain it; from the middle of the sixth on weight halves fill the gaps. */
 static void make_dualpipev_end(Maker *k) {
     int whole = 2 * ((k->rank + 1) / 2) + (k->rank % 2 ? 0 : 1);
-    for (int half = 0; half < 2 * (k->rank + 1); half++) (half < whole ? emit_backward : emit_input)(k, half % 2 ? LOW : HIGH);
+    for (int half = 0; half < 2 * (k->rank + 1); half++)
+        (half < whole ? emit_backward : emit_input)(k, half % 2 ? LOW : HIGH);
     for (int i = 0; i < k->ranks - 1 - k->rank; i++) {
         emit_queued(k);
         emit_input(k, LOW);
@@ -237,11 +240,13 @@ static void make_rank(Maker *k, ScheduleName name) {
 }
 
 ErrorCode schedule_check_stages_per_rank(ScheduleName name, int chunks, Error *err) {
-    bool any = name == PIPE_LOOPED_BFS || name == PIPE_INTERLEAVED_1F1B || name == PIPE_INTERLEAVED_ZERO_BUBBLE;
+    bool any =
+        name == PIPE_LOOPED_BFS || name == PIPE_INTERLEAVED_1F1B || name == PIPE_INTERLEAVED_ZERO_BUBBLE;
     int wanted = schedule_default_stages_per_rank(name);
     if (any || chunks == wanted) return OK;
     return error_set(err, ERR_CONFIG,
-                     "schedule %s has %d stage%s a rank, not %d; looped_bfs, interleaved_1f1b and interleaved_zero_bubble take "
+                     "schedule %s has %d stage%s a rank, not %d; looped_bfs, interleaved_1f1b and "
+                     "interleaved_zero_bubble take "
                      "any number",
                      schedule_name(name), wanted, wanted == 1 ? "" : "s", chunks);
 }
@@ -252,32 +257,39 @@ static ErrorCode check_rounds(ScheduleName name, int ranks, int microbatches, Er
     int below = microbatches, above = microbatches;
     while (!round_size(ranks, below)) below--;
     while (!round_size(ranks, above)) above++;
-    return error_set(
-        err, ERR_CONFIG,
-        "schedule %s cuts the microbatches into %d equal rounds (microbatches / %d ranks): %d do not divide; %d or "
-        "%d would",
-        schedule_name(name), max_int(1, microbatches / ranks), ranks, microbatches, below, above);
+    return error_set(err, ERR_CONFIG,
+                     "schedule %s cuts the microbatches into %d equal rounds (microbatches / %d ranks): %d "
+                     "do not divide; %d or "
+                     "%d would",
+                     schedule_name(name), max_int(1, microbatches / ranks), ranks, microbatches, below,
+                     above);
 }
 
 static ErrorCode check_numbers(ScheduleName name, int ranks, int microbatches, int chunks, Error *err) {
     if (ranks < 1 || microbatches < 1 || chunks < 1)
-        return error_set(err, ERR_CONFIG,
-                         "schedule %s with %d ranks, %d microbatches, %d stages a rank: each must be 1 or more",
-                         schedule_name(name), ranks, microbatches, chunks);
-    if (ranks > MAX_PAIRS || chunks > MAX_PAIRS / ranks || microbatches > MAX_PAIRS / ((int64_t)ranks * chunks))
-        return error_set(err, ERR_CONFIG,
-                         "schedule %s with %d ranks, %d microbatches, %d stages a rank: their product may be up to %lld",
-                         schedule_name(name), ranks, microbatches, chunks, (long long)MAX_PAIRS);
+        return error_set(
+            err, ERR_CONFIG,
+            "schedule %s with %d ranks, %d microbatches, %d stages a rank: each must be 1 or more",
+            schedule_name(name), ranks, microbatches, chunks);
+    if (ranks > MAX_PAIRS || chunks > MAX_PAIRS / ranks ||
+        microbatches > MAX_PAIRS / ((int64_t)ranks * chunks))
+        return error_set(
+            err, ERR_CONFIG,
+            "schedule %s with %d ranks, %d microbatches, %d stages a rank: their product may be up to %lld",
+            schedule_name(name), ranks, microbatches, chunks, (long long)MAX_PAIRS);
     TRY(schedule_check_stages_per_rank(name, chunks, err));
     if (name == PIPE_DUALPIPEV && microbatches < 2 * ranks)
-        return error_set(err, ERR_CONFIG, "schedule %s on %d ranks needs %d microbatches or more, not %d; zbv takes any number",
-                         schedule_name(name), ranks, 2 * ranks, microbatches);
+        return error_set(
+            err, ERR_CONFIG,
+            "schedule %s on %d ranks needs %d microbatches or more, not %d; zbv takes any number",
+            schedule_name(name), ranks, 2 * ranks, microbatches);
     if (name == PIPE_INTERLEAVED_1F1B || name == PIPE_INTERLEAVED_ZERO_BUBBLE)
         return check_rounds(name, ranks, microbatches, err);
     return OK;
 }
 
-ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank, Error *err) {
+ErrorCode schedule_make(Schedule *s, ScheduleName name, int ranks, int microbatches, int stages_per_rank,
+                        Error *err) {
     *s = (Schedule){0};
     TRY(check_numbers(name, ranks, microbatches, stages_per_rank, err));
     schedule_start(s, schedule_name(name), ranks);

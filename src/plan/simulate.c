@@ -1,12 +1,12 @@
 /* Running a schedule without a model.
  *
- * Each rank goes through its cells until one must wait; what happens on one rank puts those that may have waited for it back
- * into a queue, so a run takes time in proportion to its cells, and the result does not depend on the order of the queue: every
- * time is a function of times that are final. If the queue runs dry before all orders end, ranks wait for each other in a
- * circle, and the error follows it.
+ * Each rank goes through its cells until one must wait; what happens on one rank puts those that may have
+ * waited for it back into a queue, so a run takes time in proportion to its cells, and the result does not
+ * depend on the order of the queue: every time is a function of times that are final. If the queue runs dry
+ * before all orders end, ranks wait for each other in a circle, and the error follows it.
  *
- * Receives are posted where they stand and waited for where their data is used, as the engine does. Transfers are found by the
- * (stage, microbatch) of the receiving side. */
+ * Receives are posted where they stand and waited for where their data is used, as the engine does. Transfers
+ * are found by the (stage, microbatch) of the receiving side. */
 #include "plan/simulate.h"
 
 #include <math.h>
@@ -58,7 +58,9 @@ static int pop(Run *run) {
 /* The stage that a cell's data comes from (compute cells) or goes to and comes from (transfers). */
 static int other_stage(Cell cell) {
     return cell.stage +
-           (cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_B || cell.kind == CELL_I || cell.kind == CELL_B ? 1 : -1);
+           (cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_B || cell.kind == CELL_I || cell.kind == CELL_B
+                ? 1
+                : -1);
 }
 
 static int direction_of(CellKind kind) {
@@ -73,13 +75,15 @@ static double arrival(const Run *run, int direction, size_t pair) {
     return begin + run->costs->latency;
 }
 
-/* When a compute cell has what it needs from other stages. What it needs of its own stage came before it on the same rank. */
+/* When a compute cell has what it needs from other stages. What it needs of its own stage came before it on
+ * the same rank. */
 static double ready_at(const Run *run, Cell cell) {
     const Schedule *s = run->s;
     int other = other_stage(cell), direction = direction_of(cell.kind);
     if (cell.kind == CELL_W || other < 0 || other >= s->stages) return 0;
     bool remote = s->rank_of_stage[other] != s->rank_of_stage[cell.stage];
-    if (remote && run->transfers) return arrival(run, direction, schedule_pair(s, cell.stage, cell.microbatch));
+    if (remote && run->transfers)
+        return arrival(run, direction, schedule_pair(s, cell.stage, cell.microbatch));
     double end = run->made[direction][schedule_pair(s, other, cell.microbatch)];
     return end >= 0 && remote ? end + run->costs->latency : end;
 }
@@ -150,7 +154,8 @@ static bool step_transfer(Run *run, int rank, int index) {
         wake(run, s->rank_of_stage[other]);
     }
     double arrived = arrival(run, direction, pair);
-    bool waits = sends ? run->transport != TRANSPORT_EAGER : run->transport == TRANSPORT_BLOCKING || run->costs->receive_blocks;
+    bool waits = sends ? run->transport != TRANSPORT_EAGER
+                       : run->transport == TRANSPORT_BLOCKING || run->costs->receive_blocks;
     if (waits && arrived < 0) return false;
     run->out->rank[rank].cells[index].start = run->clock[rank];
     if (waits) run->clock[rank] = fmax(run->clock[rank], arrived);
@@ -230,7 +235,8 @@ static void start_run(Run *run) {
     run->out->rank = mem_alloc_array(ranks, sizeof *run->out->rank);
     for (int r = 0; r < s->ranks; r++) {
         run->out->rank[r].start = NOT_YET;
-        run->out->rank[r].cells = mem_alloc_array((size_t)s->orders[r].count, sizeof *run->out->rank[r].cells);
+        run->out->rank[r].cells =
+            mem_alloc_array((size_t)s->orders[r].count, sizeof *run->out->rank[r].cells);
         wake(run, r);
     }
 }
@@ -298,15 +304,16 @@ static ErrorCode run_all(Run *run, Error *err) {
 static ErrorCode check_costs(const Schedule *s, const SimulateCosts *costs, Error *err) {
     for (int i = 0; i < (costs->stages ? s->stages : 1); i++) {
         const StageCost *c = costs->stages ? &costs->stages[i] : &costs->uniform;
-        if (isfinite(c->forward) && isfinite(c->input) && isfinite(c->weight) && c->forward >= 0 && c->input >= 0 &&
-            c->weight >= 0)
+        if (isfinite(c->forward) && isfinite(c->input) && isfinite(c->weight) && c->forward >= 0 &&
+            c->input >= 0 && c->weight >= 0)
             continue;
-        return error_set(err, ERR_CONFIG, "costs of stage %d: %g, %g, %g: each must be 0 or more", i, c->forward, c->input,
-                         c->weight);
+        return error_set(err, ERR_CONFIG, "costs of stage %d: %g, %g, %g: each must be 0 or more", i,
+                         c->forward, c->input, c->weight);
     }
     for (int i = 0; costs->backward && i < s->stages; i++)
         if (!(costs->backward[i] >= 0) || isinf(costs->backward[i]))
-            return error_set(err, ERR_CONFIG, "backward of stage %d costs %g: must be 0 or more", i, costs->backward[i]);
+            return error_set(err, ERR_CONFIG, "backward of stage %d costs %g: must be 0 or more", i,
+                             costs->backward[i]);
     if (isfinite(costs->latency) && costs->latency >= 0) return OK;
     return error_set(err, ERR_CONFIG, "latency %g: must be 0 or more", costs->latency);
 }

@@ -1,5 +1,5 @@
-/* Timed simulation of a schedule: each rank executes its cells in order; a cell starts when the rank is free and what it needs
- * has arrived. No model, no memory, no MPI. Times are in the caller's unit. */
+/* Timed simulation of a schedule: each rank executes its cells in order; a cell starts when the rank is free
+ * and what it needs has arrived. No model, no memory, no MPI. Times are in the caller's unit. */
 #ifndef WEFT_PLAN_SIMULATE_H
 #define WEFT_PLAN_SIMULATE_H
 
@@ -23,28 +23,31 @@ typedef struct CellTime {
 } CellTime;
 
 typedef struct RankTimes {
-    double start, end;           /* of its first and last compute cell */
-    double busy, idle;           /* idle: makespan - busy */
-    int peak_input, peak_weight; /* live (stage, microbatch) activations, freed at the end of I or B, or of W or B */
-    CellTime *cells;             /* [cells of the order]; both cells of a composite have its times */
+    double start, end; /* of its first and last compute cell */
+    double busy, idle; /* idle: makespan - busy */
+    int peak_input,
+        peak_weight; /* live (stage, microbatch) activations, freed at the end of I or B, or of W or B */
+    CellTime *cells; /* [cells of the order]; both cells of a composite have its times */
 } RankTimes;
 
 typedef struct Simulation {
     double makespan; /* last end of all ranks */
     double bubble;   /* worst idle / makespan */
-    double span;     /* largest (end - start - busy) of a rank: the bubble of the zero-bubble papers, without a barrier */
+    double
+        span; /* largest (end - start - busy) of a rank: the bubble of the zero-bubble papers, without a barrier */
     int ranks;
     RankTimes *rank; /* [ranks] */
 } Simulation;
 
-/* Compute orders and lowered programs alike. A transfer takes `latency` and no time of its ranks; parameter actions take
- * nothing. What schedule_check refuses is refused here too (ERR_DATA): ranks that wait for each other are named with the cells
- * at which they stand. Costs must be finite and not negative (ERR_CONFIG). On failure there is nothing to free. */
+/* Compute orders and lowered programs alike. A transfer takes `latency` and no time of its ranks; parameter
+ * actions take nothing. What schedule_check refuses is refused here too (ERR_DATA): ranks that wait for each
+ * other are named with the cells at which they stand. Costs must be finite and not negative (ERR_CONFIG). On
+ * failure there is nothing to free. */
 ErrorCode simulate(Simulation *out, const Schedule *s, const SimulateCosts *costs, Error *err);
 void simulation_free(Simulation *s);
 
-/* Whether a lowered program ends when a send completes at once, when it waits for the posted receive, and when both sides
- * block until they meet. */
+/* Whether a lowered program ends when a send completes at once, when it waits for the posted receive, and
+ * when both sides block until they meet. */
 typedef enum Transport { TRANSPORT_EAGER, TRANSPORT_RENDEZVOUS, TRANSPORT_BLOCKING } Transport;
 ErrorCode simulate_transport(const Schedule *s, Transport transport, Error *err);
 

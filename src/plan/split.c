@@ -6,7 +6,8 @@
 #include <string.h>
 
 static void split_start(Split *s, int blocks, int stages) {
-    *s = (Split){.blocks = blocks, .stages = stages, .first = mem_alloc_array((size_t)stages + 1, sizeof *s->first)};
+    *s = (Split){
+        .blocks = blocks, .stages = stages, .first = mem_alloc_array((size_t)stages + 1, sizeof *s->first)};
     s->first[stages] = blocks + 2;
 }
 
@@ -23,14 +24,17 @@ static ErrorCode check_uniform(int blocks, int stages, SplitWeights w, Error *er
     if (stages < 1) return error_set(err, ERR_CONFIG, "%d pipeline stages: expected 1 or more", stages);
     if (stages > effective)
         return error_set(
-            err, ERR_CONFIG, "%d stages for %d layers (%d, and %d for the embedding, %d for the head): at most %d stages fit",
-            stages, effective, blocks, w.input_weight, w.output_weight, heaviest > 1 ? effective / heaviest : effective);
+            err, ERR_CONFIG,
+            "%d stages for %d layers (%d, and %d for the embedding, %d for the head): at most %d stages fit",
+            stages, effective, blocks, w.input_weight, w.output_weight,
+            heaviest > 1 ? effective / heaviest : effective);
     if (stages > 1 && heaviest > effective / stages)
         return error_set(err, ERR_CONFIG,
-                         "%d stages have %d layers each, which the %s, counted as %d, exceeds: at most %d stages fit, or a "
+                         "%d stages have %d layers each, which the %s, counted as %d, exceeds: at most %d "
+                         "stages fit, or a "
                          "weight of %d",
-                         stages, effective / stages, heaviest == w.input_weight ? "embedding" : "head", heaviest,
-                         effective / heaviest, effective / stages);
+                         stages, effective / stages, heaviest == w.input_weight ? "embedding" : "head",
+                         heaviest, effective / heaviest, effective / stages);
     return OK;
 }
 
@@ -39,9 +43,11 @@ ErrorCode split_uniform(Split *s, int blocks, int stages, SplitWeights w, Error 
     *s = (Split){0};
     TRY(check_uniform(blocks, stages, w, err));
     split_start(s, blocks, stages);
-    int effective = blocks + w.input_weight + w.output_weight, base = effective / stages, extra = effective % stages;
+    int effective = blocks + w.input_weight + w.output_weight, base = effective / stages,
+        extra = effective % stages;
     for (int stage = 1; stage < stages; stage++) {
-        int before = stage * base + (stage < extra ? stage : extra); /* layers of the stages before, the embedding's too */
+        int before = stage * base +
+                     (stage < extra ? stage : extra); /* layers of the stages before, the embedding's too */
         s->first[stage] = 1 + before - w.input_weight;
     }
     return OK;
@@ -70,14 +76,16 @@ ErrorCode split_check_stages(int stages, int ranks, StagesPerRank allowed, Error
     if (each < allowed.least) each = allowed.least;
     if (allowed.most && each > allowed.most) each = allowed.most;
     describe_allowed(allowed, text);
-    return error_set(err, ERR_CONFIG, "%d stages on %d pipeline ranks: this schedule takes %s; %d stages would fit", stages,
+    return error_set(err, ERR_CONFIG,
+                     "%d stages on %d pipeline ranks: this schedule takes %s; %d stages would fit", stages,
                      ranks, text, each * ranks);
 }
 
-ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int per_stage, int ranks, StagesPerRank allowed,
-                                 Error *err) {
+ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int per_stage, int ranks,
+                                 StagesPerRank allowed, Error *err) {
     int effective = blocks + w.input_weight + w.output_weight;
-    if (per_stage < 1) return error_set(err, ERR_CONFIG, "%d layers per stage: expected 1 or more", per_stage);
+    if (per_stage < 1)
+        return error_set(err, ERR_CONFIG, "%d layers per stage: expected 1 or more", per_stage);
     *stages = (effective + per_stage - 1) / per_stage;
     if (split_check_stages(*stages, ranks, allowed, err) == OK) return OK;
     Text fitting = {0};
@@ -88,12 +96,13 @@ ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int pe
         text_printf(&fitting, "%s%d (%d stages)", fitting.length ? ", " : "", k, n);
         last = n;
     }
-    error_context(err, "%d layers per stage, of %d (%d, and %d for the embedding, %d for the head)", per_stage, effective,
-                  blocks, w.input_weight, w.output_weight);
+    error_context(err, "%d layers per stage, of %d (%d, and %d for the embedding, %d for the head)",
+                  per_stage, effective, blocks, w.input_weight, w.output_weight);
     char message[sizeof err->message];
     if (err) {
         memcpy(message, err->message, sizeof message);
-        error_set(err, ERR_CONFIG, "%s; layers per stage that fit: %s", message, fitting.length ? fitting.data : "none");
+        error_set(err, ERR_CONFIG, "%s; layers per stage that fit: %s", message,
+                  fitting.length ? fitting.data : "none");
     }
     text_free(&fitting);
     return ERR_CONFIG;
@@ -123,13 +132,14 @@ ErrorCode split_points(Split *s, int blocks, const char *const *names, int count
         bool known = parse_point(names[i], blocks, at);
         if (!known)
             error_set(err, ERR_CONFIG,
-                      "no stage can start at \"%s\": expected \"layers.0\" to \"layers.%d\", \"norm\" or \"lm_head\"", shown,
-                      blocks - 1);
+                      "no stage can start at \"%s\": expected \"layers.0\" to \"layers.%d\", \"norm\" or "
+                      "\"lm_head\"",
+                      shown, blocks - 1);
         else if (*at <= before)
-            error_set(
-                err, ERR_CONFIG,
-                "\"%s\" after \"%s\": stages start at ascending names, each with a unit of its own (norm and lm_head are one)",
-                shown, names[i - 1]);
+            error_set(err, ERR_CONFIG,
+                      "\"%s\" after \"%s\": stages start at ascending names, each with a unit of its own "
+                      "(norm and lm_head are one)",
+                      shown, names[i - 1]);
         if (!known || *at <= before) {
             split_free(s);
             return ERR_CONFIG;
@@ -140,16 +150,17 @@ ErrorCode split_points(Split *s, int blocks, const char *const *names, int count
 
 /* ---- costs ---- */
 
-/* Dynamic programming over (stages so far, blocks so far). A label is a way to get there that may still be part of the best:
- * its largest stage, its sum of squares, and the bytes taken on ranks that will get another stage. One that is no better in any
- * of these than another is dropped: whatever follows, the other ends no worse.
+/* Dynamic programming over (stages so far, blocks so far). A label is a way to get there that may still be
+ * part of the best: its largest stage, its sum of squares, and the bytes taken on ranks that will get another
+ * stage. One that is no better in any of these than another is dropped: whatever follows, the other ends no
+ * worse.
  *
- * With memory, and ranks of several stages, bytes of many ranks would stand in a label at once. Where all blocks are alike, as
- * in every model of this family, it does not matter which blocks a stage has but only how many: then the stages of one rank are
- * taken one after the other, and labels know of one rank only. */
+ * With memory, and ranks of several stages, bytes of many ranks would stand in a label at once. Where all
+ * blocks are alike, as in every model of this family, it does not matter which blocks a stage has but only
+ * how many: then the stages of one rank are taken one after the other, and labels know of one rank only. */
 
-/* Of one (stage, block), with memory: beyond that, comparing them takes too long. Without, the square of the blocks bounds
- * them. */
+/* Of one (stage, block), with memory: beyond that, comparing them takes too long. Without, the square of the
+ * blocks bounds them. */
 enum { MAX_LABELS = 600 };
 
 typedef struct Label {
@@ -176,7 +187,9 @@ typedef struct Search {
 } Search;
 
 static int rank_of(const Search *q, int stage) { return q->rank_of_stage ? q->rank_of_stage[stage] : stage; }
-static Front *front_at(const Search *q, int taken, int blocks) { return &q->fronts[taken * (q->blocks + 1) + blocks]; }
+static Front *front_at(const Search *q, int taken, int blocks) {
+    return &q->fronts[taken * (q->blocks + 1) + blocks];
+}
 
 /* Sums in another order differ in their last bits; that makes nothing better. */
 static bool no_larger(double a, double b) { return a <= b * (1 + 1e-12); }
@@ -186,7 +199,8 @@ static double cost_of(StageCost c) { return c.forward + c.input + c.weight; }
 /* Blocks that a stage has at least: the first and the last one hold something else. */
 static int least_blocks(const Search *q, int stage) { return stage > 0 && stage < q->stages - 1; }
 
-/* Cost and bytes of a stage with the blocks first <= b < end, numbered from 0, and of what the first and last stage hold. */
+/* Cost and bytes of a stage with the blocks first <= b < end, numbered from 0, and of what the first and last
+ * stage hold. */
 static double stage_cost(const Search *q, int stage, int first, int end) {
     double cost = q->cost[end] - q->cost[first];
     if (stage == 0) cost += cost_of(q->m->costs[0]);
@@ -225,7 +239,8 @@ static void take_order(Search *q, bool by_rank) {
 }
 
 static void search_start(Search *q, const SplitModel *m, int stages, const int *rank_of_stage, double limit) {
-    *q = (Search){.m = m, .blocks = m->blocks, .stages = stages, .rank_of_stage = rank_of_stage, .limit = limit};
+    *q = (Search){
+        .m = m, .blocks = m->blocks, .stages = stages, .rank_of_stage = rank_of_stage, .limit = limit};
     for (int s = 0; s < stages; s++)
         if (rank_of(q, s) >= q->ranks) q->ranks = rank_of(q, s) + 1;
     size_t n = (size_t)q->blocks + 1, ranks = (size_t)q->ranks;
@@ -258,7 +273,8 @@ static void search_free(Search *q) {
     free(q->activation);
 }
 
-static bool covers(const Search *q, const Label *a, const double *used_a, const Label *b, const double *used_b) {
+static bool covers(const Search *q, const Label *a, const double *used_a, const Label *b,
+                   const double *used_b) {
     if (!no_larger(a->largest, b->largest) || !no_larger(a->squares, b->squares)) return false;
     for (int r = 0; r < q->ranks; r++)
         if (!no_larger(used_a[r], used_b[r])) return false;
@@ -286,7 +302,8 @@ static bool front_add(const Search *q, Front *f, Label added) {
     return true;
 }
 
-/* Extends label `index` of (taken, first) by every size of the next stage that leaves `reserved` blocks for those after it. */
+/* Extends label `index` of (taken, first) by every size of the next stage that leaves `reserved` blocks for
+ * those after it. */
 static bool extend(Search *q, int taken, int first, int index, int reserved) {
     const Front *from = front_at(q, taken, first);
     Label label = from->labels[index];
@@ -300,7 +317,8 @@ static bool extend(Search *q, int taken, int first, int index, int reserved) {
             if (q->last[rank] == taken) q->trial[rank] = 0; /* settled: no later stage cares */
         }
         double cost = stage_cost(q, stage, first, end);
-        Label next = {cost > label.largest ? cost : label.largest, label.squares + cost * cost, end - first, index};
+        Label next = {cost > label.largest ? cost : label.largest, label.squares + cost * cost, end - first,
+                      index};
         if (!front_add(q, front_at(q, taken + 1, end), next)) return false;
     }
     return true;
@@ -328,7 +346,8 @@ static bool search_best(const Search *q, Split *s) {
     int best = 0;
     for (int i = 1; i < f->count; i++) {
         const Label *a = &f->labels[i], *b = &f->labels[best];
-        bool as_large = no_larger(a->largest, b->largest), smaller = as_large && !no_larger(b->largest, a->largest);
+        bool as_large = no_larger(a->largest, b->largest),
+             smaller = as_large && !no_larger(b->largest, a->largest);
         if (smaller || (as_large && a->squares < b->squares)) best = i;
     }
     for (int taken = q->stages, at = q->blocks; taken > 0; taken--) {
@@ -362,20 +381,21 @@ static ErrorCode find_limited(Split *s, const SplitModel *m, const int *rank_of_
     Found found = find(s, m, rank_of_stage, m->rank_bytes);
     if (found == FOUND) return OK;
     if (found == FOUND_NONE)
-        return error_set(err, ERR_CONFIG, "no split of %d units into %d stages keeps to %s a rank", m->blocks + 2, s->stages,
-                         text_bytes(m->rank_bytes, limit));
-    return error_set(
-        err, ERR_CONFIG,
-        "%d stages of unlike blocks within the memory limit: too many splits to weigh; name the first unit of each "
-        "stage instead",
-        s->stages);
+        return error_set(err, ERR_CONFIG, "no split of %d units into %d stages keeps to %s a rank",
+                         m->blocks + 2, s->stages, text_bytes(m->rank_bytes, limit));
+    return error_set(err, ERR_CONFIG,
+                     "%d stages of unlike blocks within the memory limit: too many splits to weigh; name the "
+                     "first unit of each "
+                     "stage instead",
+                     s->stages);
 }
 
 double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_of_stage) {
     double *bytes = mem_alloc_array((size_t)s->stages, sizeof *bytes), most = 0;
     for (int stage = 0; stage < s->stages; stage++) {
         double *rank = &bytes[rank_of_stage ? rank_of_stage[stage] : stage];
-        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) *rank += unit_bytes(m, u, m->live ? m->live[stage] : 1);
+        for (int u = s->first[stage]; u < s->first[stage + 1]; u++)
+            *rank += unit_bytes(m, u, m->live ? m->live[stage] : 1);
         most = fmax(most, *rank);
     }
     free(bytes);
@@ -385,11 +405,13 @@ double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_o
 ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_of_stage, Error *err) {
     *s = (Split){0};
     if (stages < 1 || stages > m->blocks + 2)
-        return error_set(err, ERR_CONFIG, "%d stages for %d units (embedding, %d layers, head): 1 to %d stages fit", stages,
+        return error_set(err, ERR_CONFIG,
+                         "%d stages for %d units (embedding, %d layers, head): 1 to %d stages fit", stages,
                          m->blocks + 2, m->blocks, m->blocks + 2);
     split_start(s, m->blocks, stages);
     CHECK(find(s, m, rank_of_stage, 0) == FOUND);
-    bool fits = !m->fixed_bytes || m->rank_bytes <= 0 || no_larger(split_fullest_rank(s, m, rank_of_stage), m->rank_bytes);
+    bool fits = !m->fixed_bytes || m->rank_bytes <= 0 ||
+                no_larger(split_fullest_rank(s, m, rank_of_stage), m->rank_bytes);
     ErrorCode code = fits ? OK : find_limited(s, m, rank_of_stage, err);
     if (code != OK) split_free(s);
     return code;
@@ -401,11 +423,13 @@ void split_unit_costs(const ModelConfig *c, int64_t context, StageCost *units) {
     double h = (double)c->hidden_size, heads = (double)(c->num_attention_heads * c->head_dim);
     double groups = (double)(c->num_key_value_heads * c->head_dim);
     double matrices = 2 * h * (2 * heads + 2 * groups + 3 * (double)c->intermediate_size);
-    double attention = 2 * heads * (double)context; /* scores and values, 2 FLOPs each, over half of the context */
+    double attention =
+        2 * heads * (double)context; /* scores and values, 2 FLOPs each, over half of the context */
     double head = 2 * h * (double)c->vocab_size;
     int blocks = (int)c->num_hidden_layers;
     units[0] = (StageCost){0, 0, 0};
-    for (int b = 1; b <= blocks; b++) units[b] = (StageCost){matrices + attention, matrices + 2 * attention, matrices};
+    for (int b = 1; b <= blocks; b++)
+        units[b] = (StageCost){matrices + attention, matrices + 2 * attention, matrices};
     units[blocks + 1] = (StageCost){head, head, head};
 }
 

@@ -23,7 +23,8 @@ TimedStep *timing_add(Timing *t, int64_t step, double began) {
         t->steps = mem_grow(t->steps, (size_t)t->capacity * sizeof *t->steps);
     }
     TimedStep *s = &t->steps[t->count++];
-    *s = (TimedStep){.step = step, .began = began, .ranks = mem_alloc_array((size_t)t->ranks, sizeof *s->ranks)};
+    *s = (TimedStep){
+        .step = step, .began = began, .ranks = mem_alloc_array((size_t)t->ranks, sizeof *s->ranks)};
     return s;
 }
 
@@ -41,7 +42,9 @@ void timing_free(Timing *t) {
     *t = (Timing){0};
 }
 
-bool timing_is_pass(ActionKind kind) { return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W; }
+bool timing_is_pass(ActionKind kind) {
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
+}
 
 static int rank_at(const Timing *t, int pipeline, int row) { return row * timing_pipelines(t) + pipeline; }
 
@@ -58,7 +61,8 @@ static int next_pass(const TimedRank *r, int i) {
 }
 
 static bool same_cell(const TimedAction *a, const TimedAction *b) {
-    return a->action.kind == b->action.kind && a->stage == b->stage && a->action.microbatch == b->action.microbatch;
+    return a->action.kind == b->action.kind && a->stage == b->stage &&
+           a->action.microbatch == b->action.microbatch;
 }
 
 static SpanKind span_of(ActionKind kind) {
@@ -104,7 +108,8 @@ static void add_rank(const TimedRank *r, int row, Timeline *out) {
         int next = next_pass(r, i + 1);
         for (; from <= i; from++) waited += r->actions[from].waited;
         if (next == r->count || !same_cell(a, &r->actions[next])) {
-            close_span(out, (Span){row, span_of(a->action.kind), a->stage, a->action.microbatch, 0, a->end}, mark, waited);
+            close_span(out, (Span){row, span_of(a->action.kind), a->stage, a->action.microbatch, 0, a->end},
+                       mark, waited);
             mark = a->end, waited = 0;
         }
         i = next;
@@ -117,7 +122,8 @@ static void find_ranks_of_stages(const Timing *t, int pipeline, int *rank_of_sta
     for (int s = 0; s < t->stages; s++) rank_of_stage[s] = -1;
     for (int row = 0; t->count > 0 && row < t->pipeline; row++) {
         const TimedRank *r = rank_of(t, 0, pipeline, row);
-        for (int i = next_pass(r, 0); i < r->count; i = next_pass(r, i + 1)) rank_of_stage[r->actions[i].stage] = row;
+        for (int i = next_pass(r, 0); i < r->count; i = next_pass(r, i + 1))
+            rank_of_stage[r->actions[i].stage] = row;
     }
 }
 
@@ -243,7 +249,8 @@ static double median(Samples *s) {
     return s->values[s->count / 2];
 }
 
-/* Where in `made` the end of a pass is; -1 for passes that make nothing for others, and what is not of this schedule. */
+/* Where in `made` the end of a pass is; -1 for passes that make nothing for others, and what is not of this
+ * schedule. */
 static int64_t made_at(const Schedule *s, int direction, int stage, int microbatch) {
     if (stage < 0 || stage >= s->stages || microbatch < 0 || microbatch >= s->microbatches) return -1;
     return (int64_t)direction * s->stages * s->microbatches + (int64_t)schedule_pair(s, stage, microbatch);
@@ -252,13 +259,15 @@ static int64_t made_at(const Schedule *s, int direction, int stage, int microbat
 static void mark_made(const Schedule *s, const TimedRank *r, double *made) {
     for (int i = next_pass(r, 0); i < r->count; i = next_pass(r, i + 1)) {
         const TimedAction *a = &r->actions[i];
-        int64_t at = made_at(s, a->action.kind == ACT_FWD ? FORWARD : BACKWARD, a->stage, a->action.microbatch);
+        int64_t at =
+            made_at(s, a->action.kind == ACT_FWD ? FORWARD : BACKWARD, a->stage, a->action.microbatch);
         if (at >= 0 && a->action.kind != ACT_BWD_W) made[at] = a->end; /* the last unit's stays */
     }
 }
 
 /* From those messages that somebody waited for already when they were made. */
-static void sample_latencies(const Schedule *s, const TimedRank *r, int row, const double *made, Samples *out) {
+static void sample_latencies(const Schedule *s, const TimedRank *r, int row, const double *made,
+                             Samples *out) {
     const TimedAction *before = NULL;
     for (int i = next_pass(r, 0); i < r->count; i = next_pass(r, i + 1)) {
         const TimedAction *a = &r->actions[i];
@@ -275,7 +284,8 @@ static void latencies_of(const Timing *t, int pipeline, const Schedule *s, Sampl
     double *made = mem_alloc_array(DIRECTIONS * (size_t)s->stages * (size_t)s->microbatches, sizeof *made);
     for (int step = 0; step < t->count; step++) {
         for (int row = 0; row < t->pipeline; row++) mark_made(s, rank_of(t, step, pipeline, row), made);
-        for (int row = 0; row < t->pipeline; row++) sample_latencies(s, rank_of(t, step, pipeline, row), row, made, out);
+        for (int row = 0; row < t->pipeline; row++)
+            sample_latencies(s, rank_of(t, step, pipeline, row), row, made, out);
     }
     free(made);
 }
@@ -294,7 +304,8 @@ typedef struct Work {
 static void measure_costs(Work *w, int pipeline) {
     const Timing *t = w->t;
     size_t stages = (size_t)t->stages, first = (size_t)pipeline * stages;
-    Costs c = {mem_alloc_array(stages, sizeof *c.cells), mem_alloc_array((size_t)t->pipeline, sizeof *c.ends)};
+    Costs c = {mem_alloc_array(stages, sizeof *c.cells),
+               mem_alloc_array((size_t)t->pipeline, sizeof *c.ends)};
     add_costs(t, pipeline, &c);
     set_costs(&c, t->stages, w->p->costs + first, w->backward + first);
     for (int row = 0; row < t->pipeline; row++)
@@ -307,7 +318,8 @@ static ErrorCode simulate_pipeline(Work *w, int pipeline, Error *err) {
     Simulation sim;
     Timeline *line = &w->p->planned[pipeline];
     size_t first = (size_t)pipeline * (size_t)w->t->stages;
-    SimulateCosts costs = {.stages = w->p->costs + first, .backward = w->backward + first, .latency = w->p->latency};
+    SimulateCosts costs = {
+        .stages = w->p->costs + first, .backward = w->backward + first, .latency = w->p->latency};
     TRY(simulate(&sim, &w->schedules[pipeline], &costs, err));
     timeline_from_simulation(line, "planned, with measured costs", &w->schedules[pipeline], &sim);
     line->unit = "ms";
@@ -345,7 +357,8 @@ static void set_bubble(Prediction *p) {
     for (int i = 0; i < p->pipelines; i++) {
         Simulation f;
         timeline_figures(&p->planned[i], &f);
-        for (int r = 0; r < f.ranks && p->seconds > 0; r++) p->bubble = fmax(p->bubble, 1 - f.rank[r].busy / MS / p->seconds);
+        for (int r = 0; r < f.ranks && p->seconds > 0; r++)
+            p->bubble = fmax(p->bubble, 1 - f.rank[r].busy / MS / p->seconds);
         simulation_free(&f);
     }
 }
@@ -374,8 +387,8 @@ ErrorCode timing_predict(Prediction *p, const Timing *t, Error *err) {
     if (t->count == 0) return error_set(err, ERR_DATA, "no step has been traced");
     p->planned = mem_alloc_array(pipelines, sizeof *p->planned);
     p->costs = mem_alloc_array(stages, sizeof *p->costs);
-    Work w = {t, p, mem_alloc_array(pipelines, sizeof *w.schedules), mem_alloc_array(stages, sizeof *w.backward),
-              mem_alloc_array((size_t)t->ranks, sizeof *w.ends)};
+    Work w = {t, p, mem_alloc_array(pipelines, sizeof *w.schedules),
+              mem_alloc_array(stages, sizeof *w.backward), mem_alloc_array((size_t)t->ranks, sizeof *w.ends)};
     ErrorCode code = predict(&w, err);
     for (size_t i = 0; i < pipelines; i++) schedule_free(&w.schedules[i]);
     free(w.schedules);
@@ -392,7 +405,8 @@ void prediction_free(Prediction *p) {
 }
 
 void timing_sentence(const Prediction *p, const StepFigures *measured, Text *out) {
-    text_printf(out, "predicted %.4g s, measured %.4g s (%+.1f %%), bubble predicted %.1f %%, measured %.1f %%", p->seconds,
-                measured->seconds, p->seconds > 0 ? 100 * (measured->seconds / p->seconds - 1) : 0, 100 * p->bubble,
-                100 * measured->bubble);
+    text_printf(
+        out, "predicted %.4g s, measured %.4g s (%+.1f %%), bubble predicted %.1f %%, measured %.1f %%",
+        p->seconds, measured->seconds, p->seconds > 0 ? 100 * (measured->seconds / p->seconds - 1) : 0,
+        100 * p->bubble, 100 * measured->bubble);
 }

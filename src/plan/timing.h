@@ -1,13 +1,13 @@
 /* Steps as they ran, beside what the simulator makes of their costs.
  *
- * A rank is busy or it waits for others: its time from one cell's end to the next one's, less what it waited, belongs to that
- * next cell, so that loading, posting messages and moving communication on count with the passes they serve. Hence the spans of
- * a measured timeline are what a rank was busy, what lies between them is waiting, and mean spans are the costs with which
- * simulate() must come to the measured step, but for waiting that a schedule does not explain: noise, and communication that
- * computing did not hide.
+ * A rank is busy or it waits for others: its time from one cell's end to the next one's, less what it waited,
+ * belongs to that next cell, so that loading, posting messages and moving communication on count with the
+ * passes they serve. Hence the spans of a measured timeline are what a rank was busy, what lies between them
+ * is waiting, and mean spans are the costs with which simulate() must come to the measured step, but for
+ * waiting that a schedule does not explain: noise, and communication that computing did not hide.
  *
- * Ranks are those of the mesh, pipeline outermost: rank = pipeline rank * pipelines + pipeline. A `pipeline` is the ranks that
- * work on the same microbatches; one pipeline rank is a pipeline too. */
+ * Ranks are those of the mesh, pipeline outermost: rank = pipeline rank * pipelines + pipeline. A `pipeline`
+ * is the ranks that work on the same microbatches; one pipeline rank is a pipeline too. */
 #ifndef WEFT_PLAN_TIMING_H
 #define WEFT_PLAN_TIMING_H
 
@@ -48,19 +48,20 @@ void timing_set(TimedStep *s, int rank, TimedAction *actions, int count);
 void timing_free(Timing *t);
 static inline int timing_pipelines(const Timing *t) { return t->ranks / t->pipeline; }
 
-/* A step of one pipeline: its cells, and the end of the step (what comes after the last cell, before and after the ranks agree
- * on the norm) as optimizer. In milliseconds. */
+/* A step of one pipeline: its cells, and the end of the step (what comes after the last cell, before and
+ * after the ranks agree on the norm) as optimizer. In milliseconds. */
 void timing_measured(const Timing *t, int step, int pipeline, Timeline *out);
 
-/* What the steps should have taken: each pipeline's order of cells, simulated with the mean costs of its own stages and the
- * typical latency of a message; then the end of the step. */
+/* What the steps should have taken: each pipeline's order of cells, simulated with the mean costs of its own
+ * stages and the typical latency of a message; then the end of the step. */
 typedef struct Prediction {
     int pipelines;
     Timeline *planned; /* [pipelines], in milliseconds */
-    double latency;    /* seconds from the end of a pass to the begin of one that waits for its message; median */
-    double seconds;    /* of a step */
-    double bubble;     /* share of it that the idlest rank idles */
-    StageCost *costs;  /* [pipelines, stages] seconds; where only whole backwards ran, they are `input` */
+    double
+        latency; /* seconds from the end of a pass to the begin of one that waits for its message; median */
+    double seconds;   /* of a step */
+    double bubble;    /* share of it that the idlest rank idles */
+    StageCost *costs; /* [pipelines, stages] seconds; where only whole backwards ran, they are `input` */
 } Prediction;
 /* ERR_DATA where the actions are no steps of a pipeline. Free it in either case. */
 ErrorCode timing_predict(Prediction *p, const Timing *t, Error *err);

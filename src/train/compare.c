@@ -63,15 +63,16 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
     for (int i = 0; i < f->places; i++)
         if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
     a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
-    a->configured = a->microbatches == p->configured && (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+    a->configured =
+        a->microbatches == p->configured && (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
 }
 
 static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Error *err) {
     Forecast f;
     int64_t cells = (int64_t)p->pp * microbatches * (stages_of(p, schedule) > 0 ? stages_of(p, schedule) : 1);
     if (cells > MOST_CELLS)
-        return error_set(err, ERR_CONFIG, "%lld cells are more than the %d that this is made for", (long long)cells,
-                         MOST_CELLS);
+        return error_set(err, ERR_CONFIG, "%lld cells are more than the %d that this is made for",
+                         (long long)cells, MOST_CELLS);
     Config c = variant(p, schedule, microbatches);
     char *name = mem_strdup(schedule);
     c.pipeline.schedule = name;
@@ -91,7 +92,8 @@ static int64_t next_count(const Compare *p, int64_t m) {
     return m < p->configured && p->configured < power ? p->configured : power;
 }
 
-/* One schedule with every number of microbatches; those that fail are told in one line, with the reason of the first. */
+/* One schedule with every number of microbatches; those that fail are told in one line, with the reason of
+ * the first. */
 static void try_schedule(Compare *p, const char *schedule) {
     Error why = {.code = OK}, first = {.code = OK};
     Text failed = {0};
@@ -126,14 +128,15 @@ static int better(const void *a, const void *b) {
     if (x->fits != y->fits) return x->fits ? -1 : 1;
     if (fabs(x->time - y->time) > 1e-5 * y->time) return three_way(x->time, y->time);
     if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
-    return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule) : x->microbatches - y->microbatches;
+    return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule)
+                                                 : x->microbatches - y->microbatches;
 }
 
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
     text_printf(out, "%c %-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n", a->configured ? '*' : ' ',
-                p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches, (long long)a->sequences,
-                a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
+                p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches,
+                (long long)a->sequences, a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
                 a->sent ? text_bytes((double)a->sent, sent) : "0",
                 p->q->memory <= 0 ? ""
                 : a->fits         ? "  yes"
@@ -144,11 +147,14 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
 static void put_chain(ForecastSpeed speed, Text *out) {
     const char *unit = speed.tflops > 0 ? "seconds" : "TFLOP";
     if (speed.link > 0)
-        text_printf(out, "%s of the longest chain of work, with messages between stages at %g GB/s; collectives take no time\n",
+        text_printf(out,
+                    "%s of the longest chain of work, with messages between stages at %g GB/s; collectives "
+                    "take no time\n",
                     unit, speed.link);
     else
         text_printf(out,
-                    "%s of the longest chain of work: messages and collectives take no time here; --tflops X --link GB_PER_S "
+                    "%s of the longest chain of work: messages and collectives take no time here; --tflops X "
+                    "--link GB_PER_S "
                     "count messages\n",
                     unit);
 }
@@ -157,8 +163,10 @@ static void put_table(Compare *p, Text *out) {
     int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
     char limit[32];
     qsort(p->found, (size_t)p->count, sizeof *p->found, better);
-    text_printf(out, "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
-                p->q->speed.tflops > 0 ? "seconds" : "TFLOP", p->q->memory > 0 ? "  fits" : "");
+    text_printf(
+        out,
+        "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
+        p->q->speed.tflops > 0 ? "seconds" : "TFLOP", p->q->memory > 0 ? "  fits" : "");
     for (int i = 0; i < p->count; i++) {
         if (i < shown || p->found[i].configured)
             put_row(p, &p->found[i], out);
@@ -166,8 +174,8 @@ static void put_table(Compare *p, Text *out) {
             left_out++;
     }
     if (left_out) text_printf(out, "  and %d more; --whole lists them\n", left_out);
-    text_puts(out,
-              "stages: of a rank. sequences: of a microbatch. memory, sent: of the rank that has most. *: as configured\n");
+    text_puts(out, "stages: of a rank. sequences: of a microbatch. memory, sent: of the rank that has most. "
+                   "*: as configured\n");
     put_chain(p->q->speed, out);
     if (p->q->memory > 0) text_printf(out, "fits: %s a rank\n", text_bytes(p->q->memory, limit));
     if (p->reasons.length) text_puts(out, p->reasons.data);
@@ -187,10 +195,11 @@ ErrorCode compare_print(const Config *c, Device *d, const CompareRequest *q, Tex
     Compare p = {.c = c, .d = d, .q = q};
     char tokens[32];
     TRY(read_step(&p, err));
-    p.found = mem_alloc_array((PIPE_NAMES + 1) * 65, sizeof *p.found); /* powers of two, and the configured number */
+    p.found = mem_alloc_array((PIPE_NAMES + 1) * 65,
+                              sizeof *p.found); /* powers of two, and the configured number */
     try_all(&p);
-    text_printf(out, "%d rank%s: pp %d, %d data-parallel; a step of %s tokens\n", q->world, q->world == 1 ? "" : "s", p.pp,
-                p.dp, text_count(p.total * p.dp * c->train.context, tokens));
+    text_printf(out, "%d rank%s: pp %d, %d data-parallel; a step of %s tokens\n", q->world,
+                q->world == 1 ? "" : "s", p.pp, p.dp, text_count(p.total * p.dp * c->train.context, tokens));
     put_table(&p, out);
     free(p.found);
     text_free(&p.reasons);

@@ -1,5 +1,5 @@
-/* All pipeline schedules and several numbers of microbatches for one model, mesh and step, beside each other: predicted time of
- * a step, each with messages of its own size, and memory of the fullest rank. */
+/* All pipeline schedules and several numbers of microbatches for one model, mesh and step, beside each other:
+ * predicted time of a step, each with messages of its own size, and memory of the fullest rank. */
 #ifndef WEFT_TRAIN_COMPARE_H
 #define WEFT_TRAIN_COMPARE_H
 
@@ -13,8 +13,9 @@ typedef struct CompareRequest {
     bool whole; /* all rows, else the best */
 } CompareRequest;
 
-/* A table. The tokens of a step stay those of the configuration; its sequences are cut into powers of two, and into as many
- * microbatches as configured. What is impossible is left out, with the reason. The shape of the model must be complete. */
+/* A table. The tokens of a step stay those of the configuration; its sequences are cut into powers of two,
+ * and into as many microbatches as configured. What is impossible is left out, with the reason. The shape of
+ * the model must be complete. */
 ErrorCode compare_print(const Config *c, Device *d, const CompareRequest *q, Text *out, Error *err);
 
 #endif

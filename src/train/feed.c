@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step, Error *err) {
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step,
+                    Error *err) {
     *f = (Feed){.sequences = l->sequences, .microbatches = l->microbatches, .samples = layout_samples(l)};
     int64_t row = f->sequences * c->train.context, own = f->sequences * f->microbatches;
     f->tokens = f->samples * c->train.context;
@@ -11,8 +12,11 @@ ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, cons
     f->memory = mem_alloc_array((size_t)(4 * own * c->train.context), sizeof *f->memory);
     for (int64_t m = 0; m < f->microbatches; m++) {
         int32_t *p = f->memory + 4 * row * m;
-        f->batches[m] =
-            (Batch){.tokens = row, .inputs = p, .targets = p + row, .positions = p + 2 * row, .first_key = p + 3 * row};
+        f->batches[m] = (Batch){.tokens = row,
+                                .inputs = p,
+                                .targets = p + row,
+                                .positions = p + 2 * row,
+                                .first_key = p + 3 * row};
     }
     f->dataset = d;
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
@@ -46,7 +50,8 @@ static void note_samples(Feed *f, int64_t m) {
     const Batch *b = &f->batches[m];
     uint64_t first = loader_sample(&f->layout, f->taken);
     for (int64_t r = 0, at = 0; r < f->sequences; r++, at += b->tokens / f->sequences)
-        f->used[m * f->sequences + r] = audit_sample(f->dataset, first + (uint64_t)r, b->inputs + at, b->targets + at);
+        f->used[m * f->sequences + r] =
+            audit_sample(f->dataset, first + (uint64_t)r, b->inputs + at, b->targets + at);
 }
 
 ErrorCode feed_next(Feed *f, double *waited, Error *err) {

@@ -1,5 +1,5 @@
-/* All microbatches of a step at once, on the host: the loss is divided by the valid targets of the whole step, which must be
- * known before its first microbatch runs. */
+/* All microbatches of a step at once, on the host: the loss is divided by the valid targets of the whole
+ * step, which must be known before its first microbatch runs. */
 #ifndef WEFT_TRAIN_FEED_H
 #define WEFT_TRAIN_FEED_H
 
@@ -20,9 +20,10 @@ typedef struct Feed {
     AuditSample *used; /* [microbatches * sequences] what the batches hold; NULL without data.audit */
 } Feed;
 
-/* From the samples of step `step` (0-based) on. Each data-parallel rank takes a run of the step's microbatches, in their order.
- */
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step, Error *err);
+/* From the samples of step `step` (0-based) on. Each data-parallel rank takes a run of the step's
+ * microbatches, in their order. */
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step,
+                    Error *err);
 void feed_close(Feed *f);
 /* Fills f->batches with the next step's. *waited: seconds that data was waited for. */
 ErrorCode feed_next(Feed *f, double *waited, Error *err);

@@ -9,7 +9,10 @@
 
 #define GIB 1073741824.0
 
-enum { DESCENT = 16, REFINEMENT = 8 }; /* splits that are tried on the way to the smallest, and between that and the fastest */
+enum {
+    DESCENT = 16,
+    REFINEMENT = 8
+}; /* splits that are tried on the way to the smallest, and between that and the fastest */
 
 typedef struct Fit {
     const Layout *l;
@@ -25,9 +28,12 @@ typedef struct Fit {
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double compute) {
     double shards = l->mesh.degree[AXIS_DP_SHARD], share = elements / shards;
     bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
-    double staged = c->checkpoint.dtype == STORE_BF16 ? 16 : 12, state = 4 + 8 + staged; /* master, moments, copy to save */
+    double staged = c->checkpoint.dtype == STORE_BF16 ? 16 : 12,
+           state = 4 + 8 + staged; /* master, moments, copy to save */
     double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
-    double read = shards > 1 ? elements * compute : compute < 4 ? share * compute : 0; /* gathered, or the compute copy */
+    double read = shards > 1    ? elements * compute
+                  : compute < 4 ? share * compute
+                                : 0; /* gathered, or the compute copy */
     return share * state + gradients + read;
 }
 
@@ -37,7 +43,8 @@ static void count_live(const Schedule *s, int *live) {
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->orders[r].count; i++) {
             const Cell *cell = &s->orders[r].cells[i];
-            if (cell->kind == CELL_F && ++now[cell->stage] > live[cell->stage]) live[cell->stage] = now[cell->stage];
+            if (cell->kind == CELL_F && ++now[cell->stage] > live[cell->stage])
+                live[cell->stage] = now[cell->stage];
             if (cell->kind == CELL_B || cell->kind == CELL_W) now[cell->stage]--;
         }
     free(now);
@@ -48,11 +55,12 @@ static ErrorCode estimate(Fit *f, Error *err) {
     const Config *c = f->c;
     Dtype compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     int64_t tokens = f->l->sequences * c->train.context;
-    TRY(model_build(&m, &c->model.shape, compute, (Recompute)c->train.recompute, tokens, c->train.loss_rows, err));
+    TRY(model_build(&m, &c->model.shape, compute, (Recompute)c->train.recompute, tokens, c->train.loss_rows,
+                    err));
     for (int u = 0; u < m.table.units; u++) {
         f->fixed[u] = fixed_bytes(f->l, c, (double)m.table.unit_size[u], (double)dtype_bytes(compute));
-        f->activation[u] =
-            (double)unit_slab_bytes(&m, u) + (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
+        f->activation[u] = (double)unit_slab_bytes(&m, u) +
+                           (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
     }
     count_live(&f->l->schedule, f->live);
     model_free(&m);
@@ -82,14 +90,17 @@ static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err
     for (int native = 0; native < (f->c->train.compute == COMPUTE_AUTO ? 2 : 1); native++) {
         Device d;
         device_describe_cpu(&d, (int)f->c->run.threads, native);
-        for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++) TRY(plan_rank(f, &l, &d, place, bytes, err));
+        for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++)
+            TRY(plan_rank(f, &l, &d, place, bytes, err));
     }
     return OK;
 }
 
 /* ---- the search ---- */
 
-static double estimated(const Fit *f, const Split *s) { return split_fullest_rank(s, &f->model, f->l->schedule.rank_of_stage); }
+static double estimated(const Fit *f, const Split *s) {
+    return split_fullest_rank(s, &f->model, f->l->schedule.rank_of_stage);
+}
 
 /* The fastest split within an estimate; false: there is none. */
 static bool find(const Fit *f, double bytes, Split *out) {
@@ -105,8 +116,8 @@ static void take(Split *kept, double *bytes, Split *better, double better_bytes)
     *better = (Split){0};
 }
 
-/* Halves the range of estimates below that of `least`, and keeps the smallest of the splits that it meets. Does not depend on
- * the limit: the smallest is always the same. */
+/* Halves the range of estimates below that of `least`, and keeps the smallest of the splits that it meets.
+ * Does not depend on the limit: the smallest is always the same. */
 static ErrorCode descend(const Fit *f, Split *least, double *least_bytes, Error *err) {
     double low = 0, high = estimated(f, least), bytes;
     ErrorCode code = OK;
@@ -161,10 +172,11 @@ static ErrorCode search(const Fit *f, Split *out, Error *err) {
     TRY(descend(f, out, &bytes, err));
     if (bytes <= limit) return refine(f, out, fastest, limit, err);
     write_limit(bytes, would_do);
-    return error_set(err, ERR_CONFIG,
-                     "pipeline.memory_gib is %g: no split of %d units into %d stages was found that keeps to it; "
-                     "pipeline.memory_gib=%s would do. More ranks, smaller microbatches or recomputation take less",
-                     f->c->pipeline.memory_gib, f->model.blocks + 2, out->stages, would_do);
+    return error_set(
+        err, ERR_CONFIG,
+        "pipeline.memory_gib is %g: no split of %d units into %d stages was found that keeps to it; "
+        "pipeline.memory_gib=%s would do. More ranks, smaller microbatches or recomputation take less",
+        f->c->pipeline.memory_gib, f->model.blocks + 2, out->stages, would_do);
 }
 
 ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err) {

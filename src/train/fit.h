@@ -1,16 +1,17 @@
 /* The stage split of pipeline.split: auto within pipeline.memory_gib.
  *
- * A search that estimates bytes (plan/split.h) names splits, from the fastest to the smallest; which of them fits is read off
- * the memory plans of all pipeline ranks. So what is taken fits by the figures of `weft plan`, and the limit that an error
- * names does. All ranks, and who plans for them, must find the same split: compute auto counts as what takes more, bf16 or
- * fp32. */
+ * A search that estimates bytes (plan/split.h) names splits, from the fastest to the smallest; which of them
+ * fits is read off the memory plans of all pipeline ranks. So what is taken fits by the figures of `weft
+ * plan`, and the limit that an error names does. All ranks, and who plans for them, must find the same split:
+ * compute auto counts as what takes more, bf16 or fp32. */
 #ifndef WEFT_TRAIN_FIT_H
 #define WEFT_TRAIN_FIT_H
 
 #include "plan/split.h"
 #include "train/layout.h"
 
-/* Of the layout there must be all but its stages and their costs; `units` are the costs of layout_unit_costs. */
+/* Of the layout there must be all but its stages and their costs; `units` are the costs of layout_unit_costs.
+ */
 ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err);
 
 #endif

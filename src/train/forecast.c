@@ -29,7 +29,8 @@ static ErrorCode plan_place(Forecast *f, Device *d, int place, Error *err) {
     EngineSpec spec = setup_spec(f->config, d, &f->layout, r->first);
     TRY(engine_plan(&r->engine, d, &spec, err));
     r->engine.memory.staging = saver_bytes(f->config, &r->engine.partition);
-    r->traffic = program_traffic(&r->engine.program, dtype_bytes(r->engine.model.compute), boundary_bytes(&r->engine.model));
+    r->traffic = program_traffic(&r->engine.program, dtype_bytes(r->engine.model.compute),
+                                 boundary_bytes(&r->engine.model));
     r->flops = flops_of(f, place);
     if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
     return OK;
@@ -52,14 +53,17 @@ static ErrorCode time_pipeline(Forecast *f, Error *err) {
         StageCost c = l->costs[s];
         costs[s] = (StageCost){c.forward * tokens, c.input * tokens, c.weight * tokens};
     }
-    ErrorCode code = simulate(&f->timing, &l->schedule, &(SimulateCosts){.stages = costs, .latency = message_flops(f)}, err);
+    ErrorCode code = simulate(&f->timing, &l->schedule,
+                              &(SimulateCosts){.stages = costs, .latency = message_flops(f)}, err);
     free(costs);
     return code;
 }
 
 static ErrorCode time_single(Forecast *f) {
-    f->timing = (Simulation){.makespan = f->ranks[0].flops, .ranks = 1, .rank = mem_alloc(sizeof *f->timing.rank)};
-    f->timing.rank[0] = (RankTimes){.end = f->ranks[0].flops, .busy = f->ranks[0].flops, .peak_input = 1, .peak_weight = 1};
+    f->timing =
+        (Simulation){.makespan = f->ranks[0].flops, .ranks = 1, .rank = mem_alloc(sizeof *f->timing.rank)};
+    f->timing.rank[0] =
+        (RankTimes){.end = f->ranks[0].flops, .busy = f->ranks[0].flops, .peak_input = 1, .peak_weight = 1};
     return OK;
 }
 
@@ -71,7 +75,8 @@ static ErrorCode build(Forecast *f, Device *d, int world, Error *err) {
     return f->layout.piped ? time_pipeline(f, err) : time_single(f);
 }
 
-ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed, Error *err) {
+ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed,
+                         Error *err) {
     *f = (Forecast){.config = c, .speed = speed};
     ErrorCode code = build(f, d, world, err);
     if (code != OK) forecast_free(f);
@@ -86,7 +91,9 @@ void forecast_free(Forecast *f) {
     *f = (Forecast){0};
 }
 
-size_t forecast_memory(const Forecast *f, int place) { return memory_plan_total(engine_memory(&f->ranks[place].engine)); }
+size_t forecast_memory(const Forecast *f, int place) {
+    return memory_plan_total(engine_memory(&f->ranks[place].engine));
+}
 
 static uint64_t sum_axes(const ProgramTraffic *t) {
     uint64_t sum = 0;
@@ -96,7 +103,9 @@ static uint64_t sum_axes(const ProgramTraffic *t) {
 
 uint64_t forecast_sent(const Forecast *f, int place) { return sum_axes(&f->ranks[place].traffic); }
 
-double forecast_time(const Forecast *f, double flops) { return flops / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1); }
+double forecast_time(const Forecast *f, double flops) {
+    return flops / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
+}
 
 const char *forecast_unit(const Forecast *f) { return f->speed.tflops > 0 ? "s" : "TFLOP"; }
 
@@ -132,8 +141,8 @@ static int first_stage(const Forecast *f, int place) {
     return i;
 }
 
-/* Places of one stage each that follow each other make a run of units; those of several are told one by one where units are
- * named. */
+/* Places of one stage each that follow each other make a run of units; those of several are told one by one
+ * where units are named. */
 static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_units) {
     if (memcmp(a->value, b->value, sizeof a->value) != 0) return false;
     if (!names_units) return true;
@@ -175,7 +184,8 @@ static void put_units(const Forecast *f, const Row *row, Text *out) {
     int blocks = (int)f->config->model.shape.num_hidden_layers;
     text_puts(out, "  ");
     if (row->first < row->last) {
-        split_describe_units(blocks, s->first[first_stage(f, row->first)], s->first[first_stage(f, row->last) + 1], out);
+        split_describe_units(blocks, s->first[first_stage(f, row->first)],
+                             s->first[first_stage(f, row->last) + 1], out);
         text_printf(out, ", %d each", count_blocks(f, row->first));
     }
     const char *semicolon = "";
@@ -210,30 +220,33 @@ static void put_shares(const Forecast *f, Text *out) {
         held += (double)(q->owned - copy) * q->shards;
     }
     if (p->shards > 1)
-        text_printf(out, "  parameters and optimizer: a rank holds 1/%d of its units; padding of shares %.2g%%\n", p->shards,
-                    100 * (held / needed - 1));
+        text_printf(out,
+                    "  parameters and optimizer: a rank holds 1/%d of its units; padding of shares %.2g%%\n",
+                    p->shards, 100 * (held / needed - 1));
     if (p->replicas > 1)
-        text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n", p->replicas);
+        text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n",
+                    p->replicas);
     for (int i = 0; i < f->places; i++)
         if (f->ranks[i].engine.partition.tied_copy)
-            text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n", i);
+            text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n",
+                        i);
 }
 
 static void put_limit(const Forecast *f, double limit, Text *out) {
     char most[32], allowed[32];
     double bytes = (double)forecast_memory(f, f->fullest);
     if (limit <= 0) return;
-    text_printf(out, "  of %s a rank: %.1f%% at most, on rank %d%s\n", text_bytes(limit, allowed), 100 * bytes / limit,
-                f->ranks[f->fullest].first, bytes > limit ? ": it will not fit" : "");
+    text_printf(out, "  of %s a rank: %.1f%% at most, on rank %d%s\n", text_bytes(limit, allowed),
+                100 * bytes / limit, f->ranks[f->fullest].first, bytes > limit ? ": it will not fit" : "");
     if (bytes > limit) text_printf(out, "  %s more are needed\n", text_bytes(bytes - limit, most));
 }
 
 void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
     int n = make_rows(f, fill_memory, true, rows);
-    text_puts(out,
-              "memory of a rank\n"
-              "  ranks        parameters    gathered   gradients   optimizer activations       other       total  holds\n");
+    text_puts(out, "memory of a rank\n"
+                   "  ranks        parameters    gathered   gradients   optimizer activations       other    "
+                   "   total  holds\n");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
         for (int k = 0; k < COLUMNS; k++) put_bytes(rows[i].value[k], out);
@@ -271,7 +284,8 @@ static void put_why(const Forecast *f, Text *out) {
     const Program *p = &f->ranks[0].engine.program;
     const Mesh *mesh = &f->layout.mesh;
     if (mesh_dp_degree(mesh) > 1)
-        text_printf(out, "  gradients cross %s%s\n", sync[p->sync], p->exact ? ", in fixed point of 8 bytes" : "");
+        text_printf(out, "  gradients cross %s%s\n", sync[p->sync],
+                    p->exact ? ", in fixed point of 8 bytes" : "");
     text_puts(out, "  0 on an axis of degree 1:");
     for (int a = 0; a < AXES; a++)
         if (mesh->degree[a] == 1) text_printf(out, " %s", axis_name((Axis)a));
@@ -309,12 +323,16 @@ ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *ou
     spec.exact = false;
     ErrorCode code = engine_plan(&fast, d, &spec, err);
     if (code == OK) {
-        ProgramTraffic t = program_traffic(&fast.program, dtype_bytes(fast.model.compute), boundary_bytes(&fast.model));
-        double before = (double)memory_plan_pools(&fast.memory), after = (double)memory_plan_pools(&r->engine.memory);
+        ProgramTraffic t =
+            program_traffic(&fast.program, dtype_bytes(fast.model.compute), boundary_bytes(&fast.model));
+        double before = (double)memory_plan_pools(&fast.memory),
+               after = (double)memory_plan_pools(&r->engine.memory);
         uint64_t less = sum_axes(&t), more = sum_axes(&r->traffic);
-        text_printf(out, "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
-                    r->first, text_bytes(after, memory), text_bytes(before, fast_memory), 100 * (after / before - 1),
-                    text_bytes((double)more, sent), text_bytes((double)less, fast_sent));
+        text_printf(
+            out,
+            "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
+            r->first, text_bytes(after, memory), text_bytes(before, fast_memory), 100 * (after / before - 1),
+            text_bytes((double)more, sent), text_bytes((double)less, fast_sent));
         if (less > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)less - 1));
         text_puts(out, "\n");
     }
@@ -343,10 +361,10 @@ static void put_title(const Forecast *f, char *out, size_t size) {
     const Schedule *s = &f->layout.schedule;
     char bytes[32], messages[80] = "messages free";
     if (f->speed.link > 0)
-        snprintf(messages, sizeof messages, "messages of %s at %g GB/s", text_bytes((double)message_bytes(f), bytes),
-                 f->speed.link);
-    snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks, s->microbatches, s->stages,
-             messages);
+        snprintf(messages, sizeof messages, "messages of %s at %g GB/s",
+                 text_bytes((double)message_bytes(f), bytes), f->speed.link);
+    snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks,
+             s->microbatches, s->stages, messages);
 }
 
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
@@ -358,7 +376,8 @@ void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     drop_receives(&t->timeline);
     for (int i = 0; i < f->places; i++) {
         const Engine *e = &f->ranks[i].engine;
-        timeline_add_collectives(&t->timeline, &e->program, &l->schedule.orders[i], f->timing.rank[i].cells, units);
+        timeline_add_collectives(&t->timeline, &e->program, &l->schedule.orders[i], f->timing.rank[i].cells,
+                                 units);
         t->bytes[i] = (double)engine_memory(e)->arena[ARENA_ACTIVATIONS];
     }
     scale_spans(&t->timeline, forecast_time(f, 1));

@@ -1,12 +1,13 @@
 /* What every rank of a mesh would do, hold and send, planned without starting any of them.
  *
- * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run programs of the same
- * form, so one of them stands for all: there is one RankForecast for each pipeline rank. */
+ * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run
+ * programs of the same form, so one of them stands for all: there is one RankForecast for each pipeline rank.
+ */
 #ifndef WEFT_TRAIN_FORECAST_H
 #define WEFT_TRAIN_FORECAST_H
 
 #include "plan/draw.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 #include "train/layout.h"
 
 typedef struct RankForecast {
@@ -30,28 +31,31 @@ typedef struct Forecast {
     int places;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
-    Simulation timing;   /* of a step, in FLOPs: a message takes as long as what a rank computes meanwhile. Ranks are pipeline
+    Simulation
+        timing; /* of a step, in FLOPs: a message takes as long as what a rank computes meanwhile. Ranks are pipeline
                           * ranks; one when there is no pipeline */
 } Forecast;
 
-/* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on failure. */
+/* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on
+ * failure. */
 ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed, Error *err);
 void forecast_free(Forecast *f);
 
-size_t forecast_memory(const Forecast *f, int place);  /* bytes of a rank, with the copy that checkpoints are written from */
+size_t forecast_memory(const Forecast *f,
+                       int place); /* bytes of a rank, with the copy that checkpoints are written from */
 uint64_t forecast_sent(const Forecast *f, int place);  /* bytes of a step, over all axes */
 double forecast_time(const Forecast *f, double flops); /* as it is printed: seconds, or TFLOP */
 const char *forecast_unit(const Forecast *f);          /* "s" or "TFLOP" */
 
-/* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full; and what exact
- * numerics cost it. `limit`: bytes of a rank, 0 for none. */
+/* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full;
+ * and what exact numerics cost it. `limit`: bytes of a rank, 0 for none. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out);
 void forecast_print_work(const Forecast *f, Text *out);
 void forecast_print_place(const Forecast *f, int place, Text *out);
 ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *out, Error *err);
 
-/* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of their activations.
- * Only where layout.piped. */
+/* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of
+ * their activations. Only where layout.piped. */
 typedef struct ForecastTimeline {
     Timeline timeline;
     char title[192];

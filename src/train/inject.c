@@ -43,7 +43,8 @@ typedef struct Part {
 
 static ErrorCode refuse(const Part *p, Error *err, const char *why) {
     char shown[120];
-    return error_set(err, ERR_USAGE, "--inject: \"%s\": %s", error_escape(shown, sizeof shown, p->text, p->length), why);
+    return error_set(err, ERR_USAGE, "--inject: \"%s\": %s",
+                     error_escape(shown, sizeof shown, p->text, p->length), why);
 }
 
 static bool same(const char *name, const char *text, size_t length) {
@@ -98,12 +99,15 @@ static ErrorCode read_pair(Part *p, const char *text, size_t length, Error *err)
     int key = 0;
     while (key < KEYS && !same(key_names[key], text, name)) key++;
     if (!equals || key == KEYS)
-        return refuse(p, err, "expected kind:key=value,... with the keys rank, step, attempt, seed, ms, or count, kinds");
+        return refuse(
+            p, err,
+            "expected kind:key=value,... with the keys rank, step, attempt, seed, ms, or count, kinds");
     if (!belongs(p, (Key)key)) return refuse(p, err, "a key that this kind of fault does not have");
     if (p->given[key]) return refuse(p, err, "a key is given twice");
     p->given[key] = true;
     size_t rest = length - name - 1;
-    return key == KEY_KINDS ? read_kinds(p, equals + 1, rest, err) : read_number(p, (Key)key, equals + 1, rest, err);
+    return key == KEY_KINDS ? read_kinds(p, equals + 1, rest, err)
+                            : read_number(p, (Key)key, equals + 1, rest, err);
 }
 
 static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err) {
@@ -111,7 +115,8 @@ static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err)
     const char *colon = memchr(text, ':', length), *end = text + length;
     size_t name = colon ? (size_t)(colon - text) : length;
     p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
-    if (p->kind < 0) return refuse(p, err, "faults are kill, stop, nan, bitflip, slow, random, as in kill:rank=1,step=7");
+    if (p->kind < 0)
+        return refuse(p, err, "faults are kill, stop, nan, bitflip, slow, random, as in kill:rank=1,step=7");
     for (const char *at = colon ? colon + 1 : end; at < end;) {
         const char *comma = memchr(at, ',', (size_t)(end - at));
         TRY(read_pair(p, at, (size_t)((comma ? comma : end) - at), err));
@@ -127,8 +132,8 @@ static ErrorCode add_fault(Inject *in, const Part *p, int ranks, int64_t steps, 
     snprintf(why, sizeof why, "the run has ranks 0 to %d and steps 1 to %" PRId64, ranks - 1, steps);
     if (v[KEY_RANK] >= ranks || v[KEY_STEP] < 1 || v[KEY_STEP] > steps) return refuse(p, err, why);
     if (v[KEY_ATTEMPT] > INT32_MAX) return refuse(p, err, "there is no such attempt");
-    in->faults[in->count++] =
-        (Fault){(FaultKind)p->kind, (int)v[KEY_RANK], (int)v[KEY_ATTEMPT], v[KEY_STEP], v[KEY_MS], (uint64_t)v[KEY_SEED]};
+    in->faults[in->count++] = (Fault){(FaultKind)p->kind, (int)v[KEY_RANK], (int)v[KEY_ATTEMPT],
+                                      v[KEY_STEP],        v[KEY_MS],        (uint64_t)v[KEY_SEED]};
     return OK;
 }
 
@@ -158,11 +163,12 @@ static void draw_faults(Fault *faults, const Part *p, int64_t count, int ranks, 
     unsigned chosen = p->chosen ? p->chosen : (1U << FAULT_KINDS) - 1;
     for (int64_t i = 0; i < count; i++) {
         uint64_t draw = 3 * (uint64_t)i;
-        faults[i] = (Fault){.kind = choose(chosen, rng_u64(key, draw) % (uint64_t)count_bits(chosen)),
-                            .rank = (int)(rng_u64(key, draw + 1) % (uint64_t)ranks),
-                            .step = 1 + (int64_t)rng_permute(key, (uint64_t)steps, (uint64_t)i % (uint64_t)steps),
-                            .ms = p->values[KEY_MS],
-                            .seed = rng_u64(key, draw + 2)};
+        faults[i] =
+            (Fault){.kind = choose(chosen, rng_u64(key, draw) % (uint64_t)count_bits(chosen)),
+                    .rank = (int)(rng_u64(key, draw + 1) % (uint64_t)ranks),
+                    .step = 1 + (int64_t)rng_permute(key, (uint64_t)steps, (uint64_t)i % (uint64_t)steps),
+                    .ms = p->values[KEY_MS],
+                    .seed = rng_u64(key, draw + 2)};
     }
     qsort(faults, (size_t)count, sizeof *faults, by_step);
     int attempt = 0;
@@ -188,7 +194,8 @@ ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, E
     *in = (Inject){0};
     CHECK(ranks >= 1 && steps >= 1);
     if (text && !text[strspn(text, BETWEEN)])
-        return error_set(err, ERR_USAGE, "--inject names no fault: expected kind:key=value,... as in kill:rank=1,step=7");
+        return error_set(err, ERR_USAGE,
+                         "--inject names no fault: expected kind:key=value,... as in kill:rank=1,step=7");
     for (const char *at = text ? text : ""; *(at += strspn(at, BETWEEN));) {
         size_t length = strcspn(at, BETWEEN);
         TRY(add_part(in, at, length, ranks, steps, err));

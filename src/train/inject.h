@@ -9,10 +9,11 @@
  *
  * Several stand one after the other, parted by semicolons or blanks. Steps count from 1, as in the metrics.
  *
- * A fault belongs to one attempt at the run (0 unless attempt=N is said): it happens once however often the run is restarted,
- * so a restarted run gets past it. Attempts are counted by whoever restarts (supervise.h). Random faults are in different
- * steps, as long as there are steps enough, and each belongs to the attempt that gets there: to one more after each kill or
- * stop. (A NaN or a flipped bit may end an attempt too, as the run is configured: then say attempts by hand.) */
+ * A fault belongs to one attempt at the run (0 unless attempt=N is said): it happens once however often
+ * the run is restarted, so a restarted run gets past it. Attempts are counted by whoever restarts
+ * (supervise.h). Random faults are in different steps, as long as there are steps enough, and each belongs
+ * to the attempt that gets there: to one more after each kill or stop. (A NaN or a flipped bit may end an
+ * attempt too, as the run is configured: then say attempts by hand.) */
 #ifndef WEFT_TRAIN_INJECT_H
 #define WEFT_TRAIN_INJECT_H
 
@@ -21,7 +22,14 @@
 
 #include "base/error.h"
 
-typedef enum FaultKind { FAULT_KILL, FAULT_STOP, FAULT_NAN, FAULT_BITFLIP, FAULT_SLOW, FAULT_KINDS } FaultKind;
+typedef enum FaultKind {
+    FAULT_KILL,
+    FAULT_STOP,
+    FAULT_NAN,
+    FAULT_BITFLIP,
+    FAULT_SLOW,
+    FAULT_KINDS
+} FaultKind;
 const char *fault_name(FaultKind kind); /* "bitflip" */
 
 typedef struct Fault {
@@ -37,16 +45,18 @@ typedef struct Inject {
     Fault *faults; /* as they were written; random ones by step */
 } Inject;
 
-/* ERR_USAGE names the part that is wrong: an unknown kind or key, a rank or step that the run does not have. NULL is no
- * fault, "" an error. Free with inject_free, also after an error. */
+/* ERR_USAGE names the part that is wrong: an unknown kind or key, a rank or step that the run does not have.
+ * NULL is no fault, "" an error. Free with inject_free, also after an error. */
 ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err);
 void inject_free(Inject *in);
 
-/* The next fault, after `last` (NULL: the first), that this rank has in this step of this attempt; NULL when there is none:
+/* The next fault, after `last` (NULL: the first), that this rank has in this step of this attempt; NULL when
+ * there is none:
  *     for (const Fault *f = NULL; (f = inject_at(&in, rank, step, attempt, f));) ... */
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last);
 
-/* Does what a fault does to the process: kill, stop, slow. Nothing for the others, which are done to tensors. */
+/* Does what a fault does to the process: kill, stop, slow. Nothing for the others, which are done to tensors.
+ */
 void inject_strike(const Fault *f);
 /* Which of `bits` bits a bitflip is about; which of so many elements a NaN goes into. bits >= 1. */
 uint64_t inject_place(const Fault *f, uint64_t bits);

@@ -25,7 +25,8 @@ static StagesPerRank allowed_stages(ScheduleName name) {
 static ErrorCode unknown_schedule(const char *asked, Error *err) {
     char shown[80];
     Text names = {0};
-    for (int i = 0; i < PIPE_NAMES; i++) text_printf(&names, "%s%s", i ? ", " : "", schedule_name((ScheduleName)i));
+    for (int i = 0; i < PIPE_NAMES; i++)
+        text_printf(&names, "%s%s", i ? ", " : "", schedule_name((ScheduleName)i));
     error_set(err, ERR_CONFIG, "pipeline.schedule is \"%s\": expected %s, or a CSV file",
               error_escape(shown, sizeof shown, asked, strlen(asked)), names.data);
     text_free(&names);
@@ -35,20 +36,22 @@ static ErrorCode unknown_schedule(const char *asked, Error *err) {
 /* A file brings its own stages: keys that ask for others contradict it. */
 static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *err) {
     const PipelineOptions *p = &c->pipeline;
-    int effective = (int)c->model.shape.num_hidden_layers + (int)p->first_stage_less + (int)p->last_stage_less;
+    int effective =
+        (int)c->model.shape.num_hidden_layers + (int)p->first_stage_less + (int)p->last_stage_less;
     if (p->stages_per_rank > 0 && p->stages_per_rank * s->ranks != s->stages)
-        return error_set(
-            err, ERR_CONFIG,
-            "pipeline.stages_per_rank is %lld, but %s has %d stages on %d ranks: leave stages_per_rank to the file "
-            "(0)",
-            (long long)p->stages_per_rank, p->schedule, s->stages, s->ranks);
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.stages_per_rank is %lld, but %s has %d stages on %d ranks: leave "
+                         "stages_per_rank to the file "
+                         "(0)",
+                         (long long)p->stages_per_rank, p->schedule, s->stages, s->ranks);
     if (p->layers_per_stage > 0 && (effective + p->layers_per_stage - 1) / p->layers_per_stage != s->stages)
-        return error_set(
-            err, ERR_CONFIG,
-            "pipeline.layers_per_stage is %lld, which makes %lld stages of %d layers (embedding and head counted), "
-            "but %s has %d stages: leave layers_per_stage to the file (0)",
-            (long long)p->layers_per_stage, (long long)((effective + p->layers_per_stage - 1) / p->layers_per_stage), effective,
-            p->schedule, s->stages);
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.layers_per_stage is %lld, which makes %lld stages of %d layers (embedding "
+                         "and head counted), "
+                         "but %s has %d stages: leave layers_per_stage to the file (0)",
+                         (long long)p->layers_per_stage,
+                         (long long)((effective + p->layers_per_stage - 1) / p->layers_per_stage), effective,
+                         p->schedule, s->stages);
     return OK;
 }
 
@@ -57,12 +60,12 @@ static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err
     Schedule *s = &l->schedule;
     TRY(schedule_read_csv(s, asked, err));
     if (s->ranks != ranks || s->microbatches != l->microbatches)
-        return error_set(
-            err, ERR_CONFIG,
-            "%s is for %d ranks and %d microbatches, but the mesh has pp %d and a step %d microbatches: set mesh.pp=%d "
-            "and pipeline.microbatches=%d, or take another %s",
-            asked, s->ranks, s->microbatches, ranks, l->microbatches, s->ranks, s->microbatches,
-            ranks > 1 ? "file" : "schedule");
+        return error_set(err, ERR_CONFIG,
+                         "%s is for %d ranks and %d microbatches, but the mesh has pp %d and a step %d "
+                         "microbatches: set mesh.pp=%d "
+                         "and pipeline.microbatches=%d, or take another %s",
+                         asked, s->ranks, s->microbatches, ranks, l->microbatches, s->ranks, s->microbatches,
+                         ranks > 1 ? "file" : "schedule");
     return check_file_stages(s, c, err);
 }
 
@@ -71,8 +74,8 @@ static ErrorCode stages_per_rank(const Config *c, ScheduleName name, int ranks, 
     int asked = (int)c->pipeline.stages_per_rank, stages;
     *out = asked > 0 ? asked : schedule_default_stages_per_rank(name);
     if (c->pipeline.layers_per_stage == 0) return OK;
-    TRY(split_layers_per_stage(&stages, (int)c->model.shape.num_hidden_layers, weights_of(c), (int)c->pipeline.layers_per_stage,
-                               ranks, allowed_stages(name), err));
+    TRY(split_layers_per_stage(&stages, (int)c->model.shape.num_hidden_layers, weights_of(c),
+                               (int)c->pipeline.layers_per_stage, ranks, allowed_stages(name), err));
     *out = stages / ranks;
     if (asked == 0 || asked == *out) return OK;
     return error_set(err, ERR_CONFIG,
@@ -89,7 +92,8 @@ static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int 
     if (each <= most) return OK;
     bool fewer = most >= allowed.least; /* stages on each rank would do */
     return error_set(err, ERR_CONFIG,
-                     "%s with %d stage%s a rank has %lld on %d pipeline ranks, but there are %d units (embedding, %d layers, "
+                     "%s with %d stage%s a rank has %lld on %d pipeline ranks, but there are %d units "
+                     "(embedding, %d layers, "
                      "head): set %s to at most %d",
                      schedule_name(name), each, each == 1 ? "" : "s", (long long)stages, ranks, units, blocks,
                      fewer ? "pipeline.stages_per_rank" : "mesh.pp", fewer ? most : units / allowed.least);
@@ -115,7 +119,9 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 static double done_again(const Config *c, const StageCost *block) {
     const ModelConfig *m = &c->model.shape;
     if (c->train.recompute == RECOMPUTE_FULL) return block->forward;
-    return c->train.recompute == RECOMPUTE_SELECTIVE ? 4.0 * (double)m->hidden_size * (double)m->intermediate_size : 0;
+    return c->train.recompute == RECOMPUTE_SELECTIVE
+               ? 4.0 * (double)m->hidden_size * (double)m->intermediate_size
+               : 0;
 }
 
 void layout_unit_costs(const Config *c, StageCost *units) {
@@ -131,7 +137,8 @@ void layout_unit_costs(const Config *c, StageCost *units) {
 /* Whether pipeline.split names the units where stages start. */
 static bool has_points(const Config *c) {
     const StringList *how = &c->pipeline.split;
-    return how->count > 1 || (how->count == 1 && strcmp(how->items[0], "auto") != 0 && strcmp(how->items[0], "uniform") != 0);
+    return how->count > 1 ||
+           (how->count == 1 && strcmp(how->items[0], "auto") != 0 && strcmp(how->items[0], "uniform") != 0);
 }
 
 static ErrorCode read_points(const Config *c, Split *split, Error *err) {
@@ -139,10 +146,11 @@ static ErrorCode read_points(const Config *c, Split *split, Error *err) {
     for (size_t i = 0; i < how->count; i++)
         if (strncmp(how->items[i], "layers_per_stage", 16) == 0)
             return error_set(err, ERR_CONFIG,
-                             "pipeline.split names the units where stages start, such as layers.4; the number of layers of a "
+                             "pipeline.split names the units where stages start, such as layers.4; the "
+                             "number of layers of a "
                              "stage is pipeline.layers_per_stage");
-    ErrorCode code =
-        split_points(split, (int)c->model.shape.num_hidden_layers, (const char *const *)how->items, (int)how->count, err);
+    ErrorCode code = split_points(split, (int)c->model.shape.num_hidden_layers,
+                                  (const char *const *)how->items, (int)how->count, err);
     return code == OK ? OK : error_context(err, "pipeline.split");
 }
 
@@ -154,7 +162,8 @@ static ErrorCode check_points(const Config *c, Error *err) {
     split_free(&split);
     if (c->pipeline.layers_per_stage == 0) return OK;
     return error_set(err, ERR_CONFIG,
-                     "pipeline.split names where %d stages start, and pipeline.layers_per_stage is %lld: leave one of them out",
+                     "pipeline.split names where %d stages start, and pipeline.layers_per_stage is %lld: "
+                     "leave one of them out",
                      stages, (long long)c->pipeline.layers_per_stage);
 }
 
@@ -171,17 +180,20 @@ static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split,
                  stages == ranks ? "" : "s", stages);
     else
         snprintf(wanted, sizeof wanted, "%s has %d", l->schedule.name, stages);
-    return error_set(err, ERR_CONFIG,
-                     "pipeline.split names %d place%s where a stage starts, which makes %d stages, but %s: name %d", found - 1,
-                     found == 2 ? "" : "s", found, wanted, stages - 1);
+    return error_set(
+        err, ERR_CONFIG,
+        "pipeline.split names %d place%s where a stage starts, which makes %d stages, but %s: name %d",
+        found - 1, found == 2 ? "" : "s", found, wanted, stages - 1);
 }
 
-static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split, Error *err) {
+static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split,
+                             Error *err) {
     const StringList *how = &c->pipeline.split;
     int blocks = (int)c->model.shape.num_hidden_layers, stages = l->schedule.stages;
     bool uniform = how->count == 1 && strcmp(how->items[0], "uniform") == 0;
     if (has_points(c)) return split_by_points(l, c, split, err);
-    if (c->pipeline.layers_per_stage > 0 || uniform) return split_uniform(split, blocks, stages, weights_of(c), err);
+    if (c->pipeline.layers_per_stage > 0 || uniform)
+        return split_uniform(split, blocks, stages, weights_of(c), err);
     if (c->pipeline.memory_gib > 0) return fit_split(split, l, c, units, err);
     SplitModel model = {.blocks = blocks, .costs = units};
     return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
@@ -195,7 +207,8 @@ static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     ErrorCode code = split_units(l, c, costs, &split, err);
     if (code == OK) {
         size_t n = (size_t)split.stages;
-        l->stages = (Stages){.count = split.stages, .first = split.first, .rank = mem_alloc_array(n, sizeof(int))};
+        l->stages =
+            (Stages){.count = split.stages, .first = split.first, .rank = mem_alloc_array(n, sizeof(int))};
         memcpy(l->stages.rank, l->schedule.rank_of_stage, n * sizeof(int));
         l->costs = mem_alloc_array(n, sizeof *l->costs);
         split_stage_costs(&split, costs, l->costs);
@@ -206,20 +219,24 @@ static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
 
 static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
     if (!schedule_has_transfers(&l->schedule)) return schedule_add_transfers(&l->schedule, err);
-    /* A file's own order of transfers may work only where sends end at once; those of large messages do not. */
+    /* A file's own order of transfers may work only where sends end at once; those of large messages do not.
+     */
     if (simulate_transport(&l->schedule, TRANSPORT_RENDEZVOUS, err) == OK) return OK;
-    return error_context(err, "%s: its SEND and RECV cells (without them weft finds an order itself)", c->pipeline.schedule);
+    return error_context(err, "%s: its SEND and RECV cells (without them weft finds an order itself)",
+                         c->pipeline.schedule);
 }
 
 static ErrorCode lay_pipeline(Layout *l, const Config *c, Error *err) {
     TRY(open_schedule(l, c, l->mesh.degree[AXIS_PP], err));
     if (l->schedule.stages > COMM_STAGES)
-        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible", l->schedule.stages, COMM_STAGES);
+        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
+                         l->schedule.stages, COMM_STAGES);
     TRY(lay_transfers(l, c, err));
     return lay_stages(l, c, err);
 }
 
-/* Keys of a pipeline that has one rank only are left for other meshes: what no mesh would take is refused all the same. */
+/* Keys of a pipeline that has one rank only are left for other meshes: what no mesh would take is refused all
+ * the same. */
 static ErrorCode check_unpiped(Layout *l, const Config *c, Error *err) {
     ScheduleName name;
     int asked = (int)c->pipeline.stages_per_rank;
@@ -262,14 +279,14 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
         if (l->mesh.degree[a] > 1) text_printf(out, " %s %d", axis_name((Axis)a), l->mesh.degree[a]);
     text_puts(out, "\n");
     if (!l->piped) return;
-    Split split = {.blocks = (int)c->model.shape.num_hidden_layers, .stages = l->stages.count, .first = l->stages.first};
+    Split split = {
+        .blocks = (int)c->model.shape.num_hidden_layers, .stages = l->stages.count, .first = l->stages.first};
     StageCost *units = mem_alloc_array((size_t)split.blocks + 2, sizeof *units);
     layout_unit_costs(c, units);
     text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
     if (c->train.numerics != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
-        text_puts(
-            out,
-            "sums    gradients are added up in another order than by one rank: train.numerics=exact makes the bits equal\n");
+        text_puts(out, "sums    gradients are added up in another order than by one rank: "
+                       "train.numerics=exact makes the bits equal\n");
     split_print(&split, units, l->stages.rank, out);
     free(units);
 }

@@ -1,12 +1,12 @@
-/* How a run is laid out over ranks: mesh, microbatches, pipeline stages and their schedule. From the configuration and the
- * number of ranks alone: no MPI, so that any layout can be planned on any machine. */
+/* How a run is laid out over ranks: mesh, microbatches, pipeline stages and their schedule. From the
+ * configuration and the number of ranks alone: no MPI, so that any layout can be planned on any machine. */
 #ifndef WEFT_TRAIN_LAYOUT_H
 #define WEFT_TRAIN_LAYOUT_H
 
 #include "plan/partition.h"
 #include "plan/schedule.h"
 #include "plan/split.h"
-#include "train/config.h"
+#include "config/config.h"
 
 typedef struct Layout {
     Mesh mesh;
@@ -23,8 +23,8 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err);
 void layout_free(Layout *l);
 /* Samples that a step takes. */
 int64_t layout_samples(const Layout *l);
-/* FLOPs of a token in each unit, [layers + 2], as the engine does them: what is recomputed is in the input half of the backward
- * pass, and the head makes both its gradients with its forward pass. */
+/* FLOPs of a token in each unit, [layers + 2], as the engine does them: what is recomputed is in the input
+ * half of the backward pass, and the head makes both its gradients with its forward pass. */
 void layout_unit_costs(const Config *c, StageCost *units);
 /* Mesh, stages and balance, in words; nothing for a single rank. */
 void layout_describe(const Layout *l, const Config *c, Text *out);

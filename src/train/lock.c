@@ -34,7 +34,8 @@ static bool is_here(const char *run_dir, struct stat *found) {
 /* A lock on a file that its owner has removed (lock_abandon) keeps nobody out. */
 static bool is_current(int fd, const char *run_dir) {
     struct stat own, named;
-    return fstat(fd, &own) == 0 && is_here(run_dir, &named) && own.st_ino == named.st_ino && own.st_dev == named.st_dev;
+    return fstat(fd, &own) == 0 && is_here(run_dir, &named) && own.st_ino == named.st_ino &&
+           own.st_dev == named.st_dev;
 }
 
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
@@ -50,8 +51,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
         close(fd);
         if (!busy) return error_errno(err, ERR_CANTCREATE, "%s: cannot lock it", run_dir);
         return error_set(err, ERR_CANTCREATE,
-                         "%s: process %ld trains in it: wait, stop it (weft stop %s), or use another run.dir", run_dir, holder,
-                         run_dir);
+                         "%s: process %ld trains in it: wait, stop it (weft stop %s), or use another run.dir",
+                         run_dir, holder, run_dir);
     }
     if (!is_current(fd, run_dir)) {
         close(fd);
@@ -62,7 +63,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
         close(fd);
         return error_errno(err, ERR_IO, "%s: cannot write the lock file", run_dir);
     }
-    *l = (RunLock){.fd = fd, .made_dir = made_dir, .made_file = made_file, .stop = path_join(run_dir, "stop")};
+    *l =
+        (RunLock){.fd = fd, .made_dir = made_dir, .made_file = made_file, .stop = path_join(run_dir, "stop")};
     unlink(l->stop);
     return OK;
 }
@@ -77,7 +79,8 @@ static bool holds_only_lock(const char *run_dir) {
     DIR *handle = opendir(run_dir);
     bool only = handle != NULL;
     for (struct dirent *entry; only && (entry = readdir(handle)) != NULL;)
-        only = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 || strcmp(entry->d_name, "lock") == 0;
+        only = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
+               strcmp(entry->d_name, "lock") == 0;
     if (handle) closedir(handle);
     return only;
 }

@@ -1,5 +1,5 @@
-/* One run, one process: an exclusive lock on RUN/lock, which the system drops when the process ends, however it ends. And the
- * file RUN/stop, by which `weft stop` asks a run to save and end. */
+/* One run, one process: an exclusive lock on RUN/lock, which the system drops when the process ends, however
+ * it ends. And the file RUN/stop, by which `weft stop` asks a run to save and end. */
 #ifndef WEFT_TRAIN_LOCK_H
 #define WEFT_TRAIN_LOCK_H
 

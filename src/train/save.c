@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "checkpoint/find.h"
 
 static void write_window(JsonWriter *w, const char *key, const SpikeWindow *window) {
     double values[SPIKE_WINDOW];
@@ -103,7 +104,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e,
     dataset_fingerprint(d, s->data);
     tokenizer_fingerprint(t, s->tokenizer_print);
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
-    char *dir = state_checkpoints(c->run.dir);
+    char *dir = checkpoint_directory(c->run.dir);
     WriterSetup setup = {.dir = dir,
                          .keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every},
                          .in_use = in_use,
@@ -131,7 +132,8 @@ static ErrorCode hand_over(Saver *s, Error *err) {
     CheckpointBlob *blobs = mem_alloc_array(ranks, sizeof *blobs);
     char *all = NULL;
     ErrorCode code = comm_gather(s->comm, mine.data, mine.length, &all, lengths, err);
-    for (size_t r = 0; all && r < ranks; at += lengths[r++]) blobs[r] = (CheckpointBlob){all + at, lengths[r]};
+    for (size_t r = 0; all && r < ranks; at += lengths[r++])
+        blobs[r] = (CheckpointBlob){all + at, lengths[r]};
     if (code == OK) checkpoint_writer_commit(s->writer, all ? blobs : NULL);
     free(all);
     free(blobs);
@@ -140,7 +142,8 @@ static ErrorCode hand_over(Saver *s, Error *err) {
 }
 
 ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err) {
-    WriterWord word = {.any = (unsigned)(any / RECORD_WRITER) & 255, .all = (unsigned)(all / RECORD_WRITER) & 255};
+    WriterWord word = {.any = (unsigned)(any / RECORD_WRITER) & 255,
+                       .all = (unsigned)(all / RECORD_WRITER) & 255};
     return checkpoint_writer_advance(s->writer, word) ? hand_over(s, err) : OK;
 }
 

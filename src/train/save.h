@@ -1,12 +1,12 @@
-/* Saving a run: state, weights and optimizer, written by a thread beside the training from a copy in memory set aside before
- * the first step. The stall that training sees is the copy, and the wait for the save before if the disk is slower than the
- * interval. */
+/* Saving a run: state, weights and optimizer, written by a thread beside the training from a copy in memory
+ * set aside before the first step. The stall that training sees is the copy, and the wait for the save before
+ * if the disk is slower than the interval. */
 #ifndef WEFT_TRAIN_SAVE_H
 #define WEFT_TRAIN_SAVE_H
 
 #include "checkpoint/async.h"
 #include "data/dataset.h"
-#include "train/config.h"
+#include "config/config.h"
 #include "train/state.h"
 #include "train/tensors.h"
 
@@ -27,14 +27,17 @@ typedef struct Saver {
 
 /* Bytes that saver_open will take for the copy of what a rank saves. */
 size_t saver_bytes(const Config *c, const Partition *p);
-/* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also after a failure. */
+/* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also
+ * after a failure. */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
                      const Tokenizer *t, int64_t in_use, Error *err);
-/* Starts a save of the weights as they are now, after the one before. A failure of that is returned here. All ranks. */
+/* Starts a save of the weights as they are now, after the one before. A failure of that is returned here. All
+ * ranks. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err);
 /* Returns when weights and moments may change: before every update. */
 void saver_copied(Saver *s);
-/* With many ranks a save goes on at step boundaries: what each rank has to say of it travels with the step's record. */
+/* With many ranks a save goes on at step boundaries: what each rank has to say of it travels with the step's
+ * record. */
 void saver_flags(Saver *s, uint64_t *any, uint64_t *all);
 ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err);
 /* Waits until what was saved is committed. All ranks. */

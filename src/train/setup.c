@@ -17,12 +17,14 @@ void setup_before_ranks(const Config *c, int ranks) {
 }
 
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
-    int local = comm ? comm_local_size(comm) : 1, cores = device_cpu_cores(), each = cores > local ? cores / local : 1;
+    int local = comm ? comm_local_size(comm) : 1, cores = device_cpu_cores(),
+        each = cores > local ? cores / local : 1;
     if (too_many_threads(c, local) && !getenv(WAITING) && comm_rank(comm) == 0)
-        log_warn(
-            "%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or %s=passive in the environment",
-            local, (long long)c->run.threads, cores, each, WAITING);
-    return device_open_cpu(d, device_kind(c->run.device), c->run.threads > 0 ? (int)c->run.threads : each, err);
+        log_warn("%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or "
+                 "%s=passive in the environment",
+                 local, (long long)c->run.threads, cores, each, WAITING);
+    return device_open_cpu(d, device_kind(c->run.device), c->run.threads > 0 ? (int)c->run.threads : each,
+                           err);
 }
 
 ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {
@@ -30,9 +32,10 @@ ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {
     int64_t size = tokenizer_vocab_size(t);
     if (m->vocab_size == 0) m->vocab_size = size;
     if (m->vocab_size < size)
-        return error_set(err, ERR_CONFIG,
-                         "model.vocab_size is %lld but tokenizer %s has %lld entries: set it to 0 or to at least that",
-                         (long long)m->vocab_size, c->data.tokenizer, (long long)size);
+        return error_set(
+            err, ERR_CONFIG,
+            "model.vocab_size is %lld but tokenizer %s has %lld entries: set it to 0 or to at least that",
+            (long long)m->vocab_size, c->data.tokenizer, (long long)size);
     m->bos_token_id = tokenizer_bos(t);
     m->eos_token_id = tokenizer_eos(t);
     return model_config_complete(m, "model", err);
@@ -64,7 +67,7 @@ EngineSpec setup_spec(const Config *c, const Device *d, const Layout *l, int ran
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
-    return (StepOptions){.lr = o->lr * schedule_factor(&c->schedule, total, step),
+    return (StepOptions){.lr = o->lr * learning_rate_factor(&c->schedule, total, step),
                          .beta1 = o->beta1,
                          .beta2 = o->beta2,
                          .eps = o->eps,
@@ -86,21 +89,24 @@ ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Dev
 void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text *out) {
     const ModelConfig *m = &c->model.shape;
     char parameters[32], tokens[32];
-    text_printf(
-        out,
-        "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP %lld, vocabulary %lld%s\n",
-        text_count(e->model.table.elements, parameters), (long long)m->num_hidden_layers, (long long)m->hidden_size,
-        (long long)m->num_attention_heads, (long long)m->num_key_value_heads, (long long)m->intermediate_size,
-        (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
+    text_printf(out,
+                "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP "
+                "%lld, vocabulary %lld%s\n",
+                text_count(e->model.table.elements, parameters), (long long)m->num_hidden_layers,
+                (long long)m->hidden_size, (long long)m->num_attention_heads,
+                (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
+                m->tie_word_embeddings ? ", tied" : "");
     double per_token = model_flops_per_token(m, c->train.context);
     int64_t per_step = layout_samples(l) * c->train.context;
-    text_printf(
-        out, "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP (%.3g GFLOP a token)\n",
-        text_count(per_step, tokens), e->spec.microbatches, e->spec.microbatches == 1 ? "" : "es", (long long)l->sequences,
-        l->sequences == 1 ? "" : "s", (long long)c->train.context,
-        mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "", dtype_name(e->model.compute),
-        per_token * (double)per_step / 1e12, per_token / 1e9);
-    text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name, e->device->threads);
+    text_printf(out,
+                "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP "
+                "(%.3g GFLOP a token)\n",
+                text_count(per_step, tokens), e->spec.microbatches, e->spec.microbatches == 1 ? "" : "es",
+                (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
+                mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
+                dtype_name(e->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
+    text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name,
+                e->device->threads);
     layout_describe(l, c, out);
 }
 

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find.h"
 #include "observe/audit.h"
 #include "observe/journal.h"
 #include "observe/metrics.h"
@@ -17,8 +18,6 @@
 #include "train/tensors.h"
 
 enum { MOST_NAMED = 6 };
-
-char *state_checkpoints(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
 /* Keys whose change leaves the curve as it is. Sources are compared by the fingerprint of what they hold. */
 static bool keeps_curve(const char *key) {
@@ -69,7 +68,8 @@ static int64_t number_at(const YamlNode *config, const char *section, const char
     return value && value->kind == YAML_NODE_SCALAR ? strtoll(value->text, NULL, 10) : 0;
 }
 
-/* Steps over which the learning rate moves: all that the curve has of train.steps and schedule.total_steps. */
+/* Steps over which the learning rate moves: all that the curve has of train.steps and schedule.total_steps.
+ */
 static int64_t scheduled_steps(const YamlNode *config) {
     int64_t total = number_at(config, "schedule", "total_steps");
     return total > 0 ? total : number_at(config, "train", "steps");
@@ -88,18 +88,20 @@ typedef struct Differences {
 static void add_difference(Differences *d, const char *key, const char *then, const char *now) {
     char was[160], is[160];
     if (d->count++ >= MOST_NAMED) return;
-    text_printf(&d->said, "%s%s was %s when the checkpoint was made and is %s now", d->said.length ? "; " : "", key,
-                error_escape(was, sizeof was, then, strlen(then)), error_escape(is, sizeof is, now, strlen(now)));
+    text_printf(&d->said, "%s%s was %s when the checkpoint was made and is %s now",
+                d->said.length ? "; " : "", key, error_escape(was, sizeof was, then, strlen(then)),
+                error_escape(is, sizeof is, now, strlen(now)));
     text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", key);
 }
 
 static ErrorCode refuse_differences(const Differences *d, Error *err) {
     char more[32] = "";
     if (d->count > MOST_NAMED) snprintf(more, sizeof more, "; and %d more", d->count - MOST_NAMED);
-    return error_set(err, ERR_CONFIG,
-                     "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start anew with "
-                     "run.overwrite=true",
-                     d->said.data, more, d->count == 1 ? "it" : "them", d->keys.data);
+    return error_set(
+        err, ERR_CONFIG,
+        "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start anew with "
+        "run.overwrite=true",
+        d->said.data, more, d->count == 1 ? "it" : "them", d->keys.data);
 }
 
 /* Both trees come from options_write_yaml: sections of scalars. */
@@ -112,8 +114,11 @@ static ErrorCode compare_configs(const Config *c, const YamlNode *then, const Ya
         for (size_t k = 0; now->items[s]->kind == YAML_NODE_MAP && k < now->items[s]->count; k++) {
             char key[160];
             snprintf(key, sizeof key, "%s.%s", now->keys[s], now->items[s]->keys[k]);
-            const YamlNode *a = member(member(then, now->keys[s]), now->items[s]->keys[k]), *b = now->items[s]->items[k];
-            if (!a || a->kind != YAML_NODE_SCALAR || b->kind != YAML_NODE_SCALAR || strcmp(a->text, b->text) == 0) continue;
+            const YamlNode *a = member(member(then, now->keys[s]), now->items[s]->keys[k]),
+                           *b = now->items[s]->items[k];
+            if (!a || a->kind != YAML_NODE_SCALAR || b->kind != YAML_NODE_SCALAR ||
+                strcmp(a->text, b->text) == 0)
+                continue;
             if (keeps_curve(key) || allowed(c, key) || (same_length && is_schedule_length(key))) continue;
             add_difference(&d, key, a->text, b->text);
         }
@@ -138,25 +143,29 @@ static ErrorCode check_config(const cJSON *state, const Config *c, const OptionS
     return code;
 }
 
-static ErrorCode check_fingerprint(const cJSON *state, const Config *c, const char *key, const char *now, Error *err) {
+static ErrorCode check_fingerprint(const cJSON *state, const Config *c, const char *key, const char *now,
+                                   Error *err) {
     const char *then = NULL;
     char shown[32];
     TRY(json_get_string(state, CHECKPOINT_STATE, key, true, &then, err));
     if (strcmp(then, now) == 0 || allowed(c, key)) return OK;
-    return error_set(err, ERR_CONFIG,
-                     "the %s is not what the checkpoint was trained with (fingerprint %s, now %.12s): put it back, or say "
-                     "run.allow_changes=[%s], or start anew with run.overwrite=true",
-                     key, error_escape(shown, sizeof shown, then, strnlen(then, 12)), now, key);
+    return error_set(
+        err, ERR_CONFIG,
+        "the %s is not what the checkpoint was trained with (fingerprint %s, now %.12s): put it back, or say "
+        "run.allow_changes=[%s], or start anew with run.overwrite=true",
+        key, error_escape(shown, sizeof shown, then, strnlen(then, 12)), now, key);
 }
 
 static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *window, Error *err) {
     double values[SPIKE_WINDOW];
     size_t count = 0;
     const cJSON *array = cJSON_GetObjectItemCaseSensitive(state, key), *item;
-    if (!cJSON_IsArray(array)) return error_set(err, ERR_DATA, "%s: %s: expected an array", CHECKPOINT_STATE, key);
+    if (!cJSON_IsArray(array))
+        return error_set(err, ERR_DATA, "%s: %s: expected an array", CHECKPOINT_STATE, key);
     cJSON_ArrayForEach(item, array) {
         if (!cJSON_IsNumber(item) || count == SPIKE_WINDOW)
-            return error_set(err, ERR_DATA, "%s: %s: expected at most %d numbers", CHECKPOINT_STATE, key, SPIKE_WINDOW);
+            return error_set(err, ERR_DATA, "%s: %s: expected at most %d numbers", CHECKPOINT_STATE, key,
+                             SPIKE_WINDOW);
         values[count++] = item->valuedouble;
     }
     return spike_load(window, values, count, err);
@@ -170,7 +179,8 @@ static ErrorCode read_state(RunState *s, int64_t *updates, const cJSON *state, E
     int64_t version;
     TRY(read_count(state, "version", &version, err));
     if (version != STATE_VERSION)
-        return error_set(err, ERR_DATA, "%s: version %lld, but this weft reads %d: use the weft that wrote it",
+        return error_set(err, ERR_DATA,
+                         "%s: version %lld, but this weft reads %d: use the weft that wrote it",
                          CHECKPOINT_STATE, (long long)version, STATE_VERSION);
     TRY(read_count(state, "step", &s->step, err));
     TRY(read_count(state, "tokens", &s->tokens, err));
@@ -180,8 +190,8 @@ static ErrorCode read_state(RunState *s, int64_t *updates, const cJSON *state, E
     return read_window(state, "grad_norm_window", &s->norms, err);
 }
 
-ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Config *c, const OptionSet *set, const char *data,
-                      const char *tokenizer, Error *err) {
+ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Config *c, const OptionSet *set,
+                      const char *data, const char *tokenizer, Error *err) {
     cJSON *state;
     TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
     ErrorCode code = check_config(state, c, set, err);
@@ -205,8 +215,8 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     return code;
 }
 
-static ErrorCode take_up(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d, const Tokenizer *t,
-                         const Checkpoint *ckpt, Error *err) {
+static ErrorCode take_up(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d,
+                         const Tokenizer *t, const Checkpoint *ckpt, Error *err) {
     char data[65], tokenizer[65];
     dataset_fingerprint(d, data);
     tokenizer_fingerprint(t, tokenizer);
@@ -226,7 +236,8 @@ static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, const char *path, E
 }
 
 /* The newest that is good, of those that rank 0 found. */
-static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *set, int64_t count, Error *err) {
+static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *set, int64_t count,
+                             Error *err) {
     char path[4096];
     bool speaks = comm_rank(comm) == 0;
     for (int64_t i = count; i-- > 0;) {
@@ -234,20 +245,22 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *
         if (speaks) snprintf(path, sizeof path, "%s", set->items[i].path);
         TRY(comm_broadcast(comm, path, sizeof path, 0, err));
         ErrorCode code = open_together(ckpt, comm, path, &problem);
-        if (code == OK && i + 1 < count && speaks) log_warn("going back to %s, the newest good checkpoint", path);
+        if (code == OK && i + 1 < count && speaks)
+            log_warn("going back to %s, the newest good checkpoint", path);
         if (code == OK) return OK;
         if (speaks) log_warn("checkpoint passed over: %s", problem.message);
     }
     return error_set(err, ERR_DATA,
-                     "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a copy, or start anew "
+                     "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a "
+                     "copy, or start anew "
                      "with run.overwrite=true");
 }
 
-ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
-                       const Tokenizer *t, bool *resumed, Error *err) {
+ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm,
+                       const Dataset *d, const Tokenizer *t, bool *resumed, Error *err) {
     CheckpointSet there = {0};
     Checkpoint ckpt;
-    char *dir = state_checkpoints(c->run.dir);
+    char *dir = checkpoint_directory(c->run.dir);
     *resumed = false;
     ErrorCode code = comm_rank(comm) == 0 ? checkpoint_candidates(&there, dir, err) : OK;
     TRY(comm_agree(comm, code, err));
@@ -269,47 +282,13 @@ ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engin
 static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE};
 
 ErrorCode state_discard(const char *run_dir, Error *err) {
-    char *dir = state_checkpoints(run_dir);
+    char *dir = checkpoint_directory(run_dir);
     ErrorCode code = file_remove_tree(dir, err);
     free(dir);
     for (size_t i = 0; code == OK && i < sizeof records / sizeof *records; i++)
         code = file_remove_matching(run_dir, records[i], err);
     if (code == OK) code = tensorboard_discard(run_dir, err);
     return code == OK ? audit_discard(run_dir, err) : code;
-}
-
-static bool holds(const char *dir, const char *name) {
-    char *path = path_join(dir, name);
-    bool there = file_exists(path);
-    free(path);
-    return there;
-}
-
-ErrorCode state_find_model(const char *where, char **dir, Error *err) {
-    Checkpoint ckpt;
-    CheckpointSet there = {0};
-    if (!file_exists(where)) return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
-    if (holds(where, "config.json")) {
-        *dir = mem_strdup(where);
-        return OK;
-    }
-    char *inside = holds(where, "checkpoints") ? state_checkpoints(where) : mem_strdup(where);
-    bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
-    checkpoint_set_free(&there);
-    if (empty) {
-        free(inside);
-        return error_set(err, ERR_NOINPUT,
-                         "%s: neither a model directory (it holds no config.json) nor a run with checkpoints: expected one of "
-                         "these, or a checkpoint",
-                         where);
-    }
-    ErrorCode code = checkpoint_open(&ckpt, inside, false, err);
-    if (code == OK) {
-        *dir = mem_strdup(ckpt.path);
-        checkpoint_close(&ckpt);
-    }
-    free(inside);
-    return code;
 }
 
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {

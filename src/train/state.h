@@ -4,8 +4,8 @@
 
 #include "data/dataset.h"
 #include "observe/spike.h"
-#include "train/config.h"
-#include "train/engine.h"
+#include "config/config.h"
+#include "engine/engine.h"
 
 typedef struct RunState {
     int64_t step; /* steps done; the next one takes samples from step * samples per step on */
@@ -15,23 +15,21 @@ typedef struct RunState {
 
 #define STATE_VERSION 1
 
-char *state_checkpoints(const char *run_dir); /* RUN/checkpoints; the caller frees */
+/* Reads a state file. `data` and `tokenizer` are the fingerprints of this run, which must be those of the
+ * file's, as must be the configuration, but for what the user allows to change. */
+ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Config *c, const OptionSet *set,
+                      const char *data, const char *tokenizer, Error *err);
 
-/* Reads a state file. `data` and `tokenizer` are the fingerprints of this run, which must be those of the file's, as must be
- * the configuration, but for what the user allows to change. */
-ErrorCode state_parse(RunState *s, int64_t *updates, const char *text, const Config *c, const OptionSet *set, const char *data,
-                      const char *tokenizer, Error *err);
-
-/* Takes up the newest good checkpoint of the run directory, if there is one. Refuses one made with a configuration or data that
- * would have given another curve, naming what differs. All ranks; each reads what it holds. */
-ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
-                       const Tokenizer *t, bool *resumed, Error *err);
-/* Removes what a run that starts over has left: checkpoints, metrics, journal, TensorBoard events, trace, report, audit logs.
- * What else is in the directory stays. */
+/* Takes up the newest good checkpoint of the run directory, if there is one. Refuses one made with a
+ * configuration or data that would have given another curve, naming what differs. All ranks; each reads what
+ * it holds. */
+ErrorCode state_resume(RunState *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm,
+                       const Dataset *d, const Tokenizer *t, bool *resumed, Error *err);
+/* Removes what a run that starts over has left: checkpoints, metrics, journal, TensorBoard events, trace,
+ * report, audit logs. What else is in the directory stays. */
 ErrorCode state_discard(const char *run_dir, Error *err);
 
-/* Weights of any Llama-family directory (or checkpoint, or run directory: its newest) into an engine made for its shape. */
-ErrorCode state_find_model(const char *where, char **dir, Error *err);
+/* Weights of a model directory into an engine made for its shape. */
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err);
 
 #endif

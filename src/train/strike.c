@@ -29,7 +29,8 @@ void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
         Piece piece = partition_piece(&e->partition, p);
         if (element < (uint64_t)piece.count) {
             turn(e, engine_master(e, piece) + element, bit);
-            snprintf(where, size, "bit %u of element %lld of %s", bit, (long long)piece.first + (long long)element, p->name);
+            snprintf(where, size, "bit %u of element %lld of %s", bit,
+                     (long long)piece.first + (long long)element, p->name);
             return;
         }
         element -= (uint64_t)piece.count;
@@ -40,11 +41,12 @@ static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
     if (f->kind == FAULT_BITFLIP) strike_bit(e, inject_place(f, count_bits(e)), where, sizeof where);
     if (f->kind == FAULT_NAN) options->poison = true, options->poison_place = inject_place(f, UINT64_MAX);
-    log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step, fault_name(f->kind),
-             where[0] ? ", " : "", where);
+    log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
+             fault_name(f->kind), where[0] ? ", " : "", where);
     inject_strike(f);
 }
 
 void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
-    for (const Fault *f = NULL; (f = inject_at(in, e->spec.rank, step, attempt, f));) strike_one(f, e, options);
+    for (const Fault *f = NULL; (f = inject_at(in, e->spec.rank, step, attempt, f));)
+        strike_one(f, e, options);
 }

@@ -2,14 +2,15 @@
 #ifndef WEFT_TRAIN_STRIKE_H
 #define WEFT_TRAIN_STRIKE_H
 
-#include "train/engine.h"
+#include "engine/engine.h"
 #include "train/inject.h"
 
-/* All that the engine's rank has to suffer before step `step` (1-based) of this attempt, each said in a line of the log. A NaN
- * is left to the step: options->poison. */
+/* All that the engine's rank has to suffer before step `step` (1-based) of this attempt, each said in a line
+ * of the log. A NaN is left to the step: options->poison. */
 void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options);
 
-/* Turns bit number `place` (modulo how many there are) of the master weights that this rank owns, and says where it is. */
+/* Turns bit number `place` (modulo how many there are) of the master weights that this rank owns, and says
+ * where it is. */
 void strike_bit(Engine *e, uint64_t place, char *where, size_t size);
 
 #endif

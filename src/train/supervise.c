@@ -1,7 +1,8 @@
 /* Invariants
- *  S1. The four signals are blocked from before the first fork to the return, and taken one at a time by sigtimedwait: no
- * handler runs, and none is lost between a look and a wait. The child gets back the mask that was there before. S2. At any time
- * there is at most one child, and none when supervise returns. */
+ *  S1. The four signals are blocked from before the first fork to the return, and taken one at a time by
+ *      sigtimedwait: no
+ * handler runs, and none is lost between a look and a wait. The child gets back the mask that was there
+ * before. S2. At any time there is at most one child, and none when supervise returns. */
 #include "train/supervise.h"
 
 #include <errno.h>
@@ -105,7 +106,8 @@ static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) 
 
 static void describe(Watch *w, int status) {
     if (WIFSIGNALED(status))
-        snprintf(w->cause, sizeof w->cause, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+        snprintf(w->cause, sizeof w->cause, "killed by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
     else
         snprintf(w->cause, sizeof w->cause, "exit status %d (%s)", WEXITSTATUS(status),
                  error_name((ErrorCode)WEXITSTATUS(status)));
@@ -125,7 +127,9 @@ static bool may_pass(int status) {
     }
 }
 
-static double pause_before(const Watch *w) { return fmin(LONGEST_PAUSE, ldexp(w->plan->backoff_s, w->in_a_row - 1)); }
+static double pause_before(const Watch *w) {
+    return fmin(LONGEST_PAUSE, ldexp(w->plan->backoff_s, w->in_a_row - 1));
+}
 
 /* False when a signal to stop came meanwhile. */
 static bool pause_for(const Watch *w, double seconds) {
@@ -140,7 +144,8 @@ static ErrorCode pass_on(Watch *w, int status, Error *err) {
     ErrorCode code = (ErrorCode)code_of(status);
     if (code != OK) error_set(err, code, "training ended: %s", w->cause);
     err->told = WIFEXITED(status); /* by the child */
-    if (code == OK && w->attempt > 0) log_info("done, after %d restart%s", w->attempt, w->attempt == 1 ? "" : "s");
+    if (code == OK && w->attempt > 0)
+        log_info("done, after %d restart%s", w->attempt, w->attempt == 1 ? "" : "s");
     return code;
 }
 
@@ -152,14 +157,17 @@ static ErrorCode watch(Watch *w, Error *err) {
         describe(w, status);
         if (w->stopping || !may_pass(status)) return pass_on(w, status, err);
         if (w->attempt >= w->plan->restarts)
-            return error_set(err, (ErrorCode)code_of(status), "training ended: %s; %d restarts were allowed, and all are used",
-                             w->cause, w->attempt);
+            return error_set(err, (ErrorCode)code_of(status),
+                             "training ended: %s; %d restarts were allowed, and all are used", w->cause,
+                             w->attempt);
         w->attempt++;
         w->in_a_row = clock_seconds() - started > LONG_RUN ? 1 : w->in_a_row + 1;
         double seconds = pause_before(w);
-        log_warn("training ended: %s; restart %d of %lld in %g s", w->cause, w->attempt, (long long)w->plan->restarts, seconds);
+        log_warn("training ended: %s; restart %d of %lld in %g s", w->cause, w->attempt,
+                 (long long)w->plan->restarts, seconds);
         if (!pause_for(w, seconds))
-            return error_set(err, ERR_STOPPED, "stopped before a restart: the same command goes on from the last checkpoint");
+            return error_set(err, ERR_STOPPED,
+                             "stopped before a restart: the same command goes on from the last checkpoint");
     }
 }
 

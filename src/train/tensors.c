@@ -24,8 +24,11 @@ static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const 
 static void describe(Tensors *t, const Param *p, const char *prefix, SafeType stored) {
     Text name = {0};
     text_printf(&name, "%s%s", prefix, p->name);
-    t->descriptions[t->list.count++] = (TensorDesc){
-        .name = name.data, .memory = SAFE_F32, .stored = stored, .rank = p->cols ? 2 : 1, .shape = {p->rows, p->cols}};
+    t->descriptions[t->list.count++] = (TensorDesc){.name = name.data,
+                                                    .memory = SAFE_F32,
+                                                    .stored = stored,
+                                                    .rank = p->cols ? 2 : 1,
+                                                    .shape = {p->rows, p->cols}};
 }
 
 /* Every rank names every tensor, and has the elements that it owns of it. */
@@ -47,13 +50,15 @@ static Tensors *tensors_new(Engine *e, TensorsUse use, int per_parameter) {
     t->descriptions = mem_alloc_array(room, sizeof *t->descriptions);
     t->pieces = mem_alloc_array(room, sizeof *t->pieces);
     t->memory = mem_alloc_array(room, sizeof *t->memory);
-    t->list = (TensorList){.tensors = t->descriptions, .ctx = t, .fetch = fetch, .store = store, .pieces = t->pieces};
+    t->list = (TensorList){
+        .tensors = t->descriptions, .ctx = t, .fetch = fetch, .store = store, .pieces = t->pieces};
     return t;
 }
 
 Tensors *tensors_of_model(Engine *e, TensorsUse use, SafeType stored) {
     Tensors *t = tensors_new(e, use, 1);
-    for (int i = 0; i < e->model.table.count; i++) tensors_add(t, &e->model.table.params[i], "", e->master, stored);
+    for (int i = 0; i < e->model.table.count; i++)
+        tensors_add(t, &e->model.table.params[i], "", e->master, stored);
     return t;
 }
 

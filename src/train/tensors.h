@@ -1,9 +1,10 @@
-/* Tensors of an engine as the checkpoint layer sees them: a description each, and callbacks that move bytes. */
+/* Tensors of an engine as the checkpoint layer sees them: a description each, and callbacks that move bytes.
+ */
 #ifndef WEFT_TRAIN_TENSORS_H
 #define WEFT_TRAIN_TENSORS_H
 
 #include "checkpoint/safetensors.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 
 /* To save, each element is in the list of exactly one rank; to load, in those of all ranks that own it. */
 typedef enum TensorsUse { TENSORS_TO_LOAD, TENSORS_TO_SAVE } TensorsUse;
@@ -19,8 +20,8 @@ typedef struct Tensors {
 
 /* The master weights, stored in files as `stored` (SAFE_F32 or SAFE_BF16). */
 Tensors *tensors_of_model(Engine *e, TensorsUse use, SafeType stored);
-/* AdamW's moments, exp_avg.NAME and exp_avg_sq.NAME; with `master` the fp32 weights too, as master.NAME: for checkpoints whose
- * model file is rounded. */
+/* AdamW's moments, exp_avg.NAME and exp_avg_sq.NAME; with `master` the fp32 weights too, as master.NAME: for
+ * checkpoints whose model file is rounded. */
 Tensors *tensors_of_optimizer(Engine *e, TensorsUse use, bool master);
 void tensors_free(Tensors *t); /* NULL is fine */
 

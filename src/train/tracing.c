@@ -55,7 +55,8 @@ static void add_step(Tracing *t, int64_t step, const char *all, const size_t *le
     if (t->timing.count == 0) t->origin = first;
     TimedStep *s = timing_add(&t->timing, step, first - t->origin);
     at = all;
-    for (int r = 0; r < ranks; at += lengths[r++]) unpack(s, r, at, lengths[r], one_clock ? began[r] - first : 0);
+    for (int r = 0; r < ranks; at += lengths[r++])
+        unpack(s, r, at, lengths[r], one_clock ? began[r] - first : 0);
     free(began);
 }
 

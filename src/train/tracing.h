@@ -1,14 +1,15 @@
 /* metrics.trace: the times of some steps' actions, of all ranks on rank 0.
  *
- * On one machine the ranks' clocks are one. On several there is no telling how far apart they are, and steps are taken to begin
- * on all ranks at once: they have just agreed on the number of targets, so that is true but for the latency of a message. */
+ * On one machine the ranks' clocks are one. On several there is no telling how far apart they are, and steps
+ * are taken to begin on all ranks at once: they have just agreed on the number of targets, so that is true
+ * but for the latency of a message. */
 #ifndef WEFT_TRAIN_TRACING_H
 #define WEFT_TRAIN_TRACING_H
 
 #include "observe/journal.h"
 #include "plan/timing.h"
-#include "train/config.h"
-#include "train/engine.h"
+#include "config/config.h"
+#include "engine/engine.h"
 #include "train/layout.h"
 
 typedef struct Tracing {
@@ -23,9 +24,9 @@ void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm);
 ErrorCode tracing_step(Tracing *t, const Engine *e, int64_t step, Error *err);
 /* Whether `step` was the last one to be traced. */
 bool tracing_due(const Tracing *t, int64_t step);
-/* On rank 0, if there is anything to report: RUN/trace.json, a line and an entry in the journal for each step, planned and
- * measured. What was gathered is gone then. Training does not depend on it: a failure is a warning, but for one of the
- * journal. */
+/* On rank 0, if there is anything to report: RUN/trace.json, a line and an entry in the journal for each
+ * step, planned and measured. What was gathered is gone then. Training does not depend on it: a failure is a
+ * warning, but for one of the journal. */
 ErrorCode tracing_report(Tracing *t, const char *run_dir, Journal *journal, Error *err);
 void tracing_close(Tracing *t);
 

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/find.h"
 #include "observe/audit.h"
 #include "observe/console.h"
 #include "observe/journal.h"
@@ -16,10 +17,10 @@
 #include "observe/plot.h"
 #include "observe/spike.h"
 #include "observe/tensorboard.h"
-#include "train/evaluate.h"
+#include "engine/evaluate.h"
 #include "train/feed.h"
 #include "train/lock.h"
-#include "train/replicas.h"
+#include "engine/replicas.h"
 #include "train/save.h"
 #include "train/setup.h"
 #include "train/state.h"
@@ -55,10 +56,12 @@ typedef struct Trainer {
     double flops_per_token, peak_flops; /* peak: of all ranks together */
 } Trainer;
 
-/* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once. */
+/* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once.
+ */
 #define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
 
-/* First signal: stop after this step. A second SIGINT (of ranks, the launcher's SIGUSR2): at once; whatever was saved stays. */
+/* First signal: stop after this step. A second SIGINT (of ranks, the launcher's SIGUSR2): at once; whatever
+ * was saved stays. */
 static volatile sig_atomic_t stop_requested;
 
 static void on_signal(int number) {
@@ -90,12 +93,15 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-static ErrorCode open_directory(Trainer *t, Error *err) { return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK; }
+static ErrorCode open_directory(Trainer *t, Error *err) {
+    return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
+}
 
 static ErrorCode open_data(Trainer *t, Error *err) {
     Config *c = t->c;
     if (c->data.sources.count == 0)
-        return error_set(err, ERR_CONFIG, "data.sources is empty: name what to train on, e.g. data.sources=[text.txt]");
+        return error_set(err, ERR_CONFIG,
+                         "data.sources is empty: name what to train on, e.g. data.sources=[text.txt]");
     TRY(tokenizer_open(&t->tokenizer, c->data.tokenizer, err));
     TRY(setup_shape(c, t->tokenizer, err));
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
@@ -122,17 +128,18 @@ static void describe(void *trainer, char *out, size_t size) {
     char unit[32] = "", microbatch[32] = "";
     if (a && a->unit >= 0) snprintf(unit, sizeof unit, " of unit %d", a->unit);
     if (a && a->microbatch >= 0) snprintf(microbatch, sizeof microbatch, ", microbatch %d", a->microbatch);
-    snprintf(out, size, "step %lld, %s%s%s", (long long)t->state.step + 1, a ? action_name(a->kind) : "between steps", unit,
-             microbatch);
+    snprintf(out, size, "step %lld, %s%s%s", (long long)t->state.step + 1,
+             a ? action_name(a->kind) : "between steps", unit, microbatch);
 }
 
-/* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be wrong. */
+/* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be
+ * wrong. */
 static ErrorCode check_ownership(Trainer *t, Error *err) {
     int64_t counted = partition_counted(&t->engine.partition);
     TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
     if (counted == t->engine.model.table.elements) return OK;
-    return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld", (long long)counted,
-                     (long long)t->engine.model.table.elements);
+    return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld",
+                     (long long)counted, (long long)t->engine.model.table.elements);
 }
 
 static ErrorCode measure_peak(Trainer *t, Error *err) {
@@ -161,7 +168,7 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
         return OK;
     }
     char *dir;
-    TRY(state_find_model(m->init, &dir, err));
+    TRY(checkpoint_find_model(m->init, &dir, err));
     ErrorCode code = state_load_weights(&t->engine, dir, err);
     if (code == OK) log_info("weights from %s", dir);
     free(dir);
@@ -176,7 +183,8 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         TRY(state_resume(&t->state, t->c, set, &t->engine, t->comm, t->data, t->tokenizer, &resumed, err));
     if (!resumed) TOGETHER(t, initial_weights(t, err));
     if (resumed) log_info("resumed after step %lld", (long long)t->state.step);
-    if (t->state.step >= t->c->train.steps) log_info("the run has its %lld steps already", (long long)t->c->train.steps);
+    if (t->state.step >= t->c->train.steps)
+        log_info("the run has its %lld steps already", (long long)t->c->train.steps);
     int64_t in_use = resumed ? t->state.step : -1;
     TOGETHER(t, saver_open(&t->saver, t->c, set, &t->engine, t->comm, t->data, t->tokenizer, in_use, err));
     return OK;
@@ -217,18 +225,21 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
                                  {"threads", t->device.threads},
                                  {"planned_bytes", (double)memory_plan_total(engine_memory(&t->engine))},
                                  {NULL, 0}};
-    return journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts, err);
+    return journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor,
+                       facts, err);
 }
 
 static ErrorCode open_records(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
-    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err));
+    if (t->chief || t->c->metrics.all_ranks)
+        TRY(metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err));
     return t->chief ? open_journal(t, err) : OK;
 }
 
 /* Events of the run are said, and written down, by rank 0. */
-static ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts, Error *err) {
+static ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *detail,
+                      const JournalFact *facts, Error *err) {
     return t->chief ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
@@ -270,7 +281,8 @@ static int name_on_console(const Trainer *t) {
 }
 
 static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
-    bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps || m->skipped || m->spike;
+    bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps ||
+               m->skipped || m->spike;
     if (!due) {
         metrics_window_peek(&t->window, t->flops_per_token, t->peak_flops, m);
         if (t->chief) console_status(m, false);
@@ -290,8 +302,8 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
     double limit = t->c->metrics.spike;
     if (r->skipped) {
         char detail[240];
-        snprintf(detail, sizeof detail, "%lld non-finite gradient elements, first in %s; no update", (long long)r->nonfinite,
-                 r->culprit);
+        snprintf(detail, sizeof detail, "%lld non-finite gradient elements, first in %s; no update",
+                 (long long)r->nonfinite, r->culprit);
         if (t->chief) log_warn("step %lld: %s", (long long)m->step, detail);
         return note(t, JOURNAL_NONFINITE, m->step, detail, NULL, err);
     }
@@ -316,7 +328,8 @@ static void suffer(Trainer *t, StepOptions *options) {
 /* All ranks do; rank 0 says it. */
 static ErrorCode give_up(const Trainer *t, const StepResult *r, Error *err) {
     error_set(err, ERR_NUMERIC,
-              "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the learning rate "
+              "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the "
+              "learning rate "
               "or go back to a checkpoint",
               (long long)t->bad_in_row, r->culprit, (long long)t->state.step);
     err->told = !t->chief;
@@ -347,7 +360,8 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     t->state.tokens += t->feed.tokens;
     t->state.skipped += r.skipped;
     t->bad_in_row = r.skipped ? t->bad_in_row + 1 : 0;
-    if (t->c->data.audit) TRY(audit_step(&t->audit, t->state.step, t->feed.used, t->feed.microbatches, t->feed.sequences, err));
+    if (t->c->data.audit)
+        TRY(audit_step(&t->audit, t->state.step, t->feed.used, t->feed.microbatches, t->feed.sequences, err));
     StepMetrics m = metrics_of(t, &r, options.lr);
     m.sent_pp = comm_axis_traffic(t->comm, AXIS_PP).bytes + comm_point_traffic(t->comm).bytes;
     m.sent_dp_replicate = comm_axis_traffic(t->comm, AXIS_DP_REPLICATE).bytes;
@@ -380,24 +394,28 @@ static ErrorCode validate(Trainer *t, Error *err) {
     return note(t, JOURNAL_VALIDATION, v.step, NULL, facts, err);
 }
 
-/* Seconds. A run that is started again sets up for longer than what it lost: advice to save more often than this helps nobody.
- */
+/* Seconds. A run that is started again sets up for longer than what it lost: advice to save more often than
+ * this helps nobody. */
 #define LEAST_INTERVAL 60.0
 
 /* What became of a save: in the journal, and once, a word on how often to save. */
 static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
-    double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600, rate = (double)r->bytes / r->seconds;
+    double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600,
+           rate = (double)r->bytes / r->seconds;
     char size[32], speed[32], detail[200], every[16];
-    snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
-             (long long)r->step, text_bytes((double)r->bytes, size), r->seconds, text_bytes(rate, speed), stall);
+    snprintf(detail, sizeof detail,
+             "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
+             (long long)r->step, text_bytes((double)r->bytes, size), r->seconds, text_bytes(rate, speed),
+             stall);
     log_info("checkpoint %s", detail);
     double interval = checkpoint_interval(mttf, stall, r->seconds);
     if (!t->interval_suggested && mttf > 0 && interval >= LEAST_INTERVAL) {
-        log_info("with this stall and a failure every %g hours, a checkpoint every %s loses least (Young)", mttf / 3600,
-                 clock_duration(interval, every));
+        log_info("with this stall and a failure every %g hours, a checkpoint every %s loses least (Young)",
+                 mttf / 3600, clock_duration(interval, every));
         t->interval_suggested = true;
     }
-    const JournalFact facts[] = {{"bytes", (double)r->bytes}, {"stall_seconds", stall}, {"seconds", r->seconds}, {NULL, 0}};
+    const JournalFact facts[] = {
+        {"bytes", (double)r->bytes}, {"stall_seconds", stall}, {"seconds", r->seconds}, {NULL, 0}};
     return journal_add(&t->journal, JOURNAL_CHECKPOINT, r->step, detail, facts, err);
 }
 
@@ -450,11 +468,14 @@ static void show_curve(const Trainer *t) {
     MetricsTable table;
     Text out = {0};
     if (metrics_table_read(&table, t->log.path, NULL) != OK) return;
-    double *x = mem_alloc_array(table.step_count, sizeof *x), *y = mem_alloc_array(table.step_count, sizeof *y);
-    for (size_t i = 0; i < table.step_count; i++) x[i] = (double)table.steps[i].step, y[i] = table.steps[i].loss;
+    double *x = mem_alloc_array(table.step_count, sizeof *x),
+           *y = mem_alloc_array(table.step_count, sizeof *y);
+    for (size_t i = 0; i < table.step_count; i++)
+        x[i] = (double)table.steps[i].step, y[i] = table.steps[i].loss;
     if (table.step_count >= 4) {
         text_puts(&out, "loss\n");
-        plot_curve(&out, x, y, table.step_count, log_width() < 100 ? log_width() : 100, 12, plot_locale_is_utf8());
+        plot_curve(&out, x, y, table.step_count, log_width() < 100 ? log_width() : 100, 12,
+                   plot_locale_is_utf8());
     }
     log_lines(out.data);
     text_free(&out);
@@ -480,7 +501,8 @@ static ErrorCode finish(Trainer *t, Error *err) {
     }
     TRY(note(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
     if (complete) return OK;
-    error_set(err, ERR_STOPPED, "stopped after step %lld of %lld, everything saved: the same command goes on from there",
+    error_set(err, ERR_STOPPED,
+              "stopped after step %lld of %lld, everything saved: the same command goes on from there",
               (long long)t->state.step, (long long)t->c->train.steps);
     err->told = !t->chief;
     return ERR_STOPPED;
@@ -520,7 +542,8 @@ static ErrorCode run(Trainer *t, const OptionSet *set, Error *err) {
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
     console_clear();
-    note(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message, NULL, NULL);
+    note(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message, NULL,
+         NULL);
     if (known_to_all(code)) return end_together(t, err);
     /* The others may be waiting for this rank. */
     if (comm_size(t->comm) > 1) comm_fail(t->comm, err);

@@ -1,4 +1,5 @@
-/* A run from its configuration to its last checkpoint: data, steps, validation, metrics, checkpoints, stopping.
+/* A run from its configuration to its last checkpoint: data, steps, validation, metrics, checkpoints,
+ * stopping.
  *
  * The run directory
  *     config.yaml      resolved configuration, with the source of each value
@@ -8,24 +9,25 @@
  *     tensorboard/     event files
  *     checkpoints/     step-00000100/, ..., latest
  *
- * Step s (0-based) takes samples [s * B, (s + 1) * B), whatever happened before: a step that is skipped has had its samples. A
- * run that finds a checkpoint in its directory goes on from it. */
+ * Step s (0-based) takes samples [s * B, (s + 1) * B), whatever happened before: a step that is skipped has
+ * had its samples. A run that finds a checkpoint in its directory goes on from it. */
 #ifndef WEFT_TRAIN_TRAINER_H
 #define WEFT_TRAIN_TRAINER_H
 
 #include "comm/comm.h"
-#include "train/config.h"
+#include "config/config.h"
 #include "train/inject.h"
 
-/* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends; a second SIGINT, or SIGUSR2,
- * ends the process. To be called before ranks join, which takes a while: a request that comes meanwhile is kept. */
+/* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends; a second
+ * SIGINT, or SIGUSR2, ends the process. To be called before ranks join, which takes a while: a request that
+ * comes meanwhile is kept. */
 void trainer_catch_signals(void);
 /* For the end of a run, when its last word is about to be said: no signal changes it any more. */
 void trainer_ignore_signals(void);
 
-/* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC after too many
- * non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All ranks of comm take part; rank 0 has
- * the directory's lock, and speaks. inject: faults on purpose. */
+/* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC after
+ * too many non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All ranks of
+ * comm take part; rank 0 has the directory's lock, and speaks. inject: faults on purpose. */
 ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject *inject, Error *err);
 
 #endif

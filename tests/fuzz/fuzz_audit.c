@@ -1,5 +1,5 @@
-/* Audit logs of two ranks: the input as it is, and its lines with right checksums, so that what is behind those is reached too.
- * Whatever is read can be checked; what is proved holds. */
+/* Audit logs of two ranks: the input as it is, and its lines with right checksums, so that what is behind
+ * those is reached too. Whatever is read can be checked; what is proved holds. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,8 @@
 #include "fuzz.h"
 #include "observe/audit.h"
 
-/* A record is some 100 bytes, of a line of 70 at least; tables double. A sample of 19 bytes makes an AuditUse of 48. */
+/* A record is some 100 bytes, of a line of 70 at least; tables double. A sample of 19 bytes makes an AuditUse
+ * of 48. */
 enum { PER_BYTE = 24, FIXED = 1 << 17 };
 
 static void add_sums(Text *out, const char *data, size_t size) {
@@ -27,7 +28,8 @@ static void check_attempts(const AuditRun *run) {
     int64_t next;
     REQUIRE(audit_next_attempt(fuzz_directory(), &next, &err) == OK);
     REQUIRE(run->count > 0 || next == 0);
-    for (size_t i = 1; i < run->count; i++) REQUIRE(run->records[i - 1].who.attempt <= run->records[i].who.attempt);
+    for (size_t i = 1; i < run->count; i++)
+        REQUIRE(run->records[i - 1].who.attempt <= run->records[i].who.attempt);
 }
 
 static void check_proof(const AuditFigures *f) {

@@ -1,5 +1,5 @@
-/* A command line: the words are the lines of the input, or parted by NULs. What is accepted keeps every word: as an operand, or
- * as a flag or its value. */
+/* A command line: the words are the lines of the input, or parted by NULs. What is accepted keeps every word:
+ * as an operand, or as a flag or its value. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +35,8 @@ static void check_flags(const Arguments *args, const Verb *verb) {
             REQUIRE(whole >= -5 && whole <= 1000);
         else
             REQUIRE(whole == 7);
-        if (fuzz_ok(arguments_double(args, flag->name, -0.5, 1e9, &real, &err), &err)) REQUIRE(real >= -0.5 && real <= 1e9);
+        if (fuzz_ok(arguments_double(args, flag->name, -0.5, 1e9, &real, &err), &err))
+            REQUIRE(real >= -0.5 && real <= 1e9);
         REQUIRE(value || (whole == 7 && real >= 7 && real <= 7));
     }
 }

@@ -1,12 +1,12 @@
-/* A run's configuration in YAML, and each line of it as an override on a command line. What is accepted is written as YAML that
- * reads back to the same, and its digest stays. */
+/* A run's configuration in YAML, and each line of it as an override on a command line. What is accepted is
+ * written as YAML that reads back to the same, and its digest stays. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
 #include "base/yaml.h"
 #include "fuzz.h"
-#include "train/config.h"
+#include "config/config.h"
 
 /* A node is some 80 bytes and may stand for one byte ("[a,a"), in arrays that double; libyaml has its own. */
 enum { PER_BYTE = 512, FIXED = 1 << 18, MOST_OVERRIDES = 2 };
@@ -32,7 +32,8 @@ static void check_text(const Text *text, const char *digest, Text *rewritten) {
     OptionSet set;
     char after[65];
     start(&c, &set);
-    if (!apply(&set, text->data, text->length)) fuzz_fail(__FILE__, __LINE__, "what was written reads back", text->data);
+    if (!apply(&set, text->data, text->length))
+        fuzz_fail(__FILE__, __LINE__, "what was written reads back", text->data);
     options_digest(&set, NULL, after);
     if (strcmp(digest, after) != 0) fuzz_fail(__FILE__, __LINE__, "it reads back to the same", text->data);
     options_write_yaml(&set, rewritten, false);
@@ -46,7 +47,8 @@ static void check_round_trip(const OptionSet *set, bool with_sources) {
     options_write_yaml(set, &plain, false);
     options_write_yaml(set, &sourced, true);
     check_text(with_sources ? &sourced : &plain, digest, &again);
-    if (strcmp(plain.data, again.data) != 0) fuzz_fail(__FILE__, __LINE__, "it is written as before", plain.data);
+    if (strcmp(plain.data, again.data) != 0)
+        fuzz_fail(__FILE__, __LINE__, "it is written as before", plain.data);
     text_free(&plain);
     text_free(&sourced);
     text_free(&again);
@@ -71,7 +73,8 @@ static int check_overrides(OptionSet *set, const char *data, size_t size) {
 static void check_geometry(const Config *c) {
     Error err = {0};
     int64_t sequences = 0, microbatches = 0;
-    if (fuzz_ok(config_geometry(c, 1, &sequences, &microbatches, &err), &err)) REQUIRE(sequences > 0 && microbatches > 0);
+    if (fuzz_ok(config_geometry(c, 1, &sequences, &microbatches, &err), &err))
+        REQUIRE(sequences > 0 && microbatches > 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

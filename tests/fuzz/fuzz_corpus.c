@@ -1,5 +1,6 @@
-/* A file of text or JSON lines; the first byte of the input says how it is read. Text pieces put together are the file; whoever
- * goes on from a position between two pieces reads what would have come; JSON lines give their text or an error. */
+/* A file of text or JSON lines; the first byte of the input says how it is read. Text pieces put together are
+ * the file; whoever goes on from a position between two pieces reads what would have come; JSON lines give
+ * their text or an error. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,8 +8,9 @@
 #include "data/corpus.h"
 #include "fuzz.h"
 
-/* The reader's buffers do not depend on the file, nor does zstd's window: up to 128 MiB, as the zstd program takes them, and
- * also short files compressed from a pipe with --long ask for that. A line of JSON is held as a tree. */
+/* The reader's buffers do not depend on the file, nor does zstd's window: up to 128 MiB, as the zstd program
+ * takes them, and also short files compressed from a pipe with --long ask for that. A line of JSON is held as
+ * a tree. */
 enum { PER_BYTE = 160, FIXED = 160 << 20 };
 
 typedef struct Digest {
@@ -16,9 +18,10 @@ typedef struct Digest {
     Text text; /* pieces, each behind a mark that tells whether a document starts or ends */
 } Digest;
 
-/* Reads to the end or the first error; `stop_after` pieces at most, and then *position is where it stopped. */
-static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from, size_t stop_after, Digest *out,
-                             CorpusPosition *position, Error *err) {
+/* Reads to the end or the first error; `stop_after` pieces at most, and then *position is where it stopped.
+ */
+static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from, size_t stop_after,
+                             Digest *out, CorpusPosition *position, Error *err) {
     CorpusReader *reader;
     CorpusPiece piece;
     bool more = true;
@@ -41,7 +44,8 @@ static void check_restart(const CorpusFile *file, const Digest *whole, size_t at
     CorpusPosition middle, end;
     REQUIRE(read_pieces(file, NULL, at, &parts, &middle, &err) == OK && parts.pieces == at);
     REQUIRE(read_pieces(file, &middle, SIZE_MAX, &parts, &end, &err) == OK && parts.pieces == whole->pieces);
-    REQUIRE(parts.text.length == whole->text.length && memcmp(parts.text.data, whole->text.data, whole->text.length) == 0);
+    REQUIRE(parts.text.length == whole->text.length &&
+            memcmp(parts.text.data, whole->text.data, whole->text.length) == 0);
     text_free(&parts.text);
 }
 
@@ -53,7 +57,8 @@ static void check_lines(const CorpusFile *file) {
     bool more = true;
     if (corpus_open(&reader, file, NULL, &err) != OK) return;
     while (corpus_next(reader, &piece, &more, &err) == OK && more)
-        if (fuzz_ok(corpus_decode_json(file, &piece, &text, &err), &err)) REQUIRE(text.length <= piece.length);
+        if (fuzz_ok(corpus_decode_json(file, &piece, &text, &err), &err))
+            REQUIRE(text.length <= piece.length);
     text_free(&text);
     corpus_close(reader);
 }

@@ -1,5 +1,6 @@
-/* model.safetensors.index.json beside two good shards, a bad one, a link to a good one outside, and a directory. Whatever the
- * index says, nothing is read but the shards, and each tensor comes from the shard that the index names. */
+/* model.safetensors.index.json beside two good shards, a bad one, a link to a good one outside, and a
+ * directory. Whatever the index says, nothing is read but the shards, and each tensor comes from the shard
+ * that the index names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,8 @@
 #include "checkpoint/modelfiles.h"
 #include "fuzz.h"
 
-/* Opening the shards costs what their headers cost, whatever the index; each mention of one costs a SafeFile. */
+/* Opening the shards costs what their headers cost, whatever the index; each mention of one costs a SafeFile.
+ */
 enum { PER_BYTE = 128, FIXED = 1 << 18 };
 
 static void put_shard(const char *name, const char *header, size_t data_bytes) {
@@ -32,11 +34,13 @@ static const char *model_directory(void) {
     char *link = path_join(model, "link.safetensors"), *inner = path_join(model, "directory.safetensors");
     REQUIRE(mkdir(model, 0700) == 0 && mkdir(inner, 0700) == 0);
     put_shard("model/a.safetensors",
-              "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"both\":{\"dtype\":\"U8\",\"shape\":[1],"
+              "{\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"both\":{\"dtype\":\"U8\","
+              "\"shape\":[1],"
               "\"data_offsets\":[8,9]}}",
               9);
     put_shard("model/b.safetensors",
-              "{\"v\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[0,8]},\"both\":{\"dtype\":\"U8\",\"shape\":[1],"
+              "{\"v\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[0,8]},\"both\":{\"dtype\":\"U8\","
+              "\"shape\":[1],"
               "\"data_offsets\":[8,9]}}",
               9);
     put_shard("outside.safetensors", "{\"o\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1);

@@ -1,5 +1,6 @@
-/* manifest.json of a checkpoint whose other files are fixed. Its own checksum is put right by the mutator. What is accepted is
- * written so that it reads back, names files inside the directory only, and holds nothing that a terminal would obey. */
+/* manifest.json of a checkpoint whose other files are fixed. Its own checksum is put right by the mutator.
+ * What is accepted is written so that it reads back, names files inside the directory only, and holds nothing
+ * that a terminal would obey. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +41,8 @@ static void check_manifest(const Manifest *m, const char *directory) {
     for (size_t i = 0; i < m->file_count; i++) REQUIRE(modelfiles_name_is_safe(m->files[i].name));
     manifest_write(m, &first);
     fuzz_file("step-00000005/" MANIFEST_FILE, first.data, first.length);
-    if (manifest_read(&again, directory, &err) != OK) fuzz_fail(__FILE__, __LINE__, "what was written reads back", err.message);
+    if (manifest_read(&again, directory, &err) != OK)
+        fuzz_fail(__FILE__, __LINE__, "what was written reads back", err.message);
     manifest_write(&again, &second);
     REQUIRE(first.length == second.length && memcmp(first.data, second.data, first.length) == 0);
     manifest_free(&again);

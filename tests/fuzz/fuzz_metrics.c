@@ -1,5 +1,6 @@
-/* A run directory whose metrics.jsonl and journal.jsonl both are the input. Its records are read, written and read again; going
- * on at a step leaves nothing of later ones; the report can be drawn of whatever was read. */
+/* A run directory whose metrics.jsonl and journal.jsonl both are the input. Its records are read, written and
+ * read again; going on at a step leaves nothing of later ones; the report can be drawn of whatever was read.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,8 @@
 #include "observe/metrics.h"
 #include "observe/report.h"
 
-/* A record of some 200 bytes may be as short as `{"kind":"train"}`; tables double. Entries of the journal are short too. */
+/* A record of some 200 bytes may be as short as `{"kind":"train"}`; tables double. Entries of the journal are
+ * short too. */
 enum { PER_BYTE = 128, FIXED = 1 << 17 };
 
 static MetricsTable read_table(const char *path, size_t size) {
@@ -23,8 +25,9 @@ static MetricsTable read_table(const char *path, size_t size) {
 
 /* Field by field they are the same 8 bytes each, or flags. */
 static bool same_steps(const StepMetrics *a, const StepMetrics *b) {
-    return a->step == b->step && memcmp(&a->loss, &b->loss, sizeof a->loss) == 0 && a->skipped == b->skipped &&
-           a->total_tokens == b->total_tokens && memcmp(&a->eta, &b->eta, sizeof a->eta) == 0 && a->spike == b->spike;
+    return a->step == b->step && memcmp(&a->loss, &b->loss, sizeof a->loss) == 0 &&
+           a->skipped == b->skipped && a->total_tokens == b->total_tokens &&
+           memcmp(&a->eta, &b->eta, sizeof a->eta) == 0 && a->spike == b->spike;
 }
 
 static void check_round_trip(const MetricsTable *t, const char *path) {
@@ -32,11 +35,13 @@ static void check_round_trip(const MetricsTable *t, const char *path) {
     MetricsLog log;
     REQUIRE(metrics_log_open(&log, fuzz_directory(), METRICS_FILE, 0, &err) == OK);
     for (size_t i = 0; i < t->step_count; i++) REQUIRE(metrics_log_step(&log, &t->steps[i], &err) == OK);
-    for (size_t i = 0; i < t->validation_count; i++) REQUIRE(metrics_log_validation(&log, &t->validations[i], &err) == OK);
+    for (size_t i = 0; i < t->validation_count; i++)
+        REQUIRE(metrics_log_validation(&log, &t->validations[i], &err) == OK);
     metrics_log_close(&log);
     MetricsTable again;
     REQUIRE(metrics_table_read(&again, path, &err) == OK);
-    REQUIRE(again.bad_lines == 0 && again.step_count == t->step_count && again.validation_count == t->validation_count);
+    REQUIRE(again.bad_lines == 0 && again.step_count == t->step_count &&
+            again.validation_count == t->validation_count);
     for (size_t i = 0; i < t->step_count; i++) REQUIRE(same_steps(&t->steps[i], &again.steps[i]));
     metrics_table_free(&again);
 }
@@ -59,7 +64,8 @@ static void check_journal(const char *path, size_t size) {
     fuzz_memory_start();
     REQUIRE(journal_table_read(&t, path, &err) == OK);
     fuzz_memory_check(size, PER_BYTE, FIXED);
-    for (size_t i = 0; i < t.count; i++) REQUIRE(t.entries[i].time && t.entries[i].event && t.entries[i].detail);
+    for (size_t i = 0; i < t.count; i++)
+        REQUIRE(t.entries[i].time && t.entries[i].event && t.entries[i].detail);
     (void)journal_table_fact(&t, "peak_flops");
     journal_table_free(&t);
 }

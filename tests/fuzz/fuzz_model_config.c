@@ -1,4 +1,5 @@
-/* config.json of a model. What is accepted has counts that are numbers, and is written so that it reads back the same. */
+/* config.json of a model. What is accepted has counts that are numbers, and is written so that it reads back
+ * the same. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +20,16 @@ static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
 
 static bool same(const ModelConfig *a, const ModelConfig *b) {
     bool sizes = a->vocab_size == b->vocab_size && a->hidden_size == b->hidden_size &&
-                 a->intermediate_size == b->intermediate_size && a->num_hidden_layers == b->num_hidden_layers &&
-                 a->num_attention_heads == b->num_attention_heads && a->num_key_value_heads == b->num_key_value_heads &&
-                 a->head_dim == b->head_dim && a->max_position_embeddings == b->max_position_embeddings;
-    bool switches = a->tie_word_embeddings == b->tie_word_embeddings && a->attention_bias == b->attention_bias &&
-                    a->mlp_bias == b->mlp_bias && a->bos_token_id == b->bos_token_id && a->eos_token_id == b->eos_token_id;
-    return sizes && switches && same_double(a->rms_norm_eps, b->rms_norm_eps) && same_double(a->rope_theta, b->rope_theta) &&
-           same_scaling(&a->rope_scaling, &b->rope_scaling);
+                 a->intermediate_size == b->intermediate_size &&
+                 a->num_hidden_layers == b->num_hidden_layers &&
+                 a->num_attention_heads == b->num_attention_heads &&
+                 a->num_key_value_heads == b->num_key_value_heads && a->head_dim == b->head_dim &&
+                 a->max_position_embeddings == b->max_position_embeddings;
+    bool switches = a->tie_word_embeddings == b->tie_word_embeddings &&
+                    a->attention_bias == b->attention_bias && a->mlp_bias == b->mlp_bias &&
+                    a->bos_token_id == b->bos_token_id && a->eos_token_id == b->eos_token_id;
+    return sizes && switches && same_double(a->rms_norm_eps, b->rms_norm_eps) &&
+           same_double(a->rope_theta, b->rope_theta) && same_scaling(&a->rope_scaling, &b->rope_scaling);
 }
 
 static void check_counts(const ModelConfig *c) {

@@ -1,5 +1,6 @@
-/* What a rank tells of its part of a checkpoint, beside that of a rank which is right. The checksum is put right by the
- * mutator. What is accepted makes up every tensor: each element once, the other rank's where they are. */
+/* What a rank tells of its part of a checkpoint, beside that of a rank which is right. The checksum is put
+ * right by the mutator. What is accepted makes up every tensor: each element once, the other rank's where
+ * they are. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,22 +10,27 @@
 
 enum { PER_BYTE = 16, FIXED = 1 << 16, STEP = 7 };
 
-static const TensorDesc model_tensors[] = {{"a", SAFE_F32, SAFE_BF16, 2, {3, 4}}, {"b", SAFE_F32, SAFE_F32, 1, {5}}};
-static const TensorDesc moment_tensors[] = {{"m.a", SAFE_F32, SAFE_F32, 2, {3, 4}}, {"m.b", SAFE_F32, SAFE_F32, 1, {5}}};
+static const TensorDesc model_tensors[] = {{"a", SAFE_F32, SAFE_BF16, 2, {3, 4}},
+                                           {"b", SAFE_F32, SAFE_F32, 1, {5}}};
+static const TensorDesc moment_tensors[] = {{"m.a", SAFE_F32, SAFE_F32, 2, {3, 4}},
+                                            {"m.b", SAFE_F32, SAFE_F32, 1, {5}}};
 
 /* Rank 0 has the first elements of each "a"; the rest is rank 1's. */
 static const TensorPiece held[] = {{0, 0, 5}};
-static const TensorList lists[2] = {{.count = 2, .tensors = model_tensors, .piece_count = 1, .pieces = held},
-                                    {.count = 2, .tensors = moment_tensors, .piece_count = 1, .pieces = held}};
+static const TensorList lists[2] = {
+    {.count = 2, .tensors = model_tensors, .piece_count = 1, .pieces = held},
+    {.count = 2, .tensors = moment_tensors, .piece_count = 1, .pieces = held}};
 
 static void check_pieces(const SavedPieces *all) {
     bool covered[2][2][12] = {{{false}}};
     int count = 0;
     for (size_t i = 0; i < all->count; i++) {
         const SavedPiece *p = &all->items[i];
-        REQUIRE(p->list >= 0 && p->list < 2 && p->tensor >= 0 && p->tensor < 2 && p->first >= 0 && p->count > 0);
+        REQUIRE(p->list >= 0 && p->list < 2 && p->tensor >= 0 && p->tensor < 2 && p->first >= 0 &&
+                p->count > 0);
         for (int64_t k = p->first; k < p->first + p->count; k++) {
-            REQUIRE(k < tensor_elements(&lists[p->list].tensors[p->tensor]) && !covered[p->list][p->tensor][k]);
+            REQUIRE(k < tensor_elements(&lists[p->list].tensors[p->tensor]) &&
+                    !covered[p->list][p->tensor][k]);
             REQUIRE((p->rank == 0) == (p->tensor == 0 && k < 5));
             covered[p->list][p->tensor][k] = true;
             count++;
@@ -52,9 +58,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     ErrorCode code = pieces_collect(&all, &layout, blobs, 2, &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     free(copy);
-    /* Ranks that disagree about who has what are weft's own fault, and so may be what another rank tells of. */
+    /* Ranks that disagree about who has what are weft's own fault, and so may be what another rank tells of.
+     */
     if (code == ERR_INTERNAL)
-        REQUIRE(err.code == code && (strstr(err.message, "were written by") || strncmp(err.message, "rank 1: ", 8) == 0));
+        REQUIRE(err.code == code &&
+                (strstr(err.message, "were written by") || strncmp(err.message, "rank 1: ", 8) == 0));
     if (code != ERR_INTERNAL && fuzz_ok(code, &err)) check_pieces(&all);
     pieces_free(&all);
     return 0;

@@ -28,7 +28,8 @@ static void check_tensors(const SafeFile *f, const uint8_t *file, size_t size, E
         REQUIRE(i == 0 || strcmp(f->tensors[i - 1].name, t->name) < 0);
         REQUIRE(safe_find(f, t->name) == t);
         REQUIRE(t->begin <= t->end && t->end <= f->data_bytes && t->rank <= SAFE_MAX_RANK);
-        REQUIRE((unsigned __int128)t->elements * (unsigned)safe_type_bits(t->type) == (unsigned __int128)bytes * 8);
+        REQUIRE((unsigned __int128)t->elements * (unsigned)safe_type_bits(t->type) ==
+                (unsigned __int128)bytes * 8);
         char *host = mem_alloc(bytes + 1);
         REQUIRE(safe_read(f, t, 0, host, bytes, err) == OK);
         REQUIRE(memcmp(host, file + f->data_start + t->begin, bytes) == 0);
@@ -74,7 +75,8 @@ static void compare(const SafeFile *a, const SafeFile *b, const Source *source, 
     REQUIRE(b->count == (size_t)count);
     for (int i = 0; i < count; i++) {
         const SafeTensor *x = source->tensors[i], *y = safe_find(b, x->name);
-        REQUIRE(y && x->type == y->type && x->rank == y->rank && memcmp(x->shape, y->shape, sizeof x->shape) == 0);
+        REQUIRE(y && x->type == y->type && x->rank == y->rank &&
+                memcmp(x->shape, y->shape, sizeof x->shape) == 0);
         size_t bytes = (size_t)(x->end - x->begin);
         char *first = mem_alloc(bytes + 1), *second = mem_alloc(bytes + 1);
         REQUIRE(safe_read(a, x, 0, first, bytes, err) == OK && safe_read(b, y, 0, second, bytes, err) == OK);
@@ -92,7 +94,8 @@ static void check_round_trip(const SafeFile *f, Error *err) {
     const char *path = fuzz_file("written.safetensors", "", 0);
     REQUIRE(unlink(path) == 0);
     TensorList list = {.count = count, .tensors = descriptions, .ctx = &source, .fetch = fetch};
-    uint64_t *at = mem_alloc_array(f->count + 1, sizeof *at), *sums = mem_alloc_array(f->count + 1, sizeof *sums);
+    uint64_t *at = mem_alloc_array(f->count + 1, sizeof *at),
+             *sums = mem_alloc_array(f->count + 1, sizeof *sums);
     Text header = {0};
     uint64_t bytes = safe_layout(&list, order, count, &header, at);
     if (!fuzz_ok(safe_create(&file_ops_system, path, &header, bytes, err), err) ||
@@ -102,7 +105,8 @@ static void check_round_trip(const SafeFile *f, Error *err) {
     free(at);
     free(sums);
     SafeFile again;
-    if (safe_open(&again, path, err) != OK) fuzz_fail(__FILE__, __LINE__, "what was written can be read", err->message);
+    if (safe_open(&again, path, err) != OK)
+        fuzz_fail(__FILE__, __LINE__, "what was written can be read", err->message);
     compare(f, &again, &source, count, err);
     safe_close(&again);
     free(descriptions);
@@ -115,7 +119,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     SafeFile f;
     fuzz_directory();
     fuzz_memory_start();
-    bool good = fuzz_ok(safe_open_fd(&f, "file\x1b[31m.safetensors", memory_file(data, size), size, &err), &err);
+    bool good =
+        fuzz_ok(safe_open_fd(&f, "file\x1b[31m.safetensors", memory_file(data, size), size, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     if (!good) return 0;
     check_tensors(&f, data, size, &err);
@@ -162,7 +167,8 @@ static size_t change_number(uint8_t *header, size_t size, size_t room, unsigned 
     if (seed % 2)
         snprintf(text, sizeof text, "%s", numbers[(seed >> 1) % count]);
     else
-        snprintf(text, sizeof text, "%llu", strtoull((const char *)header + chosen, NULL, 10) + (seed >> 1) % 17 - 8);
+        snprintf(text, sizeof text, "%llu",
+                 strtoull((const char *)header + chosen, NULL, 10) + (seed >> 1) % 17 - 8);
     size_t length = strlen(text);
     if (size - (end - chosen) + length > room) return size;
     memmove(header + chosen + length, header + end, size - end);
@@ -170,8 +176,8 @@ static size_t change_number(uint8_t *header, size_t size, size_t room, unsigned 
     return size - (end - chosen) + length;
 }
 
-/* Most random changes break the length field, or the JSON at its first byte, and teach nothing. So: the header alone, one
- * number of it, or the data alone, and the length field put right after. */
+/* Most random changes break the length field, or the JSON at its first byte, and teach nothing. So: the
+ * header alone, one number of it, or the data alone, and the length field put right after. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     if (seed % 8 == 0 || size < 10) return LLVMFuzzerMutate(data, size, max_size);
     uint64_t said = 0;

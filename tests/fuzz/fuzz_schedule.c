@@ -1,5 +1,5 @@
-/* A pipeline schedule as CSV. What is accepted is written, read again and the same; lowered, it is a schedule still, and runs
- * to the end under every transport if the transfers are weft's own. */
+/* A pipeline schedule as CSV. What is accepted is written, read again and the same; lowered, it is a schedule
+ * still, and runs to the end under every transport if the transfers are weft's own. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,8 +18,10 @@ static void check_round_trip(const Schedule *s) {
     if (schedule_parse_csv(&back, "again.csv", first.data, first.length, &err) != OK)
         fuzz_fail(__FILE__, __LINE__, "what was written reads back", err.message);
     schedule_write_csv(&back, &second);
-    if (strcmp(first.data, second.data) != 0) fuzz_fail(__FILE__, __LINE__, "it is written as before", first.data);
-    REQUIRE(back.stages == s->stages && back.microbatches == s->microbatches && back.split_backward == s->split_backward);
+    if (strcmp(first.data, second.data) != 0)
+        fuzz_fail(__FILE__, __LINE__, "it is written as before", first.data);
+    REQUIRE(back.stages == s->stages && back.microbatches == s->microbatches &&
+            back.split_backward == s->split_backward);
     schedule_free(&back);
     text_free(&first);
     text_free(&second);

@@ -1,5 +1,5 @@
-/* state.json of a checkpoint, for a run with the configuration of the defaults. What is accepted has counts that a run can go
- * on from and windows of finite values. */
+/* state.json of a checkpoint, for a run with the configuration of the defaults. What is accepted has counts
+ * that a run can go on from and windows of finite values. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,8 @@
 #include "fuzz.h"
 #include "train/state.h"
 
-/* The state is a tree, and so is the YAML in one of its strings; this run's own configuration does not depend on it. */
+/* The state is a tree, and so is the YAML in one of its strings; this run's own configuration does not depend
+ * on it. */
 enum { PER_BYTE = 512, FIXED = 1 << 19 };
 
 #define PRINT "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

@@ -1,6 +1,6 @@
-/* A token cache: one part, and behind it, if its header does not call it the last, a second. What is accepted can be read
- * whole: ids below the vocabulary, documents that begin where others end, windows that add up. Damage must be found by the
- * checksums, so the mutator puts them right again. */
+/* A token cache: one part, and behind it, if its header does not call it the last, a second. What is accepted
+ * can be read whole: ids below the vocabulary, documents that begin where others end, windows that add up.
+ * Damage must be found by the checksums, so the mutator puts them right again. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,7 +19,8 @@ static size_t part_length(const uint8_t *data, size_t size) {
     TokenLayout layout;
     if (size < sizeof h) return size;
     memcpy(&h, data, sizeof h);
-    return !h.last && token_layout(&h, &layout) && layout.file_bytes < size ? (size_t)layout.file_bytes : size;
+    return !h.last && token_layout(&h, &layout) && layout.file_bytes < size ? (size_t)layout.file_bytes
+                                                                            : size;
 }
 
 static void check_tokens(const TokenCache *cache, uint64_t vocabulary, Error *err) {
@@ -49,7 +50,8 @@ static void check_stream(const TokenStream *s, Error *err) {
     int64_t valid = 0;
     for (uint64_t w = 0; w < windows; w++) {
         if (!fuzz_ok(stream_window(s, CONTEXT, w, w % 2, &row, &valid, err), err)) return;
-        for (int t = 0; t < CONTEXT; t++) REQUIRE(positions[t] >= 0 && first_key[t] >= 0 && first_key[t] <= t);
+        for (int t = 0; t < CONTEXT; t++)
+            REQUIRE(positions[t] >= 0 && first_key[t] >= 0 && first_key[t] <= t);
     }
     REQUIRE(valid >= 0 && (uint64_t)valid <= (s->tokens ? s->tokens - 1 : 0));
 }
@@ -99,8 +101,8 @@ static void seal(uint8_t *data, size_t size) {
     if (token_layout(&h, &layout) && layout.file_bytes <= size) {
         for (uint64_t b = 0; b < layout.blocks; b++) {
             uint64_t at = b * TOKEN_BLOCK_BYTES, left = layout.ids_bytes - at;
-            uint64_t sum =
-                hash64(data + TOKEN_HEADER_BYTES + at, (size_t)(left < TOKEN_BLOCK_BYTES ? left : TOKEN_BLOCK_BYTES));
+            uint64_t sum = hash64(data + TOKEN_HEADER_BYTES + at,
+                                  (size_t)(left < TOKEN_BLOCK_BYTES ? left : TOKEN_BLOCK_BYTES));
             memcpy(data + layout.sums_at + 8 * b, &sum, sizeof sum);
         }
         h.index_checksum = hash64(data + layout.ends_at, (size_t)(layout.file_bytes - layout.ends_at));
@@ -129,8 +131,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     if (seed % 2)
         change_count(data, seed >> 4);
     else
-        size = TOKEN_HEADER_BYTES +
-               LLVMFuzzerMutate(data + TOKEN_HEADER_BYTES, size - TOKEN_HEADER_BYTES, max_size - TOKEN_HEADER_BYTES);
+        size = TOKEN_HEADER_BYTES + LLVMFuzzerMutate(data + TOKEN_HEADER_BYTES, size - TOKEN_HEADER_BYTES,
+                                                     max_size - TOKEN_HEADER_BYTES);
     size_t first = part_length(data, size);
     seal(data, first);
     seal(data + first, size - first);

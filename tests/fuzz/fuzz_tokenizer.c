@@ -1,5 +1,5 @@
-/* A tokenizer.json. What is accepted loses nothing of a nasty text, gives ids of its vocabulary only, never a special one for
- * text, and cuts where it says it may. */
+/* A tokenizer.json. What is accepted loses nothing of a nasty text, gives ids of its vocabulary only, never a
+ * special one for text, and cuts where it says it may. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,13 +11,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return check_toke
 
 #ifdef WEFT_FUZZ
 
-/* Most of a file is its vocabulary, and almost every change there means that a byte has no token. So: what stands before it, or
- * what stands behind its 256 bytes. */
+/* Most of a file is its vocabulary, and almost every change there means that a byte has no token. So: what
+ * stands before it, or what stands behind its 256 bytes. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     static const char start[] = "\"vocab\":{", last_byte[] = ":255";
     uint8_t *vocabulary = memmem(data, size, start, sizeof start - 1);
     uint8_t *bytes_end =
-        vocabulary ? memmem(vocabulary, size - (size_t)(vocabulary - data), last_byte, sizeof last_byte - 1) : NULL;
+        vocabulary ? memmem(vocabulary, size - (size_t)(vocabulary - data), last_byte, sizeof last_byte - 1)
+                   : NULL;
     if (!bytes_end || seed % 16 == 0) return LLVMFuzzerMutate(data, size, max_size);
     size_t head = (size_t)(vocabulary - data), behind = (size_t)(bytes_end - data) + sizeof last_byte - 1;
     if (seed % 4) return behind + LLVMFuzzerMutate(data + behind, size - behind, max_size - behind);

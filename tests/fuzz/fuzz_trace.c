@@ -1,4 +1,5 @@
-/* A trace file: whatever of it is accepted can be predicted from, drawn, and written so that it reads back. */
+/* A trace file: whatever of it is accepted can be predicted from, drawn, and written so that it reads back.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,8 @@ static void check_round_trip(const Timing *t, const Prediction *p) {
     REQUIRE(trace_parse(&again, "again", out.data, out.length, &err) == OK);
     REQUIRE(again.count == t->count && again.ranks == t->ranks);
     for (int s = 0; s < t->count; s++)
-        for (int r = 0; r < t->ranks; r++) REQUIRE(again.steps[s].ranks[r].count == t->steps[s].ranks[r].count);
+        for (int r = 0; r < t->ranks; r++)
+            REQUIRE(again.steps[s].ranks[r].count == t->steps[s].ranks[r].count);
     timing_free(&again);
     text_free(&out);
 }

@@ -1,4 +1,5 @@
-/* Runs a fuzz target over the files named, or over those of the directories named; options of libFuzzer are ignored. */
+/* Runs a fuzz target over the files named, or over those of the directories named; options of libFuzzer are
+ * ignored. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,16 +13,21 @@
 
 /* Of the sanitizers' run time, when it is there. */
 extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
-                                                     void (*on_free)(const volatile void *)) __attribute__((weak));
+                                                     void (*on_free)(const volatile void *))
+    __attribute__((weak));
 extern size_t __sanitizer_get_allocated_size(const volatile void *) __attribute__((weak));
 
 const char fuzz_nasty_text[] =
-    "Plain text, it's 1234567 o'clock!\r\n\n  \t x\xc2\xa0y \xe2\x80\x83z\0NUL <|end_of_text|><|begin_of_text|></s> "
+    "Plain text, it's 1234567 o'clock!\r\n\n  \t x\xc2\xa0y \xe2\x80\x83z\0NUL "
+    "<|end_of_text|><|begin_of_text|></s> "
     "\xff\xfe\x80 \xc3 \xe2\x82 \xed\xa0\x80 \xf4\x90\x80\x80 \xc0\x80 e\xcc\x81\xcc\x81\xcc\x81 "
     "\xe0\xa4\x95\xe0\xa5\x8d\xe0\xa4\xb7 "
-    "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x91\xa9 \xe4\xb8\xad\xe6\x96\x87 \xd8\xb9\xd8\xb1 DON'T we'LL \xc5\xbf's "
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-    "                                                    !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!\n\n\n\n\n the end ";
+    "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x91\xa9 \xe4\xb8\xad\xe6\x96\x87 \xd8\xb9\xd8\xb1 DON'T we'LL "
+    "\xc5\xbf's "
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+    "aaaa"
+    "                                                    !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!\n\n\n\n\n "
+    "the end ";
 const size_t fuzz_nasty_length = sizeof fuzz_nasty_text - 1;
 
 _Noreturn void fuzz_fail(const char *file, int line, const char *what, const char *detail) {
@@ -66,7 +71,8 @@ const char *fuzz_directory(void) {
     if (*directory) return directory;
     const char *places[] = {getenv("TMPDIR"), "/dev/shm", "/tmp"};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        if (!places[i] || snprintf(directory, sizeof directory, "%s/weft-fuzz-XXXXXX", places[i]) >= (int)sizeof directory)
+        if (!places[i] ||
+            snprintf(directory, sizeof directory, "%s/weft-fuzz-XXXXXX", places[i]) >= (int)sizeof directory)
             continue;
         if (!mkdtemp(directory)) continue;
         atexit(remove_directory);

@@ -36,7 +36,9 @@ static inline void tensor_set(void *p, int64_t i, Dtype t, float value) {
 }
 
 /* Address of element i. */
-static inline const void *tensor_at(const void *p, int64_t i, Dtype t) { return (const char *)p + i * (int64_t)dtype_bytes(t); }
+static inline const void *tensor_at(const void *p, int64_t i, Dtype t) {
+    return (const char *)p + i * (int64_t)dtype_bytes(t);
+}
 static inline void *tensor_to(void *p, int64_t i, Dtype t) { return (char *)p + i * (int64_t)dtype_bytes(t); }
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -51,11 +53,11 @@ static inline int tree_split(int n) {
 
 /* reference.c, reference_attention.c */
 void reference_fill_ops(Ops *ops);
-void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,
-                                 Dtype c);
-void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, const void *out,
-                                  const float *lse, const void *dout, void *dqkv, Dtype c);
-void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                                const void *v_cache, void *out, Dtype c);
+void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                 void *out, float *lse, Dtype c);
+void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c);
+void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
+                                const void *k_cache, const void *v_cache, void *out, Dtype c);
 
 #endif

@@ -1,10 +1,12 @@
-/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over rows of a kind as simple.
- * Part of kernels_all.h. */
+/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over rows of a kind as
+ * simple. Part of kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
 }
-static void add(int64_t n, const void *a, const void *b, void *out, Dtype c) { BY_DTYPE(c, add_typed, n, a, b, out); }
+static void add(int64_t n, const void *a, const void *b, void *out, Dtype c) {
+    BY_DTYPE(c, add_typed, n, a, b, out);
+}
 
 static void cast(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
     if (in_type == out_type)
@@ -28,23 +30,25 @@ static void bias_forward(int64_t rows, int64_t n, void *y, const float *bias, Dt
 INLINE void bias_backward_typed(int64_t rows, int64_t n, const void *dy, float *db, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *row = tensor_at(dy, r * n, c);
-        EACH_VECTOR(i, left, n) put(db, i, left, DTYPE_F32, get(db, i, left, DTYPE_F32) + get(row, i, left, c));
+        EACH_VECTOR(i, left, n)
+        put(db, i, left, DTYPE_F32, get(db, i, left, DTYPE_F32) + get(row, i, left, c));
     }
 }
 static void bias_backward(int64_t rows, int64_t n, const void *dy, float *db, Dtype c) {
     BY_DTYPE(c, bias_backward_typed, rows, n, dy, db);
 }
 
-INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                                 const void *dout, float *dtable, Dtype c) {
+INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, int64_t count,
+                                 const int32_t *ids, const void *dout, float *dtable, Dtype c) {
     for (int64_t t = 0; t < tokens; t++) {
         const void *from = tensor_at(dout, t * hidden + first, c);
         float *to = dtable + ids[t] * hidden + first;
-        EACH_VECTOR(i, left, count) put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + get(from, i, left, c));
+        EACH_VECTOR(i, left, count)
+        put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + get(from, i, left, c));
     }
 }
-static void embed_backward(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids, const void *dout,
-                           float *dtable, Dtype c) {
+static void embed_backward(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
+                           const void *dout, float *dtable, Dtype c) {
     BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, dtable);
 }
 
@@ -64,8 +68,8 @@ static void swiglu_forward(int64_t rows, int64_t inter, const void *gate_up, voi
     BY_DTYPE(c, swiglu_forward_typed, rows, inter, gate_up, act);
 }
 
-INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
-                                  Dtype c) {
+INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
+                                  void *dgate_up, void *act, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *gate = tensor_at(gate_up, r * 2 * inter, c), *up = tensor_at(gate, inter, c);
         const void *from = tensor_at(dact, r * inter, c);
@@ -80,8 +84,8 @@ INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_
         }
     }
 }
-static void swiglu_backward(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
-                            Dtype c) {
+static void swiglu_backward(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
+                            void *dgate_up, void *act, Dtype c) {
     BY_DTYPE(c, swiglu_backward_typed, rows, inter, gate_up, dact, dgate_up, act);
 }
 

@@ -6,20 +6,22 @@ enum { HALF_VLEN = VLEN / 2 }; /* lanes of these */
 
 /* The exact sum of a piece of gradients' powers v = |g|^p, p 1 or 2, with doubles alone.
  *
- * Adding v to a large number s in [2^k, 2^(k+1)) rounds it to a multiple of u = 2^(k-52), the unit of s. What was added, (s +
- * v) - s, and what was lost, v minus that, are both exact, and what was lost is at most u / 2: it goes to the next, finer
- * level. (Rump, Ogita & Oishi, "Accurate floating-point summation", 2008; Ahrens, Demmel & Nguyen, "Algorithms for efficient
- * reproducible floating point summation", 2020.) A sum starts at 1.5 * 2^k and stays in its binade because the n = 2^12
- * elements of a piece together come to no more than n times the bound of one, 2^(k - 2):
+ * Adding v to a large number s in [2^k, 2^(k+1)) rounds it to a multiple of u = 2^(k-52), the unit of s. What
+ * was added, (s + v) - s, and what was lost, v minus that, are both exact, and what was lost is at most u /
+ * 2: it goes to the next, finer level. (Rump, Ogita & Oishi, "Accurate floating-point summation", 2008;
+ * Ahrens, Demmel & Nguyen, "Algorithms for efficient reproducible floating point summation", 2020.) A sum
+ * starts at 1.5 * 2^k and stays in its binade because the n = 2^12 elements of a piece together come to no
+ * more than n times the bound of one, 2^(k - 2):
  *
  *     level   bound of v              k               u
  *     0       2^b                     b + 14          2^(b - 38)
  *     1       2^(b - 39)              b - 25          2^(b - 77)
  *     2       2^(b - 78)              b - 64          2^(b - 116)
  *
- * By the same bound the lanes of a level, and low and high halves, can be added to each other without rounding. Nothing is left
- * after the last level if v is a multiple of its unit: with |g| < 2^e, b = p e, every |g| from 2^(e - 35) on is a multiple of
- * 2^(e - 58), and its square of 2^(2 e - 116). Smaller elements wait for a pass of their own, with a smaller b. */
+ * By the same bound the lanes of a level, and low and high halves, can be added to each other without
+ * rounding. Nothing is left after the last level if v is a multiple of its unit: with |g| < 2^e, b = p e,
+ * every |g| from 2^(e - 35) on is a multiple of 2^(e - 58), and its square of 2^(2 e - 116). Smaller elements
+ * wait for a pass of their own, with a smaller b. */
 enum { LEVELS = 3, LEVEL_STEP = 39, LEVEL_ROOM = STATS_PIECE_LOG2 + 2, LEVEL_REACH = 35 };
 
 typedef struct Levels {
@@ -46,13 +48,14 @@ INLINE void levels_add(VecDouble *half, VecDouble v) {
 INLINE void levels_finish(const Levels *s, ExactSum *sum) {
     for (int l = 0; l < LEVELS; l++) {
         double total = 0;
-        for (int i = 0; i < HALF_VLEN; i++) total += (s->low[l][i] - s->start[l][i]) + (s->high[l][i] - s->start[l][i]);
+        for (int i = 0; i < HALF_VLEN; i++)
+            total += (s->low[l][i] - s->start[l][i]) + (s->high[l][i] - s->start[l][i]);
         exact_add(sum, total);
     }
 }
 
-/* Adds the powers of a piece's elements from `top`, the largest still to be added, down to 2^-LEVEL_REACH of it; returns the
- * largest that is left, 0 if none is. */
+/* Adds the powers of a piece's elements from `top`, the largest still to be added, down to 2^-LEVEL_REACH of
+ * it; returns the largest that is left, 0 if none is. */
 INLINE double sum_powers(int64_t n, const float *g, bool square, double top, ExactSum *sum) {
     int exponent;
     (void)frexp(top, &exponent); /* top < 2^exponent */
@@ -66,7 +69,8 @@ INLINE double sum_powers(int64_t n, const float *g, bool square, double top, Exa
         x = (Vec)(here & (VecInt)x);
         VecNarrow half[2];
         memcpy(half, &x, sizeof half);
-        VecDouble a = __builtin_convertvector(half[0], VecDouble), b = __builtin_convertvector(half[1], VecDouble);
+        VecDouble a = __builtin_convertvector(half[0], VecDouble),
+                  b = __builtin_convertvector(half[1], VecDouble);
         levels_add(s.low, square ? a * a : a);
         levels_add(s.high, square ? b * b : b);
     }
@@ -86,9 +90,13 @@ static double piece_top(int64_t n, const float *g) {
 }
 
 /* Element by element: any power, any bits. */
-static void grad_stats_slowly(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all) {
+static void grad_stats_slowly(int64_t first, int64_t count, const float *g, double p, double unit,
+                              GradStats *all) {
     for (int64_t i = first; i < first + count; i++) {
-        double x = fabs((double)g[i]), power = p <= 1 ? x : p <= 2 && p >= 2 ? x * x : p < HUGE_VAL ? pow(x / unit, p) : 0;
+        double x = fabs((double)g[i]), power = p <= 1             ? x
+                                               : p <= 2 && p >= 2 ? x * x
+                                               : p < HUGE_VAL     ? pow(x / unit, p)
+                                                                  : 0;
         if (!(x < HUGE_VAL) || !(power < HUGE_VAL)) {
             if (all->nonfinite++ == 0) all->first_nonfinite = i; /* pieces come in ascending order */
             continue;
@@ -108,5 +116,6 @@ static void grad_stats(int64_t first, int64_t count, const float *g, double p, d
     }
     if (top > all->max) all->max = top;
     while (finite && top > 0)
-        top = square ? sum_powers(count, piece, true, top, &all->sum) : sum_powers(count, piece, false, top, &all->sum);
+        top = square ? sum_powers(count, piece, true, top, &all->sum)
+                     : sum_powers(count, piece, false, top, &all->sum);
 }

@@ -20,8 +20,8 @@ INLINE void put_long(int64_t *p, int64_t i, int64_t left, VecLong v) {
         memcpy(p + i, &v, (size_t)left * sizeof *p);
 }
 
-/* x, at most 2^62 in size and with the 24 digits of a float, rounded to a whole number: its part above 2^32 and the rest, each
- * rounded by what adding 1.5 * 2^52 does, which leaves a whole number in the low bits. */
+/* x, at most 2^62 in size and with the 24 digits of a float, rounded to a whole number: its part above 2^32
+ * and the rest, each rounded by what adding 1.5 * 2^52 does, which leaves a whole number in the low bits. */
 INLINE VecLongBits round_to_long(VecDouble x) {
     const double shift = 0x1.8p52;
     VecDouble zero = {0}, high = x * 0x1p-32 + shift, low = (x - (high - shift) * 0x1p32) + shift;
@@ -60,7 +60,8 @@ INLINE bool fixed_add_all(int64_t first, int64_t count, const float *g, int64_t 
 static void fixed_add(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused) {
     float most = float_below(limit);
-    bool some = set ? fixed_add_all(first, count, g, acc, true, most) : fixed_add_all(first, count, g, acc, false, most);
+    bool some = set ? fixed_add_all(first, count, g, acc, true, most)
+                    : fixed_add_all(first, count, g, acc, false, most);
     for (int64_t i = first; some && i < first + count; i++)
         if (!(fabsf(g[i]) <= most) && refused->count++ == 0) refused->first = i;
 }
@@ -68,8 +69,9 @@ static void fixed_add(int64_t first, int64_t count, const float *g, int64_t *acc
 /* A whole number to the nearest float at once: by way of double it might be rounded twice. */
 static void fixed_to_float(int64_t n, const int64_t *acc, float *out) {
     EACH_VECTOR(i, left, n) {
-        VecNarrow half[2] = {__builtin_convertvector(get_long(acc, i, left), VecNarrow),
-                             __builtin_convertvector(get_long(acc, i + HALF_VLEN, left - HALF_VLEN), VecNarrow)};
+        VecNarrow half[2] = {
+            __builtin_convertvector(get_long(acc, i, left), VecNarrow),
+            __builtin_convertvector(get_long(acc, i + HALF_VLEN, left - HALF_VLEN), VecNarrow)};
         Vec v;
         memcpy(&v, half, sizeof v);
         put(out, i, left, DTYPE_F32, v * (1.0f / (float)(INT64_C(1) << FIXED_SHIFT)));

@@ -1,25 +1,27 @@
-/* Attention in blocks of FLASH_BLOCK queries and keys, with online softmax (Dao, "FlashAttention-2", 2023). Part of
- * kernels_all.h.
+/* Attention in blocks of FLASH_BLOCK queries and keys, with online softmax (Dao, "FlashAttention-2", 2023).
+ * Part of kernels_all.h.
  *
- * Scores are kept so that what is needed along them is a vector (see tile.h for the products): forward holds a column of scores
- * for each query (lanes are queries, so maxima and sums over keys need nothing across lanes), backward a row (lanes are keys,
- * so that the transposed copies of K and V are made once for a key block and serve all its queries). Scores are in units of
- * log 2.
+ * Scores are kept so that what is needed along them is a vector (see tile.h for the products): forward holds
+ * a column of scores for each query (lanes are queries, so maxima and sums over keys need nothing across
+ * lanes), backward a row (lanes are keys, so that the transposed copies of K and V are made once for a key
+ * block and serve all its queries). Scores are in units of log 2.
  *
- * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask is applied only in
- * blocks that a limit cuts. */
+ * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask
+ * is applied only in blocks that a limit cuts. */
 
 enum { B = FLASH_BLOCK };
 
 /* ---- operands ---- */
 
-/* Rows as fp32: in place where that is possible, else widened and padded with zeros to `padded` columns in `room`. */
+/* Rows as fp32: in place where that is possible, else widened and padded with zeros to `padded` columns in
+ * `room`. */
 typedef struct View {
     const float *data;
     int64_t row;
 } View;
 
-INLINE View view_typed(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *room, Dtype c) {
+INLINE View view_typed(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *room,
+                       Dtype c) {
     if (c == DTYPE_F32 && dim == padded) return (View){from, row};
     for (int64_t r = 0; r < rows; r++) {
         float *to = room + r * padded;
@@ -29,7 +31,8 @@ INLINE View view_typed(const void *from, int64_t row, int64_t rows, int64_t dim,
     }
     return (View){room, padded};
 }
-static View view(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *room, Dtype c) {
+static View view(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *room,
+                 Dtype c) {
     return c == DTYPE_F32 ? view_typed(from, row, rows, dim, padded, room, DTYPE_F32)
                           : view_typed(from, row, rows, dim, padded, room, DTYPE_BF16);
 }
@@ -37,7 +40,8 @@ static View view(const void *from, int64_t row, int64_t rows, int64_t dim, int64
 /* to[dim][B] = rows^T * factor; columns from `rows` on are zero. */
 static void turn(View from, int64_t rows, int64_t dim, float factor, float *to) {
     transpose_block(from.data, from.row, rows, dim, to, B, factor, DTYPE_F32);
-    for (int64_t i = 0; rows < B && i < dim; i++) memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
+    for (int64_t i = 0; rows < B && i < dim; i++)
+        memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
 }
 
 INLINE int64_t first_of(const Flash *f, int64_t t) { return f->first_key ? f->first_key[t] : 0; }
@@ -67,7 +71,8 @@ static void forward_start(ForwardBlock *b, float *scratch) {
     b->k_room = b->scores + B * B;
     b->v_room = b->k_room + B * padded;
     const void *q = tensor_at(f->q, b->first * f->q_row + b->head * dim, f->c);
-    turn(view(q, f->q_row, b->count, dim, padded, b->k_room, f->c), b->count, dim, score_factor(f), b->queries);
+    turn(view(q, f->q_row, b->count, dim, padded, b->k_room, f->c), b->count, dim, score_factor(f),
+         b->queries);
     for (int64_t i = 0; i < B; i++) {
         int64_t t = b->first + min_i64(i, b->count - 1);
         b->last_key[i] = (int32_t)(f->offset + t);
@@ -82,7 +87,8 @@ static void forward_mask(ForwardBlock *b, int64_t key, int64_t keys) {
         int32_t at = (int32_t)(key + k);
         for (int64_t i = 0; i < B; i += VLEN) {
             float *s = b->scores + k * B + i;
-            VecInt seen = (VecInt)(vec_load_int(b->last_key + i) >= at) & (VecInt)(vec_load_int(b->first_key + i) <= at);
+            VecInt seen = (VecInt)(vec_load_int(b->last_key + i) >= at) &
+                          (VecInt)(vec_load_int(b->first_key + i) <= at);
             vec_store(s, vec_select(seen, vec_load(s), vec_set(-HUGE_VALF)));
         }
     }
@@ -109,10 +115,10 @@ static void forward_softmax(ForwardBlock *b, int64_t keys) {
 static void forward_keys(ForwardBlock *b, int64_t key, int64_t keys, bool first) {
     const Flash *f = b->f;
     int64_t dim = f->s.head_dim, at = key * f->kv_row + b->kv_head * dim;
-    View k =
-        view(tensor_at(f->k, at, f->c), f->kv_row, keys, dim, f->c == DTYPE_F32 ? dim : flash_padded(dim), b->k_room, f->c);
-    View v =
-        view(tensor_at(f->v, at, f->c), f->kv_row, keys, dim, f->c == DTYPE_F32 ? dim : flash_padded(dim), b->v_room, f->c);
+    View k = view(tensor_at(f->k, at, f->c), f->kv_row, keys, dim,
+                  f->c == DTYPE_F32 ? dim : flash_padded(dim), b->k_room, f->c);
+    View v = view(tensor_at(f->v, at, f->c), f->kv_row, keys, dim,
+                  f->c == DTYPE_F32 ? dim : flash_padded(dim), b->v_room, f->c);
     product((Product){.m = keys,
                       .n = B,
                       .k = dim,
@@ -154,7 +160,8 @@ static void forward_finish(const ForwardBlock *b) {
 }
 
 static void flash_forward(const Flash *f, int64_t head, int64_t block, float *scratch) {
-    ForwardBlock b = {.f = f, .first = block * B, .head = head, .kv_head = head / (f->s.heads / f->s.kv_heads)};
+    ForwardBlock b = {
+        .f = f, .first = block * B, .head = head, .kv_head = head / (f->s.heads / f->s.kv_heads)};
     b.count = min_i64(B, f->s.tokens - b.first);
     forward_start(&b, scratch);
     int64_t start = b.first_key[0], end = b.last_key[B - 1] + 1;
@@ -208,7 +215,8 @@ static void backward_start(BackwardBlock *b, float *scratch) {
 }
 
 /* Scores to probabilities, and the products dout v to the gradients of scores, for one query. */
-INLINE void backward_row(const BackwardBlock *b, int64_t t, int64_t r, float lse, float delta, const bool masked) {
+INLINE void backward_row(const BackwardBlock *b, int64_t t, int64_t r, float lse, float delta,
+                         const bool masked) {
     int32_t index[VLEN];
     for (int lane = 0; lane < VLEN; lane++) index[lane] = lane;
     for (int64_t i = 0; i < B; i += VLEN) {
@@ -236,8 +244,8 @@ static void backward_softmax(const BackwardBlock *b, int64_t head, int64_t first
     }
 }
 
-/* dq += ds k, after the key blocks before this one, so that the order of the sum is fixed. They were started earlier, on
- * threads that run: the wait ends. */
+/* dq += ds k, after the key blocks before this one, so that the order of the sum is fixed. They were started
+ * earlier, on threads that run: the wait ends. */
 static void backward_query(const BackwardBlock *b, int64_t head, int64_t query_block, int64_t count) {
     const Flash *f = b->f;
     int64_t blocks = (f->s.tokens + B - 1) / B, first = query_block * B;
@@ -260,10 +268,12 @@ static void backward_query(const BackwardBlock *b, int64_t head, int64_t query_b
 
 static void backward_queries(const BackwardBlock *b, int64_t head, int64_t query_block) {
     const Flash *f = b->f;
-    int64_t dim = f->s.head_dim, first = query_block * B, count = min_i64(B, f->s.tokens - first), padded = b->padded;
-    View q = view(tensor_at(f->q, first * f->q_row + head * dim, f->c), f->q_row, count, dim, padded, b->q_room, f->c);
-    View dout = view(tensor_at(f->dout, (first * f->s.heads + head) * dim, f->c), f->s.heads * dim, count, dim, padded,
-                     b->dout_room, f->c);
+    int64_t dim = f->s.head_dim, first = query_block * B, count = min_i64(B, f->s.tokens - first),
+            padded = b->padded;
+    View q = view(tensor_at(f->q, first * f->q_row + head * dim, f->c), f->q_row, count, dim, padded,
+                  b->q_room, f->c);
+    View dout = view(tensor_at(f->dout, (first * f->s.heads + head) * dim, f->c), f->s.heads * dim, count,
+                     dim, padded, b->dout_room, f->c);
     Product scores = {.m = count,
                       .n = B,
                       .k = dim,
@@ -302,19 +312,21 @@ static void backward_queries(const BackwardBlock *b, int64_t head, int64_t query
     backward_query(b, head, query_block, count);
 }
 
-INLINE void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to, int64_t row,
-                       Dtype c) {
+INLINE void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to,
+                       int64_t row, Dtype c) {
     for (int64_t r = 0; r < rows; r++)
         EACH_VECTOR(i, left, dim) put(to, r * row + i, left, c, vec_load(from + r * padded + i) * factor);
 }
 
 static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, float *scratch) {
     int64_t dim = f->s.head_dim, group = f->s.heads / f->s.kv_heads;
-    BackwardBlock b = {.f = f, .first = block * B, .kv_head = kv_head, .block = block, .padded = flash_padded(dim)};
+    BackwardBlock b = {
+        .f = f, .first = block * B, .kv_head = kv_head, .block = block, .padded = flash_padded(dim)};
     b.count = min_i64(B, f->s.tokens - b.first);
     backward_start(&b, scratch);
     for (int64_t q = block; q * B < f->s.tokens && first_of(f, q * B) < b.first + b.count; q++)
-        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) backward_queries(&b, head, q);
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
+            backward_queries(&b, head, q);
     int64_t at = b.first * f->kv_row + kv_head * dim;
     float scale = 1 / __builtin_sqrtf((float)dim);
     write_rows(b.dk, b.padded, b.count, dim, scale, tensor_to(f->dk, at, f->c), f->kv_row, f->c);
@@ -322,9 +334,11 @@ static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, float
 }
 
 static void flash_query(const Flash *f, int64_t head, int64_t block) {
-    int64_t dim = f->s.head_dim, padded = flash_padded(dim), first = block * B, count = min_i64(B, f->s.tokens - first);
-    write_rows(f->dq_sum + (head * f->s.tokens + first) * padded, padded, count, dim, 1 / __builtin_sqrtf((float)dim),
-               tensor_to(f->dq, first * f->q_row + head * dim, f->c), f->q_row, f->c);
+    int64_t dim = f->s.head_dim, padded = flash_padded(dim), first = block * B,
+            count = min_i64(B, f->s.tokens - first);
+    write_rows(f->dq_sum + (head * f->s.tokens + first) * padded, padded, count, dim,
+               1 / __builtin_sqrtf((float)dim), tensor_to(f->dq, first * f->q_row + head * dim, f->c),
+               f->q_row, f->c);
 }
 
 /* ---- decode ---- */
@@ -344,7 +358,8 @@ INLINE void decode_typed(const Flash *f, int64_t head, int64_t query, Dtype c) {
         int64_t count = min_i64(B, keys - first);
         float old = top;
         for (int64_t k = 0; k < count; k++) {
-            scores[k] = dot_rows(q, tensor_at(f->k, (first + k) * f->kv_row + kv, c), dim, c) * score_factor(f);
+            scores[k] =
+                dot_rows(q, tensor_at(f->k, (first + k) * f->kv_row + kv, c), dim, c) * score_factor(f);
             if (scores[k] > top) top = scores[k];
         }
         float factor = __builtin_exp2f(old - top);
@@ -354,10 +369,13 @@ INLINE void decode_typed(const Flash *f, int64_t head, int64_t query, Dtype c) {
             float p = __builtin_exp2f(scores[k] - top);
             const void *v = tensor_at(f->v, (first + k) * f->kv_row + kv, c);
             total += p;
-            EACH_VECTOR(i, left, dim) put(sums, i, left, DTYPE_F32, get(sums, i, left, DTYPE_F32) + get(v, i, left, c) * p);
+            EACH_VECTOR(i, left, dim)
+            put(sums, i, left, DTYPE_F32, get(sums, i, left, DTYPE_F32) + get(v, i, left, c) * p);
         }
     }
     void *out = tensor_to(f->out, (query * f->s.heads + head) * dim, c);
     EACH_VECTOR(i, left, dim) put(out, i, left, c, get(sums, i, left, DTYPE_F32) / total);
 }
-static void flash_decode(const Flash *f, int64_t head, int64_t query) { BY_DTYPE(f->c, decode_typed, f, head, query); }
+static void flash_decode(const Flash *f, int64_t head, int64_t query) {
+    BY_DTYPE(f->c, decode_typed, f, head, query);
+}

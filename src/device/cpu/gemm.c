@@ -1,13 +1,15 @@
 /* Matrix products.
  *
- * oneDNN runs a product that is called inside a parallel region on the calling thread alone. We cut the result into tiles by
- * shape, give each to whichever thread is free, and let oneDNN do one tile: K is then never split between threads, which
- * oneDNN does by itself when there are more threads than tiles, with other bits for other numbers of threads.
+ * oneDNN runs a product that is called inside a parallel region on the calling thread alone. We cut the
+ * result into tiles by shape, give each to whichever thread is free, and let oneDNN do one tile: K is then
+ * never split between threads, which oneDNN does by itself when there are more threads than tiles, with other
+ * bits for other numbers of threads.
  *
  * fp32 takes dnnl_sgemm. bf16 has two ways:
  *   native    cached matmul primitives, one for each tile shape; made on the first use of a shape, run with scratchpads and
  *             memory objects of each thread, since a primitive may run on several threads at once only if nothing is shared;
- *   widened   panels of both operands become fp32 in scratch; a long K is cut into fixed pieces that add up in fp32. */
+ *   widened   panels of both operands become fp32 in scratch; a long K is cut into fixed pieces that add up in fp32.
+ */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -69,20 +71,23 @@ static Product tile_of(const Product *p, int64_t i, int64_t j, int64_t rows, int
 /* ---- fp32 ---- */
 
 static void product_f32(const Product *p) {
-    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1, p->a, p->lda, p->b,
-                                      p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
+    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
+                                      p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
     CHECK(status == dnnl_success);
 }
 
-/* Large tiles, since each packs its operands anew, but enough of them for a few threads. oneDNN takes a way without packing for
- * results below about a million elements, which is slow where A is transposed and its rows are long: there tiles are larger. */
+/* Large tiles, since each packs its operands anew, but enough of them for a few threads. oneDNN takes a way
+ * without packing for results below about a million elements, which is slow where A is transposed and its
+ * rows are long: there tiles are larger. */
 static void tile_size(const Product *p, int64_t *rows, int64_t *cols) {
     enum { ENOUGH = 8, LONG = 2048 };
     bool large = p->trans_a && p->m >= LONG;
     *rows = piece_length(p->m, !large ? 512 : p->m >= 2 * LONG ? 2048 : 1024, 16);
     *cols = piece_length(p->n, 768, 48);
-    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH) *rows = piece_length(p->m, 256, 16);
-    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH) *cols = piece_length(p->n, 384, 48);
+    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH)
+        *rows = piece_length(p->m, 256, 16);
+    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH)
+        *cols = piece_length(p->n, 384, 48);
 }
 
 static void tiled_f32(int threads, const Product *p) {
@@ -122,7 +127,8 @@ typedef struct Panels {
     int64_t a_row, a_piece; /* what panel a holds now, so that a short A is widened once */
 } Panels;
 
-static void widen_operands(Device *d, const Product *p, int64_t i, int64_t j, int64_t q, Product *piece, Panels *w) {
+static void widen_operands(Device *d, const Product *p, int64_t i, int64_t j, int64_t q, Product *piece,
+                           Panels *w) {
     int64_t k = piece->k;
     if (w->a_row != i || w->a_piece != q) {
         if (p->trans_a)
@@ -173,7 +179,8 @@ static void widened(const Gemm *g, Device *d, const Product *p) {
 
 /* ---- bf16 by primitives ---- */
 
-static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, Dtype type, bool trans, int64_t ld) {
+static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, Dtype type, bool trans,
+                              int64_t ld) {
     dnnl_dims_t dims = {rows, cols}, strides = {trans ? 1 : ld, trans ? ld : 1};
     dnnl_data_type_t dt = type == DTYPE_F32 ? dnnl_f32 : dnnl_bf16;
 #if DNNL_VERSION_MAJOR >= 3
@@ -229,7 +236,8 @@ static void grow_pads(Gemm *g, size_t bytes) {
     CHECK(g->pads != NULL);
 }
 
-static void make_memories(Gemm *g, Primitive *entry, const dnnl_memory_desc_t md[3], dnnl_primitive_desc_t pd) {
+static void make_memories(Gemm *g, Primitive *entry, const dnnl_memory_desc_t md[3],
+                          dnnl_primitive_desc_t pd) {
     entry->memory = mem_alloc_array((size_t)g->threads * 4, sizeof *entry->memory);
 #if DNNL_VERSION_MAJOR >= 3
     const_dnnl_memory_desc_t pad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -268,9 +276,9 @@ static void make_primitive(Gemm *g, Primitive *entry, const Product *p) {
 }
 
 static bool same_shape(const Product *a, const Product *b) {
-    return a->trans_a == b->trans_a && a->trans_b == b->trans_b && a->accumulate == b->accumulate && a->m == b->m &&
-           a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc &&
-           a->ab_type == b->ab_type && a->c_type == b->c_type;
+    return a->trans_a == b->trans_a && a->trans_b == b->trans_b && a->accumulate == b->accumulate &&
+           a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
+           a->ldc == b->ldc && a->ab_type == b->ab_type && a->c_type == b->c_type;
 }
 
 static int find_primitive(Gemm *g, const Product *p) {
@@ -291,8 +299,10 @@ static void run_primitive(const Gemm *g, const Primitive *entry, const Product *
     /* oneDNN's handles are not const, although A and B are only read. */
     void *handle[4] = {(void *)(uintptr_t)p->a, (void *)(uintptr_t)p->b, p->c, pad};
     for (int i = 0; i < 4; i++) CHECK(dnnl_memory_set_data_handle(of[i], handle[i]) == dnnl_success);
-    dnnl_exec_arg_t args[4] = {
-        {DNNL_ARG_SRC, of[0]}, {DNNL_ARG_WEIGHTS, of[1]}, {DNNL_ARG_DST, of[2]}, {DNNL_ARG_SCRATCHPAD, of[3]}};
+    dnnl_exec_arg_t args[4] = {{DNNL_ARG_SRC, of[0]},
+                               {DNNL_ARG_WEIGHTS, of[1]},
+                               {DNNL_ARG_DST, of[2]},
+                               {DNNL_ARG_SCRATCHPAD, of[3]}};
     CHECK(dnnl_primitive_execute(entry->primitive, g->streams[thread], 4, args) == dnnl_success);
 }
 
@@ -318,8 +328,8 @@ static void native(Gemm *g, Device *d, const Product *p) {
 
 /* ---- */
 
-void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
-              Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
+void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
     if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
     Product p = {.trans_a = trans_a,
                  .trans_b = trans_b,
@@ -364,7 +374,8 @@ bool gemm_native_possible(void) {
 
 ErrorCode gemm_open(Gemm **out, bool native_bf16, int threads, Error *err) {
     if (native_bf16 && !gemm_native_possible())
-        return error_set(err, ERR_UNAVAILABLE, "oneDNN: no bf16 products on this processor; it needs AVX-512");
+        return error_set(err, ERR_UNAVAILABLE,
+                         "oneDNN: no bf16 products on this processor; it needs AVX-512");
     Gemm *g = mem_alloc(sizeof *g);
     g->native = native_bf16;
     g->threads = threads;

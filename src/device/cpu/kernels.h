@@ -1,5 +1,6 @@
-/* Kernels of one instruction set: single-threaded functions on the part of an op's work that they are given. Arguments are
- * those of the ops in device.h, with rows in place of tokens; sums over rows go to a partial result of the caller's. */
+/* Kernels of one instruction set: single-threaded functions on the part of an op's work that they are given.
+ * Arguments are those of the ops in device.h, with rows in place of tokens; sums over rows go to a partial
+ * result of the caller's. */
 #ifndef WEFT_DEVICE_CPU_KERNELS_H
 #define WEFT_DEVICE_CPU_KERNELS_H
 
@@ -13,8 +14,8 @@ enum {
     STATS_PIECE = 1 << STATS_PIECE_LOG2
 };
 
-/* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements apart; the keys of
- * query t end at offset + t; first_key NULL means 0. */
+/* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements
+ * apart; the keys of query t end at offset + t; first_key NULL means 0. */
 typedef struct Flash {
     AttentionShape s;
     Dtype c;
@@ -35,21 +36,24 @@ typedef struct Flash {
 typedef struct Kernels {
     void (*add)(int64_t n, const void *a, const void *b, void *out, Dtype c);
     void (*cast)(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type);
-    void (*rmsnorm_forward)(int64_t rows, int64_t hidden, float eps, const void *a, const void *b, const float *w, void *sum,
-                            void *y, float *rstd, Dtype c);
-    void (*rmsnorm_backward)(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd, const void *dy,
-                             void *dx, bool add, float *dw /* NULL or partial, added to */, Dtype c);
-    void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c);
+    void (*rmsnorm_forward)(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                            const float *w, void *sum, void *y, float *rstd, Dtype c);
+    void (*rmsnorm_backward)(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
+                             const void *dy, void *dx, bool add, float *dw /* NULL or partial, added to */,
+                             Dtype c);
+    void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
+                 Dtype c);
     void (*bias_forward)(int64_t rows, int64_t n, void *y, const float *bias, Dtype c);
-    void (*bias_backward)(int64_t rows, int64_t n, const void *dy, float *db /* partial, added to */, Dtype c);
+    void (*bias_backward)(int64_t rows, int64_t n, const void *dy, float *db /* partial, added to */,
+                          Dtype c);
     /* Columns first .. first+count-1. */
-    void (*embed_backward)(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids, const void *dout,
-                           float *dtable, Dtype c);
+    void (*embed_backward)(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
+                           const void *dout, float *dtable, Dtype c);
     void (*swiglu_forward)(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c);
-    void (*swiglu_backward)(int64_t rows, int64_t inter, const void *gate_up, const void *dact, void *dgate_up, void *act,
-                            Dtype c);
-    void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
-                          float scale, float *loss, void *dlogits, Dtype grad_type);
+    void (*swiglu_backward)(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
+                            void *dgate_up, void *act, Dtype c);
+    void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy);
     /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
     void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all);
@@ -62,8 +66,8 @@ typedef struct Kernels {
     void (*flash_forward)(const Flash *f, int64_t head, int64_t block, float *scratch);
     /* delta of one block of queries of one head. */
     void (*flash_delta)(const Flash *f, int64_t head, int64_t block);
-    /* One key block of one key head: dk, dv written, its share added to dq_sum, in turn (see progress). Blocks must be started
-     * in ascending order. */
+    /* One key block of one key head: dk, dv written, its share added to dq_sum, in turn (see progress).
+     * Blocks must be started in ascending order. */
     void (*flash_backward)(const Flash *f, int64_t kv_head, int64_t block, float *scratch);
     /* dq of one block of queries of one head, from dq_sum. */
     void (*flash_query)(const Flash *f, int64_t head, int64_t block);

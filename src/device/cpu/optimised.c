@@ -21,13 +21,13 @@ static const Kernels *kernels_of(const Device *d) { return optimised_of(d)->kern
 
 static int64_t rows_for(int64_t row) { return max_i64(1, GRAIN / max_i64(1, row)); }
 
-static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
-                 Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
+static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
     gemm_run(optimised_of(d)->gemm, d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate);
 }
 
-static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out,
-                          Dtype c) {
+static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
+                          void *out, Dtype c) {
     size_t row = (size_t)hidden * dtype_bytes(c);
     int64_t step = rows_for(hidden);
     EACH_PIECE(d, first, tokens, step) {
@@ -37,15 +37,16 @@ static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32
 }
 
 /* Pieces are columns: each row of the table is added to in the order of the tokens. */
-static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout, float *dtable,
-                           Dtype c) {
+static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
+                           float *dtable, Dtype c) {
     enum { COLUMNS = 128 };
     EACH_PIECE(d, first, hidden, COLUMNS)
-    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, dtable, c);
+    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, dtable,
+                                  c);
 }
 
-static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a, const void *b, const float *w,
-                            void *sum, void *y, float *rstd, Dtype c) {
+static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a,
+                            const void *b, const float *w, void *sum, void *y, float *rstd, Dtype c) {
     int64_t step = rows_for(hidden);
     EACH_PIECE(d, first, tokens, step) {
         int64_t at = first * hidden;
@@ -59,7 +60,8 @@ static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps
 
 static int64_t part_rows(int64_t tokens) { return max_i64(16, (tokens + PARTS - 1) / PARTS); }
 
-/* Partial sums [parts][n] of the pieces of part_rows tokens, zeroed; NULL when there is one piece: it may add to the result. */
+/* Partial sums [parts][n] of the pieces of part_rows tokens, zeroed; NULL when there is one piece: it may add
+ * to the result. */
 static float *partial_sums(Device *d, int64_t tokens, int64_t n) {
     int64_t parts = (tokens + part_rows(tokens) - 1) / part_rows(tokens);
     if (parts == 1) return NULL;
@@ -80,14 +82,14 @@ static void add_partial_sums(Device *d, int64_t tokens, int64_t n, const float *
     }
 }
 
-static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w, const float *rstd,
-                             const void *dy, void *dx, bool add, float *dw, Dtype c) {
+static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w,
+                             const float *rstd, const void *dy, void *dx, bool add, float *dw, Dtype c) {
     int64_t step = part_rows(tokens);
     float *partial = dw ? partial_sums(d, tokens, hidden) : NULL;
     EACH_PIECE(d, first, tokens, step) {
         int64_t at = first * hidden;
-        kernels_of(d)->rmsnorm_backward(min_i64(step, tokens - first), hidden, tensor_at(x, at, c), w, rstd + first,
-                                        tensor_at(dy, at, c), tensor_to(dx, at, c), add,
+        kernels_of(d)->rmsnorm_backward(min_i64(step, tokens - first), hidden, tensor_at(x, at, c), w,
+                                        rstd + first, tensor_at(dy, at, c), tensor_to(dx, at, c), add,
                                         partial ? partial + first / step * hidden : dw, c);
     }
     if (partial) add_partial_sums(d, tokens, hidden, partial, dw);
@@ -110,8 +112,8 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
     kernels_of(d)->bias_forward(min_i64(step, tokens - first), n, tensor_to(y, first * n, c), bias, c);
 }
 
-static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
-                 Dtype c) {
+static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
+                 bool inverse, Dtype c) {
     int64_t row = (s.heads + 2 * s.kv_heads) * s.head_dim, step = rows_for(row);
     EACH_PIECE(d, first, s.tokens, step) {
         AttentionShape part = s;
@@ -120,35 +122,42 @@ static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *position
     }
 }
 
-static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act, Dtype c) {
+static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act,
+                           Dtype c) {
     int64_t step = rows_for(inter);
     EACH_PIECE(d, first, tokens, step)
-    kernels_of(d)->swiglu_forward(min_i64(step, tokens - first), inter, tensor_at(gate_up, first * 2 * inter, c),
-                                  tensor_to(act, first * inter, c), c);
+    kernels_of(d)->swiglu_forward(min_i64(step, tokens - first), inter,
+                                  tensor_at(gate_up, first * 2 * inter, c), tensor_to(act, first * inter, c),
+                                  c);
 }
 
-static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact, void *dgate_up,
-                            void *act, Dtype c) {
+static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact,
+                            void *dgate_up, void *act, Dtype c) {
     int64_t step = rows_for(inter);
     EACH_PIECE(d, first, tokens, step) {
         int64_t wide = first * 2 * inter, at = first * inter;
         kernels_of(d)->swiglu_backward(min_i64(step, tokens - first), inter, tensor_at(gate_up, wide, c),
-                                       tensor_at(dact, at, c), tensor_to(dgate_up, wide, c), tensor_to(act, at, c), c);
+                                       tensor_at(dact, at, c), tensor_to(dgate_up, wide, c),
+                                       tensor_to(act, at, c), c);
     }
 }
 
 static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_PIECE(d, first, n, GRAIN)
-    kernels_of(d)->add(min_i64(GRAIN, n - first), tensor_at(a, first, c), tensor_at(b, first, c), tensor_to(out, first, c), c);
+    kernels_of(d)->add(min_i64(GRAIN, n - first), tensor_at(a, first, c), tensor_at(b, first, c),
+                       tensor_to(out, first, c), c);
 }
 
 /* ---- sums of parts ---- */
 
-enum { PARTS_PIECE = 2048 }; /* elements of the sums that wait on the way up the tree, one block for each level */
+enum {
+    PARTS_PIECE = 2048
+}; /* elements of the sums that wait on the way up the tree, one block for each level */
 
-/* The sum of a block of parts at elements first .. first+n-1: where it stands already, or in `room`, which holds a block for
- * this level and each below. */
-static const float *tree_sum(const Device *d, int64_t first, int64_t n, int parts, const float *const *in, float *room) {
+/* The sum of a block of parts at elements first .. first+n-1: where it stands already, or in `room`, which
+ * holds a block for this level and each below. */
+static const float *tree_sum(const Device *d, int64_t first, int64_t n, int parts, const float *const *in,
+                             float *room) {
     if (parts == 1) return in[0] + first;
     int half = tree_split(parts);
     const float *a = tree_sum(d, first, n, half, in, room);
@@ -183,14 +192,16 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
     }
 }
 
-static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
-                          float scale, float *loss, void *dlogits, Dtype grad_type) {
+static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type) {
     EACH_PIECE(d, r, rows, 1)
-    kernels_of(d)->cross_entropy(1, vocab, tensor_at(logits, r * vocab, logits_type), logits_type, targets + r, scale, loss + r,
+    kernels_of(d)->cross_entropy(1, vocab, tensor_at(logits, r * vocab, logits_type), logits_type,
+                                 targets + r, scale, loss + r,
                                  dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL, grad_type);
 }
 
-static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy) {
+static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
+                  uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
     kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, param + i, grad + i, m + i, v + i, copy ? copy + i : NULL);
 }
@@ -219,7 +230,8 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, double un
     *out = all;
 }
 
-static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit, FixedRefusals *refused) {
+static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
+                      FixedRefusals *refused) {
     CHECK(limit <= fixed_limit(1));
     FixedRefusals all = {.first = -1};
     EACH_PIECE(d, i, n, GRAIN) {
@@ -243,16 +255,18 @@ static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out)
 
 static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
     EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->cast(min_i64(GRAIN, n - i), tensor_at(in, i, in_type), in_type, tensor_to(out, i, out_type), out_type);
+    kernels_of(d)->cast(min_i64(GRAIN, n - i), tensor_at(in, i, in_type), in_type,
+                        tensor_to(out, i, out_type), out_type);
 }
 
 static void zero(Device *d, void *p, size_t bytes) {
     enum { STEP = 1 << 18 };
-    EACH_PIECE(d, i, (int64_t)bytes, STEP) memset((char *)p + i, 0, (size_t)min_i64(STEP, (int64_t)bytes - i));
+    EACH_PIECE(d, i, (int64_t)bytes, STEP)
+    memset((char *)p + i, 0, (size_t)min_i64(STEP, (int64_t)bytes - i));
 }
 
-static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std, double lo, double hi,
-                        float *out) {
+static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
+                        double lo, double hi, float *out) {
     EACH_PIECE(d, i, n, GRAIN) {
         for (int64_t e = i; e < min_i64(n, i + GRAIN); e++)
             out[e] = (float)(mean + std * rng_normal(key, first + (uint64_t)e, lo, hi));
@@ -270,7 +284,8 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(d->native_bf16, needs->compute), attention = optimised_attention_scratch(d, s);
+    size_t product = gemm_scratch_bytes(d->native_bf16, needs->compute),
+           attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
 }

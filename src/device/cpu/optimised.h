@@ -1,5 +1,6 @@
-/* The optimised CPU implementation: oneDNN products and vector kernels for the instruction set of this processor. Work is cut
- * into pieces by shape alone and handed to threads; sums over pieces are added in the order of the pieces. */
+/* The optimised CPU implementation: oneDNN products and vector kernels for the instruction set of this
+ * processor. Work is cut into pieces by shape alone and handed to threads; sums over pieces are added in the
+ * order of the pieces. */
 #ifndef WEFT_DEVICE_CPU_OPTIMISED_H
 #define WEFT_DEVICE_CPU_OPTIMISED_H
 
@@ -21,12 +22,12 @@ void optimised_close(Device *d);
 size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs);
 
 /* optimised_attention.c */
-void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,
-                                 Dtype c);
-void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, const void *out,
-                                  const float *lse, const void *dout, void *dqkv, Dtype c);
-void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                                const void *v_cache, void *out, Dtype c);
+void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                 void *out, float *lse, Dtype c);
+void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c);
+void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
+                                const void *k_cache, const void *v_cache, void *out, Dtype c);
 size_t optimised_attention_scratch(const Device *d, AttentionShape s);
 
 #endif

@@ -74,16 +74,16 @@ static void run_forward(Device *d, const Flash *f) {
         kernels->flash_forward(f, t % f->s.heads, blocks - 1 - t / f->s.heads, thread_area(d, &areas));
 }
 
-void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,
-                                 Dtype c) {
+void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                 void *out, float *lse, Dtype c) {
     Flash f = flash_of(s, qkv, first_key, out, c);
     f.lse = lse;
     count_flops(d, OP_ATTENTION_FORWARD, &f, 2);
     run_forward(d, &f);
 }
 
-void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                                const void *v_cache, void *out, Dtype c) {
+void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
+                                const void *k_cache, const void *v_cache, void *out, Dtype c) {
     enum { FEW = 8 }; /* queries that do not fill the lanes of a block */
     Flash f = flash_of(s, qkv, NULL, out, c);
     f.k = k_cache;
@@ -117,7 +117,8 @@ static void prepare_backward(Device *d, Flash *f, const Areas *a) {
     }
 }
 
-/* Tasks are taken in ascending order, key block by key block: one waits only for tasks that were taken before it. */
+/* Tasks are taken in ascending order, key block by key block: one waits only for tasks that were taken before
+ * it. */
 static void run_backward(Device *d, const Flash *f, const Areas *areas) {
     const Kernels *kernels = optimised_of(d)->kernels;
     int64_t kv_heads = f->s.kv_heads, tasks = blocks_of(f->s.tokens) * kv_heads;
@@ -134,8 +135,8 @@ static void write_query_gradients(Device *d, const Flash *f) {
     for (int64_t t = 0; t < tasks; t++) kernels->flash_query(f, t / blocks, t % blocks);
 }
 
-void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, const void *out,
-                                  const float *lse, const void *dout, void *dqkv, Dtype c) {
+void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
     Flash f = flash_of(s, qkv, first_key, NULL, c);
     int64_t dim = s.head_dim;
     f.kept = out;

@@ -1,12 +1,12 @@
-/* The textbook: every op in plain C, on one thread, with sums in double. Faster implementations are tested against it, and it
- * serves where they have nothing better. */
+/* The textbook: every op in plain C, on one thread, with sums in double. Faster implementations are tested
+ * against it, and it serves where they have nothing better. */
 #include <math.h>
 
 #include "base/rng.h"
 #include "device/cpu/cpu.h"
 
-static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a, const void *b,
-                 Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
+static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
     if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
@@ -20,22 +20,24 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
     }
 }
 
-static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table, void *out,
-                          Dtype c) {
+static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
+                          void *out, Dtype c) {
     (void)d;
     size_t row = (size_t)hidden * dtype_bytes(c);
-    for (int64_t t = 0; t < tokens; t++) memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
+    for (int64_t t = 0; t < tokens; t++)
+        memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
 }
 
-static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout, float *dtable,
-                           Dtype c) {
+static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
+                           float *dtable, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t i = 0; i < hidden; i++) dtable[ids[t] * hidden + i] += tensor_get(dout, t * hidden + i, c);
+        for (int64_t i = 0; i < hidden; i++)
+            dtable[ids[t] * hidden + i] += tensor_get(dout, t * hidden + i, c);
 }
 
-static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a, const void *b, const float *w,
-                            void *sum, void *y, float *rstd, Dtype c) {
+static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a,
+                            const void *b, const float *w, void *sum, void *y, float *rstd, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++) {
         const void *x = tensor_at(a, t * hidden, c);
@@ -46,20 +48,23 @@ static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps
             x = row;
         }
         double squares = 0;
-        for (int64_t i = 0; i < hidden; i++) squares += (double)tensor_get(x, i, c) * (double)tensor_get(x, i, c);
+        for (int64_t i = 0; i < hidden; i++)
+            squares += (double)tensor_get(x, i, c) * (double)tensor_get(x, i, c);
         rstd[t] = (float)(1 / sqrt(squares / (double)hidden + (double)eps));
-        for (int64_t i = 0; y && i < hidden; i++) tensor_set(y, t * hidden + i, c, tensor_get(x, i, c) * rstd[t] * w[i]);
+        for (int64_t i = 0; y && i < hidden; i++)
+            tensor_set(y, t * hidden + i, c, tensor_get(x, i, c) * rstd[t] * w[i]);
     }
 }
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
-static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w, const float *rstd,
-                             const void *dy, void *dx, bool add, float *dw, Dtype c) {
+static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w,
+                             const float *rstd, const void *dy, void *dx, bool add, float *dw, Dtype c) {
     (void)d;
     for (int64_t i = 0; dw && i < hidden; i++) {
         double sum = 0;
         for (int64_t t = 0; t < tokens; t++)
-            sum += (double)tensor_get(dy, t * hidden + i, c) * (double)tensor_get(x, t * hidden + i, c) * (double)rstd[t];
+            sum += (double)tensor_get(dy, t * hidden + i, c) * (double)tensor_get(x, t * hidden + i, c) *
+                   (double)rstd[t];
         dw[i] += (float)sum;
     }
     for (int64_t t = 0; t < tokens; t++) {
@@ -77,8 +82,8 @@ static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const vo
     }
 }
 
-static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
-                 Dtype c) {
+static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
+                 bool inverse, Dtype c) {
     (void)d;
     int64_t dim = s.head_dim, half = dim / 2, row = (s.heads + 2 * s.kv_heads) * dim;
     for (int64_t t = 0; t < s.tokens; t++) {
@@ -86,7 +91,8 @@ static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *position
         for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
             void *x = tensor_to(qkv, t * row + head * dim, c);
             for (int64_t i = 0; i < half; i++) {
-                float u = tensor_get(x, i, c), v = tensor_get(x, half + i, c), sn = inverse ? -sine[i] : sine[i];
+                float u = tensor_get(x, i, c), v = tensor_get(x, half + i, c),
+                      sn = inverse ? -sine[i] : sine[i];
                 tensor_set(x, i, c, u * cosine[i] - v * sn);
                 tensor_set(x, half + i, c, v * cosine[i] + u * sn);
             }
@@ -109,7 +115,8 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
     }
 }
 
-static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act, Dtype c) {
+static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act,
+                           Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < inter; i++) {
@@ -120,14 +127,15 @@ static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void 
     }
 }
 
-static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact, void *dgate_up,
-                            void *act, Dtype c) {
+static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact,
+                            void *dgate_up, void *act, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < inter; i++) {
             int64_t at = t * 2 * inter + i;
             double g = (double)tensor_get(gate_up, at, c), u = (double)tensor_get(gate_up, at + inter, c);
-            double grad = (double)tensor_get(dact, t * inter + i, c), sigmoid = 1 / (1 + exp(-g)), silu = g * sigmoid;
+            double grad = (double)tensor_get(dact, t * inter + i, c), sigmoid = 1 / (1 + exp(-g)),
+                   silu = g * sigmoid;
             tensor_set(dgate_up, at, c, (float)(grad * u * (sigmoid + silu * (1 - sigmoid))));
             tensor_set(dgate_up, at + inter, c, (float)(grad * silu));
             tensor_set(act, t * inter + i, c, (float)(silu * u));
@@ -160,8 +168,8 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
     }
 }
 
-static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
-                          float scale, float *loss, void *dlogits, Dtype grad_type) {
+static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type) {
     (void)d;
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(logits, r * vocab, logits_type);
@@ -183,7 +191,8 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
     }
 }
 
-static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy) {
+static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
+                  uint16_t *copy) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
         float g = grad[i] * a.grad_scale;
@@ -210,7 +219,8 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, double un
     exact_normalise(&out->sum);
 }
 
-static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit, FixedRefusals *refused) {
+static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
+                      FixedRefusals *refused) {
     (void)d;
     CHECK(limit <= fixed_limit(1));
     *refused = (FixedRefusals){.first = -1};
@@ -236,10 +246,11 @@ static void zero(Device *d, void *p, size_t bytes) {
     if (bytes) memset(p, 0, bytes);
 }
 
-static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std, double lo, double hi,
-                        float *out) {
+static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
+                        double lo, double hi, float *out) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) out[i] = (float)(mean + std * rng_normal(key, first + (uint64_t)i, lo, hi));
+    for (int64_t i = 0; i < n; i++)
+        out[i] = (float)(mean + std * rng_normal(key, first + (uint64_t)i, lo, hi));
 }
 
 static void fill(Device *d, int64_t n, float value, float *out) {

@@ -1,9 +1,9 @@
-/* Attention as the formulas have it, one query or key at a time, with sums in double. For query q of head x with the keys
- * j = first_key[q] .. q of its group:
+/* Attention as the formulas have it, one query or key at a time, with sums in double. For query q of head x
+ * with the keys j = first_key[q] .. q of its group:
  *
  *     s_j = scale q . k_j      p_j = exp(s_j - lse)      o = sum_j p_j v_j
  *     ds_j = p_j (do . v_j - do . o)
- *     dq = scale sum_j ds_j k_j      dk_j = scale sum_q ds_j q      dv_j = sum_q p_j do                                      */
+ *     dq = scale sum_j ds_j k_j      dk_j = scale sum_q ds_j q      dv_j = sum_q p_j do */
 #include <math.h>
 
 #include "base/error.h"
@@ -16,8 +16,8 @@ static double dot(const void *a, const void *b, int64_t n, Dtype c) {
 }
 
 /* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. */
-static double attend(const void *q, const void *k, const void *v, int64_t stride, int64_t keys, int64_t dim, void *out,
-                     Dtype c) {
+static double attend(const void *q, const void *k, const void *v, int64_t stride, int64_t keys, int64_t dim,
+                     void *out, Dtype c) {
     double scale = 1 / sqrt((double)dim), max = -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
     for (int64_t j = 0; j < keys; j++) max = fmax(max, scale * dot(q, tensor_at(k, j * stride, c), dim, c));
     for (int64_t j = 0; j < keys; j++) {
@@ -29,8 +29,8 @@ static double attend(const void *q, const void *k, const void *v, int64_t stride
     return max + log(sum);
 }
 
-void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out, float *lse,
-                                 Dtype c) {
+void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                 void *out, float *lse, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
@@ -45,16 +45,18 @@ void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, c
     }
 }
 
-void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
-                                const void *v_cache, void *out, Dtype c) {
+void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
+                                const void *k_cache, const void *v_cache, void *out, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
     for (int64_t t = 0; t < s.tokens; t++) {
         for (int64_t head = 0; head < s.heads; head++) {
             const void *q = tensor_at(qkv, t * row + head * dim, c);
-            const void *k = tensor_at(k_cache, head / group * dim, c), *v = tensor_at(v_cache, head / group * dim, c);
-            attend(q, k, v, s.kv_heads * dim, start + t + 1, dim, tensor_to(out, (t * s.heads + head) * dim, c), c);
+            const void *k = tensor_at(k_cache, head / group * dim, c),
+                       *v = tensor_at(v_cache, head / group * dim, c);
+            attend(q, k, v, s.kv_heads * dim, start + t + 1, dim,
+                   tensor_to(out, (t * s.heads + head) * dim, c), c);
         }
     }
 }
@@ -74,8 +76,10 @@ typedef struct Backward {
 
 static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, double delta) {
     int64_t dim = b->s.head_dim, kv = b->s.heads + head / (b->s.heads / b->s.kv_heads);
-    const void *q = tensor_at(b->qkv, t * b->row + head * dim, b->c), *k = tensor_at(b->qkv, j * b->row + kv * dim, b->c);
-    const void *v = tensor_at(k, b->s.kv_heads * dim, b->c), *grad = tensor_at(b->dout, (t * b->s.heads + head) * dim, b->c);
+    const void *q = tensor_at(b->qkv, t * b->row + head * dim, b->c),
+               *k = tensor_at(b->qkv, j * b->row + kv * dim, b->c);
+    const void *v = tensor_at(k, b->s.kv_heads * dim, b->c),
+               *grad = tensor_at(b->dout, (t * b->s.heads + head) * dim, b->c);
     double scale = 1 / sqrt((double)dim);
     double p = exp(scale * dot(q, k, dim, b->c) - (double)b->lse[head * b->s.tokens + t]);
     return (Pair){p, p * (dot(grad, v, dim, b->c) - delta) * scale};
@@ -91,12 +95,14 @@ static void query_gradient(const Backward *b, int64_t head, int64_t t, int64_t f
     double sum[HEAD_DIM_MAX] = {0}, delta = delta_of(b, head, t);
     for (int64_t j = first; j <= t; j++) {
         double ds = pair_of(b, head, t, j, delta).ds;
-        for (int64_t i = 0; i < dim; i++) sum[i] += ds * (double)tensor_get(b->qkv, j * b->row + kv * dim + i, b->c);
+        for (int64_t i = 0; i < dim; i++)
+            sum[i] += ds * (double)tensor_get(b->qkv, j * b->row + kv * dim + i, b->c);
     }
     for (int64_t i = 0; i < dim; i++) tensor_set(dq, i, b->c, (float)sum[i]);
 }
 
-static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const int32_t *first_key, void *dk, void *dv) {
+static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const int32_t *first_key, void *dk,
+                         void *dv) {
     int64_t dim = b->s.head_dim, group = b->s.heads / b->s.kv_heads;
     double dk_sum[HEAD_DIM_MAX] = {0}, dv_sum[HEAD_DIM_MAX] = {0};
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
@@ -112,8 +118,8 @@ static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const in
     for (int64_t i = 0; i < dim; i++) tensor_set(dv, i, b->c, (float)dv_sum[i]);
 }
 
-void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, const void *out,
-                                  const float *lse, const void *dout, void *dqkv, Dtype c) {
+void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim;

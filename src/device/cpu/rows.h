@@ -1,9 +1,10 @@
-/* Kernels that reduce along a row: RMSNorm, cross-entropy; and RoPE, which mixes its two halves. Part of kernels_all.h. */
+/* Kernels that reduce along a row: RMSNorm, cross-entropy; and RoPE, which mixes its two halves. Part of
+ * kernels_all.h. */
 
 /* ---- RMSNorm ---- */
 
-INLINE void rmsnorm_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b, const float *w,
-                                  void *sum, void *y, float *rstd, Dtype c) {
+INLINE void rmsnorm_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                                  const float *w, void *sum, void *y, float *rstd, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(a, r * hidden, c), *x2 = b ? tensor_at(b, r * hidden, c) : NULL;
         void *kept = sum ? tensor_to(sum, r * hidden, c) : NULL;
@@ -21,22 +22,25 @@ INLINE void rmsnorm_forward_typed(int64_t rows, int64_t hidden, float eps, const
         if (!y) continue;
         if (kept) x = kept;
         void *to = tensor_to(y, r * hidden, c);
-        EACH_VECTOR(i, left, hidden) put(to, i, left, c, get(x, i, left, c) * rstd[r] * get(w, i, left, DTYPE_F32));
+        EACH_VECTOR(i, left, hidden)
+        put(to, i, left, c, get(x, i, left, c) * rstd[r] * get(w, i, left, DTYPE_F32));
     }
 }
-static void rmsnorm_forward(int64_t rows, int64_t hidden, float eps, const void *a, const void *b, const float *w, void *sum,
-                            void *y, float *rstd, Dtype c) {
+static void rmsnorm_forward(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                            const float *w, void *sum, void *y, float *rstd, Dtype c) {
     BY_DTYPE(c, rmsnorm_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd);
 }
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
-INLINE void rmsnorm_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
-                                   const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
+INLINE void rmsnorm_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w,
+                                   const float *rstd, const void *dy, void *dx, bool add_to, float *dw,
+                                   Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
         void *dxr = tensor_to(dx, r * hidden, c);
         Vec dot = {0};
-        EACH_VECTOR(i, left, hidden) dot += get(xr, i, left, c) * get(dyr, i, left, c) * get(w, i, left, DTYPE_F32);
+        EACH_VECTOR(i, left, hidden)
+        dot += get(xr, i, left, c) * get(dyr, i, left, c) * get(w, i, left, DTYPE_F32);
         float scale = rstd[r], mean = vec_sum(dot) * scale / (float)hidden;
         EACH_VECTOR(i, left, hidden) {
             Vec n = get(xr, i, left, c) * scale, g = get(dyr, i, left, c);
@@ -47,14 +51,15 @@ INLINE void rmsnorm_backward_typed(int64_t rows, int64_t hidden, const void *x, 
         }
     }
 }
-static void rmsnorm_backward(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd, const void *dy,
-                             void *dx, bool add_to, float *dw, Dtype c) {
+static void rmsnorm_backward(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
+                             const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
     BY_DTYPE(c, rmsnorm_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw);
 }
 
 /* ---- RoPE ---- */
 
-INLINE void rope_typed(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c) {
+INLINE void rope_typed(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
+                       bool inverse, Dtype c) {
     int64_t dim = s.head_dim, half = dim / 2, row = (s.heads + 2 * s.kv_heads) * dim;
     float sign = inverse ? -1.0f : 1.0f;
     for (int64_t t = 0; t < s.tokens; t++) {
@@ -70,14 +75,15 @@ INLINE void rope_typed(AttentionShape s, void *qkv, const int32_t *positions, co
         }
     }
 }
-static void rope(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse, Dtype c) {
+static void rope(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
+                 Dtype c) {
     BY_DTYPE(c, rope_typed, s, qkv, positions, cos_sin, inverse);
 }
 
 /* ---- cross-entropy ---- */
 
-/* A row is taken in parts that stay in the first-level cache: the part's maximum, then its sum of exponentials. So the row
- * comes from memory once. */
+/* A row is taken in parts that stay in the first-level cache: the part's maximum, then its sum of
+ * exponentials. So the row comes from memory once. */
 enum { PART = 4096 };
 
 INLINE float part_max(const void *x, int64_t first, int64_t n, Dtype t) {
@@ -121,13 +127,14 @@ INLINE RowSum row_sum(const void *x, int64_t vocab, Dtype t) {
     return (RowSum){(double)max, sum};
 }
 
-INLINE void row_gradient(const void *x, int64_t vocab, Dtype t, RowSum of, float scale, void *dx, Dtype grad_type) {
+INLINE void row_gradient(const void *x, int64_t vocab, Dtype t, RowSum of, float scale, void *dx,
+                         Dtype grad_type) {
     float max = (float)of.max, factor = (float)((double)scale / of.sum);
     EACH_VECTOR(i, left, vocab) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
 }
 
-INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits, const int32_t *targets, float scale,
-                                float *loss, void *dlogits, Dtype grad_type, Dtype t) {
+INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits, const int32_t *targets,
+                                float scale, float *loss, void *dlogits, Dtype grad_type, Dtype t) {
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(logits, r * vocab, t);
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
@@ -148,7 +155,7 @@ INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits,
         tensor_set(dx, targets[r], grad_type, (float)((exp(-excess) / of.sum - 1) * (double)scale));
     }
 }
-static void cross_entropy(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type, const int32_t *targets,
-                          float scale, float *loss, void *dlogits, Dtype grad_type) {
+static void cross_entropy(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type) {
     BY_DTYPE(logits_type, cross_entropy_typed, rows, vocab, logits, targets, scale, loss, dlogits, grad_type);
 }

@@ -1,12 +1,18 @@
-/* Products of small matrices that lie in cache, and transposes: what attention is made of. Part of kernels_all.h. */
+/* Products of small matrices that lie in cache, and transposes: what attention is made of. Part of
+ * kernels_all.h. */
 
 enum { TILE_ROWS = 6, TILE_VECTORS = VLEN == 16 ? 4 : 2 }; /* sums of a tile fill most of the registers */
 
 /* ---- products ---- */
 
-typedef enum TileMode { TILE_SET, TILE_ADD, TILE_RESCALE } TileMode; /* C = AB, C + AB, C * factor[column] + AB */
+typedef enum TileMode {
+    TILE_SET,
+    TILE_ADD,
+    TILE_RESCALE
+} TileMode; /* C = AB, C + AB, C * factor[column] + AB */
 
-/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step]. */
+/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step].
+ */
 typedef struct Product {
     int64_t m, n, k;
     const float *a;
@@ -74,20 +80,23 @@ INLINE Quad quad_get(const void *p, int64_t i, Dtype t) {
     return (Quad)(__builtin_convertvector(h, QuadBits) << 16);
 }
 
-INLINE void transpose_quads(const void *from, int64_t row, int64_t at, float *to, int64_t to_row, float factor, Dtype t) {
+INLINE void transpose_quads(const void *from, int64_t row, int64_t at, float *to, int64_t to_row,
+                            float factor, Dtype t) {
     Quad a = quad_get(from, at, t), b = quad_get(from, at + row, t);
     Quad c = quad_get(from, at + 2 * row, t), d = quad_get(from, at + 3 * row, t);
     Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
     Quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    Quad out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5) * factor, __builtin_shufflevector(ab, cd, 2, 3, 6, 7) * factor,
+    Quad out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5) * factor,
+                   __builtin_shufflevector(ab, cd, 2, 3, 6, 7) * factor,
                    __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5) * factor,
                    __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7) * factor};
     for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
 }
 
-/* to[cols][rows] = from[rows][cols]^T * factor; 16 columns at a time, so that the lines read and written stay in cache. */
-INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t cols, float *to, int64_t to_row, float factor,
-                            Dtype t) {
+/* to[cols][rows] = from[rows][cols]^T * factor; 16 columns at a time, so that the lines read and written stay
+ * in cache. */
+INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t cols, float *to,
+                            int64_t to_row, float factor, Dtype t) {
     int64_t full_rows = rows / 4 * 4, full_cols = cols / 4 * 4;
     for (int64_t j0 = 0; j0 < full_cols; j0 += 16)
         for (int64_t i = 0; i < full_rows; i += 4)

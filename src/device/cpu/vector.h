@@ -1,6 +1,6 @@
-/* Vectors of VLEN floats, by the compilers' vector extensions, for the instruction set that the including file is compiled for.
- * Tensors of either dtype are read and written as fp32 vectors; the dtype is a constant where it matters, since everything here
- * is inlined into kernels that are instantiated for each dtype. */
+/* Vectors of VLEN floats, by the compilers' vector extensions, for the instruction set that the including
+ * file is compiled for. Tensors of either dtype are read and written as fp32 vectors; the dtype is a constant
+ * where it matters, since everything here is inlined into kernels that are instantiated for each dtype. */
 #ifndef WEFT_DEVICE_CPU_VECTOR_H
 #define WEFT_DEVICE_CPU_VECTOR_H
 
@@ -92,7 +92,8 @@ INLINE VecHalf vec_round(Vec v) {
     return __builtin_convertvector((VecBits)vec_select(nan, (Vec)quiet, (Vec)rounded), VecHalf);
 }
 
-/* Elements i .. i+VLEN-1 of a tensor; of the last ones only `left` exist: the other lanes read as 0 and are not written. */
+/* Elements i .. i+VLEN-1 of a tensor; of the last ones only `left` exist: the other lanes read as 0 and are
+ * not written. */
 INLINE Vec get(const void *p, int64_t i, int64_t left, Dtype t) {
     if (t == DTYPE_F32) {
         Vec v = {0};
@@ -123,10 +124,12 @@ INLINE void put(void *p, int64_t i, int64_t left, Dtype t, Vec v) {
         memcpy((uint16_t *)p + i, &h, (size_t)left * sizeof(uint16_t));
 }
 
-/* 2^x; 0 below -126, 2^127.99 and not infinity above; NaN stays NaN. Relative error below 2e-7: x is split into a whole number,
- * which goes into the exponent, and a rest in [-0.5, 0.5], for which a polynomial was fitted (minimax, 1.9e-9). */
+/* 2^x; 0 below -126, 2^127.99 and not infinity above; NaN stays NaN. Relative error below 2e-7: x is split
+ * into a whole number, which goes into the exponent, and a rest in [-0.5, 0.5], for which a polynomial was
+ * fitted (minimax, 1.9e-9). */
 INLINE Vec vec_exp2(Vec x) {
-    const float shift = 12582912; /* 1.5 * 2^23: adding it rounds to a whole number, which is left in the low bits */
+    const float shift =
+        12582912; /* 1.5 * 2^23: adding it rounds to a whole number, which is left in the low bits */
     VecInt tiny = (VecInt)(x < -126);
     x = vec_select((VecInt)(x > 127.49f), vec_set(127.49f), x);
     Vec moved = x + shift, f = x - (moved - shift);
@@ -141,7 +144,8 @@ INLINE Vec vec_exp2(Vec x) {
     return (Vec)(~tiny & (VecInt)(p * (Vec)power));
 }
 
-/* e^x, likewise, but infinity above 88.37. The rest is taken against ln 2 in two parts, so that large x keeps its accuracy. */
+/* e^x, likewise, but infinity above 88.37. The rest is taken against ln 2 in two parts, so that large x keeps
+ * its accuracy. */
 INLINE Vec vec_exp(Vec x) {
     const float shift = 12582912, log2e = 1.44269504f;
     VecInt tiny = (VecInt)(x < -87.33f), huge = (VecInt)(x > 88.37f);

@@ -1,0 +1,46 @@
+/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a run. */
+#include "checkpoint/find.h"
+
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/text.h"
+#include "checkpoint/checkpoint.h"
+
+char *checkpoint_directory(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
+
+static bool holds(const char *dir, const char *name) {
+    char *path = path_join(dir, name);
+    bool there = file_exists(path);
+    free(path);
+    return there;
+}
+
+ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
+    Checkpoint ckpt;
+    CheckpointSet there = {0};
+    if (!file_exists(where))
+        return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
+    if (holds(where, "config.json")) {
+        *dir = mem_strdup(where);
+        return OK;
+    }
+    char *inside = holds(where, "checkpoints") ? checkpoint_directory(where) : mem_strdup(where);
+    bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
+    checkpoint_set_free(&there);
+    if (empty) {
+        free(inside);
+        return error_set(err, ERR_NOINPUT,
+                         "%s: neither a model directory (it holds no config.json) nor a run with "
+                         "checkpoints: expected one of "
+                         "these, or a checkpoint",
+                         where);
+    }
+    ErrorCode code = checkpoint_open(&ckpt, inside, false, err);
+    if (code == OK) {
+        *dir = mem_strdup(ckpt.path);
+        checkpoint_close(&ckpt);
+    }
+    free(inside);
+    return code;
+}

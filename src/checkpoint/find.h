@@ -1,0 +1,12 @@
+/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a run. */
+#ifndef WEFT_CHECKPOINT_FIND_H
+#define WEFT_CHECKPOINT_FIND_H
+
+#include "base/error.h"
+
+char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller frees */
+/* The model directory behind `where`: itself, a checkpoint's, or that of the newest checkpoint of a run. The caller frees *dir.
+ * ERR_NOINPUT: it is none of these. */
+ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
+
+#endif

@@ -1,0 +1,941 @@
+#include "config/config.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "device/device.h"
+#include "model/unit.h"
+
+#define AT(field) offsetof(Config, field)
+#define IN(field) offsetof(DataSource, field)
+
+static const Option source_options[] = {
+    {.key = "path",
+     .type = OPT_STRING,
+     .offset = IN(path),
+     .fallback = "",
+     .required = true,
+     .help = "A file or a shell pattern; relative to where weft runs."},
+    {.key = "weight",
+     .type = OPT_DOUBLE,
+     .offset = IN(weight),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."},
+    {.key = "format",
+     .type = OPT_CHOICE,
+     .offset = IN(format),
+     .fallback = "auto",
+     .choices = "auto|text|jsonl",
+     .help = "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst is ignored."},
+    {.key = "key",
+     .type = OPT_STRING,
+     .offset = IN(key),
+     .fallback = "text",
+     .help = "JSON lines: the member that holds the text."},
+    {.key = "split",
+     .type = OPT_CHOICE,
+     .offset = IN(split),
+     .fallback = "file",
+     .choices = "file|paragraphs|lines",
+     .help = "What a document of a text file is; paragraphs are separated by blank lines."},
+    {.key = NULL}};
+
+const Option config_options[] = {
+    {.key = "run.dir",
+     .type = OPT_STRING,
+     .offset = AT(run.dir),
+     .fallback = "runs/run",
+     .required = true,
+     .help = "Run directory: all that a run writes."},
+    {.key = "run.seed",
+     .type = OPT_INT,
+     .offset = AT(run.seed),
+     .fallback = "42",
+     .min = 0,
+     .max = 9007199254740992.0,
+     .help = "Seed of the initial weights."},
+    {.key = "run.threads",
+     .type = OPT_INT,
+     .offset = AT(run.threads),
+     .fallback = "0",
+     .min = 0,
+     .max = 4096,
+     .help = "Threads; 0 means one per core. Results do not depend on it."},
+    {.key = "run.device",
+     .type = OPT_CHOICE,
+     .offset = AT(run.device),
+     .fallback = "auto",
+     .choices = DEVICE_KINDS,
+     .help = "Kernels; auto: the best that the processor runs."},
+    {.key = "run.overwrite",
+     .type = OPT_BOOL,
+     .offset = AT(run.overwrite),
+     .fallback = "false",
+     .help =
+         "Start anew in a directory that already holds a run, whose records and checkpoints are removed."},
+    {.key = "run.allow_changes",
+     .type = OPT_STRINGS,
+     .offset = AT(run.allow_changes),
+     .fallback = "",
+     .help =
+         "Keys that may differ from those of the checkpoint that a run goes on from; also data, tokenizer."},
+
+    {.key = "model.config",
+     .type = OPT_STRING,
+     .offset = AT(model.config),
+     .fallback = "",
+     .help = "A Hugging Face config.json to take the shape from; keys given here win."},
+    {.key = "model.vocab_size",
+     .type = OPT_INT,
+     .offset = AT(model.shape.vocab_size),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_VOCAB,
+     .help = "Rows of the embedding; 0 means the tokenizer's size."},
+    {.key = "model.hidden_size",
+     .type = OPT_INT,
+     .offset = AT(model.shape.hidden_size),
+     .fallback = "256",
+     .min = 1,
+     .max = MODEL_MAX_WIDTH,
+     .help = "Width."},
+    {.key = "model.intermediate_size",
+     .type = OPT_INT,
+     .offset = AT(model.shape.intermediate_size),
+     .fallback = "768",
+     .min = 1,
+     .max = MODEL_MAX_WIDTH,
+     .help = "Width of the MLP."},
+    {.key = "model.num_hidden_layers",
+     .type = OPT_INT,
+     .offset = AT(model.shape.num_hidden_layers),
+     .fallback = "6",
+     .min = 1,
+     .max = MODEL_MAX_COUNT,
+     .help = "Transformer blocks."},
+    {.key = "model.num_attention_heads",
+     .type = OPT_INT,
+     .offset = AT(model.shape.num_attention_heads),
+     .fallback = "8",
+     .min = 1,
+     .max = MODEL_MAX_COUNT,
+     .help = "Query heads."},
+    {.key = "model.num_key_value_heads",
+     .type = OPT_INT,
+     .offset = AT(model.shape.num_key_value_heads),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_COUNT,
+     .help = "Key and value heads; 0 means as many as query heads."},
+    {.key = "model.head_dim",
+     .type = OPT_INT,
+     .offset = AT(model.shape.head_dim),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_COUNT,
+     .help = "Size of a head; 0 means hidden_size / num_attention_heads."},
+    {.key = "model.max_position_embeddings",
+     .type = OPT_INT,
+     .offset = AT(model.shape.max_position_embeddings),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_POSITIONS,
+     .help = "Longest sequence the model is for; 0 means train.context."},
+    {.key = "model.rms_norm_eps",
+     .type = OPT_DOUBLE,
+     .offset = AT(model.shape.rms_norm_eps),
+     .fallback = "1e-5",
+     .min = 0,
+     .max = 1,
+     .help = "Added to the mean square."},
+    {.key = "model.rope_theta",
+     .type = OPT_DOUBLE,
+     .offset = AT(model.shape.rope_theta),
+     .fallback = "10000",
+     .min = 1,
+     .max = 1e12,
+     .help = "Base of the rotary frequencies."},
+    {.key = "model.rope_factor",
+     .type = OPT_DOUBLE,
+     .offset = AT(model.shape.rope_scaling.factor),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Llama 3.1 frequency scaling; 1 means none."},
+    {.key = "model.rope_low_freq_factor",
+     .type = OPT_DOUBLE,
+     .offset = AT(model.shape.rope_scaling.low_freq_factor),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "Llama 3.1 frequency scaling."},
+    {.key = "model.rope_high_freq_factor",
+     .type = OPT_DOUBLE,
+     .offset = AT(model.shape.rope_scaling.high_freq_factor),
+     .fallback = "4",
+     .min = 0,
+     .max = 1e6,
+     .help = "Llama 3.1 frequency scaling."},
+    {.key = "model.rope_original_positions",
+     .type = OPT_INT,
+     .offset = AT(model.shape.rope_scaling.original_max_position_embeddings),
+     .fallback = "8192",
+     .min = 1,
+     .max = MODEL_MAX_POSITIONS,
+     .help = "Llama 3.1 frequency scaling."},
+    {.key = "model.tie_word_embeddings",
+     .type = OPT_BOOL,
+     .offset = AT(model.shape.tie_word_embeddings),
+     .fallback = "false",
+     .help = "The head reads the embedding."},
+    {.key = "model.attention_bias",
+     .type = OPT_BOOL,
+     .offset = AT(model.shape.attention_bias),
+     .fallback = "false",
+     .help = "Biases on q, k, v, o."},
+    {.key = "model.mlp_bias",
+     .type = OPT_BOOL,
+     .offset = AT(model.shape.mlp_bias),
+     .fallback = "false",
+     .help = "Biases on gate, up, down."},
+    {.key = "model.init",
+     .type = OPT_STRING,
+     .offset = AT(model.init),
+     .fallback = "",
+     .help = "A Llama-family Hugging Face directory, checkpoint or run to take shape and weights from; empty "
+             "means random "
+             "weights."},
+    {.key = "model.initialiser",
+     .type = OPT_CHOICE,
+     .offset = AT(model.initialiser),
+     .fallback = "torchtitan",
+     .choices = "normal|torchtitan|lingua",
+     .help = "Random weights; a function of (seed, name, element) alone."},
+    {.key = "model.init_std",
+     .type = OPT_DOUBLE,
+     .offset = AT(model.init_std),
+     .fallback = "0.02",
+     .min = 0,
+     .max = 100,
+     .help = "Standard deviation of initialiser: normal."},
+
+    {.key = "data.sources",
+     .type = OPT_LIST,
+     .offset = AT(data.sources),
+     .fallback = "",
+     .item = source_options,
+     .item_size = sizeof(DataSource),
+     .help = "What to train on: paths, or maps of path, weight, format, key, split."},
+    {.key = "data.validation",
+     .type = OPT_LIST,
+     .offset = AT(data.validation_sources),
+     .fallback = "",
+     .item = source_options,
+     .item_size = sizeof(DataSource),
+     .help = "What to validate on; empty: validation_fraction of the sources."},
+    {.key = "data.validation_fraction",
+     .type = OPT_DOUBLE,
+     .offset = AT(data.validation_fraction),
+     .fallback = "0",
+     .min = 0,
+     .max = 0.9,
+     .help = "Share of each source kept out of training for validation."},
+    {.key = "data.tokenizer",
+     .type = OPT_STRING,
+     .offset = AT(data.tokenizer),
+     .fallback = "bytes",
+     .help = "bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."},
+    {.key = "data.cache_dir",
+     .type = OPT_STRING,
+     .offset = AT(data.cache_dir),
+     .fallback = ".weft-cache",
+     .required = true,
+     .help = "Where token caches are kept."},
+    {.key = "data.weights",
+     .type = OPT_CHOICE,
+     .offset = AT(data.weights),
+     .fallback = "tokens",
+     .choices = "tokens|documents",
+     .help = "What the weights of sources are shares of."},
+    {.key = "data.document_mask",
+     .type = OPT_BOOL,
+     .offset = AT(data.document_mask),
+     .fallback = "false",
+     .help = "Positions restart and attention stays inside documents."},
+    {.key = "data.add_bos",
+     .type = OPT_BOOL,
+     .offset = AT(data.add_bos),
+     .fallback = "true",
+     .help = "Begin each document with the tokenizer's BOS, if any."},
+    {.key = "data.add_eos",
+     .type = OPT_BOOL,
+     .offset = AT(data.add_eos),
+     .fallback = "true",
+     .help = "End each document with the tokenizer's EOS, if any."},
+    {.key = "data.seed",
+     .type = OPT_INT,
+     .offset = AT(data.seed),
+     .fallback = "42",
+     .min = 0,
+     .max = 9007199254740992.0,
+     .help = "Seed of the order of samples."},
+    {.key = "data.audit",
+     .type = OPT_BOOL,
+     .offset = AT(data.audit),
+     .fallback = "false",
+     .help = "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."},
+    {.key = "data.prefetch",
+     .type = OPT_INT,
+     .offset = AT(data.prefetch),
+     .fallback = "4",
+     .min = 1,
+     .max = 1024,
+     .help = "Microbatches kept ready."},
+
+    {.key = "train.steps",
+     .type = OPT_INT,
+     .offset = AT(train.steps),
+     .fallback = "1000",
+     .min = 1,
+     .max = 1e12,
+     .help = "Optimizer steps."},
+    {.key = "train.context",
+     .type = OPT_INT,
+     .offset = AT(train.context),
+     .fallback = "512",
+     .min = 1,
+     .max = 16777216,
+     .help = "Tokens of a sequence."},
+    {.key = "train.microbatch",
+     .type = OPT_INT,
+     .offset = AT(train.microbatch),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "Sequences of a microbatch; 0 means about 2,048 tokens."},
+    {.key = "train.tokens_per_step",
+     .type = OPT_INT,
+     .offset = AT(train.tokens_per_step),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Tokens of an optimizer step; 0 means one microbatch. More accumulate gradients."},
+    {.key = "train.compute",
+     .type = OPT_CHOICE,
+     .offset = AT(train.compute),
+     .fallback = "auto",
+     .choices = "auto|bf16|fp32",
+     .help = "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."},
+    {.key = "train.recompute",
+     .type = OPT_CHOICE,
+     .offset = AT(train.recompute),
+     .fallback = "none",
+     .choices = "none|selective|full",
+     .help = "What the backward pass makes again instead of keeping."},
+    {.key = "train.loss_rows",
+     .type = OPT_INT,
+     .offset = AT(train.loss_rows),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Tokens whose logits exist at a time; 0 means chosen by the vocabulary."},
+    {.key = "train.split_backward",
+     .type = OPT_BOOL,
+     .offset = AT(train.split_backward),
+     .fallback = "false",
+     .help = "Run the input and weight halves of the backward pass apart; same bits."},
+    {.key = "train.stop_after_bad",
+     .type = OPT_INT,
+     .offset = AT(train.stop_after_bad),
+     .fallback = "5",
+     .min = 1,
+     .max = 1e9,
+     .help = "Stop after this many non-finite steps in a row; each is skipped and counted."},
+
+    {.key = "train.numerics",
+     .type = OPT_CHOICE,
+     .offset = AT(train.numerics),
+     .fallback = "fast",
+     .choices = "fast|exact",
+     .help = "exact: gradients of microbatches are summed in fixed point, the same bits however the "
+             "microbatches of a step are "
+             "shared out among ranks and accumulation; another train.microbatch makes other bits."},
+    {.key = "train.gradient_sync",
+     .type = OPT_CHOICE,
+     .offset = AT(train.gradient_sync),
+     .fallback = "step",
+     .choices = "step|microbatch|replica",
+     .help = "When gradients cross the network: once a step; once a microbatch (less memory when sharded); "
+             "or over dp_shard "
+             "once a microbatch and over dp_replicate once a step."},
+    {.key = "train.reshard_after_forward",
+     .type = OPT_CHOICE,
+     .offset = AT(train.reshard),
+     .fallback = "auto",
+     .choices = "auto|always|never",
+     .help = "Whether gathered parameters are dropped after use and gathered again for the backward pass; "
+             "auto: yes, but not in "
+             "pipelines."},
+
+    {.key = "mesh.pp",
+     .type = OPT_INT,
+     .offset = AT(mesh.pp),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Pipeline ranks."},
+    {.key = "mesh.dp_replicate",
+     .type = OPT_INT,
+     .offset = AT(mesh.dp_replicate),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Data-parallel groups that hold whole copies of the parameters' shards: DDP, or the outer axis "
+             "of HSDP."},
+    {.key = "mesh.dp_shard",
+     .type = OPT_INT,
+     .offset = AT(mesh.dp_shard),
+     .fallback = "-1",
+     .min = -1,
+     .max = 1e6,
+     .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
+             "are left."},
+    {.key = "mesh.cp",
+     .type = OPT_INT,
+     .offset = AT(mesh.cp),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Context-parallel ranks; more than 1 is not there yet."},
+    {.key = "mesh.tp",
+     .type = OPT_INT,
+     .offset = AT(mesh.tp),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Tensor-parallel ranks; more than 1 is not there yet."},
+    {.key = "mesh.ep",
+     .type = OPT_INT,
+     .offset = AT(mesh.ep),
+     .fallback = "1",
+     .min = 1,
+     .max = 1e6,
+     .help = "Expert-parallel ranks; more than 1 is not there yet."},
+    {.key = "comm.progress_thread",
+     .type = OPT_CHOICE,
+     .offset = AT(comm.progress_thread),
+     .fallback = "auto",
+     .choices = "auto|true|false",
+     .help = "A thread that moves messages while the others compute; auto: where a core is left for it."},
+    {.key = "comm.watchdog_s",
+     .type = OPT_DOUBLE,
+     .offset = AT(comm.watchdog_s),
+     .fallback = "600",
+     .min = 0,
+     .max = 1e9,
+     .help = "A rank that waits this many seconds for another ends the run, and each says what it was doing; "
+             "0: never."},
+
+    {.key = "pipeline.schedule",
+     .type = OPT_STRING,
+     .offset = AT(pipeline.schedule),
+     .fallback = "1f1b",
+     .help = "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zero_bubble, zbv, "
+             "dualpipev, or a CSV file of "
+             "compute actions."},
+    {.key = "pipeline.microbatches",
+     .type = OPT_INT,
+     .offset = AT(pipeline.microbatches),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "Microbatches of a step through the pipeline; 0: as many as train.tokens_per_step and "
+             "train.microbatch make."},
+    {.key = "pipeline.split",
+     .type = OPT_STRINGS,
+     .offset = AT(pipeline.split),
+     .fallback = "[auto]",
+     .instead = "the number of layers of a stage is pipeline.layers_per_stage",
+     .help = "Stages: auto (even in time), uniform (TorchTitan's rule), or where new ones start, such as "
+             "[layers.4, layers.8]."},
+    {.key = "pipeline.layers_per_stage",
+     .type = OPT_INT,
+     .offset = AT(pipeline.layers_per_stage),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help =
+         "At most this many layers a stage, by the uniform rule; 0: as many stages as the schedule wants."},
+    {.key = "pipeline.stages_per_rank",
+     .type = OPT_INT,
+     .offset = AT(pipeline.stages_per_rank),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "For schedules that take several; 0: 1, or 2 for those made for more."},
+    {.key = "pipeline.first_stage_less_layers",
+     .type = OPT_INT,
+     .offset = AT(pipeline.first_stage_less),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "Uniform split: layers that the embedding counts as."},
+    {.key = "pipeline.last_stage_less_layers",
+     .type = OPT_INT,
+     .offset = AT(pipeline.last_stage_less),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "Uniform split: layers that the norm and the head count as."},
+    {.key = "pipeline.memory_gib",
+     .type = OPT_DOUBLE,
+     .offset = AT(pipeline.memory_gib),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\" (compute: auto "
+             "counts as what takes "
+             "more); 0: it looks at time only."},
+
+    {.key = "optimizer.lr",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.lr),
+     .fallback = "3e-4",
+     .min = 0,
+     .max = 1000,
+     .help = "Peak learning rate."},
+    {.key = "optimizer.beta1",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.beta1),
+     .fallback = "0.9",
+     .min = 0,
+     .max = 0.999999,
+     .help = "AdamW."},
+    {.key = "optimizer.beta2",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.beta2),
+     .fallback = "0.95",
+     .min = 0,
+     .max = 0.999999,
+     .help = "AdamW."},
+    {.key = "optimizer.eps",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.eps),
+     .fallback = "1e-8",
+     .min = 1e-30,
+     .max = 1,
+     .help = "AdamW."},
+    {.key = "optimizer.weight_decay",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.weight_decay),
+     .fallback = "0.1",
+     .min = 0,
+     .max = 100,
+     .help = "AdamW, decoupled."},
+    {.key = "optimizer.decay",
+     .type = OPT_CHOICE,
+     .offset = AT(optimizer.decay),
+     .fallback = "matrices",
+     .choices = "matrices|all",
+     .help = "Which parameters decay: matrices only, or norms and biases too."},
+    {.key = "optimizer.clip",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.clip),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e12,
+     .help = "Largest gradient norm; 0 means no clipping."},
+    {.key = "optimizer.clip_norm",
+     .type = OPT_DOUBLE,
+     .offset = AT(optimizer.clip_norm),
+     .fallback = "2",
+     .min = 1,
+     .max = (double)INFINITY,
+     .help = "Which norm: any p >= 1, or inf."},
+
+    {.key = "schedule.kind",
+     .type = OPT_CHOICE,
+     .offset = AT(schedule.kind),
+     .fallback = "cosine",
+     .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|lingua_linear|lingua_cosine|lingua_wsd|lingua_"
+                "inverse_sqrt",
+     .help = "Shape after the warmup. The lingua_ ones are Lingua's formulas, cosine right at its end."},
+    {.key = "schedule.warmup_steps",
+     .type = OPT_INT,
+     .offset = AT(schedule.warmup_steps),
+     .fallback = "200",
+     .min = 0,
+     .max = 1e12,
+     .help = "Linear warmup."},
+    {.key = "schedule.total_steps",
+     .type = OPT_INT,
+     .offset = AT(schedule.total_steps),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Length of the schedule; 0 means train.steps."},
+    {.key = "schedule.decay_ratio",
+     .type = OPT_DOUBLE,
+     .offset = AT(schedule.decay_ratio),
+     .fallback = "-1",
+     .min = -1,
+     .max = 1,
+     .help = "Share of the steps that decay, at the end; -1 means all after the warmup (wsd: 0.1)."},
+    {.key = "schedule.min_factor",
+     .type = OPT_DOUBLE,
+     .offset = AT(schedule.min_factor),
+     .fallback = "0",
+     .min = 0,
+     .max = 1,
+     .help = "Lowest learning rate, as a share of the peak."},
+    {.key = "schedule.exponent",
+     .type = OPT_DOUBLE,
+     .offset = AT(schedule.exponent),
+     .fallback = "0.5",
+     .min = 0,
+     .max = 10,
+     .help = "inverse_sqrt: exponent of warmup / step."},
+    {.key = "schedule.cycle_length",
+     .type = OPT_DOUBLE,
+     .offset = AT(schedule.cycle_length),
+     .fallback = "1",
+     .min = 1e-6,
+     .max = 1,
+     .help = "lingua_cosine, lingua_wsd: share of the steps in a cycle."},
+    {.key = "schedule.theta",
+     .type = OPT_DOUBLE,
+     .offset = AT(schedule.theta),
+     .fallback = "1",
+     .min = 1e-6,
+     .max = 100,
+     .help = "lingua_cosine: exponent of the progress."},
+
+    {.key = "validation.every",
+     .type = OPT_INT,
+     .offset = AT(validation.every),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Steps between validations; 0 means at the end only."},
+    {.key = "validation.samples",
+     .type = OPT_INT,
+     .offset = AT(validation.samples),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Sequences of a validation; 0 means all."},
+
+    {.key = "checkpoint.every",
+     .type = OPT_INT,
+     .offset = AT(checkpoint.every),
+     .fallback = "500",
+     .min = 0,
+     .max = 1e12,
+     .help = "Steps between checkpoints; 0 means at the end only."},
+    {.key = "checkpoint.keep",
+     .type = OPT_INT,
+     .offset = AT(checkpoint.keep),
+     .fallback = "2",
+     .min = 2,
+     .max = 1e6,
+     .help = "Newest checkpoints kept."},
+    {.key = "checkpoint.keep_every",
+     .type = OPT_INT,
+     .offset = AT(checkpoint.keep_every),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Checkpoints at multiples of this step are kept for good; 0 means none."},
+    {.key = "checkpoint.dtype",
+     .type = OPT_CHOICE,
+     .offset = AT(checkpoint.dtype),
+     .fallback = "fp32",
+     .choices = "fp32|bf16",
+     .help = "Of the model file; with bf16 the exact weights go beside the moments, so that resuming stays "
+             "exact."},
+    {.key = "checkpoint.last_weights_only",
+     .type = OPT_BOOL,
+     .offset = AT(checkpoint.last_weights_only),
+     .fallback = "false",
+     .help = "The last checkpoint holds no optimizer: smaller, but the run cannot go on from it."},
+    {.key = "checkpoint.mttf_hours",
+     .type = OPT_DOUBLE,
+     .offset = AT(checkpoint.mttf_hours),
+     .fallback = "24",
+     .min = 0,
+     .max = 1e6,
+     .help = "Mean time to failure, from which an interval between checkpoints is suggested; 0 for no "
+             "suggestion."},
+
+    {.key = "metrics.log_freq",
+     .type = OPT_INT,
+     .offset = AT(metrics.log_freq),
+     .fallback = "10",
+     .min = 1,
+     .max = 1e9,
+     .help = "Steps between log lines."},
+    {.key = "metrics.tensorboard",
+     .type = OPT_BOOL,
+     .offset = AT(metrics.tensorboard),
+     .fallback = "true",
+     .help = "Write TensorBoard events."},
+    {.key = "metrics.spike",
+     .type = OPT_DOUBLE,
+     .offset = AT(metrics.spike),
+     .fallback = "8",
+     .min = 0,
+     .max = 1e9,
+     .help = "Robust deviations of loss or gradient norm that are marked as a spike; 0 marks none."},
+    {.key = "metrics.log_ranks",
+     .type = OPT_STRINGS,
+     .offset = AT(metrics.log_ranks),
+     .fallback = "[0]",
+     .help = "Ranks whose lines are printed; the lines begin with [rank N], unless only rank 0 is named."},
+    {.key = "metrics.all_ranks",
+     .type = OPT_BOOL,
+     .offset = AT(metrics.all_ranks),
+     .fallback = "false",
+     .help = "Keep a metrics file for each rank: metrics-00001.jsonl and so on, beside that of rank 0."},
+    {.key = "metrics.trace",
+     .type = OPT_STRING,
+     .offset = AT(metrics.trace),
+     .fallback = "",
+     .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a "
+             "picture in the report, "
+             "planned beside measured."},
+    {.key = "metrics.profile",
+     .type = OPT_BOOL,
+     .offset = AT(metrics.profile),
+     .fallback = "false",
+     .help = "Print where the time of the steps went, by operation."},
+
+    {.key = "check.replicas_every",
+     .type = OPT_INT,
+     .offset = AT(check.replicas_every),
+     .fallback = "100",
+     .min = 0,
+     .max = 1e12,
+     .help = "Steps between comparisons of what several ranks hold alike (dp_replicate, tied embeddings "
+             "across stages), which "
+             "also come before each checkpoint; 0 means never."},
+
+    {.key = "restart.backoff_s",
+     .type = OPT_DOUBLE,
+     .offset = AT(restart.backoff_s),
+     .fallback = "1",
+     .min = 0,
+     .max = 3600,
+     .help = "With --restarts: seconds before the first restart; doubled with each, up to 60, until one ran "
+             "for ten minutes."},
+    {.key = NULL}};
+
+/* What model.init brings has this shape: a key that says another cannot win. */
+static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const ModelConfig *asked,
+                             const char *dir, Error *err) {
+#define HEADS(c, heads) ((c)->heads * (c)->head_dim)
+    const struct {
+        const char *key;
+        int64_t own, asked;
+    } sizes[] = {
+        {"model.vocab_size", own->vocab_size, asked->vocab_size ? asked->vocab_size : own->vocab_size},
+        {"model.hidden_size", own->hidden_size, asked->hidden_size},
+        {"model.intermediate_size", own->intermediate_size, asked->intermediate_size},
+        {"model.num_hidden_layers", own->num_hidden_layers, asked->num_hidden_layers},
+        {"model.num_attention_heads", HEADS(own, num_attention_heads), HEADS(asked, num_attention_heads)},
+        {"model.num_key_value_heads", HEADS(own, num_key_value_heads), HEADS(asked, num_key_value_heads)},
+        {"model.head_dim", HEADS(own, num_attention_heads), HEADS(asked, num_attention_heads)},
+        {"model.tie_word_embeddings", own->tie_word_embeddings,
+         own->tie_word_embeddings && asked->tie_word_embeddings},
+        {"model.attention_bias", own->attention_bias, asked->attention_bias},
+        {"model.mlp_bias", own->mlp_bias, asked->mlp_bias},
+    };
+#undef HEADS
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (options_is_set(set, sizes[i].key) && sizes[i].own != sizes[i].asked)
+            return error_set(err, ERR_CONFIG,
+                             "%s does not fit the weights of model.init, %s, which have the shape in its "
+                             "config.json: leave "
+                             "the key out",
+                             sizes[i].key, dir);
+    return OK;
+}
+
+/* A key from config.json counts unless the run's own configuration gives it. */
+static ErrorCode take_shape(Config *c, const OptionSet *set, const char *path, ModelConfig *own, Error *err) {
+    ModelConfig shape, given = c->model.shape;
+    TRY(model_config_read(&shape, path, err));
+    *own = shape;
+#define KEEP(field, key) \
+    if (options_is_set(set, "model." key)) shape.field = given.field
+    KEEP(vocab_size, "vocab_size");
+    KEEP(hidden_size, "hidden_size");
+    KEEP(intermediate_size, "intermediate_size");
+    KEEP(num_hidden_layers, "num_hidden_layers");
+    KEEP(num_attention_heads, "num_attention_heads");
+    KEEP(num_key_value_heads, "num_key_value_heads");
+    KEEP(head_dim, "head_dim");
+    KEEP(max_position_embeddings, "max_position_embeddings");
+    KEEP(rms_norm_eps, "rms_norm_eps");
+    KEEP(rope_theta, "rope_theta");
+    KEEP(rope_scaling.factor, "rope_factor");
+    KEEP(rope_scaling.low_freq_factor, "rope_low_freq_factor");
+    KEEP(rope_scaling.high_freq_factor, "rope_high_freq_factor");
+    KEEP(rope_scaling.original_max_position_embeddings, "rope_original_positions");
+    KEEP(tie_word_embeddings, "tie_word_embeddings");
+    KEEP(attention_bias, "attention_bias");
+    KEEP(mlp_bias, "mlp_bias");
+#undef KEEP
+    c->model.shape = shape;
+    return OK;
+}
+
+static ErrorCode take_shape_of_model(Config *c, const OptionSet *set, FindModel find, Error *err) {
+    char *dir;
+    ModelConfig own;
+    TRY(find(c->model.init, &dir, err));
+    char *path = path_join(dir, "config.json");
+    ErrorCode code = take_shape(c, set, path, &own, err);
+    if (code == OK) code = check_shape(set, &own, &c->model.shape, dir, err);
+    free(path);
+    free(dir);
+    return code;
+}
+
+/* "3-5", "3". */
+static bool parse_range(const char *text, int64_t *first, int64_t *last) {
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    *first = *last = strtoll(text, &end, 10);
+    if (*end == '-' && end[1] >= '0' && end[1] <= '9') *last = strtoll(end + 1, &end, 10);
+    return *end == '\0' && *first >= 1 && *last >= *first;
+}
+
+bool config_traces(const Config *c, int64_t *first, int64_t *last) {
+    return parse_range(c->metrics.trace, first, last);
+}
+
+static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err) {
+    int64_t first, last;
+    char shown[80];
+    if (*text == '\0' || parse_range(text, &first, &last)) return OK;
+    return options_fail(set, "metrics.trace", err, "expected steps as in 3-5, counted from 1, found \"%s\"",
+                        error_escape(shown, sizeof shown, text, strlen(text)));
+}
+
+/* A rank as people write it; -1 for anything else. */
+static int64_t rank_of(const char *text) {
+    char *end;
+    if (*text < '0' || *text > '9') return -1;
+    long long value = strtoll(text, &end, 10);
+    return *end == '\0' && value <= INT32_MAX ? (int64_t)value : -1;
+}
+
+bool config_logs_rank(const Config *c, int rank) {
+    for (size_t i = 0; i < c->metrics.log_ranks.count; i++)
+        if (rank_of(c->metrics.log_ranks.items[i]) == rank) return true;
+    return false;
+}
+
+static ErrorCode check_ranks(const StringList *ranks, Error *err) {
+    char shown[80];
+    for (size_t i = 0; i < ranks->count; i++)
+        if (rank_of(ranks->items[i]) < 0)
+            return error_set(err, ERR_CONFIG,
+                             "metrics.log_ranks: expected whole numbers as in [0, 3], found \"%s\"",
+                             error_escape(shown, sizeof shown, ranks->items[i], strlen(ranks->items[i])));
+    return OK;
+}
+
+/* Beside keys the fingerprints of data and tokenizer. */
+static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
+    for (size_t i = 0; i < keys->count; i++) {
+        const char *key = keys->items[i];
+        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0) continue;
+        TRY(options_check_key(set, "run.allow_changes", key, err));
+    }
+    return OK;
+}
+
+ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
+    const StringList *ranks = &c->metrics.log_ranks;
+    for (size_t i = 0; i < ranks->count; i++)
+        if (rank_of(ranks->items[i]) >= world)
+            return error_set(err, ERR_CONFIG, "metrics.log_ranks names rank %s: %s %d", ranks->items[i],
+                             world == 1 ? "there is only rank" : "ranks are 0 to", world - 1);
+    return OK;
+}
+
+ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
+                      const char *const *overrides, FindModel find, Error *err) {
+    memset(c, 0, sizeof *c);
+    TRY(options_init(set, config_options, c, err));
+    if (path) TRY(options_apply_file(set, path, err));
+    for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
+    TRY(check_ranks(&c->metrics.log_ranks, err));
+    TRY(check_trace(set, c->metrics.trace, err));
+    TRY(check_changes(set, &c->run.allow_changes, err));
+    c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
+    if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
+    if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
+    if (c->model.shape.max_position_embeddings == 0)
+        c->model.shape.max_position_embeddings = c->train.context;
+    if (c->train.context > c->model.shape.max_position_embeddings)
+        return error_set(err, ERR_CONFIG,
+                         "train.context is %lld but model.max_position_embeddings is %lld: lower the one or "
+                         "raise the other",
+                         (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
+    int64_t sequences, microbatches;
+    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is known.
+     */
+    return c->pipeline.microbatches ? OK : config_geometry(c, 1, &sequences, &microbatches, err);
+}
+
+/* Sequences of a microbatch when the user leaves it open: some 2,048 tokens, or what pipeline.microbatches
+ * makes. The number of ranks matters only where that many do not fit, so that the curve does not depend on
+ * it. */
+static int64_t choose_sequences(const Config *c, int ranks) {
+    int64_t context = c->train.context, step = c->train.tokens_per_step;
+    if (step > 0 && c->pipeline.microbatches > 0 && step % (c->pipeline.microbatches * ranks * context) == 0)
+        return step / (c->pipeline.microbatches * ranks * context);
+    int64_t chosen = (2048 + context - 1) / context;
+    while (step > 0 && chosen > 1 && step % (chosen * context) != 0) chosen--;
+    while (step > 0 && chosen > 1 && step % (chosen * context * ranks) != 0) chosen--;
+    return chosen;
+}
+
+ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
+    int64_t context = c->train.context, step = c->train.tokens_per_step, asked = c->pipeline.microbatches;
+    int64_t chosen = c->train.microbatch > 0 ? c->train.microbatch : choose_sequences(c, ranks);
+    int64_t unit = chosen * context * ranks;
+    if (step == 0) step = unit * (asked > 0 ? asked : 1);
+    if (step % unit != 0) {
+        int64_t below = step / unit * unit;
+        char lower[40] = "";
+        if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
+        return error_set(err, ERR_CONFIG,
+                         "train.tokens_per_step is %lld, which microbatches of %lld sequences of %lld tokens "
+                         "on %d data-parallel "
+                         "ranks do not divide: %s%lld would",
+                         (long long)step, (long long)chosen, (long long)context, ranks, lower,
+                         (long long)(below + unit));
+    }
+    *sequences = chosen;
+    *microbatches = step / unit;
+    if (*microbatches > 1000000)
+        return error_set(err, ERR_CONFIG,
+                         "train.tokens_per_step asks for %lld microbatches a step: at most 1,000,000",
+                         (long long)*microbatches);
+    if (asked > 0 && asked != *microbatches)
+        return error_set(err, ERR_CONFIG,
+                         "pipeline.microbatches is %lld, but %lld tokens a step in microbatches of %lld "
+                         "sequences of %lld tokens on "
+                         "%d data-parallel ranks are %lld: leave one of them to weft (0)",
+                         (long long)asked, (long long)step, (long long)chosen, (long long)context, ranks,
+                         (long long)*microbatches);
+    return OK;
+}

@@ -1,0 +1,157 @@
+/* The configuration of a run: one struct, one option table. Sections follow the house: model, data, train,
+ * mesh, comm, pipeline, optimizer, schedule, checkpoint, metrics, run. */
+#ifndef WEFT_CONFIG_CONFIG_H
+#define WEFT_CONFIG_CONFIG_H
+
+#include "base/options.h"
+#include "comm/mesh.h"
+#include "data/config.h"
+#include "model/config.h"
+
+typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
+typedef enum Numerics { NUMERICS_FAST, NUMERICS_EXACT } Numerics;
+typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
+typedef enum ScheduleKind {
+    SCHEDULE_CONSTANT,
+    SCHEDULE_LINEAR,
+    SCHEDULE_COSINE,
+    SCHEDULE_SQRT,
+    SCHEDULE_WSD,
+    SCHEDULE_INVERSE_SQRT,
+    SCHEDULE_LINGUA_LINEAR,
+    SCHEDULE_LINGUA_COSINE,
+    SCHEDULE_LINGUA_WSD,
+    SCHEDULE_LINGUA_INVERSE_SQRT
+} ScheduleKind;
+
+typedef struct RunConfig {
+    char *dir;                /* run directory: everything a run writes */
+    int64_t seed;             /* of the initial weights */
+    int64_t threads;          /* 0: one per core */
+    int device;               /* of DEVICE_KINDS */
+    bool overwrite;           /* start anew in a directory that holds a run */
+    StringList allow_changes; /* keys that may differ from the checkpoint's */
+} RunConfig;
+
+typedef struct ModelOptions {
+    ModelConfig shape;
+    char *config;    /* a config.json to take the shape from */
+    char *init;      /* a Hugging Face directory to start from; empty: random weights */
+    int initialiser; /* InitKind */
+    double init_std;
+} ModelOptions;
+
+typedef struct TrainOptions {
+    int64_t steps, context;
+    int64_t microbatch;      /* sequences; 0: chosen for speed */
+    int64_t tokens_per_step; /* 0: one microbatch */
+    int compute;             /* ComputeKind */
+    int recompute;           /* Recompute */
+    int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
+    int64_t stop_after_bad;  /* non-finite steps in a row */
+    bool split_backward;
+    int numerics;      /* Numerics */
+    int gradient_sync; /* GradientSync */
+    int reshard;       /* Reshard */
+} TrainOptions;
+
+typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;
+typedef struct CommOptions {
+    int progress_thread; /* ProgressThread */
+    double watchdog_s;   /* 0: none */
+} CommOptions;
+
+typedef struct PipelineOptions {
+    char *schedule;       /* a name, or a CSV file */
+    int64_t microbatches; /* of a step, of each data-parallel rank; 0: what train.microbatch gives */
+    StringList split;     /* auto, uniform, or names of units */
+    int64_t layers_per_stage;
+    int64_t stages_per_rank;                   /* 0: what the schedule is made for */
+    int64_t first_stage_less, last_stage_less; /* weights of embedding and head in the uniform split */
+    double memory_gib;                         /* of a rank, for split: auto; 0: not looked at */
+} PipelineOptions;
+
+typedef struct OptimizerOptions {
+    double lr, beta1, beta2, eps, weight_decay, clip, clip_norm;
+    int decay; /* DecayRule */
+} OptimizerOptions;
+
+typedef struct ScheduleOptions {
+    int kind;                          /* ScheduleKind */
+    int64_t warmup_steps, total_steps; /* total 0: train.steps */
+    double decay_ratio;                /* share of the steps that decay; negative: all after the warmup */
+    double min_factor;
+    double exponent, cycle_length, theta; /* Lingua's */
+} ScheduleOptions;
+
+typedef enum StoreType { STORE_FP32, STORE_BF16 } StoreType;
+
+typedef struct CheckpointOptions {
+    int64_t every, keep, keep_every;
+    int dtype;              /* StoreType, of the model file */
+    bool last_weights_only; /* the checkpoint of the last step cannot be trained on */
+    double mttf_hours;      /* mean time between failures, for the suggested interval; 0: no suggestion */
+} CheckpointOptions;
+
+typedef struct ValidationOptions {
+    int64_t every, samples;
+} ValidationOptions;
+
+typedef struct MetricsOptions {
+    int64_t log_freq;
+    bool tensorboard, profile;
+    double spike;         /* robust deviations that make a spike; 0: none */
+    StringList log_ranks; /* whole numbers: config_logs_rank */
+    bool all_ranks;       /* a metrics file for each rank */
+    char *trace;          /* steps: config_traces */
+} MetricsOptions;
+
+typedef struct CheckOptions {
+    int64_t replicas_every; /* 0: never */
+} CheckOptions;
+
+typedef struct RestartOptions {
+    double backoff_s; /* before the first restart; doubles with each */
+} RestartOptions;
+
+typedef struct Config {
+    RunConfig run;
+    ModelOptions model;
+    DataConfig data;
+    TrainOptions train;
+    MeshOptions mesh;
+    CommOptions comm;
+    PipelineOptions pipeline;
+    OptimizerOptions optimizer;
+    ScheduleOptions schedule;
+    ValidationOptions validation;
+    CheckpointOptions checkpoint;
+    MetricsOptions metrics;
+    CheckOptions check;
+    RestartOptions restart;
+} Config;
+
+extern const Option config_options[];
+
+/* Which model directory model.init means (checkpoint_find_model: configuration is below checkpoints). The
+ * caller frees *dir. */
+typedef ErrorCode (*FindModel)(const char *where, char **dir, Error *err);
+
+/* Reads a file (NULL for none) and then overrides "section.key=value", completes and checks across options.
+ * vocab_size 0 stays 0 until the tokenizer is known. The caller frees the set with options_free. */
+ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
+                      const char *const *overrides, FindModel find, Error *err);
+
+/* The steps that are traced, metrics.trace; false: none. */
+bool config_traces(const Config *c, int64_t *first, int64_t *last);
+
+/* Whether the lines of this rank are printed: metrics.log_ranks. */
+bool config_logs_rank(const Config *c, int rank);
+/* That the ranks it names are among `world`. */
+ErrorCode config_check_ranks(const Config *c, int world, Error *err);
+
+/* Sequences of a microbatch, and microbatches of a step on each of `ranks` data-parallel ranks, after
+ * defaults; refuses what does not divide, saying what would. */
+ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err);
+
+#endif

@@ -1,0 +1,63 @@
+/* Activations and their gradients between pipeline ranks. Receives are posted early and waited for at use; a
+ * message is known by (kind, unit, microbatch, step), so that one of another boundary is never taken for it.
+ */
+#include "engine/execution.h"
+
+static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == ACT_RECV_F; }
+
+/* A boundary is named by the stage above it, the same on both sides. */
+static uint64_t key_of(const Execution *x, Action a) {
+    const Engine *e = x->engine;
+    int upper = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit : a.unit + 1;
+    int stage = stages_of_unit(&e->partition.stages, upper);
+    return comm_key(is_forward(a.kind) ? 0 : 1, stage, e->steps * e->spec.microbatches + a.microbatch);
+}
+
+static int peer(const Execution *x, Action a) {
+    int other = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit - 1 : a.unit + 1;
+    return partition_peer(&x->engine->partition, other);
+}
+
+static void *memory_of(const Execution *x, Action a) {
+    switch (a.kind) {
+    case ACT_RECV_F: return execution_buffer(x, BUFFER_SLAB, a.unit, a.microbatch);
+    case ACT_SEND_F: return execution_buffer(x, BUFFER_OUTPUT, a.unit, a.microbatch);
+    default: return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
+    }
+}
+
+static CommHandle *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {
+    Engine *e = x->engine;
+    size_t row = (size_t)(forward ? 0 : 1) * (size_t)e->partition.table->units + (size_t)unit;
+    return &e->traffic->receives[row * (size_t)x->program->microbatches + (size_t)microbatch];
+}
+
+void boundary_receive(Execution *x, Action a) {
+    Engine *e = x->engine;
+    Error err = {.message = ""};
+    CommHandle *handle = receive_slot(x, is_forward(a.kind), a.unit, a.microbatch);
+    execution_must(e,
+                   comm_recv(e->comm, peer(x, a), key_of(x, a), memory_of(x, a), boundary_bytes(&e->model),
+                             handle, &err),
+                   &err);
+}
+
+void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch) {
+    execution_wait(x->engine, receive_slot(x, is_forward(kind), unit, microbatch));
+}
+
+void boundary_send(Execution *x, Action a) {
+    Engine *e = x->engine;
+    Error err = {.message = ""};
+    CommHandle *last = &e->traffic->sends[(is_forward(a.kind) ? 0 : 1) * e->partition.table->units + a.unit];
+    execution_wait(e, last);
+    execution_must(
+        e,
+        comm_send(e->comm, peer(x, a), key_of(x, a), memory_of(x, a), boundary_bytes(&e->model), last, &err),
+        &err);
+}
+
+void boundary_finish(Execution *x) {
+    Engine *e = x->engine;
+    for (int i = 0; i < 2 * e->partition.table->units; i++) execution_wait(e, &e->traffic->sends[i]);
+}

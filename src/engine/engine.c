@@ -1,0 +1,433 @@
+#include "engine/engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "engine/execution.h"
+
+/* ---- Planning ---- */
+
+static void partition(Engine *e) {
+    const EngineSpec *s = &e->spec;
+    Mesh single = {.degree = {1, 1, 1, 1, 1}, .world = 1};
+    Stages one = {0};
+    if (!s->stages) stages_single(&one, e->model.table.units);
+    partition_build(&e->partition, &e->model.table, s->model.tie_word_embeddings,
+                    s->mesh.world ? &s->mesh : &single, s->rank, s->stages ? s->stages : &one);
+    stages_free(&one);
+}
+
+static ErrorCode plan_training(Engine *e, size_t scratch, Error *err) {
+    const EngineSpec *s = &e->spec;
+    ProgramSpec spec = {.partition = &e->partition,
+                        .schedule = s->schedule,
+                        .microbatches = s->microbatches,
+                        .split_backward = s->split_backward,
+                        .exact = s->exact,
+                        .sync = s->sync,
+                        .reshard = s->reshard};
+    program_lower(&e->program, &spec);
+    TRY(program_check(&e->program, err));
+    memory_plan(&e->memory, &(MemorySpec){&e->program, &e->model, s->positions, scratch, true});
+    /* Evaluation runs in the memory of training. */
+    for (int a = 0; a < ARENAS; a++)
+        if (e->evaluation_memory.arena[a] > e->memory.arena[a])
+            e->memory.arena[a] = e->evaluation_memory.arena[a];
+    return OK;
+}
+
+ErrorCode engine_plan(Engine *e, Device *d, const EngineSpec *spec, Error *err) {
+    *e = (Engine){.device = d, .spec = *spec};
+    TRY(model_build(&e->model, &spec->model, spec->compute, spec->recompute, spec->tokens, spec->loss_rows,
+                    err));
+    partition(e);
+    DeviceNeeds needs = model_device_needs(&e->model);
+    size_t scratch = d->ops.scratch_bytes(d, &needs);
+    program_lower_evaluation(&e->evaluation, &e->partition);
+    memory_plan(&e->evaluation_memory,
+                &(MemorySpec){&e->evaluation, &e->model, spec->positions, scratch, false});
+    return spec->inference ? OK : plan_training(e, scratch, err);
+}
+
+const MemoryPlan *engine_memory(const Engine *e) {
+    return e->spec.inference ? &e->evaluation_memory : &e->memory;
+}
+
+/* ---- Memory ---- */
+
+static void layout_training(Engine *e) {
+    size_t bytes = e->partition.owned * sizeof(float);
+    for (int u = 0; u <= e->model.table.units; u++) {
+        size_t owned = gradient_owned_bytes(&e->program, u), sum = gradient_sum_bytes(&e->program, u);
+        e->sums[u] = sum ? pool_take(&e->pools[POOL_GRADIENTS], sum) : NULL;
+        if (owned) e->owned[u].vectors = pool_take(&e->pools[POOL_GRADIENTS], owned);
+    }
+    e->moment1 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->moment2 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->bucket =
+        pool_take(&e->pools[POOL_COMMUNICATION], memory_plan_communication(&e->memory) - e->memory.tie);
+    e->tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->memory.tie);
+}
+
+/* Takes every region from its pool; run dry first, then for real. */
+static void layout(Engine *e) {
+    static const int pool_of[ARENAS] = {[ARENA_ACTIVATIONS] = POOL_ACTIVATIONS,
+                                        [ARENA_GATHERED] = POOL_GATHERED,
+                                        [ARENA_GRADIENTS] = POOL_SLOTS};
+    const MemoryPlan *plan = engine_memory(e);
+    e->master = pool_take(&e->pools[POOL_PARAMETERS], e->partition.owned * sizeof(float));
+    e->copy = plan->copy ? pool_take(&e->pools[POOL_COPY], e->partition.owned * sizeof(uint16_t)) : NULL;
+    if (!e->spec.inference) layout_training(e);
+    model_layout_constants(&e->model, e->spec.positions, &e->pools[POOL_CONSTANTS]);
+    for (int a = 0; a < ARENAS; a++) e->arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
+    e->keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
+    e->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
+    e->device->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->device_scratch);
+    e->device->scratch_size = plan->device_scratch;
+}
+
+/* What is held whole stays where it is: passes read the master weights, or their copy. */
+static void point_weights(Engine *e) {
+    for (int u = 0; u < e->model.table.units && e->partition.shards == 1; u++) {
+        const Share *s = &e->partition.share[u];
+        size_t matrices = s->start + s->vectors;
+        if (!partition_holds(&e->partition, u)) continue;
+        e->weights.units[u].vectors = e->master + s->start;
+        e->weights.units[u].matrices =
+            e->copy ? (const void *)(e->copy + matrices) : (const void *)(e->master + matrices);
+    }
+}
+
+/* Where this rank's share of each gradient will be when it is reduced. */
+static void point_owned(Engine *e) {
+    const Partition *p = &e->partition;
+    for (int u = 0; u <= e->model.table.units; u++) {
+        const Share *s = &p->share[u];
+        bool whole = e->program.sync == SYNC_STEP;
+        size_t shards = whole ? (size_t)p->shards : 1, shard = whole ? (size_t)p->shard : 0;
+        float *sum = (float *)(void *)e->sums[u];
+        if (e->owned[u].vectors) {
+            e->owned[u].matrices = e->owned[u].vectors + s->vectors;
+        } else if (sum) {
+            e->owned[u].vectors = sum + shard * s->vectors;
+            e->owned[u].matrices = sum + shards * s->vectors + shard * s->matrices;
+        }
+    }
+    /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
+    if (p->tied_copy) e->owned[0] = e->owned[e->model.table.units];
+}
+
+static void allocate_tables(Engine *e) {
+    size_t units = (size_t)e->model.table.units,
+           microbatches = (size_t)(e->spec.inference ? 1 : e->spec.microbatches);
+    e->weights =
+        (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
+    e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
+                               e->partition.tied};
+    e->owned = mem_alloc_array(units + 1, sizeof *e->owned);
+    e->sums = mem_alloc_array(units + 1, sizeof *e->sums);
+    e->started = mem_alloc_array(units + 1, 1);
+    e->host_losses = mem_alloc_array((size_t)e->spec.tokens, sizeof *e->host_losses);
+    e->times = mem_alloc_array((size_t)e->program.count + 1, sizeof *e->times);
+    e->traffic = mem_alloc(sizeof *e->traffic);
+    e->traffic->gathers = mem_alloc_array(2 * units, sizeof(CommHandle));
+    e->traffic->reductions = mem_alloc_array(2 * (units + 1), sizeof(CommHandle));
+    e->traffic->receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
+    e->traffic->sends = mem_alloc_array(2 * units, sizeof(CommHandle));
+}
+
+ErrorCode engine_allocate(Engine *e, Comm *comm, Error *err) {
+    static const char *const names[POOL_COUNT] = {
+        "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight",
+        "optimizer",  "constants",    "activations",         "workspace", "communication"};
+    e->comm = e->partition.mesh.world > 1 ? comm : NULL;
+    allocate_tables(e);
+    for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = names[i];
+    layout(e);
+    for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], err));
+    layout(e);
+    CHECK(engine_bytes(e) == memory_plan_pools(engine_memory(e)));
+    point_weights(e);
+    if (!e->spec.inference) point_owned(e);
+    model_compute_constants(&e->model, e->device);
+    return OK;
+}
+
+size_t engine_bytes(const Engine *e) {
+    size_t total = 0;
+    for (int i = 0; i < POOL_COUNT; i++) total += e->pools[i].planned;
+    return total;
+}
+
+void engine_free(Engine *e) {
+    for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
+    memory_plan_free(&e->memory);
+    memory_plan_free(&e->evaluation_memory);
+    program_free(&e->program);
+    program_free(&e->evaluation);
+    partition_free(&e->partition);
+    model_free(&e->model);
+    if (e->traffic) {
+        free(e->traffic->gathers);
+        free(e->traffic->reductions);
+        free(e->traffic->receives);
+        free(e->traffic->sends);
+    }
+    free(e->traffic);
+    free(e->weights.units);
+    free(e->gradients.units);
+    free(e->owned);
+    free(e->sums);
+    free(e->started);
+    free(e->host_losses);
+    free(e->times);
+    *e = (Engine){0};
+}
+
+float *engine_master(const Engine *e, Piece piece) { return e->master + piece.at; }
+
+float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
+    const Share *s = &e->partition.share[p->unit];
+    const UnitGradients *g = &e->owned[p->unit];
+    size_t at = piece.at - s->start;
+    return p->cols ? g->matrices + (at - s->vectors) : g->vectors + at;
+}
+
+void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
+    for (int i = 0; i < e->model.table.count; i++) {
+        const Param *p = &e->model.table.params[i];
+        Piece piece = partition_piece(&e->partition, p);
+        InitRule r = param_init_rule(p, &e->model.config, kind, std);
+        float *to = engine_master(e, piece);
+        if (piece.count == 0) continue;
+        if (r.std > 0)
+            OP(e->device, OP_INIT_NORMAL, init_normal, piece.count, rng_key(seed, p->name),
+               (uint64_t)piece.first, 0.0, r.std, r.lo, r.hi, to);
+        else
+            OP(e->device, OP_FILL, fill, piece.count, (float)r.value, to);
+    }
+    engine_refresh(e);
+}
+
+void engine_refresh(Engine *e) {
+    for (int i = 0; e->copy && i < e->model.table.count; i++) {
+        const Param *p = &e->model.table.params[i];
+        Piece piece = partition_piece(&e->partition, p);
+        if (p->cols && piece.count)
+            OP(e->device, OP_CAST, cast, piece.count, e->master + piece.at, DTYPE_F32, e->copy + piece.at,
+               DTYPE_BF16);
+    }
+}
+
+/* ---- Execution ---- */
+
+void execution_must(Engine *e, ErrorCode code, const Error *err) {
+    if (code != OK) comm_fail(e->comm, err);
+}
+
+void execution_wait(Engine *e, CommHandle *handle) {
+    Error err = {.message = ""};
+    if (*handle == 0) return;
+    double start = clock_seconds();
+    execution_must(e, comm_wait(e->comm, *handle, &err), &err);
+    e->waited += clock_seconds() - start;
+    *handle = 0;
+}
+
+void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from)) {
+    Error err = {.message = ""};
+    if (!e->comm) return;
+    double start = clock_seconds();
+    execution_must(e, comm_combine(e->comm, record, bytes, combine, &err), &err);
+    e->waited += clock_seconds() - start;
+}
+
+char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch) {
+    return x->engine->arena[buffer_arena(kind)] +
+           memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
+}
+
+/* The five arrays of a microbatch in its buffer, in order. */
+static void *batch_array(const Execution *x, int microbatch, int array) {
+    size_t bytes = pool_round((size_t)x->engine->spec.tokens * sizeof(int32_t));
+    return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
+}
+
+static void enter_microbatch(Execution *x, int m) {
+    x->pass.batch =
+        (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
+}
+
+static void load(Execution *x, int m) {
+    const Batch *b = &x->batches[m];
+    Device *d = x->engine->device;
+    size_t bytes = (size_t)x->engine->spec.tokens * sizeof(int32_t);
+    enter_microbatch(x, m);
+    const Microbatch *to = &x->pass.batch;
+    OP(d, OP_UPLOAD, upload, to->ids, b->inputs, bytes);
+    OP(d, OP_UPLOAD, upload, to->targets, b->targets, bytes);
+    OP(d, OP_UPLOAD, upload, to->positions, b->positions, bytes);
+    OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
+}
+
+static void add_losses(Execution *x, const float *losses) {
+    Engine *e = x->engine;
+    OP(e->device, OP_DOWNLOAD, download, e->host_losses, losses, (size_t)e->spec.tokens * sizeof(float));
+    for (int64_t t = 0; t < e->spec.tokens; t++) record_add_loss(&x->record, (double)e->host_losses[t]);
+}
+
+static int tied_or(const Execution *x, int unit) {
+    return x->engine->partition.tied ? x->program->units : unit;
+}
+
+static void head(Execution *x, int u, int m) {
+    Engine *e = x->engine;
+    float *losses = batch_array(x, m, 4);
+    bool weight = x->training && !x->program->defer_head;
+    if (e->partition.tied) sharding_ready(x, 0);
+    if (weight) sharding_begin_matrices(x, tied_or(x, u), m);
+    head_forward(&x->pass, execution_buffer(x, BUFFER_SLAB, u, m), losses, x->training,
+                 x->program->defer_head, e->scratch);
+    if (weight) sharding_end_matrices(x, tied_or(x, u), m);
+    add_losses(x, losses);
+}
+
+static void forward(Execution *x, int u, int m) {
+    Engine *e = x->engine;
+    enter_microbatch(x, m);
+    boundary_arrived(x, ACT_RECV_F, u, m);
+    sharding_ready(x, u);
+    if (u == x->program->units - 1) {
+        head(x, u, m);
+        return;
+    }
+    bool here = partition_runs(&e->partition, u + 1);
+    char *out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
+    if (u == 0)
+        embed_forward_unit(&x->pass, out);
+    else
+        block_forward(&x->pass, u, execution_buffer(x, BUFFER_SLAB, u, m), out, e->keep, e->scratch);
+}
+
+/* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
+ * are there. */
+static void poison(Execution *x, int u, bool vectors, bool matrices) {
+    const ParamTable *t = &x->engine->model.table;
+    const Param *p = &t->params[t->unit_first[u]];
+    if (p->cols ? !matrices : !vectors) return;
+    float *gradient = gradient_of(&x->pass.gradients, p);
+    OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_place % (uint64_t)p->count);
+    x->poisoned = true;
+}
+
+/* Which gradients of parameters a backward pass makes: those of vectors with the input half, of matrices with
+ * the weight half; the head's matrices are done with its forward pass unless they were deferred. */
+static void backward(Execution *x, int u, int m, Half half) {
+    Engine *e = x->engine;
+    int last = x->program->units - 1;
+    bool vectors = half & HALF_INPUT, matrices = (half & HALF_WEIGHT) && (u < last || x->program->defer_head);
+    int to = u == last ? tied_or(x, u) : u;
+    enter_microbatch(x, m);
+    if (vectors) boundary_arrived(x, ACT_RECV_B, u, m);
+    if (vectors) sharding_begin_vectors(x, u, m);
+    if (matrices) sharding_begin_matrices(x, to, m);
+    sharding_ready(x, u);
+    if (u == last && matrices && e->partition.tied) sharding_ready(x, 0);
+    char *dx = half == HALF_WEIGHT && u > 0
+                   ? NULL
+                   : execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
+    if (u == last) {
+        head_backward(&x->pass, half, x->program->defer_head, execution_buffer(x, BUFFER_SLAB, u, m), dx,
+                      e->scratch);
+    } else if (u > 0) {
+        char *keep = half == HALF_BOTH ? e->keep : execution_buffer(x, BUFFER_KEEP, u, m);
+        block_backward(&x->pass, u, half, execution_buffer(x, BUFFER_SLAB, u, m), dx, keep, e->scratch);
+    } else if (matrices) {
+        embed_backward_unit(&x->pass, dx);
+    }
+    if (x->options->poison && !x->poisoned) poison(x, u, vectors, matrices);
+    if (vectors) sharding_end_vectors(x, u, m);
+    if (matrices) sharding_end_matrices(x, to, m);
+}
+
+static void act(Execution *x, Action a) {
+    switch (a.kind) {
+    case ACT_LOAD: load(x, a.microbatch); break;
+    case ACT_GATHER: sharding_gather(x, a); break;
+    case ACT_RELEASE: sharding_release(x, a); break;
+    case ACT_RECV_F:
+    case ACT_RECV_B: boundary_receive(x, a); break;
+    case ACT_SEND_F:
+    case ACT_SEND_B: boundary_send(x, a); break;
+    case ACT_FWD: forward(x, a.unit, a.microbatch); break;
+    case ACT_BWD: backward(x, a.unit, a.microbatch, HALF_BOTH); break;
+    case ACT_BWD_IN: backward(x, a.unit, a.microbatch, HALF_INPUT); break;
+    case ACT_BWD_W: backward(x, a.unit, a.microbatch, HALF_WEIGHT); break;
+    case ACT_REDUCE_SCATTER:
+    case ACT_ALL_REDUCE: sharding_reduce(x, a); break;
+    case ACT_REDUCED: sharding_reduced(x, a); break;
+    case ACT_TIE: sharding_tie(x); break;
+    case ACT_NORM: update_norm(x); break;
+    default: update_unit(x, a.unit); break;
+    }
+}
+
+static void execute(Execution *x) {
+    Engine *e = x->engine;
+    Error err = {.message = ""};
+    double begin = clock_seconds();
+    e->began = begin;
+    for (int i = 0; i < x->program->count; i++) {
+        ActionTime *time = x->training ? &e->times[i] : &e->times[e->program.count];
+        e->current = &x->program->actions[i];
+        double waited = e->waited;
+        time->start = clock_seconds() - begin;
+        act(x, x->program->actions[i]);
+        time->end = clock_seconds() - begin;
+        time->waited = e->waited - waited;
+        if (e->comm) execution_must(e, comm_poll(e->comm, &err), &err);
+    }
+    boundary_finish(x);
+    e->current = NULL;
+    e->steps++;
+}
+
+static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
+    Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches, .started = e->started};
+    x.pass =
+        (Pass){.model = &e->model, .device = e->device, .weights = &e->weights, .gradients = e->gradients};
+    memset(e->started, 0, (size_t)e->model.table.units + 1);
+    e->waited = 0;
+    record_start(&x.record);
+    return x;
+}
+
+/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be
+ * known first. */
+static int64_t count_valid(Engine *e, const Batch *batches) {
+    int64_t valid = 0;
+    for (int m = 0; m < e->program.microbatches; m++) valid += batches[m].valid;
+    /* The ranks of a pipeline see the same batches: one of them counts. */
+    if (e->partition.at[AXIS_PP] > 0) valid = 0;
+    execution_combine(e, &valid, sizeof valid, comm_add_int64);
+    return valid;
+}
+
+void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
+    Execution x = prepare(e, &e->program, &e->memory, batches);
+    int contributions = e->spec.microbatches * mesh_dp_degree(&e->partition.mesh);
+    *result = (StepResult){.valid = count_valid(e, batches)};
+    x.training = true, x.options = options, x.result = result;
+    x.limit = fixed_limit(contributions);
+    x.pass.loss_scale = result->valid > 0 ? 1.0 / (double)result->valid : 0;
+    execute(&x);
+}
+
+void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum) {
+    Execution x = prepare(e, &e->evaluation, &e->evaluation_memory, batch);
+    execute(&x);
+    exact_merge(sum, &x.record.loss);
+}

@@ -1,0 +1,74 @@
+#include "engine/evaluate.h"
+
+#include <math.h>
+
+#include "data/loader.h"
+
+enum { PREFETCH = 2 };
+
+static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < b->tokens; i++) {
+        int32_t id = b->targets[i];
+        size_t length;
+        if (id < 0 || id == tokenizer_bos(t) || id == tokenizer_eos(t)) continue;
+        if (tokenizer_token_bytes(t, id, &length)) sum += (int64_t)length;
+    }
+    return sum;
+}
+
+/* What the ranks add up. */
+typedef struct Sums {
+    ExactSum loss;
+    int64_t tokens, bytes;
+} Sums;
+
+static void combine(void *into, const void *from) {
+    Sums *a = into;
+    const Sums *b = from;
+    exact_merge(&a->loss, &b->loss);
+    exact_normalise(&a->loss);
+    a->tokens += b->tokens;
+    a->bytes += b->bytes;
+}
+
+static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t rounds, Sums *sums,
+                        Error *err) {
+    /* The ranks of a pipeline see the same batches: the first one counts their tokens, the last one has the
+     * loss. */
+    bool counts = e->partition.at[AXIS_PP] == 0;
+    for (int64_t i = 0; i < rounds; i++) {
+        Batch b;
+        double waited;
+        TRY(loader_next(loader, &b, &waited, err));
+        engine_evaluate(e, &b, &sums->loss);
+        if (counts) sums->tokens += b.valid, sums->bytes += target_bytes(t, &b);
+    }
+    return OK;
+}
+
+ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
+                   Error *err) {
+    int64_t there = (int64_t)dataset_validation_samples(d), sequences = e->spec.tokens / dataset_context(d);
+    int64_t ranks = mesh_dp_degree(&e->partition.mesh), all = sequences * ranks;
+    Loader *loader;
+    Sums sums = {.tokens = 0};
+    if (samples == 0 || samples > there) samples = there;
+    LoaderLayout layout = {.validation = true,
+                           .first = (uint64_t)(sequences * mesh_dp_rank(&e->partition.mesh, e->spec.rank)),
+                           .sequences = sequences,
+                           .microbatches = 1,
+                           .microbatch_stride = sequences,
+                           .step_stride = all,
+                           .limit = (uint64_t)samples};
+    TRY(loader_open(&loader, d, &layout, PREFETCH, err));
+    ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
+    loader_close(loader);
+    if (code == OK && e->comm) code = comm_combine(e->comm, &sums, sizeof sums, combine, err);
+    double sum = exact_value(&sums.loss);
+    *out = (Evaluation){.loss = sum / (double)sums.tokens,
+                        .tokens = sums.tokens,
+                        .bytes = sums.bytes,
+                        .bits_per_byte = sums.bytes ? sum / log(2) / (double)sums.bytes : (double)NAN};
+    return code;
+}

@@ -1,0 +1,21 @@
+/* Loss on held-out data. */
+#ifndef WEFT_ENGINE_EVALUATE_H
+#define WEFT_ENGINE_EVALUATE_H
+
+#include "data/dataset.h"
+#include "engine/engine.h"
+
+typedef struct Evaluation {
+    double loss;          /* nats a token: sum over all valid targets / their number */
+    int64_t tokens;       /* valid targets */
+    int64_t bytes;        /* of text behind the targets; control tokens have none */
+    double bits_per_byte; /* loss in bits / bytes; does not depend on the tokenizer. NaN without bytes */
+} Evaluation;
+
+/* Validation samples [0, samples) of the dataset, all when samples is 0 or more than there are; at least one
+ * must exist. These and no others, however many ranks share them. All ranks take part, and all get the
+ * result. */
+ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
+                   Error *err);
+
+#endif

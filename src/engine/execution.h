@@ -1,0 +1,66 @@
+/* Between the files of the engine: one execution of a program, and what each kind of action does.
+ *
+ *     engine.c     memory, life, the loop over actions
+ *     sharding.c   GATHER, RELEASE, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE; gradients of single microbatches
+ *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
+ *     update.c     NORM, UPDATE */
+#ifndef WEFT_ENGINE_EXECUTION_H
+#define WEFT_ENGINE_EXECUTION_H
+
+#include "engine/engine.h"
+
+/* Communication that has been started, by what it moves. 0: nothing. */
+typedef struct Traffic {
+    CommHandle *gathers;    /* [units, 2] vectors, matrices */
+    CommHandle *reductions; /* [units + 1, 2] */
+    CommHandle *receives;   /* [2, units, microbatches] forward, backward */
+    CommHandle *sends;      /* [2, units] the last of each boundary */
+    unsigned turn[2];       /* reductions started: scatters, and all-reduces */
+} Traffic;
+
+typedef struct Execution {
+    Engine *engine;
+    const MemoryPlan *memory;
+    const Program *program;
+    const Batch *batches;
+    const StepOptions *options;
+    Pass pass;
+    StepResult *result;
+    StepRecord record;
+    bool training, poisoned;
+    unsigned char
+        *started; /* [units + 1] what of the unit's sums has been set in this step: 1 vectors, 2 matrices */
+    double limit; /* of one element in fixed point */
+} Execution;
+
+/* Memory of a buffer. */
+char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch);
+/* None comes back when communication failed. *handle becomes 0. */
+void execution_wait(Engine *e, CommHandle *handle);
+void execution_must(Engine *e, ErrorCode code, const Error *err);
+/* comm_combine; nothing for a single rank. */
+void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from));
+
+void sharding_gather(Execution *x, Action a);
+void sharding_release(Execution *x, Action a);
+/* Returns when the parameters of a unit are there. */
+void sharding_ready(Execution *x, int unit);
+void sharding_reduce(Execution *x, Action a);
+void sharding_reduced(Execution *x, Action a);
+void sharding_tie(Execution *x);
+/* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
+void sharding_begin_vectors(Execution *x, int unit, int microbatch);
+void sharding_begin_matrices(Execution *x, int unit, int microbatch);
+/* What the pass added is complete: fixed point takes it over. */
+void sharding_end_vectors(Execution *x, int unit, int microbatch);
+void sharding_end_matrices(Execution *x, int unit, int microbatch);
+
+void boundary_receive(Execution *x, Action a);
+void boundary_send(Execution *x, Action a);
+void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch);
+void boundary_finish(Execution *x); /* all sends are done */
+
+void update_norm(Execution *x);
+void update_unit(Execution *x, int unit);
+
+#endif

@@ -1,0 +1,59 @@
+#include "engine/record.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+void record_start(StepRecord *r) { *r = (StepRecord){.culprit = -1, .culprit_rank = -1, .all = UINT64_MAX}; }
+
+/* -1 comes after everything. */
+static bool before(int64_t a, int64_t b) { return a >= 0 && (b < 0 || a < b); }
+
+static void name_culprit(StepRecord *r, int64_t parameter, int64_t rank) {
+    if (before(parameter, r->culprit) || (parameter == r->culprit && before(rank, r->culprit_rank)))
+        r->culprit = parameter, r->culprit_rank = rank;
+}
+
+void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int64_t rank) {
+    exact_merge(&r->norm, &s->sum);
+    if (s->max > r->max) r->max = s->max;
+    r->nonfinite += s->nonfinite;
+    if (s->nonfinite) name_culprit(r, parameter, rank);
+}
+
+void record_add_loss(StepRecord *r, double loss) {
+    if (!isfinite(loss)) r->bad_losses++;
+    exact_add(&r->loss, loss);
+}
+
+void record_combine(void *into, const void *from) {
+    StepRecord *a = into;
+    const StepRecord *b = from;
+    exact_merge(&a->norm, &b->norm);
+    exact_merge(&a->loss, &b->loss);
+    exact_normalise(&a->norm);
+    exact_normalise(&a->loss);
+    if (b->max > a->max) a->max = b->max;
+    a->valid += b->valid;
+    a->nonfinite += b->nonfinite;
+    a->bad_losses += b->bad_losses;
+    name_culprit(a, b->culprit, b->culprit_rank);
+    a->any |= b->any;
+    a->all &= b->all;
+}
+
+/* |g| and g^2 are exact as they are; other powers would vanish or overflow, the sooner the larger p. */
+bool record_needs_max(double p) { return p != 1 && p != 2 && !isinf(p); }
+
+double record_unit(double max, double p) { return record_needs_max(p) && max > 0 ? max : 1; }
+
+double record_norm(const StepRecord *r, double p) {
+    if (r->nonfinite) return NAN;
+    if (isinf(p)) return r->max;
+    double sum = exact_value(&r->norm);
+    return p == 1 ? sum : p == 2 ? sqrt(sum) : record_unit(r->max, p) * pow(sum, 1 / p);
+}
+
+double record_loss(const StepRecord *r) {
+    if (r->bad_losses) return NAN;
+    return r->valid > 0 ? exact_value(&r->loss) / (double)r->valid : 0;
+}

@@ -1,0 +1,52 @@
+/* What the ranks of a step tell each other in one small all-reduce: what the gradient norm, the loss and the
+ * decision to update are made of. Combining is commutative and associative to the last bit, so every rank
+ * gets the same bytes, whatever tree an all-reduce uses.
+ *
+ * Every element of the gradient and every token must be in the record of exactly one rank: the owner puts it
+ * there. */
+#ifndef WEFT_ENGINE_RECORD_H
+#define WEFT_ENGINE_RECORD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/exact.h"
+#include "device/device.h"
+
+enum {
+    RECORD_STOP = 1,  /* of `any`: some rank was asked to stop */
+    RECORD_FAILED = 2 /* of `any`: some rank cannot go on */
+};
+enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWord (checkpoint/async.h) */ };
+
+/* 64 bits each, so that no byte is padding. */
+typedef struct StepRecord {
+    ExactSum norm;        /* sum of grad_stats over all elements, in units of record_unit, normalised */
+    ExactSum loss;        /* of finite token losses, normalised */
+    double max;           /* max |g| over finite elements */
+    int64_t valid;        /* target tokens that are not ignored */
+    int64_t nonfinite;    /* gradient elements; GradStats.nonfinite */
+    int64_t bad_losses;   /* tokens whose loss is not finite */
+    int64_t culprit;      /* lowest index in the parameter table of one with a non-finite element; -1: none */
+    int64_t culprit_rank; /* the lowest rank that has one there; -1 */
+    uint64_t any, all;    /* flags, combined by or, and by and */
+} StepRecord;
+
+/* The record that changes none that it is combined with. */
+void record_start(StepRecord *r);
+void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int64_t rank);
+void record_add_loss(StepRecord *r, double loss); /* of one token */
+/* into += from; neither needs to be normalised, the result is. */
+void record_combine(void *into, const void *from);
+
+/* What grad_stats takes powers of: 1, or the largest |g| of all ranks (or 1 where that is 0) for powers that
+ * need it. */
+double record_unit(double max, double p);
+bool record_needs_max(double p);
+
+/* Of the combined record. The norm is NaN when an element is not finite; the loss when a token's is not, 0
+ * without targets. */
+double record_norm(const StepRecord *r, double p);
+double record_loss(const StepRecord *r);
+
+#endif

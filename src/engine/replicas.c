@@ -1,0 +1,220 @@
+#include "engine/replicas.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/clock.h"
+
+enum { PIECE = 1 << 20 }; /* bytes that are brought to the host at a time */
+
+/* ---- what this rank holds ---- */
+
+static uint64_t print(Replicas *r, const float *tensor, int64_t count) {
+    Device *d = r->engine->device;
+    const char *from = (const char *)tensor;
+    XXH3_64bits_reset(r->hash);
+    for (size_t left = (size_t)count * sizeof *tensor; left > 0;) {
+        size_t bytes = left < PIECE ? left : PIECE;
+        OP(d, OP_DOWNLOAD, download, r->buffer, from, bytes);
+        XXH3_64bits_update(r->hash, r->buffer, bytes);
+        from += bytes, left -= bytes;
+    }
+    return XXH3_64bits_digest(r->hash);
+}
+
+static void print_all(Replicas *r) {
+    const Engine *e = r->engine;
+    const float *arrays[PRINTED_ARRAYS] = {e->master, e->moment1, e->moment2};
+    for (int i = 0; i < e->model.table.count; i++) {
+        Piece piece = partition_piece(&e->partition, &e->model.table.params[i]);
+        r->mine[i] = (ParamPrint){.held = piece.count > 0};
+        for (int a = 0; a < PRINTED_ARRAYS && piece.count > 0; a++)
+            r->mine[i].hash[a] = print(r, arrays[a] + piece.at, piece.count);
+    }
+}
+
+/* ---- comparison ---- */
+
+/* Ranks of one place that hold a parameter hold the same elements of it: they differ on axes of copies only.
+ */
+static int place_of(const Mesh *mesh, int rank) {
+    int at[AXES];
+    mesh_coordinates(mesh, rank, at);
+    return (at[AXIS_DP_SHARD] * mesh->degree[AXIS_CP] + at[AXIS_CP]) * mesh->degree[AXIS_TP] + at[AXIS_TP];
+}
+
+typedef struct Copies {
+    int count;
+    int *rank;      /* [world] of each copy, ascending */
+    uint64_t *hash; /* [world] */
+} Copies;
+
+typedef struct Comparison {
+    const ParamPrint *all; /* [world, params] */
+    int params, world;
+    int *place; /* [world] */
+    int *first; /* [world] of each place, the first rank that holds the parameter; -1 */
+    Copies copies;
+} Comparison;
+
+static const ParamPrint *print_of(const Comparison *c, int rank, int param) {
+    return &c->all[(size_t)rank * (size_t)c->params + (size_t)param];
+}
+
+/* A rank whose copy is not that of the first with its place; -1: all are equal. */
+static int find_difference(Comparison *c, int param, int array) {
+    for (int i = 0; i < c->world; i++) c->first[i] = -1;
+    for (int rank = 0; rank < c->world; rank++) {
+        const ParamPrint *p = print_of(c, rank, param);
+        int *first = &c->first[c->place[rank]];
+        if (!p->held) continue;
+        if (*first < 0) *first = rank;
+        if (p->hash[array] != print_of(c, *first, param)->hash[array]) return rank;
+    }
+    return -1;
+}
+
+static void find_copies(Comparison *c, int param, int array, int place) {
+    c->copies.count = 0;
+    for (int rank = 0; rank < c->world; rank++) {
+        const ParamPrint *p = print_of(c, rank, param);
+        if (!p->held || c->place[rank] != place) continue;
+        c->copies.rank[c->copies.count] = rank;
+        c->copies.hash[c->copies.count++] = p->hash[array];
+    }
+}
+
+/* The hash of more than half of them; false when there is none. */
+static bool majority(const Copies *c, uint64_t *hash) {
+    for (int i = 0; i < c->count; i++) {
+        int same = 0;
+        for (int k = 0; k < c->count; k++) same += c->hash[k] == c->hash[i];
+        *hash = c->hash[i];
+        if (2 * same > c->count) return true;
+    }
+    return false;
+}
+
+/* "rank 3", "ranks 1, 5": those that have `hash`, or (not has) another. */
+static void name_ranks(const Copies *c, uint64_t hash, bool has, Text *out) {
+    enum { NAMED = 8 };
+    int count = 0, named = 0;
+    for (int i = 0; i < c->count; i++) count += (c->hash[i] == hash) == has;
+    text_puts(out, count == 1 ? "rank " : "ranks ");
+    for (int i = 0; i < c->count && named < NAMED; i++)
+        if ((c->hash[i] == hash) == has) text_printf(out, named++ ? ", %d" : "%d", c->rank[i]);
+    if (count > named) text_printf(out, " and %d others", count - named);
+}
+
+static void name_difference(const Copies *c, Text *out) {
+    uint64_t right;
+    if (majority(c, &right)) {
+        text_puts(out, "on ");
+        name_ranks(c, right, false, out);
+        text_puts(out, " not as on ");
+        name_ranks(c, right, true, out);
+    } else {
+        text_puts(out, "unlike on ");
+        for (int i = 0; i < c->count; i++)
+            text_printf(out, i + 1 == c->count ? " and %d" : i ? ", %d" : "ranks %d", c->rank[i]);
+        text_puts(out, ", too few to tell which is wrong");
+    }
+}
+
+static ErrorCode refuse(const Copies *c, const Param *p, int array, int64_t step, int64_t agreed,
+                        Error *err) {
+    static const char *const names[PRINTED_ARRAYS] = {"the weights", "the first moment", "the second moment"};
+    Text where = {0}, before = {0};
+    name_difference(c, &where);
+    if (agreed >= 0)
+        text_printf(&before, "all copies were equal after step %lld", (long long)agreed);
+    else
+        text_puts(&before, "they were not compared before");
+    error_set(err, ERR_REPLICAS,
+              "replicas differ after step %lld: %s of %s (unit %d) %s; %s. Memory or arithmetic failed on a "
+              "machine: go on from a "
+              "checkpoint no later than that",
+              (long long)step, names[array], p->name, p->unit, where.data, before.data);
+    text_free(&where);
+    text_free(&before);
+    return ERR_REPLICAS;
+}
+
+static ErrorCode compare(Comparison *c, const ParamTable *table, int64_t step, int64_t agreed, Error *err) {
+    for (int i = 0; i < table->count; i++)
+        for (int array = 0; array < PRINTED_ARRAYS; array++) {
+            int rank = find_difference(c, i, array);
+            if (rank < 0) continue;
+            find_copies(c, i, array, c->place[rank]);
+            return refuse(&c->copies, &table->params[i], array, step, agreed, err);
+        }
+    return OK;
+}
+
+ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const Mesh *mesh, int64_t step,
+                         int64_t agreed, Error *err) {
+    size_t world = (size_t)mesh->world;
+    Comparison c = {.all = all, .params = table->count, .world = mesh->world};
+    c.place = mem_alloc_array(world, sizeof *c.place);
+    c.first = mem_alloc_array(world, sizeof *c.first);
+    c.copies.rank = mem_alloc_array(world, sizeof *c.copies.rank);
+    c.copies.hash = mem_alloc_array(world, sizeof *c.copies.hash);
+    for (int rank = 0; rank < mesh->world; rank++) c.place[rank] = place_of(mesh, rank);
+    ErrorCode code = compare(&c, table, step, agreed, err);
+    free(c.place);
+    free(c.first);
+    free(c.copies.rank);
+    free(c.copies.hash);
+    return code;
+}
+
+/* ---- together ---- */
+
+static bool copies_exist(const Partition *p) {
+    int last = p->table->units - 1;
+    return p->replicas > 1 || (p->tied && partition_pipeline_rank(p, 0) != partition_pipeline_rank(p, last));
+}
+
+void replicas_open(Replicas *r, Engine *e, Comm *comm) {
+    *r = (Replicas){.engine = e, .comm = comm, .exist = comm && copies_exist(&e->partition), .agreed = -1};
+    if (!r->exist) return;
+    r->buffer = mem_alloc(PIECE);
+    r->hash = XXH3_createState();
+    CHECK(r->hash != NULL);
+    r->mine = mem_alloc_array((size_t)e->model.table.count, sizeof *r->mine);
+}
+
+void replicas_close(Replicas *r) {
+    free(r->buffer);
+    free(r->mine);
+    XXH3_freeState(r->hash);
+    *r = (Replicas){0};
+}
+
+ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
+    Error verdict = {.code = OK};
+    char *all = NULL;
+    if (!r->exist) return OK;
+    double start = clock_seconds();
+    const Engine *e = r->engine;
+    size_t *lengths = mem_alloc_array((size_t)comm_size(r->comm), sizeof *lengths);
+    print_all(r);
+    ErrorCode code =
+        comm_gather(r->comm, r->mine, (size_t)e->model.table.count * sizeof *r->mine, &all, lengths, err);
+    free(lengths);
+    TRY(code);
+    if (all)
+        replicas_judge((const ParamPrint *)(const void *)all, &e->model.table, &e->partition.mesh, step,
+                       r->agreed, &verdict);
+    free(all);
+    TRY(comm_broadcast(r->comm, &verdict, sizeof verdict, 0, err));
+    r->seconds = clock_seconds() - start;
+    if (verdict.code == OK) {
+        r->agreed = step;
+        return OK;
+    }
+    error_set(err, verdict.code, "%s", verdict.message);
+    if (err) err->told = comm_rank(r->comm) != 0;
+    return verdict.code;
+}

@@ -1,0 +1,47 @@
+/* Copies that must be equal are compared.
+ *
+ * Ranks that differ only on dp_replicate hold the same weights and moments, and so does the tied copy of the
+ * embedding beside the head. They make the same updates from the same sums, so they stay equal to the last
+ * bit: a difference means that memory, a computation or a program was wrong on one of them. Each rank hashes
+ * (XXH3-64) what it owns of every parameter, rank 0 compares, and all ranks learn what it found. What exists
+ * once, as with dp_replicate 1, cannot be checked like this.
+ *
+ * A state that was compared just before it is saved is one that all copies had. */
+#ifndef WEFT_ENGINE_REPLICAS_H
+#define WEFT_ENGINE_REPLICAS_H
+
+#include "engine/engine.h"
+
+enum { PRINTED_ARRAYS = 3 }; /* weights, first moment, second moment */
+
+/* Of what one rank owns of one parameter. */
+typedef struct ParamPrint {
+    uint64_t held; /* 1: some of its elements, the hashes below; 0: none */
+    uint64_t hash[PRINTED_ARRAYS];
+} ParamPrint;
+
+typedef struct Replicas {
+    Engine *engine;
+    Comm *comm;
+    bool exist; /* there are copies: else a check does nothing */
+    void *buffer;
+    struct XXH3_state_s *hash;
+    ParamPrint *mine; /* [parameters] */
+    int64_t agreed;   /* step after which all copies were equal, -1: never compared */
+    double seconds;   /* that the last check took here */
+} Replicas;
+
+/* The engine is allocated; comm NULL: a single rank. */
+void replicas_open(Replicas *r, Engine *e, Comm *comm);
+void replicas_close(Replicas *r);
+
+/* Compares after so many steps. Collective; the result is the same on all ranks: ERR_REPLICAS names the first
+ * parameter that differs, the ranks that differ from the majority (all its holders when there is none), and
+ * the last step at which all were equal. err->told is set on all ranks but 0. */
+ErrorCode replicas_check(Replicas *r, int64_t step, Error *err);
+
+/* The comparison alone: `all` is [ranks, parameters]. */
+ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const Mesh *mesh, int64_t step,
+                         int64_t agreed, Error *err);
+
+#endif

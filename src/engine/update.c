@@ -1,0 +1,109 @@
+/* The end of a step: what all ranks must agree on, and the optimizer.
+ *
+ * Each element of the model's gradient is counted by exactly one rank (partition_counts), sums are exact, and
+ * one small reduction carries them: the norm and all that follows from it have the same bits on every rank
+ * and mesh. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/execution.h"
+
+/* Figures of this rank's share; of every parameter that it counts. */
+static void add_statistics(Engine *e, double p, double unit, StepRecord *r) {
+    const ParamTable *t = &e->model.table;
+    for (int i = 0; i < t->count; i++) {
+        const Param *param = &t->params[i];
+        Piece piece = partition_piece(&e->partition, param);
+        if (!partition_counts(&e->partition, param->unit) || piece.count == 0) continue;
+        GradStats s;
+        OP(e->device, OP_GRAD_STATS, grad_stats, piece.count, engine_gradient(e, param, piece), p, unit, &s);
+        record_add_stats(r, &s, i, e->spec.rank);
+    }
+}
+
+static void take_larger(void *into, const void *from) {
+    *(double *)into = fmax(*(double *)into, *(const double *)from);
+}
+
+/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more. */
+static double unit_of_norm(Engine *e, double p) {
+    StepRecord r;
+    record_start(&r);
+    if (record_needs_max(p)) {
+        add_statistics(e, INFINITY, 1, &r);
+        execution_combine(e, &r.max, sizeof r.max, take_larger);
+    }
+    return record_unit(r.max, p);
+}
+
+double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
+    StepRecord r;
+    record_start(&r);
+    add_statistics(e, p, unit_of_norm(e, p), &r);
+    execution_combine(e, &r, sizeof r, record_combine);
+    *nonfinite = r.nonfinite;
+    *culprit = r.culprit >= 0 ? e->model.table.params[r.culprit].name : NULL;
+    return record_norm(&r, p);
+}
+
+/* Who made the step useless: the parameter, the stage and the rank. */
+static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) {
+    if (r->culprit >= 0) {
+        const Param *p = &e->model.table.params[r->culprit];
+        snprintf(out->culprit, sizeof out->culprit, "%s", p->name);
+        size_t length = strlen(out->culprit);
+        if (e->comm)
+            snprintf(out->culprit + length, sizeof out->culprit - length, " (held by rank %lld, stage %d)",
+                     (long long)r->culprit_rank, stages_of_unit(&e->partition.stages, p->unit));
+    } else if (!isfinite(out->loss)) {
+        snprintf(out->culprit, sizeof out->culprit, "the loss");
+    } else if (out->skipped) {
+        snprintf(out->culprit, sizeof out->culprit, "the gradient norm");
+    }
+}
+
+void update_norm(Execution *x) {
+    Engine *e = x->engine;
+    StepResult *r = x->result;
+    const StepOptions *o = x->options;
+    StepRecord *record = &x->record;
+    add_statistics(e, o->clip_norm, unit_of_norm(e, o->clip_norm), record);
+    record->any = o->any, record->all = o->all;
+    execution_combine(e, record, sizeof *record, record_combine);
+    record->valid = r->valid;
+    r->nonfinite = record->nonfinite;
+    r->loss = record_loss(record);
+    r->grad_norm = record_norm(record, o->clip_norm);
+    r->any = record->any, r->all = record->all;
+    r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
+    name_culprit(e, record, r);
+    /* PyTorch's rule: the small constant keeps the quotient finite. */
+    double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
+    r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);
+    if (!r->skipped) e->updates++;
+    if (o->before_update) o->before_update(o->context);
+}
+
+void update_unit(Execution *x, int unit) {
+    Engine *e = x->engine;
+    const StepOptions *o = x->options;
+    const ParamTable *t = &e->model.table;
+    if (x->result->skipped) return;
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
+        const Param *p = &t->params[i];
+        Piece piece = partition_piece(&e->partition, p);
+        AdamW a = {.lr = (float)o->lr,
+                   .beta1 = (float)o->beta1,
+                   .beta2 = (float)o->beta2,
+                   .eps = (float)o->eps,
+                   .weight_decay = p->cols || o->decay_all ? (float)o->weight_decay : 0,
+                   .correction1 = (float)(1 - pow(o->beta1, (double)e->updates)),
+                   .correction2 = (float)(1 - pow(o->beta2, (double)e->updates)),
+                   .grad_scale = (float)x->result->clip_coefficient};
+        uint16_t *copy = e->copy && p->cols ? e->copy + piece.at : NULL;
+        if (piece.count)
+            OP(e->device, OP_ADAMW, adamw, piece.count, a, e->master + piece.at, engine_gradient(e, p, piece),
+               e->moment1 + piece.at, e->moment2 + piece.at, copy);
+    }
+}

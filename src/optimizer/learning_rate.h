@@ -1,0 +1,18 @@
+/* Learning-rate schedules: pure functions of the step. */
+#ifndef WEFT_OPTIMIZER_LEARNING_RATE_H
+#define WEFT_OPTIMIZER_LEARNING_RATE_H
+
+#include "config/config.h"
+
+/* Factor of the peak learning rate at 0-based step `step` of `total` steps.
+ *
+ * constant, linear, cosine, sqrt, wsd: TorchTitan's form. W = min(warmup, total); D decaying steps at the end
+ * (decay_ratio of the total, or all that is left; wsd decays linearly over 10% unless told otherwise); warmup
+ * (step + 1) / W, then 1, then down to min_factor, with one virtual step at the end so that the last real
+ * step is not zero. inverse_sqrt: the same warmup, then (W / (step + 1))^exponent, not below min_factor.
+ *
+ * lingua_*: Lingua's formulas, whose warmup starts at 0; the cosine does not jump back to its peak at the
+ * last step. */
+double learning_rate_factor(const ScheduleOptions *s, int64_t total, int64_t step);
+
+#endif

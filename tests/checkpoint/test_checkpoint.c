@@ -1,0 +1,702 @@
+/* Checkpoints: round trip, every kind of damage, what is left after a kill or a failing call at every single
+ * step of the commit protocol, retention, and the background writer. */
+#include "support/files.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "checkpoint/async.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "support/faulty_files.h"
+
+#define COUNT 4
+#define ELEMENTS 24
+
+/* A tiny trainer: four weights, two moments each, filled by a number. */
+typedef struct Trainer {
+    TensorDesc model_tensors[COUNT], moment_tensors[2 * COUNT];
+    char names[3 * COUNT][32];
+    float values[3 * COUNT][ELEMENTS];
+    char state[64];
+} Trainer;
+
+typedef struct Place {
+    Trainer *trainer;
+    int first;
+} Place;
+
+static ErrorCode fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+    const Place *p = ctx;
+    (void)err;
+    memcpy(host, (char *)p->trainer->values[p->first + index] + offset, bytes);
+    return OK;
+}
+
+static ErrorCode store(void *ctx, int index, size_t offset, size_t bytes, const void *host, Error *err) {
+    const Place *p = ctx;
+    (void)err;
+    memcpy((char *)p->trainer->values[p->first + index] + offset, host, bytes);
+    return OK;
+}
+
+static void fill_values(Trainer *t, int number) {
+    for (int i = 0; i < 3 * COUNT; i++)
+        for (int k = 0; k < ELEMENTS; k++)
+            t->values[i][k] = (float)number + 0.01f * (float)(i * ELEMENTS + k);
+    snprintf(t->state, sizeof t->state, "{\"number\": %d}\n", number);
+}
+
+static void fill(Trainer *t, int number) {
+    *t = (Trainer){0};
+    for (int i = 0; i < 3 * COUNT; i++) {
+        static const char *const kinds[] = {"w", "m.w", "v.w"};
+        snprintf(t->names[i], sizeof t->names[i], "%s%d", kinds[i / COUNT], i % COUNT);
+        TensorDesc d = {t->names[i], SAFE_F32, SAFE_F32, 2, {4, 6}};
+        if (i < COUNT)
+            t->model_tensors[i] = d;
+        else
+            t->moment_tensors[i - COUNT] = d;
+    }
+    fill_values(t, number);
+}
+
+typedef struct Lists {
+    Place places[2];
+    TensorList model, optimizer;
+} Lists;
+
+static void make_lists(Lists *l, Trainer *t) {
+    l->places[0] = (Place){t, 0};
+    l->places[1] = (Place){t, COUNT};
+    l->model = (TensorList){COUNT, t->model_tensors, &l->places[0], fetch, store, 0, NULL};
+    l->optimizer = (TensorList){2 * COUNT, t->moment_tensors, &l->places[1], fetch, store, 0, NULL};
+}
+
+static const CheckpointFile files[] = {{"config.json", "{}\n", 3},
+                                       {"tokenizer.json", "{\"version\": \"1.0\"}\n", 19}};
+
+static CheckpointSave save_of(const Lists *l, const Trainer *t, int64_t step) {
+    return (CheckpointSave){.step = step,
+                            .model = &l->model,
+                            .optimizer = &l->optimizer,
+                            .state = t->state,
+                            .files = files,
+                            .file_count = 2};
+}
+
+static ErrorCode save_number(const FileOps *ops, const char *dir, int64_t step, int number, Error *err) {
+    Trainer t;
+    Lists l;
+    fill(&t, number);
+    make_lists(&l, &t);
+    CheckpointSave save = save_of(&l, &t, step);
+    return checkpoint_save(ops, dir, &save, NULL, err);
+}
+
+static void must_save(const char *dir, int64_t step, int number) {
+    Error err = {.message = ""};
+    if (save_number(NULL, dir, step, number, &err) != OK) fail_msg("%s", err.message);
+}
+
+static void check_values(const Checkpoint *c, int number) {
+    Trainer expect, t;
+    Lists l;
+    Error err = {.message = ""};
+    fill(&expect, number);
+    fill(&t, -1);
+    make_lists(&l, &t);
+    if (modelfiles_load(&c->model, &l.model, &err) != OK) fail_msg("%s", err.message);
+    if (modelfiles_load(&c->optimizer, &l.optimizer, &err) != OK) fail_msg("%s", err.message);
+    assert_memory_equal(t.values, expect.values, sizeof t.values);
+    assert_string_equal(c->state, expect.state);
+}
+
+/* The number that the newest good checkpoint was filled by; -1 when there is none. All of it must be of that
+ * number. */
+static int number_in(const char *dir, int64_t *step) {
+    Checkpoint c;
+    Error err;
+    int number = -1;
+    if (checkpoint_open(&c, dir, true, &err) != OK) return -1;
+    assert_int_equal(sscanf(c.state, "{\"number\": %d}", &number), 1);
+    check_values(&c, number);
+    if (step) *step = c.step;
+    checkpoint_close(&c);
+    return number;
+}
+
+static char *step_dir(const char *dir, int step) {
+    char name[32];
+    snprintf(name, sizeof name, "step-%08d", step);
+    return path_join(dir, name);
+}
+
+static void what_was_saved_is_loaded(void **state) {
+    (void)state;
+    const char *dir = files_path("round");
+    char *latest = path_join(dir, "latest"), target[64] = "";
+    int64_t step = 0;
+    must_save(dir, 7, 3);
+    assert_int_equal(number_in(dir, &step), 3);
+    assert_int_equal(step, 7);
+    must_save(dir, 8, 4);
+    assert_int_equal(number_in(dir, &step), 4);
+    assert_int_equal(number_in(latest, &step), 4);
+    assert_true(readlink(latest, target, sizeof target - 1) > 0);
+    assert_string_equal(target, "step-00000008");
+    must_save(dir, 8, 5); /* the same step again */
+    assert_int_equal(number_in(dir, &step), 5);
+    assert_int_equal(entries_with_dot(dir), 0);
+    char *old = step_dir(dir, 7);
+    assert_int_equal(number_in(old, &step), 3);
+    free(old);
+    free(latest);
+}
+
+static void weights_alone_are_not_resumed(void **state) {
+    (void)state;
+    Trainer t;
+    Lists l;
+    Checkpoint c;
+    Error err = {.message = ""};
+    const char *dir = files_path("weights");
+    char *last = step_dir(dir, 2);
+    must_save(dir, 1, 1);
+    fill(&t, 2);
+    make_lists(&l, &t);
+    CheckpointSave save = {.step = 2, .model = &l.model, .files = files, .file_count = 2, .shard_bytes = 200};
+    assert_int_equal(checkpoint_save(NULL, dir, &save, NULL, &err), OK);
+    assert_int_equal(number_in(dir, NULL), 1);
+    assert_int_equal(checkpoint_open(&c, last, true, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "weights only"));
+    assert_int_equal(checkpoint_open(&c, dir, false, &err), OK);
+    assert_int_equal(c.step, 2);
+    assert_int_equal(c.model.file_count, 2); /* shards, verified like the rest */
+    assert_null(c.state);
+    checkpoint_close(&c);
+    free(last);
+}
+
+static void nothing_there_is_an_error(void **state) {
+    (void)state;
+    Checkpoint c;
+    Error err;
+    const char *dir = files_path("none");
+    assert_int_equal(checkpoint_open(&c, dir, true, &err), ERR_NOINPUT);
+    assert_int_equal(file_make_dirs(dir, &err), OK);
+    assert_int_equal(checkpoint_open(&c, dir, true, &err), ERR_NOINPUT);
+}
+
+/* Damage. */
+
+static const char *const parts[] = {"config.json",           "tokenizer.json", "model.safetensors",
+                                    "optimizer.safetensors", "state.json",     "manifest.json"};
+
+static void expect_damage(const char *dir, const char *what, size_t at) {
+    Error err = {.message = ""};
+    if (checkpoint_verify(dir, &err) == OK) fail_msg("%s at byte %zu: not noticed", what, at);
+    assert_true(err.message[0] != 0);
+}
+
+static void damage_part(const char *dir, const char *name) {
+    char *path = path_join(dir, name), *data;
+    size_t length;
+    Error err;
+    assert_int_equal(file_read(path, 1 << 20, &data, &length, &err), OK);
+    for (size_t i = 0; i < length; i++) {
+        data[i] ^= (char)(1 << i % 8);
+        files_write(path, data, length);
+        expect_damage(dir, name, i);
+        data[i] ^= (char)(1 << i % 8);
+    }
+    for (size_t n = 0; n < length; n += 1 + length / 64) {
+        files_write(path, data, n);
+        expect_damage(dir, name, n);
+    }
+    files_write(path, data, length + 1); /* the NUL that file_read puts after the content */
+    expect_damage(dir, name, length);
+    assert_int_equal(unlink(path), 0);
+    expect_damage(dir, name, 0);
+    assert_int_equal(symlink("/etc/passwd", path), 0);
+    expect_damage(dir, name, 0);
+    assert_int_equal(unlink(path), 0);
+    files_write(path, data, length);
+    assert_int_equal(checkpoint_verify(dir, &err), OK);
+    free(data);
+    free(path);
+}
+
+static void every_flipped_byte_and_truncation_is_noticed(void **state) {
+    (void)state;
+    const char *dir = files_path("damage");
+    char *one = step_dir(dir, 1);
+    must_save(dir, 1, 1);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) damage_part(one, parts[i]);
+    free(one);
+}
+
+static void flip(const char *dir, int step, const char *name, long at) {
+    char *one = step_dir(dir, step), *path = path_join(one, name);
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
+    int c = fgetc(f);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
+    fputc(c ^ 1, f);
+    assert_int_equal(fclose(f), 0);
+    free(path);
+    free(one);
+}
+
+static void a_damaged_one_is_passed_over(void **state) {
+    (void)state;
+    CheckpointSet set;
+    Error err;
+    int64_t step = 0;
+    const char *dir = files_path("fallback");
+    for (int i = 1; i <= 3; i++) must_save(dir, i, i);
+    flip(dir, 3, "model.safetensors", 700);
+    assert_int_equal(number_in(dir, &step), 2);
+    assert_int_equal(checkpoint_list(&set, dir, CHECK_CONTENTS, &err), OK);
+    assert_int_equal(set.count, 3);
+    assert_false(set.items[2].good);
+    assert_non_null(strstr(set.items[2].problem, "step-00000003/model.safetensors: w"));
+    assert_true(set.items[1].good && set.items[1].resumable && set.items[1].bytes > 1000);
+    checkpoint_set_free(&set);
+    flip(dir, 2, "manifest.json", 30);
+    assert_int_equal(number_in(dir, &step), 1);
+    flip(dir, 1, "state.json", 5);
+    assert_int_equal(number_in(dir, &step), -1);
+    must_save(dir, 3, 9); /* takes the place of the damaged one */
+    assert_int_equal(number_in(dir, &step), 9);
+}
+
+static void put_manifest(const char *dir, const char *body) {
+    Text text = {0};
+    char *path = path_join(dir, MANIFEST_FILE);
+    text_puts(&text, body);
+    text_printf(&text, "  \"checksum\": \"%016" PRIx64 "\"\n}\n", hash64(text.data, text.length));
+    files_write(path, text.data, text.length);
+    text_free(&text);
+    free(path);
+}
+
+#define HEAD                                                                                               \
+    "{\"format\": \"weft-checkpoint\", \"version\": 1, \"step\": 1, \"time\": \"\", \"resumable\": true, " \
+    "\"files\": "
+
+static void sealed_nonsense_is_refused(void **state) {
+    (void)state;
+    static const char *const bodies[] = {
+        "{",
+        "{\"format\": \"other\", \"version\": 1,",
+        "{\"format\": \"weft-checkpoint\", \"version\": 3, \"step\": 1, \"time\": \"\", \"resumable\": true, "
+        "\"files\": [],",
+        HEAD "{},",
+        HEAD "[1],",
+        HEAD "[{\"name\": \"../x\", \"bytes\": 1, \"checksum\": \"0123456789abcdef\"}],",
+        HEAD "[{\"name\": \"x\", \"bytes\": -1, \"checksum\": \"0123456789abcdef\"}],",
+        HEAD "[{\"name\": \"x\", \"bytes\": 1, \"checksum\": \"xyz\"}],",
+        HEAD "[{\"name\": \"x\", \"bytes\": 1, \"header\": \"0123456789abcdef\", \"tensors\": []}],",
+        HEAD "[{\"name\": \"x\", \"bytes\": 1, \"checksum\": \"0123456789abcdef\"}],"};
+    const char *dir = files_path("nonsense");
+    Error err;
+    assert_int_equal(file_make_dirs(dir, &err), OK);
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        put_manifest(dir, bodies[i]);
+        if (checkpoint_verify(dir, &err) == OK) fail_msg("accepted: %s", bodies[i]);
+    }
+    put_manifest(dir, bodies[2]);
+    assert_int_equal(checkpoint_verify(dir, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "version 3"));
+}
+
+static void only_proper_names_are_checkpoints(void **state) {
+    (void)state;
+    CheckpointSet set;
+    Error err;
+    static const char *const names[] = {"step-1",         "step-00000001x",     "step--0000001",
+                                        "step-000000010", ".tmp-step-00000001", "step-99999999999999999999",
+                                        "step-"};
+    const char *dir = files_path("names");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *path = path_join(dir, names[i]);
+        assert_int_equal(file_make_dirs(path, &err), OK);
+        free(path);
+    }
+    assert_int_equal(checkpoint_list(&set, dir, CHECK_MANIFEST, &err), OK);
+    assert_int_equal(set.count, 0);
+    checkpoint_set_free(&set);
+    must_save(dir, 123456789, 1);
+    assert_int_equal(number_in(dir, NULL), 1);
+}
+
+/* Faults. */
+
+/* What a run does at a save: three checkpoints stand, a fourth is written, the oldest goes. */
+static ErrorCode save_and_prune(const FileOps *ops, const char *dir, int64_t step, int number, Error *err) {
+    TRY(save_number(ops, dir, step, number, err));
+    return checkpoint_prune(ops, dir, (CheckpointKeep){.last = 2}, -1, CHECK_MANIFEST, NULL, err);
+}
+
+static void prepare(const char *dir) {
+    file_remove_tree(dir, NULL);
+    must_save(dir, 1, 1);
+    must_save(dir, 2, 2);
+}
+
+/* Calls that a save over `step` makes. */
+static int count_calls(const char *dir, int64_t step, bool no_exchange) {
+    Faults f = {.at = -1, .no_exchange = no_exchange};
+    FileOps ops = faulty_ops(&f);
+    Error err = {.message = ""};
+    prepare(dir);
+    if (save_and_prune(&ops, dir, step, 3, &err) != OK) fail_msg("%s", err.message);
+    text_free(&f.trace);
+    return f.calls;
+}
+
+/* A child is killed at one point; the old or the new checkpoint is there, whole, and the next save goes
+ * through. */
+static void kill_at(const char *dir, int64_t step, FaultKind kind, int at, bool no_exchange) {
+    prepare(dir);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        Faults f = {.kind = kind, .at = at, .no_exchange = no_exchange};
+        FileOps ops = faulty_ops(&f);
+        Error err;
+        save_and_prune(&ops, dir, step, 3, &err);
+        _exit(0);
+    }
+    int status = 0;
+    int64_t found_step = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    int found = number_in(dir, &found_step);
+    /* Where directories cannot be exchanged, the checkpoint before stands in. */
+    bool old_or_new = found == 2 || found == 3 || (no_exchange && found == 1);
+    if (!old_or_new)
+        fail_msg("killed %s call %d: found %d", kind == KILL_BEFORE ? "before" : "after", at, found);
+    assert_int_equal(found_step, found == 3 ? step : found);
+    must_save(dir, step + 1, 4);
+    Error err;
+    assert_int_equal(checkpoint_prune(NULL, dir, (CheckpointKeep){.last = 2}, -1, CHECK_CONTENTS, NULL, &err),
+                     OK);
+    assert_int_equal(number_in(dir, NULL), 4);
+    assert_int_equal(entries_with_dot(dir), 0);
+}
+
+static void kill_everywhere(const char *name, int64_t step, bool no_exchange) {
+    const char *dir = files_path(name);
+    int calls = count_calls(dir, step, no_exchange);
+    assert_true(calls > 30);
+    for (int at = 0; at < calls; at++) {
+        kill_at(dir, step, KILL_BEFORE, at, no_exchange);
+        kill_at(dir, step, KILL_AFTER, at, no_exchange);
+    }
+}
+
+static void a_kill_anywhere_leaves_the_old_or_the_new(void **state) {
+    (void)state;
+    kill_everywhere("kill-new", 3, false);
+    kill_everywhere("kill-same", 2, false);
+    kill_everywhere("kill-plain", 2, true);
+}
+
+static void fail_everywhere(const char *dir, int64_t step, int error) {
+    int calls = count_calls(dir, step, false);
+    for (int at = 0; at < calls; at++) {
+        Faults f = {.kind = FAIL, .at = at, .error = error};
+        FileOps ops = faulty_ops(&f);
+        Error err = {.message = ""};
+        prepare(dir);
+        ErrorCode code = save_and_prune(&ops, dir, step, 3, &err);
+        int found = number_in(dir, NULL);
+        if (found != 2 && found != 3) fail_msg("call %d failed: found %d", at, found);
+        if (code == OK)
+            assert_int_equal(found, 3);
+        else
+            assert_true(err.code == code && strstr(err.message, strerror(error)) != NULL);
+        text_free(&f.trace);
+    }
+}
+
+static void a_failing_call_leaves_the_old_or_the_new(void **state) {
+    (void)state;
+    const char *dir = files_path("fail");
+    fail_everywhere(dir, 3, ENOSPC);
+    fail_everywhere(dir, 3, EIO);
+    fail_everywhere(dir, 2, EIO);
+}
+
+static void interruptions_and_short_writes_do_no_harm(void **state) {
+    (void)state;
+    const char *dir = files_path("interrupt");
+    int calls = count_calls(dir, 3, false);
+    for (int at = -1; at < calls; at++) {
+        Faults f = {.kind = at < 0 ? SHORT_WRITES : INTERRUPT, .at = at};
+        FileOps ops = faulty_ops(&f);
+        Error err = {.message = ""};
+        prepare(dir);
+        if (save_and_prune(&ops, dir, 3, 3, &err) != OK) fail_msg("call %d interrupted: %s", at, err.message);
+        assert_int_equal(number_in(dir, NULL), 3);
+        text_free(&f.trace);
+    }
+}
+
+/* Where `word` next stands in the trace at or after `from`; fails when it is not there. */
+static size_t next(const char *trace, size_t from, const char *word) {
+    const char *found = strstr(trace + from, word);
+    if (found == NULL) fail_msg("no \"%s\" in \"%s\"", word, trace + from);
+    return (size_t)(found - trace);
+}
+
+static size_t last(const char *trace, const char *word) {
+    size_t at = next(trace, 0, word);
+    for (const char *found; (found = strstr(trace + at + 1, word)) != NULL;) at = (size_t)(found - trace);
+    return at;
+}
+
+/* What is opened at `from` is written, synced and closed; returns where that is. */
+static size_t synced(const char *trace, size_t from) {
+    size_t wrote = next(trace, from, "write "), sync = next(trace, wrote, "sync "),
+           closed = next(trace, from, "close ");
+    assert_true(sync < closed);
+    return closed;
+}
+
+/* A power cut keeps what was synced, in the order of the syncs. */
+static void syncs_stand_where_the_protocol_has_them(void **state) {
+    (void)state;
+    const char *dir = files_path("order");
+    Faults f = {.at = -1};
+    FileOps ops = faulty_ops(&f);
+    Error err;
+    prepare(dir);
+    text_clear(&f.trace);
+    assert_int_equal(save_number(&ops, dir, 3, 3, &err), OK);
+    const char *trace = f.trace.data;
+    size_t at = next(trace, 0, "mkdir ");
+    size_t sealed = next(trace, 0, "sync-temporary "), renamed = next(trace, 0, "rename ");
+    size_t manifest = last(trace, "create "), made = 0, filled = 0;
+    for (; at < manifest && (at = next(trace, at, "create ")) < manifest; made++) at = synced(trace, at);
+    for (at = next(trace, 0, "open "); at < manifest && filled < 2; filled++)
+        at = synced(trace, next(trace, at, "open "));
+    assert_int_equal(made + 1, sizeof parts / sizeof *parts);
+    assert_int_equal(filled, 2); /* the tensors of both files */
+    assert_true(at < manifest);
+    at = synced(trace, manifest);
+    assert_true(at < sealed && sealed < renamed);
+    at = next(trace, renamed, "sync-parent ");
+    at = next(trace, at, "symlink ");
+    at = next(trace, at, "rename ");
+    next(trace, at, "sync-parent ");
+    text_free(&f.trace);
+}
+
+static void steps_left(const char *dir, char out[128]) {
+    CheckpointSet set;
+    Error err;
+    size_t used = 0;
+    out[0] = 0;
+    assert_int_equal(checkpoint_list(&set, dir, CHECK_MANIFEST, &err), OK);
+    for (size_t i = 0; i < set.count; i++)
+        used += (size_t)snprintf(out + used, 128 - used, "%s%d", used ? " " : "", (int)set.items[i].step);
+    checkpoint_set_free(&set);
+}
+
+static void the_last_and_every_nth_are_kept(void **state) {
+    (void)state;
+    const char *dir = files_path("keep");
+    char left[128];
+    Error err;
+    int removed = 0;
+    for (int i = 1; i <= 8; i++) must_save(dir, 10 * i, i);
+    assert_int_equal(checkpoint_prune(NULL, dir, (CheckpointKeep){0, 0}, -1, CHECK_MANIFEST, &removed, &err),
+                     OK);
+    assert_int_equal(removed, 0);
+    assert_int_equal(checkpoint_prune(NULL, dir, (CheckpointKeep){3, 40}, 20, CHECK_MANIFEST, &removed, &err),
+                     OK);
+    steps_left(dir, left);
+    assert_string_equal(left, "20 40 60 70 80");
+    assert_int_equal(removed, 3);
+    /* A damaged one does not count, and is left for its owner to look at. */
+    flip(dir, 80, "optimizer.safetensors", 900);
+    assert_int_equal(checkpoint_prune(NULL, dir, (CheckpointKeep){1, 0}, -1, CHECK_CONTENTS, &removed, &err),
+                     OK);
+    steps_left(dir, left);
+    assert_string_equal(left, "60 70 80");
+}
+
+/* The background writer. */
+
+static CheckpointWriter *start_writer(const FileOps *ops, const char *dir, const Lists *l) {
+    CheckpointWriter *w;
+    Error err = {.message = ""};
+    size_t bytes = checkpoint_staging_bytes(&l->model, &l->optimizer);
+    WriterSetup setup = {
+        .ops = ops, .dir = dir, .keep = {2, 0}, .in_use = -1, .ranks = 1, .staging_bytes = bytes};
+    assert_true(bytes >= sizeof(float) * 3 * COUNT * ELEMENTS);
+    if (checkpoint_writer_start(&w, &setup, &err) != OK) fail_msg("%s", err.message);
+    return w;
+}
+
+static void the_writer_saves_what_was_there_at_the_call(void **state) {
+    (void)state;
+    const char *dir = files_path("async");
+    char left[128];
+    Faults f = {.at = -1, .slow = 3000};
+    FileOps ops = faulty_ops(&f);
+    Trainer t;
+    Lists l;
+    SaveReport report;
+    Error err = {.message = ""};
+    make_lists(&l, &t);
+    fill(&t, 1);
+    CheckpointWriter *w = start_writer(&ops, dir, &l);
+    assert_false(checkpoint_writer_report(w, &report));
+    for (int i = 1; i <= 4; i++) {
+        fill_values(&t, i);
+        CheckpointSave save = save_of(&l, &t, i);
+        if (checkpoint_writer_save(w, &save, &err) != OK) fail_msg("%s", err.message);
+        memset(t.values, 0x55, sizeof t.values); /* training goes on while the thread writes */
+        t.state[3] = '!';
+    }
+    assert_int_equal(checkpoint_writer_wait(w, &err), OK);
+    assert_true(checkpoint_writer_report(w, &report));
+    assert_int_equal(report.step, 4);
+    assert_true(report.bytes > 1000 && report.seconds > 0.015);
+    assert_true(report.waited > report.copied); /* three writes of 3 ms or more stand between two saves */
+    assert_int_equal(report.removed, 1);
+    assert_false(checkpoint_writer_report(w, &report));
+    assert_int_equal(checkpoint_writer_stop(w, &err), OK);
+    assert_int_equal(number_in(dir, NULL), 4);
+    steps_left(dir, left);
+    assert_string_equal(left, "3 4");
+    text_free(&f.trace);
+}
+
+static ErrorCode slow_fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+    usleep(3000);
+    return fetch(ctx, index, offset, bytes, host, err);
+}
+
+static ErrorCode failing_fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
+    (void)ctx, (void)index, (void)offset, (void)bytes, (void)host;
+    return error_set(err, ERR_IO, "the device is gone");
+}
+
+static void the_copy_may_run_beside_the_training(void **state) {
+    (void)state;
+    const char *dir = files_path("beside");
+    Trainer t;
+    Lists l;
+    SaveReport report;
+    Error err = {.message = ""};
+    fill(&t, 1);
+    make_lists(&l, &t);
+    l.model.fetch = slow_fetch;
+    CheckpointWriter *w = start_writer(NULL, dir, &l);
+    checkpoint_writer_copied(w); /* nothing is under way */
+    CheckpointSave save = save_of(&l, &t, 1);
+    assert_int_equal(checkpoint_writer_begin(w, &save, &err), OK);
+    checkpoint_writer_copied(w);
+    memset(t.values, 0x55, sizeof t.values); /* the next update */
+    assert_int_equal(checkpoint_writer_wait(w, &err), OK);
+    assert_true(checkpoint_writer_report(w, &report));
+    assert_true(report.copied > 0.009);
+    assert_int_equal(number_in(dir, NULL), 1);
+    l.model.fetch = failing_fetch;
+    save.step = 2;
+    assert_int_equal(checkpoint_writer_save(w, &save, &err), OK);
+    assert_int_equal(checkpoint_writer_wait(w, &err), ERR_IO);
+    assert_non_null(strstr(err.message, "the device is gone"));
+    assert_int_equal(checkpoint_writer_stop(w, &err), OK);
+    assert_int_equal(number_in(dir, NULL), 1);
+}
+
+static void a_failure_in_the_background_is_returned_once(void **state) {
+    (void)state;
+    const char *dir = files_path("async-fail");
+    Faults f = {.kind = FAIL, .at = 5, .error = ENOSPC};
+    FileOps ops = faulty_ops(&f);
+    Trainer t;
+    Lists l;
+    Error err = {.message = ""};
+    fill(&t, 1);
+    make_lists(&l, &t);
+    CheckpointWriter *w = start_writer(&ops, dir, &l);
+    CheckpointSave save = save_of(&l, &t, 1);
+    assert_int_equal(checkpoint_writer_save(w, &save, &err), OK);
+    ErrorCode code = checkpoint_writer_save(w, &save, &err);
+    assert_true(code != OK && strstr(err.message, "step 1") != NULL &&
+                strstr(err.message, strerror(ENOSPC)) != NULL);
+    assert_int_equal(checkpoint_writer_save(w, &save, &err), OK);
+    assert_int_equal(checkpoint_writer_stop(w, &err), OK);
+    assert_int_equal(number_in(dir, NULL), 1);
+    assert_int_equal(checkpoint_writer_stop(NULL, &err), OK);
+    text_free(&f.trace);
+}
+
+static void the_interval_is_youngs(void **state) {
+    (void)state;
+    double t = checkpoint_interval(11100.0, 6.3, 10.0);
+    assert_true(t > 373.9 && t < 374.1);
+    t = checkpoint_interval(100.0, 0.01, 60.0);
+    assert_true(t > 59.9 && t < 60.1);
+}
+
+static void companions_are_json(void **state) {
+    (void)state;
+    Text text = {0};
+    cJSON *root;
+    Error err;
+    ModelConfig c = {.bos_token_id = -1, .eos_token_id = 7};
+    checkpoint_generation_config(&c, &text);
+    assert_int_equal(json_parse("generation", text.data, text.length, &root, &err), OK);
+    assert_null(cJSON_GetObjectItem(root, "bos_token_id"));
+    assert_int_equal(cJSON_GetObjectItem(root, "eos_token_id")->valueint, 7);
+    cJSON_Delete(root);
+    text_clear(&text);
+    checkpoint_tokenizer_config(NULL, "<|end_of_text|>", 512, &text);
+    assert_int_equal(json_parse("tokenizer", text.data, text.length, &root, &err), OK);
+    assert_string_equal(cJSON_GetObjectItem(root, "eos_token")->valuestring, "<|end_of_text|>");
+    cJSON_Delete(root);
+    text_free(&text);
+}
+
+static int set_up(void **state) {
+    log_set_level(LOG_ERROR); /* the warnings about damage are expected here */
+    return files_setup_in_memory(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_saved_is_loaded),
+        cmocka_unit_test(weights_alone_are_not_resumed),
+        cmocka_unit_test(nothing_there_is_an_error),
+        cmocka_unit_test(every_flipped_byte_and_truncation_is_noticed),
+        cmocka_unit_test(a_damaged_one_is_passed_over),
+        cmocka_unit_test(sealed_nonsense_is_refused),
+        cmocka_unit_test(only_proper_names_are_checkpoints),
+        cmocka_unit_test(a_kill_anywhere_leaves_the_old_or_the_new),
+        cmocka_unit_test(a_failing_call_leaves_the_old_or_the_new),
+        cmocka_unit_test(interruptions_and_short_writes_do_no_harm),
+        cmocka_unit_test(syncs_stand_where_the_protocol_has_them),
+        cmocka_unit_test(the_last_and_every_nth_are_kept),
+        cmocka_unit_test(the_writer_saves_what_was_there_at_the_call),
+        cmocka_unit_test(the_copy_may_run_beside_the_training),
+        cmocka_unit_test(a_failure_in_the_background_is_returned_once),
+        cmocka_unit_test(the_interval_is_youngs),
+        cmocka_unit_test(companions_are_json),
+    };
+    return cmocka_run_group_tests(tests, set_up, files_teardown);
+}

@@ -1,0 +1,626 @@
+/* Ranks and what they tell each other. Run alone it tests the one rank that needs no MPI; under mpirun with
+ * any number of ranks every operation is held against what one process computes. With an argument it plays a
+ * failure, for test_comm_failures.sh. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "comm/comm.h"
+#include "comm/launch.h"
+
+static Comm *comm;
+static Error err;
+
+/* A check that fails on one rank must not leave the others waiting. */
+#define EXPECT(condition)                                                                       \
+    do {                                                                                        \
+        if (condition) break;                                                                   \
+        error_set(&err, ERR_INTERNAL, "%s:%d: expected %s: %s", __FILE__, __LINE__, #condition, \
+                  err.message);                                                                 \
+        comm_fail(comm, &err);                                                                  \
+        fail_msg("%s", err.message);                                                            \
+    } while (0)
+#define EXPECT_OK(call) EXPECT((call) == OK)
+
+/* ---- tensor memory ---- */
+
+static Pool pool = {.name = "test"};
+static Device device;
+
+static void *take(size_t bytes) { return pool_take(&pool, bytes); }
+static void begin_pool(size_t bytes) {
+    pool_take(&pool, bytes);
+    EXPECT_OK(pool_commit(&pool, &err));
+}
+static void upload(void *to, const void *from, size_t bytes) {
+    OP(&device, OP_UPLOAD, upload, to, from, bytes);
+}
+static void download(void *to, const void *from, size_t bytes) {
+    OP(&device, OP_DOWNLOAD, download, to, from, bytes);
+}
+
+/* Ranks at random times, so that nothing depends on who comes first. */
+static void dawdle(uint64_t key) {
+    double share = rng_uniform(77 + key, (uint64_t)comm_rank(comm));
+    nanosleep(&(struct timespec){0, (long)(share * 3e6)}, NULL);
+}
+
+/* ---- expectations ---- */
+
+static double random_share(uint64_t key, int64_t i) {
+    uint64_t x = (key + 1) * 0x9e3779b97f4a7c15u + (uint64_t)i * 0xd1342543de82ef95u;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    return (double)((x ^ x >> 32) >> 11) / 9007199254740992.0;
+}
+
+/* Element i of what rank r brings: numbers whose sum depends on the order. */
+static float value_f32(int r, int64_t i) {
+    return (float)(random_share(1000 + (uint64_t)r, i) * 2 - 1) * (float)(1 + i % 7 * 1000);
+}
+static int64_t value_i64(int r, int64_t i) {
+    return (int64_t)(random_share(2000 + (uint64_t)r, i) * 1e18) - (r % 2) * i;
+}
+
+/* The canonical tree over ranks[0..n). */
+static float tree(const int *ranks, int n, int64_t i) {
+    int half = 1;
+    if (n == 1) return value_f32(ranks[0], i);
+    while (2 * half < n) half *= 2;
+    return tree(ranks, half, i) + tree(ranks + half, n - half, i);
+}
+
+static void expected_sum(CommType type, const int *ranks, int n, int64_t i, void *out) {
+    if (type == COMM_F32) {
+        float sum = tree(ranks, n, i);
+        memcpy(out, &sum, sizeof sum);
+    } else {
+        uint64_t sum = 0;
+        for (int p = 0; p < n; p++) sum += (uint64_t)value_i64(ranks[p], i);
+        memcpy(out, &sum, sizeof sum);
+    }
+}
+
+static size_t bytes_of(CommType type) { return type == COMM_F32 ? 4 : 8; }
+
+static void put_value(CommType type, int r, int64_t i, void *out) {
+    float f = value_f32(r, i);
+    int64_t n = value_i64(r, i);
+    memcpy(out, type == COMM_F32 ? (void *)&f : (void *)&n, bytes_of(type));
+}
+
+static Mesh mesh;
+static int axis_ranks(Axis axis, int ranks[64]) {
+    int at[AXES];
+    mesh_coordinates(&mesh, comm_rank(comm), at);
+    for (int p = 0; p < mesh.degree[axis]; p++) {
+        at[axis] = p;
+        ranks[p] = mesh_rank(&mesh, at);
+    }
+    return mesh.degree[axis];
+}
+
+static const int64_t counts[] = {0, 1, 2, 3, 15, 64, 1001, 65537, 1500017};
+enum { COUNTS = sizeof counts / sizeof *counts };
+static const Axis used_axes[] = {AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD};
+
+/* ---- collectives ---- */
+
+static void check_all_gather(Axis axis, int64_t count, bool inside) {
+    int ranks[64], n = axis_ranks(axis, ranks);
+    size_t bytes = (size_t)count;
+    begin_pool((size_t)n * bytes + bytes + 256);
+    char *all = take((size_t)n * bytes + 64),
+         *mine = inside ? all + (size_t)comm_axis_rank(comm, axis) * bytes : take(bytes + 64);
+    char *host = malloc((size_t)n * bytes + 1);
+    for (size_t i = 0; i < bytes; i++) host[i] = (char)(comm_rank(comm) * 7 + (int)i);
+    upload(mine, host, bytes);
+    CommHandle handle;
+    dawdle(bytes);
+    EXPECT_OK(comm_all_gather(comm, axis, mine, all, bytes, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    download(host, all, (size_t)n * bytes);
+    for (int p = 0; p < n; p++)
+        for (size_t i = 0; i < bytes; i++)
+            EXPECT(host[(size_t)p * bytes + i] == (char)(ranks[p] * 7 + (int)i));
+    free(host);
+    pool_free(&pool);
+}
+
+static void test_all_gather(void **state) {
+    (void)state;
+    for (int a = 0; a < 3; a++)
+        for (int k = 0; k < COUNTS; k++)
+            if (comm_axis_size(comm, used_axes[a]) > 1 || counts[k] < 2000)
+                for (int inside = 0; inside < 2; inside++) check_all_gather(used_axes[a], counts[k], inside);
+}
+
+/* The expected sum is computed at every element of small parts, at some of large ones. */
+static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
+
+static void check_reduce_scatter(Axis axis, CommType type, int64_t count, bool inside) {
+    int ranks[64], n = axis_ranks(axis, ranks), me = comm_axis_rank(comm, axis);
+    size_t each = bytes_of(type), bytes = (size_t)count * each;
+    size_t room = comm_reduce_scatter_workspace(n, type, count);
+    begin_pool((size_t)n * bytes + bytes + room + 256);
+    char *in = take((size_t)n * bytes + 64), *out = inside ? in + (size_t)me * bytes : take(bytes + 64),
+         *work = take(room + 1);
+    char *host = malloc((size_t)n * bytes + 1);
+    for (int64_t i = 0; i < n * count; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    upload(in, host, (size_t)n * bytes);
+    CommHandle handle;
+    dawdle(bytes + 1);
+    EXPECT_OK(comm_reduce_scatter(comm, axis, type, in, out, count, work, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    download(host, out, bytes);
+    for (int64_t i = 0; i < count; i += stride_of(count)) {
+        char want[8];
+        expected_sum(type, ranks, n, me * count + i, want);
+        EXPECT(memcmp(want, host + (size_t)i * each, each) == 0);
+    }
+    free(host);
+    pool_free(&pool);
+}
+
+static void check_all_reduce(Axis axis, CommType type, int64_t count) {
+    int ranks[64], n = axis_ranks(axis, ranks);
+    size_t each = bytes_of(type), bytes = (size_t)count * each,
+           room = comm_all_reduce_workspace(n, type, count);
+    begin_pool(bytes + room + 256);
+    char *data = take(bytes + 1), *work = take(room + 1), *host = malloc(bytes + 1);
+    for (int64_t i = 0; i < count; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    upload(data, host, bytes);
+    CommHandle handle;
+    dawdle(bytes + 2);
+    EXPECT_OK(comm_all_reduce(comm, axis, type, data, count, work, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    download(host, data, bytes);
+    for (int64_t i = 0; i < count; i += stride_of(count)) {
+        char want[8];
+        expected_sum(type, ranks, n, i, want);
+        EXPECT(memcmp(want, host + (size_t)i * each, each) == 0);
+    }
+    free(host);
+    pool_free(&pool);
+}
+
+static void test_sums(void **state) {
+    (void)state;
+    for (int a = 0; a < 3; a++)
+        for (int type = COMM_F32; type <= COMM_I64; type++)
+            for (int k = 0; k < COUNTS; k++) {
+                if (comm_axis_size(comm, used_axes[a]) == 1 && counts[k] > 2000) continue;
+                check_reduce_scatter(used_axes[a], (CommType)type, counts[k], false);
+                check_reduce_scatter(used_axes[a], (CommType)type, counts[k], true);
+                check_all_reduce(used_axes[a], (CommType)type, counts[k]);
+            }
+}
+
+/* ---- a sum of sums has the bits of the whole sum ---- */
+
+/* Reduce-scatter over dp_shard and all-reduce over dp_replicate: element i of all data-parallel ranks, in the
+ * tree over them. */
+static void test_sum_of_sums(void **state) {
+    (void)state;
+    int shards = comm_axis_size(comm, AXIS_DP_SHARD), dp = mesh_dp_degree(&mesh), ranks[64];
+    if ((shards & (shards - 1)) != 0) return;
+    int64_t count = 1237;
+    size_t bytes = (size_t)count * sizeof(float),
+           room = comm_reduce_scatter_workspace(shards, COMM_F32, count);
+    size_t room2 = comm_all_reduce_workspace(comm_axis_size(comm, AXIS_DP_REPLICATE), COMM_F32, count);
+    begin_pool((size_t)shards * bytes + room + room2 + 512);
+    float *in = take((size_t)shards * bytes), *out = in + comm_axis_rank(comm, AXIS_DP_SHARD) * count;
+    void *work = take(room), *work2 = take(room2);
+    float *host = malloc((size_t)shards * bytes);
+    for (int64_t i = 0; i < shards * count; i++) host[i] = value_f32(comm_rank(comm), i);
+    upload(in, host, (size_t)shards * bytes);
+    CommHandle handle;
+    EXPECT_OK(comm_reduce_scatter(comm, AXIS_DP_SHARD, COMM_F32, in, out, count, work, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_reduce(comm, AXIS_DP_REPLICATE, COMM_F32, out, count, work2, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    download(host, out, bytes);
+    int first = comm_rank(comm) - mesh_dp_rank(&mesh, comm_rank(comm));
+    for (int p = 0; p < dp; p++) ranks[p] = first + p;
+    for (int64_t i = 0; i < count; i++)
+        EXPECT(host[i] == tree(ranks, dp, comm_axis_rank(comm, AXIS_DP_SHARD) * count + i));
+    free(host);
+    pool_free(&pool);
+}
+
+/* ---- many at a time, and what they send ---- */
+
+/* Several operations on two axes under way together, each axis with one workspace for all of its own; the
+ * last started is waited for first. */
+static void test_many_under_way(void **state) {
+    (void)state;
+    enum { MANY = 12 };
+    int ranks[64], n = comm_axis_size(comm, AXIS_DP_SHARD), n2 = comm_axis_size(comm, AXIS_DP_REPLICATE);
+    int64_t count = 300011;
+    size_t bytes = (size_t)count * sizeof(int64_t),
+           room = comm_all_reduce_workspace(n > n2 ? n : n2, COMM_I64, count);
+    begin_pool(MANY * (bytes + 64) + 2 * (room + 64));
+    CommHandle handles[MANY];
+    int64_t *data[MANY], *host = malloc(bytes);
+    char *works[2] = {take(room), take(room)};
+    for (int k = 0; k < MANY; k++) {
+        Axis axis = k % 2 ? AXIS_DP_SHARD : AXIS_DP_REPLICATE;
+        data[k] = take(bytes);
+        for (int64_t i = 0; i < count; i++) host[i] = value_i64(comm_rank(comm), i + k);
+        upload(data[k], host, bytes);
+        EXPECT_OK(comm_all_reduce(comm, axis, COMM_I64, data[k], count, works[k % 2], &handles[k], &err));
+        dawdle((uint64_t)k);
+    }
+    for (int k = MANY - 1; k >= 0; k--) EXPECT_OK(comm_wait(comm, handles[k], &err));
+    for (int k = 0; k < MANY; k++) {
+        n = axis_ranks(k % 2 ? AXIS_DP_SHARD : AXIS_DP_REPLICATE, ranks);
+        download(host, data[k], bytes);
+        for (int64_t i = 0; i < count; i += 101) {
+            int64_t want;
+            expected_sum(COMM_I64, ranks, n, i + k, &want);
+            EXPECT(host[i] == want);
+        }
+    }
+    free(host);
+    pool_free(&pool);
+}
+
+static void test_traffic_is_minimal(void **state) {
+    (void)state;
+    int n = comm_axis_size(comm, AXIS_DP_SHARD);
+    int64_t count = 3 * 64 * 1024;
+    size_t bytes = (size_t)count * sizeof(float), room = comm_reduce_scatter_workspace(n, COMM_F32, count);
+    begin_pool((size_t)n * bytes + room + 256);
+    char *in = take((size_t)n * bytes), *work = take(room + 1),
+         *mine = in + (size_t)comm_axis_rank(comm, AXIS_DP_SHARD) * bytes;
+    CommHandle handle;
+    comm_reset_traffic(comm);
+    EXPECT_OK(comm_reduce_scatter(comm, AXIS_DP_SHARD, COMM_F32, in, mine, count, work, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT(comm_axis_traffic(comm, AXIS_DP_SHARD).bytes == comm_part_traffic(n, (int64_t)bytes));
+    EXPECT_OK(comm_all_gather(comm, AXIS_DP_SHARD, mine, in, bytes, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT(comm_axis_traffic(comm, AXIS_DP_SHARD).bytes == 2 * comm_part_traffic(n, (int64_t)bytes));
+    EXPECT(comm_axis_traffic(comm, AXIS_DP_REPLICATE).bytes == 0);
+    comm_reset_traffic(comm);
+    /* All n parts are one tensor: its all-reduce costs as much as both of the above. */
+    EXPECT_OK(comm_all_reduce(comm, AXIS_DP_SHARD, COMM_F32, in, count, work, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    int64_t sent = comm_axis_traffic(comm, AXIS_DP_SHARD).bytes, least = 2 * (n - 1) * (int64_t)bytes / n;
+    EXPECT(sent >= least - 2048 && sent <= least + 2048);
+    pool_free(&pool);
+}
+
+/* ---- messages ---- */
+
+static void fill_message(char *host, size_t bytes, int from, int number) {
+    for (size_t i = 0; i < bytes; i++) host[i] = (char)(from * 31 + number * 3 + (int)i);
+}
+
+/* In a ring, MESSAGES to the next rank; the receives are posted in another order than the sends. */
+static void test_messages_in_any_order(void **state) {
+    (void)state;
+    enum { MESSAGES = 10 };
+    static const size_t sizes[MESSAGES] = {0, 1, 7, 4096, 65536, 100001, 9000000, 3, 5, 64};
+    int size = comm_size(comm), rank = comm_rank(comm), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
+    if (size == 1) return;
+    begin_pool(2 * 10000000);
+    char *host = malloc(9000000), *out[MESSAGES], *in[MESSAGES];
+    CommHandle sends[MESSAGES], receives[MESSAGES];
+    comm_reset_traffic(comm);
+    int64_t total = 0;
+    for (int k = 0; k < MESSAGES; k++) {
+        out[k] = take(sizes[k] + 1);
+        in[k] = take(sizes[k] + 1);
+        fill_message(host, sizes[k], rank, k);
+        upload(out[k], host, sizes[k]);
+        EXPECT_OK(comm_send(comm, next, comm_key(k % 2, 1000 - k, 7), out[k], sizes[k], &sends[k], &err));
+        total += (int64_t)sizes[k];
+    }
+    for (int i = 0; i < MESSAGES; i++) {
+        int k = i * 7 % MESSAGES;
+        dawdle((uint64_t)i);
+        EXPECT_OK(comm_recv(comm, before, comm_key(k % 2, 1000 - k, 7), in[k], sizes[k], &receives[k], &err));
+    }
+    for (int k = 0; k < MESSAGES; k++) {
+        EXPECT_OK(comm_wait(comm, receives[k], &err));
+        char *want = malloc(sizes[k] + 1);
+        fill_message(want, sizes[k], before, k);
+        download(host, in[k], sizes[k]);
+        EXPECT(memcmp(host, want, sizes[k]) == 0);
+        free(want);
+    }
+    for (int k = 0; k < MESSAGES; k++) EXPECT_OK(comm_wait(comm, sends[k], &err));
+    EXPECT(comm_point_traffic(comm).bytes == total);
+    EXPECT(comm_point_traffic(comm).messages == MESSAGES);
+    free(host);
+    pool_free(&pool);
+}
+
+/* Numbers may go down, and receives be posted in an order that has nothing to do with that of the sends: what
+ * a pipeline does that takes microbatches in an order of its own. */
+static void test_numbers_in_any_order(void **state) {
+    (void)state;
+    enum { MESSAGES = 32, BYTES = 9000 };
+    int size = comm_size(comm), rank = comm_rank(comm), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
+    if (size == 1) return;
+    begin_pool(2 * MESSAGES * (BYTES + POOL_ALIGN));
+    char *host = malloc(BYTES), *want = malloc(BYTES), *out[MESSAGES], *in[MESSAGES];
+    CommHandle sends[MESSAGES], receives[MESSAGES];
+    for (int k = 0; k < MESSAGES; k++) out[k] = take(BYTES), in[k] = take(BYTES);
+    for (int i = 0; i < MESSAGES; i++) {
+        int down = MESSAGES - 1 - i, any = 13 * i % MESSAGES;
+        fill_message(host, BYTES, rank, down);
+        upload(out[down], host, BYTES);
+        EXPECT_OK(comm_send(comm, next, comm_key(1, 3, 1000 + down), out[down], BYTES, &sends[down], &err));
+        EXPECT_OK(comm_recv(comm, before, comm_key(1, 3, 1000 + any), in[any], BYTES, &receives[any], &err));
+        dawdle((uint64_t)i);
+    }
+    for (int k = 0; k < MESSAGES; k++) {
+        EXPECT_OK(comm_wait(comm, receives[k], &err));
+        fill_message(want, BYTES, before, k);
+        download(host, in[k], BYTES);
+        EXPECT(memcmp(host, want, BYTES) == 0);
+    }
+    for (int k = 0; k < MESSAGES; k++) EXPECT_OK(comm_wait(comm, sends[k], &err));
+    free(host);
+    free(want);
+    pool_free(&pool);
+}
+
+/* ---- small ones ---- */
+
+typedef struct Record {
+    int count, order[64];
+} Record;
+
+static void append(void *into, const void *from) {
+    Record *a = into;
+    const Record *b = from;
+    for (int i = 0; i < b->count; i++) a->order[a->count++] = b->order[i];
+}
+
+static void test_small(void **state) {
+    (void)state;
+    int size = comm_size(comm), rank = comm_rank(comm);
+    Record r = {1, {rank}};
+    EXPECT_OK(comm_combine(comm, &r, sizeof r, append, &err));
+    EXPECT(r.count == size);
+    for (int p = 0; p < size; p++) EXPECT(r.order[p] == p);
+    for (int root = 0; root < size; root++) {
+        char text[100] = "";
+        if (rank == root) snprintf(text, sizeof text, "from %d", root);
+        EXPECT_OK(comm_broadcast(comm, text, sizeof text, root, &err));
+        char want[100];
+        snprintf(want, sizeof want, "from %d", root);
+        EXPECT(strcmp(text, want) == 0);
+    }
+    EXPECT_OK(comm_barrier(comm, &err));
+}
+
+static void test_gather_of_pieces(void **state) {
+    (void)state;
+    char mine[64], *all = NULL;
+    size_t lengths[64], at = 0;
+    memset(mine, 'a' + comm_rank(comm), sizeof mine);
+    /* Rank 1 brings nothing. */
+    size_t bytes = comm_rank(comm) == 1 ? 0 : (size_t)comm_rank(comm) + 3;
+    EXPECT_OK(comm_gather(comm, mine, bytes, &all, lengths, &err));
+    EXPECT((all != NULL) == (comm_rank(comm) == 0));
+    for (int p = 0; all && p < comm_size(comm); p++) {
+        EXPECT(lengths[p] == (p == 1 ? 0 : (size_t)p + 3));
+        for (size_t i = 0; i < lengths[p]; i++) EXPECT(all[at++] == 'a' + p);
+    }
+    free(all);
+}
+
+static void test_agreement(void **state) {
+    (void)state;
+    Error e = {0};
+    int size = comm_size(comm), rank = comm_rank(comm);
+    EXPECT(comm_agree(comm, OK, &e) == OK);
+    /* Everyone from rank `first` on fails. */
+    for (int first = 0; first < size; first++) {
+        ErrorCode code = OK;
+        if (rank >= first) code = error_set(&e, rank == first ? ERR_DATA : ERR_IO, "of %d", rank);
+        EXPECT(comm_agree(comm, code, &e) == ERR_DATA);
+        char want[64];
+        snprintf(want, sizeof want, first == 0 ? "of 0" : "rank %d: of %d", first, first);
+        EXPECT(strcmp(e.message, want) == 0 && e.code == ERR_DATA);
+        EXPECT(e.told == (rank != first));
+    }
+}
+
+static void test_places(void **state) {
+    (void)state;
+    int at[AXES];
+    mesh_coordinates(&mesh, comm_rank(comm), at);
+    for (int a = 0; a < AXES; a++) {
+        EXPECT(comm_axis_rank(comm, (Axis)a) == at[a]);
+        EXPECT(comm_axis_size(comm, (Axis)a) == mesh.degree[a]);
+    }
+    EXPECT(comm_local_size(comm) == comm_size(comm) && comm_local_rank(comm) == comm_rank(comm));
+    bool done = false;
+    EXPECT_OK(comm_test(comm, 0, &done, &err));
+    EXPECT(done);
+    EXPECT_OK(comm_poll(comm, &err));
+    EXPECT_OK(comm_wait(comm, 0, &err));
+}
+
+static void take_larger(void *into, const void *from) {
+    if (*(const int *)from > *(int *)into) *(int *)into = *(const int *)from;
+}
+
+/* ---- running ---- */
+
+static int number_of(const char *name, int otherwise) {
+    return getenv(name) ? atoi(getenv(name)) : otherwise;
+}
+
+static int open_all(void **state) {
+    (void)state;
+    EXPECT_OK(comm_set_mesh(comm, &mesh, &err));
+    if (device_open_cpu(&device, NULL, 1, &err) != OK) return -1;
+    if (number_of("TEST_DEVICE", 0)) comm_set_device(comm, &device);
+    if (number_of("TEST_PROGRESS", 0)) EXPECT_OK(comm_start_progress(comm, &err));
+    return 0;
+}
+
+static int run_checks(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places),
+                                       cmocka_unit_test(test_all_gather),
+                                       cmocka_unit_test(test_sums),
+                                       cmocka_unit_test(test_sum_of_sums),
+                                       cmocka_unit_test(test_many_under_way),
+                                       cmocka_unit_test(test_traffic_is_minimal),
+                                       cmocka_unit_test(test_messages_in_any_order),
+                                       cmocka_unit_test(test_numbers_in_any_order),
+                                       cmocka_unit_test(test_small),
+                                       cmocka_unit_test(test_gather_of_pieces),
+                                       cmocka_unit_test(test_agreement)};
+    return cmocka_run_group_tests(tests, open_all, NULL);
+}
+
+/* ---- plays ---- */
+
+static volatile sig_atomic_t asked_to_stop;
+static void on_signal(int number) {
+    (void)number;
+    asked_to_stop = 1;
+}
+
+static void on_alarm(int number) {
+    (void)number;
+    raise(SIGSTOP);
+}
+
+static bool is_named(char **names) {
+    for (; *names; names++)
+        if (atoi(*names) == comm_rank(comm)) return true;
+    return false;
+}
+
+static void describe(void *context, char *out, size_t size) {
+    snprintf(out, size, "%s", (const char *)context);
+}
+
+/* Waits for a message of rank 0 (rank 0: of rank 1) that never comes. */
+static ErrorCode wait_in_vain(void) {
+    static char buffer[64];
+    CommHandle handle;
+    TRY(comm_recv(comm, comm_rank(comm) == 0, comm_key(0, 1, 1), buffer, sizeof buffer, &handle, &err));
+    return comm_wait(comm, handle, &err);
+}
+
+static ErrorCode play_sizes(void) {
+    static char buffer[8192];
+    CommHandle handle;
+    if (comm_rank(comm) == 1) {
+        TRY(comm_send(comm, 0, comm_key(0, 1, 1), buffer, 4096, &handle, &err));
+        TRY(comm_wait(comm, handle, &err));
+        return wait_in_vain();
+    }
+    if (comm_rank(comm) != 0) return wait_in_vain();
+    TRY(comm_recv(comm, 1, comm_key(0, 1, 1), buffer, 8192, &handle, &err));
+    return comm_wait(comm, handle, &err);
+}
+
+/* Signals come to ranks at different times: what counts is what they agree on. */
+static ErrorCode play_stop(void) {
+    for (int stops = 0; !stops;) {
+        stops = asked_to_stop;
+        TRY(comm_combine(comm, &stops, sizeof stops, take_larger, &err));
+        nanosleep(&(struct timespec){0, 20000000}, NULL);
+    }
+    return comm_agree(comm, error_set(&err, ERR_STOPPED, "stopped on request"), &err);
+}
+
+/* The last word is said, and signals come too late. */
+static ErrorCode play_through(void) {
+    ErrorCode code = play_stop();
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
+    comm_report(comm, &err);
+    nanosleep(&(struct timespec){1, 0}, NULL);
+    return code;
+}
+
+/* Stopped in the middle of a wait. */
+static void freeze_soon(void) {
+    struct itimerval soon = {.it_value = {.tv_usec = 200000}};
+    signal(SIGALRM, on_alarm);
+    setitimer(ITIMER_REAL, &soon, NULL);
+}
+
+/* play NAME [RANK...]: what the ranks named do; the others wait for something. Everything ends through
+ * comm_fail, but what was agreed. */
+static ErrorCode play(const char *name, char **ranks) {
+    static char doing[] = "the play";
+    bool named = is_named(ranks);
+    ErrorCode code = OK;
+    signal(SIGUSR1, on_signal);
+    TRY(comm_watchdog_start(comm, number_of("TEST_WATCHDOG", 60), describe, doing, &err));
+    TRY(comm_barrier(comm, &err));
+    if (comm_rank(comm) == 0) printf("ready\n");
+    fflush(stdout);
+    if (strcmp(name, "agree") == 0 && named)
+        fprintf(stderr, "[host:29200] Read -1, expected 11008, errno = 3\n");
+    if (strcmp(name, "agree") == 0)
+        return comm_agree(comm, named ? error_set(&err, ERR_DATA, "bad play") : OK, &err);
+    if (strcmp(name, "stop") == 0) return play_stop();
+    if (strcmp(name, "through") == 0) return play_through();
+    if (strcmp(name, "kill") == 0 && named) raise(SIGKILL);
+    if (strcmp(name, "freeze") == 0 && named) raise(SIGSTOP);
+    if (strcmp(name, "doze") == 0 && named) freeze_soon();
+    if (strcmp(name, "nap") == 0 && named) freeze_soon();
+    if ((strcmp(name, "busy") == 0 || strcmp(name, "nap") == 0) && named)
+        nanosleep(&(struct timespec){30, 0}, NULL), sleep(30);
+    if (strcmp(name, "fail") == 0 && named) code = error_set(&err, ERR_DATA, "bad play");
+    if (strcmp(name, "sizes") == 0) code = play_sizes();
+    if (code == OK) code = wait_in_vain();
+    comm_fail(comm, &err);
+    return code;
+}
+
+/* launch N ...: the rest of the command line by N ranks. */
+static int launch(int ranks, char **words) {
+    words[0] = (char *)(uintptr_t) "test_comm";
+    ErrorCode code = launch_ranks(ranks, words, &err);
+    if (code != OK && !err.told) fprintf(stderr, "test_comm: %s\n", err.message);
+    return (int)code;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2 && strcmp(argv[1], "launch") == 0) return launch(atoi(argv[2]), argv + 2);
+    if (comm_open(&comm, &err) != OK) {
+        if (!err.told) fprintf(stderr, "test_comm: %s\n", err.message);
+        return (int)err.code;
+    }
+    /* One report is enough. */
+    if (comm_rank(comm) != 0 && !freopen("/dev/null", "w", stdout)) return 1;
+    MeshOptions o = {number_of("TEST_PP", 1), number_of("TEST_REPLICATE", 1), -1, 1, 1, 1};
+    if (mesh_build(&mesh, &o, comm_size(comm), &err) != OK) comm_fail(comm, &err);
+    if (argc > 2 && strcmp(argv[1], "play") == 0) {
+        ErrorCode code = play(argv[2], argv + 3);
+        if (code != OK) comm_report(comm, &err);
+        comm_close(comm);
+        return (int)code;
+    }
+    int failed = run_checks();
+    device_close(&device);
+    comm_close(comm);
+    return failed ? 1 : 0;
+}

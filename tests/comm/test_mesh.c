@@ -1,0 +1,102 @@
+/* The mesh: places of ranks on the axes, and every rule that a configuration can break. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <string.h>
+
+#include "comm/mesh.h"
+
+static const MeshOptions one = {1, 1, -1, 1, 1, 1};
+
+static void test_left_ranks_become_shards(void **state) {
+    (void)state;
+    for (int world = 1; world <= 24; world++)
+        for (int pp = 1; pp <= 4; pp++)
+            for (int replicate = 1; replicate <= 3; replicate++) {
+                MeshOptions o = {pp, replicate, -1, 1, 1, 1};
+                Mesh m;
+                Error err = {0};
+                ErrorCode code = mesh_build(&m, &o, world, &err);
+                assert_int_equal(code, world % (pp * replicate) == 0 ? OK : ERR_CONFIG);
+                if (code != OK) continue;
+                assert_int_equal(m.world, world);
+                assert_int_equal(m.degree[AXIS_DP_SHARD], world / (pp * replicate));
+                assert_int_equal(mesh_dp_degree(&m) * pp, world);
+            }
+}
+
+/* The formula of the design, written out. */
+static void test_places(void **state) {
+    (void)state;
+    Mesh m;
+    Error err = {0};
+    assert_int_equal(mesh_build(&m, &(MeshOptions){2, 3, 4, 1, 1, 1}, 24, &err), OK);
+    for (int rank = 0; rank < 24; rank++) {
+        int at[AXES];
+        mesh_coordinates(&m, rank, at);
+        assert_int_equal(mesh_rank(&m, at), rank);
+        assert_int_equal(at[AXIS_PP], rank / 12);
+        assert_int_equal(at[AXIS_DP_REPLICATE], rank / 4 % 3);
+        assert_int_equal(at[AXIS_DP_SHARD], rank % 4);
+        assert_int_equal(mesh_dp_rank(&m, rank), rank % 12);
+    }
+}
+
+/* tp varies fastest, also where this version allows it only by hand. */
+static void test_order_of_axes(void **state) {
+    (void)state;
+    Mesh m = {{2, 2, 2, 2, 2}, 32};
+    int at[AXES] = {1, 0, 1, 0, 1}, back[AXES];
+    assert_int_equal(mesh_rank(&m, at), 16 + 4 + 1);
+    mesh_coordinates(&m, 2, back);
+    assert_int_equal(back[AXIS_CP], 1);
+    assert_int_equal(mesh_dp_rank(&m, 2), 0);
+    assert_int_equal(mesh_dp_rank(&m, 16 + 8 + 4), 3);
+    assert_string_equal(axis_name(AXIS_DP_SHARD), "dp_shard");
+}
+
+static void expect_refusal(MeshOptions o, int world, const char *const *said) {
+    Mesh m;
+    Error err = {0};
+    assert_int_equal(mesh_build(&m, &o, world, &err), ERR_CONFIG);
+    for (; *said; said++)
+        if (!strstr(err.message, *said)) fail_msg("\"%s\" does not say \"%s\"", err.message, *said);
+}
+#define EXPECT_REFUSAL(o, world, ...) expect_refusal(o, world, (const char *const[]){__VA_ARGS__, NULL})
+
+static void test_refusals_say_what_would_fit(void **state) {
+    (void)state;
+    MeshOptions o = one;
+    o.pp = 3;
+    EXPECT_REFUSAL(o, 4, "mesh.pp 3", "4 ranks", "3 or 6 ranks");
+    EXPECT_REFUSAL(o, 2, "at least 3 ranks", "there are 2");
+    o = one, o.dp_shard = 3, o.dp_replicate = 2;
+    EXPECT_REFUSAL(o, 4, "= 6", "there are 4 ranks", "start 6 ranks", "mesh.dp_shard to 2");
+    o = one, o.pp = 4, o.dp_shard = 2;
+    EXPECT_REFUSAL(o, 6, "= 8, but there are 6 ranks: start 8 ranks or change a degree");
+    EXPECT_REFUSAL(o, 2, "= 8, but there are 2 ranks: start 8 ranks or change a degree");
+    o = one, o.dp_shard = 0;
+    EXPECT_REFUSAL(o, 1, "mesh.dp_shard is 0", "or -1");
+    o = one, o.dp_replicate = -1;
+    EXPECT_REFUSAL(o, 1, "mesh.dp_replicate is -1", "at least 1");
+    o = one, o.tp = 2;
+    EXPECT_REFUSAL(o, 2, "mesh.tp is 2", "tensor parallelism");
+    o = one, o.cp = 2;
+    EXPECT_REFUSAL(o, 2, "mesh.cp is 2", "context parallelism");
+    o = one, o.ep = 4;
+    EXPECT_REFUSAL(o, 4, "mesh.ep is 4", "expert parallelism");
+    o = one, o.ep = 0;
+    EXPECT_REFUSAL(o, 4, "mesh.ep is 0", "at least 1");
+    o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1};
+    EXPECT_REFUSAL(o, 4, "mesh.pp");
+    o = (MeshOptions){1, 1, INT64_MAX, 1, 1, 1};
+    EXPECT_REFUSAL(o, 4, "mesh.dp_shard", "to 4");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_left_ranks_become_shards),
+                                       cmocka_unit_test(test_places), cmocka_unit_test(test_order_of_axes),
+                                       cmocka_unit_test(test_refusals_say_what_would_fit)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

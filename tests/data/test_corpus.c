@@ -1,0 +1,318 @@
+/* Documents of text and JSON-lines files: splitting, pieces, positions, compression, and what goes wrong with
+ * input files. */
+#include "support/files.h"
+
+#include <sys/stat.h>
+
+#include "data/corpus.h"
+
+typedef struct Documents {
+    Text all;         /* every piece, one after the other */
+    size_t ends[512]; /* of documents, in all */
+    size_t count, pieces;
+    CorpusPosition positions[512]; /* after each piece */
+    size_t piece_ends[512];
+    uint64_t lines[512];
+} Documents;
+
+static ErrorCode collect(const CorpusFile *file, const CorpusPosition *from, Documents *out, Error *err) {
+    *out = (Documents){0};
+    CorpusReader *r;
+    TRY(corpus_open(&r, file, from, err));
+    CorpusPiece piece;
+    bool more, inside = from && from->in_document;
+    ErrorCode code;
+    while ((code = corpus_next(r, &piece, &more, err)) == OK && more) {
+        assert_int_equal(piece.starts, !inside);
+        inside = !piece.ends;
+        text_add(&out->all, piece.bytes, piece.length);
+        out->lines[out->pieces] = piece.line;
+        out->positions[out->pieces] = corpus_position(r);
+        out->piece_ends[out->pieces++] = out->all.length;
+        if (piece.ends) out->ends[out->count++] = out->all.length;
+        assert_true(out->pieces < 512);
+    }
+    assert_false(code == OK && inside);
+    corpus_close(r);
+    return code;
+}
+
+static void expect_documents(SourceSplit split, const char *text, size_t count,
+                             const char *const *documents) {
+    CorpusFile file = {files_text("a.txt", text), FORMAT_AUTO, split, NULL};
+    Documents got;
+    Error err;
+    assert_int_equal(collect(&file, NULL, &got, &err), OK);
+    assert_int_equal(got.count, count);
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(got.ends[i] - at, strlen(documents[i]));
+        assert_memory_equal(got.all.data + at, documents[i], strlen(documents[i]));
+        at = got.ends[i];
+    }
+    text_free(&got.all);
+}
+
+static void test_split(void **state) {
+    (void)state;
+    const char *text = "\n \none\ntwo\n\n\nthree\r\n\r\nfour\n  \n";
+    expect_documents(SPLIT_FILE, text, 1, (const char *[]){text});
+    expect_documents(SPLIT_PARAGRAPHS, text, 3,
+                     (const char *[]){"\n \none\ntwo\n\n\n", "three\r\n\r\n", "four\n  \n"});
+    expect_documents(SPLIT_LINES, text, 4,
+                     (const char *[]){"\n \none\n", "two\n\n\n", "three\r\n\r\n", "four\n  \n"});
+    expect_documents(SPLIT_LINES, "no newline", 1, (const char *[]){"no newline"});
+    expect_documents(SPLIT_PARAGRAPHS, "\n\n\n", 1, (const char *[]){"\n\n\n"});
+    expect_documents(SPLIT_FILE, "", 0, NULL);
+    expect_documents(SPLIT_LINES, "", 0, NULL);
+    expect_documents(SPLIT_FILE, "\xef\xbb\xbfmarked", 1, (const char *[]){"marked"});
+    expect_documents(SPLIT_FILE, "\xef\xbb\xbf", 0, NULL);
+}
+
+/* Pseudo-text: words, newlines, blank lines, wide spaces, letters of several bytes. */
+static char *random_text(size_t length, unsigned seed) {
+    static const char *const parts[] = {
+        "word", " ", "\n", "\n\n", "\xc3\xa9", "\xe3\x80\x80", "\xe4\xb8\xad\xe6\x96\x87", "x", ".", "\n \n"};
+    char *out = malloc(length + 8);
+    size_t n = 0;
+    while (n < length) {
+        seed = seed * 1664525u + 1013904223u;
+        const char *part = parts[(seed >> 16) % 10];
+        memcpy(out + n, part, strlen(part));
+        n += strlen(part);
+    }
+    out[length] = 0;
+    return out;
+}
+
+static void test_long_documents_come_in_pieces(void **state) {
+    (void)state;
+    size_t length = 3u << 20;
+    char *text = random_text(length, 7);
+    CorpusFile file = {files_write("long.txt", text, length), FORMAT_TEXT, SPLIT_FILE, NULL};
+    Documents got;
+    Error err;
+    assert_int_equal(collect(&file, NULL, &got, &err), OK);
+    assert_int_equal(got.count, 1);
+    assert_true(got.pieces >= 10);
+    assert_int_equal(got.all.length, length);
+    assert_memory_equal(got.all.data, text, length);
+    for (size_t i = 0; i + 1 < got.pieces; i++) {
+        const char *cut = text + got.piece_ends[i];
+        assert_int_equal(cut[-1], '\n');
+        assert_true(cut[-2] != '\n' && cut[-2] != ' ' && cut[0] != '\n' && cut[0] != ' ');
+        assert_memory_not_equal(cut, "\xe3\x80\x80", 3);
+        assert_memory_not_equal(cut - 4, "\xe3\x80\x80", 3);
+    }
+    text_free(&got.all);
+    free(text);
+}
+
+static void test_text_without_newlines_is_cut_between_characters(void **state) {
+    (void)state;
+    size_t length = CORPUS_PIECE_LIMIT + 1000;
+    char *text = malloc(length);
+    for (size_t i = 0; i < length; i++) text[i] = "\xe4\xb8\xad"[i % 3];
+    for (int split = SPLIT_FILE; split <= SPLIT_LINES; split++) {
+        CorpusFile file = {files_write("wide.txt", text, length), FORMAT_TEXT, (SourceSplit)split, NULL};
+        Documents got;
+        Error err;
+        assert_int_equal(collect(&file, NULL, &got, &err), OK);
+        assert_int_equal(got.count, 1);
+        assert_int_equal(got.pieces, 2);
+        assert_int_equal(got.piece_ends[0] % 3, 0);
+        assert_true(got.piece_ends[0] <= CORPUS_PIECE_LIMIT);
+        assert_memory_equal(got.all.data, text, length);
+        text_free(&got.all);
+    }
+    free(text);
+}
+
+static void test_reading_goes_on_anywhere(void **state) {
+    (void)state;
+    size_t length = 900000;
+    char *text = random_text(length, 3);
+    files_write("plain.txt", text, length);
+    files_zstd("packed.txt.zst", text, length, SIZE_MAX);
+    free(text);
+    for (int i = 0; i < 2; i++) {
+        CorpusFile file = {files_path(i ? "packed.txt.zst" : "plain.txt"), FORMAT_AUTO, SPLIT_FILE, NULL};
+        Documents whole, rest;
+        Error err;
+        assert_int_equal(collect(&file, NULL, &whole, &err), OK);
+        assert_true(whole.pieces >= 3);
+        for (size_t p = 0; p < whole.pieces; p++) {
+            assert_int_equal(collect(&file, &whole.positions[p], &rest, &err), OK);
+            assert_int_equal(rest.pieces, whole.pieces - p - 1);
+            assert_int_equal(rest.all.length, whole.all.length - whole.piece_ends[p]);
+            if (rest.all.length)
+                assert_memory_equal(rest.all.data, whole.all.data + whole.piece_ends[p], rest.all.length);
+            for (size_t q = 0; q < rest.pieces; q++) assert_int_equal(rest.lines[q], whole.lines[p + 1 + q]);
+            text_free(&rest.all);
+        }
+        text_free(&whole.all);
+    }
+}
+
+static void test_json_lines(void **state) {
+    (void)state;
+    const char *text = "{\"text\": \"a\\u00e9\\n\"}\n\n   \r\n{\"other\": 1, \"text\": "
+                       "\"<|endoftext|>\"}\r\n{\"text\": \"\"}";
+    const char *expected[] = {"a\xc3\xa9\n", "<|endoftext|>", ""};
+    uint64_t lines[] = {1, 4, 5};
+    files_text("a.jsonl", text);
+    files_zstd("a.jsonl.zst", text, strlen(text), SIZE_MAX);
+    for (int i = 0; i < 2; i++) {
+        CorpusFile file = {files_path(i ? "a.jsonl.zst" : "a.jsonl"), FORMAT_AUTO, SPLIT_FILE, NULL};
+        assert_int_equal(corpus_format(&file), FORMAT_JSONL);
+        CorpusReader *r;
+        Error err;
+        assert_int_equal(corpus_open(&r, &file, NULL, &err), OK);
+        CorpusPiece piece;
+        bool more;
+        Text decoded = {0};
+        for (int d = 0; d < 3; d++) {
+            assert_int_equal(corpus_next(r, &piece, &more, &err), OK);
+            assert_true(more && piece.starts && piece.ends);
+            assert_int_equal(piece.line, lines[d]);
+            assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), OK);
+            assert_int_equal(decoded.length, strlen(expected[d]));
+            if (decoded.length) assert_string_equal(decoded.data, expected[d]);
+        }
+        assert_int_equal(corpus_next(r, &piece, &more, &err), OK);
+        assert_false(more);
+        text_free(&decoded);
+        corpus_close(r);
+    }
+}
+
+static void expect_bad_line(const char *line, const char *key, const char *part) {
+    CorpusFile file = {"dir/b.jsonl", FORMAT_JSONL, SPLIT_FILE, key};
+    CorpusPiece piece = {line, strlen(line), 17, true, true};
+    Text decoded = {0};
+    Error err = {0};
+    assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "dir/b.jsonl:17"));
+    if (!strstr(err.message, part)) fail_msg("'%s' is not in: %s", part, err.message);
+    text_free(&decoded);
+}
+
+static void test_nul_in_json_lines(void **state) {
+    static const char line[] = "{\"text\": \"a\\u0000b\"}";
+    CorpusFile file = {"b.jsonl", FORMAT_JSONL, SPLIT_FILE, NULL};
+    CorpusPiece piece = {line, sizeof line - 1, 1, true, true};
+    Text decoded = {0};
+    Error err = {0};
+    (void)state;
+    assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), OK);
+    assert_int_equal(decoded.length, 3);
+    assert_memory_equal(decoded.data, "a\0b", 3);
+    text_free(&decoded);
+}
+
+static void test_bad_json_lines(void **state) {
+    (void)state;
+    expect_bad_line("{\"text\": 01}", NULL, "dir/b.jsonl:17:10: a number");
+    expect_bad_line("{\"text\": \"a\"", NULL, "");
+    expect_bad_line("plain words", NULL, "");
+    expect_bad_line("[\"text\"]", NULL, "object");
+    expect_bad_line("{\"text\": 5}", NULL, "not a string");
+    expect_bad_line("{\"text\": null}", NULL, "not a string");
+    expect_bad_line("{\"content\": \"x\", \"\\u001b[31m\": 1}", NULL, "no key 'text'");
+    expect_bad_line("{\"text\": \"x\"}", "body", "no key 'body' in this line; it has: text");
+    expect_bad_line("{\"text\": \"x\"} trailing", NULL, "");
+    expect_bad_line("{\"text\": \"\xff\"}", NULL, "");
+}
+
+static ErrorCode read_all(const char *path, Error *err) {
+    CorpusFile file = {path, FORMAT_TEXT, SPLIT_FILE, NULL};
+    Documents got;
+    ErrorCode code = collect(&file, NULL, &got, err);
+    text_free(&got.all);
+    return code;
+}
+
+static void test_bad_files(void **state) {
+    (void)state;
+    Error err = {0};
+    assert_int_equal(read_all(files_path("missing.txt"), &err), ERR_NOINPUT);
+    assert_non_null(strstr(err.message, "missing.txt"));
+    assert_int_equal(read_all(files_root, &err), ERR_NOINPUT);
+    assert_int_equal(mkfifo(files_path("fifo"), 0600), 0);
+    assert_int_equal(read_all(files_path("fifo"), &err), ERR_NOINPUT);
+    assert_non_null(strstr(err.message, "not a regular file"));
+    assert_int_equal(read_all(files_write("a.gz", "\x1f\x8b\x08\0\0\0\0\0", 8), &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "gzip"));
+    assert_int_equal(read_all(files_write("a.xz",
+                                          "\xfd"
+                                          "7zXZ\0..",
+                                          8),
+                              &err),
+                     ERR_DATA);
+    assert_int_equal(read_all(files_write("a.bz2", "BZh91AY&", 8), &err), ERR_DATA);
+}
+
+static void test_bad_zstd(void **state) {
+    (void)state;
+    char *text = random_text(300000, 11);
+    Error err = {0};
+    files_zstd("whole.zst", text, 300000, SIZE_MAX);
+    size_t length;
+    char *packed = files_read("whole.zst", &length);
+    assert_int_equal(read_all(files_path("whole.zst"), &err), OK);
+    /* Cut at many places behind the magic number. */
+    for (size_t keep = 4; keep < length; keep += length / 37 + 1) {
+        assert_int_equal(read_all(files_write("cut.zst", packed, keep), &err), ERR_DATA);
+        assert_non_null(strstr(err.message, "truncated"));
+    }
+    packed[length / 2] ^= 0x55;
+    ErrorCode code = read_all(files_write("bad.zst", packed, length), &err);
+    assert_true(code == ERR_DATA || code == OK); /* frames without a checksum may decode to other text */
+    packed[length / 2] ^= 0x55;
+    memset(packed + 5, 0xff, 60);
+    assert_int_equal(read_all(files_write("bad.zst", packed, length), &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "damaged"));
+    free(packed);
+    /* Two frames are one file. */
+    files_zstd("two.zst", text, 1000, SIZE_MAX);
+    packed = files_read("two.zst", &length);
+    FILE *f = fopen(files_path("two.zst"), "ab");
+    fwrite(packed, 1, length, f);
+    fclose(f);
+    CorpusFile file = {files_path("two.zst"), FORMAT_TEXT, SPLIT_FILE, NULL};
+    Documents got;
+    assert_int_equal(collect(&file, NULL, &got, &err), OK);
+    assert_int_equal(got.all.length, 2000);
+    assert_memory_equal(got.all.data + 1000, text, 1000);
+    text_free(&got.all);
+    free(packed);
+    free(text);
+}
+
+static void test_shrunken_file(void **state) {
+    (void)state;
+    Error err = {0};
+    CorpusFile file = {files_text("short.txt", "abc"), FORMAT_TEXT, SPLIT_FILE, NULL};
+    CorpusPosition from = {.offset = 100, .line = 3};
+    Documents got;
+    assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);
+    file.path = files_zstd("short.zst", "abc", 3, SIZE_MAX);
+    assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "shorter"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_long_documents_come_in_pieces),
+        cmocka_unit_test(test_text_without_newlines_is_cut_between_characters),
+        cmocka_unit_test(test_reading_goes_on_anywhere),
+        cmocka_unit_test(test_json_lines),
+        cmocka_unit_test(test_nul_in_json_lines),
+        cmocka_unit_test(test_bad_json_lines),
+        cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_bad_zstd),
+        cmocka_unit_test(test_shrunken_file),
+    };
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
+}

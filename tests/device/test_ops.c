@@ -1,0 +1,1017 @@
+/* Every op of every CPU implementation that this processor runs, against the plain-C reference, in both
+ * dtypes, with odd shapes and tails; bits that do not depend on the number of threads. */
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "device/cpu/cpu.h"
+#include "device/cpu/gemm.h"
+#include "device/device.h"
+
+/* ---- tensors ---- */
+
+enum { KEPT = 64 };
+static void *kept[KEPT];
+static int kept_count;
+
+/* Exactly n elements, so that the address sanitizer sees every step too far. Freed by drop_all. */
+static void *tensor(int64_t n, Dtype t) {
+    assert_true(kept_count < KEPT);
+    void *p = malloc((size_t)n * dtype_bytes(t));
+    assert_non_null(p);
+    memset(p, 0x7f, (size_t)n * dtype_bytes(t));
+    return kept[kept_count++] = p;
+}
+
+static void drop_all(void) {
+    while (kept_count > 0) free(kept[--kept_count]);
+}
+
+static uint64_t next_number;
+static float draw(float lo, float hi) { return lo + (hi - lo) * (float)rng_uniform(42, next_number++); }
+
+static void *random_tensor(int64_t n, Dtype t, float lo, float hi) {
+    void *p = tensor(n, t);
+    for (int64_t i = 0; i < n; i++) tensor_set(p, i, t, draw(lo, hi));
+    return p;
+}
+
+static void *copy_of(const void *from, int64_t n, Dtype t) {
+    void *p = tensor(n, t);
+    memcpy(p, from, (size_t)n * dtype_bytes(t));
+    return p;
+}
+
+/* Frobenius norms. Two roundings to bf16 of nearly the same number may fall one step apart, now and then.
+ * Where the expected tensor may be small by cancellation, `typical` is the size of the numbers that it is
+ * made of. */
+static void assert_close(const char *what, const Device *d, const void *got, const void *want, int64_t n,
+                         Dtype t, double typical) {
+    double error = 0, norm = 0, limit = t == DTYPE_F32 ? 4e-6 : 4e-3;
+    for (int64_t i = 0; i < n; i++) {
+        double x = (double)tensor_get(got, i, t), y = (double)tensor_get(want, i, t);
+        error += (x - y) * (x - y);
+        norm += y * y;
+    }
+    double size = fmax(sqrt(norm), typical * sqrt((double)n));
+    if (!(sqrt(error) <= limit * size))
+        fail_msg("%s, %s, %s: error %g of %g, limit %g", d->name, what, dtype_name(t), sqrt(error), size,
+                 limit * size);
+}
+
+static void assert_near(const char *what, const Device *d, const void *got, const void *want, int64_t n,
+                        Dtype t) {
+    assert_close(what, d, got, want, n, t, 0);
+}
+
+static void assert_bits(const char *what, const Device *d, const void *got, const void *want, int64_t n,
+                        Dtype t) {
+    if (memcmp(got, want, (size_t)n * dtype_bytes(t)) != 0) fail_msg("%s, %s: bits differ", d->name, what);
+}
+
+/* ---- devices ---- */
+
+static Device reference;
+
+static void open_device(Device *d, const char *kind, int threads) {
+    Error err;
+    if (device_open_cpu(d, kind, threads, &err) != OK) fail_msg("%s: %s", kind ? kind : "auto", err.message);
+}
+
+static void set_scratch(Device *d, const DeviceNeeds *needs) {
+    free(d->scratch);
+    d->scratch_size = d->ops.scratch_bytes(d, needs);
+    d->scratch = NULL;
+    assert_int_equal(posix_memalign((void **)&d->scratch, POOL_ALIGN, d->scratch_size + 1), 0);
+    memset(d->scratch, 0xff, d->scratch_size);
+}
+
+static void close_device(Device *d) {
+    free(d->scratch);
+    device_close(d);
+}
+
+static DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
+    return (DeviceNeeds){.compute = c,
+                         .tokens = tokens,
+                         .hidden = hidden,
+                         .intermediate = hidden,
+                         .vocab = 1,
+                         .logits_rows = 1,
+                         .attention = {tokens, 1, 1, 2}};
+}
+
+static const char *const all_kinds[] = {"avx512_bf16", "avx512", "avx2", "portable"};
+
+/* Runs a check on every implementation, with two threads, in both dtypes. */
+static void on_all(void (*check)(Device *d, Dtype c)) {
+    for (size_t i = 0; i < sizeof all_kinds / sizeof *all_kinds; i++) {
+        Device d;
+        Error err;
+        if (device_open_cpu(&d, all_kinds[i], 2, &err) == ERR_UNAVAILABLE) continue;
+        check(&d, DTYPE_F32);
+        check(&d, DTYPE_BF16);
+        close_device(&d);
+    }
+}
+
+static const int64_t token_counts[] = {1, 3, 17, 65, 257};
+static const int64_t widths[] = {1, 24, 40, 64, 100, 521};
+#define EACH(item, list) for (const int64_t *item = list; item < list + sizeof list / sizeof *list; item++)
+
+/* ---- products ---- */
+
+static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, Dtype ab, Dtype c) {
+    bool trans_a = bits & 1, trans_b = bits & 2, accumulate = bits & 4;
+    int64_t m = shape[0], n = shape[1], k = shape[2], ldc = n + (bits & 8 ? 5 : 0);
+    void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1),
+         *got = random_tensor(m * ldc, c, -1, 1);
+    void *want = copy_of(got, m * ldc, c);
+    gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate);
+    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate);
+    assert_near("gemm", d, got, want, m * ldc, c);
+    drop_all();
+}
+
+/* Both ways of bf16 where there are both: oneDNN emulates bf16 instructions, but only with AVX-512. */
+static int ways_of_bf16(void) {
+    bool native = gemm_native_possible();
+    if (__builtin_cpu_supports("avx512bw")) assert_true(native);
+    if (!native) print_message("oneDNN's bf16 products are not tested: this processor has no AVX-512\n");
+    return native ? 2 : 1;
+}
+
+static void test_gemm_refuses_native(void **state) {
+    (void)state;
+    Gemm *g = NULL;
+    Error err;
+    if (gemm_native_possible()) skip();
+    assert_int_equal(gemm_open(&g, true, 1, &err), ERR_UNAVAILABLE);
+    assert_null(g);
+    assert_non_null(strstr(err.message, "AVX-512"));
+}
+
+static void test_gemm(void **state) {
+    (void)state;
+    int ways = ways_of_bf16();
+    static const int64_t shapes[][3] = {{1, 1, 1},      {3, 5, 7},      {65, 130, 2100},
+                                        {300, 400, 33}, {1030, 50, 64}, {40, 1100, 16}};
+    Device d;
+    Error err;
+    open_device(&d, NULL, 2);
+    for (int native = 0; native < ways; native++) {
+        Gemm *g = NULL;
+        assert_int_equal(gemm_open(&g, native != 0, 2, &err), OK);
+        free(d.scratch);
+        d.scratch_size = gemm_scratch_bytes(native != 0, DTYPE_BF16);
+        d.scratch = malloc(d.scratch_size + 1);
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            for (int bits = 0; bits < 16; bits++) {
+                if (!native) check_product(g, &d, shapes[s], bits, DTYPE_F32, DTYPE_F32);
+                check_product(g, &d, shapes[s], bits, DTYPE_BF16, DTYPE_F32);
+                check_product(g, &d, shapes[s], bits, DTYPE_BF16, DTYPE_BF16);
+            }
+        }
+        gemm_close(g);
+    }
+    close_device(&d);
+}
+
+/* The same bits for 1 to 4 threads, on shapes of models and on small results of long sums. */
+static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dtype ab, Dtype c) {
+    int64_t m = shape[2], n = shape[3], k = shape[4];
+    void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1), *first = NULL;
+    for (int t = 0; t < 4; t++) {
+        void *out = tensor(m * n, c);
+        memset(out, 0, (size_t)(m * n) * dtype_bytes(c));
+        d->threads = t + 1;
+        gemm_run(g[t], d, shape[0] != 0, shape[1] != 0, m, n, k, a, b, ab, out, c, n, shape[0] != 0);
+        if (first)
+            assert_bits("gemm with other threads", d, out, first, m * n, c);
+        else
+            first = out;
+    }
+    drop_all();
+}
+
+static void test_gemm_threads(void **state) {
+    (void)state;
+    int ways = ways_of_bf16();
+    static const int64_t shapes[][5] = {
+        /* transposed A, B, M, N, K */
+        {0, 1, 512, 768, 256},  {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048},
+        {1, 0, 768, 768, 1024}, {1, 0, 64, 64, 16384},  {0, 1, 64, 64, 8192},
+        {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},   {1, 0, 3000, 256, 128}};
+    Device d;
+    Error err;
+    open_device(&d, NULL, 4);
+    for (int native = 0; native < ways; native++) {
+        Gemm *g[4] = {NULL};
+        for (int t = 0; t < 4; t++) assert_int_equal(gemm_open(&g[t], native != 0, t + 1, &err), OK);
+        free(d.scratch);
+        d.scratch_size = gemm_scratch_bytes(native != 0, DTYPE_BF16);
+        d.scratch = malloc(d.scratch_size + 1);
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32);
+            product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_F32);
+            product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_BF16);
+        }
+        for (int t = 0; t < 4; t++) gemm_close(g[t]);
+    }
+    close_device(&d);
+}
+
+/* ---- embedding, bias, elements ---- */
+
+static int32_t *random_ints(int64_t n, int32_t below) {
+    int32_t *p = tensor(n, DTYPE_F32);
+    for (int64_t i = 0; i < n; i++) p[i] = (int32_t)(rng_u64(7, next_number++) % (uint64_t)below);
+    return p;
+}
+
+static void check_embed(Device *d, Dtype c) {
+    EACH(t, token_counts) EACH(h, widths) {
+        int64_t vocab = 29;
+        int32_t *ids = random_ints(*t, (int32_t)vocab);
+        void *table = random_tensor(vocab * *h, c, -1, 1), *got = tensor(*t * *h, c),
+             *want = tensor(*t * *h, c);
+        d->ops.embed_forward(d, *t, *h, ids, table, got, c);
+        reference.ops.embed_forward(&reference, *t, *h, ids, table, want, c);
+        assert_bits("embed_forward", d, got, want, *t * *h, c);
+        float *sum = random_tensor(vocab * *h, DTYPE_F32, -1, 1), *sum2 = copy_of(sum, vocab * *h, DTYPE_F32);
+        d->ops.embed_backward(d, *t, *h, ids, got, sum, c);
+        reference.ops.embed_backward(&reference, *t, *h, ids, got, sum2, c);
+        assert_bits("embed_backward", d, sum, sum2, vocab * *h, DTYPE_F32);
+        drop_all();
+    }
+}
+static void test_embed(void **state) { (void)state, on_all(check_embed); }
+
+static void check_bias(Device *d, Dtype c) {
+    EACH(t, token_counts) EACH(h, widths) {
+        DeviceNeeds needs = small_needs(c, *t, *h);
+        set_scratch(d, &needs);
+        void *y = random_tensor(*t * *h, c, -1, 1), *y2 = copy_of(y, *t * *h, c);
+        float *bias = random_tensor(*h, DTYPE_F32, -1, 1), *db = copy_of(bias, *h, DTYPE_F32),
+              *db2 = copy_of(bias, *h, DTYPE_F32);
+        d->ops.bias_backward(d, *t, *h, y, db, c);
+        reference.ops.bias_backward(&reference, *t, *h, y, db2, c);
+        assert_near("bias_backward", d, db, db2, *h, DTYPE_F32);
+        d->ops.bias_forward(d, *t, *h, y, bias, c);
+        reference.ops.bias_forward(&reference, *t, *h, y2, bias, c);
+        assert_bits("bias_forward", d, y, y2, *t * *h, c);
+        drop_all();
+    }
+}
+static void test_bias(void **state) { (void)state, on_all(check_bias); }
+
+static void check_elements(Device *d, Dtype c) {
+    static const int64_t counts[] = {1, 15, 16, 33, 16384, 40001};
+    EACH(n, counts) {
+        void *a = random_tensor(*n, c, -3, 3), *b = random_tensor(*n, c, -3, 3), *out = tensor(*n, c),
+             *want = tensor(*n, c);
+        d->ops.add(d, *n, a, b, out, c);
+        reference.ops.add(&reference, *n, a, b, want, c);
+        assert_bits("add", d, out, want, *n, c);
+        void *a2 = copy_of(a, *n, c);
+        d->ops.add(d, *n, a2, b, a2, c);
+        assert_bits("add into a", d, a2, want, *n, c);
+        d->ops.add(d, *n, a, b, b, c);
+        assert_bits("add into b", d, b, want, *n, c);
+        for (Dtype to = DTYPE_F32; to <= DTYPE_BF16; to++) {
+            void *x = tensor(*n, to), *x2 = tensor(*n, to);
+            d->ops.cast(d, *n, a, c, x, to);
+            reference.ops.cast(&reference, *n, a, c, x2, to);
+            assert_bits("cast", d, x, x2, *n, to);
+        }
+        float *x = tensor(*n, DTYPE_F32), *x2 = tensor(*n, DTYPE_F32);
+        d->ops.init_normal(d, *n, 5, 1000, 0.5, 2, -2, 2, x);
+        reference.ops.init_normal(&reference, *n, 5, 1000, 0.5, 2, -2, 2, x2);
+        assert_bits("init_normal", d, x, x2, *n, DTYPE_F32);
+        d->ops.fill(d, *n, 1.5f, x);
+        for (int64_t i = 0; i < *n; i++) assert_true(x[i] >= 1.5f && x[i] <= 1.5f);
+        d->ops.zero(d, x, (size_t)*n * 4 - 1);
+        const unsigned char *bytes = (const unsigned char *)x;
+        for (int64_t i = 0; i < *n * 4 - 1; i++) assert_int_equal(bytes[i], 0);
+        assert_int_equal(bytes[*n * 4 - 1], 0x3f);
+        d->ops.upload(d, x, a, (size_t)*n * dtype_bytes(c));
+        d->ops.download(d, x2, x, (size_t)*n * dtype_bytes(c));
+        assert_bits("upload, download", d, x2, a, *n, c);
+        drop_all();
+    }
+}
+static void test_elements(void **state) { (void)state, on_all(check_elements); }
+
+/* Ties go to even, overflow to infinity, NaN stays NaN. */
+static void check_rounding(Device *d, Dtype c) {
+    if (c == DTYPE_F32) return;
+    static const uint32_t bits[] = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0x7f7fffff, 0x7f800000,
+                                    0xff800000, 0x7f800001, 0xffc00000, 0x80000000, 0x00000001, 0x00008000};
+    static const uint16_t want[] = {0x3f80, 0x3f82, 0x3f81, 0x3f80, 0x7f80, 0x7f80,
+                                    0xff80, 0x7fc0, 0xffc0, 0x8000, 0,      0};
+    enum { N = sizeof bits / sizeof *bits };
+    float in[2 * N];
+    uint16_t out[2 * N];
+    memcpy(in, bits, sizeof bits);
+    memcpy(in + N, bits, sizeof bits);
+    d->ops.cast(d, 2 * N, in, DTYPE_F32, out, DTYPE_BF16);
+    for (int i = 0; i < 2 * N; i++) assert_int_equal(out[i], want[i % N]);
+}
+static void test_rounding(void **state) {
+    (void)state, check_rounding(&reference, DTYPE_BF16), on_all(check_rounding);
+}
+
+/* ---- RMSNorm ---- */
+
+static void check_rmsnorm_forward(Device *d, Dtype c, int64_t t, int64_t h, bool two, bool keep) {
+    void *a = random_tensor(t * h, c, -2, 2), *b = two ? random_tensor(t * h, c, -2, 2) : NULL;
+    float *w = random_tensor(h, DTYPE_F32, 0.5f, 1.5f), *rstd = tensor(t, DTYPE_F32),
+          *rstd2 = tensor(t, DTYPE_F32);
+    void *sum = keep ? tensor(t * h, c) : NULL, *sum2 = keep ? tensor(t * h, c) : NULL;
+    void *y = tensor(t * h, c), *y2 = tensor(t * h, c);
+    d->ops.rmsnorm_forward(d, t, h, 1e-5f, a, b, w, sum, y, rstd, c);
+    reference.ops.rmsnorm_forward(&reference, t, h, 1e-5f, a, b, w, sum2, y2, rstd2, c);
+    if (keep) assert_bits("rmsnorm sum", d, sum, sum2, t * h, c);
+    assert_near("rmsnorm", d, y, y2, t * h, c);
+    assert_near("rstd", d, rstd, rstd2, t, DTYPE_F32);
+    if (keep) {
+        float *rstd3 = tensor(t, DTYPE_F32);
+        d->ops.rmsnorm_forward(d, t, h, 1e-5f, a, b, w, sum, NULL, rstd3, c);
+        assert_bits("rstd without y", d, rstd3, rstd, t, DTYPE_F32);
+        d->ops.rmsnorm_forward(d, t, h, 1e-5f, a, b, w, a, y2, rstd3, c);
+        assert_bits("rmsnorm into a", d, y2, y, t * h, c);
+    }
+}
+
+static void check_rmsnorm_backward(Device *d, Dtype c, int64_t t, int64_t h, bool add) {
+    void *x = random_tensor(t * h, c, -2, 2), *dy = random_tensor(t * h, c, -1, 1);
+    float *w = random_tensor(h, DTYPE_F32, 0.5f, 1.5f), *rstd = random_tensor(t, DTYPE_F32, 0.8f, 1.2f);
+    void *dx = random_tensor(t * h, c, -1, 1), *dx2 = copy_of(dx, t * h, c), *dx3 = copy_of(dx, t * h, c);
+    float *dw = random_tensor(h, DTYPE_F32, -1, 1), *dw2 = copy_of(dw, h, DTYPE_F32);
+    d->ops.rmsnorm_backward(d, t, h, x, w, rstd, dy, dx, add, dw, c);
+    reference.ops.rmsnorm_backward(&reference, t, h, x, w, rstd, dy, dx2, add, dw2, c);
+    assert_near("rmsnorm dx", d, dx, dx2, t * h, c);
+    assert_near("rmsnorm dw", d, dw, dw2, h, DTYPE_F32);
+    d->ops.rmsnorm_backward(d, t, h, x, w, rstd, dy, dx3, add, NULL, c);
+    assert_bits("rmsnorm dx without dw", d, dx3, dx, t * h, c);
+}
+
+static void check_rmsnorm(Device *d, Dtype c) {
+    EACH(t, token_counts) EACH(h, widths) {
+        if (*h == 1) continue; /* the gradient is a difference of equal numbers there */
+        DeviceNeeds needs = small_needs(c, *t, *h);
+        set_scratch(d, &needs);
+        for (int bits = 0; bits < 4; bits++) {
+            if (bits != 1) check_rmsnorm_forward(d, c, *t, *h, bits & 1, bits & 2);
+            drop_all();
+        }
+        check_rmsnorm_backward(d, c, *t, *h, false);
+        check_rmsnorm_backward(d, c, *t, *h, true);
+        drop_all();
+    }
+}
+static void test_rmsnorm(void **state) { (void)state, on_all(check_rmsnorm); }
+
+/* ---- RoPE and attention ---- */
+
+static const AttentionShape attention_shapes[] = {{0, 1, 1, 2},   {0, 2, 1, 8},  {0, 4, 2, 16},
+                                                  {0, 2, 2, 24},  {0, 6, 2, 64}, {0, 2, 1, 80},
+                                                  {0, 2, 1, 128}, {0, 1, 1, 256}};
+enum { ATTENTION_SHAPES = sizeof attention_shapes / sizeof *attention_shapes };
+
+static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
+
+static void check_rope(Device *d, Dtype c) {
+    EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
+        AttentionShape s = attention_shapes[i];
+        s.tokens = *t;
+        int64_t n = *t * qkv_row(s);
+        void *x = random_tensor(n, c, -1, 1), *want = copy_of(x, n, c);
+        int32_t *positions = random_ints(*t, 50);
+        float *angles = random_tensor(50 * s.head_dim, DTYPE_F32, -1, 1);
+        for (int inverse = 0; inverse < 2; inverse++) {
+            d->ops.rope(d, s, x, positions, angles, inverse != 0, c);
+            reference.ops.rope(&reference, s, want, positions, angles, inverse != 0, c);
+            assert_near("rope", d, x, want, n, c);
+        }
+        drop_all();
+    }
+}
+static void test_rope(void **state) { (void)state, on_all(check_rope); }
+
+/* Segments: one; every token its own; of uneven lengths; a window that moves on in the middle of blocks. */
+static void set_first_keys(int32_t *first, int64_t tokens, int pattern) {
+    int32_t start = 0;
+    for (int64_t t = 0; t < tokens; t++) {
+        if (pattern == 1) start = (int32_t)t;
+        if (pattern == 2 && (t % 37 == 36 || t % 100 == 64)) start = (int32_t)t;
+        if (pattern == 3) start = (int32_t)(t > 40 ? t - 40 : 0);
+        first[t] = start;
+    }
+}
+
+static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtype c) {
+    int64_t t = s.tokens, wide = t * qkv_row(s), n = t * s.heads * s.head_dim;
+    void *qkv = random_tensor(wide, c, -2, 2), *dout = random_tensor(n, c, -1, 1);
+    int32_t *first = tensor(t, DTYPE_F32);
+    set_first_keys(first, t, pattern);
+    void *out = tensor(n, c), *out2 = tensor(n, c), *grad = tensor(wide, c), *grad2 = tensor(wide, c);
+    float *lse = tensor(s.heads * t, DTYPE_F32), *lse2 = tensor(s.heads * t, DTYPE_F32);
+    d->ops.attention_forward(d, s, qkv, first, out, lse, c);
+    reference.ops.attention_forward(&reference, s, qkv, first, out2, lse2, c);
+    assert_near("attention", d, out, out2, n, c);
+    assert_close("lse", d, lse, lse2, s.heads * t, DTYPE_F32, 1);
+    d->ops.attention_backward(d, s, qkv, first, out2, lse2, dout, grad, c);
+    reference.ops.attention_backward(&reference, s, qkv, first, out2, lse2, dout, grad2, c);
+    assert_close("attention gradient", d, grad, grad2, wide, c, 0.1);
+    drop_all();
+}
+
+static void check_attention(Device *d, Dtype c) {
+    for (int i = 0; i < ATTENTION_SHAPES; i++) {
+        EACH(t, token_counts) for (int pattern = 0; pattern < 4; pattern++) {
+            AttentionShape s = attention_shapes[i];
+            s.tokens = *t;
+            if (*t == 257 && pattern != (s.head_dim > 80 ? 2 : i % 4))
+                continue; /* the reference takes its time */
+            DeviceNeeds needs = {
+                .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
+            set_scratch(d, &needs);
+            check_attention_shape(d, s, pattern, c);
+        }
+    }
+}
+static void test_attention(void **state) { (void)state, on_all(check_attention); }
+
+static void check_decode(Device *d, Dtype c) {
+    static const int64_t starts[] = {0, 1, 63, 130};
+    static const int64_t counts[] = {1, 3, 20, 70};
+    EACH(start, starts) EACH(t, counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
+        AttentionShape s = attention_shapes[i];
+        s.tokens = *t;
+        DeviceNeeds needs = {
+            .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
+        set_scratch(d, &needs);
+        int64_t keys = (*start + *t) * s.kv_heads * s.head_dim, n = *t * s.heads * s.head_dim;
+        void *qkv = random_tensor(*t * qkv_row(s), c, -2, 2), *k = random_tensor(keys, c, -2, 2),
+             *v = random_tensor(keys, c, -1, 1);
+        void *out = tensor(n, c), *want = tensor(n, c);
+        d->ops.attention_decode(d, s, *start, qkv, k, v, out, c);
+        reference.ops.attention_decode(&reference, s, *start, qkv, k, v, want, c);
+        assert_near("attention_decode", d, out, want, n, c);
+        drop_all();
+    }
+}
+static void test_decode(void **state) { (void)state, on_all(check_decode); }
+
+/* ---- SwiGLU, loss, optimizer ---- */
+
+static void check_swiglu(Device *d, Dtype c) {
+    EACH(t, token_counts) EACH(w, widths) {
+        int64_t n = *t * *w;
+        void *x = random_tensor(2 * n, c, -8, 8), *act = tensor(n, c), *act2 = tensor(n, c),
+             *dact = random_tensor(n, c, -1, 1);
+        void *dx = tensor(2 * n, c), *dx2 = tensor(2 * n, c);
+        d->ops.swiglu_forward(d, *t, *w, x, act, c);
+        reference.ops.swiglu_forward(&reference, *t, *w, x, act2, c);
+        assert_near("swiglu", d, act, act2, n, c);
+        reference.ops.swiglu_backward(&reference, *t, *w, x, dact, dx2, act2, c);
+        d->ops.swiglu_backward(d, *t, *w, x, dact, dx, dact, c); /* act in the memory of dact */
+        assert_near("swiglu gradient", d, dx, dx2, 2 * n, c);
+        assert_near("swiglu act again", d, dact, act2, n, c);
+        drop_all();
+    }
+}
+static void test_swiglu(void **state) { (void)state, on_all(check_swiglu); }
+
+/* Far ends of the exponential: no NaN, no infinity. */
+static void check_swiglu_ends(Device *d, Dtype c) {
+    static const float ends[] = {-1e30f, -200, -90, -88, -87, 0, 87, 88, 89, 200, 1e30f};
+    enum { N = sizeof ends / sizeof *ends };
+    void *x = tensor(2 * N, c), *act = tensor(N, c), *want = tensor(N, c);
+    for (int i = 0; i < N; i++) tensor_set(x, i, c, ends[i]), tensor_set(x, N + i, c, 1);
+    d->ops.swiglu_forward(d, 1, N, x, act, c);
+    reference.ops.swiglu_forward(&reference, 1, N, x, want, c);
+    for (int i = 0; i < N; i++) {
+        double got = (double)tensor_get(act, i, c), exact = (double)tensor_get(want, i, c);
+        assert_true(fabs(got - exact) <= 1e-30 + 8e-3 * fabs(exact));
+    }
+    drop_all();
+}
+static void test_swiglu_ends(void **state) { (void)state, on_all(check_swiglu_ends); }
+
+/* Small losses are differences of larger numbers. */
+static void assert_losses(const Device *d, const float *got, const float *want, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++)
+        if (!(fabs((double)got[i] - (double)want[i]) <= 1e-6 + 1e-6 * (double)want[i]))
+            fail_msg("%s: loss %.9g, expected %.9g", d->name, (double)got[i], (double)want[i]);
+}
+
+static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, Dtype logits_type,
+                                      Dtype grad_type) {
+    int64_t n = rows * vocab;
+    void *logits = random_tensor(n, logits_type, -12, 12), *grad = tensor(n, grad_type),
+         *grad2 = tensor(n, grad_type);
+    int32_t *targets = random_ints(rows, (int32_t)vocab);
+    if (rows > 2) targets[1] = -1;
+    float *loss = tensor(rows, DTYPE_F32), *loss2 = tensor(rows, DTYPE_F32);
+    reference.ops.cross_entropy(&reference, rows, vocab, logits, logits_type, targets, 0.125f, loss2, grad2,
+                                grad_type);
+    d->ops.cross_entropy(d, rows, vocab, logits, logits_type, targets, 0.125f, loss, grad, grad_type);
+    assert_losses(d, loss, loss2, rows);
+    assert_close("loss gradient", d, grad, grad2, n, grad_type, 0.125 / sqrt((double)vocab));
+    memset(loss, 0, (size_t)rows * sizeof *loss);
+    d->ops.cross_entropy(d, rows, vocab, logits, logits_type, targets, 0.125f, loss, NULL, grad_type);
+    assert_losses(d, loss, loss2, rows);
+    if (grad_type == logits_type) {
+        d->ops.cross_entropy(d, rows, vocab, logits, logits_type, targets, 0.125f, loss, logits, grad_type);
+        assert_bits("loss gradient in place", d, logits, grad, n, grad_type);
+    }
+    drop_all();
+}
+
+static void check_cross_entropy(Device *d, Dtype c) {
+    static const int64_t vocabs[] = {2, 17, 257, 4096, 9001};
+    EACH(t, token_counts) EACH(v, vocabs) {
+        if (*t * *v > 600000) continue;
+        check_cross_entropy_shape(d, *t, *v, DTYPE_F32, c);
+        check_cross_entropy_shape(d, *t, *v, c, c);
+    }
+}
+static void test_cross_entropy(void **state) { (void)state, on_all(check_cross_entropy); }
+
+/* A logit that is NaN gives a loss that is NaN, wherever it stands. */
+static void check_nan_loss(Device *d, Dtype c) {
+    for (int64_t at = 0; at < 100; at += 33) {
+        void *logits = random_tensor(100, c, -1, 1), *grad = tensor(100, c);
+        float loss = 0;
+        int32_t target = 5;
+        tensor_set(logits, at, c, NAN);
+        d->ops.cross_entropy(d, 1, 100, logits, c, &target, 1, &loss, grad, c);
+        assert_true(isnan(loss));
+        drop_all();
+    }
+}
+static void test_nan_loss(void **state) { (void)state, on_all(check_nan_loss); }
+
+static void check_adamw(Device *d, Dtype c) {
+    static const int64_t counts[] = {1, 16, 17, 40001};
+    EACH(n, counts) {
+        float *p = random_tensor(*n, DTYPE_F32, -1, 1), *g = random_tensor(*n, DTYPE_F32, -1, 1);
+        float *m = random_tensor(*n, DTYPE_F32, -1, 1), *v = random_tensor(*n, DTYPE_F32, 0, 1);
+        float *p2 = copy_of(p, *n, DTYPE_F32), *m2 = copy_of(m, *n, DTYPE_F32),
+              *v2 = copy_of(v, *n, DTYPE_F32);
+        uint16_t *copy = c == DTYPE_BF16 ? tensor(*n, c) : NULL,
+                 *copy2 = c == DTYPE_BF16 ? tensor(*n, c) : NULL;
+        AdamW a = {.lr = 0.01f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .weight_decay = 0.1f,
+                   .correction1 = 0.19f,
+                   .correction2 = 0.0975f,
+                   .grad_scale = 0.5f};
+        d->ops.adamw(d, *n, a, p, g, m, v, copy);
+        reference.ops.adamw(&reference, *n, a, p2, g, m2, v2, copy2);
+        assert_near("adamw m", d, m, m2, *n, DTYPE_F32);
+        assert_near("adamw v", d, v, v2, *n, DTYPE_F32);
+        assert_near("adamw p", d, p, p2, *n, DTYPE_F32);
+        if (copy) assert_near("adamw copy", d, copy, copy2, *n, DTYPE_BF16);
+        drop_all();
+    }
+}
+static void test_adamw(void **state) { (void)state, on_all(check_adamw); }
+
+/* Numbers of all sizes, subnormal ones too. */
+static float draw_any(void) {
+    float x = ldexpf(draw(1, 2), (int)(rng_u64(43, next_number) % 277) - 149);
+    return rng_u64(44, next_number++) & 1 ? -x : x;
+}
+
+/* What an op meets in a gradient: `range` 0 is ordinary; 1 spans what three levels of a sum hold, 2
+ * everything; 3 is zero here and there and has one element that dwarfs the rest. */
+static float *draw_gradient(int64_t n, int range) {
+    float *g = random_tensor(n, DTYPE_F32, -3, 3);
+    for (int64_t i = 0; i < n; i++) {
+        if (range == 1) g[i] = ldexpf(g[i], -(int)(rng_u64(45, next_number++) % 40));
+        if (range == 2) g[i] = draw_any();
+        if (range == 3 && i % 3) g[i] = 0;
+    }
+    if (range == 3) g[n / 2] = -3e38f;
+    return g;
+}
+
+static void compare_stats(Device *d, int64_t n, const float *g, double p, double unit) {
+    GradStats got, want;
+    d->ops.grad_stats(d, n, g, p, unit, &got);
+    reference.ops.grad_stats(&reference, n, g, p, unit, &want);
+    assert_int_equal(got.nonfinite, want.nonfinite);
+    assert_int_equal(got.first_nonfinite, want.first_nonfinite);
+    assert_memory_equal(&got, &want, sizeof got);
+}
+
+static void check_stats(Device *d, Dtype c) {
+    static const double powers[] = {1, 1.5, 2, 3, 9, 1e9, HUGE_VAL};
+    static const int64_t counts[] = {1, 31, 4096, 5000, 4096 * 5 + 77};
+    if (c == DTYPE_BF16) return;
+    EACH(n, counts) for (int range = 0; range < 4; range++) {
+        float *g = draw_gradient(*n, range);
+        for (size_t i = 0; i < sizeof powers / sizeof *powers; i++)
+            for (int u = 0; u < 2; u++) compare_stats(d, *n, g, powers[i], u ? 3e38 : 1);
+        if (*n > 20) g[19] = NAN, g[*n - 2] = -INFINITY, g[*n - 1] = INFINITY;
+        for (size_t i = 0; i < sizeof powers / sizeof *powers; i++)
+            for (int u = 0; u < 2; u++) compare_stats(d, *n, g, powers[i], u ? 3e38 : 1);
+        drop_all();
+    }
+}
+
+/* A whole piece at its bound: the levels of a sum must not overflow their binade. Then one rest that no level
+ * holds. */
+static void check_stats_bounds(Device *d, Dtype c) {
+    static const float tops[] = {FLT_MAX, 1.99999988f, 1, FLT_MIN, 0x1.fffffcp-127f, 0x1p-149f};
+    if (c == DTYPE_BF16) return;
+    for (size_t t = 0; t < sizeof tops / sizeof *tops; t++) {
+        for (int odd = 0; odd < 60; odd++) {
+            float *g = tensor(4096, DTYPE_F32);
+            for (int i = 0; i < 4096; i++) g[i] = tops[t];
+            if (odd) g[17] = ldexpf(1.00000012f, -odd) * tops[t];
+            compare_stats(d, 4096, g, 2, 1);
+            compare_stats(d, 4096, g, 1, 1);
+            drop_all();
+        }
+    }
+}
+static int64_t *random_longs(int64_t n) {
+    int64_t *x = tensor(2 * n, DTYPE_F32);
+    for (int64_t i = 0; i < n; i++, next_number++)
+        x[i] = (int64_t)rng_u64(46, next_number) >> (int)(rng_u64(47, next_number) % 64);
+    return x;
+}
+
+static void check_sum_parts(Device *d, Dtype c) {
+    enum { MOST = 17 };
+    static const int64_t counts[] = {1, 15, 16, 33, 16384 * 2 + 5};
+    if (c == DTYPE_BF16) return;
+    EACH(n, counts) for (int parts = 1; parts <= MOST; parts += 1 + (*n > 100)) {
+        float *in[MOST], *want = tensor(*n, DTYPE_F32);
+        int64_t *whole[MOST], *sum = random_longs(*n);
+        for (int p = 0; p < parts; p++) in[p] = draw_gradient(*n, 1), whole[p] = random_longs(*n);
+        reference.ops.sum_parts(&reference, *n, parts, (const float *const *)in, want);
+        reference.ops.sum_parts_i64(&reference, *n, parts, (const int64_t *const *)whole, sum);
+        int to = (int)(rng_u64(48, next_number++) % (uint64_t)parts); /* in place */
+        d->ops.sum_parts(d, *n, parts, (const float *const *)in, in[to]);
+        d->ops.sum_parts_i64(d, *n, parts, (const int64_t *const *)whole, whole[to]);
+        assert_bits("sum_parts", d, in[to], want, *n, DTYPE_F32);
+        assert_memory_equal(whole[to], sum, (size_t)*n * sizeof *sum);
+        drop_all();
+    }
+}
+
+/* The reference itself, where the order shows: ((1e8 - 1e8) + (1 + 2)) + 4, and 1e8 + 1 stays 1e8. */
+static void test_sum_parts(void **state) {
+    (void)state;
+    float a = 1e8f, b = -1e8f, one = 1, two = 2, four = 4, out;
+    reference.ops.sum_parts(&reference, 1, 5, (const float *const[]){&a, &b, &one, &two, &four}, &out);
+    assert_true(out >= 7 && out <= 7);
+    reference.ops.sum_parts(&reference, 1, 4, (const float *const[]){&a, &one, &b, &two}, &out);
+    assert_true(out >= 0 && out <= 0);
+    reference.ops.sum_parts(&reference, 1, 3, (const float *const[]){&a, &b, &one}, &out);
+    assert_true(out >= 1 && out <= 1);
+    on_all(check_sum_parts);
+}
+
+static void check_fixed_add(Device *d, int64_t n, const float *g, double limit) {
+    int64_t *acc = random_longs(n), *want = copy_of(acc, 2 * n, DTYPE_F32);
+    for (int64_t i = 0; i < n; i++) acc[i] = want[i] >>= 2;
+    FixedRefusals got, expected;
+    for (int set = 0; set < 2; set++) {
+        d->ops.fixed_add(d, n, g, acc, set, limit, &got);
+        reference.ops.fixed_add(&reference, n, g, want, set, limit, &expected);
+        assert_memory_equal(&got, &expected, sizeof got);
+        assert_memory_equal(acc, want, (size_t)n * sizeof *acc);
+    }
+}
+
+static void check_fixed(Device *d, Dtype c) {
+    static const int64_t counts[] = {1, 7, 16, 33, 16384 * 2 + 5};
+    static const double limits[] = {4096, 3, 0.1, 4096.0 / 3};
+    if (c == DTYPE_BF16) return;
+    EACH(n, counts) for (int range = 0; range < 4; range++) {
+        float *g = draw_gradient(*n, range);
+        if (*n > 8)
+            g[*n - 1] = NAN, g[5] = 4096, g[6] = -4096, g[7] = 4096.00049f, g[4] = 0x1.000002p-27f,
+                   g[3] = 0x1.8p-50f;
+        for (size_t l = 0; l < 4; l++) check_fixed_add(d, *n, g, limits[l]);
+        int64_t *acc = random_longs(*n);
+        if (*n > 8) acc[0] = INT64_MIN, acc[1] = INT64_MAX, acc[2] = 0;
+        float *got = tensor(*n, DTYPE_F32), *want = tensor(*n, DTYPE_F32);
+        /* Just beyond a half that goes to even: rounding to double on the way would lose the last digit. */
+        for (int64_t i = 8; i < *n; i += 3) acc[i] = (INT64_C(0x1000001) << 38) + (i & 1) - (i & 2);
+        d->ops.fixed_to_float(d, *n, acc, got);
+        reference.ops.fixed_to_float(&reference, *n, acc, want);
+        assert_bits("fixed_to_float", d, got, want, *n, DTYPE_F32);
+        drop_all();
+    }
+}
+
+/* What the reference makes of a few numbers. */
+static void test_fixed(void **state) {
+    (void)state;
+    float g[] = {1, -0x1p-50f, 0x1.8p-50f, -0x1.4p-50f, 0x1p-51f, 4096, 4097, NAN, INFINITY}, back[9];
+    static const int64_t want[] = {INT64_C(1) << 50, -1, 2, -1, 0, INT64_C(1) << 62, 0, 0, 0};
+    int64_t acc[9];
+    FixedRefusals refused;
+    reference.ops.fixed_add(&reference, 9, g, acc, true, fixed_limit(1), &refused);
+    assert_memory_equal(acc, want, sizeof acc);
+    assert_true(refused.count == 3 && refused.first == 6);
+    reference.ops.fixed_to_float(&reference, 9, acc, back);
+    assert_true(back[0] >= 1 && back[0] <= 1 && back[2] >= 0x1p-49f && back[2] <= 0x1p-49f &&
+                back[5] >= 4096);
+    acc[0] = (INT64_C(0x1000001) << 38) + 1; /* 2^62 + 2^38 + 1: a half and a little */
+    acc[1] = (INT64_C(0x1000001) << 38);
+    reference.ops.fixed_to_float(&reference, 2, acc, back);
+    assert_true(back[0] >= 0x1.000002p12f && back[1] <= 0x1p12f);
+    on_all(check_fixed);
+}
+
+/* The worst that fixed_limit allows does not overflow. */
+static void test_fixed_limit(void **state) {
+    (void)state;
+    for (int contributions = 1; contributions < 3000; contributions = contributions * 3 + 1) {
+        float g = (float)fixed_limit(contributions);
+        if ((double)g > fixed_limit(contributions)) g = nextafterf(g, 0);
+        int64_t acc = 0, before = 0;
+        FixedRefusals refused;
+        for (int i = 0; i < contributions; i++, before = acc) {
+            reference.ops.fixed_add(&reference, 1, &g, &acc, false, fixed_limit(contributions), &refused);
+            assert_true(acc > before && refused.count == 0);
+        }
+        assert_true(acc > INT64_MAX / 2 - INT64_MAX / 1000000 && acc <= (INT64_C(1) << 62) + contributions);
+    }
+}
+
+static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(check_stats_bounds); }
+
+/* ---- the reference itself: gradients against differences ---- */
+
+/* Along a random direction u, with f(x) = sum of weight * output: (f(x + eu) - f(x - eu)) / 2e = gradient .
+ * u. */
+typedef struct Probe {
+    int64_t in, out; /* elements */
+    void (*forward)(const float *x, float *y);
+    void (*backward)(const float *x, const float *dy, float *dx);
+} Probe;
+
+static double weighted(const Probe *p, const float *x, const float *u, float step, const float *weight) {
+    float *moved = tensor(p->in, DTYPE_F32), *y = tensor(p->out, DTYPE_F32);
+    for (int64_t i = 0; i < p->in; i++) moved[i] = x[i] + step * u[i];
+    p->forward(moved, y);
+    double sum = 0;
+    for (int64_t i = 0; i < p->out; i++) sum += (double)y[i] * (double)weight[i];
+    return sum;
+}
+
+static void check_differences(const char *what, const Probe *p) {
+    for (int round = 0; round < 4; round++) {
+        float *x = random_tensor(p->in, DTYPE_F32, -1, 1), *u = random_tensor(p->in, DTYPE_F32, -1, 1);
+        float *weight = random_tensor(p->out, DTYPE_F32, -1, 1), *dx = tensor(p->in, DTYPE_F32);
+        p->backward(x, weight, dx);
+        double along = 0, size = 0, step = 1e-2;
+        for (int64_t i = 0; i < p->in; i++)
+            along += (double)dx[i] * (double)u[i], size += fabs((double)dx[i] * (double)u[i]);
+        double slope =
+            (weighted(p, x, u, (float)step, weight) - weighted(p, x, u, -(float)step, weight)) / (2 * step);
+        if (!(fabs(slope - along) <= 1e-3 * size))
+            fail_msg("%s: slope %g, gradient along it %g", what, slope, along);
+        drop_all();
+    }
+}
+
+/* x is [t, h] then the weight [h]. */
+enum { NORM_T = 5, NORM_H = 24 };
+static void norm_forward(const float *x, float *y) {
+    float rstd[NORM_T];
+    reference.ops.rmsnorm_forward(&reference, NORM_T, NORM_H, 1e-5f, x, NULL, x + NORM_T * NORM_H, NULL, y,
+                                  rstd, DTYPE_F32);
+}
+static void norm_backward(const float *x, const float *dy, float *dx) {
+    float rstd[NORM_T], y[NORM_T * NORM_H], *dw = dx + NORM_T * NORM_H;
+    const float *w = x + NORM_T * NORM_H;
+    reference.ops.rmsnorm_forward(&reference, NORM_T, NORM_H, 1e-5f, x, NULL, w, NULL, y, rstd, DTYPE_F32);
+    memset(dw, 0, NORM_H * sizeof *dw);
+    reference.ops.rmsnorm_backward(&reference, NORM_T, NORM_H, x, w, rstd, dy, dx, false, dw, DTYPE_F32);
+}
+
+static const AttentionShape probe_shape = {7, 4, 2, 8};
+enum { PROBE_WIDE = 7 * 8 * 8, PROBE_OUT = 7 * 4 * 8 };
+static const int32_t probe_first[7] = {0, 0, 0, 2, 2, 5, 5};
+static void attend_forward(const float *x, float *y) {
+    float lse[7 * 4];
+    reference.ops.attention_forward(&reference, probe_shape, x, probe_first, y, lse, DTYPE_F32);
+}
+static void attend_backward(const float *x, const float *dy, float *dx) {
+    float lse[7 * 4], y[PROBE_OUT];
+    reference.ops.attention_forward(&reference, probe_shape, x, probe_first, y, lse, DTYPE_F32);
+    reference.ops.attention_backward(&reference, probe_shape, x, probe_first, y, lse, dy, dx, DTYPE_F32);
+}
+
+static void glu_forward(const float *x, float *y) {
+    reference.ops.swiglu_forward(&reference, 3, 10, x, y, DTYPE_F32);
+}
+static void glu_backward(const float *x, const float *dy, float *dx) {
+    float act[30];
+    reference.ops.swiglu_backward(&reference, 3, 10, x, dy, dx, act, DTYPE_F32);
+}
+
+static const int32_t rope_positions[3] = {0, 3, 1};
+static void rotate(const float *x, float *y, bool inverse) {
+    float angles[4 * 8];
+    for (int p = 0; p < 4; p++)
+        for (int i = 0; i < 4; i++)
+            angles[p * 8 + i] = cosf((float)(p * i)), angles[p * 8 + 4 + i] = sinf((float)(p * i));
+    memcpy(y, x, 3 * 4 * 8 * sizeof *y);
+    reference.ops.rope(&reference, (AttentionShape){3, 2, 1, 8}, y, rope_positions, angles, inverse,
+                       DTYPE_F32);
+}
+static void rope_forward(const float *x, float *y) { rotate(x, y, false); }
+static void rope_backward(const float *x, const float *dy, float *dx) { (void)x, rotate(dy, dx, true); }
+
+/* The loss is the only output; its gradient for weight w is w times the stored one. */
+static void loss_run(const float *x, float *loss, float *dx, float scale) {
+    static const int32_t target = 4;
+    reference.ops.cross_entropy(&reference, 1, 19, x, DTYPE_F32, &target, scale, loss, dx, DTYPE_F32);
+}
+static void loss_forward(const float *x, float *y) { loss_run(x, y, NULL, 1); }
+static void loss_backward(const float *x, const float *dy, float *dx) {
+    float loss;
+    loss_run(x, &loss, dx, dy[0]);
+}
+
+static void test_differences(void **state) {
+    (void)state;
+    check_differences("rmsnorm",
+                      &(Probe){NORM_T * NORM_H + NORM_H, NORM_T * NORM_H, norm_forward, norm_backward});
+    check_differences("attention", &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
+    check_differences("swiglu", &(Probe){60, 30, glu_forward, glu_backward});
+    check_differences("rope", &(Probe){96, 96, rope_forward, rope_backward});
+    check_differences("cross_entropy", &(Probe){19, 1, loss_forward, loss_backward});
+}
+
+/* ---- threads ---- */
+
+/* The ops that add across pieces of work, with 1, 2, 3 and 5 threads. */
+typedef struct Results {
+    void *out, *dqkv, *dx;
+    float *lse, *dw, *db, *dtable;
+    GradStats stats;
+} Results;
+
+static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, const int32_t *first,
+                     const int32_t *ids, Results *r) {
+    int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim;
+    *r = (Results){.out = tensor(n, c),
+                   .dqkv = tensor(t * width, c),
+                   .dx = tensor(t * width, c),
+                   .lse = tensor(t * s.heads, DTYPE_F32),
+                   .dw = tensor(width, DTYPE_F32),
+                   .db = tensor(width, DTYPE_F32),
+                   .dtable = tensor(9 * width, DTYPE_F32)};
+    d->ops.fill(d, width, 0, r->dw);
+    d->ops.fill(d, width, 0, r->db);
+    d->ops.fill(d, 9 * width, 0, r->dtable);
+    d->ops.attention_forward(d, s, qkv, first, r->out, r->lse, c);
+    d->ops.attention_backward(d, s, qkv, first, r->out, r->lse, r->out, r->dqkv, c);
+    float *w = tensor(width, DTYPE_F32);
+    d->ops.fill(d, width, 1, w);
+    d->ops.rmsnorm_backward(d, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, c);
+    d->ops.bias_backward(d, t, width, r->dqkv, r->db, c);
+    d->ops.embed_backward(d, t, width, ids, r->dqkv, r->dtable, c);
+    d->ops.grad_stats(d, 9 * width, r->dtable, 2, 1, &r->stats);
+}
+
+static void check_threads(Device *base, Dtype c) {
+    AttentionShape s = {700, 6, 2, 40};
+    int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim;
+    void *qkv = random_tensor(t * width, c, -2, 2);
+    int32_t *first = tensor(t, DTYPE_F32), *ids = random_ints(t, 9);
+    set_first_keys(first, t, 0);
+    for (int64_t i = 500; i < t; i++) first[i] = 450;
+    Results one, r;
+    for (int threads = 1; threads <= 5; threads++) {
+        Device d;
+        open_device(&d, base->name, threads);
+        DeviceNeeds needs = {.compute = c, .tokens = t, .hidden = width, .intermediate = 1, .attention = s};
+        set_scratch(&d, &needs);
+        run_sums(&d, c, s, qkv, first, ids, &r);
+        if (threads == 1) one = r;
+        assert_bits("attention", &d, r.out, one.out, n, c);
+        assert_bits("attention gradient", &d, r.dqkv, one.dqkv, t * width, c);
+        assert_bits("rmsnorm dx", &d, r.dx, one.dx, t * width, c);
+        assert_bits("rmsnorm dw", &d, r.dw, one.dw, width, DTYPE_F32);
+        assert_bits("bias gradient", &d, r.db, one.db, width, DTYPE_F32);
+        assert_bits("embedding gradient", &d, r.dtable, one.dtable, 9 * width, DTYPE_F32);
+        assert_memory_equal(&r.stats, &one.stats, sizeof r.stats);
+        close_device(&d);
+    }
+    drop_all();
+}
+static void test_threads(void **state) { (void)state, on_all(check_threads); }
+
+/* ---- opening ---- */
+
+static void test_open(void **state) {
+    (void)state;
+    Device d;
+    Error err;
+    Text kinds = {0};
+    for (int i = 0; i < 6; i++) text_printf(&kinds, "%s%s", i ? "|" : "", device_kind(i));
+    assert_string_equal(kinds.data, DEVICE_KINDS);
+    text_free(&kinds);
+    assert_int_equal(device_open_cpu(&d, "z80", 1, &err), ERR_UNAVAILABLE);
+    assert_non_null(strstr(err.message, "z80"));
+    assert_int_equal(setenv("WEFT_CPU", "portable", 1), 0);
+    open_device(&d, "auto", 0);
+    assert_string_equal(d.name, "portable");
+    assert_int_equal(d.threads, device_cpu_cores());
+    device_close(&d);
+    setenv("WEFT_CPU", "no\033such", 1);
+    assert_int_equal(device_open_cpu(&d, NULL, 1, &err), ERR_UNAVAILABLE);
+    assert_non_null(strstr(err.message, "WEFT_CPU"));
+    assert_null(strchr(err.message, '\033'));
+    unsetenv("WEFT_CPU");
+    open_device(&d, NULL, 3);
+    assert_int_equal(d.threads, 3);
+    assert_true(d.processor[0] != 0);
+    device_close(&d);
+    for (int i = 0; i < OP_COUNT; i++) assert_string_not_equal(op_name((OpId)i), "unknown");
+}
+
+static void test_profile(void **state) {
+    (void)state;
+    Device d;
+    open_device(&d, NULL, 1);
+    float a[4] = {1, 2, 3, 4}, out[4];
+    d.profiling = true;
+    OP(&d, OP_ADD, add, 4, a, a, out, DTYPE_F32);
+    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false);
+    assert_int_equal(d.profile[OP_ADD].calls, 1);
+    assert_true(d.profile[OP_GEMM].flops >= 16 && d.profile[OP_GEMM].flops <= 16);
+    assert_true(out[0] >= 7 && out[0] <= 7);
+    device_close(&d);
+}
+
+static void test_peak(void **state) {
+    (void)state;
+    Device d;
+    open_device(&d, NULL, 1);
+    assert_true(device_matmul_peak(&d, DTYPE_F32, 0.05) > 1e8);
+    assert_true(device_matmul_peak(&d, DTYPE_BF16, 0.05) > 1e8);
+    device_close(&d);
+}
+
+static int open_reference(void **state) {
+    (void)state;
+    open_device(&reference, "reference", 1);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_gemm_refuses_native),
+        cmocka_unit_test(test_gemm_threads),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_swiglu_ends),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_nan_loss),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_sum_parts),
+        cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_fixed_limit),
+        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_threads),
+    };
+    return cmocka_run_group_tests(tests, open_reference, NULL);
+}

@@ -1,0 +1,269 @@
+/* Reproduces golden values: `golden DIR ...`, where each DIR holds a small model, a batch for each step, and
+ * what float64 arithmetic makes of them (tools/make_golden.py says how): losses, gradient norms, the
+ * gradients of step 1 and the final weights. Prints the worst deviations beside their limits; exits 1 when
+ * one is exceeded.
+ *
+ *     config.json  model.safetensors  batch.safetensors (tokens [steps, rows, context + 1], targets [steps, rows, context] or
+ *     none)  expected.json  grads.safetensors  final.safetensors */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "checkpoint/safetensors.h"
+#include "engine/engine.h"
+
+typedef struct Golden {
+    const char *dir;
+    cJSON *expected;
+    int steps;
+    int64_t rows, context;
+    int64_t *tokens, *targets; /* [steps, rows, context + 1], [steps, rows, context] or NULL */
+    StepOptions options;
+    Device device;
+    Engine engine;
+} Golden;
+
+/* One comparison: worst deviation seen, and its limit. */
+typedef struct Verdict {
+    const char *what;
+    double worst, limit;
+} Verdict;
+
+static ErrorCode read_i64(const SafeFile *f, const char *name, int64_t **out, const SafeTensor **tensor,
+                          Error *err) {
+    const SafeTensor *t = safe_find(f, name);
+    *tensor = t;
+    if (!t) return OK;
+    if (t->type != SAFE_I64 || t->rank != 3)
+        return error_set(err, ERR_DATA, "%s: tensor %s: expected I64 of rank 3", f->where, name);
+    *out = mem_alloc_array((size_t)t->elements, sizeof **out);
+    return safe_read(f, t, 0, *out, (size_t)t->elements * sizeof **out, err);
+}
+
+static ErrorCode read_batches(Golden *g, Error *err) {
+    SafeFile f;
+    const SafeTensor *tokens, *targets;
+    char *path = path_join(g->dir, "batch.safetensors");
+    ErrorCode code = safe_open(&f, path, err);
+    free(path);
+    TRY(code);
+    code = read_i64(&f, "tokens", &g->tokens, &tokens, err);
+    if (code == OK && !tokens) code = error_set(err, ERR_DATA, "%s: no tensor named tokens", f.where);
+    if (code == OK) {
+        g->steps = (int)tokens->shape[0], g->rows = (int64_t)tokens->shape[1],
+        g->context = (int64_t)tokens->shape[2] - 1;
+        code = read_i64(&f, "targets", &g->targets, &targets, err);
+    }
+    safe_close(&f);
+    return code;
+}
+
+static ErrorCode number(const cJSON *object, const char *key, double *out, Error *err) {
+    return json_get_double(object, "expected.json", key, true, out, err);
+}
+
+static ErrorCode read_expected(Golden *g, Error *err) {
+    char *path = path_join(g->dir, "expected.json");
+    ErrorCode code = json_read(path, 1 << 20, &g->expected, err);
+    free(path);
+    TRY(code);
+    const cJSON *o = cJSON_GetObjectItemCaseSensitive(g->expected, "optimizer");
+    const char *decay = "";
+    StepOptions *s = &g->options;
+    TRY(number(o, "lr", &s->lr, err));
+    TRY(number(o, "beta1", &s->beta1, err));
+    TRY(number(o, "beta2", &s->beta2, err));
+    TRY(number(o, "eps", &s->eps, err));
+    TRY(number(o, "weight_decay", &s->weight_decay, err));
+    TRY(number(o, "clip", &s->clip, err));
+    TRY(json_get_string(o, "optimizer", "decay", true, &decay, err));
+    s->decay_all = strstr(decay, "all") != NULL;
+    s->clip_norm = 2;
+    return OK;
+}
+
+static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
+    EngineSpec spec = {
+        .compute = compute, .tokens = g->rows * g->context, .microbatches = 1, .positions = g->context};
+    char *path = path_join(g->dir, "config.json");
+    ErrorCode code = model_config_read(&spec.model, path, err);
+    free(path);
+    TRY(code);
+    TRY(device_open_cpu(&g->device, NULL, 0, err));
+    TRY(engine_plan(&g->engine, &g->device, &spec, err));
+    return engine_allocate(&g->engine, NULL, err);
+}
+
+/* Calls visit with each parameter and its values in a file of the directory. */
+typedef void Visit(Golden *g, const Param *p, const float *values, void *ctx);
+
+static ErrorCode each_tensor(Golden *g, const char *file, Visit *visit, void *ctx, Error *err) {
+    SafeFile f;
+    char *path = path_join(g->dir, file);
+    ErrorCode code = safe_open(&f, path, err);
+    free(path);
+    TRY(code);
+    const ParamTable *table = &g->engine.model.table;
+    for (int i = 0; i < table->count && code == OK; i++) {
+        const Param *p = &table->params[i];
+        const SafeTensor *t = safe_find(&f, p->name);
+        if (!t || t->type != SAFE_F32 || (int64_t)t->elements != p->count) {
+            code = error_set(err, ERR_DATA, "%s: no F32 tensor %s of %lld elements", f.where, p->name,
+                             (long long)p->count);
+            break;
+        }
+        float *values = mem_alloc_array((size_t)p->count, sizeof *values);
+        code = safe_read(&f, t, 0, values, (size_t)p->count * sizeof *values, err);
+        if (code == OK) visit(g, p, values, ctx);
+        free(values);
+    }
+    safe_close(&f);
+    return code;
+}
+
+static float *master_of(const Golden *g, const Param *p) {
+    return engine_master(&g->engine, partition_piece(&g->engine.partition, p));
+}
+
+static void load_weight(Golden *g, const Param *p, const float *values, void *ctx) {
+    (void)ctx;
+    OP(&g->device, OP_UPLOAD, upload, master_of(g, p), values, (size_t)p->count * sizeof *values);
+}
+
+/* Relative Frobenius distance; the worst over the tensors stays. */
+static void compare(Golden *g, const float *tensor, const Param *p, const float *values, double *worst) {
+    float *found = mem_alloc_array((size_t)p->count, sizeof *found);
+    double difference = 0, size = 0;
+    OP(&g->device, OP_DOWNLOAD, download, found, tensor, (size_t)p->count * sizeof *found);
+    for (int64_t i = 0; i < p->count; i++) {
+        double d = (double)found[i] - (double)values[i];
+        difference += d * d;
+        size += (double)values[i] * (double)values[i];
+    }
+    free(found);
+    double relative = sqrt(difference / (size > 0 ? size : 1));
+    if (!(relative <= *worst)) *worst = relative;
+}
+
+static void compare_gradient(Golden *g, const Param *p, const float *values, void *worst) {
+    compare(g, engine_gradient(&g->engine, p, partition_piece(&g->engine.partition, p)), p, values, worst);
+}
+
+static void compare_weight(Golden *g, const Param *p, const float *values, void *worst) {
+    compare(g, master_of(g, p), p, values, worst);
+}
+
+static Batch batch_of(const Golden *g, int step) {
+    int64_t count = g->rows * g->context;
+    Batch b = {.tokens = count};
+    int32_t **arrays[] = {&b.inputs, &b.targets, &b.positions, &b.first_key};
+    for (int i = 0; i < 4; i++) *arrays[i] = mem_alloc_array((size_t)count, sizeof(int32_t));
+    for (int64_t t = 0; t < count; t++) {
+        int64_t row = t / g->context, column = t % g->context;
+        const int64_t *line = g->tokens + ((int64_t)step * g->rows + row) * (g->context + 1);
+        b.inputs[t] = (int32_t)line[column];
+        b.targets[t] = (int32_t)(g->targets ? g->targets[(int64_t)step * count + t] : line[column + 1]);
+        if (b.targets[t] < 0) b.targets[t] = -1;
+        b.positions[t] = (int32_t)column;
+        b.first_key[t] = (int32_t)(row * g->context);
+        b.valid += b.targets[t] >= 0;
+    }
+    return b;
+}
+
+static void batch_release(Batch *b) {
+    free(b->inputs);
+    free(b->targets);
+    free(b->positions);
+    free(b->first_key);
+}
+
+static void worsen(double *worst, double found, double expected) {
+    double relative = fabs(found - expected) / fabs(expected);
+    if (!(relative <= *worst)) *worst = relative;
+}
+
+enum { LOSS, NORM, COEFFICIENT, GRADIENT, WEIGHT, VERDICTS };
+
+static ErrorCode run_step(Golden *g, int step, Verdict v[VERDICTS], Error *err) {
+    static const struct {
+        const char *key;
+        double p;
+    } norms[] = {{"grad_norm_l2", 2}, {"grad_norm_l1", 1}, {"grad_norm_l3", 3}, {"grad_norm_inf", INFINITY}};
+    const cJSON *expected = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(g->expected, "steps"), step);
+    Batch b = batch_of(g, step);
+    StepResult r;
+    double value;
+    engine_step(&g->engine, &b, &g->options, &r);
+    batch_release(&b);
+    TRY(number(expected, "loss", &value, err));
+    worsen(&v[LOSS].worst, r.loss, value);
+    TRY(number(expected, "clip_coefficient", &value, err));
+    worsen(&v[COEFFICIENT].worst, r.clip_coefficient, value);
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+        int64_t bad;
+        const char *culprit;
+        TRY(number(expected, norms[i].key, &value, err));
+        worsen(&v[NORM].worst, engine_gradient_norm(&g->engine, norms[i].p, &bad, &culprit), value);
+    }
+    return step == 0 ? each_tensor(g, "grads.safetensors", compare_gradient, &v[GRADIENT].worst, err) : OK;
+}
+
+static ErrorCode reproduce(Golden *g, Dtype compute, Verdict v[VERDICTS], Error *err) {
+    TRY(read_batches(g, err));
+    TRY(read_expected(g, err));
+    TRY(open_engine(g, compute, err));
+    TRY(each_tensor(g, "model.safetensors", load_weight, NULL, err));
+    engine_refresh(&g->engine);
+    for (int s = 0; s < g->steps; s++) TRY(run_step(g, s, v, err));
+    return each_tensor(g, "final.safetensors", compare_weight, &v[WEIGHT].worst, err);
+}
+
+static void release(Golden *g) {
+    cJSON_Delete(g->expected);
+    free(g->tokens);
+    free(g->targets);
+    engine_free(&g->engine);
+    device_close(&g->device);
+}
+
+static int check(const char *dir, Dtype compute) {
+    bool exact = compute == DTYPE_F32;
+    Verdict v[VERDICTS] = {[LOSS] = {"loss", 0, exact ? 1e-6 : 5e-3},
+                           [NORM] = {"norm", 0, exact ? 1e-5 : 3e-2},
+                           [COEFFICIENT] = {"clip", 0, exact ? 1e-5 : 3e-2},
+                           [GRADIENT] = {"gradients", 0, exact ? 1e-5 : 5e-2},
+                           [WEIGHT] = {"weights", 0, exact ? 1e-4 : 5e-2}};
+    Golden g = {.dir = dir};
+    Error err = {0};
+    ErrorCode code = reproduce(&g, compute, v, &err);
+    release(&g);
+    if (code != OK) {
+        fprintf(stderr, "golden: %s\n", err.message);
+        return (int)code;
+    }
+    int failures = 0;
+    printf("%-40s %s ", dir, dtype_name(compute));
+    for (int i = 0; i < VERDICTS; i++) {
+        bool good = v[i].worst <= v[i].limit;
+        printf(" %s %.1e%s%.0e", v[i].what, v[i].worst, good ? " < " : " EXCEEDS ", v[i].limit);
+        failures += !good;
+    }
+    printf("\n");
+    return failures ? 1 : 0;
+}
+
+int main(int argc, char **argv) {
+    int status = argc > 1 ? 0 : 2;
+    if (argc < 2) fprintf(stderr, "usage: golden DIR ...\n");
+    for (int i = 1; i < argc; i++) {
+        int fp32 = check(argv[i], DTYPE_F32),
+            bf16 = fp32 > 1 ? fp32 : check(argv[i], DTYPE_BF16); /* an error is said once */
+        status = status ? status : fp32 ? fp32 : bf16;
+    }
+    return status;
+}

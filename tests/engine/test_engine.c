@@ -1,0 +1,362 @@
+/* The engine on a small model: gradients against finite differences, and equalities of bits that must hold.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/text.h"
+#include "engine/engine.h"
+#include "train/strike.h"
+
+enum { CONTEXT = 24, SEQUENCES = 2, TOKENS = CONTEXT * SEQUENCES, MICROBATCHES = 3, VOCAB = 61 };
+
+typedef struct Setup {
+    const char *kind;
+    int threads;
+    Dtype compute;
+    Recompute recompute;
+    bool split, tied, biases, exact;
+} Setup;
+
+typedef struct Run {
+    Device device;
+    Engine engine;
+    Batch batches[MICROBATCHES];
+} Run;
+
+static ModelConfig shape(Setup s) {
+    return (ModelConfig){.vocab_size = VOCAB,
+                         .hidden_size = 20,
+                         .intermediate_size = 28,
+                         .num_hidden_layers = 2,
+                         .num_attention_heads = 4,
+                         .num_key_value_heads = 2,
+                         .head_dim = 6,
+                         .max_position_embeddings = CONTEXT,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 100,
+                         .rope_scaling = {4, 1, 4, 8},
+                         .tie_word_embeddings = s.tied,
+                         .attention_bias = s.biases,
+                         .mlp_bias = s.biases,
+                         .bos_token_id = -1,
+                         .eos_token_id = -1};
+}
+
+/* Random tokens; the second sequence is two documents; some targets are ignored, in the last microbatch most.
+ */
+static void fill_batch(Batch *b, int index) {
+    *b = (Batch){.tokens = TOKENS};
+    int32_t **arrays[] = {&b->inputs, &b->targets, &b->positions, &b->first_key};
+    for (int i = 0; i < 4; i++) *arrays[i] = mem_alloc_array(TOKENS, sizeof(int32_t));
+    for (int t = 0; t < TOKENS; t++) {
+        uint64_t r = rng_u64(99, (uint64_t)(index * TOKENS + t));
+        b->inputs[t] = (int32_t)(r % VOCAB);
+        b->targets[t] =
+            (r >> 20) % (index == MICROBATCHES - 1 ? 2 : 9) == 0 ? -1 : (int32_t)((r >> 32) % VOCAB);
+        int start = t < CONTEXT ? 0 : t < CONTEXT + 7 ? CONTEXT : CONTEXT + 7;
+        b->first_key[t] = start;
+        b->positions[t] = t - start;
+        b->valid += b->targets[t] >= 0;
+    }
+}
+
+static void open_run(Run *r, Setup s) {
+    Error err = {0};
+    if (device_open_cpu(&r->device, s.kind, s.threads, &err) != OK) fail_msg("%s", err.message);
+    EngineSpec spec = {.model = shape(s),
+                       .compute = s.compute,
+                       .recompute = s.recompute,
+                       .tokens = TOKENS,
+                       .microbatches = MICROBATCHES,
+                       .positions = CONTEXT,
+                       .loss_rows = 20,
+                       .split_backward = s.split,
+                       .exact = s.exact};
+    if (engine_plan(&r->engine, &r->device, &spec, &err) != OK) fail_msg("%s", err.message);
+    if (engine_allocate(&r->engine, NULL, &err) != OK) fail_msg("%s", err.message);
+    engine_initialise(&r->engine, INIT_NORMAL, 0.3, 7);
+    for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
+}
+
+static void close_run(Run *r) {
+    for (int m = 0; m < MICROBATCHES; m++) {
+        free(r->batches[m].inputs);
+        free(r->batches[m].targets);
+        free(r->batches[m].positions);
+        free(r->batches[m].first_key);
+    }
+    engine_free(&r->engine);
+    device_close(&r->device);
+}
+
+static StepOptions options(double lr) {
+    return (StepOptions){
+        .lr = lr, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
+}
+
+static void *fetch(Run *r, const void *tensor, size_t bytes) {
+    void *host = mem_alloc(bytes);
+    OP(&r->device, OP_DOWNLOAD, download, host, tensor, bytes);
+    return host;
+}
+
+static size_t flat_bytes(const Run *r) {
+    return r->engine.model.table.unit_start[r->engine.model.table.units] * sizeof(float);
+}
+
+static double total_loss(Run *r) {
+    double valid = 0;
+    ExactSum sum;
+    exact_zero(&sum);
+    for (int m = 0; m < MICROBATCHES; m++) {
+        engine_evaluate(&r->engine, &r->batches[m], &sum);
+        valid += (double)r->batches[m].valid;
+    }
+    return exact_value(&sum) / valid;
+}
+
+static void set_weight(Run *r, size_t at, float value) {
+    OP(&r->device, OP_UPLOAD, upload, r->engine.master + at, &value, sizeof value);
+}
+
+/* Loss along one element of one parameter, both sides. */
+static double slope(Run *r, size_t at, float value, float step) {
+    set_weight(r, at, value + step);
+    double up = total_loss(r);
+    set_weight(r, at, value - step);
+    double down = total_loss(r);
+    set_weight(r, at, value);
+    return (up - down) / (2 * (double)step);
+}
+
+static void check_finite_differences(Setup s) {
+    Run r;
+    StepResult result;
+    open_run(&r, s);
+    StepOptions none = options(0);
+    none.weight_decay = 0;
+    engine_step(&r.engine, r.batches, &none, &result);
+    assert_true(fabs(result.loss - total_loss(&r)) < 1e-6 * result.loss);
+    float *weights = fetch(&r, r.engine.master, flat_bytes(&r));
+    float *gradients = fetch(&r, r.engine.sums[0], flat_bytes(&r));
+    for (int i = 0; i < r.engine.model.table.count; i++) {
+        const Param *p = &r.engine.model.table.params[i];
+        for (int k = 0; k < 3; k++) {
+            size_t at = r.engine.model.table.unit_start[p->unit] + p->offset +
+                        (size_t)(rng_u64(5, (uint64_t)(i * 3 + k)) % (uint64_t)p->count);
+            double expected = slope(&r, at, weights[at], 1e-2f), found = (double)gradients[at];
+            if (fabs(expected - found) > 2e-4 + 2e-2 * fabs(expected))
+                fail_msg("%s: gradient %g, by differences %g", p->name, found, expected);
+        }
+    }
+    free(weights);
+    free(gradients);
+    close_run(&r);
+}
+
+static void test_finite_differences(void **state) {
+    (void)state;
+    check_finite_differences((Setup){.kind = "reference", .threads = 1});
+    check_finite_differences((Setup){.kind = "auto", .threads = 2, .tied = true, .biases = true});
+    check_finite_differences(
+        (Setup){.kind = "auto", .threads = 2, .biases = true, .split = true, .recompute = RECOMPUTE_FULL});
+}
+
+enum { STEPS = 4 };
+
+typedef struct Outcome {
+    double losses[STEPS], norms[STEPS];
+    float *weights;
+    size_t bytes;
+} Outcome;
+
+static Outcome train(Setup s) {
+    Run r;
+    Outcome o;
+    open_run(&r, s);
+    StepOptions step = options(1e-2);
+    for (int i = 0; i < STEPS; i++) {
+        StepResult result;
+        engine_step(&r.engine, r.batches, &step, &result);
+        o.losses[i] = result.loss, o.norms[i] = result.grad_norm;
+    }
+    o.bytes = flat_bytes(&r);
+    o.weights = fetch(&r, r.engine.master, o.bytes);
+    close_run(&r);
+    return o;
+}
+
+static void assert_same(Outcome a, Outcome b, const char *what) {
+    bool same = memcmp(a.losses, b.losses, sizeof a.losses) == 0 &&
+                memcmp(a.norms, b.norms, sizeof a.norms) == 0 && memcmp(a.weights, b.weights, a.bytes) == 0;
+    free(b.weights);
+    if (!same)
+        fail_msg("%s changes bits: losses %.17g and %.17g", what, a.losses[STEPS - 1], b.losses[STEPS - 1]);
+}
+
+static void check_same_bits(Setup s) {
+    Outcome base = train(s);
+    assert_true(isfinite(base.losses[STEPS - 1]) && base.losses[STEPS - 1] < base.losses[0]);
+    assert_same(base, train(s), "running again");
+    Setup other = s;
+    other.threads = 2;
+    assert_same(base, train(other), "two threads");
+    other.threads = 3;
+    assert_same(base, train(other), "three threads");
+    other = s, other.split = true;
+    assert_same(base, train(other), "splitting the backward pass");
+    for (int recompute = RECOMPUTE_SELECTIVE; recompute <= RECOMPUTE_FULL; recompute++) {
+        other = s, other.recompute = (Recompute)recompute;
+        assert_same(base, train(other), "recomputing");
+        other.split = true;
+        assert_same(base, train(other), "recomputing with a split backward pass");
+    }
+    free(base.weights);
+}
+
+static void test_same_bits_fp32(void **state) {
+    (void)state;
+    check_same_bits((Setup){.kind = "auto", .threads = 1, .compute = DTYPE_F32});
+    check_same_bits(
+        (Setup){.kind = "auto", .threads = 1, .compute = DTYPE_F32, .tied = true, .biases = true});
+}
+
+static void test_same_bits_bf16(void **state) {
+    (void)state;
+    check_same_bits((Setup){.kind = "auto", .threads = 1, .compute = DTYPE_BF16, .tied = true});
+    check_same_bits((Setup){.kind = "auto", .threads = 1, .compute = DTYPE_BF16, .biases = true});
+}
+
+static void test_a_bad_step_is_skipped_and_named(void **state) {
+    (void)state;
+    Run r;
+    StepResult result;
+    open_run(&r, (Setup){.kind = "auto", .threads = 1});
+    StepOptions step = options(1e-2);
+    engine_step(&r.engine, r.batches, &step, &result);
+    assert_false(result.skipped);
+    float *before = fetch(&r, r.engine.master, flat_bytes(&r));
+    const Param *p = param_find(&r.engine.model.table, "model.layers.1.mlp.down_proj.weight");
+    size_t at = r.engine.model.table.unit_start[p->unit] + p->offset;
+    float kept = before[at];
+    set_weight(&r, at, INFINITY);
+    engine_step(&r.engine, r.batches, &step, &result);
+    assert_true(result.skipped && result.culprit[0] && result.clip_coefficient == 0);
+    assert_int_equal(r.engine.updates, 1);
+    set_weight(&r, at, kept);
+    float *after = fetch(&r, r.engine.master, flat_bytes(&r));
+    assert_memory_equal(before, after, flat_bytes(&r));
+    engine_step(&r.engine, r.batches, &step, &result);
+    assert_false(result.skipped);
+    free(before);
+    free(after);
+    close_run(&r);
+}
+
+static void a_nan_on_purpose(bool exact) {
+    Run r;
+    StepResult result;
+    open_run(&r, (Setup){.kind = "auto", .threads = 1, .exact = exact});
+    StepOptions step = options(1e-2);
+    for (uint64_t place = 0; place < 3; place++) {
+        step.poison = true, step.poison_place = 1000003 * place;
+        engine_step(&r.engine, r.batches, &step, &result);
+        assert_true(result.skipped && result.nonfinite >= 1);
+        assert_string_equal(result.culprit, "model.norm.weight");
+        step.poison = false;
+        engine_step(&r.engine, r.batches, &step, &result);
+        assert_false(result.skipped);
+    }
+    assert_int_equal(r.engine.updates, 3);
+    close_run(&r);
+}
+
+static void test_a_nan_on_purpose_skips_one_step(void **state) {
+    (void)state;
+    a_nan_on_purpose(false);
+    a_nan_on_purpose(true);
+}
+
+/* Of all weights, exactly the bit that is named. */
+static void test_a_bit_turned_on_purpose(void **state) {
+    (void)state;
+    Run r;
+    char where[160];
+    open_run(&r, (Setup){.kind = "auto", .threads = 1, .compute = DTYPE_BF16});
+    uint64_t bits = (uint64_t)r.engine.model.table.elements * 32;
+    uint32_t *before = fetch(&r, r.engine.master, flat_bytes(&r));
+    const uint64_t places[] = {0, 31, bits / 2 + 7, bits - 1};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        strike_bit(&r.engine, places[i], where, sizeof where);
+        uint32_t *after = fetch(&r, r.engine.master, flat_bytes(&r));
+        size_t changed = 0, at = 0;
+        for (size_t k = 0; k < flat_bytes(&r) / 4; k++)
+            if (before[k] != after[k]) changed++, at = k;
+        assert_int_equal(changed, 1);
+        assert_int_equal(before[at] ^ after[at], UINT32_C(1) << places[i] % 32);
+        char expected[160];
+        const Param *p = param_find(&r.engine.model.table, strrchr(where, ' ') + 1);
+        assert_non_null(p);
+        snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(places[i] % 32),
+                 (long long)(at - r.engine.model.table.unit_start[p->unit] - p->offset), p->name);
+        assert_string_equal(where, expected);
+        strike_bit(&r.engine, places[i], where, sizeof where);
+        free(after);
+    }
+    uint32_t *after = fetch(&r, r.engine.master, flat_bytes(&r));
+    assert_memory_equal(before, after, flat_bytes(&r));
+    free(before);
+    free(after);
+    close_run(&r);
+}
+
+static void test_norms_agree(void **state) {
+    (void)state;
+    Run r;
+    StepResult result;
+    open_run(&r, (Setup){.kind = "auto", .threads = 2});
+    StepOptions step = options(0);
+    engine_step(&r.engine, r.batches, &step, &result);
+    float *g = fetch(&r, r.engine.sums[0], flat_bytes(&r));
+    const double powers[] = {1, 2, 3, 2.5};
+    int64_t bad;
+    const char *name;
+    double max = 0;
+    for (size_t k = 0; k < sizeof powers / sizeof *powers; k++) {
+        double sum = 0;
+        for (size_t i = 0; i < flat_bytes(&r) / sizeof(float); i++)
+            sum += pow(fabs((double)g[i]), powers[k]); /* padding is zero */
+        double expected = pow(sum, 1 / powers[k]);
+        assert_true(fabs(engine_gradient_norm(&r.engine, powers[k], &bad, &name) - expected) <
+                    1e-10 * expected);
+    }
+    for (size_t i = 0; i < flat_bytes(&r) / sizeof(float); i++) max = fmax(max, fabs((double)g[i]));
+    assert_true(engine_gradient_norm(&r.engine, INFINITY, &bad, &name) == max);
+    /* Powers that vanish, or overflow, as doubles: any finite p must do. */
+    const double large[] = {400, 1000, 1e9};
+    for (size_t k = 0; k < sizeof large / sizeof *large; k++) {
+        double norm = engine_gradient_norm(&r.engine, large[k], &bad, &name);
+        assert_true(bad == 0 && norm >= max * (1 - 1e-12));
+        assert_true(norm <= max * pow((double)r.engine.model.table.elements, 1 / large[k]));
+    }
+    free(g);
+    close_run(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_finite_differences),
+                                       cmocka_unit_test(test_same_bits_fp32),
+                                       cmocka_unit_test(test_same_bits_bf16),
+                                       cmocka_unit_test(test_a_bad_step_is_skipped_and_named),
+                                       cmocka_unit_test(test_a_nan_on_purpose_skips_one_step),
+                                       cmocka_unit_test(test_a_bit_turned_on_purpose),
+                                       cmocka_unit_test(test_norms_agree)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

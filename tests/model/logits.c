@@ -1,0 +1,95 @@
+/* Logits of a model, through the decoder and its cache, for tests that compare them with those of other
+ * programs.
+ *
+ *     logits DIR < IDS            feeds token by token: a line of vocab_size numbers for each token
+ *     logits --prefill DIR < IDS  feeds all tokens in chunks: the line of the last one
+ *
+ * DIR is what weft generate takes; IDS are numbers with white space between them. Computes in fp32 and prints
+ * nine digits, which give every float its own text. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "checkpoint/find.h"
+#include "data/tokenizer.h"
+#include "model/decode.h"
+#include "train/state.h"
+
+enum { CHUNK = 16 }; /* small, so that short texts make several passes */
+
+static ErrorCode read_ids(TokenList *list, const ModelConfig *c, Error *err) {
+    int64_t id;
+    int found;
+    while ((found = scanf("%18" SCNd64, &id)) == 1) { /* 18 digits always fit */
+        if (id < 0 || id >= c->vocab_size)
+            return error_set(err, ERR_DATA, "id %" PRId64 " is not in the vocabulary of %" PRId64, id,
+                             c->vocab_size);
+        if ((int64_t)list->count == c->max_position_embeddings)
+            return error_set(err, ERR_DATA, "more ids than the %zu positions of the model", list->count);
+        token_list_reserve(list, 1);
+        list->ids[list->count++] = (int32_t)id;
+    }
+    if (found != EOF || ferror(stdin))
+        return error_set(err, ERR_DATA, "stdin: expected an id after the first %zu", list->count);
+    return list->count > 0 ? OK : error_set(err, ERR_DATA, "stdin: no ids");
+}
+
+static ErrorCode open_engine(Engine *e, Device *d, const char *where, Error *err) {
+    EngineSpec spec = {.compute = DTYPE_F32,
+                       .recompute = RECOMPUTE_FULL,
+                       .tokens = CHUNK,
+                       .microbatches = 1,
+                       .positions = CHUNK,
+                       .inference = true};
+    char *dir, *path;
+    TRY(checkpoint_find_model(where, &dir, err));
+    path = path_join(dir, "config.json");
+    ErrorCode code = model_config_read(&spec.model, path, err);
+    if (code == OK) code = device_open_cpu(d, NULL, 0, err);
+    if (code == OK) code = engine_plan(e, d, &spec, err);
+    if (code == OK) code = engine_allocate(e, NULL, err);
+    if (code == OK) code = state_load_weights(e, dir, err);
+    free(path);
+    free(dir);
+    return code;
+}
+
+static void print_line(const float *logits, int64_t vocab) {
+    for (int64_t i = 0; i < vocab; i++) printf("%.9g%c", (double)logits[i], i + 1 < vocab ? ' ' : '\n');
+}
+
+static ErrorCode print_logits(Engine *e, const TokenList *list, bool prefill, Error *err) {
+    Decoder g;
+    int64_t vocab = e->model.config.vocab_size, count = (int64_t)list->count;
+    TRY(decoder_open(&g, &e->model, &e->weights, e->device, count, CHUNK, err));
+    float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
+    for (int64_t done = 0, step = prefill ? count : 1; done < count; done += step) {
+        decoder_feed(&g, list->ids + done, step, logits);
+        print_line(logits, vocab);
+    }
+    free(logits);
+    decoder_close(&g);
+    return fflush(stdout) == 0 ? OK : error_errno(err, ERR_IO, "writing to stdout");
+}
+
+int main(int argc, char **argv) {
+    Error err = {0};
+    Device device = {0};
+    Engine engine = {0};
+    TokenList list = {0};
+    bool prefill = argc == 3 && strcmp(argv[1], "--prefill") == 0;
+    if (argc != 2 && !prefill) {
+        fprintf(stderr, "usage: logits [--prefill] DIR < IDS\n");
+        return 2;
+    }
+    ErrorCode code = open_engine(&engine, &device, argv[argc - 1], &err);
+    if (code == OK) code = read_ids(&list, &engine.model.config, &err);
+    if (code == OK) code = print_logits(&engine, &list, prefill, &err);
+    if (code != OK) fprintf(stderr, "logits: %s\n", err.message);
+    token_list_free(&list);
+    engine_free(&engine);
+    device_close(&device);
+    return code != OK;
+}

@@ -1,0 +1,241 @@
+/* config.json: both dialects, defaults, contradictions, what is refused, and writing. */
+#include "support/files.h"
+
+#include <math.h>
+
+#include "model/config.h"
+
+#define SIZES                                                                                          \
+    "\"model_type\":\"llama\",\"vocab_size\":1000,\"hidden_size\":64,\"intermediate_size\":176,\"num_" \
+    "hidden_layers\":3,"                                                                               \
+    "\"num_attention_heads\":4"
+
+static ErrorCode read_text(ModelConfig *c, const char *text, Error *err) {
+    return model_config_read(c, files_text("config.json", text), err);
+}
+
+static void accept(ModelConfig *c, const char *text) {
+    Error err = {.message = ""};
+    if (read_text(c, text, &err) != OK) fail_msg("%s: %s", text, err.message);
+}
+
+/* Refused, with a message that names what is wrong. */
+static void refuse(const char *text, const char *named) {
+    ModelConfig c;
+    Error err = {.message = ""};
+    ErrorCode code = read_text(&c, text, &err);
+    if (code == OK) fail_msg("accepted: %s", text);
+    assert_int_equal(code, err.code);
+    if (strstr(err.message, named) == NULL) fail_msg("\"%s\" does not name %s", err.message, named);
+}
+
+static void defaults_are_those_of_transformers(void **state) {
+    (void)state;
+    ModelConfig c;
+    accept(&c, "{" SIZES "}");
+    assert_int_equal(c.num_key_value_heads, 4);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.max_position_embeddings, 2048);
+    assert_true(fabs(c.rms_norm_eps - 1e-6) < 1e-18);
+    assert_true(fabs(c.rope_theta - 10000.0) < 1e-9);
+    assert_true(fabs(c.rope_scaling.factor - 1.0) < 1e-12);
+    assert_false(c.tie_word_embeddings || c.attention_bias || c.mlp_bias);
+    assert_int_equal(c.bos_token_id, 1);
+    assert_int_equal(c.eos_token_id, 2);
+}
+
+static void null_means_absent(void **state) {
+    (void)state;
+    ModelConfig c;
+    accept(&c, "{" SIZES
+               ",\"num_key_value_heads\":null,\"head_dim\":null,\"rope_scaling\":null,\"bos_token_id\":null,"
+               "\"eos_token_id\":null,\"pad_token_id\":null,\"transformers_version\":\"4.57.1\"}");
+    assert_int_equal(c.num_key_value_heads, 4);
+    assert_int_equal(c.bos_token_id, -1);
+    assert_int_equal(c.eos_token_id, -1);
+}
+
+static void eos_may_be_a_list(void **state) {
+    (void)state;
+    ModelConfig c;
+    accept(&c, "{" SIZES ",\"eos_token_id\":[7,8,9]}");
+    assert_int_equal(c.eos_token_id, 7);
+}
+
+static void check_llama3(const ModelConfig *c) {
+    assert_true(fabs(c->rope_theta - 500000.0) < 1e-9);
+    assert_true(fabs(c->rope_scaling.factor - 8.0) < 1e-12);
+    assert_true(fabs(c->rope_scaling.low_freq_factor - 1.0) < 1e-12);
+    assert_true(fabs(c->rope_scaling.high_freq_factor - 4.0) < 1e-12);
+    assert_int_equal(c->rope_scaling.original_max_position_embeddings, 8192);
+}
+
+#define LLAMA3                                                                                  \
+    "\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0," \
+    "\"original_max_position_embeddings\":8192"
+
+static void both_dialects_of_rope(void **state) {
+    (void)state;
+    ModelConfig c;
+    accept(&c,
+           "{" SIZES ",\"rope_theta\":500000.0,\"rope_scaling\":{" LLAMA3 "},\"torch_dtype\":\"bfloat16\"}");
+    check_llama3(&c);
+    accept(&c, "{" SIZES ",\"rope_parameters\":{\"rope_theta\":500000.0," LLAMA3 "},\"dtype\":\"bfloat16\"}");
+    check_llama3(&c);
+    accept(&c,
+           "{" SIZES ",\"rope_theta\":500000.0,\"rope_parameters\":{\"rope_theta\":500000.0," LLAMA3 "}}");
+    check_llama3(&c);
+    accept(&c, "{" SIZES ",\"rope_scaling\":{\"type\":\"default\"}}");
+}
+
+static void contradictions_are_refused(void **state) {
+    (void)state;
+    refuse("{" SIZES
+           ",\"rope_theta\":10000.0,\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"default\"}}",
+           "rope_theta");
+    refuse("{" SIZES ",\"rope_scaling\":{" LLAMA3 "},\"rope_parameters\":{\"rope_type\":\"default\"}}",
+           "rope_scaling");
+    refuse("{" SIZES ",\"torch_dtype\":\"float32\",\"dtype\":\"bfloat16\"}", "dtype");
+    refuse("{" SIZES ",\"rope_scaling\":{\"type\":\"default\"," LLAMA3 "}}", "rope_type");
+}
+
+static void other_families_are_refused_by_name(void **state) {
+    (void)state;
+    refuse("{\"model_type\":\"mistral\"}", "mistral");
+    refuse("{" SIZES ",\"architectures\":[\"LlamaForSequenceClassification\"]}",
+           "LlamaForSequenceClassification");
+    refuse("{" SIZES ",\"hidden_act\":\"gelu\"}", "gelu");
+    refuse("{" SIZES ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2.0}}", "yarn");
+    refuse("{" SIZES ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}}",
+           "partial_rotary_factor");
+    refuse("{" SIZES ",\"attention_dropout\":0.1}", "attention_dropout");
+    refuse("{" SIZES ",\"quantization_config\":{\"bits\":4}}", "quantization_config");
+    refuse("{\"model_type\":\"\\u001b[31m\"}", "\\x1B[31m");
+}
+
+static void bad_values_are_refused(void **state) {
+    (void)state;
+    refuse("[]", "object");
+    refuse("{", "config.json");
+    refuse("{\"model_type\":\"llama\"}", "vocab_size");
+    refuse("{" SIZES ",\"hidden_size\":64}", "duplicate key");
+    refuse("{" SIZES ",\"num_key_value_heads\":3}", "num_key_value_heads");
+    refuse("{" SIZES ",\"num_key_value_heads\":0}", "num_key_value_heads");
+    refuse("{" SIZES ",\"head_dim\":15}", "head_dim");
+    refuse("{" SIZES ",\"head_dim\":-16}", "head_dim");
+    refuse("{" SIZES ",\"head_dim\":16.5}", "head_dim");
+    refuse("{" SIZES ",\"rms_norm_eps\":\"small\"}", "rms_norm_eps");
+    refuse("{" SIZES ",\"rms_norm_eps\":-1e-5}", "rms_norm_eps");
+    refuse("{" SIZES ",\"rope_theta\":0}", "rope_theta");
+    refuse("{" SIZES ",\"tie_word_embeddings\":1}", "tie_word_embeddings");
+    refuse("{" SIZES ",\"bos_token_id\":1000}", "bos_token_id");
+    refuse("{" SIZES ",\"eos_token_id\":\"</s>\"}", "eos_token_id");
+    refuse("{" SIZES ",\"eos_token_id\":[[1]]}", "eos_token_id");
+    refuse("{" SIZES ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0}}", "low_freq_factor");
+    refuse("{" SIZES ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":4.0,"
+           "\"high_freq_factor\":1.0,\"original_max_position_embeddings\":64}}",
+           "low_freq_factor");
+}
+
+static ModelConfig small(void) {
+    return (ModelConfig){.vocab_size = 1000,
+                         .hidden_size = 64,
+                         .intermediate_size = 176,
+                         .num_hidden_layers = 3,
+                         .num_attention_heads = 4,
+                         .num_key_value_heads = 2,
+                         .max_position_embeddings = 128,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 10000.0,
+                         .rope_scaling = {.factor = 1.0},
+                         .bos_token_id = -1,
+                         .eos_token_id = 3};
+}
+
+static void sizes_beyond_the_address_space_are_refused(void **state) {
+    (void)state;
+    Error err;
+    ModelConfig c = small();
+    c.hidden_size = c.intermediate_size = (int64_t)1 << 24;
+    c.num_hidden_layers = c.num_attention_heads = (int64_t)1 << 16;
+    c.num_key_value_heads = 0;
+    assert_int_equal(model_config_complete(&c, "test", &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "parameters"));
+    c = small();
+    c.hidden_size = INT64_MAX;
+    assert_int_equal(model_config_complete(&c, "test", &err), ERR_CONFIG);
+    c = small();
+    c.num_attention_heads = 0;
+    assert_int_equal(model_config_complete(&c, "test", &err), ERR_CONFIG);
+}
+
+static void check_round_trip(const ModelConfig *c) {
+    Text text = {0};
+    ModelConfig back;
+    model_config_write(c, "fp32", &text);
+    accept(&back, text.data);
+    assert_non_null(strstr(text.data, "\"float32\""));
+    assert_int_equal(back.num_key_value_heads, c->num_key_value_heads);
+    assert_int_equal(back.head_dim, c->head_dim);
+    assert_int_equal(back.bos_token_id, c->bos_token_id);
+    assert_int_equal(back.eos_token_id, c->eos_token_id);
+    assert_int_equal(back.tie_word_embeddings, c->tie_word_embeddings);
+    assert_int_equal(back.attention_bias, c->attention_bias);
+    assert_int_equal(back.mlp_bias, c->mlp_bias);
+    assert_memory_equal(&back.rms_norm_eps, &c->rms_norm_eps, sizeof(double));
+    assert_memory_equal(&back.rope_theta, &c->rope_theta, sizeof(double));
+    assert_memory_equal(&back.rope_scaling, &c->rope_scaling, sizeof c->rope_scaling);
+    text_free(&text);
+}
+
+static void what_is_written_reads_back(void **state) {
+    (void)state;
+    Error err;
+    ModelConfig c = small();
+    assert_int_equal(model_config_complete(&c, "test", &err), OK);
+    check_round_trip(&c);
+    c.tie_word_embeddings = c.attention_bias = c.mlp_bias = true;
+    c.head_dim = 24;
+    c.rope_theta = 500000.123456789;
+    c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192};
+    check_round_trip(&c);
+    Text text = {0};
+    model_config_write(&c, "bf16", &text);
+    assert_non_null(strstr(text.data, "\"factor\": 8.0,"));
+    assert_non_null(strstr(text.data, "\"rms_norm_eps\": 1e-05,"));
+    assert_non_null(strstr(text.data, "\"bfloat16\""));
+    text_free(&text);
+}
+
+static void parameters_and_flops_are_counted(void **state) {
+    (void)state;
+    Error err;
+    ModelConfig c = small();
+    assert_int_equal(model_config_complete(&c, "test", &err), OK);
+    /* Two norms, q, o, k, v, and three matrices a block. */
+    int64_t block = 2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 176;
+    assert_int_equal(model_parameter_count(&c), 3 * block + 2 * 1000 * 64 + 64);
+    assert_int_equal(model_parameter_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);
+    double flops = 6.0 * (double)(3 * block + 1000 * 64 + 64) + 6.0 * 3 * 64 * 128;
+    assert_true(fabs(model_flops_per_token(&c, 128) - flops) < 0.5);
+    c.tie_word_embeddings = true;
+    assert_int_equal(model_parameter_count(&c), 3 * block + 1000 * 64 + 64);
+    assert_int_equal(model_parameter_count_without_embedding(&c), 3 * block + 1000 * 64 + 64);
+    c.attention_bias = c.mlp_bias = true;
+    assert_int_equal(model_parameter_count(&c),
+                     3 * (block + 64 + 2 * 32 + 64 + 2 * 176 + 64) + 1000 * 64 + 64);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults_are_those_of_transformers),
+                                       cmocka_unit_test(null_means_absent),
+                                       cmocka_unit_test(eos_may_be_a_list),
+                                       cmocka_unit_test(both_dialects_of_rope),
+                                       cmocka_unit_test(contradictions_are_refused),
+                                       cmocka_unit_test(other_families_are_refused_by_name),
+                                       cmocka_unit_test(bad_values_are_refused),
+                                       cmocka_unit_test(sizes_beyond_the_address_space_are_refused),
+                                       cmocka_unit_test(what_is_written_reads_back),
+                                       cmocka_unit_test(parameters_and_flops_are_counted)};
+    return cmocka_run_group_tests(tests, files_setup, files_teardown);
+}

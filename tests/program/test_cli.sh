@@ -1,0 +1,92 @@
+#!/bin/bash
+# The program as a user meets it: exit statuses, messages, help of every verb, man page, completion.
+. "$(dirname "$0")/../support/prelude.sh"
+
+# The overview, and what is said without one.
+exits 0 --help
+has out "Verbs:"
+[ ! -s err ] || fail "--help wrote to stderr"
+exits 0 help
+exits 0 --version
+grep -qE '^weft [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version begins with: $(head -1 out)"
+has out "oneDNN"
+exits 2
+[ ! -s out ] || fail "a usage error wrote to stdout"
+
+# Unknown words: status 2, one line on stderr, a suggestion.
+exits 2 docter
+has err 'did you mean "doctor"'
+[ "$(wc -l <err)" -eq 1 ] || fail "a usage error is one line, not: $(cat err)"
+has err "exit status 2"
+exits 2 --frobnicate
+exits 2 doctor --jason
+has err 'did you mean "--json"'
+exits 2 doctor one-too-many
+exits 2 doctor --seconds
+exits 2 doctor --seconds=fast
+exits 2 help --completion fish
+exits 2 $'\x1b[31mred'
+is_plain "an unknown verb with escapes"
+
+# Every verb explains itself, to itself and through help, within 100 columns, without colour.
+verbs=$("$weft" help --completion bash | sed -n 's/^    "\(.*\)")$/\1/p')
+[ "$(wc -l <<<"$verbs")" -ge 2 ] || fail "verbs found: $verbs"
+while read -r verb; do
+    # shellcheck disable=SC2086
+    exits 0 $verb --help
+    has out "Usage: weft $verb"
+    has out "--help"
+    is_plain "$verb --help"
+    [ "$(wc -L <out)" -le 128 ] || fail "weft $verb --help: a line of $(wc -L <out) columns"
+    mv out first
+    # shellcheck disable=SC2086
+    exits 0 help $verb
+    cmp -s out first || fail "weft $verb --help and weft help $verb differ"
+    # shellcheck disable=SC2086
+    exits 2 $verb --no-such-flag-anywhere
+done <<<"$verbs"
+
+# A group of verbs: named alone it says what it has.
+exits 0 tokenizer --help
+has out "Usage: weft tokenizer VERB"
+exits 0 help tokenizer
+exits 2 tokenizer
+has err "needs one of: train, encode, decode"
+exits 2 tokenizer trian
+has err 'did you mean "tokenizer train"'
+
+# Data that cannot be written is an error; a reader that leaves is not worth a word.
+if [ -e /dev/full ]; then
+    status=0
+    "$weft" --help >/dev/full 2>err || status=$?
+    [ "$status" -eq 74 ] || fail "a full disk gives exit status $status, expected 74"
+fi
+"$weft" help --man 2>err | head -1 >/dev/null
+[ ! -s err ] || fail "a closed pipe was reported: $(cat err)"
+
+# Numbers do not follow the locale.
+LC_ALL=de_DE.UTF-8 exits 0 doctor --seconds 0.01 --json
+has out '"cores"'
+is_plain "doctor"
+if command -v python3 >/dev/null; then
+    python3 -c 'import json, sys; d = json.load(open("out")); sys.exit(not (d["cores"] >= 1 and d["peak_fp32_flops"] > 1e6))' ||
+        fail "doctor --json: $(head -c 600 out)"
+fi
+exits 73 doctor --seconds 0.01 --dir "$directory/not/there"
+has err "$directory/not/there"
+[ -z "$(find . -name '.weft-doctor*')" ] || fail "doctor left a file behind"
+
+# The man page is clean, the completion loads and completes.
+"$weft" help --man >weft.1 || fail "help --man"
+if command -v man >/dev/null; then
+    warnings=$(LC_ALL=C.UTF-8 MANROFFSEQ='' MANWIDTH=100 man --warnings -E UTF-8 -l -Tutf8 -Z ./weft.1 2>&1 >/dev/null)
+    [ -z "$warnings" ] || fail "man --warnings: $warnings"
+fi
+"$weft" help --completion bash >weft.bash || fail "help --completion bash"
+completed=$(bash --norc -c '
+    source ./weft.bash || exit 1
+    COMP_WORDS=(weft doc); COMP_CWORD=1; _weft 2>/dev/null; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(weft doctor --js); COMP_CWORD=2; _weft 2>/dev/null; echo "${COMPREPLY[@]}"')
+[ "$completed" = $'doctor\n--json' ] || fail "completion gave: $completed"
+
+conclude

@@ -1,0 +1,46 @@
+#!/bin/bash
+# The house: includes point down only, and each foreign interface has one layer that may use it.
+set -euo pipefail
+cd "${1:-${WEFT_SOURCE_DIR:-$(dirname "$0")/../..}}"
+
+grep -rnE '^[[:space:]]*#[[:space:]]*include' src --include='*.[ch]' | awk -F: '
+BEGIN {
+    count = split("base device comm data model config plan observe checkpoint optimizer engine train cli", names, " ") # from the ground up
+    for (i = 1; i <= count; i++) rank[names[i]] = i
+}
+function complain(why) { print $1 ":" $2 ": " why; failures++ }
+{
+    split($1, path, "/")
+    from = path[2]
+    header = $3
+    sub(/^[[:space:]]*#[[:space:]]*include[[:space:]]*/, "", header)
+    if (!(from in rank)) {
+        complain("\"" from "\" is not a layer")
+    } else if (header ~ /^"/) {
+        split(header, quoted, "\"")
+        split(quoted[2], target, "/")
+        if (system("test -f src/" quoted[2])) complain(header ": includes are written from src/, as \"layer/file.h\"")
+        else if (rank[target[1]] > rank[from]) complain(from "/ may not include " quoted[2] ": includes point down only")
+    } else if (header ~ /dnnl|immintrin|cuda|cublas/ && from != "device") {
+        complain("only device/ may include " header)
+    } else if (header ~ /[</]mpi\.h|nccl/ && from != "comm") {
+        complain("only comm/ may include " header)
+    }
+}
+END {
+    if (NR < 20) { print "only " NR " includes found: is this the source tree?"; exit 1 }
+    if (failures) { print failures " includes break the rules of the house"; exit 1 }
+    print NR " includes, all downwards"
+}'
+
+# The check itself can fail: a tree with one wrong include of each kind.
+[ $# -eq 0 ] || exit 0
+bad=$(mktemp -d)
+trap 'rm -rf "$bad"' EXIT
+cp -r src "$bad/src"
+mkdir -p "$bad/src/attic"
+printf '#include "cli/cli.h"\n' >"$bad/src/base/zz1.c"
+printf '#  include <mpi.h>\n#include <oneapi/dnnl/dnnl.h>\n#include "error.h"\n' >"$bad/src/model/zz2.c"
+printf '#include <stdio.h>\n' >"$bad/src/attic/zz3.c"
+found=$(bash "$0" "$bad" | grep -c '/zz[123]\.c:' || true)
+[ "$found" -eq 5 ] || { echo "the check finds $found of 5 planted violations"; exit 1; }

@@ -1,0 +1,229 @@
+#!/bin/bash
+# Runs as a user makes them: the same bits however a run is laid out or interrupted, memory that stays, and an error with its own
+# exit status for each kind of bad input.
+. "$(dirname "$0")/../support/prelude.sh"
+
+# A text with structure: some hundred short paragraphs.
+awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
+    for (p = 0; p < 300; p++) { for (i = 0; i < 40; i++) printf "%s ", w[int(rand() * 16) + 1]; printf "\n\n" } }' >text.txt
+
+cat >run.yaml <<EOF
+model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+data:
+  sources: [{path: text.txt, split: paragraphs}]
+  cache_dir: cache
+  document_mask: true
+  validation_fraction: 0.1
+train: {steps: 30, context: 32, microbatch: 2, tokens_per_step: 256, compute: fp32}
+optimizer: {lr: 3e-3}
+schedule: {warmup_steps: 4}
+validation: {every: 10, samples: 8}
+checkpoint: {every: 10, keep: 8}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+EOF
+
+# train DIR WORD... : one run; status in $status.
+train() {
+    local dir=$1
+    shift
+    status=0
+    "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+}
+# same DIR WHAT : DIR went as the run `base`.
+same() {
+    [ "$status" -eq 0 ] || fail "$2: exit status $status: $(tail -3 "$1.err")"
+    [ "$(curve "$1")" = "$(curve base)" ] || fail "$2 changes the curve: $(diff <(curve base) <(curve "$1") | head -4)"
+    [ "$(digest "$1")" = "$(digest base)" ] || fail "$2 changes the final weights"
+}
+
+# Nothing freed is kept: some processors' products allocate, and what an address sanitizer keeps of that would count as growth.
+ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size_kb=0 train base
+[ "$status" -eq 0 ] || { cat base.err; exit 1; }
+[ "$(curve base | wc -l)" -eq 30 ] || fail "30 steps make $(curve base | wc -l) records"
+awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < 0.8 * first) }' <(curve base) || fail "the loss does not fall: $(curve base)"
+! LC_ALL=C grep -q $'\x1b' base.out base.err || fail "escape bytes where there is no terminal"
+grep -q "memory" base.err || fail "the plan is not printed"
+has base.err "4 microbatches of 2 sequences of 32,"
+exits 0 plan run.yaml train.microbatch=1 train.tokens_per_step=32
+has out "1 microbatch of 1 sequence of 32,"
+
+train again
+same again "running again"
+train threads run.threads=2
+same threads "a second thread"
+train split train.split_backward=true
+same split "splitting the backward pass"
+train recompute train.recompute=full
+same recompute "recomputing"
+train prefetch data.prefetch=1
+same prefetch "another prefetch depth"
+train bf16 train.compute=bf16
+train bf16b train.compute=bf16 run.threads=2
+[ "$(curve bf16)" = "$(curve bf16b)" ] || fail "bf16: a second thread changes the curve"
+[ "$(curve bf16)" != "$(curve base)" ] || fail "bf16 computes in fp32"
+
+# Memory of the process in step 2 is that of the last step, but for what the system itself moves (1 MiB).
+awk -F'"memory_resident": ' '/"kind": "train"/ { split($2, a, ","); n++; if (n == 2) two = a[1]; last = a[1] }
+    END { if (last - two > 1048576) { print two, last; exit 1 } }' base/metrics.jsonl || fail "memory grows between step 2 and the last"
+
+# Killed and started again, stopped and started again: the same run.
+"$weft" train run.yaml run.dir=killed >/dev/null 2>&1 </dev/null &
+until [ -e killed/checkpoints/step-00000010/manifest.json ] || ! kill -0 $! 2>/dev/null; do sleep 0.01; done
+kill -KILL $! 2>/dev/null
+wait $! 2>/dev/null
+train killed
+same killed "being killed"
+"$weft" train run.yaml run.dir=stopped metrics.log_freq=1 >/dev/null 2>stopped.first </dev/null &
+until grep -q "step:  3 " stopped.first 2>/dev/null || ! kill -0 $! 2>/dev/null; do sleep 0.01; done
+kill -USR1 $! 2>/dev/null
+wait $!
+first=$?
+case $first in
+75) grep -q "everything saved" stopped.first || fail "no word about stopping: $(tail -1 stopped.first)" ;;
+0) ;; # it was done before the signal came
+*) fail "SIGUSR1: exit status $first, expected 75" ;;
+esac
+train stopped
+same stopped "being stopped"
+# Nothing freed is kept: some processors' products allocate, and what an address sanitizer keeps of that would count as growth.
+ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=0:thread_local_quarantine_size_kb=0 train base
+[ "$status" -eq 0 ] && [ "$(curve base | wc -l)" -eq 30 ] || fail "a finished run started again: status $status"
+
+# Advice on how often to save is for runs to which it makes a difference.
+train unadvised checkpoint.mttf_hours=0.001
+hasnt unadvised.err "loses least"
+train advised checkpoint.mttf_hours=1e6
+has advised.err "loses least (Young)"
+
+# Quiet is quiet: no summary, no plan, no chart.
+train quiet -q metrics.profile=true
+same quiet "being quiet"
+[ ! -s quiet.out ] && [ ! -s quiet.err ] || fail "train -q says: $(head -3 quiet.out quiet.err)"
+
+# On a terminal the live line is never behind the lines above it.
+TERM=xterm WEFT_TERMINAL=120 NO_COLOR=1 train live metrics.log_freq=5
+tr '\r' '\n' <live.err | awk '/step: +[0-9]/ && !/validate/ { match($0, /step: +[0-9]+/); shown = substr($0, RSTART + 5, RLENGTH - 5) + 0 }
+    match($0, / [0-9]+\/30  loss/) { seen++; behind += substr($0, RSTART + 1, RLENGTH) + 0 < shown }
+    END { exit !(seen && !behind) }' || fail "the live line: $(cat -v live.err | tail -20)"
+
+# A checkpoint is a model to evaluate, to sample from, to start from.
+"$weft" eval base text.txt --context 32 --json >eval.json 2>/dev/null || fail "eval"
+exits 66 eval base nofile
+[ "$(grep -o nofile err | wc -l)" -eq 1 ] || fail "eval of no file: $(cat err)"
+exits 71 eval base text.txt -b 1000000 -c 2048
+has err "--batch"
+exits 0 generate --help
+[ "$(grep -c -e --quiet out)" -eq 1 ] || fail "generate --help lists --quiet $(grep -c -e --quiet out) times"
+grep -q '"bits_per_byte": [0-9.]*,' eval.json || fail "eval says $(cat eval.json)"
+"$weft" generate base --prompt "the light" --tokens 20 --seed 3 >one.txt 2>/dev/null || fail "generate"
+"$weft" generate base --prompt "the light" --tokens 20 --seed 3 --threads 2 >two.txt 2>/dev/null
+cmp -s one.txt two.txt || fail "the same seed gives another text"
+grep -q "^the light" one.txt || fail "generate writes: $(cat one.txt)"
+train onward model.init=base train.steps=31 schedule.warmup_steps=0
+[ "$status" -eq 0 ] || fail "starting from a model: $(tail -1 onward.err)"
+awk 'NR == FNR { last = $2; next } FNR == 1 { exit !($2 < last * 1.2) }' <(curve base) <(curve onward) || fail "weights of model.init are not used"
+"$weft" report base >/dev/null 2>&1 && grep -q "</html>" base/report.html || fail "report"
+"$weft" config run.yaml optimizer.lr=1e-4 >config.out || fail "config"
+grep -q "command line" config.out && grep -q "run.yaml:" config.out || fail "config names no sources"
+
+# A checkpoint whose model file is bf16 resumes with the same bits.
+train rounded checkpoint.dtype=bf16 train.steps=20 schedule.total_steps=30
+train rounded checkpoint.dtype=bf16 schedule.total_steps=30 'run.allow_changes=[train.steps]'
+[ "$(curve rounded)" = "$(curve base)" ] || fail "a bf16 model file: resuming changes the curve"
+
+# bad STATUS TEXT WORD... : training fails with that status, and says that.
+bad() {
+    local wanted=$1 text=$2
+    shift 2
+    train bad "$@"
+    [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 bad.err)"
+    [ ! -e bad ] || [ -e bad/config.yaml ] || fail "$*: a start that failed leaves $(ls -A bad)"
+    grep -qF -- "$text" bad.err || fail "$*: no \"$text\" in: $(tail -2 bad.err)"
+    rm -rf bad
+}
+bad 78 'did you mean optimizer.lr' optimizer.lrr=1
+bad 78 'optimizer.lr' optimizer.lr=fast
+bad 78 'train.compute' train.compute=fp8
+bad 78 'run.allow_changes: trains.steps: unknown key; did you mean train.steps?' 'run.allow_changes=[data, trains.steps]'
+bad 78 'run.allow_changes: nonsense: unknown key' 'run.allow_changes=[train.steps, nonsense]'
+bad 78 'num_attention_heads' model.num_attention_heads=5
+bad 78 'train.tokens_per_step' train.tokens_per_step=100
+bad 78 'data.sources is empty' 'data.sources=[]'
+bad 66 'missing.txt' 'data.sources=[missing.txt]'
+bad 66 'no-such.json' data.tokenizer=no-such.json
+bad 78 'model.vocab_size is 100' model.vocab_size=100
+bad 2 'expected' nonsense
+bad 78 'did you mean avx2?' run.device=avx22
+grep -qw avx512f /proc/cpuinfo || bad 69 'cannot run "avx512" kernels' run.device=avx512 data.cache_dir=unused
+[ ! -e unused ] || fail "text is tokenized for kernels that this processor lacks"
+bad 78 'command line: metrics.trace: expected steps as in 3-5, counted from 1, found "5-3"' metrics.trace=5-3
+printf 'metrics:\n  trace: abc\n' >trace.yaml
+exits 78 config trace.yaml
+has err "trace.yaml:2: metrics.trace: expected steps"
+bad 78 'run.dir: expected text that is not empty' run.dir=
+bad 78 'data.sources[0]: path is missing' 'data.sources=[{weight: 2}]'
+bad 71 'parameters' model.hidden_size=40000 model.intermediate_size=100000 model.num_attention_heads=400 model.num_key_value_heads=400 model.num_hidden_layers=200
+bad 66 'no/such/model' model.init=no/such/model
+mkdir hollow
+bad 66 'hollow: neither a model directory (it holds no config.json) nor a run' model.init=hollow
+bad 78 'model.hidden_size does not fit the weights of model.init' model.init=base model.hidden_size=64
+bad 78 'model.num_key_value_heads does not fit' model.init=base model.num_key_value_heads=4
+printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
+bad 65 'broken.jsonl:2' 'data.sources=[broken.jsonl]' data.validation_fraction=0
+printf '{"model": {"type": "BPE"}}' >broken.json
+bad 65 'broken.json' data.tokenizer=broken.json
+printf 'model:\n  hidden_size: 8\n hidden_size: 9\n' >broken.yaml
+"$weft" train broken.yaml 2>err && fail "a broken YAML file is accepted"
+grep -q 'broken.yaml:' err || fail "a broken YAML file: $(cat err)"
+"$weft" train absent.yaml 2>err
+[ $? -eq 66 ] || fail "an absent configuration: $(cat err)"
+
+# A step that is not finite is skipped, counted, named, and ends the run when it goes on.
+bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model.initialiser=normal model.init_std=100 train.stop_after_bad=2 optimizer.weight_decay=100
+
+# All damaged: what to do.
+cp -r base damaged
+for step in damaged/checkpoints/step-*; do printf X | dd of="$step/model.safetensors" bs=1 seek=5000 conv=notrunc status=none; done
+train damaged
+[ "$status" -eq 65 ] && grep -q 'no checkpoint is good: "weft checkpoint verify" .* run.overwrite=true' damaged.err ||
+    fail "all checkpoints damaged: status $status: $(tail -1 damaged.err)"
+# A directory that was there before stays.
+train hollow data.tokenizer=no-such.json
+[ "$status" -eq 66 ] && [ -d hollow ] && [ -z "$(ls -A hollow)" ] || fail "a failed start in an empty directory: $(ls -A hollow)"
+
+# Changing what would change the curve is refused by name.
+train base optimizer.lr=1e-3
+[ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
+train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=50
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*optimizer.lr was .*run.allow_changes=\[train.steps, optimizer.lr, optimizer.beta1\]" base.err ||
+    fail "not all that differs is named: $(tail -1 base.err)"
+# More steps are no change where the learning rate does not follow them.
+train longer train.steps=20 schedule.total_steps=30
+train longer schedule.total_steps=30
+[ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
+[ "$(curve longer)" = "$(curve base)" ] || fail "more steps with schedule.total_steps: another curve"
+train longer train.steps=40
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*schedule.total_steps was 30" longer.err || fail "another length: $(tail -1 longer.err)"
+
+# A limit on the size of files is an error as a full disk is, and leaves nothing half done.
+(ulimit -f 64 && exec "$weft" train run.yaml run.dir=limited metrics.log_freq=10) >/dev/null 2>limited.err </dev/null
+status=$?
+[ "$status" -eq 74 ] && grep -q "saving the checkpoint of step 10: .*File too large" limited.err || fail "ulimit -f: status $status: $(tail -1 limited.err)"
+[ -z "$(ls -A limited/checkpoints 2>/dev/null)" ] || fail "ulimit -f leaves $(ls -A limited/checkpoints)"
+head -c 5000 text.txt >other.txt
+train base 'data.sources=[other.txt]'
+[ "$status" -eq 78 ] && grep -q "data is not what" base.err || fail "other data: status $status: $(tail -1 base.err)"
+
+# A damaged newest checkpoint is named, and the one before it is used; a damaged cache says what to do.
+train hurt
+printf X | dd of=hurt/checkpoints/step-00000030/model.safetensors bs=1 seek=9000 conv=notrunc status=none
+train hurt
+grep -q "step-00000030" hurt.err && grep -q "resumed after step 20" hurt.err || fail "a damaged checkpoint: $(head -5 hurt.err)"
+same hurt "a damaged checkpoint"
+part=$(find cache -name 'part-*.tok' | head -1)
+printf X | dd of="$part" bs=1 seek=5000 conv=notrunc status=none
+train hurtcache
+[ "$status" -eq 65 ] && grep -q "part-" hurtcache.err || fail "a damaged cache: status $status: $(tail -1 hurtcache.err)"
+
+conclude "all runs as they should be"

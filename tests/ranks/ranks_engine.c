@@ -1,0 +1,362 @@
+/* One config, one curve: trains a tiny model on a mesh of real ranks, in every way that this mesh allows, and
+ * prints a line for each: what must have equal bits, and a digest of losses, norms and final weights.
+ *
+ *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
+ *
+ * Lines of equal first words must have equal second words, whatever mesh printed them
+ * (tests/ranks/test_curve.sh compares). With `quick` each schedule is run once, and numerics, sums, types and
+ * tied weights take turns. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/rng.h"
+#include "base/text.h"
+#include "comm/comm.h"
+#include "engine/engine.h"
+
+enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, VOCAB = 61, LAYERS = 6 };
+
+typedef struct Case {
+    const char *schedule; /* NULL: one pipeline rank; SHUFFLED: a file of orders */
+    bool tied, exact;
+    Dtype compute;
+    Recompute recompute;
+    GradientSync sync;
+    Reshard reshard;
+    bool split_backward, uneven; /* uneven stages */
+    double clip_norm;
+} Case;
+
+typedef struct World {
+    Comm *comm;
+    Mesh mesh;
+    int rank, steps;
+} World;
+
+static const char SHUFFLED[] = "shuffled";
+
+static void must(World *w, ErrorCode code, const Error *err) {
+    if (code == OK) return;
+    fprintf(stderr, "ranks_engine: %s\n", err->message);
+    if (w->comm) comm_fail(w->comm, err);
+    exit(1);
+}
+
+static ModelConfig shape(const Case *c) {
+    return (ModelConfig){.vocab_size = VOCAB,
+                         .hidden_size = 20,
+                         .intermediate_size = 28,
+                         .num_hidden_layers = LAYERS,
+                         .num_attention_heads = 4,
+                         .num_key_value_heads = 2,
+                         .head_dim = 6,
+                         .max_position_embeddings = CONTEXT,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 100,
+                         .tie_word_embeddings = c->tied,
+                         .attention_bias = true,
+                         .bos_token_id = -1,
+                         .eos_token_id = -1};
+}
+
+/* Microbatch `index` of a step: documents, and targets that are ignored in unequal numbers; one in eight has
+ * none at all. */
+static void fill_batch(Batch *b, int64_t index) {
+    b->tokens = TOKENS, b->valid = 0;
+    for (int t = 0; t < TOKENS; t++) {
+        uint64_t r = rng_u64(99, (uint64_t)index * TOKENS + (uint64_t)t);
+        bool ignored = index % 8 == 5 || (r >> 20) % (uint64_t)(2 + index % 5) == 0;
+        int start = t < CONTEXT ? 0 : t < CONTEXT + 7 ? CONTEXT : CONTEXT + 7;
+        b->inputs[t] = (int32_t)(r % VOCAB);
+        b->targets[t] = ignored ? -1 : (int32_t)((r >> 32) % 7);
+        b->first_key[t] = start;
+        b->positions[t] = t - start;
+        b->valid += b->targets[t] >= 0;
+    }
+}
+
+static Batch *batches_new(int count) {
+    Batch *b = mem_alloc_array((size_t)count, sizeof *b);
+    for (int m = 0; m < count; m++) {
+        int32_t **arrays[] = {&b[m].inputs, &b[m].targets, &b[m].positions, &b[m].first_key};
+        for (int i = 0; i < 4; i++) *arrays[i] = mem_alloc_array(TOKENS, sizeof(int32_t));
+    }
+    return b;
+}
+
+static void batches_free(Batch *b, int count) {
+    for (int m = 0; m < count; m++) {
+        int32_t *arrays[] = {b[m].inputs, b[m].targets, b[m].positions, b[m].first_key};
+        for (int i = 0; i < 4; i++) free(arrays[i]);
+    }
+    free(b);
+}
+
+/* Orders as a user may write them: all forwards, then all backwards, each rank in an order of its own, so
+ * that activations are not taken in the order in which they are sent. */
+static ErrorCode shuffled(Schedule *s, int ranks, int microbatches, Error *err) {
+    Text csv = {0};
+    for (int r = 0; r < ranks; r++) {
+        for (int i = 0; i < microbatches; i++) text_printf(&csv, "%dF%d,", r, (5 * i + 3 * r) % microbatches);
+        for (int i = 0; i < microbatches; i++)
+            text_printf(&csv, "%dB%d%s", r, (3 * (microbatches - i) + r) % microbatches,
+                        i + 1 < microbatches ? "," : "\n");
+    }
+    ErrorCode code = schedule_parse_csv(s, SHUFFLED, csv.data, csv.length, err);
+    text_free(&csv);
+    return code;
+}
+
+static ErrorCode schedule_of(const Case *c, Schedule *s, int ranks, int microbatches, Error *err) {
+    ScheduleName name;
+    if (c->schedule == SHUFFLED) return shuffled(s, ranks, microbatches, err);
+    if (!schedule_find(c->schedule, &name)) return error_set(err, ERR_USAGE, "no schedule %s", c->schedule);
+    return schedule_make(s, name, ranks, microbatches, schedule_default_stages_per_rank(name), err);
+}
+
+static void make_stages(World *w, const Case *c, Schedule *schedule, Stages *stages, int microbatches) {
+    Error err = {.message = ""};
+    int pp = w->mesh.degree[AXIS_PP], units = LAYERS + 2;
+    if (!c->schedule) {
+        stages_single(stages, units);
+        return;
+    }
+    must(w, schedule_of(c, schedule, pp, microbatches, &err), &err);
+    must(w, schedule_add_transfers(schedule, &err), &err);
+    size_t n = (size_t)schedule->stages;
+    *stages =
+        (Stages){schedule->stages, mem_alloc_array(n + 1, sizeof(int)), mem_alloc_array(n, sizeof(int))};
+    for (int i = 0; i <= schedule->stages; i++) {
+        stages->first[i] = units * i / schedule->stages;
+        if (c->uneven && i > 0 && i < schedule->stages)
+            stages->first[i] -= i % 2 && stages->first[i] - 1 > stages->first[i - 1];
+    }
+    memcpy(stages->rank, schedule->rank_of_stage, n * sizeof(int));
+}
+
+static void add_floats(void *into, const void *from) {
+    const uint32_t *f = from;
+    uint32_t *t = into;
+    for (uint32_t i = 0; i < t[0]; i++) t[1 + i] |= f[1 + i];
+}
+
+/* The whole model's weights as one digest: each element from the rank that counts it. */
+static uint64_t digest_weights(World *w, Engine *e) {
+    const ParamTable *t = &e->model.table;
+    Error err = {.message = ""};
+    uint32_t *all = mem_alloc_array((size_t)t->elements + 1, sizeof *all);
+    size_t at = 1;
+    all[0] = (uint32_t)t->elements;
+    for (int i = 0; i < t->count; i++) {
+        Piece p = partition_piece(&e->partition, &t->params[i]);
+        if (p.count && partition_counts(&e->partition, t->params[i].unit))
+            OP(e->device, OP_DOWNLOAD, download, all + at + p.first, engine_master(e, p),
+               (size_t)p.count * sizeof(float));
+        at += (size_t)t->params[i].count;
+    }
+    if (w->comm) must(w, comm_combine(w->comm, all, at * sizeof *all, add_floats, &err), &err);
+    uint64_t digest = XXH3_64bits(all, at * sizeof *all);
+    free(all);
+    return digest;
+}
+
+static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
+    Device d;
+    Engine e;
+    Schedule schedule = {0};
+    Stages stages;
+    Error err = {.message = ""};
+    StepResult r = {0};
+    XXH3_state_t *hash = XXH3_createState();
+    int dp = mesh_dp_degree(&w->mesh), own = STEP / dp, first = own * mesh_dp_rank(&w->mesh, w->rank);
+    make_stages(w, c, &schedule, &stages, own);
+    must(w, device_open_cpu(&d, NULL, 1, &err), &err);
+    EngineSpec spec = {.model = shape(c),
+                       .compute = c->compute,
+                       .recompute = c->recompute,
+                       .tokens = TOKENS,
+                       .microbatches = own,
+                       .positions = CONTEXT,
+                       .loss_rows = 20,
+                       .split_backward = c->split_backward,
+                       .exact = c->exact,
+                       .sync = c->sync,
+                       .reshard = c->reshard,
+                       .mesh = w->mesh,
+                       .rank = w->rank,
+                       .stages = &stages,
+                       .schedule = c->schedule ? &schedule : NULL};
+    must(w, engine_plan(&e, &d, &spec, &err), &err);
+    must(w, engine_allocate(&e, w->comm, &err), &err);
+    if (w->comm) comm_set_device(w->comm, &d);
+    engine_initialise(&e, INIT_NORMAL, 0.3, 7);
+    Batch *batches = batches_new(own);
+    XXH3_64bits_reset(hash);
+    for (int step = 0; step < w->steps; step++) {
+        StepOptions options = {.lr = 2e-3,
+                               .beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .eps = 1e-8,
+                               .weight_decay = 0.1,
+                               .clip = 0.1,
+                               .clip_norm = c->clip_norm > 0 ? c->clip_norm : 2};
+        for (int m = 0; m < own; m++) fill_batch(&batches[m], (int64_t)step * STEP + first + m);
+        engine_step(&e, batches, &options, &r);
+        double figures[] = {r.loss, r.grad_norm, r.clip_coefficient, (double)r.valid};
+        XXH3_64bits_update(hash, figures, sizeof figures);
+        if (step == 0) *loss = -r.loss;
+    }
+    *loss += r.loss, *norm = r.grad_norm;
+    uint64_t weights = digest_weights(w, &e);
+    XXH3_64bits_update(hash, &weights, sizeof weights);
+    uint64_t digest = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    batches_free(batches, own);
+    engine_free(&e);
+    device_close(&d);
+    schedule_free(&schedule);
+    stages_free(&stages);
+    return digest;
+}
+
+/* When gradients cross the network, as far as it changes the sums. */
+static GradientSync effective_sync(const World *w, const Case *c) {
+    int shards = w->mesh.degree[AXIS_DP_SHARD], replicas = w->mesh.degree[AXIS_DP_REPLICATE];
+    if (shards * replicas == 1 || c->exact) return SYNC_STEP;
+    if (c->sync != SYNC_REPLICA) return c->sync;
+    return shards == 1 ? SYNC_STEP : replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
+}
+
+/* What decides the bits: with exact numerics nothing of the mesh; else the data-parallel degree and when it
+ * sums. */
+static void report(World *w, const Case *c) {
+    static const char *const syncs[] = {"step", "microbatch", "replica"};
+    double change, norm;
+    Text key = {0};
+    int dp = mesh_dp_degree(&w->mesh), shards = w->mesh.degree[AXIS_DP_SHARD];
+    uint64_t digest = train(w, c, &change, &norm);
+    GradientSync sync = effective_sync(w, c);
+    text_printf(&key, "%s-%s-%s-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
+                dtype_name(c->compute), c->clip_norm > 0 ? c->clip_norm : 2);
+    if (!c->exact) text_printf(&key, "-dp%d-%s", dp, syncs[sync]);
+    if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
+    if (w->rank == 0) {
+        printf("%s %016llx loss %+.3f norm %.3f pp %d %s replicate %d shard %d sync %s reshard %d recompute "
+               "%d split %d\n",
+               key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_PP],
+               c->schedule ? c->schedule : "-", w->mesh.degree[AXIS_DP_REPLICATE], shards, syncs[c->sync],
+               c->reshard, c->recompute, c->split_backward || c->uneven);
+        fflush(stdout);
+    }
+    text_free(&key);
+}
+
+static void each_sync(World *w, Case c) {
+    int shards = w->mesh.degree[AXIS_DP_SHARD], replicas = w->mesh.degree[AXIS_DP_REPLICATE];
+    report(w, &c);
+    if (shards * replicas > 1) c.sync = SYNC_MICROBATCH, c.reshard = RESHARD_NEVER, report(w, &c);
+    if (shards > 1 && replicas > 1) c.sync = SYNC_REPLICA, c.reshard = RESHARD_ALWAYS, report(w, &c);
+}
+
+static const double norms[] = {1, 3, INFINITY};
+
+static void one_pipeline_rank(World *w) {
+    for (int tied = 0; tied <= 1; tied++)
+        for (int exact = 0; exact <= 1; exact++) each_sync(w, (Case){.tied = tied, .exact = exact});
+    report(w, &(Case){.compute = DTYPE_BF16, .tied = true});
+    report(w, &(Case){.compute = DTYPE_BF16, .tied = true, .exact = true});
+    report(w, &(Case){.compute = DTYPE_BF16, .exact = true, .reshard = RESHARD_NEVER});
+    report(w, &(Case){.recompute = RECOMPUTE_FULL, .split_backward = true});
+    report(w, &(Case){.exact = true, .recompute = RECOMPUTE_SELECTIVE, .split_backward = true});
+    for (int i = 0; i < 3; i++) report(w, &(Case){.exact = true, .clip_norm = norms[i]});
+}
+
+/* Whether a named schedule is possible on this mesh, with stages for the layers that there are. */
+static bool fits(const World *w, ScheduleName name) {
+    Schedule s = {0};
+    Error err = {.message = ""};
+    int own = STEP / mesh_dp_degree(&w->mesh), each = schedule_default_stages_per_rank(name);
+    bool possible = schedule_make(&s, name, w->mesh.degree[AXIS_PP], own, each, &err) == OK;
+    bool yes = possible && s.stages <= LAYERS + 2;
+    schedule_free(&s);
+    return yes;
+}
+
+static void one_schedule(World *w, ScheduleName name) {
+    for (int tied = 0, turn = 2 * (int)name; tied <= 1; tied++, turn++) {
+        Case c = {.schedule = schedule_name(name), .tied = tied, .uneven = turn % 2};
+        c.exact = name == PIPE_LOOPED_BFS || turn % 3 == 2; /* it adds up in another order */
+        c.recompute = (Recompute)(turn % 3), c.reshard = (Reshard)(turn % 3);
+        each_sync(w, c);
+        c.compute = DTYPE_BF16;
+        if (turn % 2) report(w, &c);
+    }
+    report(w, &(Case){.schedule = schedule_name(name), .exact = true, .clip_norm = norms[(int)name % 3]});
+}
+
+static void pipelines(World *w) {
+    for (int name = 0; name < PIPE_NAMES; name++)
+        if (fits(w, (ScheduleName)name)) one_schedule(w, (ScheduleName)name);
+    each_sync(w, (Case){.schedule = SHUFFLED, .exact = true});
+    each_sync(w, (Case){.schedule = SHUFFLED,
+                        .exact = true,
+                        .tied = true,
+                        .reshard = RESHARD_ALWAYS,
+                        .recompute = RECOMPUTE_FULL});
+}
+
+/* What takes turns in a quick run: each of these is run without a pipeline too, on some mesh of the same
+ * degree. */
+static const Case turns[] = {
+    {.tied = true, .compute = DTYPE_BF16, .sync = SYNC_MICROBATCH, .reshard = RESHARD_ALWAYS},
+    {.tied = true, .exact = true, .sync = SYNC_MICROBATCH, .recompute = RECOMPUTE_FULL},
+    {.sync = SYNC_REPLICA, .recompute = RECOMPUTE_SELECTIVE, .reshard = RESHARD_NEVER},
+    {.exact = true, .compute = DTYPE_BF16, .sync = SYNC_REPLICA},
+    {.tied = true, .recompute = RECOMPUTE_FULL, .reshard = RESHARD_ALWAYS},
+    {.exact = true, .sync = SYNC_STEP, .reshard = RESHARD_ALWAYS}};
+enum { TURNS = sizeof turns / sizeof *turns };
+
+/* Many ranks on few cores are slow: of their turns and schedules every second, others on another mesh. */
+static void quick(World *w) {
+    int dp = mesh_dp_degree(&w->mesh), every = w->mesh.world > 2 ? 2 : 1,
+        first = w->mesh.world > 2 && dp > 2 ? 1 : 0;
+    int turn = dp - 1;
+    if (w->mesh.degree[AXIS_PP] == 1) {
+        for (int i = first; i < TURNS; i += every) report(w, &turns[i]);
+        return;
+    }
+    for (int name = first; name < PIPE_NAMES; name += every) {
+        if (!fits(w, (ScheduleName)name)) continue;
+        while (name == PIPE_LOOPED_BFS && !turns[turn % TURNS].exact)
+            turn++; /* it adds up in another order */
+        Case c = turns[turn++ % TURNS];
+        c.schedule = schedule_name((ScheduleName)name), c.uneven = turn % 2;
+        report(w, &c);
+    }
+    report(w, &(Case){.schedule = SHUFFLED, .exact = true, .sync = SYNC_MICROBATCH});
+}
+
+int main(int argc, char **argv) {
+    World w = {0};
+    Error err = {.message = ""};
+    MeshOptions options = {1, 1, 1, 1, 1, 1};
+    if (argc >= 4)
+        options.pp = atoi(argv[1]), options.dp_replicate = atoi(argv[2]), options.dp_shard = atoi(argv[3]);
+    must(&w, comm_open(&w.comm, &err), &err);
+    w.rank = comm_rank(w.comm);
+    must(&w, mesh_build(&w.mesh, &options, comm_size(w.comm), &err), &err);
+    must(&w, comm_set_mesh(w.comm, &w.mesh, &err), &err);
+    w.steps = argc > 5 ? atoi(argv[5]) : 100;
+    if (argc > 4) {
+        quick(&w);
+    } else if (w.mesh.degree[AXIS_PP] > 1) {
+        pipelines(&w);
+    } else {
+        one_pipeline_rank(&w);
+    }
+    comm_close(w.comm);
+    return 0;
+}

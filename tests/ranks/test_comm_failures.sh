@@ -1,0 +1,111 @@
+#!/bin/bash
+# What becomes of a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks are
+# plays of test_comm.
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+set -e
+program=$WEFT_BINARY_DIR/test_comm
+[ -x "$program" ] || { echo "test_comm was not built: cmocka is missing"; exit 77; }
+
+fail() { echo "$1"; echo "--- it said:"; cat "$directory/said"; exit 1; }
+
+# expect STATUS LINES WORDS...: what the last run ended with, how many lines it printed (- for any), what stands in them.
+expect() {
+    local status=$1 lines=$2 word
+    shift 2
+    [ "$ended" -eq "$status" ] || fail "$what: exit status $ended, not $status"
+    [ "$lines" = - ] || [ "$(grep -c . "$directory/said" || true)" -eq "$lines" ] || fail "$what: not $lines lines"
+    for word in "$@"; do grep -qF -- "$word" "$directory/said" || fail "$what: does not say \"$word\""; done
+}
+
+# A failure must reach everyone long before this limit.
+run() {
+    what="$*"
+    ended=0
+    timeout -k 5 60 "$program" "$@" 2>"$directory/said" >/dev/null || ended=$?
+}
+
+# What the MPI library says of ranks that have ended (the play says it too) is left out.
+run launch 4 play agree 2 3
+expect 65 1 "weft: rank 2: bad play"
+run launch 3 play agree 0 1 2
+expect 65 1 "weft: bad play"
+run launch 4 play fail 3
+expect 65 1 "weft: rank 3: bad play (bad data, exit status 65)"
+run launch 4 play fail 0 1 2 3
+expect 65 1 "weft: rank 0: bad play"
+run launch 3 play sizes
+expect 1 1 "rank 0: expected a message of 8192 bytes from rank 1, which sent 4096"
+run launch 4 play kill 2
+expect 137 1 "rank 2 was killed by signal 9 (SIGKILL)"
+
+# A frozen rank: everyone else says what it waits for, and the last line who does not answer. One that was frozen while it
+# waited does not complain when it is woken to be ended.
+export TEST_WATCHDOG=1
+verdict() { grep . "$directory/said" | tail -1 | grep -qF -- "$1" || fail "$what: the last line is not \"$1\""; }
+run launch 3 play freeze 2
+expect 76 3 "rank 0: nothing has come for" "rank 1: nothing has come for" "a message of 64 bytes from rank 0" "in the play"
+verdict "weft: rank 2 answers nobody: it hangs"
+for rank in 0 1 2; do
+    run launch 3 play doze "$rank"
+    expect 76 3 "rank $(((rank + 1) % 3)): nothing has come for" "rank $(((rank + 2) % 3)): nothing has come for"
+    verdict "weft: rank $rank answers nobody"
+done
+run launch 3 play nap 1
+expect 76 3
+verdict "weft: rank 1 answers nobody"
+run launch 4 play doze 1 3
+expect 76 3
+verdict "weft: ranks 1, 3 answer nobody: they hang"
+
+# One that lives but waits for nobody says what it is busy with; ranks that wait for each other are not told apart.
+run launch 3 play busy 1
+expect 76 4 "rank 1: is busy, and waits for no rank, in the play"
+verdict "weft: the others have waited for rank 1 for more than comm.watchdog_s = 1 s"
+run launch 2 play wait
+expect 76 3
+verdict "weft: all ranks answer, and each waits for another"
+unset TEST_WATCHDOG
+
+# Signals become a request to stop, which the ranks agree on; a second SIGINT does not wait for them.
+signal_to() {
+    local play=$1 launcher number
+    shift
+    what="launch 2 play $play, signals $*"
+    : >"$directory/out"
+    "$program" launch 2 play "$play" 2>"$directory/said" >"$directory/out" &
+    launcher=$!
+    for ((i = 0; i < 300; i++)); do
+        grep -q ready "$directory/out" && break
+        sleep 0.1
+    done
+    for number in "$@"; do
+        kill -"$number" "$launcher"
+        sleep 0.3
+    done
+    ended=0
+    begun=$EPOCHREALTIME
+    wait "$launcher" || ended=$?
+}
+signal_to stop TERM
+expect 75 1 "weft: stopped on request"
+signal_to stop INT
+expect 75 1 "weft: stopped on request"
+signal_to stop USR1
+expect 75 1
+signal_to wait INT INT
+expect 130 0
+awk -v from="$begun" -v to="$EPOCHREALTIME" 'BEGIN { exit !(to - from < 1.8) }' || fail "a second SIGINT takes its time"
+# Too late for a run that has said its last word: the status is what the line says.
+signal_to through INT INT
+expect 75 1 "weft: stopped on request (stopped on request, exit status 75)"
+
+# Processes that a launcher started but that do not find each other.
+export PMI_SIZE=4 PMI_RANK=0
+run
+expect 69 1 "the launcher started 4 processes (PMI_SIZE)" "there is 1"
+export PMI_RANK=1
+run
+expect 69 0
+unset PMI_SIZE PMI_RANK
+echo "failures of ranks end runs as they should"

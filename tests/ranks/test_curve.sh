@@ -1,0 +1,55 @@
+#!/bin/bash
+# One config, one curve: a tiny model is trained for 100 steps on meshes of real ranks, in every schedule, kind of sharding and
+# moment of summing, and what must have equal bits has: every loss, every norm, the final weights.
+#   CURVE=full tests/ranks/test_curve.sh      all meshes and all combinations (make soak)
+#   CURVE=brief tests/ranks/test_curve.sh     a few steps, for sanitizers
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+program=$WEFT_BINARY_DIR/ranks_engine
+mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
+
+# PP DP_REPLICATE DP_SHARD
+fall=1 # of the loss, in nats
+case ${CURVE:-quick} in
+full)
+    mode=()
+    meshes=("2 1 1" "1 2 1" "1 1 2" "4 1 1" "2 2 1" "2 1 2" "1 4 1" "1 1 4" "1 2 2" "8 1 1" "4 2 1" "4 1 2" "2 2 2" "2 1 4" "1 8 1" "1 2 4" "1 1 8")
+    ;;
+quick | brief)
+    mode=(quick)
+    [ "${CURVE:-quick}" = quick ] || { mode=(quick 10) fall=0; }
+    meshes=("2 1 1" "1 2 1" "1 1 2" "2 1 2" "1 2 2" "2 2 2")
+    ;;
+*) echo "CURVE is ${CURVE}: expected full, quick or brief"; exit 2 ;;
+esac
+
+# run MESH: its lines go to all. Every second mesh sends even small messages by rendezvous, as large ones go.
+turn=0
+run() {
+    local mesh=$1 ranks
+    read -ra shape <<<"$mesh"
+    ranks=$((shape[0] * shape[1] * shape[2]))
+    export OMPI_MCA_btl_vader_eager_limit=$((turn % 2 ? 4096 : 256)) OMPI_MCA_btl_sm_eager_limit=$((turn % 2 ? 4096 : 256))
+    turn=$((turn + 1))
+    if [ "$ranks" -eq 1 ]; then
+        "$program" "${shape[@]}" "${mode[@]}"
+    else
+        timeout -k 5 1500 "${mpirun[@]}" -n "$ranks" "$program" "${shape[@]}" "${mode[@]}"
+    fi >"$directory/lines" 2>"$directory/err" || { echo "FAILED: mesh $mesh ended with $?: $(tail -5 "$directory/err")"; exit 1; }
+    [ -s "$directory/lines" ] || { echo "FAILED: mesh $mesh printed nothing"; exit 1; }
+    cat "$directory/lines" >>"$directory/all"
+}
+run "1 1 1"
+for mesh in "${meshes[@]}"; do run "$mesh"; done
+
+awk -v fall="$fall" '
+    !($1 in digest) { digest[$1] = $2; line[$1] = $0 }
+    digest[$1] != $2 { print "FAILED: " $1 ":\n  " line[$1] "\n  " $0; bad = 1 }
+    !($4 < -fall) { print "FAILED: the loss does not fall: " $0; bad = 1 }
+    { count[$1]++ }
+    END {
+        for (key in count) { keys++; shared += count[key] > 1 }
+        print NR " runs, " keys " different curves, " shared " of them run more than once"
+        if (3 * shared < 2 * keys) { print "FAILED: too few runs can be compared"; bad = 1 }
+        exit bad
+    }' "$directory/all" || exit 1

@@ -1,0 +1,202 @@
+#!/bin/bash
+# Runs of many ranks as users make them: the curve, the validation and the final weights do not depend on the mesh; a run is
+# stopped on one mesh and goes on on another; checkpoints of all meshes are alike; errors are said once, whoever makes them.
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun takes its ranks along
+
+# Documents shorter and longer than the context: microbatches have unequal numbers of valid targets.
+awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
+    for (p = 0; p < 300; p++) { n = 3 + int(rand() * 40); for (i = 0; i < n; i++) printf "%s ", w[int(rand() * 16) + 1]; printf "\n\n" } }' >text.txt
+cat >run.yaml <<EOF
+model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true, validation_fraction: 0.1, audit: true}
+train: {steps: 100, context: 32, microbatch: 1, tokens_per_step: 256, compute: fp32, numerics: exact}
+optimizer: {lr: 3e-3}
+schedule: {warmup_steps: 4}
+validation: {every: 50, samples: 11}
+checkpoint: {every: 50}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+EOF
+
+# train DIR WORD... : one run; status in $status. Ranks that wait for each other end in time, too.
+train() {
+    local dir=$1
+    shift
+    status=0
+    timeout -k 5 300 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+}
+# All digits of every loss and norm, and of every validation.
+curve() {
+    sed -n -e 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' \
+        -e 's/.*"kind": "validation", "step": \([0-9]*\),.*"loss": \([^,]*\),.*"tokens": \([0-9]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"
+}
+last() { ls -d "$1"/checkpoints/step-* | tail -1; }
+# same DIR BASE : a run went as another, to the last bit of its model file.
+same() {
+    [ "$status" -eq 0 ] || { fail "$1: exit status $status: $(tail -3 "$1.err")"; return; }
+    [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
+    [ "$("$weft" inspect --digest "$1")" = "$("$weft" inspect --digest "$2")" ] || fail "$1 ends with other weights than $2"
+    cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors" || fail "$1 writes another model file than $2"
+}
+# said DIR TEXT : an error, once, and nothing else that looks like one.
+said() {
+    grep -qF -- "$2" "$1.err" || fail "$1: no \"$2\" in: $(tail -3 "$1.err")"
+    [ "$(grep -c '^weft: ' "$1.err")" -eq 1 ] || fail "$1: not said once: $(cat "$1.err")"
+}
+
+# Exact: 1 rank with 8 microbatches, 2 with 4, 4 with 2, 8 with 1; every kind of sharding and moment of summing.
+train one
+[ "$status" -eq 0 ] || { cat one.err; exit 1; }
+[ "$(curve one | wc -l)" -eq 102 ] || fail "100 steps and 2 validations make $(curve one | wc -l) records"
+awk 'NR == 1 { first = $2 } { end = $2 } END { exit !(end < 0.5 * first) }' <(curve one) || fail "the loss does not fall"
+"$weft" audit one >/dev/null || fail "weft audit of one rank"
+train ddp2 -n 2 mesh.dp_replicate=2 train.gradient_sync=microbatch
+same ddp2 one
+train quiet2 -n 2 -q mesh.pp=2 train.steps=6
+[ "$status" -eq 0 ] && [ ! -s quiet2.out ] && [ ! -s quiet2.err ] || fail "train -n 2 -q: $status: $(head -3 quiet2.out quiet2.err)"
+train hsdp4 -n 4 mesh.dp_replicate=2 mesh.dp_shard=2 train.gradient_sync=replica 'metrics.log_ranks=[0, 3]' metrics.all_ranks=true
+same hsdp4 one
+train fsdp8 -n 8 train.gradient_sync=step train.reshard_after_forward=never
+same fsdp8 one
+train pp2fsdp2 -n 4 mesh.pp=2 pipeline.schedule=interleaved_zero_bubble train.gradient_sync=microbatch train.recompute=full
+same pp2fsdp2 one
+
+# What ranks say: those asked for, with their names; and a file of metrics each.
+[ "$(grep -c '^\[rank 3\] *step:' hsdp4.err)" -eq 100 ] && [ "$(grep -c '^\[rank 0\] *step:' hsdp4.err)" -eq 100 ] || fail "metrics.log_ranks: $(grep -c step: hsdp4.err) lines: $(grep step: hsdp4.err | head -2)"
+! grep -q '^\[rank [12]\]' hsdp4.err || fail "ranks speak that were not asked"
+[ "$(grep -c '^\[rank 3\] *validate' hsdp4.err)" -eq 2 ] || fail "rank 3 does not say how validation went"
+[ "$(grep -c '^step:' ddp2.err)" -eq 100 ] || fail "steps are not said once"
+for rank in 1 2 3; do
+    [ "$(grep -c '"kind": "train"' hsdp4/metrics-0000$rank.jsonl)" -eq 100 ] || fail "no metrics of rank $rank"
+done
+ls ddp2 | grep -q 'metrics-' && fail "metrics of other ranks that nobody asked for"
+"$weft" audit hsdp4 >/dev/null || fail "weft audit of 4 ranks"
+"$weft" audit pp2fsdp2 >/dev/null || fail "weft audit of pipelines"
+
+# Without exact: DDP = FSDP = HSDP at one data-parallel degree, any pipeline, recompute.
+fast="train.numerics=fast train.steps=30 checkpoint.every=0 validation.every=0 data.audit=false"
+train ddp4 -n 4 mesh.dp_replicate=4 $fast
+[ "$status" -eq 0 ] || fail "ddp4: exit status $status: $(tail -3 ddp4.err)"
+train fsdp4 -n 4 $fast train.recompute=selective
+same fsdp4 ddp4
+train hsdp22 -n 4 mesh.dp_replicate=2 $fast train.recompute=full train.reshard_after_forward=always
+same hsdp22 ddp4
+train fast1 $fast
+[ "$(curve fast1 | head -20)" != "$(curve ddp4 | head -20)" ] || fail "4 ranks add up as one does: the test cannot tell them apart"
+train fast1f1b -n 2 mesh.pp=2 $fast 'pipeline.split=[layers.1]'
+same fast1f1b fast1
+train fastzbv -n 2 mesh.pp=2 $fast pipeline.schedule=zbv train.recompute=full
+same fastzbv fast1
+train fast4 -n 4 mesh.pp=4 $fast pipeline.schedule=gpipe
+same fast4 fast1
+# Orders of a file: rank 1 takes the microbatches in another order than rank 0 sends them.
+printf '0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n1F7,1B7,1F5,1B5,1F6,1B6,1F0,1B0,1F1,1B1,1F2,1B2,1F4,1B4,1F3,1B3\n' >own.csv
+train own -n 2 mesh.pp=2 pipeline.schedule=own.csv
+same own one
+
+# Stopped on one mesh, by a signal and by weft stop, and gone on on others.
+# stop HOW WORD... : a part of the run `moved`, which is asked to stop once it has made some steps.
+steps() { cat moved/metrics.jsonl 2>/dev/null | grep -c '"kind": "train"'; }
+stop() {
+    local how=$1 begun pid
+    shift
+    begun=$(steps)
+    "$weft" train run.yaml run.dir=moved $long "$@" >/dev/null 2>moved.err </dev/null &
+    pid=$!
+    until [ "$(steps)" -gt $((begun + 5)) ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+    if [ "$how" = signal ]; then kill -USR1 $pid; else "$weft" stop moved >/dev/null; fi 2>/dev/null
+    status=0
+    wait $pid || status=$?
+    [ "$status" -eq 75 ] || { fail "$* stopped by $how: exit status $status: $(tail -2 moved.err)"; return; }
+    [ "$(grep -c 'everything saved' moved.err)" -eq 1 ] || fail "$*: not one word about stopping: $(tail -3 moved.err)"
+}
+long="train.steps=300 checkpoint.every=0 validation.every=0"
+train long $long
+stop signal -n 4 mesh.pp=4 pipeline.schedule=1f1b
+stop verb -n 4 mesh.pp=2 mesh.dp_replicate=2 pipeline.schedule=zbv
+stop signal -n 3 mesh.pp=3 pipeline.schedule=interleaved_1f1b checkpoint.dtype=bf16
+train moved $long checkpoint.dtype=bf16
+[ "$status" -eq 0 ] || fail "moved: exit status $status: $(tail -3 moved.err)"
+grep -q "resumed after step" moved.err || fail "moved did not go on: $(head -30 moved.err)"
+[ "$(curve moved)" = "$(curve long)" ] || fail "a run moved between meshes is another curve: $(diff <(curve long) <(curve moved) | head -4)"
+"$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
+grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
+
+# A second SIGINT ends it at once, with nothing said about saving.
+"$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
+pid=$!
+until grep -q '"step": 3,' impatient/metrics.jsonl 2>/dev/null || ! kill -0 $pid 2>/dev/null; do sleep 0.05; done
+kill -STOP "$(cat impatient/lock)" # so that the first is not followed before the second comes
+kill -INT $pid
+sleep 0.3
+kill -INT $pid
+sleep 0.1
+begun=$EPOCHREALTIME
+kill -CONT "$(cat impatient/lock)"
+status=0
+wait $pid || status=$?
+[ "$status" -eq 130 ] || fail "a second SIGINT: exit status $status: $(tail -3 impatient.err)"
+! grep -q "^weft:" impatient.err || fail "a second SIGINT: $(grep '^weft:' impatient.err)"
+awk -v from="$begun" -v to="$EPOCHREALTIME" 'BEGIN { exit !(to - from < 1.8) }' || fail "a second SIGINT takes its time"
+# The empty word is refused before anything is started.
+status=0
+"$weft" train run.yaml run.dir=impatient -n 2 --inject '' >/dev/null 2>impatient.err </dev/null || status=$?
+[ "$status" -eq 2 ] || fail "--inject '': exit status $status"
+said impatient '--inject names no fault'
+
+# Models on their way in and out: rounded, and from a directory of Hugging Face.
+in="model.init=moved train.steps=5 schedule.warmup_steps=0 checkpoint.dtype=bf16"
+train in1 $in
+train in4 -n 4 mesh.pp=2 $in
+same in4 in1
+[ "$(curve in1 | head -1)" != "$(curve one | head -1)" ] || fail "weights of model.init are not used"
+# A copy that is the mesh's own is read by one rank too.
+train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
+[ "$status" -eq 0 ] || fail "one rank goes on with the checkpoint of four: $(tail -2 in4.err)"
+
+# The rank with the sum that is not finite is not the one that made it.
+train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
+grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
+
+# More threads than cores: ranks that weft starts wait without spinning, of others it is asked.
+many="run.threads=$(($(nproc) + 1)) train.steps=2"
+train crowd -n 2 $many
+[ "$status" -eq 0 ] || fail "more threads than cores: exit status $status: $(tail -2 crowd.err)"
+! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft are told how to wait: $(grep OMP_WAIT crowd.err)"
+mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
+[ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun are not told once how to wait: $(head -5 crowd2.err)"
+
+# bad STATUS TEXT WORD... : fails with that status, said once.
+bad() {
+    local wanted=$1 text=$2
+    shift 2
+    train bad "$@"
+    [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 bad.err)"
+    said bad "$text"
+    rm -rf bad
+}
+bad 78 'mesh.pp 3 x mesh.dp_replicate 1 = 3 does not divide 4 ranks' -n 4 mesh.pp=3
+bad 78 'needs at least 8 ranks, and there are 4' -n 4 mesh.pp=2 mesh.dp_replicate=4
+bad 78 'mesh.dp_shard 3 = 3, but there are 4 ranks' -n 4 mesh.dp_shard=3
+bad 78 'mesh.pp: expected a whole number' -n 4 mesh.pp=0
+bad 78 'mesh.dp_shard' -n 4 mesh.dp_shard=-2
+bad 78 'tensor parallelism is not in this version' -n 4 mesh.tp=2
+bad 78 'context parallelism is not in this version' -n 4 mesh.cp=4
+bad 78 'expert parallelism is not in this version' -n 4 mesh.ep=2
+bad 78 'needs at least 2 ranks, and there are 1' mesh.pp=2
+bad 78 'did you mean mesh.dp_shard' -n 4 mesh.dp_shards=2
+bad 2 '--ranks' -n 0
+bad 78 'train.tokens_per_step is 256' -n 3
+bad 78 'pipeline.schedule is "2f2b"' -n 2 mesh.pp=2 pipeline.schedule=2f2b
+bad 78 'pipeline.split' -n 2 mesh.pp=2 'pipeline.split=[layers.1, layers.2]'
+sed 's/1F3,1B3/1F3/' own.csv >short.csv
+bad 65 'short.csv: rank 1: 1B3 is missing' -n 2 mesh.pp=2 pipeline.schedule=short.csv
+bad 78 'own.csv is for 2 ranks and 8 microbatches' -n 4 mesh.pp=2 pipeline.schedule=own.csv
+printf '0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n' >waits.csv
+bad 65 'waits.csv: its SEND and RECV cells' -n 2 mesh.pp=2 pipeline.schedule=waits.csv train.microbatch=4
+printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
+bad 65 'broken.jsonl:2' -n 4 'data.sources=[broken.jsonl]' data.validation_fraction=0
+bad 66 'no/such/model' -n 2 model.init=no/such/model
+conclude "all meshes as one"

@@ -1,0 +1,125 @@
+#!/bin/bash
+# weft train --restarts: a run that is killed is started again and ends with the bits of one that was left alone; what cannot be
+# mended is not tried again; a request to stop is passed on.
+. "$(dirname "$0")/../support/prelude.sh"
+
+letters 200 3 >text.txt
+cat >run.yaml <<END
+model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
+train: {steps: 400, context: 32, microbatch: 2, tokens_per_step: 128}
+schedule: {warmup_steps: 4}
+checkpoint: {every: 20}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+restart: {backoff_s: 0.05}
+END
+long="train.steps=1000000 schedule.total_steps=100" # never done before it is ended
+lines() { cat "$1/metrics.jsonl" 2>/dev/null | wc -l; }
+# holder DIR [PIDS [STEPS]]: process that trains in it, none of PIDS, once so many steps (1) are recorded.
+holder() {
+    local pid=
+    for _ in $(seq 1000); do
+        pid=$(cat "$1/lock" 2>/dev/null)
+        [ -n "$pid" ] && [[ " ${2:-} " != *" $pid "* ]] && kill -0 "$pid" 2>/dev/null && [ "$(lines "$1")" -ge "${3:-1}" ] && break
+        sleep 0.02
+    done
+    echo "$pid"
+}
+
+"$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
+
+# Killed twice, the second time as soon as the restart is in the journal.
+"$weft" train run.yaml run.dir=killed --restarts 5 >/dev/null 2>killed.err </dev/null &
+parent=$!
+victim=
+for kill in 1 2; do
+    victim=$(holder killed "$victim" $((kill * 8)))
+    for _ in $(seq 1000); do
+        [ "$(grep -c '"event": "restarted"' killed/journal.jsonl)" -ge $((kill - 1)) ] && break
+        sleep 0.02
+    done
+    kill -KILL "$victim" 2>/dev/null || fail "kill $kill came too late"
+done
+wait "$parent" || fail "a run killed twice ends with $?: $(tail -3 killed.err)"
+[ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after restarts"
+[ "$(grep -c 'restart [0-9] of 5' killed.err)" -eq 2 ] || fail "two restarts are not two lines: $(grep restart killed.err)"
+grep -q 'signal 9' killed.err || fail "the cause is not said"
+[ "$(grep -c '"event": "restarted"' killed/journal.jsonl)" -eq 2 ] || fail "the journal says: $(cat killed/journal.jsonl)"
+grep '"event": "restarted"' killed/journal.jsonl | tail -1 | grep '"attempt": 2' | grep -q 'signal 9' || fail "the journal does not say why"
+
+# A run that starts anew does so once: the restart goes on from the new checkpoints.
+rm killed/metrics.jsonl
+"$weft" train run.yaml run.dir=killed run.overwrite=true --restarts 5 >/dev/null 2>anew.err </dev/null &
+parent=$!
+victim=$(holder killed "$victim $parent" 8)
+for _ in $(seq 1000); do
+    [ -e killed/checkpoints/latest ] && break
+    sleep 0.02
+done
+kill -KILL "$victim" 2>/dev/null || fail "the kill came too late"
+wait "$parent" || fail "a run started anew and killed ends with $?: $(tail -3 anew.err)"
+grep -q 'resumed after step' anew.err || fail "the restart does not go on from a checkpoint"
+[ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after starting anew and a restart"
+
+# What a restart does not mend.
+"$weft" train run.yaml run.dir=bad data.sources=[none.txt] --restarts 3 >/dev/null 2>bad.err </dev/null
+status=$?
+[ "$status" -eq 66 ] || fail "a missing input gives $status"
+! grep -q 'restart 1' bad.err || fail "a missing input was tried again"
+[ "$(grep -c 'exit status 66' bad.err)" -eq 1 ] || fail "the error is said more than once: $(cat bad.err)"
+"$weft" train run.yaml train.steps=x --restarts 3 >/dev/null 2>bad.err </dev/null
+[ $? -eq 78 ] || fail "a bad configuration gives another status"
+
+# As often as allowed, and then the status says what killed it.
+# shellcheck disable=SC2086
+"$weft" train run.yaml run.dir=mortal $long --restarts 1 >/dev/null 2>mortal.err </dev/null &
+parent=$!
+victim=$(holder mortal)
+kill -KILL "$victim"
+victim=$(holder mortal "$victim" 2)
+kill -KILL "$victim"
+wait "$parent"
+status=$?
+[ "$status" -eq 137 ] || fail "killed once more than allowed gives $status"
+
+# A request to stop, by a signal or a file, ends it with everything saved; and so does one during the pause.
+for how in TERM INT USR1 file; do
+    # shellcheck disable=SC2086
+    "$weft" train run.yaml run.dir="$how" $long --restarts 3 >/dev/null 2>"$how.err" </dev/null &
+    parent=$!
+    holder "$how" >/dev/null
+    if [ "$how" = file ]; then "$weft" stop file >/dev/null; else kill -"$how" "$parent"; fi
+    wait "$parent"
+    status=$?
+    [ "$status" -eq 75 ] || fail "stopped by $how gives $status: $(tail -2 "$how.err")"
+    grep -q '"event": "stopped"' "$how/journal.jsonl" || fail "stopped by $how: not in the journal"
+done
+# shellcheck disable=SC2086
+"$weft" train run.yaml run.dir=paused $long restart.backoff_s=60 --restarts 3 >/dev/null 2>paused.err </dev/null &
+parent=$!
+kill -KILL "$(holder paused)"
+for _ in $(seq 1000); do
+    grep -q 'restart 1 of 3 in 60 s' paused.err && break
+    sleep 0.02
+done
+kill -TERM "$parent"
+wait "$parent"
+status=$?
+[ "$status" -eq 75 ] || fail "a stop during the pause gives $status"
+
+# The supervisor killed: its child saves and ends.
+# shellcheck disable=SC2086
+"$weft" train run.yaml run.dir=orphan $long --restarts 3 >/dev/null 2>orphan.err </dev/null &
+parent=$!
+victim=$(holder orphan)
+kill -KILL "$parent"
+wait "$parent" 2>/dev/null
+for _ in $(seq 1000); do
+    kill -0 "$victim" 2>/dev/null || break
+    sleep 0.02
+done
+! kill -0 "$victim" 2>/dev/null || { fail "the child outlives its supervisor"; kill -KILL "$victim"; }
+grep -q '"event": "stopped"' orphan/journal.jsonl || fail "the orphan did not save"
+
+conclude

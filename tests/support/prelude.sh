@@ -1,0 +1,43 @@
+# What the shell tests share. Each starts with: . "$(dirname "$0")/../support/prelude.sh"
+# They run in a directory of their own, removed at the end (KEEP=1 keeps it), count failures, and end with `conclude`.
+set -uo pipefail
+weft=$(realpath "${WEFT:?the program under test}")
+directory=$(mktemp -d)
+end_jobs() { kill -KILL $(jobs -p) 2>/dev/null || true; }
+trap 'end_jobs; [ -n "${KEEP:-}" ] || rm -rf "$directory"' EXIT
+cd "$directory" || exit 1
+
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+# conclude [WORDS]: the end of a test.
+conclude() {
+    [ "$failures" -eq 0 ] || { echo "$failures failures"; exit 1; }
+    echo "${1:-all as expected}"
+}
+
+# For tests that start ranks.
+needs_ranks() {
+    command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
+}
+
+# exits STATUS WORD...: runs weft WORD..., compares the status; what it prints lands in the files out and err.
+exits() {
+    local wanted=$1 status=0
+    shift
+    "$weft" "$@" >out 2>err <"${input:-/dev/null}" || status=$?
+    [ "$status" -eq "$wanted" ] || fail "weft $*: exit status $status, expected $wanted: $(head -c 600 err)"
+}
+is_plain() { ! LC_ALL=C grep -q $'\x1b' out err || fail "escape bytes in the output of $*"; }
+has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 1200 "$1")"; }
+hasnt() { ! grep -qF -- "$2" "$1" || fail "\"$2\" in: $(head -c 1200 "$1")"; }
+
+# letters PARAGRAPHS SEED: text that a model can learn little of, soon made.
+letters() {
+    awk -v n="$1" -v seed="$2" 'BEGIN { srand(seed)
+        for (p = 0; p < n; p++) { for (i = 0; i < 60; i++) printf "%c", 97 + int(rand() * 26); printf "\n\n" } }'
+}
+
+# Of a run directory: every loss and norm with all its digits, once a step; the digest of its weights.
+curve() { sed -n 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+digest() { "$weft" inspect --digest "$1"; }

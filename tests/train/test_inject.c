@@ -1,0 +1,132 @@
+/* Faults on purpose: what may be written, who gets which fault when. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/inject.h"
+
+static Error err;
+
+static Inject parse(const char *text) {
+    Inject in;
+    if (inject_parse(&in, text, 4, 100, &err) != OK) fail_msg("%s", err.message);
+    return in;
+}
+
+static void each_kind_is_read(void **state) {
+    (void)state;
+    Inject in =
+        parse("kill:rank=1,step=7;stop:rank=2,step=5 nan:rank=0,step=3; bitflip:rank=1,step=4,seed=9\n"
+              "slow:rank=3,step=2,ms=500;kill:step=100,attempt=2");
+    assert_int_equal(in.count, 6);
+    assert_true(in.faults[0].kind == FAULT_KILL && in.faults[0].rank == 1 && in.faults[0].step == 7);
+    assert_true(in.faults[1].kind == FAULT_STOP && in.faults[1].rank == 2 && in.faults[1].attempt == 0);
+    assert_true(in.faults[2].kind == FAULT_NAN && in.faults[2].rank == 0);
+    assert_true(in.faults[3].kind == FAULT_BITFLIP && in.faults[3].seed == 9);
+    assert_true(in.faults[4].kind == FAULT_SLOW && in.faults[4].ms == 500);
+    assert_true(in.faults[5].attempt == 2 && in.faults[5].rank == 0 && in.faults[5].step == 100);
+    inject_free(&in);
+    assert_int_equal(inject_parse(&in, "", 4, 100, &err), ERR_USAGE);
+    assert_non_null(strstr(err.message, "names no fault"));
+    inject_free(&in);
+    in = parse(NULL);
+    assert_int_equal(in.count, 0);
+    assert_null(inject_at(&in, 0, 1, 0, NULL));
+    inject_free(&in);
+}
+
+static void a_fault_happens_once(void **state) {
+    (void)state;
+    Inject in = parse("kill:rank=1,step=7;nan:rank=1,step=7;slow:rank=1,step=7,attempt=1");
+    const Fault *first = inject_at(&in, 1, 7, 0, NULL), *second = inject_at(&in, 1, 7, 0, first);
+    assert_true(first && first->kind == FAULT_KILL);
+    assert_true(second && second->kind == FAULT_NAN);
+    assert_null(inject_at(&in, 1, 7, 0, second));
+    assert_null(inject_at(&in, 0, 7, 0, NULL));
+    assert_null(inject_at(&in, 1, 6, 0, NULL));
+    first = inject_at(&in, 1, 7, 1, NULL);
+    assert_true(first && first->kind == FAULT_SLOW && !inject_at(&in, 1, 7, 1, first));
+    assert_null(inject_at(&in, 1, 7, 2, NULL));
+    inject_free(&in);
+}
+
+static void random_faults_come_from_the_seed(void **state) {
+    (void)state;
+    Inject a = parse("random:seed=7,count=40,kinds=kill|slow,ms=3"),
+           b = parse("random:seed=7,count=40,kinds=kill|slow,ms=3"),
+           c = parse("random:seed=8,count=40,kinds=kill|slow,ms=3");
+    assert_int_equal(a.count, 40);
+    size_t kinds[FAULT_KINDS] = {0}, ranks[4] = {0}, other = 0;
+    int attempt = 0;
+    for (size_t i = 0; i < 40; i++) {
+        const Fault *f = &a.faults[i], *g = &b.faults[i], *h = &c.faults[i];
+        assert_true(f->kind == g->kind && f->rank == g->rank && f->step == g->step && f->seed == g->seed);
+        other += f->step != h->step || f->rank != h->rank;
+        assert_true(f->step >= 1 && f->step <= 100 && f->rank < 4 && f->ms == 3);
+        assert_true(i == 0 || f->step > a.faults[i - 1].step);
+        assert_int_equal(f->attempt, attempt); /* the attempt that is there after the kills before */
+        attempt += f->kind == FAULT_KILL;
+        kinds[f->kind]++;
+        ranks[f->rank]++;
+    }
+    assert_true(other > 20);
+    assert_true(kinds[FAULT_KILL] > 5 && kinds[FAULT_SLOW] > 5 &&
+                kinds[FAULT_KILL] + kinds[FAULT_SLOW] == 40);
+    for (int r = 0; r < 4; r++) assert_true(ranks[r] > 0);
+    inject_free(&a);
+    inject_free(&b);
+    inject_free(&c);
+    a = parse("random:count=500"); /* more than steps, of every kind */
+    assert_int_equal(a.count, 500);
+    inject_free(&a);
+}
+
+static void what_is_wrong_is_named(void **state) {
+    (void)state;
+    static const char *const bad[] = {
+        "explode:step=1",       "kill",         "kill:",         "kill:rank=1",
+        "kill:rank=4,step=1",   "kill:step=0",  "kill:step=101", "kill:step=-1",
+        "kill:step=1,step=2",   "kill:step=",   "kill:step",     "kill:when=3",
+        "kill:step=1,ms=5",     "kill:step=1x", "nan:step=1,,",  "kill:step=99999999999999999999",
+        "random:rank=1",        "random:kinds", "random:kinds=", "random:kinds=kill|explode",
+        "random:count=1000000", "kill:step=1;", "\x1b[31mkill",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Inject in;
+        ErrorCode code = inject_parse(&in, bad[i], 4, 100, &err);
+        inject_free(&in);
+        if (strcmp(bad[i], "kill:step=1;") == 0) {
+            assert_int_equal(code, OK); /* nothing after a separator */
+            continue;
+        }
+        if (code != ERR_USAGE) fail_msg("%s was taken", bad[i]);
+        assert_non_null(strstr(err.message, "--inject"));
+        assert_null(strchr(err.message, '\x1b'));
+    }
+}
+
+static void places_are_seeded(void **state) {
+    (void)state;
+    Fault f = {.kind = FAULT_BITFLIP, .step = 4, .seed = 1}, g = f;
+    g.seed = 2;
+    uint64_t bits = UINT64_C(1) << 40;
+    assert_true(inject_place(&f, bits) == inject_place(&f, bits) &&
+                inject_place(&f, bits) != inject_place(&g, bits));
+    assert_int_equal(inject_place(&f, 1), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_kind_is_read),
+        cmocka_unit_test(a_fault_happens_once),
+        cmocka_unit_test(random_faults_come_from_the_seed),
+        cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(places_are_seeded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
