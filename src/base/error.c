@@ -2,7 +2,11 @@
  *
  * A message is formatted into a buffer of its own before it is stored, so that an old message may be an
  * argument of the new one. Messages are cut between characters, never inside one, and end in "..." where they
- * were cut. */
+ * were cut.
+ *
+ * The trail of places belongs to a thread, not to an Error: it is kept for one failure at a time, the last that
+ * was weft's own fault, and a new one starts it over. So it costs nothing where all is well, and an Error stays
+ * a plain value that ranks can send to each other. */
 #include "base/error.h"
 
 #include <errno.h>
@@ -12,6 +16,31 @@
 #include <string.h>
 
 #include "base/text.h"
+
+static _Thread_local char trail[480];
+
+/* Sources are named from the root of the tree, however the compiler was told of them. */
+static const char *place_of(const char *file) {
+    const char *inside = strstr(file, "src/");
+    return inside ? inside : file;
+}
+
+static void add_place(const char *file, int line) {
+    char place[128];
+    size_t used = strlen(trail);
+    int length = snprintf(place, sizeof place, "%s%s:%d", used ? " < " : "", place_of(file), line);
+    if (length >= (int)sizeof place || used + (size_t)length + sizeof " < ..." > sizeof trail) {
+        /* Full: said once, at the end. */
+        if (used >= 3 && strcmp(trail + used - 3, "...") != 0)
+            memcpy(trail + used, " < ...", sizeof " < ...");
+        return;
+    }
+    memcpy(trail + used, place, (size_t)length + 1);
+}
+
+const char *error_trail(void) { return trail; }
+
+void error_passed(const char *file, int line) { add_place(file, line); }
 
 /* Moves a cut back to a character boundary and marks it. */
 static void mark_cut(char *message, size_t size) {
@@ -30,7 +59,11 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
     memcpy(err->message, message, sizeof message);
 }
 
-ErrorCode error_set(Error *err, ErrorCode code, const char *format, ...) {
+ErrorCode error_set_at(Error *err, ErrorCode code, const char *file, int line, const char *format, ...) {
+    if (code == ERR_INTERNAL) {
+        trail[0] = '\0';
+        add_place(file, line);
+    }
     if (!err) return code;
     va_list args;
     va_start(args, format);
@@ -58,10 +91,11 @@ ErrorCode error_context(Error *err, const char *format, ...) {
     va_start(args, format);
     store(&context, err->code, format, args);
     va_end(args);
-    bool told = err->told;
-    ErrorCode code = error_set(err, err->code, "%s: %s", context.message, err->message);
-    err->told = told;
-    return code;
+    char message[sizeof err->message];
+    int length = snprintf(message, sizeof message, "%s: %s", context.message, err->message);
+    if (length >= (int)sizeof message) mark_cut(message, sizeof message);
+    memcpy(err->message, message, sizeof message);
+    return err->code;
 }
 
 const char *error_name(ErrorCode code) {
@@ -83,6 +117,13 @@ const char *error_name(ErrorCode code) {
     }
     return (int)code > 128 && (int)code <= 192 ? "killed by a signal"
                                                : "unknown error"; /* 128 + its number */
+}
+
+const char *error_end(char *out, unsigned long out_size, ErrorCode code) {
+    bool ours = code == ERR_INTERNAL && trail[0];
+    snprintf(out, out_size, "%s, exit status %d%s%s", error_name(code), (int)code, ours ? "; trail: " : "",
+             ours ? trail : "");
+    return out;
 }
 
 /* C0, DEL, C1, and the marks that reorder or hide text on a terminal. */

@@ -7,7 +7,10 @@
  *     ErrorCode thing_open(Thing *t, const char *path, Error *err);
  *
  * Callers pass failures up with TRY, and may put context in front with error_context. Bad input never aborts;
- * CHECK is for programmer errors only and stays in release builds. */
+ * CHECK is for programmer errors only and stays in release builds.
+ *
+ * A failure of weft's own doing (ERR_INTERNAL) carries a trail of places: where it was set, then each TRY that
+ * passed it up, innermost first. Other failures have none: what a user can mend says so in its message. */
 #ifndef WEFT_BASE_ERROR_H
 #define WEFT_BASE_ERROR_H
 
@@ -44,7 +47,9 @@ typedef struct Error {
 
 /* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be
  * NULL. told becomes false. */
-ErrorCode error_set(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
+#define error_set(err, code, ...) error_set_at(err, code, __FILE__, __LINE__, __VA_ARGS__)
+ErrorCode error_set_at(Error *err, ErrorCode code, const char *file, int line, const char *format, ...)
+    PRINTF_LIKE(5, 6);
 
 /* Like error_set, with ": <strerror(errno)>" at the end; errno is read first. */
 ErrorCode error_errno(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
@@ -55,15 +60,25 @@ ErrorCode error_context(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Short name of a code ("bad data"), for the last line a user sees. */
 const char *error_name(ErrorCode code);
 
+/* What stands in brackets behind the message on that line: "bad data, exit status 65"; of an internal error, its
+ * trail too. Returns out. */
+const char *error_end(char *out, unsigned long out_size, ErrorCode code);
+
 /* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size. For every
  * name that came from a file: tensor names and keys may carry terminal escapes. Returns out. */
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
 
+/* The trail of this thread's last ERR_INTERNAL: "src/plan/program.c:229 < src/engine/engine.c:31". Empty before
+ * the first; places that no longer fit are left out, with "..." in their stead. */
+const char *error_trail(void);
+void error_passed(const char *file, int line);
+
 /* Passes a failure up. */
-#define TRY(call)                              \
-    do {                                       \
-        ErrorCode try_code_ = (call);          \
-        if (try_code_ != OK) return try_code_; \
+#define TRY(call)                                                        \
+    do {                                                                 \
+        ErrorCode try_code_ = (call);                                    \
+        if (try_code_ == ERR_INTERNAL) error_passed(__FILE__, __LINE__); \
+        if (try_code_ != OK) return try_code_;                           \
     } while (0)
 
 /* Programmer errors: prints file, line and expression, then aborts. Never for data, files, options or peers.

@@ -16,7 +16,8 @@
 static int report(const Error *err) {
     log_status("%s", "");
     if (err->told) return (int)err->code;
-    fprintf(stderr, "weft: %s (%s, exit status %d)\n", err->message, error_name(err->code), (int)err->code);
+    char end[600];
+    fprintf(stderr, "weft: %s (%s)\n", err->message, error_end(end, sizeof end, err->code));
     return (int)err->code;
 }
 

@@ -115,11 +115,11 @@ static _Noreturn void end_silently(Comm *c, bool locked, ErrorCode code) {
 }
 
 static void print_failure(const char *prefix, const Error *err) {
-    char line[NOTICE_TEXT + 256];
+    char line[NOTICE_TEXT + 800], end[600];
     bool named = strncmp(err->message, prefix, strlen(prefix)) == 0;
     log_status("%s", "");
-    snprintf(line, sizeof line, "weft: %s%s (%s, exit status %d)", named ? "" : prefix, err->message,
-             error_name(err->code), (int)err->code);
+    snprintf(line, sizeof line, "weft: %s%s (%s)", named ? "" : prefix, err->message,
+             error_end(end, sizeof end, err->code));
     comm_print_line(line);
 }
 

@@ -15,6 +15,39 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
+static ErrorCode fails(int depth, ErrorCode code, Error *err) {
+    if (depth == 0) return error_set(err, code, "deep down");
+    TRY(fails(depth - 1, code, err));
+    return OK;
+}
+
+static size_t places(const char *trail) {
+    size_t count = *trail ? 1 : 0;
+    for (const char *at = trail; (at = strstr(at, " < ")); at += 3) count++;
+    return count;
+}
+
+/* Where it was set, and each TRY on the way up; a new failure starts over; what does not fit is marked once. */
+static void test_trail(void **state) {
+    (void)state;
+    Error err;
+    char end[600];
+    assert_int_equal(fails(2, ERR_DATA, &err), ERR_DATA);
+    assert_string_equal(error_end(end, sizeof end, ERR_DATA), "bad data, exit status 65");
+    assert_int_equal(fails(2, ERR_INTERNAL, &err), ERR_INTERNAL);
+    assert_int_equal(places(error_trail()), 3);
+    assert_non_null(strstr(error_trail(), "test_base.c:"));
+    assert_null(strchr(error_trail(), '*'));
+    assert_non_null(strstr(error_end(end, sizeof end, ERR_INTERNAL), "exit status 1; trail: "));
+    assert_int_equal(fails(1, ERR_INTERNAL, NULL), ERR_INTERNAL);
+    assert_int_equal(places(error_trail()), 2);
+    fails(1000, ERR_INTERNAL, &err);
+    size_t length = strlen(error_trail());
+    assert_true(length < 500 && places(error_trail()) > 5);
+    assert_string_equal(error_trail() + length - 6, " < ...");
+    assert_ptr_equal(strstr(error_trail(), "..."), error_trail() + length - 3);
+}
+
 static void test_errors(void **state) {
     Error err;
     (void)state;
@@ -559,6 +592,7 @@ static void test_memory_use(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_trail),
         cmocka_unit_test(test_long_messages_are_cut_between_characters),
         cmocka_unit_test(test_escape),
         cmocka_unit_test(test_text),
