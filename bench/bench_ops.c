@@ -20,6 +20,7 @@ typedef struct Bench {
     Pool pool;
     char *x, *y, *z;      /* activations, the widest */
     float *w, *g, *m, *v; /* fp32 parameters, gradients, moments */
+    Dtype states;         /* of the moments */
     int64_t *fixed;       /* gradients in fixed point */
     float *logits, *loss, *lse, *angles;
     int32_t *ids, *positions, *first;
@@ -160,7 +161,19 @@ static void embed_back(Bench *b) {
 static void update(Bench *b) {
     Device *d = &b->d;
     AdamW a = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1};
-    OP(d, OP_ADAMW, adamw, (int64_t)VOCAB * HIDDEN, a, b->w, b->g, b->m, b->v,
+    StateStore s = {.type = b->states, .key = 1, .step = 1};
+    OP(d, OP_ADAMW, adamw, (int64_t)VOCAB * HIDDEN, a, s, b->w, b->g, b->m, b->v,
+       b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
+}
+static void update_half(Bench *b) {
+    b->states = DTYPE_BF16;
+    update(b);
+    b->states = DTYPE_F32;
+}
+static void update_sgd(Bench *b) {
+    Device *d = &b->d;
+    Sgd o = {.lr = 1e-4f, .momentum = 0.9f, .grad_scale = 1};
+    OP(d, OP_SGD, sgd, (int64_t)VOCAB * HIDDEN, o, (StateStore){0}, b->w, b->g, b->m,
        b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
 }
 static void norm(Bench *b) {
@@ -266,6 +279,8 @@ static void passes(Bench *b) {
     bytes(b, "embedding", embed, t * HIDDEN * e * 2);
     bytes(b, "embedding gradient", embed_back, t * HIDDEN * (e + 8));
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));
+    bytes(b, "adamw, bf16 moments", update_half, table * (20 + (b->c == DTYPE_BF16 ? 2 : 0)));
+    bytes(b, "sgd with momentum", update_sgd, table * (20 + (b->c == DTYPE_BF16 ? 2 : 0)));
     bytes(b, "gradient norm", norm, table * 4);
     bytes(b, "add fixed-point", add_fixed, table * 20);
     bytes(b, "from fixed-point", from_fixed, table * 12);

@@ -31,6 +31,7 @@ const char *op_name(OpId op) {
                                                 "add",
                                                 "cross_entropy",
                                                 "adamw",
+                                                "sgd",
                                                 "grad_stats",
                                                 "fixed_add",
                                                 "fixed_to_float",

@@ -49,6 +49,7 @@ typedef enum OpId {
     OP_ADD,
     OP_CROSS_ENTROPY,
     OP_ADAMW,
+    OP_SGD,
     OP_GRAD_STATS,
     OP_FIXED_ADD,
     OP_FIXED_TO_FLOAT,
@@ -72,6 +73,28 @@ typedef struct AdamW {
     float correction1, correction2; /* 1 - beta^step */
     float grad_scale;               /* clip coefficient, multiplied into the gradient */
 } AdamW;
+
+typedef struct Sgd {
+    float lr, momentum, weight_decay;
+    float grad_scale; /* clip coefficient, multiplied into the gradient */
+    bool nesterov;
+} Sgd;
+
+/* How the states of an optimizer are kept: fp32 as they are, or bf16, rounded stochastically. A bf16 number
+ * has 8 bits: rounded to nearest, a mean of squares would never take up what is below 1/512 of it. So of the
+ * two neighbours of x the upper one is taken with the probability that makes x the mean (finite x never
+ * becomes infinite):
+ *     bf16(x) = (bits of x + r) >> 16,   r: 16 random bits
+ * The bits of element e (of a parameter: `first` is the number of the op's first one) are those of Philox
+ * with the counter (e / 64 * 16 + e % 16, step), word e % 64 / 16; the first state takes the lower half of
+ * the word, the second the upper. They depend on (key, step, e) alone, however the elements are cut into
+ * calls. */
+typedef struct StateStore {
+    Dtype type;
+    uint64_t key, step; /* of the parameter; updates made, this one among them: from 1 on */
+    int64_t first;
+} StateStore;
+enum { STATE_CHUNK = 64, STATE_BLOCKS = 16 }; /* elements that 16 Philox blocks serve */
 
 /* Order-free figures of a gradient tensor; see grad_stats. */
 typedef struct GradStats {
@@ -187,8 +210,13 @@ typedef struct Ops {
      *   g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
      *   p -= lr * weight_decay * p + lr * (m / c1) / (sqrt(v / c2) + eps);   copy = p rounded to bf16 (unless NULL).
      */
-    void (*adamw)(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
-                  uint16_t *copy /* or NULL */);
+    void (*adamw)(Device *d, int64_t n, AdamW a, StateStore s, float *param, const float *grad,
+                  void *m /* [n] s.type */, void *v /* [n] s.type */, uint16_t *copy /* or NULL */);
+    /* As PyTorch has it (no dampening), fused likewise; without `momentum` b is g:
+     *   g = grad * grad_scale + weight_decay * p;   b = momentum * b + g;
+     *   p -= lr * (nesterov ? g + momentum * b : b);   copy = p rounded to bf16 (unless NULL). */
+    void (*sgd)(Device *d, int64_t n, Sgd o, StateStore s, float *param, const float *grad,
+                void *momentum /* [n] s.type, or NULL */, uint16_t *copy /* or NULL */);
 
     /* Sum of powers (p finite, >= 1) and max |g|; the count of non-finite elements, which are left out of
      * both, and where the first is. |g| and g^2 are doubles; other powers are what pow() makes of |g| / unit,

@@ -103,7 +103,7 @@ void update_unit(Execution *x, int unit) {
                    .grad_scale = (float)x->result->clip_coefficient};
         uint16_t *copy = e->copy && p->cols ? e->copy + piece.at : NULL;
         if (piece.count)
-            OP(e->device, OP_ADAMW, adamw, piece.count, a, e->master + piece.at, engine_gradient(e, p, piece),
-               e->moment1 + piece.at, e->moment2 + piece.at, copy);
+            OP(e->device, OP_ADAMW, adamw, piece.count, a, (StateStore){0}, e->master + piece.at,
+               engine_gradient(e, p, piece), e->moment1 + piece.at, e->moment2 + piece.at, copy);
     }
 }

@@ -564,33 +564,231 @@ static void check_nan_loss(Device *d, Dtype c) {
 }
 static void test_nan_loss(void **state) { (void)state, on_all(check_nan_loss); }
 
-static void check_adamw(Device *d, Dtype c) {
-    static const int64_t counts[] = {1, 16, 17, 40001};
-    EACH(n, counts) {
-        float *p = random_tensor(*n, DTYPE_F32, -1, 1), *g = random_tensor(*n, DTYPE_F32, -1, 1);
-        float *m = random_tensor(*n, DTYPE_F32, -1, 1), *v = random_tensor(*n, DTYPE_F32, 0, 1);
-        float *p2 = copy_of(p, *n, DTYPE_F32), *m2 = copy_of(m, *n, DTYPE_F32),
-              *v2 = copy_of(v, *n, DTYPE_F32);
-        uint16_t *copy = c == DTYPE_BF16 ? tensor(*n, c) : NULL,
-                 *copy2 = c == DTYPE_BF16 ? tensor(*n, c) : NULL;
-        AdamW a = {.lr = 0.01f,
-                   .beta1 = 0.9f,
-                   .beta2 = 0.95f,
-                   .eps = 1e-8f,
-                   .weight_decay = 0.1f,
-                   .correction1 = 0.19f,
-                   .correction2 = 0.0975f,
-                   .grad_scale = 0.5f};
-        d->ops.adamw(d, *n, a, p, g, m, v, copy);
-        reference.ops.adamw(&reference, *n, a, p2, g, m2, v2, copy2);
-        assert_near("adamw m", d, m, m2, *n, DTYPE_F32);
-        assert_near("adamw v", d, v, v2, *n, DTYPE_F32);
-        assert_near("adamw p", d, p, p2, *n, DTYPE_F32);
-        if (copy) assert_near("adamw copy", d, copy, copy2, *n, DTYPE_BF16);
+static const int64_t update_counts[] = {1, 16, 17, 40001};
+
+/* What an optimizer works on; the copy in bf16 is there when the compute dtype is bf16. */
+typedef struct Trainee {
+    int64_t n;
+    StateStore store;
+    float *p, *g;
+    void *m, *v;
+    uint16_t *copy;
+} Trainee;
+
+static Trainee trainee(int64_t n, StateStore store, bool copy) {
+    return (Trainee){.n = n,
+                     .store = store,
+                     .p = random_tensor(n, DTYPE_F32, -1, 1),
+                     .g = random_tensor(n, DTYPE_F32, -1, 1),
+                     .m = random_tensor(n, store.type, -1, 1),
+                     .v = random_tensor(n, store.type, 0, 1),
+                     .copy = copy ? tensor(n, DTYPE_BF16) : NULL};
+}
+
+static Trainee twin_of(const Trainee *t) {
+    Trainee twin = *t;
+    twin.p = copy_of(t->p, t->n, DTYPE_F32);
+    twin.m = copy_of(t->m, t->n, t->store.type), twin.v = copy_of(t->v, t->n, t->store.type);
+    if (t->copy) twin.copy = tensor(t->n, DTYPE_BF16);
+    return twin;
+}
+
+/* Elements first .. first+count-1 of it: what a rank may have of a parameter. */
+static Trainee part_of(const Trainee *t, int64_t first, int64_t count) {
+    Trainee part = {count,
+                    t->store,
+                    t->p + first,
+                    t->g + first,
+                    tensor_to(t->m, first, t->store.type),
+                    tensor_to(t->v, first, t->store.type),
+                    t->copy ? t->copy + first : NULL};
+    part.store.first += first;
+    return part;
+}
+
+static void assert_like(const Device *d, const char *what, const Trainee *t, const Trainee *want) {
+    assert_near(what, d, t->m, want->m, t->n, t->store.type);
+    assert_near(what, d, t->v, want->v, t->n, t->store.type);
+    assert_near(what, d, t->p, want->p, t->n, DTYPE_F32);
+    if (t->copy) assert_near(what, d, t->copy, want->copy, t->n, DTYPE_BF16);
+}
+
+static const AdamW adamw_settings = {.lr = 0.01f,
+                                     .beta1 = 0.9f,
+                                     .beta2 = 0.95f,
+                                     .eps = 1e-8f,
+                                     .weight_decay = 0.1f,
+                                     .correction1 = 0.19f,
+                                     .correction2 = 0.0975f,
+                                     .grad_scale = 0.5f};
+
+/* variant 0: AdamW; SGD plain, with momentum, with Nesterov's. */
+enum { UPDATES = 4 };
+static void do_update(Device *d, int variant, const Trainee *t) {
+    Sgd o = {.lr = 0.01f, .momentum = 0.9f, .weight_decay = 0.1f, .grad_scale = 0.5f};
+    o.nesterov = variant == 3;
+    if (variant == 0)
+        d->ops.adamw(d, t->n, adamw_settings, t->store, t->p, t->g, t->m, t->v, t->copy);
+    else
+        d->ops.sgd(d, t->n, o, t->store, t->p, t->g, variant > 1 ? t->m : NULL, t->copy);
+}
+
+static void check_updates(Device *d, Dtype c) {
+    for (int variant = 0; variant < UPDATES; variant++) EACH(n, update_counts) {
+            for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
+                StateStore store = {(Dtype)type, 77, 5, 23};
+                Trainee t = trainee(*n, store, c == DTYPE_BF16), want = twin_of(&t);
+                do_update(d, variant, &t);
+                do_update(&reference, variant, &want);
+                assert_like(d, variant ? "sgd" : "adamw", &t, &want);
+                drop_all();
+            }
+        }
+}
+static void test_updates(void **state) { (void)state, on_all(check_updates); }
+
+/* A parameter's bits do not depend on how it is cut into pieces. */
+static void check_pieces(Device *d, Dtype c) {
+    static const int64_t cuts[] = {0, 1, 16, 80, 81, 129, 20000, 40001};
+    for (int variant = 0; variant < UPDATES; variant++)
+        for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
+            Trainee t = trainee(40001, (StateStore){(Dtype)type, 99, 1, 0}, c == DTYPE_BF16),
+                    whole = twin_of(&t);
+            do_update(d, variant, &whole);
+            for (int i = 0; i < 7; i++) {
+                Trainee part = part_of(&t, cuts[i], cuts[i + 1] - cuts[i]);
+                do_update(d, variant, &part);
+            }
+            assert_bits("first state in pieces", d, t.m, whole.m, t.n, (Dtype)type);
+            assert_bits("second state in pieces", d, t.v, whole.v, t.n, (Dtype)type);
+            assert_bits("parameters in pieces", d, t.p, whole.p, t.n, DTYPE_F32);
+            drop_all();
+        }
+}
+static void test_pieces(void **state) { (void)state, on_all(check_pieces); }
+
+/* PyTorch's formulas in double (torch.optim.AdamW and SGD, documentation of 2.x), over some steps of one
+ * element. */
+typedef struct Exact {
+    double p, m, v;
+} Exact;
+
+static void exact_step(Exact *x, int variant, double grad, int step) {
+    double lr = 0.01, decay = 0.1, g = grad * 0.5;
+    if (variant == 0) {
+        x->p -= lr * decay * x->p;
+        x->m = 0.9 * x->m + 0.1 * g;
+        x->v = 0.95 * x->v + 0.05 * g * g;
+        double m_hat = x->m / (1 - pow(0.9, step)), v_hat = x->v / (1 - pow(0.95, step));
+        x->p -= lr * m_hat / (sqrt(v_hat) + 1e-8);
+        return;
+    }
+    g += decay * x->p;
+    if (variant > 1) {
+        x->m = step == 1 ? g : 0.9 * x->m + g;
+        g = variant == 3 ? g + 0.9 * x->m : x->m;
+    }
+    x->p -= lr * g;
+}
+
+static void follow_formula(Device *d, int variant) {
+    enum { N = 19, STEPS = 50 };
+    Exact exact[N];
+    Trainee t = trainee(N, (StateStore){0}, false);
+    memset(t.m, 0, N * sizeof(float)), memset(t.v, 0, N * sizeof(float));
+    for (int i = 0; i < N; i++) exact[i] = (Exact){.p = (double)t.p[i]};
+    for (int step = 1; step <= STEPS; step++) {
+        AdamW a = adamw_settings;
+        a.correction1 = (float)(1 - pow(0.9, step)), a.correction2 = (float)(1 - pow(0.95, step));
+        for (int i = 0; i < N; i++) {
+            t.g[i] = draw(-1, 1);
+            exact_step(&exact[i], variant, (double)t.g[i], step);
+        }
+        if (variant == 0)
+            d->ops.adamw(d, N, a, t.store, t.p, t.g, t.m, t.v, NULL);
+        else
+            do_update(d, variant, &t);
+    }
+    for (int i = 0; i < N; i++)
+        if (fabs((double)t.p[i] - exact[i].p) > 1e-5)
+            fail_msg("%s, update %d: %g after %d steps, by the formula %g", d->name, variant, (double)t.p[i],
+                     STEPS, exact[i].p);
+    drop_all();
+}
+
+static void check_formula(Device *d, Dtype c) {
+    for (int variant = 0; variant < UPDATES && c == DTYPE_F32; variant++) follow_formula(d, variant);
+}
+static void test_formula(void **state) {
+    (void)state;
+    on_all(check_formula);
+    check_formula(&reference, DTYPE_F32);
+}
+
+/* A number in bf16 states: one of its two neighbours, on average the number itself; over elements and over
+ * steps. SGD without memory writes the gradient there. */
+static void round_states(Device *d, const float *numbers, int64_t n, uint64_t step, uint16_t *out) {
+    float *p = tensor(n, DTYPE_F32);
+    memset(p, 0, (size_t)n * sizeof *p);
+    memset(out, 0, (size_t)n * sizeof *out);
+    Sgd o = {.grad_scale = 1};
+    d->ops.sgd(d, n, o, (StateStore){DTYPE_BF16, 31, step, 7}, p, numbers, out, NULL);
+}
+
+static void check_unbiased(Device *d, Dtype c) {
+    enum { N = 1 << 16, STEPS = 4 };
+    static const float numbers[] = {1.001f, -3.14159f, 1e-39f, 255.9f, 1.00390625f /* half way */};
+    for (size_t k = 0; k < sizeof numbers / sizeof *numbers && c == DTYPE_F32; k++) {
+        float *x = tensor(N, DTYPE_F32);
+        uint16_t *half = tensor(N, DTYPE_BF16);
+        double sum = 0, low = INFINITY, high = -INFINITY;
+        for (int i = 0; i < N; i++) x[i] = numbers[k];
+        for (uint64_t step = 1; step <= STEPS; step++) {
+            round_states(d, x, N, step, half);
+            for (int i = 0; i < N; i++) {
+                double value = (double)bf16_widen(half[i]);
+                sum += value, low = fmin(low, value), high = fmax(high, value);
+            }
+        }
+        double gap = high - low, mean = sum / (N * STEPS), exact = (double)numbers[k];
+        assert_true(low <= exact && exact <= high && gap > 0 && gap <= fmax(fabs(exact) / 128, 0x1p-133));
+        /* Of a coin the deviation is at most half the gap over the root of the throws: five of them. */
+        if (fabs(mean - exact) > 2.5 * gap / sqrt(N * STEPS))
+            fail_msg("%s: %.9g rounds to %.9g on average", d->name, exact, mean);
         drop_all();
     }
 }
-static void test_adamw(void **state) { (void)state, on_all(check_adamw); }
+static void test_unbiased(void **state) {
+    (void)state;
+    on_all(check_unbiased);
+    check_unbiased(&reference, DTYPE_F32);
+}
+
+/* What bf16 holds stays, the largest number does not become infinite, and NaN and infinity stay themselves;
+ * the bits are those of the reference. */
+static void check_state_ends(Device *d, Dtype c) {
+    enum { N = 700 };
+    static const float ends[] = {0, -0.0f, 1, -2.5f, FLT_MAX, -FLT_MAX, INFINITY, -INFINITY, 0x1p-133f, NAN};
+    enum { ENDS = sizeof ends / sizeof *ends };
+    if (c != DTYPE_F32) return;
+    float *x = tensor(N, DTYPE_F32);
+    uint16_t *half = tensor(N, DTYPE_BF16), *want = tensor(N, DTYPE_BF16);
+    for (int i = 0; i < N; i++) x[i] = i < 20 * ENDS ? ends[i % ENDS] : draw(-1, 1);
+    round_states(d, x, N, 3, half);
+    round_states(&reference, x, N, 3, want);
+    for (int i = 0; i < 20 * ENDS; i++) {
+        float value = bf16_widen(half[i]), end = ends[i % ENDS];
+        bool largest = fabsf(end) == FLT_MAX;
+        assert_true(largest ? fabsf(value) == bf16_widen(0x7f7f) : isnan(end) ? isnan(value) : value == end);
+    }
+    assert_bits("states", d, half, want, N, DTYPE_BF16);
+    drop_all();
+}
+static void test_state_ends(void **state) {
+    (void)state;
+    on_all(check_state_ends);
+    check_state_ends(&reference, DTYPE_F32);
+}
 
 /* Numbers of all sizes, subnormal ones too. */
 static float draw_any(void) {
@@ -1005,7 +1203,11 @@ int main(void) {
         cmocka_unit_test(test_swiglu_ends),
         cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_nan_loss),
-        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_formula),
+        cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_state_ends),
         cmocka_unit_test(test_stats),
         cmocka_unit_test(test_sum_parts),
         cmocka_unit_test(test_fixed),

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/rng.h"
 #include "device/device.h"
 
 #define HEAD_DIM_MAX 256
@@ -40,6 +41,26 @@ static inline const void *tensor_at(const void *p, int64_t i, Dtype t) {
     return (const char *)p + i * (int64_t)dtype_bytes(t);
 }
 static inline void *tensor_to(void *p, int64_t i, Dtype t) { return (char *)p + i * (int64_t)dtype_bytes(t); }
+
+/* The random word of element i of an op; see StateStore. */
+static inline uint32_t state_word(const StateStore *s, int64_t i) {
+    uint64_t e = (uint64_t)(s->first + i), block = e / STATE_CHUNK * STATE_BLOCKS + e % STATE_BLOCKS;
+    uint32_t key[2] = {(uint32_t)s->key, (uint32_t)(s->key >> 32)}, out[4];
+    rng_philox(
+        key,
+        (uint32_t[4]){(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)s->step, (uint32_t)(s->step >> 32)},
+        out);
+    return out[e % STATE_CHUNK / STATE_BLOCKS];
+}
+
+/* Stochastic rounding by 16 random bits. The largest finite number stays, and so does a NaN. */
+static inline uint16_t bf16_round_by(float f, uint32_t bits) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    if ((u & 0x7fffffff) >= 0x7f7f0000) bits = 0;
+    return (uint16_t)((u + bits) >> 16);
+}
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }

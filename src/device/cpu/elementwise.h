@@ -1,5 +1,4 @@
-/* Kernels that treat each element by itself: add, cast, bias, SwiGLU, AdamW; and sums over rows of a kind as
- * simple. Part of kernels_all.h. */
+/* Kernels that treat each element by itself: add, cast, bias, SwiGLU; and sums over rows of a kind as simple. Part of kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
@@ -87,19 +86,4 @@ INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_
 static void swiglu_backward(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
                             void *dgate_up, void *act, Dtype c) {
     BY_DTYPE(c, swiglu_backward_typed, rows, inter, gate_up, dact, dgate_up, act);
-}
-
-static void adamw(int64_t n, AdamW a, float *param, const float *grad, float *m, float *v, uint16_t *copy) {
-    float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = a.lr * a.weight_decay;
-    float unbias1 = a.lr / a.correction1, unbias2 = 1 / a.correction2;
-    EACH_VECTOR(i, left, n) {
-        Vec g = get(grad, i, left, DTYPE_F32) * a.grad_scale, p = get(param, i, left, DTYPE_F32);
-        Vec mean = get(m, i, left, DTYPE_F32) * a.beta1 + g * rest1;
-        Vec square = get(v, i, left, DTYPE_F32) * a.beta2 + g * g * rest2;
-        p = p - (p * decay + mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps));
-        put(m, i, left, DTYPE_F32, mean);
-        put(v, i, left, DTYPE_F32, square);
-        put(param, i, left, DTYPE_F32, p);
-        if (copy) put(copy, i, left, DTYPE_BF16, p);
-    }
 }

@@ -9,6 +9,7 @@
 #include "device/cpu/elementwise.h"
 #include "device/cpu/exact_sums.h"
 #include "device/cpu/fixed.h"
+#include "device/cpu/optimizers.h"
 #include "device/cpu/rows.h"
 #include "device/cpu/tile.h"
 
@@ -26,6 +27,7 @@ const Kernels KERNELS = {.add = add,
                          .swiglu_backward = swiglu_backward,
                          .cross_entropy = cross_entropy,
                          .adamw = adamw,
+                         .sgd = sgd,
                          .grad_stats = grad_stats,
                          .fixed_add = fixed_add,
                          .fixed_to_float = fixed_to_float,

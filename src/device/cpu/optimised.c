@@ -200,10 +200,23 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
                                  dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL, grad_type);
 }
 
-static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
-                  uint16_t *copy) {
+static StateStore from_element(StateStore s, int64_t i) {
+    s.first += i;
+    return s;
+}
+
+static void adamw(Device *d, int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m,
+                  void *v, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, param + i, grad + i, m + i, v + i, copy ? copy + i : NULL);
+    kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, from_element(s, i), param + i, grad + i,
+                         tensor_to(m, i, s.type), tensor_to(v, i, s.type), copy ? copy + i : NULL);
+}
+
+static void sgd(Device *d, int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
+                uint16_t *copy) {
+    EACH_PIECE(d, i, n, GRAIN)
+    kernels_of(d)->sgd(min_i64(GRAIN, n - i), o, from_element(s, i), param + i, grad + i,
+                       momentum ? tensor_to(momentum, i, s.type) : NULL, copy ? copy + i : NULL);
 }
 
 /* Exact, so threads may merge what they have in any order. */
@@ -312,6 +325,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.sum_parts_i64 = sum_parts_i64;
     d->ops.cross_entropy = cross_entropy;
     d->ops.adamw = adamw;
+    d->ops.sgd = sgd;
     d->ops.grad_stats = grad_stats;
     d->ops.fixed_add = fixed_add;
     d->ops.fixed_to_float = fixed_to_float;

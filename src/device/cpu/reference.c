@@ -191,15 +191,40 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
     }
 }
 
-static void adamw(Device *d, int64_t n, AdamW a, float *param, const float *grad, float *m, float *v,
-                  uint16_t *copy) {
+/* State `which` (0 or 1) of element i. */
+static void set_state(const StateStore *s, void *state, int64_t i, int which, float value) {
+    if (s->type == DTYPE_F32)
+        ((float *)state)[i] = value;
+    else
+        ((uint16_t *)state)[i] = bf16_round_by(value, state_word(s, i) >> 16 * which & 0xffff);
+}
+
+static void adamw(Device *d, int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m,
+                  void *v, uint16_t *copy) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
         float g = grad[i] * a.grad_scale;
-        m[i] = a.beta1 * m[i] + (1 - a.beta1) * g;
-        v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
-        float step = m[i] / a.correction1 / (sqrtf(v[i] / a.correction2) + a.eps);
+        float mean = a.beta1 * tensor_get(m, i, s.type) + (1 - a.beta1) * g;
+        float square = a.beta2 * tensor_get(v, i, s.type) + (1 - a.beta2) * g * g;
+        float step = mean / a.correction1 / (sqrtf(square / a.correction2) + a.eps);
         param[i] -= a.lr * a.weight_decay * param[i] + a.lr * step;
+        set_state(&s, m, i, 0, mean);
+        set_state(&s, v, i, 1, square);
+        if (copy) copy[i] = bf16_round(param[i]);
+    }
+}
+
+static void sgd(Device *d, int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
+                uint16_t *copy) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * o.grad_scale + o.weight_decay * param[i], step = g;
+        if (momentum) {
+            float b = o.momentum * tensor_get(momentum, i, s.type) + g;
+            set_state(&s, momentum, i, 0, b);
+            step = o.nesterov ? g + o.momentum * b : b;
+        }
+        param[i] -= o.lr * step;
         if (copy) copy[i] = bf16_round(param[i]);
     }
 }
@@ -291,6 +316,7 @@ void reference_fill_ops(Ops *ops) {
                  .add = add,
                  .cross_entropy = cross_entropy,
                  .adamw = adamw,
+                 .sgd = sgd,
                  .grad_stats = grad_stats,
                  .fixed_add = fixed_add,
                  .fixed_to_float = fixed_to_float,

@@ -23,6 +23,7 @@
 typedef float Vec __attribute__((vector_size(4 * VLEN)));
 typedef int32_t VecInt __attribute__((vector_size(4 * VLEN)));
 typedef uint32_t VecBits __attribute__((vector_size(4 * VLEN)));
+typedef uint64_t VecWide __attribute__((vector_size(4 * VLEN)));
 typedef uint16_t VecHalf __attribute__((vector_size(2 * VLEN)));
 
 INLINE Vec vec_set(float x) { return x - (Vec){0}; } /* x - 0 is x, the sign of zero included */
@@ -66,6 +67,27 @@ INLINE Vec vec_sqrt(Vec v) {
 }
 
 INLINE Vec vec_abs(Vec v) { return (Vec)((VecBits)v & 0x7fffffff); }
+
+/* Products of the lower halves of 64-bit lanes. */
+INLINE VecWide vec_multiply_wide(VecWide a, VecWide b) {
+#if defined(__AVX512F__)
+    return (VecWide)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (VecWide)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (a & 0xffffffff) * (b & 0xffffffff);
+#endif
+}
+
+/* The product of each lane with a constant, in two halves of 32 bits. Even lanes and odd ones are multiplied
+ * apart, in lanes of 64 bits. */
+INLINE void vec_multiply(uint32_t by, VecBits x, VecBits *high, VecBits *low) {
+    const uint64_t lower = 0xffffffff;
+    const VecWide factor = (VecWide){0} + by;
+    VecWide even = vec_multiply_wide((VecWide)x, factor), odd = vec_multiply_wide((VecWide)x >> 32, factor);
+    *low = (VecBits)((even & lower) | odd << 32);
+    *high = (VecBits)(even >> 32 | (odd & ~lower));
+}
 
 /* Lanes are added in halves: a fixed order. */
 INLINE float vec_sum(Vec v) {

@@ -1,0 +1,126 @@
+/* AdamW and SGD, with states in fp32 or in bf16 with stochastic rounding. Part of kernels_all.h.
+ *
+ * Random words are made for a chunk of STATE_CHUNK elements at a time, STATE_BLOCKS Philox blocks side by side
+ * in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane has
+ * to move, whatever VLEN is. */
+
+/* rng_philox of base/rng.c in every lane. */
+INLINE void philox_lanes(const StateStore *s, VecBits c[4]) {
+    uint32_t key0 = (uint32_t)s->key, key1 = (uint32_t)(s->key >> 32);
+    for (int round = 0; round < 10; round++) {
+        VecBits high0, low0, high1, low1;
+        vec_multiply(0xd2511f53u, c[0], &high0, &low0);
+        vec_multiply(0xcd9e8d57u, c[2], &high1, &low1);
+        c[0] = high1 ^ c[1] ^ key0, c[1] = low1;
+        c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
+        key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
+    }
+}
+
+/* The words of elements chunk * STATE_CHUNK and on. */
+INLINE void make_words(const StateStore *s, uint64_t chunk, uint32_t *words) {
+    static const uint32_t lanes[STATE_BLOCKS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const VecBits zero = {0};
+    const uint64_t first = chunk * STATE_BLOCKS; /* adding a lane's number does not carry */
+    for (int j = 0; j < STATE_BLOCKS; j += VLEN) {
+        VecBits c[4];
+        memcpy(&c[0], lanes + j, sizeof c[0]);
+        c[0] += (uint32_t)first, c[1] = zero + (uint32_t)(first >> 32);
+        c[2] = zero + (uint32_t)s->step, c[3] = zero + (uint32_t)(s->step >> 32);
+        philox_lanes(s, c);
+        for (int w = 0; w < 4; w++) memcpy(words + w * STATE_BLOCKS + j, &c[w], sizeof c[w]);
+    }
+}
+
+/* bf16_round_by in every lane. */
+INLINE VecHalf round_by(Vec v, VecBits bits) {
+    VecBits u = (VecBits)v, size = u & 0x7fffffff;
+    VecBits stays = (VecBits)(size >= 0x7f7f0000), nan = (VecBits)(size > 0x7f800000);
+    VecBits rounded = ((u + (bits & ~stays)) >> 16) | (nan & 0x40);
+    return __builtin_convertvector(rounded, VecHalf);
+}
+
+/* State `which` of elements i and on; words: of element 0 and on, unused with fp32. */
+INLINE void put_state(void *state, int64_t i, int64_t left, Dtype t, Vec v, const uint32_t *words,
+                      int which) {
+    if (t == DTYPE_F32) {
+        put(state, i, left, t, v);
+        return;
+    }
+    VecBits bits;
+    memcpy(&bits, words + i, sizeof bits);
+    VecHalf h = round_by(v, bits >> 16 * which & 0xffff);
+    memcpy((uint16_t *)state + i, &h, left >= VLEN ? sizeof h : (size_t)left * sizeof(uint16_t));
+}
+
+/* Makes the words of the chunk that element i of n lies in, and says where its own is; returns how many
+ * elements from i on they serve. A vector may read words past the chunk's end, and does not use them. */
+INLINE int64_t words_from(const StateStore *s, int64_t i, int64_t n, uint32_t chunk[STATE_CHUNK + VLEN],
+                          const uint32_t **words) {
+    int64_t at = (s->first + i) % STATE_CHUNK;
+    make_words(s, (uint64_t)(s->first + i) / STATE_CHUNK, chunk);
+    *words = chunk + at;
+    return min_i64(STATE_CHUNK - at, n - i);
+}
+
+INLINE void adamw_run(int64_t n, AdamW a, float *param, const float *grad, void *m, void *v, uint16_t *copy,
+                      const uint32_t *words, Dtype t) {
+    float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = a.lr * a.weight_decay;
+    float unbias1 = a.lr / a.correction1, unbias2 = 1 / a.correction2;
+    EACH_VECTOR(i, left, n) {
+        Vec g = get(grad, i, left, DTYPE_F32) * a.grad_scale, p = get(param, i, left, DTYPE_F32);
+        Vec mean = get(m, i, left, t) * a.beta1 + g * rest1;
+        Vec square = get(v, i, left, t) * a.beta2 + g * g * rest2;
+        p = p - (p * decay + mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps));
+        put_state(m, i, left, t, mean, words, 0);
+        put_state(v, i, left, t, square, words, 1);
+        put(param, i, left, DTYPE_F32, p);
+        if (copy) put(copy, i, left, DTYPE_BF16, p);
+    }
+}
+
+static void adamw(int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m, void *v,
+                  uint16_t *copy) {
+    if (s.type == DTYPE_F32) {
+        adamw_run(n, a, param, grad, m, v, copy, NULL, DTYPE_F32);
+        return;
+    }
+    uint32_t chunk[STATE_CHUNK + VLEN] = {0};
+    const uint32_t *words;
+    for (int64_t i = 0, count; i < n; i += count) {
+        count = words_from(&s, i, n, chunk, &words);
+        adamw_run(count, a, param + i, grad + i, (uint16_t *)m + i, (uint16_t *)v + i, copy ? copy + i : NULL,
+                  words, DTYPE_BF16);
+    }
+}
+
+INLINE void sgd_run(int64_t n, Sgd o, float *param, const float *grad, void *momentum, uint16_t *copy,
+                    const uint32_t *words, Dtype t) {
+    EACH_VECTOR(i, left, n) {
+        Vec p = get(param, i, left, DTYPE_F32);
+        Vec g = get(grad, i, left, DTYPE_F32) * o.grad_scale + p * o.weight_decay, step = g;
+        if (momentum) {
+            Vec b = get(momentum, i, left, t) * o.momentum + g;
+            put_state(momentum, i, left, t, b, words, 0);
+            step = o.nesterov ? g + b * o.momentum : b;
+        }
+        p = p - step * o.lr;
+        put(param, i, left, DTYPE_F32, p);
+        if (copy) put(copy, i, left, DTYPE_BF16, p);
+    }
+}
+
+static void sgd(int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
+                uint16_t *copy) {
+    if (s.type == DTYPE_F32 || !momentum) {
+        sgd_run(n, o, param, grad, momentum, copy, NULL, DTYPE_F32);
+        return;
+    }
+    uint32_t chunk[STATE_CHUNK + VLEN] = {0};
+    const uint32_t *words;
+    for (int64_t i = 0, count; i < n; i += count) {
+        count = words_from(&s, i, n, chunk, &words);
+        sgd_run(count, o, param + i, grad + i, (uint16_t *)momentum + i, copy ? copy + i : NULL, words,
+                DTYPE_BF16);
+    }
+}
