@@ -14,6 +14,7 @@
 typedef struct ValueOrigin {
     const char *where; /* as it may be printed */
     bool has_lines;    /* node positions mean something */
+    bool written;      /* by weft, of whatever version: unknown keys are passed over */
     Error *err;
 } ValueOrigin;
 

@@ -13,10 +13,10 @@
 
 static void *field_of(const OptionSet *set, size_t i) { return (char *)set->target + set->table[i].offset; }
 
-static void set_source(OptionSet *set, size_t i, const char *where) {
+static void set_source(OptionSet *set, size_t i, OptionOrigin origin, const char *where) {
     char *copy = mem_strdup(where);
     free(set->sources[i].where);
-    set->sources[i].where = copy;
+    set->sources[i] = (OptionSource){origin, copy};
 }
 
 ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error *err) {
@@ -24,7 +24,7 @@ ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error 
     *set = (OptionSet){.table = table, .target = target};
     while (table[set->count].key) set->count++;
     set->sources = mem_alloc_array(set->count, sizeof *set->sources);
-    for (size_t i = 0; i < set->count; i++) set_source(set, i, "default");
+    for (size_t i = 0; i < set->count; i++) set_source(set, i, ORIGIN_DEFAULT, "default");
     for (size_t i = 0; i < set->count; i++) {
         if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].fallback, &origin) == OK)
             continue;
@@ -54,7 +54,83 @@ static size_t find_option(const OptionSet *set, const char *key) {
 bool options_is_set(const OptionSet *set, const char *key) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);
-    return strcmp(set->sources[i].where, "default") != 0;
+    return set->sources[i].origin == ORIGIN_GIVEN;
+}
+
+void options_write_value(const OptionSet *set, const char *key, Text *out) {
+    size_t i = find_option(set, key);
+    CHECK(i != SIZE_MAX);
+    value_write(&set->table[i], field_of(set, i), out);
+}
+
+/* ---- values that follow from others ---- */
+
+static ErrorCode derive(OptionSet *set, size_t i, const char *text, const char *where, Error *err) {
+    const ValueOrigin origin = {.where = where, .err = err};
+    TRY(value_set_text(&set->table[i], field_of(set, i), set->table[i].key, text, &origin));
+    set_source(set, i, ORIGIN_DERIVED, where);
+    return OK;
+}
+
+ErrorCode options_derive(OptionSet *set, const char *key, const char *text, const char *where, Error *err) {
+    size_t i = find_option(set, key);
+    CHECK(i != SIZE_MAX);
+    return derive(set, i, text, where, err);
+}
+
+ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from, size_t size, bool given,
+                              const char *where, Error *err) {
+    ErrorCode code = OK;
+    Text has = {0}, gets = {0};
+    const size_t first = (size_t)((const char *)part - (const char *)set->target);
+    for (size_t i = 0; i < set->count && code == OK; i++) {
+        const Option *o = &set->table[i];
+        if (o->offset < first || o->offset >= first + size) continue;
+        if (!given && set->sources[i].origin == ORIGIN_GIVEN) continue;
+        text_clear(&has);
+        text_clear(&gets);
+        value_write(o, field_of(set, i), &has);
+        value_write(o, (const char *)from + o->offset - first, &gets);
+        if (strcmp(has.data, gets.data) != 0) code = derive(set, i, gets.data, where, err);
+    }
+    text_free(&has);
+    text_free(&gets);
+    return code;
+}
+
+ErrorCode options_follow(OptionSet *set, Error *err) {
+    ErrorCode code = OK;
+    Text value = {0}, where = {0};
+    for (size_t i = 0; i < set->count && code == OK; i++) {
+        const char *leader = set->table[i].follows;
+        if (!leader || *(const int64_t *)field_of(set, i) != 0) continue;
+        text_clear(&value);
+        text_clear(&where);
+        options_write_value(set, leader, &value);
+        text_printf(&where, "derived from %s", leader);
+        code = derive(set, i, value.data, where.data, err);
+    }
+    text_free(&value);
+    text_free(&where);
+    return code;
+}
+
+/* ---- two sets beside each other ---- */
+
+void options_compare(const OptionSet *a, const OptionSet *b,
+                     void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
+                     void *context) {
+    Text in_a = {0}, in_b = {0};
+    CHECK(a->table == b->table);
+    for (size_t i = 0; i < a->count; i++) {
+        text_clear(&in_a);
+        text_clear(&in_b);
+        value_write(&a->table[i], field_of(a, i), &in_a);
+        value_write(&b->table[i], field_of(b, i), &in_b);
+        if (strcmp(in_a.data, in_b.data) != 0) differs(context, &a->table[i], in_a.data, in_b.data);
+    }
+    text_free(&in_a);
+    text_free(&in_b);
 }
 
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) {
@@ -142,11 +218,11 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
         TRY(value_set(&set->table[option], field_of(set, option), path, value, origin));
         Text where = {0};
         text_printf(&where, "%s:%d", origin->where, line);
-        set_source(set, option, where.data);
+        set_source(set, option, ORIGIN_GIVEN, where.data);
         text_free(&where);
         return OK;
     }
-    if (!is_section(set, path)) return unknown_key(set, path, line, column, origin);
+    if (!is_section(set, path)) return origin->written ? OK : unknown_key(set, path, line, column, origin);
     if (value->kind == YAML_NODE_MAP) return apply_section(set, path, value, origin);
     if (value->kind == YAML_NODE_SCALAR && !value->quoted && !*value->text) return OK;
     return value_fail(origin, value->line, value->column, path,
@@ -174,6 +250,19 @@ ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *
         return error_set(err, ERR_CONFIG, "%s:%d:%d: expected sections with keys, found %s", name, root->line,
                          root->column, value_describe(root, found));
     return apply_section(set, "", root, &origin);
+}
+
+ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err) {
+    YamlNode *root;
+    char found[128];
+    const ValueOrigin origin = {.where = where, .has_lines = true, .written = true, .err = err};
+    TRY(yaml_tree_parse(where, yaml, strlen(yaml), &root, err));
+    ErrorCode code = root->kind == YAML_NODE_MAP
+                         ? apply_section(set, "", root, &origin)
+                         : error_set(err, ERR_CONFIG, "%s: expected sections with keys, found %s", where,
+                                     value_describe(root, found));
+    yaml_tree_free(root);
+    return code;
 }
 
 ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err) {
@@ -208,7 +297,7 @@ ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *
     ErrorCode code;
     if (i != SIZE_MAX) {
         code = value_set_text(&set->table[i], field_of(set, i), key.data, value, &origin);
-        if (code == OK) set_source(set, i, "command line");
+        if (code == OK) set_source(set, i, ORIGIN_GIVEN, "command line");
     } else if (is_section(set, key.data)) {
         code = value_fail(&origin, 0, 0, key.data,
                           "this is a section; name one of its keys, as in %s.key=value", key.data);

@@ -41,9 +41,26 @@ typedef struct ObjectList {
     char *items; /* count * item_size bytes */
 } ObjectList;
 
+/* What a run does with another value of a key than it began with: what changing the key changes, in a run that
+ * goes on from what it saved. */
+typedef enum OptionEffect {
+    EFFECT_UNKNOWN,  /* nobody asks this table */
+    EFFECT_NOTHING,  /* the bits of the run go on */
+    EFFECT_START,    /* the same: the key is read when a run begins, and never again */
+    EFFECT_MEASURES, /* the run goes on, other figures of it are taken: said */
+    EFFECT_SUMS,    /* last bits at most, where it changes in which order sums are taken: said when it does */
+    EFFECT_BITS,    /* last bits: said */
+    EFFECT_CONTENT, /* names what is compared by what it holds */
+    EFFECT_CURVE,   /* another curve from here on: refused, or allowed by name and said */
+    EFFECT_RUN,     /* another run: refused */
+} OptionEffect;
+
 typedef struct Option {
     const char *key; /* "section.name"; in an item table just "name" */
     OptionType type;
+    OptionEffect effect;
+    bool local;          /* ranks of one run may differ in it */
+    const char *follows; /* OPT_INT: 0 means the value of that key */
     size_t offset;
     const char *fallback;      /* default, as it would be written in YAML; "" for an empty string or list */
     double min, max;           /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means no bounds */
@@ -55,9 +72,12 @@ typedef struct Option {
     const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */
 } Option;
 
+typedef enum OptionOrigin { ORIGIN_DEFAULT, ORIGIN_GIVEN, ORIGIN_DERIVED } OptionOrigin;
+
 /* Where each value came from, parallel to the table. */
 typedef struct OptionSource {
-    char *where; /* "default", "demo.yaml:12", "command line"; owned */
+    OptionOrigin origin;
+    char *where; /* "default", "demo.yaml:12", "command line", "derived from train.steps"; owned */
 } OptionSource;
 
 typedef struct OptionSet {
@@ -74,9 +94,26 @@ ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *
 ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err);
 /* "section.key=value"; lists in YAML flow form: data.sources=[a.txt, {path: b.txt, weight: 2}]. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err);
+/* A value that follows from others, which `where` names: "derived from ...". What was given gives way. */
+ErrorCode options_derive(OptionSet *set, const char *key, const char *text, const char *where, Error *err);
+/* Derives every key whose field lies in `part`, a struct inside the target, and has another value in `from`,
+ * one like it of `size` bytes. Keys that were given keep their value, unless `given` gives way too. */
+ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from, size_t size, bool given,
+                              const char *where, Error *err);
+/* Derives the keys that follow others, where they are 0. */
+ErrorCode options_follow(OptionSet *set, Error *err);
+/* What options_write_yaml wrote, by this version or another: keys that the table does not have are passed
+ * over. */
+ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err);
 /* Refuses, as `where`, a key that is none of the table's, with the nearest name. */
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
+/* One value on a line, as options_write_yaml writes it; `key` is one of the table. */
+void options_write_value(const OptionSet *set, const char *key, Text *out);
+/* Calls `differs` for every key whose values are not the same: two sets of one table. */
+void options_compare(const OptionSet *a, const OptionSet *b,
+                     void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
+                     void *context);
 /* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it.
  */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...)
@@ -88,6 +125,8 @@ void options_free(OptionSet *set); /* frees owned fields of target and the sourc
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);
 /* Help: one line an option (key, type or choices, default, help), grouped by section, wrapped at `width`. */
 void options_write_help(const Option *table, Text *out, int width);
+/* What another value of the key does, in a few words: "another curve"; NULL where there is nothing to say. */
+const char *options_effect_name(OptionEffect effect);
 /* SHA-256 (hex) over the values of the keys for which keep(key) is true (all when keep is NULL). */
 void options_digest(const OptionSet *set, bool (*keep)(const char *key), char out[65]);
 /* Name of a choice by its index. */

@@ -136,12 +136,28 @@ static void wrap(Text *out, const char *words, size_t indent, size_t column, siz
     text_puts(out, "\n");
 }
 
-/* "(0 to 10; default 0.0003)" after the help sentence. */
+const char *options_effect_name(OptionEffect effect) {
+    switch (effect) {
+    case EFFECT_UNKNOWN:
+    case EFFECT_NOTHING: return NULL;
+    case EFFECT_START: return "read at the start only";
+    case EFFECT_MEASURES: return "other figures";
+    case EFFECT_SUMS: return "last bits at most";
+    case EFFECT_BITS: return "last bits";
+    case EFFECT_CONTENT: return "compared by content";
+    case EFFECT_CURVE: return "another curve";
+    case EFFECT_RUN: return "another run";
+    }
+    return NULL;
+}
+
+/* "(0 to 10; default 0.0003; on resume: another curve)" after the help sentence. */
 static void add_facts(const Option *o, Text *out) {
     char low[32], high[32];
     const bool bounded = (o->type == OPT_INT || o->type == OPT_DOUBLE) && (o->min != 0 || o->max != 0);
+    const char *effect = options_effect_name(o->effect), *gap = "";
     const bool has_default = *o->fallback != 0;
-    if (!bounded && !has_default) return;
+    if (!bounded && !has_default && !effect) return;
     text_puts(out, " (");
     if (bounded) {
         text_double(o->min, low);
@@ -152,8 +168,10 @@ static void add_facts(const Option *o, Text *out) {
             text_printf(out, "at most %s", high);
         else
             text_printf(out, "%s to %s", low, high);
+        gap = "; ";
     }
-    if (has_default) text_printf(out, "%sdefault %s", bounded ? "; " : "", o->fallback);
+    if (has_default) text_printf(out, "%sdefault %s", gap, o->fallback), gap = "; ";
+    if (effect) text_printf(out, "%son resume: %s", gap, effect);
     text_puts(out, ")");
 }
 

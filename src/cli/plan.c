@@ -91,11 +91,11 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
-static ErrorCode shape_of(Config *c, Error *err) {
+static ErrorCode shape_of(Config *c, OptionSet *set, Error *err) {
     if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
     Tokenizer *tokenizer;
     TRY(tokenizer_open(&tokenizer, c->data.tokenizer, err));
-    ErrorCode code = setup_shape(c, tokenizer, err);
+    ErrorCode code = setup_shape(c, set, tokenizer, err);
     tokenizer_free(tokenizer);
     return code;
 }
@@ -213,7 +213,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(read_request(args, &q, err));
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_model, err);
-    if (code == OK) code = shape_of(&c, err);
+    if (code == OK) code = shape_of(&c, &set, err);
     if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
         if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;

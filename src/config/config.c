@@ -12,6 +12,8 @@
 #define AT(field) offsetof(Config, field)
 #define IN(field) offsetof(DataSource, field)
 
+enum { MOST_MICROBATCHES = 1000000 }; /* of a step, on a rank: programs have an action for each */
+
 static const Option source_options[] = {
     {.key = "path",
      .type = OPT_STRING,
@@ -48,12 +50,14 @@ static const Option source_options[] = {
 const Option config_options[] = {
     {.key = "run.dir",
      .type = OPT_STRING,
+     .effect = EFFECT_NOTHING,
      .offset = AT(run.dir),
      .fallback = "runs/run",
      .required = true,
      .help = "Run directory: all that a run writes."},
     {.key = "run.seed",
      .type = OPT_INT,
+     .effect = EFFECT_START,
      .offset = AT(run.seed),
      .fallback = "42",
      .min = 0,
@@ -61,6 +65,8 @@ const Option config_options[] = {
      .help = "Seed of the initial weights."},
     {.key = "run.threads",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
+     .local = true,
      .offset = AT(run.threads),
      .fallback = "0",
      .min = 0,
@@ -68,18 +74,22 @@ const Option config_options[] = {
      .help = "Threads; 0 means one per core. Results do not depend on it."},
     {.key = "run.device",
      .type = OPT_CHOICE,
+     .effect = EFFECT_BITS,
+     .local = true,
      .offset = AT(run.device),
      .fallback = "auto",
      .choices = DEVICE_KINDS,
      .help = "Kernels; auto: the best that the processor runs."},
     {.key = "run.overwrite",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(run.overwrite),
      .fallback = "false",
      .help =
          "Start anew in a directory that already holds a run, whose records and checkpoints are removed."},
     {.key = "run.allow_changes",
      .type = OPT_STRINGS,
+     .effect = EFFECT_NOTHING,
      .offset = AT(run.allow_changes),
      .fallback = "",
      .help =
@@ -87,11 +97,13 @@ const Option config_options[] = {
 
     {.key = "model.config",
      .type = OPT_STRING,
+     .effect = EFFECT_START,
      .offset = AT(model.config),
      .fallback = "",
      .help = "A Hugging Face config.json to take the shape from; keys given here win."},
     {.key = "model.vocab_size",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.vocab_size),
      .fallback = "0",
      .min = 0,
@@ -99,6 +111,7 @@ const Option config_options[] = {
      .help = "Rows of the embedding; 0 means the tokenizer's size."},
     {.key = "model.hidden_size",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.hidden_size),
      .fallback = "256",
      .min = 1,
@@ -106,6 +119,7 @@ const Option config_options[] = {
      .help = "Width."},
     {.key = "model.intermediate_size",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.intermediate_size),
      .fallback = "768",
      .min = 1,
@@ -113,6 +127,7 @@ const Option config_options[] = {
      .help = "Width of the MLP."},
     {.key = "model.num_hidden_layers",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.num_hidden_layers),
      .fallback = "6",
      .min = 1,
@@ -120,6 +135,7 @@ const Option config_options[] = {
      .help = "Transformer blocks."},
     {.key = "model.num_attention_heads",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.num_attention_heads),
      .fallback = "8",
      .min = 1,
@@ -127,6 +143,7 @@ const Option config_options[] = {
      .help = "Query heads."},
     {.key = "model.num_key_value_heads",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.num_key_value_heads),
      .fallback = "0",
      .min = 0,
@@ -134,6 +151,7 @@ const Option config_options[] = {
      .help = "Key and value heads; 0 means as many as query heads."},
     {.key = "model.head_dim",
      .type = OPT_INT,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.head_dim),
      .fallback = "0",
      .min = 0,
@@ -141,6 +159,8 @@ const Option config_options[] = {
      .help = "Size of a head; 0 means hidden_size / num_attention_heads."},
     {.key = "model.max_position_embeddings",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
+     .follows = "train.context",
      .offset = AT(model.shape.max_position_embeddings),
      .fallback = "0",
      .min = 0,
@@ -148,6 +168,7 @@ const Option config_options[] = {
      .help = "Longest sequence the model is for; 0 means train.context."},
     {.key = "model.rms_norm_eps",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(model.shape.rms_norm_eps),
      .fallback = "1e-5",
      .min = 0,
@@ -155,6 +176,7 @@ const Option config_options[] = {
      .help = "Added to the mean square."},
     {.key = "model.rope_theta",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(model.shape.rope_theta),
      .fallback = "10000",
      .min = 1,
@@ -162,6 +184,7 @@ const Option config_options[] = {
      .help = "Base of the rotary frequencies."},
     {.key = "model.rope_factor",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(model.shape.rope_scaling.factor),
      .fallback = "1",
      .min = 1,
@@ -169,6 +192,7 @@ const Option config_options[] = {
      .help = "Llama 3.1 frequency scaling; 1 means none."},
     {.key = "model.rope_low_freq_factor",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(model.shape.rope_scaling.low_freq_factor),
      .fallback = "1",
      .min = 0,
@@ -176,6 +200,7 @@ const Option config_options[] = {
      .help = "Llama 3.1 frequency scaling."},
     {.key = "model.rope_high_freq_factor",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(model.shape.rope_scaling.high_freq_factor),
      .fallback = "4",
      .min = 0,
@@ -183,28 +208,33 @@ const Option config_options[] = {
      .help = "Llama 3.1 frequency scaling."},
     {.key = "model.rope_original_positions",
      .type = OPT_INT,
+     .effect = EFFECT_CURVE,
      .offset = AT(model.shape.rope_scaling.original_max_position_embeddings),
      .fallback = "8192",
-     .min = 1,
+     .min = 0,
      .max = MODEL_MAX_POSITIONS,
      .help = "Llama 3.1 frequency scaling."},
     {.key = "model.tie_word_embeddings",
      .type = OPT_BOOL,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.tie_word_embeddings),
      .fallback = "false",
      .help = "The head reads the embedding."},
     {.key = "model.attention_bias",
      .type = OPT_BOOL,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.attention_bias),
      .fallback = "false",
      .help = "Biases on q, k, v, o."},
     {.key = "model.mlp_bias",
      .type = OPT_BOOL,
+     .effect = EFFECT_RUN,
      .offset = AT(model.shape.mlp_bias),
      .fallback = "false",
      .help = "Biases on gate, up, down."},
     {.key = "model.init",
      .type = OPT_STRING,
+     .effect = EFFECT_START,
      .offset = AT(model.init),
      .fallback = "",
      .help = "A Llama-family Hugging Face directory, checkpoint or run to take shape and weights from; empty "
@@ -212,12 +242,14 @@ const Option config_options[] = {
              "weights."},
     {.key = "model.initialiser",
      .type = OPT_CHOICE,
+     .effect = EFFECT_START,
      .offset = AT(model.initialiser),
      .fallback = "torchtitan",
      .choices = "normal|torchtitan|lingua",
      .help = "Random weights; a function of (seed, name, element) alone."},
     {.key = "model.init_std",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_START,
      .offset = AT(model.init_std),
      .fallback = "0.02",
      .min = 0,
@@ -226,6 +258,7 @@ const Option config_options[] = {
 
     {.key = "data.sources",
      .type = OPT_LIST,
+     .effect = EFFECT_CONTENT,
      .offset = AT(data.sources),
      .fallback = "",
      .item = source_options,
@@ -233,6 +266,7 @@ const Option config_options[] = {
      .help = "What to train on: paths, or maps of path, weight, format, key, split."},
     {.key = "data.validation",
      .type = OPT_LIST,
+     .effect = EFFECT_MEASURES,
      .offset = AT(data.validation_sources),
      .fallback = "",
      .item = source_options,
@@ -240,6 +274,7 @@ const Option config_options[] = {
      .help = "What to validate on; empty: validation_fraction of the sources."},
     {.key = "data.validation_fraction",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(data.validation_fraction),
      .fallback = "0",
      .min = 0,
@@ -247,38 +282,46 @@ const Option config_options[] = {
      .help = "Share of each source kept out of training for validation."},
     {.key = "data.tokenizer",
      .type = OPT_STRING,
+     .effect = EFFECT_CONTENT,
      .offset = AT(data.tokenizer),
      .fallback = "bytes",
      .help = "bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."},
     {.key = "data.cache_dir",
      .type = OPT_STRING,
+     .effect = EFFECT_NOTHING,
+     .local = true,
      .offset = AT(data.cache_dir),
      .fallback = ".weft-cache",
      .required = true,
      .help = "Where token caches are kept."},
     {.key = "data.weights",
      .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
      .offset = AT(data.weights),
      .fallback = "tokens",
      .choices = "tokens|documents",
      .help = "What the weights of sources are shares of."},
     {.key = "data.document_mask",
      .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
      .offset = AT(data.document_mask),
      .fallback = "false",
      .help = "Positions restart and attention stays inside documents."},
     {.key = "data.add_bos",
      .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
      .offset = AT(data.add_bos),
      .fallback = "true",
      .help = "Begin each document with the tokenizer's BOS, if any."},
     {.key = "data.add_eos",
      .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
      .offset = AT(data.add_eos),
      .fallback = "true",
      .help = "End each document with the tokenizer's EOS, if any."},
     {.key = "data.seed",
      .type = OPT_INT,
+     .effect = EFFECT_CURVE,
      .offset = AT(data.seed),
      .fallback = "42",
      .min = 0,
@@ -286,11 +329,14 @@ const Option config_options[] = {
      .help = "Seed of the order of samples."},
     {.key = "data.audit",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(data.audit),
      .fallback = "false",
      .help = "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."},
     {.key = "data.prefetch",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
+     .local = true,
      .offset = AT(data.prefetch),
      .fallback = "4",
      .min = 1,
@@ -299,6 +345,7 @@ const Option config_options[] = {
 
     {.key = "train.steps",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(train.steps),
      .fallback = "1000",
      .min = 1,
@@ -306,6 +353,7 @@ const Option config_options[] = {
      .help = "Optimizer steps."},
     {.key = "train.context",
      .type = OPT_INT,
+     .effect = EFFECT_CURVE,
      .offset = AT(train.context),
      .fallback = "512",
      .min = 1,
@@ -313,6 +361,7 @@ const Option config_options[] = {
      .help = "Tokens of a sequence."},
     {.key = "train.microbatch",
      .type = OPT_INT,
+     .effect = EFFECT_BITS,
      .offset = AT(train.microbatch),
      .fallback = "0",
      .min = 0,
@@ -320,6 +369,7 @@ const Option config_options[] = {
      .help = "Sequences of a microbatch; 0 means about 2,048 tokens."},
     {.key = "train.tokens_per_step",
      .type = OPT_INT,
+     .effect = EFFECT_CURVE,
      .offset = AT(train.tokens_per_step),
      .fallback = "0",
      .min = 0,
@@ -327,18 +377,21 @@ const Option config_options[] = {
      .help = "Tokens of an optimizer step; 0 means one microbatch. More accumulate gradients."},
     {.key = "train.compute",
      .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
      .offset = AT(train.compute),
      .fallback = "auto",
      .choices = "auto|bf16|fp32",
      .help = "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."},
     {.key = "train.recompute",
      .type = OPT_CHOICE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(train.recompute),
      .fallback = "none",
      .choices = "none|selective|full",
      .help = "What the backward pass makes again instead of keeping."},
     {.key = "train.loss_rows",
      .type = OPT_INT,
+     .effect = EFFECT_BITS,
      .offset = AT(train.loss_rows),
      .fallback = "0",
      .min = 0,
@@ -346,11 +399,13 @@ const Option config_options[] = {
      .help = "Tokens whose logits exist at a time; 0 means chosen by the vocabulary."},
     {.key = "train.split_backward",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(train.split_backward),
      .fallback = "false",
      .help = "Run the input and weight halves of the backward pass apart; same bits."},
     {.key = "train.stop_after_bad",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(train.stop_after_bad),
      .fallback = "5",
      .min = 1,
@@ -359,6 +414,7 @@ const Option config_options[] = {
 
     {.key = "train.numerics",
      .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
      .offset = AT(train.numerics),
      .fallback = "fast",
      .choices = "fast|exact",
@@ -367,6 +423,7 @@ const Option config_options[] = {
              "shared out among ranks and accumulation; another train.microbatch makes other bits."},
     {.key = "train.gradient_sync",
      .type = OPT_CHOICE,
+     .effect = EFFECT_SUMS,
      .offset = AT(train.gradient_sync),
      .fallback = "step",
      .choices = "step|microbatch|replica",
@@ -375,6 +432,7 @@ const Option config_options[] = {
              "once a microbatch and over dp_replicate once a step."},
     {.key = "train.reshard_after_forward",
      .type = OPT_CHOICE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(train.reshard),
      .fallback = "auto",
      .choices = "auto|always|never",
@@ -384,6 +442,7 @@ const Option config_options[] = {
 
     {.key = "mesh.pp",
      .type = OPT_INT,
+     .effect = EFFECT_SUMS,
      .offset = AT(mesh.pp),
      .fallback = "1",
      .min = 1,
@@ -391,6 +450,7 @@ const Option config_options[] = {
      .help = "Pipeline ranks."},
     {.key = "mesh.dp_replicate",
      .type = OPT_INT,
+     .effect = EFFECT_SUMS,
      .offset = AT(mesh.dp_replicate),
      .fallback = "1",
      .min = 1,
@@ -399,6 +459,7 @@ const Option config_options[] = {
              "of HSDP."},
     {.key = "mesh.dp_shard",
      .type = OPT_INT,
+     .effect = EFFECT_SUMS,
      .offset = AT(mesh.dp_shard),
      .fallback = "-1",
      .min = -1,
@@ -407,6 +468,7 @@ const Option config_options[] = {
              "are left."},
     {.key = "mesh.cp",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(mesh.cp),
      .fallback = "1",
      .min = 1,
@@ -414,6 +476,7 @@ const Option config_options[] = {
      .help = "Context-parallel ranks; more than 1 is not there yet."},
     {.key = "mesh.tp",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(mesh.tp),
      .fallback = "1",
      .min = 1,
@@ -421,6 +484,7 @@ const Option config_options[] = {
      .help = "Tensor-parallel ranks; more than 1 is not there yet."},
     {.key = "mesh.ep",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(mesh.ep),
      .fallback = "1",
      .min = 1,
@@ -428,12 +492,15 @@ const Option config_options[] = {
      .help = "Expert-parallel ranks; more than 1 is not there yet."},
     {.key = "comm.progress_thread",
      .type = OPT_CHOICE,
+     .effect = EFFECT_NOTHING,
+     .local = true,
      .offset = AT(comm.progress_thread),
      .fallback = "auto",
      .choices = "auto|true|false",
      .help = "A thread that moves messages while the others compute; auto: where a core is left for it."},
     {.key = "comm.watchdog_s",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(comm.watchdog_s),
      .fallback = "600",
      .min = 0,
@@ -443,6 +510,7 @@ const Option config_options[] = {
 
     {.key = "pipeline.schedule",
      .type = OPT_STRING,
+     .effect = EFFECT_SUMS,
      .offset = AT(pipeline.schedule),
      .fallback = "1f1b",
      .help = "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zero_bubble, zbv, "
@@ -450,6 +518,7 @@ const Option config_options[] = {
              "compute actions."},
     {.key = "pipeline.microbatches",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.microbatches),
      .fallback = "0",
      .min = 0,
@@ -458,6 +527,7 @@ const Option config_options[] = {
              "train.microbatch make."},
     {.key = "pipeline.split",
      .type = OPT_STRINGS,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.split),
      .fallback = "[auto]",
      .instead = "the number of layers of a stage is pipeline.layers_per_stage",
@@ -465,6 +535,7 @@ const Option config_options[] = {
              "[layers.4, layers.8]."},
     {.key = "pipeline.layers_per_stage",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.layers_per_stage),
      .fallback = "0",
      .min = 0,
@@ -473,6 +544,7 @@ const Option config_options[] = {
          "At most this many layers a stage, by the uniform rule; 0: as many stages as the schedule wants."},
     {.key = "pipeline.stages_per_rank",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.stages_per_rank),
      .fallback = "0",
      .min = 0,
@@ -480,6 +552,7 @@ const Option config_options[] = {
      .help = "For schedules that take several; 0: 1, or 2 for those made for more."},
     {.key = "pipeline.first_stage_less_layers",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.first_stage_less),
      .fallback = "1",
      .min = 0,
@@ -487,6 +560,7 @@ const Option config_options[] = {
      .help = "Uniform split: layers that the embedding counts as."},
     {.key = "pipeline.last_stage_less_layers",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.last_stage_less),
      .fallback = "1",
      .min = 0,
@@ -494,6 +568,7 @@ const Option config_options[] = {
      .help = "Uniform split: layers that the norm and the head count as."},
     {.key = "pipeline.memory_gib",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(pipeline.memory_gib),
      .fallback = "0",
      .min = 0,
@@ -504,6 +579,7 @@ const Option config_options[] = {
 
     {.key = "optimizer.lr",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.lr),
      .fallback = "3e-4",
      .min = 0,
@@ -511,6 +587,7 @@ const Option config_options[] = {
      .help = "Peak learning rate."},
     {.key = "optimizer.beta1",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.beta1),
      .fallback = "0.9",
      .min = 0,
@@ -518,6 +595,7 @@ const Option config_options[] = {
      .help = "AdamW."},
     {.key = "optimizer.beta2",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.beta2),
      .fallback = "0.95",
      .min = 0,
@@ -525,6 +603,7 @@ const Option config_options[] = {
      .help = "AdamW."},
     {.key = "optimizer.eps",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.eps),
      .fallback = "1e-8",
      .min = 1e-30,
@@ -532,6 +611,7 @@ const Option config_options[] = {
      .help = "AdamW."},
     {.key = "optimizer.weight_decay",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.weight_decay),
      .fallback = "0.1",
      .min = 0,
@@ -539,12 +619,14 @@ const Option config_options[] = {
      .help = "AdamW, decoupled."},
     {.key = "optimizer.decay",
      .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.decay),
      .fallback = "matrices",
      .choices = "matrices|all",
      .help = "Which parameters decay: matrices only, or norms and biases too."},
     {.key = "optimizer.clip",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.clip),
      .fallback = "1",
      .min = 0,
@@ -552,6 +634,7 @@ const Option config_options[] = {
      .help = "Largest gradient norm; 0 means no clipping."},
     {.key = "optimizer.clip_norm",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(optimizer.clip_norm),
      .fallback = "2",
      .min = 1,
@@ -560,6 +643,7 @@ const Option config_options[] = {
 
     {.key = "schedule.kind",
      .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.kind),
      .fallback = "cosine",
      .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|lingua_linear|lingua_cosine|lingua_wsd|lingua_"
@@ -567,6 +651,7 @@ const Option config_options[] = {
      .help = "Shape after the warmup. The lingua_ ones are Lingua's formulas, cosine right at its end."},
     {.key = "schedule.warmup_steps",
      .type = OPT_INT,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.warmup_steps),
      .fallback = "200",
      .min = 0,
@@ -574,6 +659,8 @@ const Option config_options[] = {
      .help = "Linear warmup."},
     {.key = "schedule.total_steps",
      .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .follows = "train.steps",
      .offset = AT(schedule.total_steps),
      .fallback = "0",
      .min = 0,
@@ -581,6 +668,7 @@ const Option config_options[] = {
      .help = "Length of the schedule; 0 means train.steps."},
     {.key = "schedule.decay_ratio",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.decay_ratio),
      .fallback = "-1",
      .min = -1,
@@ -588,6 +676,7 @@ const Option config_options[] = {
      .help = "Share of the steps that decay, at the end; -1 means all after the warmup (wsd: 0.1)."},
     {.key = "schedule.min_factor",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.min_factor),
      .fallback = "0",
      .min = 0,
@@ -595,6 +684,7 @@ const Option config_options[] = {
      .help = "Lowest learning rate, as a share of the peak."},
     {.key = "schedule.exponent",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.exponent),
      .fallback = "0.5",
      .min = 0,
@@ -602,6 +692,7 @@ const Option config_options[] = {
      .help = "inverse_sqrt: exponent of warmup / step."},
     {.key = "schedule.cycle_length",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.cycle_length),
      .fallback = "1",
      .min = 1e-6,
@@ -609,6 +700,7 @@ const Option config_options[] = {
      .help = "lingua_cosine, lingua_wsd: share of the steps in a cycle."},
     {.key = "schedule.theta",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
      .offset = AT(schedule.theta),
      .fallback = "1",
      .min = 1e-6,
@@ -617,6 +709,7 @@ const Option config_options[] = {
 
     {.key = "validation.every",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(validation.every),
      .fallback = "0",
      .min = 0,
@@ -624,6 +717,7 @@ const Option config_options[] = {
      .help = "Steps between validations; 0 means at the end only."},
     {.key = "validation.samples",
      .type = OPT_INT,
+     .effect = EFFECT_MEASURES,
      .offset = AT(validation.samples),
      .fallback = "0",
      .min = 0,
@@ -632,6 +726,7 @@ const Option config_options[] = {
 
     {.key = "checkpoint.every",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(checkpoint.every),
      .fallback = "500",
      .min = 0,
@@ -639,6 +734,7 @@ const Option config_options[] = {
      .help = "Steps between checkpoints; 0 means at the end only."},
     {.key = "checkpoint.keep",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(checkpoint.keep),
      .fallback = "2",
      .min = 2,
@@ -646,6 +742,7 @@ const Option config_options[] = {
      .help = "Newest checkpoints kept."},
     {.key = "checkpoint.keep_every",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(checkpoint.keep_every),
      .fallback = "0",
      .min = 0,
@@ -653,6 +750,7 @@ const Option config_options[] = {
      .help = "Checkpoints at multiples of this step are kept for good; 0 means none."},
     {.key = "checkpoint.dtype",
      .type = OPT_CHOICE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(checkpoint.dtype),
      .fallback = "fp32",
      .choices = "fp32|bf16",
@@ -660,11 +758,13 @@ const Option config_options[] = {
              "exact."},
     {.key = "checkpoint.last_weights_only",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(checkpoint.last_weights_only),
      .fallback = "false",
      .help = "The last checkpoint holds no optimizer: smaller, but the run cannot go on from it."},
     {.key = "checkpoint.mttf_hours",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(checkpoint.mttf_hours),
      .fallback = "24",
      .min = 0,
@@ -674,6 +774,7 @@ const Option config_options[] = {
 
     {.key = "metrics.log_freq",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.log_freq),
      .fallback = "10",
      .min = 1,
@@ -681,11 +782,13 @@ const Option config_options[] = {
      .help = "Steps between log lines."},
     {.key = "metrics.tensorboard",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.tensorboard),
      .fallback = "true",
      .help = "Write TensorBoard events."},
     {.key = "metrics.spike",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.spike),
      .fallback = "8",
      .min = 0,
@@ -693,16 +796,19 @@ const Option config_options[] = {
      .help = "Robust deviations of loss or gradient norm that are marked as a spike; 0 marks none."},
     {.key = "metrics.log_ranks",
      .type = OPT_STRINGS,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.log_ranks),
      .fallback = "[0]",
      .help = "Ranks whose lines are printed; the lines begin with [rank N], unless only rank 0 is named."},
     {.key = "metrics.all_ranks",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.all_ranks),
      .fallback = "false",
      .help = "Keep a metrics file for each rank: metrics-00001.jsonl and so on, beside that of rank 0."},
     {.key = "metrics.trace",
      .type = OPT_STRING,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.trace),
      .fallback = "",
      .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a "
@@ -710,12 +816,14 @@ const Option config_options[] = {
              "planned beside measured."},
     {.key = "metrics.profile",
      .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
      .offset = AT(metrics.profile),
      .fallback = "false",
      .help = "Print where the time of the steps went, by operation."},
 
     {.key = "check.replicas_every",
      .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
      .offset = AT(check.replicas_every),
      .fallback = "100",
      .min = 0,
@@ -726,6 +834,7 @@ const Option config_options[] = {
 
     {.key = "restart.backoff_s",
      .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
      .offset = AT(restart.backoff_s),
      .fallback = "1",
      .min = 0,
@@ -766,35 +875,17 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
 }
 
 /* A key from config.json counts unless the run's own configuration gives it. */
-static ErrorCode take_shape(Config *c, const OptionSet *set, const char *path, ModelConfig *own, Error *err) {
-    ModelConfig shape, given = c->model.shape;
-    TRY(model_config_read(&shape, path, err));
-    *own = shape;
-#define KEEP(field, key) \
-    if (options_is_set(set, "model." key)) shape.field = given.field
-    KEEP(vocab_size, "vocab_size");
-    KEEP(hidden_size, "hidden_size");
-    KEEP(intermediate_size, "intermediate_size");
-    KEEP(num_hidden_layers, "num_hidden_layers");
-    KEEP(num_attention_heads, "num_attention_heads");
-    KEEP(num_key_value_heads, "num_key_value_heads");
-    KEEP(head_dim, "head_dim");
-    KEEP(max_position_embeddings, "max_position_embeddings");
-    KEEP(rms_norm_eps, "rms_norm_eps");
-    KEEP(rope_theta, "rope_theta");
-    KEEP(rope_scaling.factor, "rope_factor");
-    KEEP(rope_scaling.low_freq_factor, "rope_low_freq_factor");
-    KEEP(rope_scaling.high_freq_factor, "rope_high_freq_factor");
-    KEEP(rope_scaling.original_max_position_embeddings, "rope_original_positions");
-    KEEP(tie_word_embeddings, "tie_word_embeddings");
-    KEEP(attention_bias, "attention_bias");
-    KEEP(mlp_bias, "mlp_bias");
-#undef KEEP
-    c->model.shape = shape;
-    return OK;
+static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelConfig *own, Error *err) {
+    ModelConfig *shape = &c->model.shape;
+    char where[512];
+    TRY(model_config_read(own, path, err));
+    shape->bos_token_id = own->bos_token_id;
+    shape->eos_token_id = own->eos_token_id;
+    error_escape(where, sizeof where, path, strlen(path));
+    return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
-static ErrorCode take_shape_of_model(Config *c, const OptionSet *set, FindModel find, Error *err) {
+static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, Error *err) {
     char *dir;
     ModelConfig own;
     TRY(find(c->model.init, &dir, err));
@@ -870,31 +961,6 @@ ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
     return OK;
 }
 
-ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
-                      const char *const *overrides, FindModel find, Error *err) {
-    memset(c, 0, sizeof *c);
-    TRY(options_init(set, config_options, c, err));
-    if (path) TRY(options_apply_file(set, path, err));
-    for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
-    TRY(check_ranks(&c->metrics.log_ranks, err));
-    TRY(check_trace(set, c->metrics.trace, err));
-    TRY(check_changes(set, &c->run.allow_changes, err));
-    c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
-    if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
-    if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
-    if (c->model.shape.max_position_embeddings == 0)
-        c->model.shape.max_position_embeddings = c->train.context;
-    if (c->train.context > c->model.shape.max_position_embeddings)
-        return error_set(err, ERR_CONFIG,
-                         "train.context is %lld but model.max_position_embeddings is %lld: lower the one or "
-                         "raise the other",
-                         (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
-    int64_t sequences, microbatches;
-    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is known.
-     */
-    return c->pipeline.microbatches ? OK : config_geometry(c, 1, &sequences, &microbatches, err);
-}
-
 /* Sequences of a microbatch when the user leaves it open: some 2,048 tokens, or what pipeline.microbatches
  * makes. The number of ranks matters only where that many do not fit, so that the curve does not depend on
  * it. */
@@ -908,25 +974,32 @@ static int64_t choose_sequences(const Config *c, int ranks) {
     return chosen;
 }
 
-ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
-    int64_t context = c->train.context, step = c->train.tokens_per_step, asked = c->pipeline.microbatches;
-    int64_t chosen = c->train.microbatch > 0 ? c->train.microbatch : choose_sequences(c, ranks);
-    int64_t unit = chosen * context * ranks;
+static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, int ranks, Error *err) {
+    int64_t unit = sequences * c->train.context * ranks, below = step / unit * unit;
+    char lower[40] = "";
+    if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
+    return error_set(err, ERR_CONFIG,
+                     "train.tokens_per_step is %lld, which microbatches of %lld sequences of %lld tokens on "
+                     "%d data-parallel ranks do not divide: %s%lld would",
+                     (long long)step, (long long)sequences, (long long)c->train.context, ranks, lower,
+                     (long long)(below + unit));
+}
+
+/* Into whole microbatches, however many. */
+static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches,
+                             Error *err) {
+    int64_t step = c->train.tokens_per_step, asked = c->pipeline.microbatches;
+    *sequences = c->train.microbatch > 0 ? c->train.microbatch : choose_sequences(c, ranks);
+    int64_t unit = *sequences * c->train.context * ranks;
     if (step == 0) step = unit * (asked > 0 ? asked : 1);
-    if (step % unit != 0) {
-        int64_t below = step / unit * unit;
-        char lower[40] = "";
-        if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
-        return error_set(err, ERR_CONFIG,
-                         "train.tokens_per_step is %lld, which microbatches of %lld sequences of %lld tokens "
-                         "on %d data-parallel "
-                         "ranks do not divide: %s%lld would",
-                         (long long)step, (long long)chosen, (long long)context, ranks, lower,
-                         (long long)(below + unit));
-    }
-    *sequences = chosen;
     *microbatches = step / unit;
-    if (*microbatches > 1000000)
+    return step % unit == 0 ? OK : refuse_step(c, step, *sequences, ranks, err);
+}
+
+ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
+    int64_t context = c->train.context, asked = c->pipeline.microbatches;
+    TRY(divide_step(c, ranks, sequences, microbatches, err));
+    if (*microbatches > MOST_MICROBATCHES)
         return error_set(err, ERR_CONFIG,
                          "train.tokens_per_step asks for %lld microbatches a step: at most 1,000,000",
                          (long long)*microbatches);
@@ -935,7 +1008,42 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
                          "pipeline.microbatches is %lld, but %lld tokens a step in microbatches of %lld "
                          "sequences of %lld tokens on "
                          "%d data-parallel ranks are %lld: leave one of them to weft (0)",
-                         (long long)asked, (long long)step, (long long)chosen, (long long)context, ranks,
-                         (long long)*microbatches);
+                         (long long)asked, (long long)(*sequences * *microbatches * context * ranks),
+                         (long long)*sequences, (long long)context, ranks, (long long)*microbatches);
     return OK;
+}
+
+/* Without scaling its other numbers say nothing, and are always the same. */
+static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
+    RopeScaling *rope = &c->model.shape.rope_scaling, none = ROPE_UNSCALED;
+    if (rope->factor > 1 || rope->factor < 1) return OK;
+    return options_derive_part(set, rope, &none, sizeof none, true, "derived from model.rope_factor", err);
+}
+
+ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
+    TRY(options_follow(set, err));
+    return derive_rope(c, set, err);
+}
+
+ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
+                      const char *const *overrides, FindModel find, Error *err) {
+    memset(c, 0, sizeof *c);
+    TRY(options_init(set, config_options, c, err));
+    if (path) TRY(options_apply_file(set, path, err));
+    for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
+    TRY(check_ranks(&c->metrics.log_ranks, err));
+    TRY(check_trace(set, c->metrics.trace, err));
+    TRY(check_changes(set, &c->run.allow_changes, err));
+    c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
+    if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
+    if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
+    TRY(config_derive(c, set, err));
+    if (c->train.context > c->model.shape.max_position_embeddings)
+        return error_set(err, ERR_CONFIG,
+                         "train.context is %lld but model.max_position_embeddings is %lld: lower the one or "
+                         "raise the other",
+                         (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
+    int64_t sequences, microbatches;
+    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is known. */
+    return c->pipeline.microbatches ? OK : divide_step(c, 1, &sequences, &microbatches, err);
 }

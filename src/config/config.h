@@ -28,6 +28,7 @@ typedef struct RunConfig {
     char *dir;                /* run directory: everything a run writes */
     int64_t seed;             /* of the initial weights */
     int64_t threads;          /* 0: one per core */
+    int64_t most_threads;     /* no key: of the rank that has most, once ranks have agreed; 0: threads */
     int device;               /* of DEVICE_KINDS */
     bool overwrite;           /* start anew in a directory that holds a run */
     StringList allow_changes; /* keys that may differ from the checkpoint's */
@@ -141,6 +142,9 @@ typedef ErrorCode (*FindModel)(const char *where, char **dir, Error *err);
  * vocab_size 0 stays 0 until the tokenizer is known. The caller frees the set with options_free. */
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
                       const char *const *overrides, FindModel find, Error *err);
+
+/* What follows from the keys alone, in c and its set: config_load has done it. */
+ErrorCode config_derive(Config *c, OptionSet *set, Error *err);
 
 /* The steps that are traced, metrics.trace; false: none. */
 bool config_traces(const Config *c, int64_t *first, int64_t *last);

@@ -89,8 +89,7 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
-    if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0)
-        c->rope_scaling = (RopeScaling){.factor = 1.0};
+    if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = ROPE_UNSCALED;
     TRY(check_sizes(c, where, err));
     TRY(check_divisions(c, where, err));
     TRY(check_numbers(c, where, err));
@@ -189,7 +188,7 @@ static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char
 static ErrorCode read_scaling(const cJSON *rope, const char *where, RopeScaling *out, Error *err) {
     const char *type = NULL;
     double partial = 1.0;
-    *out = (RopeScaling){.factor = 1.0};
+    *out = ROPE_UNSCALED;
     TRY(read_rope_type(rope, where, &type, err));
     TRY(json_get_double(rope, where, "partial_rotary_factor", false, &partial, err));
     if (!(partial >= 1.0 && partial <= 1.0))
@@ -217,7 +216,7 @@ static ErrorCode read_rope(ModelConfig *c, const cJSON *root, const char *where,
     const cJSON *old = member(root, "rope_scaling"), *new = member(root, "rope_parameters");
     RopeScaling scaling;
     double theta = DEFAULT_THETA;
-    c->rope_scaling = (RopeScaling){.factor = 1.0};
+    c->rope_scaling = ROPE_UNSCALED;
     c->rope_theta = DEFAULT_THETA;
     if ((old != NULL && !cJSON_IsObject(old)) || (new != NULL && !cJSON_IsObject(new)))
         return error_set(err, ERR_CONFIG, "%s: rope_scaling and rope_parameters must be objects", where);

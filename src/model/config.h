@@ -19,6 +19,7 @@ typedef struct RopeScaling {
     double factor, low_freq_factor, high_freq_factor;
     int64_t original_max_position_embeddings;
 } RopeScaling;
+#define ROPE_UNSCALED ((RopeScaling){1.0, 1.0, 4.0, 8192}) /* what stands there when there is none */
 
 typedef struct ModelConfig {
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,

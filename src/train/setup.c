@@ -1,6 +1,7 @@
 #include "train/setup.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -27,10 +28,20 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
                            err);
 }
 
-ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {
+static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
+    ModelConfig whole = c->model.shape;
+    TRY(model_config_complete(&whole, "model", err));
+    return options_derive_part(set, &c->model.shape, &whole, sizeof whole, true,
+                               "derived from other keys of model", err);
+}
+
+ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err) {
     ModelConfig *m = &c->model.shape;
     int64_t size = tokenizer_vocab_size(t);
-    if (m->vocab_size == 0) m->vocab_size = size;
+    char entries[24];
+    snprintf(entries, sizeof entries, "%lld", (long long)size);
+    if (m->vocab_size == 0)
+        TRY(options_derive(set, "model.vocab_size", entries, "derived from data.tokenizer", err));
     if (m->vocab_size < size)
         return error_set(
             err, ERR_CONFIG,
@@ -38,7 +49,7 @@ ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err) {
             (long long)m->vocab_size, c->data.tokenizer, (long long)size);
     m->bos_token_id = tokenizer_bos(t);
     m->eos_token_id = tokenizer_eos(t);
-    return model_config_complete(m, "model", err);
+    return complete_shape(c, set, err);
 }
 
 Dtype setup_compute(const Config *c, const Device *d) {

@@ -17,9 +17,9 @@ void setup_before_ranks(const Config *c, int ranks);
  * be NULL: one. Warns where they have more threads than cores and nobody said how to wait. The configuration
  * stays: all ranks must plan the same, and machines differ. */
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err);
-/* Shape of the model, completed by what the tokenizer says: vocabulary (when 0) and the ids of BOS and EOS.
- * Refuses a vocabulary that is smaller than the tokenizer's. */
-ErrorCode setup_shape(Config *c, const Tokenizer *t, Error *err);
+/* Shape of the model, completed, in c and its set: by what the tokenizer says, the vocabulary (when 0) and the
+ * ids of BOS and EOS, and by the shape itself. Refuses a vocabulary that is smaller than the tokenizer's. */
+ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);
 /* auto becomes bf16 where the device multiplies it natively, else fp32. */
 Dtype setup_compute(const Config *c, const Device *d);
 /* What rank `rank` of the layout runs. The layout must outlive the engine's planning. */

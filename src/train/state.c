@@ -19,127 +19,119 @@
 
 enum { MOST_NAMED = 6 };
 
-/* Keys whose change leaves the curve as it is. Sources are compared by the fingerprint of what they hold. */
-static bool keeps_curve(const char *key) {
-    static const char *const free_keys[] = {"run.",
-                                            "validation.",
-                                            "checkpoint.",
-                                            "metrics.",
-                                            "data.sources",
-                                            "data.validation",
-                                            "data.tokenizer",
-                                            "data.cache_dir",
-                                            "data.prefetch",
-                                            "data.audit",
-                                            "check.",
-                                            "restart.",
-                                            "train.recompute",
-                                            "train.split_backward",
-                                            "train.stop_after_bad",
-                                            "model.config",
-                                            "model.init",
-                                            "mesh.",
-                                            "comm.",
-                                            "pipeline.",
-                                            "train.gradient_sync",
-                                            "train.reshard_after_forward"};
-    for (size_t i = 0; i < sizeof free_keys / sizeof *free_keys; i++) {
-        size_t length = strlen(free_keys[i]);
-        bool section = free_keys[i][length - 1] == '.';
-        if (section ? strncmp(key, free_keys[i], length) == 0 : strcmp(key, free_keys[i]) == 0) return true;
-    }
-    return false;
-}
-
 static bool allowed(const Config *c, const char *key) {
     for (size_t i = 0; i < c->run.allow_changes.count; i++)
         if (strcmp(c->run.allow_changes.items[i], key) == 0) return true;
     return false;
 }
 
-static const YamlNode *member(const YamlNode *map, const char *key) {
-    for (size_t i = 0; map && map->kind == YAML_NODE_MAP && i < map->count; i++)
-        if (strcmp(map->keys[i], key) == 0) return map->items[i];
-    return NULL;
-}
+/* ---- the configuration that was, beside the one that is ---- */
 
-static int64_t number_at(const YamlNode *config, const char *section, const char *key) {
-    const YamlNode *value = member(member(config, section), key);
-    return value && value->kind == YAML_NODE_SCALAR ? strtoll(value->text, NULL, 10) : 0;
-}
-
-/* Steps over which the learning rate moves: all that the curve has of train.steps and schedule.total_steps.
- */
-static int64_t scheduled_steps(const YamlNode *config) {
-    int64_t total = number_at(config, "schedule", "total_steps");
-    return total > 0 ? total : number_at(config, "train", "steps");
-}
-
-static bool is_schedule_length(const char *key) {
-    return strcmp(key, "train.steps") == 0 || strcmp(key, "schedule.total_steps") == 0;
-}
-
-/* What differs and must not; the first MOST_NAMED of `count` are in the texts. */
+/* What differs: what must not (the first MOST_NAMED of `count` are in the texts), what is to be said, and what
+ * does nothing here. */
 typedef struct Differences {
-    Text said, keys;
+    const Config *c;
+    const OptionSet *then, *now;
+    Text refused, keys, said, idle;
     int count;
+    bool other_run; /* one of them cannot be allowed */
 } Differences;
 
-static void add_difference(Differences *d, const char *key, const char *then, const char *now) {
-    char was[160], is[160];
+static void add_refused(Differences *d, const char *key, const char *was, const char *is) {
     if (d->count++ >= MOST_NAMED) return;
-    text_printf(&d->said, "%s%s was %s when the checkpoint was made and is %s now",
-                d->said.length ? "; " : "", key, error_escape(was, sizeof was, then, strlen(then)),
-                error_escape(is, sizeof is, now, strlen(now)));
+    text_printf(&d->refused, "%s%s was %s when the checkpoint was made and is %s now",
+                d->refused.length ? "; " : "", key, was, is);
     text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", key);
+}
+
+/* "train.steps was 30 and is 50; " */
+static void add_said(Differences *d, const char *key, const char *was, const char *is, OptionEffect effect) {
+    text_printf(&d->said, "%s%s was %s and is %s now (%s)", d->said.length ? "; " : "", key, was, is,
+                options_effect_name(effect));
+}
+
+/* The key whose values a difference is told of: the one that `o` follows, where it did and does. */
+static const char *key_to_name(const Differences *d, const Option *o, const char *then) {
+    Text led = {0};
+    if (!o->follows || options_is_set(d->now, o->key)) return o->key;
+    options_write_value(d->then, o->follows, &led);
+    bool followed = strcmp(led.data, then) == 0;
+    text_free(&led);
+    return followed ? o->follows : o->key;
+}
+
+static void add_difference(void *context, const Option *o, const char *then, const char *now) {
+    Differences *d = context;
+    char was[160], is[160];
+    const char *key = key_to_name(d, o, then);
+    error_escape(was, sizeof was, then, strlen(then));
+    error_escape(is, sizeof is, now, strlen(now));
+    switch (o->effect) {
+    case EFFECT_UNKNOWN:
+    case EFFECT_NOTHING:
+    case EFFECT_SUMS:
+    case EFFECT_CONTENT: return;
+    case EFFECT_START: text_printf(&d->idle, "%s%s", d->idle.length ? ", " : "", key); return;
+    case EFFECT_MEASURES:
+    case EFFECT_BITS: add_said(d, key, was, is, o->effect); return;
+    case EFFECT_CURVE:
+        if (allowed(d->c, key) || allowed(d->c, o->key))
+            add_said(d, key, was, is, o->effect);
+        else
+            add_refused(d, key, was, is);
+        return;
+    case EFFECT_RUN:
+        d->other_run = true;
+        add_refused(d, key, was, is);
+        return;
+    }
 }
 
 static ErrorCode refuse_differences(const Differences *d, Error *err) {
     char more[32] = "";
+    const char *it = d->count == 1 ? "it" : "them";
     if (d->count > MOST_NAMED) snprintf(more, sizeof more, "; and %d more", d->count - MOST_NAMED);
+    if (d->other_run)
+        return error_set(err, ERR_CONFIG,
+                         "%s%s, which is another run: put %s back, or start anew with run.overwrite=true",
+                         d->refused.data, more, it);
     return error_set(
         err, ERR_CONFIG,
         "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start anew with "
         "run.overwrite=true",
-        d->said.data, more, d->count == 1 ? "it" : "them", d->keys.data);
+        d->refused.data, more, it, d->keys.data);
 }
 
-/* Both trees come from options_write_yaml: sections of scalars. */
-static ErrorCode compare_configs(const Config *c, const YamlNode *then, const YamlNode *now, Error *err) {
-    Differences d = {.count = 0};
-    if (then->kind != YAML_NODE_MAP || then->count == 0)
-        return error_set(err, ERR_DATA, "%s: config holds no sections", CHECKPOINT_STATE);
-    bool same_length = scheduled_steps(then) == scheduled_steps(now);
-    for (size_t s = 0; s < now->count; s++)
-        for (size_t k = 0; now->items[s]->kind == YAML_NODE_MAP && k < now->items[s]->count; k++) {
-            char key[160];
-            snprintf(key, sizeof key, "%s.%s", now->keys[s], now->items[s]->keys[k]);
-            const YamlNode *a = member(member(then, now->keys[s]), now->items[s]->keys[k]),
-                           *b = now->items[s]->items[k];
-            if (!a || a->kind != YAML_NODE_SCALAR || b->kind != YAML_NODE_SCALAR ||
-                strcmp(a->text, b->text) == 0)
-                continue;
-            if (keeps_curve(key) || allowed(c, key) || (same_length && is_schedule_length(key))) continue;
-            add_difference(&d, key, a->text, b->text);
-        }
+static ErrorCode compare_configs(const Config *c, const OptionSet *then, const OptionSet *now, Error *err) {
+    Differences d = {.c = c, .then = then, .now = now};
+    options_compare(then, now, add_difference, &d);
     ErrorCode code = d.count > 0 ? refuse_differences(&d, err) : OK;
-    text_free(&d.said);
+    if (code == OK && d.said.length) log_info("from here on: %s", d.said.data);
+    if (code == OK && d.idle.length) log_info("read when a run begins, and not now: %s", d.idle.data);
+    text_free(&d.refused);
     text_free(&d.keys);
+    text_free(&d.said);
+    text_free(&d.idle);
+    return code;
+}
+
+/* What a checkpoint says of the configuration that made it. */
+static ErrorCode read_config(const cJSON *state, Config *then, OptionSet *set, Error *err) {
+    const char *yaml = NULL;
+    TRY(json_get_string(state, CHECKPOINT_STATE, "config", true, &yaml, err));
+    TRY(options_init(set, config_options, then, err));
+    ErrorCode code = options_apply_written(set, "configuration of the checkpoint", yaml, err);
+    if (code == OK) code = config_derive(then, set, err);
+    if (code != OK) options_free(set);
     return code;
 }
 
 static ErrorCode check_config(const cJSON *state, const Config *c, const OptionSet *set, Error *err) {
-    const char *before = NULL;
-    YamlNode *then = NULL, *now = NULL;
-    Text yaml = {0};
-    TRY(json_get_string(state, CHECKPOINT_STATE, "config", true, &before, err));
-    options_write_yaml(set, &yaml, false);
-    ErrorCode code = yaml_tree_parse("configuration of the checkpoint", before, strlen(before), &then, err);
-    if (code == OK) code = yaml_tree_parse("configuration", yaml.data, yaml.length, &now, err);
-    if (code == OK) code = compare_configs(c, then, now, err);
-    yaml_tree_free(then);
-    yaml_tree_free(now);
-    text_free(&yaml);
+    Config then = {0};
+    OptionSet before;
+    TRY(read_config(state, &then, &before, err));
+    ErrorCode code = compare_configs(c, &before, set, err);
+    options_free(&before);
     return code;
 }
 

@@ -97,14 +97,25 @@ static ErrorCode open_directory(Trainer *t, Error *err) {
     return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
 }
 
-static ErrorCode open_data(Trainer *t, Error *err) {
+static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     Config *c = t->c;
     if (c->data.sources.count == 0)
         return error_set(err, ERR_CONFIG,
                          "data.sources is empty: name what to train on, e.g. data.sources=[text.txt]");
     TRY(tokenizer_open(&t->tokenizer, c->data.tokenizer, err));
-    TRY(setup_shape(c, t->tokenizer, err));
+    TRY(setup_shape(c, set, t->tokenizer, err));
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
+}
+
+static void larger(void *into, const void *from) {
+    if (*(const int64_t *)from > *(int64_t *)into) *(int64_t *)into = *(const int64_t *)from;
+}
+
+/* Machines differ; what all ranks must plan alike takes the most that one of them has. */
+static ErrorCode agree_on_threads(Trainer *t, Error *err) {
+    RunConfig *run = &t->c->run;
+    run->most_threads = run->threads > 0 ? run->threads : device_cpu_cores();
+    return comm_combine(t->comm, &run->most_threads, sizeof run->most_threads, larger, err);
 }
 
 static ErrorCode plan(Trainer *t, Error *err) {
@@ -152,6 +163,7 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
 }
 
 static ErrorCode open_engine(Trainer *t, Error *err) {
+    TRY(agree_on_threads(t, err));
     TOGETHER(t, plan(t, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
     TOGETHER(t, engine_allocate(&t->engine, t->comm, err));
@@ -508,13 +520,13 @@ static ErrorCode finish(Trainer *t, Error *err) {
     return ERR_STOPPED;
 }
 
-static ErrorCode open_all(Trainer *t, const OptionSet *set, Error *err) {
+static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     /* What this machine cannot run is said before anything is made. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, open_directory(t, err));
     /* Rank 0 first: what it tokenizes the others find in the cache. */
-    TOGETHER(t, t->chief ? open_data(t, err) : OK);
-    TOGETHER(t, t->chief ? OK : open_data(t, err));
+    TOGETHER(t, t->chief ? open_data(t, set, err) : OK);
+    TOGETHER(t, t->chief ? OK : open_data(t, set, err));
     TRY(open_engine(t, err));
     TRY(begin_or_resume(t, set, err));
     TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
@@ -537,7 +549,7 @@ static ErrorCode end_together(Trainer *t, Error *err) {
     return err->code;
 }
 
-static ErrorCode run(Trainer *t, const OptionSet *set, Error *err) {
+static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
     TRY(open_all(t, set, err));
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
@@ -550,7 +562,7 @@ static ErrorCode run(Trainer *t, const OptionSet *set, Error *err) {
     return code;
 }
 
-ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject *inject, Error *err) {
+ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Error *err) {
     Trainer t = {.c = c, .comm = comm, .inject = inject, .journal = {.fd = -1}, .audit = {.fd = -1}};
     t.chief = comm_rank(comm) == 0;
     t.asked = log_level();

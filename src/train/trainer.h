@@ -28,6 +28,6 @@ void trainer_ignore_signals(void);
 /* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC after
  * too many non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All ranks of
  * comm take part; rank 0 has the directory's lock, and speaks. inject: faults on purpose. */
-ErrorCode trainer_run(Comm *comm, Config *c, const OptionSet *set, const Inject *inject, Error *err);
+ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Error *err);
 
 #endif

@@ -294,6 +294,11 @@ for mesh in "" "-n 2 mesh.pp=2"; do
     has err "weft: missing.csv: cannot open: No such file or directory"
     expect 66 $mesh pipeline.schedule=dir/missing
 done
+# What a rank can do limits a rank's microbatches, not those of all ranks.
+expect 0 -n 16384 mesh.dp_replicate=16384 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
+has out "1024 microbatches of 1 sequence of 32 on each data-parallel rank"
+expect 78 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
+has err "asks for 16777216 microbatches a step: at most 1,000,000"
 expect 2 -n 8 --rank 8
 has err "from 0 to 7"
 expect 2 --memory 80gib

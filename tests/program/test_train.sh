@@ -126,6 +126,11 @@ awk 'NR == FNR { last = $2; next } FNR == 1 { exit !($2 < last * 1.2) }' <(curve
 "$weft" report base >/dev/null 2>&1 && grep -q "</html>" base/report.html || fail "report"
 "$weft" config run.yaml optimizer.lr=1e-4 >config.out || fail "config"
 grep -q "command line" config.out && grep -q "run.yaml:" config.out || fail "config names no sources"
+exits 0 config --plain base/config.yaml
+diff <(sed 's/  # .*//' base/config.yaml) out >diff.out || fail "config.yaml of a run does not read back: $(head -5 diff.out)"
+printf 'model: {init: base}\n' >init.yaml
+exits 0 config init.yaml
+grep -q 'hidden_size: 32  # .*base/checkpoints/step-.*/config.json' out || fail "a value of config.json has another source: $(grep hidden out)"
 
 # A checkpoint whose model file is bf16 resumes with the same bits.
 train rounded checkpoint.dtype=bf16 train.steps=20 schedule.total_steps=30
@@ -196,7 +201,7 @@ train hollow data.tokenizer=no-such.json
 train base optimizer.lr=1e-3
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
 train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=50
-[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*optimizer.lr was .*run.allow_changes=\[train.steps, optimizer.lr, optimizer.beta1\]" base.err ||
+[ "$status" -eq 78 ] && grep -q "optimizer.lr was .*train.steps was 30 .*run.allow_changes=\[optimizer.lr, optimizer.beta1, train.steps\]" base.err ||
     fail "not all that differs is named: $(tail -1 base.err)"
 # More steps are no change where the learning rate does not follow them.
 train longer train.steps=20 schedule.total_steps=30
@@ -204,7 +209,7 @@ train longer schedule.total_steps=30
 [ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
 [ "$(curve longer)" = "$(curve base)" ] || fail "more steps with schedule.total_steps: another curve"
 train longer train.steps=40
-[ "$status" -eq 78 ] && grep -q "train.steps was 30 .*schedule.total_steps was 30" longer.err || fail "another length: $(tail -1 longer.err)"
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .* is 40 now" longer.err || fail "another length: $(tail -1 longer.err)"
 
 # A limit on the size of files is an error as a full disk is, and leaves nothing half done.
 (ulimit -f 64 && exec "$weft" train run.yaml run.dir=limited metrics.log_freq=10) >/dev/null 2>limited.err </dev/null
