@@ -128,7 +128,7 @@ awk 'NR == FNR { last = $2; next } FNR == 1 { exit !($2 < last * 1.2) }' <(curve
 grep -q "command line" config.out && grep -q "run.yaml:" config.out || fail "config names no sources"
 exits 0 config --plain base/config.yaml
 diff <(sed 's/  # .*//' base/config.yaml) out >diff.out || fail "config.yaml of a run does not read back: $(head -5 diff.out)"
-printf 'model: {init: base}\n' >init.yaml
+printf 'model: {init: base}\ntrain: {context: 32}\n' >init.yaml
 exits 0 config init.yaml
 grep -q 'hidden_size: 32  # .*base/checkpoints/step-.*/config.json' out || fail "a value of config.json has another source: $(grep hidden out)"
 
