@@ -259,6 +259,7 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
 static void enter_microbatch(Execution *x, int m) {
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
+    x->pass.losses = batch_array(x, m, 4);
 }
 
 static void load(Execution *x, int m) {
@@ -285,14 +286,16 @@ static int tied_or(const Execution *x, int unit) {
 
 static void head(Execution *x, int u, int m) {
     Engine *e = x->engine;
-    float *losses = batch_array(x, m, 4);
     bool weight = x->training && !x->program->defer_head;
     if (e->partition.tied) sharding_ready(x, 0);
     if (weight) sharding_begin_matrices(x, tied_or(x, u), m);
-    head_forward(&x->pass, execution_buffer(x, BUFFER_SLAB, u, m), losses, x->training,
-                 x->program->defer_head, e->scratch);
+    unit_forward(&(UnitPass){.pass = &x->pass,
+                             .unit = u,
+                             .slab = execution_buffer(x, BUFFER_SLAB, u, m),
+                             .scratch = e->scratch},
+                 unit_parts(&e->model.config, u));
     if (weight) sharding_end_matrices(x, tied_or(x, u), m);
-    add_losses(x, losses);
+    add_losses(x, x->pass.losses);
 }
 
 static void forward(Execution *x, int u, int m) {
@@ -306,10 +309,13 @@ static void forward(Execution *x, int u, int m) {
     }
     bool here = partition_runs(&e->partition, u + 1);
     char *out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
-    if (u == 0)
-        embed_forward_unit(&x->pass, out);
-    else
-        block_forward(&x->pass, u, execution_buffer(x, BUFFER_SLAB, u, m), out, e->keep, e->scratch);
+    unit_forward(&(UnitPass){.pass = &x->pass,
+                             .unit = u,
+                             .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
+                             .keep = e->keep,
+                             .scratch = e->scratch,
+                             .out = out},
+                 unit_parts(&e->model.config, u));
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
@@ -339,15 +345,16 @@ static void backward(Execution *x, int u, int m, Half half) {
     char *dx = half == HALF_WEIGHT && u > 0
                    ? NULL
                    : execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
-    if (u == last) {
-        head_backward(&x->pass, half, x->program->defer_head, execution_buffer(x, BUFFER_SLAB, u, m), dx,
-                      e->scratch);
-    } else if (u > 0) {
-        char *keep = half == HALF_BOTH ? e->keep : execution_buffer(x, BUFFER_KEEP, u, m);
-        block_backward(&x->pass, u, half, execution_buffer(x, BUFFER_SLAB, u, m), dx, keep, e->scratch);
-    } else if (matrices) {
-        embed_backward_unit(&x->pass, dx);
-    }
+    bool kept = half != HALF_BOTH && u > 0 && u < last;
+    UnitPass unit = {.pass = &x->pass,
+                     .unit = u,
+                     .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
+                     .keep = kept ? execution_buffer(x, BUFFER_KEEP, u, m) : e->keep,
+                     .scratch = e->scratch,
+                     .dx = dx};
+    Parts parts = unit_parts(&e->model.config, u);
+    if (vectors) unit_recompute(&unit, parts);
+    unit_backward(&unit, half, parts);
     if (x->options->poison && !x->poisoned) poison(x, u, vectors, matrices);
     if (vectors) sharding_end_vectors(x, u, m);
     if (matrices) sharding_end_matrices(x, to, m);
@@ -422,6 +429,7 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     *result = (StepResult){.valid = count_valid(e, batches)};
     x.training = true, x.options = options, x.result = result;
     x.limit = fixed_limit(contributions);
+    x.pass.training = true, x.pass.defer_head = e->program.defer_head;
     x.pass.loss_scale = result->valid > 0 ? 1.0 / (double)result->valid : 0;
     execute(&x);
 }

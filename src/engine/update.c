@@ -97,7 +97,7 @@ void update_unit(Execution *x, int unit) {
                    .beta1 = (float)o->beta1,
                    .beta2 = (float)o->beta2,
                    .eps = (float)o->eps,
-                   .weight_decay = p->cols || o->decay_all ? (float)o->weight_decay : 0,
+                   .weight_decay = p->row->decays || o->decay_all ? (float)o->weight_decay : 0,
                    .correction1 = (float)(1 - pow(o->beta1, (double)e->updates)),
                    .correction2 = (float)(1 - pow(o->beta2, (double)e->updates)),
                    .grad_scale = (float)x->result->clip_coefficient};

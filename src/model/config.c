@@ -20,6 +20,24 @@
 #define DEFAULT_BOS 1
 #define DEFAULT_EOS 2
 
+int64_t model_dim(const ModelConfig *c, Dim dim) {
+    int64_t query = c->num_attention_heads * c->head_dim, key = c->num_key_value_heads * c->head_dim;
+    switch (dim) {
+    case DIM_NONE: return 0;
+    case DIM_ONE: return 1;
+    case DIM_HIDDEN: return c->hidden_size;
+    case DIM_QUERY: return query;
+    case DIM_KEY: return key;
+    case DIM_KEY_VALUE: return 2 * key;
+    case DIM_QKV: return query + 2 * key;
+    case DIM_HEADS: return c->num_attention_heads;
+    case DIM_INTER: return c->intermediate_size;
+    case DIM_GATE_UP: return 2 * c->intermediate_size;
+    case DIM_VOCAB: return c->vocab_size;
+    }
+    return 0;
+}
+
 static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err) {
     if (value >= 1 && value <= max) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is %" PRId64 ", expected a number from 1 to %" PRId64, where,
@@ -366,32 +384,4 @@ void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out)
     write_string(&w, "torch_dtype", torch_name(dtype_name));
     json_end_object(&w);
     text_puts(out, "\n");
-}
-
-static int64_t block_parameters(const ModelConfig *c) {
-    int64_t h = c->hidden_size, q = c->num_attention_heads * c->head_dim,
-            kv = c->num_key_value_heads * c->head_dim;
-    int64_t count = 2 * h + h * q + 2 * h * kv + q * h + 3 * h * c->intermediate_size;
-    if (c->attention_bias) count += q + 2 * kv + h;
-    if (c->mlp_bias) count += 2 * c->intermediate_size + h;
-    return count;
-}
-
-int64_t model_parameter_count(const ModelConfig *c) {
-    int64_t blocks, table = c->vocab_size * c->hidden_size;
-    /* The caps of check_sizes keep one block in range; their product with the layers may leave it. */
-    if (__builtin_mul_overflow(block_parameters(c), c->num_hidden_layers, &blocks)) return INT64_MAX;
-    if (__builtin_add_overflow(blocks, table * (c->tie_word_embeddings ? 1 : 2) + c->hidden_size, &blocks))
-        return INT64_MAX;
-    return blocks;
-}
-
-int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
-    return model_parameter_count(c) - (c->tie_word_embeddings ? 0 : c->vocab_size * c->hidden_size);
-}
-
-double model_flops_per_token(const ModelConfig *c, int64_t context) {
-    double n = (double)model_parameter_count_without_embedding(c);
-    return 6.0 * n + 6.0 * (double)c->num_hidden_layers * (double)(c->num_attention_heads * c->head_dim) *
-                         (double)context;
 }

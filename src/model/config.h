@@ -31,6 +31,22 @@ typedef struct ModelConfig {
     int64_t bos_token_id, eos_token_id; /* -1: none */
 } ModelConfig;
 
+/* Widths that shapes of parameters and of activations are told in. */
+typedef enum Dim {
+    DIM_NONE, /* no such dimension: 0 */
+    DIM_ONE,
+    DIM_HIDDEN,    /* h */
+    DIM_QUERY,     /* Q = H*D */
+    DIM_KEY,       /* K = G*D */
+    DIM_KEY_VALUE, /* 2K */
+    DIM_QKV,       /* Q + 2K */
+    DIM_HEADS,     /* H */
+    DIM_INTER,     /* I */
+    DIM_GATE_UP,   /* 2I */
+    DIM_VOCAB      /* V */
+} Dim;
+int64_t model_dim(const ModelConfig *c, Dim dim);
+
 /* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = hidden / heads) and checks every
  * rule: positive sizes, heads divide, head_dim even, products in 63 bits. `where` names the source. */
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err);

@@ -4,15 +4,26 @@
 
 #include "base/text.h"
 
+/* Most that a block's layers keep of a token. */
+static size_t cached_bytes(const Model *m) {
+    size_t most = 0;
+    for (int u = 1; u < m->table.units - 1; u++) {
+        Sublayer sublayers[UNIT_SUBLAYERS];
+        int64_t elements = 0, count = unit_sublayers(&m->config, u, sublayers);
+        for (int s = 0; s < count; s++) elements += model_dim(&m->config, sublayers[s].layer->cached);
+        size_t bytes = (size_t)elements * dtype_bytes(m->compute);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
 /* A pass keeps nothing for a backward pass, which is the layout of full recomputation. */
 static void layout(Decoder *g) {
     const ModelConfig *c = &g->model.config;
     Pool *p = &g->pool;
     size_t ids = (size_t)g->chunk * sizeof(int32_t);
-    size_t cache = (size_t)g->model.table.units * (size_t)g->cache.positions *
-                   (size_t)(c->num_key_value_heads * c->head_dim) * dtype_bytes(g->model.compute);
-    g->cache.keys = pool_take(p, cache);
-    g->cache.values = pool_take(p, cache);
+    g->cache.unit_bytes = pool_round((size_t)g->cache.positions * cached_bytes(&g->model));
+    g->cache.base = pool_take(p, (size_t)(g->model.table.units - 2) * g->cache.unit_bytes);
     g->batch.ids = pool_take(p, ids);
     g->batch.positions = pool_take(p, ids);
     for (int i = 0; i < 2; i++) g->states[i] = pool_take(p, unit_slab_bytes(&g->model, 1));
@@ -56,13 +67,19 @@ static void upload(Decoder *g, const int32_t *ids, int64_t count) {
     free(positions);
 }
 
-/* One pass over the blocks; returns the states [count, h] after the last one. */
+/* One pass up to the last block; returns the states [count, h] after the last one. */
 static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t count) {
     upload(g, ids, count);
-    embed_forward_unit(p, g->states[0]);
+    const ModelConfig *c = &g->model.config;
     int last = g->model.table.units - 1, at = 0;
-    for (int u = 1; u < last; u++, at ^= 1)
-        block_forward(p, u, g->states[at], g->states[at ^ 1], g->keep, g->scratch);
+    for (int u = 0; u < last; u++, at ^= 1)
+        unit_forward(&(UnitPass){.pass = p,
+                                 .unit = u,
+                                 .slab = g->states[at],
+                                 .keep = g->keep,
+                                 .scratch = g->scratch,
+                                 .out = g->states[at ^ 1]},
+                     unit_parts(c, u));
     g->cache.start += count;
     return g->states[at];
 }

@@ -1,11 +1,46 @@
-/* Sizes that block.c and head.c tell unit.c. Bytes for one microbatch. */
+/* Between the files that put units together from layers. */
 #ifndef WEFT_MODEL_INTERNAL_H
 #define WEFT_MODEL_INTERNAL_H
 
 #include "model/unit.h"
 
-void block_sizes(const Model *m, size_t *slab, size_t *keep, size_t *scratch);
-size_t head_slab_bytes(const Model *m);
-size_t head_scratch_bytes(const Model *m);
+/* A part of a unit: of a sublayer's layer, or what the unit itself does around it. */
+typedef enum StepKind {
+    STEP_NORM,  /* the norm before a layer; adds the result of the sublayer before to the stream first */
+    STEP_LAYER, /* a part of the layer */
+    STEP_ADD    /* the last result added to the stream: the unit's output */
+} StepKind;
+
+typedef struct Step {
+    StepKind kind;
+    int sublayer;
+    const Part *part; /* of STEP_LAYER */
+    bool last;        /* of its layer's parts: makes its result */
+    Lifetime makes;
+} Step;
+
+/* Returns how many. */
+int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]);
+
+/* The tensors of a sublayer. Those before `layer` are NULL where the layer stands alone. */
+typedef struct SublayerTensors {
+    void *x;     /* [T, h] the stream before it */
+    float *rstd; /* [T] */
+    void *n;     /* [T, h] normed */
+    void *dy; /* [T, h] gradient of its result, for the weight half; unused when both halves run together */
+    void *layer[LAYER_TENSORS];
+} SublayerTensors;
+
+typedef struct UnitTensors {
+    void *dn; /* [T, h] gradient of a layer's input, and what it makes when that is done again */
+    SublayerTensors sublayers[UNIT_SUBLAYERS];
+} UnitTensors;
+
+/* Where a unit's tensors are in its memory. */
+void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out);
+/* Whether what has this lifetime is still there when the backward pass comes. */
+bool lifetime_stays(Lifetime life, Recompute recompute);
+/* Of the stream before the `index`-th sublayer: the first one's is the unit's input. */
+Lifetime stream_lifetime(int index);
 
 #endif

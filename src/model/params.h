@@ -1,5 +1,6 @@
 /* The parameter table: what weights a model has, in canonical order, by unit. Everything that handles weights
- * - initialisation, optimizer, sharding, checkpoints, inspection - reads this table and nothing else.
+ * - initialisation, optimizer, sharding, checkpoints, inspection - reads this table and nothing else. It is
+ * made from the rows of the layers (layers/layer.h), where each kind of parameter is described once.
  *
  * A unit is what is sharded, gathered, recomputed and updated together: unit 0 the embedding, units 1..L the
  * blocks, unit L+1 the final norm with the head.
@@ -19,40 +20,44 @@
 
 #include "model/config.h"
 
-typedef enum ParamRole {
-    PARAM_EMBED,
-    PARAM_NORM1,
-    PARAM_NORM2,
-    PARAM_Q_BIAS,
-    PARAM_K_BIAS,
-    PARAM_V_BIAS,
-    PARAM_O_BIAS,
-    PARAM_GATE_BIAS,
-    PARAM_UP_BIAS,
-    PARAM_DOWN_BIAS,
-    PARAM_Q,
-    PARAM_K,
-    PARAM_V,
-    PARAM_O,
-    PARAM_GATE,
-    PARAM_UP,
-    PARAM_DOWN,
-    PARAM_NORM,
-    PARAM_HEAD,
-    PARAM_ROLES
-} ParamRole;
+/* Which models have a parameter. */
+typedef enum When { WHEN_ALWAYS, WHEN_ATTENTION_BIAS, WHEN_MLP_BIAS, WHEN_UNTIED } When;
 
-/* How tensor parallelism splits a weight. */
-typedef enum ParamSplit { SPLIT_NONE, SPLIT_COLUMN, SPLIT_ROW, SPLIT_VOCAB } ParamSplit;
+/* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
+ * it, for it multiplies by the transpose; a vector is cut with them), or its columns (inputs:
+ * row-parallel). */
+typedef enum Cut { CUT_NONE, CUT_ROWS, CUT_COLUMNS } Cut;
+
+/* What a parameter is to an initialiser. */
+typedef enum InitRole {
+    ROLE_ONES,
+    ROLE_ZEROS,
+    ROLE_EMBEDDING,
+    ROLE_HEAD,
+    ROLE_INNER, /* reads the stream: q, k, v, gate */
+    ROLE_UP,
+    ROLE_OUT, /* adds to the stream: the attention's output, */
+    ROLE_DOWN /* and the MLP's */
+} InitRole;
+
+/* A kind of parameter. */
+typedef struct ParamRow {
+    const char *name; /* Llama's; in blocks what follows "model.layers.N." */
+    Dim rows, cols;   /* a vector has no columns: DIM_NONE */
+    When when;
+    Cut cut;
+    InitRole init;
+    bool decays;    /* weight decay is for it, unless asked otherwise */
+    bool continues; /* follows the row before it without a gap (invariant 2) */
+} ParamRow;
 
 typedef struct Param {
     char name[80]; /* "model.layers.3.self_attn.q_proj.weight" */
-    ParamRole role;
+    const ParamRow *row;
     int unit, layer;    /* layer is -1 outside blocks */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
     int64_t count;      /* elements */
     size_t offset;      /* elements from the start of its unit's flat buffer */
-    ParamSplit split;
 } Param;
 
 typedef struct ParamTable {
@@ -68,18 +73,26 @@ typedef struct ParamTable {
 /* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 void param_table_free(ParamTable *t);
-const Param *param_find(const ParamTable *t, const char *name);       /* NULL if none */
-const Param *param_of(const ParamTable *t, int unit, ParamRole role); /* NULL if the unit has none */
+const Param *param_find(const ParamTable *t, const char *name);            /* NULL if none */
+const Param *param_of(const ParamTable *t, int unit, const ParamRow *row); /* NULL if the unit has none */
 /* Elements before it in its part, vectors or matrices, of its unit. */
 size_t param_place(const ParamTable *t, const Param *p);
 
+/* At most so many kinds of parameters has a unit. */
+enum { UNIT_ROWS = 32 };
+/* The kinds of parameters that a unit may have, in canonical order but for vectors before matrices; returns
+ * how many. Not all need be present. */
+int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);
+bool param_present(const ModelConfig *c, const ParamRow *row);
+int64_t param_elements(const ModelConfig *c, const ParamRow *row);
+
 /* Initialisers, by name. All are functions of (seed, name, element) only.
  *   normal      every matrix N(0, std), norms 1, biases 0 (Hugging Face's own)
- *   torchtitan  embedding N(0, 1); q, k, v, gate 0.02; o, up, down 0.02 / sqrt(2 (layer + 1)), cut at +-2 absolute;
- *               head h^-0.5 cut at 3 std, and so the embedding when tied
- *   lingua      everything cut at 3 std: embedding, head h^-0.5; q, k, v, gate, up h^-0.5; o h^-0.5 / f, down I^-0.5 / f
- *               with f = sqrt(2 (L + 1)) */
-typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA } InitKind;
+ *   torchtitan  embedding N(0, 1); q, k, v, gate 0.02; o, up, down 0.02 / sqrt(2 (layer + 1)), cut at +-2
+ *               absolute; head h^-0.5 cut at 3 std, and so the embedding when tied
+ *   lingua      everything cut at 3 std: embedding, head h^-0.5; q, k, v, gate, up h^-0.5; o h^-0.5 / f, down
+ *               I^-0.5 / f with f = sqrt(2 (L + 1)) */
+typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA, INIT_KINDS } InitKind;
 typedef struct InitRule {
     double value;       /* constant, when std is 0 */
     double std, lo, hi; /* lo, hi in standard deviations */

@@ -1,111 +1,112 @@
-/* Memory of a unit, the embedding, and what all units share. Blocks are in block.c, the head in head.c. */
-#include "model/unit.h"
-
-#include <math.h>
-#include <stdlib.h>
-
-#include "base/text.h"
+/* Runs the passes of a unit, part by part. A block is the stream x with each sublayer's result added to it:
+ *
+ *     forward   norm: x += the result before, n = norm(x)   layer: n -> result   sum: out = result + x
+ *     backward  sum: dx is the gradient of the stream       layer: dx -> dn      norm: dx += dn through the norm
+ *
+ * A result lives where the unit's output goes until the stream takes it. A layer that stands alone
+ * (embedding, head) goes from the unit's input to its output by itself. */
 #include "model/internal.h"
 
-size_t boundary_bytes(const Model *m) {
-    return (size_t)m->tokens * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
+typedef struct Run {
+    const UnitPass *u;
+    int count;
+    Step steps[UNIT_PARTS];
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    UnitTensors tensors;
+} Run;
+
+static Run start(const UnitPass *u) {
+    const Model *m = u->pass->model;
+    Run r = {.u = u};
+    unit_sublayers(&m->config, u->unit, r.sublayers);
+    r.count = unit_steps(&m->config, u->unit, r.steps);
+    unit_tensors(m, u->unit, u->slab, u->keep, u->scratch, &r.tensors);
+    return r;
 }
 
-size_t unit_slab_bytes(const Model *m, int unit) {
-    size_t slab = 0, keep, scratch;
-    if (unit == m->table.units - 1) return head_slab_bytes(m);
-    if (unit > 0) block_sizes(m, &slab, &keep, &scratch);
-    return slab; /* the embedding's input is the microbatch itself */
+/* `result`: where the layer's, and those of layers before it, are. */
+static Work work_of(const Run *r, const Step *step, void *result) {
+    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
+    return (Work){.pass = r->u->pass, .unit = r->u->unit, .tensors = t->layer, .x = t->n, .y = result};
 }
 
-size_t unit_keep_bytes(const Model *m, int unit) {
-    size_t slab, keep = 0, scratch;
-    if (unit > 0 && unit < m->table.units - 1) block_sizes(m, &slab, &keep, &scratch);
-    return keep;
+/* The stream is there already where it was saved, and in the first sublayer. */
+static void forward_norm(const Run *r, int index, const void *result, bool saved) {
+    const Pass *p = r->u->pass;
+    const SublayerTensors *t = &r->tensors.sublayers[index];
+    bool sum = index > 0 && !saved;
+    norm_forward(p, r->u->unit, r->sublayers[index].norm, p->model->tokens, sum ? t[-1].x : t->x,
+                 sum ? result : NULL, sum ? t->x : NULL, t->n, t->rstd);
 }
 
-size_t unit_scratch_bytes(const Model *m) {
-    size_t slab, keep, block, head = head_scratch_bytes(m);
-    block_sizes(m, &slab, &keep, &block);
-    return block > head ? block : head;
+static void forward_add(const Run *r, int index, void *result) {
+    const Pass *p = r->u->pass;
+    const Model *m = p->model;
+    OP(p->device, OP_ADD, add, m->tokens * m->config.hidden_size, result, r->tensors.sublayers[index].x,
+       result, m->compute);
 }
 
-/* Logits of a chunk: enough rows that a product is efficient and the weight gradient is not passed over too
- * often, few enough that the chunk stays near 64 MiB. */
-static int64_t default_loss_rows(const ModelConfig *c, int64_t tokens) {
-    int64_t rows = (INT64_C(16) << 20) / c->vocab_size / 64 * 64;
-    if (rows < 128) rows = 128;
-    if (rows > 2048) rows = 2048;
-    return rows < tokens ? rows : tokens;
-}
-
-ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
-                      int64_t loss_rows, Error *err) {
-    *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
-    m->loss_rows = loss_rows > 0 ? (loss_rows < tokens ? loss_rows : tokens) : default_loss_rows(c, tokens);
-    return param_table_build(&m->table, c, err);
-}
-
-void model_free(Model *m) {
-    param_table_free(&m->table);
-    *m = (Model){0};
-}
-
-void model_layout_constants(Model *m, int64_t positions, Pool *constants) {
-    m->positions = positions;
-    m->cos_sin = pool_take(constants, (size_t)positions * (size_t)m->config.head_dim * sizeof(float));
-}
-
-/* Angular frequency of pair i, with Llama 3.1's scaling: long wavelengths are divided by the factor, short
- * ones kept, those between are blended ("The Llama 3 herd of models", 2024; the rule is that of the published
- * checkpoints). */
-static double rope_frequency(const ModelConfig *c, int64_t i) {
-    double frequency = pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
-    const RopeScaling *s = &c->rope_scaling;
-    if (s->factor == 1 || s->factor == 0) return frequency;
-    double wavelength = 2 * acos(-1.0) / frequency, original = (double)s->original_max_position_embeddings;
-    if (wavelength < original / s->high_freq_factor) return frequency;
-    if (wavelength > original / s->low_freq_factor) return frequency / s->factor;
-    double blend = (original / wavelength - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
-    return (1 - blend) * frequency / s->factor + blend * frequency;
-}
-
-void model_compute_constants(Model *m, Device *d) {
-    int64_t dim = m->config.head_dim, half = dim / 2;
-    float *row = mem_alloc_array((size_t)dim, sizeof *row);
-    for (int64_t p = 0; p < m->positions; p++) {
-        for (int64_t i = 0; i < half; i++) {
-            double angle = (double)p * rope_frequency(&m->config, i);
-            row[i] = (float)cos(angle);
-            row[half + i] = (float)sin(angle);
-        }
-        OP(d, OP_UPLOAD, upload, m->cos_sin + p * dim, row, (size_t)dim * sizeof(float));
+static void forward_step(const Run *r, const Step *step, void *result, bool saved) {
+    Work w = work_of(r, step, result);
+    switch (step->kind) {
+    case STEP_NORM: forward_norm(r, step->sublayer, result, saved); break;
+    case STEP_LAYER: step->part->forward(&w); break;
+    case STEP_ADD: forward_add(r, step->sublayer, result); break;
     }
-    free(row);
 }
 
-DeviceNeeds model_device_needs(const Model *m) {
-    const ModelConfig *c = &m->config;
-    return (DeviceNeeds){
-        .compute = m->compute,
-        .tokens = m->tokens,
-        .hidden = c->hidden_size,
-        .intermediate = c->intermediate_size,
-        .vocab = c->vocab_size,
-        .logits_rows = m->loss_rows,
-        .attention = {m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim}};
+void unit_forward(const UnitPass *u, Parts parts) {
+    Run r = start(u);
+    CHECK(parts.first >= 0 && parts.end <= r.count);
+    for (int i = parts.first; i < parts.end; i++) forward_step(&r, &r.steps[i], u->out, false);
 }
 
-void embed_forward_unit(const Pass *p, void *out) {
+void unit_recompute(const UnitPass *u, Parts parts) {
+    Run r = start(u);
+    Recompute policy = u->pass->model->recompute;
+    CHECK(parts.first >= 0 && parts.end <= r.count);
+    for (int i = parts.first; i < parts.end; i++) {
+        const Step *step = &r.steps[i];
+        bool saved = lifetime_stays(stream_lifetime(step->sublayer), policy);
+        if (!lifetime_stays(step->makes, policy)) forward_step(&r, step, r.tensors.dn, saved);
+    }
+}
+
+static void backward_norm(const Run *r, int index) {
+    const SublayerTensors *t = &r->tensors.sublayers[index];
+    norm_backward(r->u->pass, r->u->unit, r->sublayers[index].norm, t->x, t->rstd, r->tensors.dn, r->u->dx,
+                  true);
+}
+
+/* The gradient of a sublayer's result, as the weight half alone will want it: dx goes on changing. */
+static void keep_gradient(const Run *r, int index) {
+    const Pass *p = r->u->pass;
     const Model *m = p->model;
-    const Param *table = param_of(&m->table, 0, PARAM_EMBED);
-    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->batch.ids,
-       weights_matrix(p->weights, table), out, m->compute);
+    OP(p->device, OP_CAST, cast, m->tokens * m->config.hidden_size, r->u->dx, m->compute,
+       r->tensors.sublayers[index].dy, m->compute);
 }
 
-void embed_backward_unit(const Pass *p, const void *dx) {
-    const Model *m = p->model;
-    const Param *table = param_of(&m->table, 0, PARAM_EMBED);
-    OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids, dx,
-       gradient_of(&p->gradients, table), m->compute);
+static void backward_layer(const Run *r, const Step *step, Half half) {
+    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
+    bool alone = !r->sublayers[step->sublayer].norm;
+    Work w = work_of(r, step, NULL);
+    if (half == HALF_INPUT && step->last && !alone) keep_gradient(r, step->sublayer);
+    w.dy = half == HALF_WEIGHT && !alone ? t->dy : r->u->dx;
+    w.dx = alone ? r->u->dx : r->tensors.dn;
+    step->part->backward(&w, half);
+}
+
+void unit_backward(const UnitPass *u, Half half, Parts parts) {
+    Run r = start(u);
+    CHECK(parts.first >= 0 && parts.end <= r.count);
+    for (int i = parts.end - 1; i >= parts.first; i--) {
+        const Step *step = &r.steps[i];
+        switch (step->kind) {
+        case STEP_NORM:
+            if (half & HALF_INPUT) backward_norm(&r, step->sublayer);
+            break;
+        case STEP_LAYER: backward_layer(&r, step, half); break;
+        case STEP_ADD: break; /* a sum hands its gradient on as it is */
+        }
+    }
 }

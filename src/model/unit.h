@@ -1,31 +1,29 @@
-/* Forward and backward of each kind of unit on one microbatch: single-device mathematics, nothing about
- * parallelism.
+/* Units of a model and their passes on one microbatch: single-device mathematics, nothing about parallelism.
+ *
+ * A unit is put together from layers (layers/layer.h):
+ *
+ *     embedding  the layer as it is
+ *     block      two sublayers, x + f(norm(x)) with f a layer: attention, then MLP
+ *     head       the layer as it is: final norm, head and loss
  *
  * What lives where
- *   slab(u, m)   what the forward pass leaves for the backward pass of unit u on microbatch m, its input first. The unit before
- *                writes its output there, so no activation is copied.
- *   keep(u, m)   operands of the weight half when the two halves of the backward pass run apart; with both halves together it
- *                is shared memory, reused by every unit.
+ *   slab(u, m)   what the forward pass leaves for the backward pass of unit u on microbatch m, its input
+ *                first. The unit before writes its output there, so no activation is copied.
+ *   keep(u, m)   operands of the weight half when the two halves of the backward pass run apart; with both
+ *                halves together it is shared memory, reused by every unit.
  *   scratch      shared, dead after each action.
  *
  * The backward pass of every linear layer has two halves: the gradient of its input (dX = dY W) and of its
- * weight (dW += dY^T X). block_backward runs either or both; the order of additions into a weight gradient
- * is that of the microbatches either way, so the bits are the same. */
+ * weight (dW += dY^T X). Either or both can be run; the order of additions into a weight gradient is that of
+ * the microbatches either way, so the bits are the same. */
 #ifndef WEFT_MODEL_UNIT_H
 #define WEFT_MODEL_UNIT_H
 
 #include "base/memory.h"
 #include "device/device.h"
+#include "model/layers/layer.h"
 #include "model/params.h"
 #include "model/weights.h"
-
-/* What the forward pass keeps of a block.
- *   none       every operand of the backward pass (the activation of the MLP is made again in passing)
- *   selective  not the normed inputs and the gate and up products: two norms and one matrix product are done again
- *   full       the block's input only: its forward pass is done again */
-typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
-
-typedef enum Half { HALF_INPUT = 1, HALF_WEIGHT = 2, HALF_BOTH = 3 } Half;
 
 typedef struct Model {
     ModelConfig config;
@@ -43,11 +41,12 @@ typedef struct Microbatch {
     int32_t *ids, *targets, *positions, *first_key; /* [T] each */
 } Microbatch;
 
-/* Keys and values of the tokens of one sequence so far, for generation; tensor memory. */
+/* What layers keep of the tokens of one sequence so far, for generation; tensor memory. */
 typedef struct KeyValueCache {
-    char *keys, *values; /* [units, positions, G*D] compute dtype */
-    int64_t positions;   /* room */
-    int64_t start;       /* position of the pass's first token */
+    char *base;        /* of block after block */
+    size_t unit_bytes; /* of each */
+    int64_t positions; /* room */
+    int64_t start;     /* position of the pass's first token */
 } KeyValueCache;
 
 /* Everything a unit's pass needs besides its activations. */
@@ -57,16 +56,13 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
+    float *losses;     /* [T] of the head: each token's, 0 where ignored */
+    bool training;     /* a backward pass follows */
+    bool defer_head;   /* the head's weight half is not done with its forward pass */
     bool first;        /* gradients of matrices are set, not added to (the embedding's always are added to) */
     double loss_scale; /* 1 / valid targets of the step */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
-
-/* Bytes of the three kinds of memory for one microbatch. */
-size_t unit_slab_bytes(const Model *m, int unit);
-size_t unit_keep_bytes(const Model *m, int unit);
-size_t unit_scratch_bytes(const Model *m);
-size_t boundary_bytes(const Model *m); /* one [T, h] tensor of the compute dtype */
 
 /* Fills m->table, picks loss_rows when it is 0. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
@@ -76,25 +72,60 @@ void model_free(Model *m);
 void model_layout_constants(Model *m, int64_t positions, Pool *constants);
 void model_compute_constants(Model *m, Device *d);
 DeviceNeeds model_device_needs(const Model *m);
+AttentionShape model_attention(const Model *m);
 
-void embed_forward_unit(const Pass *p, void *out /* [T, h] */);
-void embed_backward_unit(const Pass *p, const void *dx /* [T, h] */);
+/* ---- what a unit is made of ---- */
 
-/* x is the slab's input; out [T, h]. */
-void block_forward(const Pass *p, int unit, char *slab, void *out, char *keep, char *scratch);
-/* dx [T, h]: gradient of the output on entry, of the input on return. With HALF_WEIGHT alone dx is not
- * touched. */
-void block_backward(const Pass *p, int unit, Half half, char *slab, void *dx, char *keep, char *scratch);
+/* norm NULL: the layer stands alone, without norm and residual. */
+typedef struct Sublayer {
+    const ParamRow *norm;
+    const Layer *layer;
+} Sublayer;
+enum { UNIT_SUBLAYERS = 2, UNIT_PARTS = 16 };
 
-/* Final norm, head and loss, fused and in chunks of loss_rows tokens: logits never exist whole. Writes the
- * loss of each token (0 where ignored) to losses [T] fp32; with training, leaves in the slab the gradient
- * with respect to the normed state, and adds the head's weight gradient (unless `defer_weight`: then
- * head_backward with HALF_WEIGHT makes the logits again). */
-void head_forward(const Pass *p, char *slab, float *losses, bool training, bool defer_weight, char *scratch);
-void head_backward(const Pass *p, Half half, bool deferred, char *slab, void *dx, char *scratch);
+/* Returns how many. */
+int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]);
 
-/* Inference: logits [rows, V] fp32 of `rows` states x [rows, h]. */
-void head_logits(const Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */,
-                 float *rstd /* [rows] */, float *logits);
+/* The parts first <= i < end of a unit, in forward order. */
+typedef struct Parts {
+    int first, end;
+} Parts;
+Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
+const char *unit_part_name(const ModelConfig *c, int unit, int part);
+
+/* ---- memory ---- */
+
+/* Bytes of the three kinds of memory for one microbatch. */
+size_t unit_slab_bytes(const Model *m, int unit);
+size_t unit_keep_bytes(const Model *m, int unit);
+size_t unit_scratch_bytes(const Model *m);
+size_t boundary_bytes(const Model *m); /* one [T, h] tensor of the compute dtype */
+
+/* ---- passes ---- */
+
+typedef struct UnitPass {
+    const Pass *pass;
+    int unit;
+    char *slab, *keep, *scratch; /* NULL where the unit has no such memory */
+    void *out;                   /* [T, h] forward: the unit's output; the head has none */
+    /* [T, h] backward: gradient of the unit's output on entry, of its input on return. The embedding only
+     * reads it, the head only writes it; HALF_WEIGHT alone leaves it alone in a block and in the head. */
+    void *dx;
+} UnitPass;
+
+/* The parts in ascending order. The head writes pass->losses. */
+void unit_forward(const UnitPass *u, Parts parts);
+/* Makes again, in ascending order, what the recompute policy dropped of these parts: before HALF_INPUT. */
+void unit_recompute(const UnitPass *u, Parts parts);
+/* The parts in descending order. */
+void unit_backward(const UnitPass *u, Half half, Parts parts);
+
+/* ---- costs ---- */
+
+/* FLOPs of one token in each unit, [L + 2]: products of the matrices, causal attention over `context` tokens
+ * (half of what a full one takes), nothing for norms and activation functions. As they are done: what is
+ * recomputed is in the input half of the backward pass, and the head makes both its gradients with its
+ * forward pass. */
+void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context, Cost *units);
 
 #endif

@@ -130,8 +130,7 @@ static void check_layout(bool tied, bool biases) {
     assert_int_equal(t.units, 5);
     for (int i = 0; i < t.count; i++) {
         const Param *p = &t.params[i];
-        bool continues = p->role == PARAM_K || p->role == PARAM_V || p->role == PARAM_UP ||
-                         p->role == PARAM_K_BIAS || p->role == PARAM_V_BIAS || p->role == PARAM_UP_BIAS;
+        bool continues = p->row->continues;
         if (continues)
             assert_int_equal(p->offset, t.params[i - 1].offset + (size_t)t.params[i - 1].count);
         else
@@ -141,7 +140,7 @@ static void check_layout(bool tied, bool biases) {
         if (i > 0 && t.params[i - 1].unit == p->unit)
             assert_true(p->offset >= t.params[i - 1].offset + (size_t)t.params[i - 1].count);
         assert_ptr_equal(param_find(&t, p->name), p);
-        assert_ptr_equal(param_of(&t, p->unit, p->role), p);
+        assert_ptr_equal(param_of(&t, p->unit, p->row), p);
         for (int j = 0; j < i; j++) assert_string_not_equal(p->name, t.params[j].name);
     }
     assert_true((param_find(&t, "lm_head.weight") == NULL) == tied);

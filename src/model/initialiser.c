@@ -1,0 +1,76 @@
+/* What parameters start from: a table of initialisers by what a parameter is to them. */
+#include <math.h>
+
+#include "model/params.h"
+
+typedef enum Scale {
+    SCALE_GIVEN,
+    SCALE_FIXED,
+    SCALE_HIDDEN,
+    SCALE_INTER
+} Scale; /* std, a number, h^-0.5, I^-0.5 */
+typedef enum Depth {
+    DEPTH_NONE,
+    DEPTH_LAYER,
+    DEPTH_MODEL
+} Depth; /* divided by sqrt(2 (layer + 1)), sqrt(2 (L + 1)) */
+typedef enum Limit { LIMIT_NONE, LIMIT_STD, LIMIT_ABSOLUTE } Limit;
+
+typedef struct Start {
+    Scale scale;
+    double fixed; /* of SCALE_FIXED */
+    Depth depth;
+    Limit limit;
+    double within; /* cut at plus and minus this: standard deviations, or absolute */
+} Start;
+
+static const Start starts[INIT_KINDS][ROLE_DOWN + 1] = {
+    [INIT_NORMAL] = {[ROLE_EMBEDDING] = {SCALE_GIVEN}},
+    [INIT_TORCHTITAN] = {[ROLE_EMBEDDING] = {SCALE_FIXED, 1},
+                         [ROLE_HEAD] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
+                         [ROLE_INNER] = {SCALE_FIXED, 0.02, DEPTH_NONE, LIMIT_ABSOLUTE, 2},
+                         [ROLE_UP] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2},
+                         [ROLE_OUT] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2},
+                         [ROLE_DOWN] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2}},
+    [INIT_LINGUA] = {[ROLE_EMBEDDING] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
+                     [ROLE_HEAD] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
+                     [ROLE_INNER] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
+                     [ROLE_UP] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
+                     [ROLE_OUT] = {SCALE_HIDDEN, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3},
+                     [ROLE_DOWN] = {SCALE_INTER, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3}},
+};
+
+static double base_of(const Start *s, const ModelConfig *c, double given) {
+    switch (s->scale) {
+    case SCALE_GIVEN: return given;
+    case SCALE_FIXED: return s->fixed;
+    case SCALE_HIDDEN: return 1 / sqrt((double)c->hidden_size);
+    case SCALE_INTER: return 1 / sqrt((double)c->intermediate_size);
+    }
+    return 0;
+}
+
+static double depth_of(const Start *s, const Param *p, const ModelConfig *c) {
+    switch (s->depth) {
+    case DEPTH_NONE: return 1;
+    case DEPTH_LAYER: return sqrt(2.0 * (p->layer + 1));
+    case DEPTH_MODEL: return sqrt(2.0 * (double)(c->num_hidden_layers + 1));
+    }
+    return 1;
+}
+
+InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std) {
+    InitRole role = p->row->init;
+    if (role == ROLE_ONES || role == ROLE_ZEROS) return (InitRule){.value = role == ROLE_ONES};
+    /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
+    if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
+    const Start *s = &starts[kind][role];
+    InitRule r = {.std = base_of(s, c, std) / depth_of(s, p, c)};
+    switch (s->limit) {
+    case LIMIT_NONE: r.hi = (double)INFINITY; break;
+    case LIMIT_STD: r.hi = s->within; break;
+    case LIMIT_ABSOLUTE: r.hi = s->within / r.std; break;
+    }
+    r.lo = -r.hi;
+    return r;
+}

@@ -1,0 +1,121 @@
+/* The last unit: final norm, head, loss.
+ *
+ *     norm           n = norm(x)
+ *     head and loss  logits = n W^T, loss of each token
+ *
+ * The head runs over chunks of tokens, and for each chunk does everything that needs its logits - loss, their
+ * gradient, and both halves of the head's backward pass - before the next chunk overwrites them: logits never
+ * exist whole. So its forward pass makes both gradients of the product, and its backward pass is the norm's.
+ * Where the weight half is deferred, it makes the logits again. With tied embeddings W is the embedding's. */
+#include "model/unit.h"
+
+enum { NORM, HEAD, PARAMS };
+static const ParamRow params[PARAMS] = {
+    [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_ONES},
+    [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .cut = CUT_ROWS,
+              .init = ROLE_HEAD, .decays = true},
+};
+
+enum { X, DNORMED, RSTD, NORMED, LOGITS, DLOGITS, TENSORS };
+static const TensorRow tensors[TENSORS] = {
+    [X] = {.width = DIM_HIDDEN, .life = LIFE_INPUT},
+    [DNORMED] = {.width = DIM_HIDDEN,
+                 .life = LIFE_INPUT}, /* made by the forward pass, used up by the backward pass */
+    [RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [NORMED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH},
+    [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, LIFE_SCRATCH},
+    [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW,
+                 LIFE_SCRATCH}, /* in fp32 they take the logits' place */
+};
+
+static const Product head = {&params[HEAD], NULL, DIM_VOCAB, DIM_HIDDEN};
+
+static const Param *matrix(const Model *m) {
+    const Param *own = param_of(&m->table, m->table.units - 1, &params[HEAD]);
+    return own ? own : param_of(&m->table, 0, &layer_embedding.params[0]);
+}
+
+static float *matrix_gradient(const Pass *p) {
+    const Gradients *g = &p->gradients;
+    return g->tied ? g->units[g->table->units].matrices : gradient_of(g, matrix(p->model));
+}
+
+static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
+    const Model *m = p->model;
+    OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
+       weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false);
+}
+
+/* One chunk: which of the products to do is up to the caller. */
+typedef struct Chunk {
+    int64_t first, rows;
+    bool input, weight;
+} Chunk;
+
+static void chunk(const Work *w, Chunk c) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int64_t h = m->config.hidden_size, v = m->config.vocab_size;
+    size_t row = (size_t)h * dtype_bytes(m->compute);
+    char *normed = (char *)w->tensors[NORMED] + (size_t)c.first * row;
+    void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
+    logits_of(p, c.rows, normed, w->tensors[LOGITS]);
+    OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
+       p->batch.targets + c.first, (float)p->loss_scale, p->losses + c.first,
+       c.input || c.weight ? dlogits : NULL, m->compute);
+    if (c.input)
+        OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
+           weights_matrix(p->weights, matrix(m)), m->compute,
+           (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false);
+    if (c.weight)
+        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed, m->compute,
+           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0));
+}
+
+static void all_chunks(const Work *w, bool input, bool weight) {
+    const Model *m = w->pass->model;
+    for (int64_t first = 0; first < m->tokens; first += m->loss_rows) {
+        int64_t rows = m->tokens - first < m->loss_rows ? m->tokens - first : m->loss_rows;
+        chunk(w, (Chunk){first, rows, input, weight});
+    }
+}
+
+static void final_norm(const Work *w) {
+    norm_forward(w->pass, w->unit, &params[NORM], w->pass->model->tokens, w->tensors[X], NULL, NULL,
+                 w->tensors[NORMED], w->tensors[RSTD]);
+}
+
+static void final_norm_backward(const Work *w, Half half) {
+    if (half & HALF_INPUT)
+        norm_backward(w->pass, w->unit, &params[NORM], w->tensors[X], w->tensors[RSTD], w->tensors[DNORMED],
+                      w->dx, false);
+}
+
+static void head_forward(const Work *w) {
+    bool training = w->pass->training;
+    all_chunks(w, training, training && !w->pass->defer_head);
+}
+
+static void head_backward(const Work *w, Half half) {
+    if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
+    final_norm(w);
+    all_chunks(w, false, true);
+}
+
+void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float *rstd, float *logits) {
+    norm_forward(p, p->model->table.units - 1, &params[NORM], rows, x, NULL, NULL, normed, rstd);
+    logits_of(p, rows, normed, logits);
+}
+
+static const Part parts[] = {
+    {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
+    {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
+};
+
+const Layer layer_head = {.name = "head",
+                          .params = params,
+                          .tensors = tensors,
+                          .parts = parts,
+                          .param_count = PARAMS,
+                          .tensor_count = TENSORS,
+                          .part_count = sizeof parts / sizeof *parts};

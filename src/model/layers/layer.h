@@ -1,0 +1,136 @@
+/* A layer: what a transformer is put together from. One file and one entry of `Layer` each says which
+ * parameters it has, which tensors its passes need and for how long, and what its passes do, part by part.
+ * Nothing else knows: parameter table, memory plan, recomputation, FLOPs, costs for the stage split,
+ * generation read these rows.
+ *
+ *     rows of parameters --> params.c (names, places in the unit's buffer), initialiser.c, optimizer (decay)
+ *     rows of tensors ----> regions.c (slab, keep, scratch)
+ *     parts --------------> unit.c (runs them), counts.c (FLOPs)
+ *
+ * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. A *part* is the shortest piece of a
+ * unit between two places where ranks may have to exchange something: model code never communicates, whoever
+ * runs the parts does it between them.
+ *
+ * Invariants
+ *  1. A part reads what earlier parts of its unit made, and nothing else of the unit's memory.
+ *  2. The backward pass takes the parts in reverse. Each has two halves: HALF_INPUT makes the gradient of the
+ *     part's input and adds to those of vectors; HALF_WEIGHT adds to the gradients of matrices, and reads
+ *     only tensors that are marked `operand`. Both at once do the same operations, in an order that changes
+ *     no bits.
+ *  3. What a part makes again equals what it made: recomputation changes no bits. */
+#ifndef WEFT_MODEL_LAYERS_LAYER_H
+#define WEFT_MODEL_LAYERS_LAYER_H
+
+#include "device/device.h"
+#include "model/params.h"
+
+/* What the forward pass keeps of a block.
+ *   none       every operand of the backward pass (the activation of the MLP is made again in passing)
+ *   selective  not what is cheap to make again: the normed inputs, and the gate and up products
+ *   full       the block's input only: its forward pass is done again */
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+
+typedef enum Half { HALF_INPUT = 1, HALF_WEIGHT = 2, HALF_BOTH = 3 } Half;
+
+/* How long what a forward pass makes stays for the backward pass; where it then lives, regions.c says. */
+typedef enum Lifetime {
+    LIFE_INPUT,  /* always: the unit's input, and what nothing makes again */
+    LIFE_SAVED,  /* unless everything is recomputed */
+    LIFE_CHEAP,  /* only when nothing is recomputed */
+    LIFE_SCRATCH /* not beyond the pass that makes it */
+} Lifetime;
+
+typedef enum Extent {
+    EXTENT_TOKENS,
+    EXTENT_LOGITS
+} Extent; /* rows: of the microbatch, of a chunk of logits */
+typedef enum Element {
+    ELEMENT_COMPUTE, /* the compute dtype */
+    ELEMENT_FP32,
+    ELEMENT_NARROW /* the compute dtype; no tensor at all where that is fp32 */
+} Element;
+
+/* A tensor of a layer's passes: [rows, width]. */
+typedef struct TensorRow {
+    Extent rows;
+    Dim width;
+    Element element;
+    Lifetime life;
+    bool operand; /* the weight half reads it */
+} TensorRow;
+
+enum { LAYER_TENSORS = 8 }; /* at most */
+
+/* y [T, out] = x [T, in] W^T (+ bias). */
+typedef struct Product {
+    const ParamRow *weight,
+        *bias; /* the first of the rows that make up [out, in] and [out]; bias may be NULL */
+    Dim out, in;
+} Product;
+
+struct Pass;
+
+/* What a part works on. */
+typedef struct Work {
+    const struct Pass *pass;
+    int unit;
+    void *const *tensors; /* of the layer, in the order of its rows */
+    const void *x;  /* [T, h] c: the normed state that the layer is applied to; NULL in embedding and head */
+    void *y;        /* [T, h] c: forward: what the layer makes of it */
+    const void *dy; /* [T, h] c: backward: gradient with respect to y */
+    void *dx;       /* [T, h] c: backward: where the gradient with respect to x goes */
+} Work;
+
+/* FLOPs of a token. */
+typedef struct Cost {
+    double forward, input, weight;
+} Cost;
+
+typedef struct Part {
+    const char *name;
+    /* Of what its forward pass makes. A layer's last part makes its result: there the unit decides. */
+    Lifetime makes;
+    void (*forward)(const Work *w);
+    void (*backward)(const Work *w, Half half);
+    const Product *product; /* its product with a matrix; NULL: none */
+    bool fused;             /* the forward pass makes the product's gradients too */
+    /* FLOPs beside the product's, of a token that looks back over `context` tokens; NULL: none worth
+     * counting. */
+    Cost (*more)(const ModelConfig *c, int64_t context);
+} Part;
+
+typedef struct Layer {
+    const char *name;
+    const ParamRow *params;
+    const TensorRow *tensors;
+    const Part *parts;
+    int param_count, tensor_count, part_count;
+    Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
+} Layer;
+
+extern const Layer layer_embedding; /* ids -> y */
+extern const Layer layer_attention; /* x -> y */
+extern const Layer layer_mlp;       /* x -> y, with a gate */
+extern const Layer layer_head;      /* the state -> losses, or logits */
+
+/* The passes of a product, on T tokens. */
+void product_forward(const Work *w, const Product *p, const void *x /* [T, in] c */,
+                     void *y /* [T, out] c */);
+void product_input(const Work *w, const Product *p, const void *dy /* [T, out] c */,
+                   void *dx /* [T, in] c */);
+void product_weight(const Work *w, const Product *p, const void *dy /* [T, out] c */,
+                    const void *x /* [T, in] c */);
+
+/* RMS norm of `tokens` rows: sum = a + b, y = norm(sum); b and sum may be NULL. */
+void norm_forward(const struct Pass *p, int unit, const ParamRow *weight, int64_t tokens,
+                  const void *a /* [tokens, h] c */, const void *b, void *sum, void *y,
+                  float *rstd /* [tokens] */);
+/* dx = (add ? dx : 0) + gradient through the norm of x, [T, h] c. */
+void norm_backward(const struct Pass *p, int unit, const ParamRow *weight, const void *x, const float *rstd,
+                   const void *dy, void *dx, bool add);
+
+/* Logits [rows, V] fp32 of `rows` states x [rows, h], for generation. */
+void head_logits(const struct Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */,
+                 float *rstd /* [rows] */, float *logits);
+
+#endif

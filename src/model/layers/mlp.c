@@ -1,0 +1,75 @@
+/* The gated MLP:
+ *
+ *     gate and up  [g|u] = x [Wgate;Wup]^T
+ *     down         y = (silu(g) * u) Wdown^T
+ *
+ * Shazeer, "GLU variants improve transformer", 2020. The backward pass makes the activation again in passing,
+ * so it is never saved. */
+#include "model/unit.h"
+
+enum { GATE_BIAS, UP_BIAS, DOWN_BIAS, GATE, UP, DOWN, PARAMS };
+static const ParamRow params[PARAMS] = {
+    [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS, .cut = CUT_ROWS,
+                   .init = ROLE_ZEROS},
+    [UP_BIAS] = {"mlp.up_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS, .cut = CUT_ROWS, .init = ROLE_ZEROS,
+                 .continues = true},
+    [DOWN_BIAS] = {"mlp.down_proj.bias", DIM_HIDDEN, .when = WHEN_MLP_BIAS, .init = ROLE_ZEROS},
+    [GATE] = {"mlp.gate_proj.weight", DIM_INTER, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_INNER,
+              .decays = true},
+    [UP] = {"mlp.up_proj.weight", DIM_INTER, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_UP, .decays = true,
+            .continues = true},
+    [DOWN] = {"mlp.down_proj.weight", DIM_HIDDEN, DIM_INTER, .cut = CUT_COLUMNS, .init = ROLE_DOWN,
+              .decays = true},
+};
+
+enum { GATE_UP, ACT, DGATE_UP, TENSORS };
+static const TensorRow tensors[TENSORS] = {
+    [GATE_UP] = {.width = DIM_GATE_UP, .life = LIFE_CHEAP},
+    [ACT] = {.width = DIM_INTER,
+             .life = LIFE_SCRATCH,
+             .operand = true}, /* on the way back its gradient first */
+    [DGATE_UP] = {.width = DIM_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
+};
+
+static const Product gate_up = {&params[GATE], &params[GATE_BIAS], DIM_GATE_UP, DIM_HIDDEN};
+static const Product down = {&params[DOWN], &params[DOWN_BIAS], DIM_HIDDEN, DIM_INTER};
+
+static void gate_up_forward(const Work *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
+
+static void gate_up_backward(const Work *w, Half half) {
+    if (half & HALF_WEIGHT) product_weight(w, &gate_up, w->tensors[DGATE_UP], w->x);
+    if (half & HALF_INPUT) product_input(w, &gate_up, w->tensors[DGATE_UP], w->dx);
+}
+
+static void down_forward(const Work *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    OP(p->device, OP_SWIGLU_FORWARD, swiglu_forward, m->tokens, m->config.intermediate_size,
+       w->tensors[GATE_UP], w->tensors[ACT], m->compute);
+    product_forward(w, &down, w->tensors[ACT], w->y);
+}
+
+static void down_backward(const Work *w, Half half) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    void *const *t = w->tensors;
+    if (half & HALF_INPUT) {
+        product_input(w, &down, w->dy, t[ACT]);
+        OP(p->device, OP_SWIGLU_BACKWARD, swiglu_backward, m->tokens, m->config.intermediate_size, t[GATE_UP],
+           t[ACT], t[DGATE_UP], t[ACT], m->compute);
+    }
+    if (half & HALF_WEIGHT) product_weight(w, &down, w->dy, t[ACT]);
+}
+
+static const Part parts[] = {
+    {"gate and up", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up},
+    {"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
+};
+
+const Layer layer_mlp = {.name = "mlp",
+                         .params = params,
+                         .tensors = tensors,
+                         .parts = parts,
+                         .param_count = PARAMS,
+                         .tensor_count = TENSORS,
+                         .part_count = sizeof parts / sizeof *parts};

@@ -1,0 +1,80 @@
+/* Where the tensors of a unit's passes live. One walk over their rows, the same each time, counts bytes (with
+ * no memory given) or hands out addresses. What the recompute policy drops from the slab moves to `keep` if
+ * the weight half reads it, else to `scratch`. */
+#include "model/internal.h"
+
+typedef enum Region { REGION_SLAB, REGION_KEEP, REGION_SCRATCH, REGIONS } Region;
+
+typedef struct Cursor {
+    char *base[REGIONS];
+    size_t used[REGIONS];
+} Cursor;
+
+/* Of each sublayer x + f(norm(x)); the stream before the first one is the unit's input. */
+static const TensorRow rstd_row = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SAVED},
+                       n_row = {.width = DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
+                       dy_row = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
+                       dn_row = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH};
+
+static size_t tensor_bytes(const Model *m, const TensorRow *row) {
+    size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
+    if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
+    int64_t rows = row->rows == EXTENT_TOKENS ? m->tokens : m->loss_rows;
+    return pool_round((size_t)rows * (size_t)model_dim(&m->config, row->width) * element);
+}
+
+static void *take(Cursor *c, const Model *m, const TensorRow *row) {
+    Region r = lifetime_stays(row->life, m->recompute) ? REGION_SLAB
+               : row->operand                          ? REGION_KEEP
+                                                       : REGION_SCRATCH;
+    char *p = c->base[r] ? c->base[r] + c->used[r] : NULL;
+    c->used[r] += tensor_bytes(m, row);
+    return p;
+}
+
+static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int index, SublayerTensors *out) {
+    if (s->norm) {
+        out->x = take(c, m, &(TensorRow){.width = DIM_HIDDEN, .life = stream_lifetime(index)});
+        out->rstd = take(c, m, &rstd_row);
+        out->n = take(c, m, &n_row);
+        out->dy = take(c, m, &dy_row);
+    }
+    CHECK(s->layer->tensor_count <= LAYER_TENSORS);
+    for (int i = 0; i < s->layer->tensor_count; i++) out->layer[i] = take(c, m, &s->layer->tensors[i]);
+}
+
+static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    int count = unit_sublayers(&m->config, unit, sublayers);
+    *out = (UnitTensors){0};
+    for (int s = 0; s < count; s++) take_sublayer(c, m, &sublayers[s], s, &out->sublayers[s]);
+    if (sublayers[0].norm) out->dn = take(c, m, &dn_row);
+}
+
+void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {
+    lay_out(m, unit, &(Cursor){.base = {slab, keep, scratch}}, out);
+}
+
+static size_t region_bytes(const Model *m, int unit, Region region) {
+    Cursor c = {0};
+    UnitTensors none;
+    lay_out(m, unit, &c, &none);
+    return c.used[region];
+}
+
+size_t unit_slab_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_SLAB); }
+
+size_t unit_keep_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEEP); }
+
+size_t unit_scratch_bytes(const Model *m) {
+    size_t most = 0;
+    for (int u = 0; u < m->table.units; u++) {
+        size_t bytes = region_bytes(m, u, REGION_SCRATCH);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+size_t boundary_bytes(const Model *m) {
+    return (size_t)m->tokens * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
+}
