@@ -1,3 +1,9 @@
+/* Added tokens of a kind, found in text: leftmost first, and of those that start at one place the longest.
+ *
+ *  A1. ids are sorted by their first byte, then longest first; starts[b] .. starts[b + 1] are those that
+ *      begin with byte b. So a place in the text costs one look-up, and the first that fits is the one to
+ *      take.
+ *  A2. Nothing is looked for where there are no such tokens: added_find then says "at the end" at once. */
 #include "data/added.h"
 
 #include <stdlib.h>
@@ -5,6 +11,7 @@
 
 #include "base/text.h"
 
+/* Ties are broken by id, so that the order does not depend on how qsort treats equals. */
 static int longer_first(const void *a, const void *b) {
     const Token *const *x = a, *const *y = b;
     unsigned char p = (unsigned char)(*x)->bytes[0], q = (unsigned char)(*y)->bytes[0];
@@ -13,6 +20,8 @@ static int longer_first(const void *a, const void *b) {
     return *x < *y ? -1 : *x > *y;
 }
 
+/* The table of starts is filled from the front: each token moves the ends of its own byte and all after
+ * it. */
 void added_init(AddedSet *set, const Vocabulary *v, TokenKind kind) {
     *set = (AddedSet){0};
     int32_t count = 0;

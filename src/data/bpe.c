@@ -1,3 +1,11 @@
+/* Byte-pair encoding of one piece of text: its bytes become tokens, then the pair of neighbours whose
+ * merge has the lowest rank is joined, the leftmost first, until no pair has a merge (Sennrich et al.,
+ * 2016; ranks as in GPT-2).
+ *
+ *  B1. `slots` is an open-addressing table from pair to rank, at most half full, so that a search ends.
+ *  B2. Merges of one rank have one result. tiktoken's files have several pairs for a rank; tokenizer.json
+ *      has one.
+ *  B3. Both encoders below give the same ids. Which one runs depends on the length of the piece alone. */
 #include "data/bpe.h"
 
 #include <stdlib.h>
@@ -19,6 +27,8 @@ static uint64_t pair_key(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
+/* Fibonacci hashing; the high bits, where the product mixes best, are folded onto the low ones that are
+ * used. */
 static size_t pair_hash(uint64_t pair) {
     pair *= 0x9E3779B97F4A7C15U;
     return (size_t)(pair ^ pair >> 32);
@@ -34,6 +44,7 @@ static uint32_t rank_of(const Bpe *b, int32_t left, int32_t right) {
     return slot_of(b, pair_key(left, right))->rank;
 }
 
+/* A pair that stands twice would make the result depend on the order of the file: refused. */
 ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count,
                    Error *err) {
     *b = (Bpe){.rules = rules, .count = count, .ranks = count ? rules[count - 1].rank + 1 : 0};
@@ -129,6 +140,8 @@ static void rank_pair(const Bpe *b, LongPiece *p, uint32_t at) {
     if (p->ranks[at] != BPE_NO_RANK) heap_push(p, (uint64_t)p->ranks[at] << 32 | at);
 }
 
+/* Joins position `at` with the one after it. Entries of pairs that this undoes stay in the heap: their
+ * noted ranks no longer match. */
 static void merge_at(const Bpe *b, LongPiece *p, uint32_t at) {
     uint32_t gone = p->next[at], after = p->next[gone];
     p->ids[at] = b->results[p->ranks[at]];
@@ -139,6 +152,8 @@ static void merge_at(const Bpe *b, LongPiece *p, uint32_t at) {
     if (at > 0) rank_pair(b, p, p->previous[at]);
 }
 
+/* The heap is ordered by (rank, position), so that among equal ranks the leftmost comes first, as above.
+ * All pairs are entered before the heap is put in order at once, which is linear. */
 static size_t encode_long(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out) {
     uint32_t n = (uint32_t)length;
     LongPiece p = {.ids = out, .n = n};

@@ -1,3 +1,8 @@
+/* GPT-2's mapping of bytes to printable characters. Bytes that are printable in Latin-1 stand for
+ * themselves; the other 68 stand, in ascending order, for U+0100 to U+0143. Files write tokens so, since
+ * JSON can hold no bytes.
+ *
+ * The mapping is computed: tables of it are where other implementations have their typing errors. */
 #include "data/byte_level.h"
 
 #define FIRST_MOVED 0x100U
@@ -27,6 +32,7 @@ static int byte_of(uint32_t code) {
     }
 }
 
+/* Bytes in the order of their characters: the order in which vocabularies list the 256 single bytes. */
 uint8_t byte_level_nth(int k) {
     for (uint32_t code = 0;; code++) {
         int byte = byte_of(code);

@@ -58,6 +58,8 @@ static ErrorCode fill(CorpusReader *r, Error *err) {
     return OK;
 }
 
+/* Editors on Windows leave one. It belongs to no document, so it is passed over where a file begins, and
+ * counts in positions. */
 static ErrorCode skip_byte_order_mark(CorpusReader *r, Error *err) {
     while (r->end - r->begin < 3 && !r->at_end) TRY(fill(r, err));
     if (r->end - r->begin >= 3 && memcmp(r->buffer + r->begin, "\xef\xbb\xbf", 3) == 0) {
@@ -195,6 +197,7 @@ static size_t text_piece(const CorpusReader *r, bool *ends) {
     return n;
 }
 
+/* Lines are counted for messages; they cost one pass of memchr over what was handed out. */
 static void advance(CorpusReader *r, size_t length, bool in_document) {
     const char *at = r->buffer + r->begin, *stop = at + length;
     while ((at = memchr(at, '\n', (size_t)(stop - at))) != NULL) {

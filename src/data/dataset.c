@@ -1,3 +1,12 @@
+/* The data of a run: each source tokenized into a cache, parts of it set aside for validation, and one
+ * order in which windows of all sources are drawn.
+ *
+ *  D1. A source's cache is found by a key over everything that decides its ids: tokenizer, BOS and EOS,
+ *      format, splitting, and the content (not the names) of its files. So a cache is never stale, and a
+ *      renamed file is not read again.
+ *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): nothing here has a state that
+ *      moves.
+ *  D3. Sources for training come first in `sources`, then those that are for validation only. */
 #include "data/dataset.h"
 
 #include <inttypes.h>
@@ -37,6 +46,7 @@ typedef struct Recipe {
     int threads;
 } Recipe;
 
+/* Tokenizers with one token for both ends (GPT-2) get it once, between documents. */
 static Recipe make_recipe(const DataConfig *c, const Tokenizer *t, int threads) {
     Recipe r = {.config = c, .tokenizer = t, .threads = threads};
     r.eos = c->add_eos ? tokenizer_eos(t) : -1;
@@ -129,6 +139,7 @@ static ErrorCode open_paths(const Recipe *r, const DataSource *spec, Source *s, 
     return code;
 }
 
+/* A pattern stands for its files in sorted order, as one source. */
 static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     s->name = mem_strdup(spec->path);
@@ -140,6 +151,7 @@ static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s,
     return code;
 }
 
+/* What the option table cannot say of one key alone. */
 static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) {
     if (context < 1 || context > 1 << 30)
         return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
@@ -202,6 +214,8 @@ static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, 
         weighted, d->count);
 }
 
+/* Without weights all sources are one corpus, and each window is equally likely; with weights they are a
+ * mixture. */
 static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     double *shares = mem_alloc_array(d->count, sizeof *shares);
     uint64_t *windows = mem_alloc_array(d->count, sizeof *windows);
@@ -215,6 +229,7 @@ static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     return code;
 }
 
+/* Sources are opened one after the other: tokenizing uses all threads for each. */
 static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *err) {
     const DataSource *train = (const DataSource *)(const void *)c->sources.items;
     const DataSource *validation = (const DataSource *)(const void *)c->validation_sources.items;
@@ -257,6 +272,8 @@ void dataset_close(Dataset *d) {
     free(d);
 }
 
+/* Seed, weights and context are options of the run, which are compared as such; here is only what the
+ * files hold. Sources for validation do not change the curve and are left out. */
 void dataset_fingerprint(const Dataset *d, char out[65]) {
     uint64_t fraction;
     memcpy(&fraction, &d->validation_fraction, sizeof fraction);
@@ -328,6 +345,7 @@ void dataset_describe(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) describe_source(d, i, out);
 }
 
+/* Past the last sample rows are empty: ranks that share validation unevenly still run the same passes. */
 static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid,
                                    Error *err) {
     if (k >= dataset_validation_samples(d)) {

@@ -1,3 +1,12 @@
+/* SHA-256 of source files, remembered in the cache directory by size, time of change, inode and device, so
+ * that a corpus is read once and not at each start.
+ *
+ *  F1. A record is a memory, not a truth: one that is missing, malformed or of another state of the file
+ *      only costs reading the file again.
+ *  F2. A file that changed less than REST_SECONDS ago is hashed but not remembered: a second write within
+ *      the clock's resolution would leave the stamp as it is.
+ *  F3. The stamp is taken before the content and compared after it: a file that changes while it is read
+ *      is an error. */
 #include "data/fingerprint.h"
 
 #include <errno.h>
@@ -32,6 +41,7 @@ static bool same_stamp(const FileStamp *a, const FileStamp *b) {
            a->mtime_nanoseconds == b->mtime_nanoseconds && a->inode == b->inode && a->device == b->device;
 }
 
+/* Named by a hash of the full path: names of files may be longer than names in a directory can be. */
 static char *record_path(const char *cache_dir, const char *path) {
     char *full = realpath(path, NULL);
     const char *name = full ? full : path;
@@ -91,6 +101,7 @@ static ErrorCode remember(const char *cache_dir, const char *path, const Fingerp
     return code;
 }
 
+/* Returns with the file's position at the end; progress counts megabytes. */
 static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, char out[65], Error *err) {
     Sha256 *h = sha256_start();
     char *buffer = mem_alloc(READ_BYTES);
@@ -118,6 +129,8 @@ static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progr
     return fingerprint_check(path, print, err);
 }
 
+/* Also asked by who tokenizes, after the last byte: text that changed under it would be in the cache for
+ * good. */
 ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *err) {
     FileStamp now = {0};
     TRY(stamp_of(path, &now, err));

@@ -1,3 +1,11 @@
+/* tokenizer.json of Hugging Face's `tokenizers` into a Tokenizer: byte-level BPE with the pre-tokenizers
+ * and the normalizer that weft has.
+ *
+ *  H1. What is not understood is refused by name: a setting that would change ids is either honoured or an
+ *      error, never passed over.
+ *  H2. Nothing in the file is trusted: ids, sizes and merges are checked before they are used as an index.
+ *  H3. Bytes are read in the file's alphabet (data/byte_level.h). A vocabulary entry that is not written
+ *      in it can never come out of encoding text, and is kept as an inert token so that its id decodes. */
 #include "data/hf_tokenizer.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/* A Tokenizer as tokenizer.json, for tokenizers that weft trained or that came as a tiktoken file. Those
+ * that came as tokenizer.json are written back byte for byte instead (tokenizer_save).
+ *
+ * Only what readers need is written, in the form that the oldest versions of `tokenizers` take too. */
 #include <string.h>
 
 #include "base/json.h"

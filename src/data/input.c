@@ -40,6 +40,7 @@ static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got
     return OK;
 }
 
+/* By the first bytes, since names lie: a gzip file called .txt would otherwise be trained on. */
 static const char *foreign_compression(const unsigned char *head, size_t length) {
     if (length >= 2 && head[0] == 0x1f && head[1] == 0x8b) return "gzip";
     if (length >= 6 && memcmp(head,
@@ -59,6 +60,7 @@ static bool is_zstd(const unsigned char *head, size_t length) {
     return frame || skippable;
 }
 
+/* Decided by content, too: zstd files are known whatever they are called. */
 static ErrorCode start_decoder(Input *input, Error *err) {
     unsigned char head[6];
     ssize_t n = pread(input->fd, head, sizeof head, 0);
@@ -108,6 +110,7 @@ void input_close(Input *input) {
     free(input);
 }
 
+/* Returns at least one byte unless the file ends. A file may be several frames, one after the other. */
 static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     ZSTD_outBuffer made = {.dst = out, .size = capacity};
     while (made.pos == 0) {

@@ -31,11 +31,14 @@ struct Loader {
     pthread_t thread;
 };
 
+/* Samples of a step are dealt in runs: this rank's microbatch a starts microbatch_stride further on for
+ * each a, and the next step step_stride further on. Ranks differ in `first` alone. */
 uint64_t loader_sample(const LoaderLayout *l, uint64_t i) {
     uint64_t step = i / (uint64_t)l->microbatches, a = i % (uint64_t)l->microbatches;
     return l->first + step * (uint64_t)l->step_stride + a * (uint64_t)l->microbatch_stride;
 }
 
+/* Rows past the limit are empty: they have no valid targets and change no sum. */
 static ErrorCode make(Loader *l, uint64_t i, Error *err) {
     Batch *b = &l->batches[i % l->slots];
     uint64_t first = loader_sample(&l->layout, i);
@@ -51,6 +54,7 @@ static ErrorCode make(Loader *l, uint64_t i, Error *err) {
     return OK;
 }
 
+/* The lock is not held while a batch is made: the slot belongs to this thread until `made` is raised. */
 static void *run(void *argument) {
     Loader *l = argument;
     pthread_mutex_lock(&l->lock);
@@ -142,6 +146,7 @@ void loader_close(Loader *l) {
     release(l);
 }
 
+/* The batch handed out last is released here: whoever asks for the next one is done with it. */
 ErrorCode loader_next(Loader *l, Batch *out, double *waited, Error *err) {
     double start = clock_seconds();
     pthread_mutex_lock(&l->lock);

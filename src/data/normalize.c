@@ -1,3 +1,5 @@
+/* Unicode normalization form C, by utf8proc, where the build has it. The version of its tables is part of
+ * a tokenizer's fingerprint: other tables may give other ids. */
 #include "data/normalize.h"
 
 #ifdef WEFT_UTF8PROC

@@ -1,3 +1,10 @@
+/* Cutting text into pieces by the regular expressions of GPT-2, Llama 3 and Qwen 2, run by PCRE2.
+ *
+ *  P1. Files name a pattern by its source text; what PCRE2 runs is written for it, since its \s is not
+ *      Unicode's White_Space, on which `tokenizers` and `tiktoken` cut. Equality of ids is tested against
+ *      both.
+ *  P2. Each pattern matches at every place, so pieces follow each other without gaps and none is empty.
+ *  P3. Text is valid UTF-8 when it comes here (tokenizer.c sees to it), so PCRE2 need not look again. */
 #include "data/pretokenize.h"
 
 #include <stdbool.h>
@@ -42,6 +49,7 @@ static const PatternText patterns[PATTERN_COUNT] = {
 
 const char *pattern_name(Pattern pattern) { return patterns[pattern].name; }
 
+/* As files have it, to the letter: readers compare it so. */
 const char *pattern_source(Pattern pattern) { return patterns[pattern].source; }
 
 Pattern pattern_by_name(const char *name) {

@@ -1,3 +1,12 @@
+/* Which window of which source sample k is, without a table of samples.
+ *
+ *  S1. A group (one source of a mixture, or all sources together) is walked in the order of a keyed
+ *      permutation of its windows, a new one each epoch (rng_permute: a Feistel network over the exact
+ *      range). So each window comes once an epoch, and any k can be asked for alone.
+ *  S2. A mixture deals samples in a cycle of slots, each source's slots spread as evenly as can be: after
+ *      any number of samples each source has its share to within one sample.
+ *  S3. The cycle is the shortest in which all shares are whole numbers, or CYCLE_LIMIT slots with rounded
+ *      shares. */
 #include "data/sampler.h"
 
 #include <inttypes.h>
@@ -92,6 +101,7 @@ static void deal(Sampler *s) {
     free(used);
 }
 
+/* Without shares there is one group, whose cycle is one slot. */
 static void mix(Sampler *s, const double *shares) {
     uint32_t *slots = mem_alloc_array(s->group_count, sizeof *slots);
     s->cycle = shares ? choose_cycle(shares, s->group_count, slots) : 1;
@@ -102,6 +112,7 @@ static void mix(Sampler *s, const double *shares) {
     deal(s);
 }
 
+/* The sum of windows must stay below 2^63, so that positions can be counted in signed numbers too. */
 static ErrorCode check(const uint64_t *windows, const double *shares, size_t count, Error *err) {
     if (count < 1 || count > SAMPLER_SOURCES)
         return error_set(err, ERR_CONFIG, "%zu sources: from 1 to %d are possible", count, SAMPLER_SOURCES);
@@ -158,6 +169,8 @@ static size_t source_of(const Sampler *s, uint64_t window) {
     return low;
 }
 
+/* Sample k is the index-th of its group: whole cycles before it, then the slots of the same group in this
+ * one. */
 Sample sampler_at(const Sampler *s, uint64_t k) {
     uint64_t slot = k % s->cycle;
     size_t g = s->slot_group[slot];

@@ -1,3 +1,11 @@
+/* A source's tokens without what is set aside for validation: segments of the cache read as one sequence.
+ *
+ *  T1. Segments are ascending and do not touch; `at` is the place of each in the sequence.
+ *  T2. What is held out is cut from several places (STRIPES at most), so that a corpus sorted by subject
+ *      or time is held out evenly, and, where it costs little, at ends of documents, so that no document
+ *      is in both parts.
+ *  T3. Windows overlap by one token: the last target of one is the first input of the next. Every token
+ *      but the very first is a target once. */
 #include "data/stream.h"
 
 #include <string.h>
@@ -15,6 +23,7 @@ void stream_whole(TokenStream *s, const TokenCache *cache) {
     add_segment(s, 0, token_cache_tokens(cache));
 }
 
+/* To the end of the document, if that is no further away than the tolerance. */
 static uint64_t snap(const TokenCache *cache, uint64_t token, uint64_t tolerance) {
     uint64_t end = token_cache_document_end(cache, token);
     return end - token <= tolerance ? end : token;

@@ -1,3 +1,6 @@
+/* tiktoken's files (Llama 3's tokenizer.model): a line a token, its bytes in base64 and its rank, which is
+ * its id. Merges are not in the file; they follow from the ranks. Special tokens are not in it either:
+ * they are Llama 3's, 256 of them behind the last rank. */
 #include "data/tiktoken.h"
 
 #include <stdio.h>
@@ -75,6 +78,7 @@ static ErrorCode read_line(RankLine *line, const char *where, size_t number, con
     return OK;
 }
 
+/* An upper bound, for one allocation. */
 static size_t count_lines(const char *data, size_t length) {
     size_t lines = 1;
     for (const char *p = data; (p = memchr(p, '\n', length - (size_t)(p - data))); p++) lines++;
@@ -100,6 +104,7 @@ static ErrorCode read_lines(const char *where, const char *data, size_t length, 
     return *count ? OK : error_set(err, ERR_DATA, "%s: no tokens; expected lines of \"base64 rank\"", where);
 }
 
+/* Llama 3's own numbering: five names among the first ten, the rest reserved and counted on their own. */
 static void special_name(int k, char out[SPECIAL_NAME]) {
     static const char *const named[10] = {[0] = "begin_of_text",
                                           [1] = "end_of_text",

@@ -40,6 +40,7 @@ typedef struct EncodeState {
     Remembered *memory; /* [MEMORY_SLOTS]; a newer piece takes the place of an older one */
 } EncodeState;
 
+/* As many states come to be as threads encode at a time; they live as long as the tokenizer. */
 static EncodeState *state_borrow(const Tokenizer *t) {
     pthread_mutex_lock(&t->pool->lock);
     EncodeState *state = t->pool->idle;
@@ -73,6 +74,7 @@ static void pool_destroy(StatePool *pool) {
 
 /* --- opening --- */
 
+/* The tokenizer that needs no file: 256 bytes and two bounds. */
 static ErrorCode open_bytes(Tokenizer *t, Error *err) {
     Vocabulary *v = &t->vocabulary;
     int32_t byte_ids[256];
@@ -94,6 +96,8 @@ static void hash_text(Sha256 *h, const char *text, size_t length) {
     sha256_add(h, text, length);
 }
 
+/* Over everything that decides ids, and nothing else: two files that spell the same tokenizer in two ways
+ * have the same fingerprint. Versions of Unicode tables count, since pieces depend on them. */
 static void compute_fingerprint(Tokenizer *t) {
     Sha256 *h = sha256_start();
     char version[32];
@@ -160,6 +164,7 @@ static ErrorCode tokenizer_hand_out(Tokenizer **out, Tokenizer *t, ErrorCode cod
     return code;
 }
 
+/* A tiktoken file begins with base64, which has neither bracket. */
 static bool looks_like_json(const char *data, size_t length) {
     size_t i = 0;
     while (i < length && strchr(" \t\r\n", data[i]) && data[i]) i++;
@@ -261,6 +266,8 @@ typedef struct Encoding {
     Error *err;
 } Encoding;
 
+/* whole_first is Llama 3's rule (ignore_merges): a piece that is a token as it stands is that token,
+ * whatever merging would have made of it. */
 static ErrorCode encode_piece_afresh(Encoding *e, const char *text, size_t length) {
     if (length > INT_MAX) {
         return error_set(e->err, ERR_DATA,
@@ -294,6 +301,7 @@ static ErrorCode encode_piece(Encoding *e, const char *text, size_t length) {
     return OK;
 }
 
+/* Without merges each byte is its token: no patterns, no memory, one pass. */
 static ErrorCode encode_bytes(Encoding *e, const char *text, size_t length) {
     token_list_reserve(e->out, length);
     int32_t *ids = e->out->ids + e->out->count;
@@ -340,6 +348,8 @@ static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
     return code;
 }
 
+/* Bytes that are no UTF-8 are encoded by themselves, so that every text can be encoded and comes back as
+ * it was. */
 static ErrorCode encode_text(Encoding *e, const char *text, size_t length) {
     for (size_t from = 0; from < length;) {
         size_t valid = utf8_valid_run(text + from, length - from);

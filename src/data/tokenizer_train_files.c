@@ -1,3 +1,5 @@
+/* Training a tokenizer from files: reads pieces of all sources in order and counts their words. Reading is
+ * one thread's work, counting that of all; merges are learned from the counts (tokenizer_train.c). */
 #include <string.h>
 
 #include "base/file.h"

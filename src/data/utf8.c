@@ -1,3 +1,4 @@
+/* Runs of valid and of invalid UTF-8, by the decoder that everything here uses (base/text.h). */
 #include "data/utf8.h"
 
 #include <stdint.h>

@@ -1,3 +1,11 @@
+/* Tokens by id, and ids by bytes.
+ *
+ *  V1. Bytes of all tokens lie in one block of memory that is sized before the first is set, so that
+ *      pointers into it stay.
+ *  V2. An id is set once, and bytes once. Sealing checks that ids run from 0 without a gap and that each
+ *      of the 256 bytes is a token, so that any text can be encoded.
+ *  V3. Text tokens are found by their bytes; special, added and inert ones are not, so that no text turns
+ *      into a control token by its spelling. */
 #include "data/vocabulary.h"
 
 #include <stdlib.h>

@@ -1,3 +1,8 @@
+/* Distinct words and how often each came: a hash table over copies of their bytes.
+ *
+ *  W1. `words` keeps the order in which words came first, so that what is built from it does not depend on
+ *      hashing.
+ *  W2. Slots hold number + 1 of a word; at most half of them are taken, so that a search ends. */
 #include "data/word_table.h"
 
 #include <stdlib.h>

@@ -1,3 +1,10 @@
+/* Curves as SVG inside a page of HTML: axes, ticks, smoothed lines, marks; no script is needed to see
+ * them.
+ *
+ *  C1. Everything drawn lies inside LEFT, TOP, RIGHT, BOTTOM; the page's script finds the same box, and
+ *      the values at its edges, in data-box, data-x and data-y.
+ *  C2. The size of a drawing does not grow with the run: a column of pixels takes two points at most.
+ *  C3. Text that came from a run goes through html_puts; numbers are written by us. */
 #include "observe/chart.h"
 
 #include <float.h>
@@ -35,6 +42,8 @@ void html_puts(Text *out, const char *text) {
 
 /* ---- numbers ---- */
 
+/* Steps of 1, 2, 5 times a power of ten, the nearest to `wanted` ticks (Heckbert, "Nice numbers for graph
+ * labels", 1990). The small tolerance keeps ticks that rounding has put just outside. */
 size_t chart_ticks(double low, double high, int wanted, double *out, size_t max, double *step) {
     double raw = (high - low) / wanted;
     *step = 0;
@@ -59,6 +68,8 @@ static void half_smooth(const double *y, size_t count, double keep, bool backwar
     }
 }
 
+/* Forward and backward averages are added by halves, so that the curve is not shifted to the right as a
+ * plain moving average is. What is not finite stays a gap. */
 void chart_smooth(const double *y, size_t count, double span, double *out) {
     double keep = 1 - 2 / (fmax(span, 1) + 1);
     for (size_t i = 0; i < count; i++) out[i] = isfinite(y[i]) ? 0 : y[i];
@@ -66,6 +77,7 @@ void chart_smooth(const double *y, size_t count, double span, double *out) {
     half_smooth(y, count, keep, true, out);
 }
 
+/* The mapping is affine in the value or its logarithm. */
 static double at(const Axis *a, double value) {
     double low = a->low, high = a->high;
     if (a->log) {
@@ -208,6 +220,7 @@ static void pen_column(Pen *p, const double *x, const double *y, size_t from, si
     if (gap) p->down = false;
 }
 
+/* Points of one column of pixels are drawn together: of ten thousand steps one sees no more. */
 static void write_line(Text *out, const char *kind, const ChartSeries *s, const double *values, const Axis *x,
                        const Axis *y) {
     Pen pen = {out, x, y, false};
@@ -261,6 +274,7 @@ static void write_marks(Text *out, const Chart *c, const Axis *x) {
     }
 }
 
+/* A run with one step has no range to draw over: it gets one of length 1. */
 static void write_svg(Text *out, const Chart *c, bool log) {
     Axis x = {c->x_low, c->x_high, LEFT, c->width - RIGHT, false}, y = {0, 0, c->height - BOTTOM, TOP, log};
     if (!(x.high > x.low)) x.high = x.low + 1;
@@ -281,6 +295,8 @@ static void write_svg(Text *out, const Chart *c, bool log) {
     text_puts(out, "<path class=\"hair\"/></svg>\n");
 }
 
+/* Linear and logarithmic drawings are both in the page; radio buttons and CSS choose, so that no script is
+ * needed. */
 static void write_switch(Text *out, const Chart *c, const char *scale, const char *name, bool checked) {
     text_printf(out,
                 "<input type=\"radio\" name=\"y-%s\" id=\"%s-%s\" class=\"to-%s\"%s><label "

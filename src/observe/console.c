@@ -1,3 +1,8 @@
+/* Lines for people: a logged step in TorchTitan's form ("step: 10  loss: 7.1234 ..."), which scripts know,
+ * and one status line that is drawn over itself in a terminal.
+ *
+ *  C1. A figure that is not known is left out or "n/a", never a made-up zero.
+ *  C2. The status line is as wide as the terminal at most, and never the last line of a log file. */
 #include "observe/console.h"
 
 #include <math.h>
@@ -39,6 +44,7 @@ static void add_number(Text *out, bool colour, const char *escape, const char *n
     add_field(out, colour, escape, name, number);
 }
 
+/* Above 9e15 a double no longer holds whole numbers; such a rate is no rate. */
 static void add_rate(Text *out, bool colour, double tokens_per_second) {
     char number[32] = "n/a";
     if (isfinite(tokens_per_second) && tokens_per_second < 9e15)
@@ -147,6 +153,7 @@ void console_validation(const ValidationMetrics *v, int rank) {
     print_line(&line, rank);
 }
 
+/* Ten times a second is enough for the eye; more would cost steps of a tiny model. */
 void console_status(const StepMetrics *m, bool at_once) {
     static double drawn = -1; /* only the training thread draws */
     double now = clock_seconds();

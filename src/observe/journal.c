@@ -1,3 +1,11 @@
+/* The journal of a run: one JSON line an event, appended; what happened stays, over all restarts.
+ *
+ *  J1. A line is written by one write call, so that a kill leaves whole lines and at most one torn at the
+ *      end.
+ *  J2. Events that someone will look for after a crash are synced at once; a validation's or a spike's are
+ *      not worth the wait.
+ *  J3. Readers pass over lines they cannot read: a journal is for people, and half of one is better than
+ *      none. */
 #include "observe/journal.h"
 
 #include <math.h>
@@ -143,6 +151,7 @@ void journal_table_free(JournalTable *t) {
     *t = (JournalTable){0};
 }
 
+/* The newest: a run that went on elsewhere has other facts. */
 double journal_table_fact(const JournalTable *t, const char *name) {
     for (size_t i = t->count; i-- > 0;) {
         for (const JournalFact *f = t->entries[i].facts; f->name; f++) {

@@ -1,3 +1,6 @@
+/* Records of steps and validations: their file (its invariants stand in metrics.h), the window over which
+ * speeds are taken, and the table that reads them back. The table of fields is the only list of a record's
+ * members: a new one is a line there. */
 #include "observe/metrics.h"
 
 #include <errno.h>
@@ -147,6 +150,7 @@ static double remaining_seconds(const MetricsWindow *w, const StepMetrics *m) {
     return (double)left * (step + pause);
 }
 
+/* Quotients of an empty window are NaN, which the console and the file show as "not known". */
 void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
     double steps = w->steps > 0 ? (double)w->steps : (double)NAN;
     m->step_seconds = w->seconds / steps;
@@ -283,6 +287,7 @@ static void *grow(void *items, size_t count, size_t each) {
     return mem_grow(items, bytes);
 }
 
+/* A line that cannot be read is counted, not fatal: the rest of the curve is worth seeing. */
 static bool table_add(MetricsTable *t, const char *line, size_t length) {
     bool is_step, good;
     cJSON *record = parse_line(line, length, &is_step);

@@ -1,3 +1,5 @@
+/* A curve in the terminal: braille dots (two by four a character) where the locale can show them, else one
+ * star a character. */
 #include "observe/plot.h"
 
 #include <math.h>
@@ -31,6 +33,7 @@ static void set_dot(Canvas *c, int x, int y) {
     c->dots[(size_t)y * (size_t)(c->columns * c->dot_x) + (size_t)x] = 1;
 }
 
+/* A flat curve runs through the middle. */
 static int scale(double value, Range r, int dots) {
     if (!(r.high > r.low)) return (dots - 1) / 2;
     int at = (int)lround((value - r.low) / (r.high - r.low) * (dots - 1));
@@ -114,6 +117,7 @@ static void draw_curve(Canvas *c, const double *x, const double *y, size_t count
     }
 }
 
+/* Sizes are brought within what can be drawn and read; infinities and NaNs are gaps. */
 void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows,
                 bool unicode) {
     Range rx = {(double)INFINITY, -(double)INFINITY}, ry = rx;

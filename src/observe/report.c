@@ -1,3 +1,10 @@
+/* One HTML file with the curves, figures, journal and configuration of a run. It opens without a server
+ * and fetches nothing.
+ *
+ *  R1. All of the run that is shown as text is escaped; the content security policy holds where escaping
+ *      would fail.
+ *  R2. The size of the page is bounded: charts by pixels (chart.c), the read-out by READOUT_BUCKETS, the
+ *      journal by its newest JOURNAL_ROWS events. */
 #include "observe/report.h"
 
 #include <math.h>
@@ -181,6 +188,7 @@ static double rounded(double value) {
     return strtod(digits, NULL);
 }
 
+/* Only rows that are kept: the script finds the one nearest to the pointer. */
 static void write_array(JsonWriter *w, const char *key, const double *values, size_t count,
                         const bool *keep) {
     json_key(w, key);
@@ -222,6 +230,7 @@ static const char *event_style(const char *event) {
     return strcmp(event, "finished") == 0 ? "good" : "";
 }
 
+/* Facts that are whole numbers are shown whole. */
 static void write_entry(Text *out, const JournalEntry *e) {
     char number[32];
     text_puts(out, "<tr><td class=\"t\">");

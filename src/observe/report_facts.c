@@ -1,3 +1,4 @@
+/* The head of the report: how the run ended, what was trained, and the figures one looks for first. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* The upper one of two in the middle: a value that was measured, not one between two. Steps that were not
+ * finite do not count. */
 double report_median(const MetricsTable *t, size_t offset) {
     double *values = mem_alloc_array(t->step_count + 1, sizeof *values), value, result = (double)NAN;
     size_t n = 0;
@@ -142,6 +145,7 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Best validation", value, note);
 }
 
+/* Medians, since the first steps and those beside a save are slower than the rest. */
 static void write_speed_facts(Text *out, const MetricsTable *t) {
     char value[64], number[32], note[64];
     double rate = report_median(t, offsetof(StepMetrics, tokens_per_second)),

@@ -1,3 +1,5 @@
+/* What a report needs of a run directory. The metrics must be there; journal, configuration and trace are
+ * shown where they are, and a trace that cannot be read is said instead of drawn. */
 #include "observe/report_run.h"
 
 #include <stdlib.h>

@@ -1,3 +1,9 @@
+/* Spikes: values further from the median of the last SPIKE_WINDOW than so many robust deviations (median
+ * absolute deviation, scaled to the standard deviation of a normal variable; Hampel, 1974).
+ *
+ *  S1. A spike enters the window like any value: a level that lasts becomes the new normal. What is not
+ *      finite never enters.
+ *  S2. With fewer than SPIKE_MINIMUM values nothing is a spike: the first steps of a run fall steeply. */
 #include "observe/spike.h"
 
 #include <float.h>
@@ -45,6 +51,7 @@ void spike_add(SpikeWindow *w, double value) {
     if (w->count < SPIKE_WINDOW) w->count++;
 }
 
+/* Oldest first, so that loading adds them in the same order and the ring goes on as it was. */
 size_t spike_save(const SpikeWindow *w, double out[SPIKE_WINDOW]) {
     size_t oldest = w->count < SPIKE_WINDOW ? 0 : w->next;
     for (size_t i = 0; i < w->count; i++) out[i] = w->values[(oldest + i) % SPIKE_WINDOW];

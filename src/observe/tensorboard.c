@@ -1,3 +1,11 @@
+/* TensorBoard's event files, written without its libraries: records of (length, CRC, data, CRC) in
+ * TFRecord framing around protocol buffers of three messages (event.proto, summary.proto, tensor.proto).
+ *
+ *  T1. A file is never appended to: each start writes one of its own, whose first record names the
+ *      version.
+ *  T2. After a resume the first event says that the session starts there, so that readers drop what was
+ *      logged beyond.
+ *  T3. Values that are not finite are left out: TensorBoard would scale its axis by them. */
 #include "observe/tensorboard.h"
 
 #include <errno.h>
@@ -24,6 +32,7 @@ struct TensorBoard {
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
+/* Seven bits a byte, the lowest first; the high bit says that more follow. */
 static void put_varint(Text *t, uint64_t value) {
     char bytes[10];
     size_t n = 0;
@@ -69,6 +78,7 @@ static void put_string(Text *t, unsigned number, const char *s) { put_bytes(t, n
 
 /* ---- records ---- */
 
+/* A CRC of data that holds CRCs is weak: TFRecord rotates and shifts it. */
 uint32_t tensorboard_masked_crc(const void *data, size_t length) {
     uint32_t crc = crc32c(data, length);
     return (crc >> 15 | crc << 17) + 0xa282ead8u;

@@ -47,6 +47,7 @@ static void begin_event(Trace *tr, const char *phase, int rank, int track, const
     put_string(&tr->w, "name", name);
 }
 
+/* Microseconds are the format's unit; nanoseconds are what is left of them. */
 static void put_times(Trace *tr, double start, double end) {
     put_double(&tr->w, "ts", nanoseconds(start) / 1e3);
     put_double(&tr->w, "dur", (nanoseconds(end) - nanoseconds(start)) / 1e3);
@@ -167,6 +168,7 @@ static int compare_places(const void *a, const void *b) {
     return (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
 }
 
+/* The weight half of a backward pass waits for nobody. */
 static bool takes_messages(ActionKind kind) {
     return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN;
 }

@@ -33,6 +33,7 @@ static ErrorCode read_count(Reader *r, const cJSON *facts, const char *key, int 
     return OK;
 }
 
+/* Steps ascend, which is what find_step's search relies on. */
 static ErrorCode read_steps(Reader *r, const cJSON *facts) {
     const cJSON *steps = cJSON_GetObjectItemCaseSensitive(facts, "steps"), *item;
     int64_t last = -1;
