@@ -28,6 +28,7 @@ char *clock_iso8601(double wall, char out[21]) {
     return out;
 }
 
+/* Two units at most, rounded to the smaller: what a person plans by. */
 char *clock_duration(double seconds, char out[16]) {
     if (!(seconds >= 0)) return strcpy(out, "?");
     if (seconds < 59.95) {

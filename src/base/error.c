@@ -4,9 +4,9 @@
  * argument of the new one. Messages are cut between characters, never inside one, and end in "..." where they
  * were cut.
  *
- * The trail of places belongs to a thread, not to an Error: it is kept for one failure at a time, the last that
- * was weft's own fault, and a new one starts it over. So it costs nothing where all is well, and an Error stays
- * a plain value that ranks can send to each other. */
+ * The trail of places belongs to a thread, not to an Error: it is kept for one failure at a time, the last
+ * that was weft's own fault, and a new one starts it over. So it costs nothing where all is well, and an
+ * Error stays a plain value that ranks can send to each other. */
 #include "base/error.h"
 
 #include <errno.h>

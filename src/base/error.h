@@ -9,8 +9,9 @@
  * Callers pass failures up with TRY, and may put context in front with error_context. Bad input never aborts;
  * CHECK is for programmer errors only and stays in release builds.
  *
- * A failure of weft's own doing (ERR_INTERNAL) carries a trail of places: where it was set, then each TRY that
- * passed it up, innermost first. Other failures have none: what a user can mend says so in its message. */
+ * A failure of weft's own doing (ERR_INTERNAL) carries a trail of places: where it was set, then each TRY
+ * that passed it up, innermost first. Other failures have none: what a user can mend says so in its message.
+ */
 #ifndef WEFT_BASE_ERROR_H
 #define WEFT_BASE_ERROR_H
 
@@ -60,8 +61,8 @@ ErrorCode error_context(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Short name of a code ("bad data"), for the last line a user sees. */
 const char *error_name(ErrorCode code);
 
-/* What stands in brackets behind the message on that line: "bad data, exit status 65"; of an internal error, its
- * trail too. Returns out. */
+/* What stands in brackets behind the message on that line: "bad data, exit status 65"; of an internal error,
+ * its trail too. Returns out. */
 const char *error_end(char *out, unsigned long out_size, ErrorCode code);
 
 /* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size. For every

@@ -6,8 +6,8 @@
 #include <string.h>
 
 enum {
-    LOWEST =
-        -1088, /* limb 0 counts units of 2^LOWEST: the first multiple of 32 below the smallest double, 2^-1074 */
+    /* Limb 0 counts units of 2^LOWEST: the first multiple of 32 below the smallest double, 2^-1074. */
+    LOWEST = -1088,
     TOP = EXACT_LIMBS - 1 /* the limb of the sign */
 };
 
@@ -17,6 +17,7 @@ static const int64_t PENDING_MAX = 1 << 29;
 
 void exact_zero(ExactSum *s) { *s = (ExactSum){0}; }
 
+/* Carries upwards: all limbs but the sign's are then in [0, 2^32), so that equal sums have equal limbs. */
 void exact_normalise(ExactSum *s) {
     for (int i = 0; i < TOP; i++) {
         s->limb[i + 1] += s->limb[i] >> 32;
@@ -25,6 +26,7 @@ void exact_normalise(ExactSum *s) {
     s->pending = 0;
 }
 
+/* Infinities and NaNs are not sums of anything: whoever adds counts them apart. */
 void exact_add(ExactSum *s, double x) {
     uint64_t bits, digits;
     memcpy(&bits, &x, sizeof bits);

@@ -26,6 +26,7 @@ void sha256_add(Sha256 *h, const void *data, size_t length) {
     CHECK(EVP_DigestUpdate(h->context, data, length) == 1);
 }
 
+/* Little-endian on every machine, so that digests of numbers are the same everywhere. */
 void sha256_add_u64(Sha256 *h, uint64_t value) {
     uint8_t bytes[8];
     for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> (8 * i));

@@ -72,6 +72,7 @@ static int hex4(const Scan *s, size_t at) {
     return value;
 }
 
+/* Surrogates must come in pairs: a lone one is no character, and readers disagree on what to make of it. */
 static ErrorCode scan_escape(Scan *s, bool may_be_nul) {
     size_t start = s->at++;
     int c = peek(s);
@@ -117,6 +118,7 @@ static size_t skip_digits(Scan *s) {
     return s->at - start;
 }
 
+/* As RFC 8259 has numbers. Those that overflow a double are refused: they would come back as infinity. */
 static ErrorCode scan_number(Scan *s) {
     size_t start = s->at;
     if (peek(s) == '-') s->at++;
@@ -366,6 +368,7 @@ static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *
     return error_set(err, ERR_DATA, "%s: \"%s\": expected %s, found %s", where, key, wanted, kind_of(member));
 }
 
+/* 2^53 is where doubles, as which cJSON holds numbers, stop being able to tell neighbours apart. */
 ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min,
                        int64_t max, int64_t *out, Error *err) {
     const cJSON *member = NULL;

@@ -56,4 +56,12 @@ void json_string(JsonWriter *w, const char *value); /* NUL-terminated UTF-8 */
 void json_bytes(JsonWriter *w, const char *value,
                 size_t length); /* may hold NULs; invalid UTF-8 becomes U+FFFD */
 
+/* A member of an object: the key and its value. */
+void json_put_int(JsonWriter *w, const char *key, int64_t value);
+void json_put_double(JsonWriter *w, const char *key, double value);
+void json_put_bool(JsonWriter *w, const char *key, bool value);
+void json_put_null(JsonWriter *w, const char *key);
+void json_put_string(JsonWriter *w, const char *key, const char *value);
+void json_put_bytes(JsonWriter *w, const char *key, const char *value, size_t length);
+
 #endif

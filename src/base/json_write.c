@@ -48,6 +48,7 @@ void json_end_object(JsonWriter *w) { close(w, "}"); }
 void json_begin_array(JsonWriter *w) { open(w, "["); }
 void json_end_array(JsonWriter *w) { close(w, "]"); }
 
+/* What is no UTF-8 becomes U+FFFD: a file that no reader takes would be worse than a replaced byte. */
 static void write_quoted(Text *out, const char *value, size_t length) {
     static const char letters[] = "btnvfr"; /* of bytes 8 to 13; JSON has no \v */
     text_puts(out, "\"");
@@ -102,4 +103,34 @@ void json_string(JsonWriter *w, const char *value) { json_bytes(w, value, strlen
 void json_bytes(JsonWriter *w, const char *value, size_t length) {
     begin_item(w);
     write_quoted(w->out, value, length);
+}
+
+void json_put_int(JsonWriter *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_int(w, value);
+}
+
+void json_put_double(JsonWriter *w, const char *key, double value) {
+    json_key(w, key);
+    json_double(w, value);
+}
+
+void json_put_bool(JsonWriter *w, const char *key, bool value) {
+    json_key(w, key);
+    json_bool(w, value);
+}
+
+void json_put_null(JsonWriter *w, const char *key) {
+    json_key(w, key);
+    json_null(w);
+}
+
+void json_put_string(JsonWriter *w, const char *key, const char *value) {
+    json_key(w, key);
+    json_string(w, value);
+}
+
+void json_put_bytes(JsonWriter *w, const char *key, const char *value, size_t length) {
+    json_key(w, key);
+    json_bytes(w, value, length);
 }

@@ -67,6 +67,7 @@ static void write_out(const Text *t) {
     }
 }
 
+/* Measured first, then written: messages have no limit of length. */
 static void append(Text *t, const char *format, va_list args) {
     va_list again;
     va_copy(again, args);

@@ -128,6 +128,8 @@ static bool int_in_bounds(const Option *o, int64_t value) {
     return !(o->max < 0x1p63 && value > (int64_t)floor(o->max));
 }
 
+/* YAML 1.1 has eleven ways to say yes, and readers differ in which they take: one is accepted, and the
+ * others are told so. */
 static ErrorCode set_bool(const Option *o, bool *field, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     static const char *const like_true[] = {"yes", "Yes", "YES", "on", "On", "ON", "True", "TRUE", "1", "y"};
@@ -220,6 +222,7 @@ static const Option *find_item_option(const Option *table, const char *name) {
     return NULL;
 }
 
+/* The nearest name where one is near, else all there are. */
 static ErrorCode unknown_item_key(const Option *table, const char *path, const YamlNode *map, size_t i,
                                   const ValueOrigin *origin) {
     Text names = {0};
@@ -315,6 +318,8 @@ ErrorCode value_set(const Option *option, void *field, const char *key, const Ya
     return OK;
 }
 
+/* Text of the command line is YAML where it is quoted or a list, and else itself: nobody should need to
+ * quote a path for weft after quoting it for the shell. */
 ErrorCode value_set_text(const Option *option, void *field, const char *key, const char *text,
                          const ValueOrigin *origin) {
     const size_t length = strlen(text);

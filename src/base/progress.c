@@ -18,6 +18,7 @@ struct Progress {
     double started, shown; /* seconds on the monotonic clock; the last time something was shown */
 };
 
+/* A terminal is drawn on at once; a log gets its first line only when the work turns out to be long. */
 Progress *progress_start(const char *label, double total, const char *unit) {
     Progress *p = mem_alloc(sizeof *p);
     pthread_mutex_init(&p->mutex, NULL);
@@ -96,6 +97,7 @@ void progress_add(Progress *p, double more) {
     pthread_mutex_unlock(&p->mutex);
 }
 
+/* What it came to is said in any case: logs keep it. */
 void progress_finish(Progress *p) {
     if (!p) return;
     char done[32], rate[32], took[16];

@@ -47,8 +47,11 @@ uint64_t rng_u64(uint64_t key, uint64_t counter) {
     return (uint64_t)words[1] << 32 | words[0];
 }
 
+/* A stream for each name: parameters and sources draw from streams of their own, so that a new one moves
+ * none of the others. */
 uint64_t rng_key(uint64_t seed, const char *name) { return rng_u64(seed, hash64(name, strlen(name))); }
 
+/* 53 bits, in [0, 1). */
 double rng_uniform(uint64_t key, uint64_t counter) { return (double)(rng_u64(key, counter) >> 11) * 0x1p-53; }
 
 /* Normal distribution function. */
@@ -86,6 +89,8 @@ static double normal_quantile(double p) {
 
 static double clamp(double x, double lo, double hi) { return x < lo ? lo : x > hi ? hi : x; }
 
+/* One uniform and the inverse distribution function, instead of a pair (Box and Muller) or a loop
+ * (rejection): element i is a function of (key, i) alone, and bounds cost nothing. */
 double rng_normal(uint64_t key, uint64_t index, double lo, double hi) {
     /* An odd multiple of 2^-53: exact, and never 0 or 1. */
     double u = (double)(rng_u64(key, index) >> 12 << 1 | 1) * 0x1p-53;

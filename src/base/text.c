@@ -15,6 +15,7 @@ static _Noreturn void out_of_memory(size_t bytes) {
     exit(ERR_MEMORY);
 }
 
+/* Sizes that come from files are multiplied here, and nowhere without looking. */
 int size_multiply(size_t a, size_t b, size_t *out) {
     size_t product;
     if (__builtin_mul_overflow(a, b, &product)) return 0;
@@ -22,6 +23,7 @@ int size_multiply(size_t a, size_t b, size_t *out) {
     return 1;
 }
 
+/* Zeroed. Running out of small memory is not a case that anyone could handle better than by ending. */
 void *mem_alloc(size_t bytes) {
     void *p = calloc(1, bytes ? bytes : 1);
     if (!p) out_of_memory(bytes);

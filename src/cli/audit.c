@@ -36,6 +36,7 @@ static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     return code;
 }
 
+/* Both runs are proven by themselves first: two runs that are wrong alike are not right. */
 static ErrorCode compare(const Arguments *args, const AuditFigures *a, Error *err) {
     AuditFigures b;
     ErrorCode code = audit(args->operands[1], &b, err);

@@ -51,6 +51,7 @@ static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     return count > 0 ? OK : error_set(err, ERR_NOINPUT, "%s: there are no checkpoints", dir);
 }
 
+/* A directory with a manifest is one checkpoint; any other is a run, or what holds its checkpoints. */
 static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     char *manifest = path_join(operand, MANIFEST_FILE);
     bool single = file_exists(manifest);

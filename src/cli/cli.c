@@ -102,6 +102,7 @@ static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {
     return ERR_USAGE;
 }
 
+/* The longest name wins, so that "tokenizer train" is not taken for a verb "tokenizer". */
 ErrorCode verb_find(const Verb **verb, int count, const char *const *words, int *used, Error *err) {
     *verb = NULL;
     *used = 0;
@@ -194,6 +195,7 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
     return OK;
 }
 
+/* The verb's own table comes first: a verb may give a common letter a meaning of its own. */
 static ErrorCode parse_flag(Arguments *args, const char *word, int count, const char *const *words, int *next,
                             Error *err) {
     bool is_long = word[1] == '-';
@@ -226,6 +228,7 @@ static ErrorCode check_operands(const Arguments *args, Error *err) {
     return OK;
 }
 
+/* A lone "-" is an operand (standard input), and after "--" everything is. */
 ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words,
                           Error *err) {
     *args = (Arguments){.verb = verb};
@@ -269,6 +272,7 @@ static ErrorCode bad_value(const Arguments *args, const char *name, const char *
                      expected);
 }
 
+/* strtoll alone would take blanks before a number. */
 ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out,
                         Error *err) {
     const char *value = arguments_flag(args, name);

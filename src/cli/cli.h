@@ -12,8 +12,8 @@
 typedef struct Flag {
     const char *name; /* "--seed" */
     char letter;      /* short form, or 0 */
-    const char *
-        argument; /* "N"; "[=FORM]" for a value that may be left out and stands in the same word; NULL for a switch */
+    /* "N"; "[=FORM]" for a value that may be left out and stands in the same word; NULL for a switch */
+    const char *argument;
     const char *help;
 } Flag;
 
@@ -31,9 +31,9 @@ typedef struct Verb {
     const char *name;     /* "train"; two words for a verb of a group: "tokenizer train" */
     const char *summary;  /* one line, lower case, no full stop */
     const char *synopsis; /* "CONFIG.yaml [section.key=value ...]" */
-    const char *
-        details; /* paragraphs for --help and the man page, parted by empty lines; lines that start with a space
-                            * (examples, tables) are kept as they are */
+    /* paragraphs for --help and the man page, parted by empty lines; lines that start with a space
+     * (examples, tables) are kept as they are */
+    const char *details;
     const Flag *flags;              /* ended by name == NULL; NULL for none. --help is everyone's */
     const Option *options;          /* configuration table to document under --help, or NULL */
     int min_operands, max_operands; /* -1: any number */

@@ -9,6 +9,7 @@ static const Flag flags[] = {
     {"--plain", 0, NULL, "without the sources: a configuration that reads back the same"},
     {NULL, 0, NULL, NULL}};
 
+/* What is printed is what a run would take: defaults, file and words, and what follows from them. */
 static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;

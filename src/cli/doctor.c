@@ -82,6 +82,7 @@ static void find_instruction_sets(Findings *f) {
     if (!f->instruction_sets.length) text_puts(&f->instruction_sets, "unknown");
 }
 
+/* Measured, not looked up: what counts is what this machine gives in this container at this hour. */
 static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     Device d = {0};
     TRY(device_open_cpu(&d, NULL, 0, err));
@@ -150,6 +151,7 @@ static ErrorCode write_all(int fd, const char *data, size_t length, const char *
     return OK;
 }
 
+/* The time counts until the data is on the disk, as a checkpoint's does. */
 static ErrorCode timed_write(int fd, const char *block, size_t size, int count, const char *where,
                              double *seconds, Error *err) {
     double start = clock_seconds();
@@ -245,19 +247,12 @@ static void print_table(Findings *f) {
 }
 
 static void member_string(JsonWriter *w, const char *key, const char *value) {
-    json_key(w, key);
-    json_string(w, value);
+    json_put_string(w, key, value);
 }
 
-static void member_double(JsonWriter *w, const char *key, double value) {
-    json_key(w, key);
-    json_double(w, value);
-}
+static void member_double(JsonWriter *w, const char *key, double value) { json_put_double(w, key, value); }
 
-static void member_int(JsonWriter *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_int(w, value);
-}
+static void member_int(JsonWriter *w, const char *key, int64_t value) { json_put_int(w, key, value); }
 
 static void print_json(const Findings *f) {
     Text out = {0};
@@ -275,8 +270,7 @@ static void print_json(const Findings *f) {
     member_int(&w, "memory_limit_bytes", (int64_t)f->memory_limit);
     member_double(&w, "peak_fp32_flops", f->peak_fp32);
     member_double(&w, "peak_bf16_flops", f->peak_bf16);
-    json_key(&w, "native_bf16");
-    json_bool(&w, f->native_bf16);
+    json_put_bool(&w, "native_bf16", f->native_bf16);
     member_string(&w, "disk_directory", f->disk.directory);
     member_double(&w, "disk_free_bytes", f->disk.free_bytes);
     member_double(&w, "disk_write_bytes_per_second", f->disk.write_rate);

@@ -20,6 +20,7 @@ static const Flag flags[] = {
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
 
+/* In the order of SourceFormat. */
 static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
     static const char *const names[] = {"auto", "text", "jsonl"};
     const char *name = arguments_flag(args, "--format");
@@ -44,16 +45,11 @@ static void print(const Evaluation *e, bool as_json) {
     JsonWriter w;
     json_start(&w, &out, 0);
     json_begin_object(&w);
-    json_key(&w, "loss");
-    json_double(&w, e->loss);
-    json_key(&w, "perplexity");
-    json_double(&w, exp(e->loss));
-    json_key(&w, "bits_per_byte");
-    json_double(&w, e->bits_per_byte);
-    json_key(&w, "tokens");
-    json_int(&w, e->tokens);
-    json_key(&w, "bytes");
-    json_int(&w, e->bytes);
+    json_put_double(&w, "loss", e->loss);
+    json_put_double(&w, "perplexity", exp(e->loss));
+    json_put_double(&w, "bits_per_byte", e->bits_per_byte);
+    json_put_int(&w, "tokens", e->tokens);
+    json_put_int(&w, "bytes", e->bytes);
     json_end_object(&w);
     printf("%s\n", out.data);
     text_free(&out);

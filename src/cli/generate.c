@@ -67,6 +67,7 @@ static void put_token(const OpenModel *m, int32_t id) {
     fflush(stdout); /* each token shows as it comes */
 }
 
+/* Token by token: each is printed before the next is computed. */
 static int64_t generate(OpenModel *m, Decoder *g, const Request *r) {
     int64_t vocab = m->engine.model.config.vocab_size, made = 0;
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
@@ -88,6 +89,7 @@ static int64_t generate(OpenModel *m, Decoder *g, const Request *r) {
     return made;
 }
 
+/* Where the model has a token that begins texts, a prompt is a text's beginning. */
 static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
     int32_t bos = tokenizer_bos(m->tokenizer), first = bos >= 0 ? bos : tokenizer_eos(m->tokenizer);
     token_list_reserve(&r->ids, 1);
@@ -104,6 +106,7 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
     return OK;
 }
 
+/* The cache is as long as what was asked for, not as what the model could take. */
 static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
     Decoder g;
     TRY(encode_prompt(m, r, err));

@@ -68,6 +68,8 @@ static void add_paragraphs(Text *out, const char *text, int width) {
     }
 }
 
+/* A common flag that the verb has its own version of is shown once, by the verb's words; a letter that the
+ * verb took goes with it. */
 static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width) {
     for (const Flag *f = flags; f && f->name; f++) {
         char letter = f->letter;

@@ -64,6 +64,7 @@ static ErrorCode describe_config(const char *dir, Error *err) {
     return code;
 }
 
+/* Every byte is read before a checkpoint is called good. */
 static ErrorCode describe_manifest(const char *dir, Error *err) {
     Manifest m;
     char bytes[32];

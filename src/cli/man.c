@@ -44,6 +44,7 @@ static void add_roff_paragraphs(Text *out, const char *text) {
     if (kept) text_puts(out, ".EE\n");
 }
 
+/* As help shows them, in man's type: what one types in bold, what one replaces in italics. */
 static void add_roff_flags(Text *out, const Flag *flags) {
     for (const Flag *f = flags; f && f->name; f++) {
         text_puts(out, ".TP\n");

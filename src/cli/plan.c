@@ -91,6 +91,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
+/* A tokenizer is opened only where the vocabulary's size is not given: plans need no data. */
 static ErrorCode shape_of(Config *c, OptionSet *set, Error *err) {
     if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
     Tokenizer *tokenizer;

@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "observe/report.h"
 
+/* Written beside the run by default, where the run's owner will look for it. */
 static ErrorCode run_report(const Arguments *args, Error *err) {
     const char *dir = args->operands[0], *out = arguments_flag(args, "--out");
     char *path = out ? mem_strdup(out) : path_join(dir, REPORT_FILE);

@@ -41,6 +41,7 @@ typedef struct Request {
 
 /* ---- the command line ---- */
 
+/* Three costs and, where given, a latency; nothing may follow. */
 static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err) {
     double values[4] = {0, 0, 0, 0};
     int count = 0;
@@ -154,8 +155,7 @@ static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err)
 
 static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTimes *t) {
     json_begin_object(w);
-    json_key(w, "rank");
-    json_int(w, rank);
+    json_put_int(w, "rank", rank);
     json_key(w, "stages");
     json_begin_array(w);
     for (int i = 0; i < s->stages; i++)
@@ -163,14 +163,9 @@ static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTime
     json_end_array(w);
     const char *const names[] = {"start", "end", "busy", "idle"};
     const double values[] = {t->start, t->end, t->busy, t->idle};
-    for (int i = 0; i < 4; i++) {
-        json_key(w, names[i]);
-        json_double(w, values[i]);
-    }
-    json_key(w, "peak_to_input");
-    json_int(w, t->peak_input);
-    json_key(w, "peak_to_weight");
-    json_int(w, t->peak_weight);
+    for (int i = 0; i < 4; i++) { json_put_double(w, names[i], values[i]); }
+    json_put_int(w, "peak_to_input", t->peak_input);
+    json_put_int(w, "peak_to_weight", t->peak_weight);
     json_end_object(w);
 }
 
@@ -178,21 +173,14 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
     json_begin_object(&w);
-    json_key(&w, "schedule");
-    json_string(&w, s->name);
+    json_put_string(&w, "schedule", s->name);
     const char *const counts[] = {"ranks", "microbatches", "stages"};
     const int numbers[] = {s->ranks, s->microbatches, s->stages};
-    for (int i = 0; i < 3; i++) {
-        json_key(&w, counts[i]);
-        json_int(&w, numbers[i]);
-    }
+    for (int i = 0; i < 3; i++) { json_put_int(&w, counts[i], numbers[i]); }
     const char *const names[] = {"makespan", "bubble", "bubble_without_barrier"};
     const double values[] = {timing->makespan, timing->bubble,
                              timing->makespan > 0 ? timing->span / timing->makespan : 0};
-    for (int i = 0; i < 3; i++) {
-        json_key(&w, names[i]);
-        json_double(&w, values[i]);
-    }
+    for (int i = 0; i < 3; i++) { json_put_double(&w, names[i], values[i]); }
     json_key(&w, "per_rank");
     json_begin_array(&w);
     for (int r = 0; r < s->ranks; r++) json_rank(&w, s, r, &timing->rank[r]);
@@ -258,6 +246,7 @@ static ErrorCode show(const Arguments *args, Schedule *s, const Request *q, Erro
 
 /* ---- all of them beside each other ---- */
 
+/* Of the busiest rank. The schedule is left with its transfers: its caller is done with it. */
 static int most_messages(Schedule *s) {
     int most = 0;
     Error ignored;

@@ -9,6 +9,7 @@
 static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"},
                              {NULL, 0, NULL, NULL}};
 
+/* The lock is the run's sign of life: who holds it is still there. */
 static ErrorCode wait_for(const char *run, double seconds, Error *err) {
     double until = clock_seconds() + seconds;
     for (long pid = 1; pid != 0;) {

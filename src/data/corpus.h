@@ -27,8 +27,8 @@
 /* How to read one file. */
 typedef struct CorpusFile {
     const char *path;
-    SourceFormat
-        format; /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json (before any .zst), else text */
+    /* AUTO: JSON lines if the name ends in .jsonl, .ndjson or .json (before any .zst), else text */
+    SourceFormat format;
     SourceSplit split; /* text only */
     const char *key;   /* JSON lines only; NULL or "" means "text" */
 } CorpusFile;

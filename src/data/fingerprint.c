@@ -87,12 +87,9 @@ static ErrorCode remember(const char *cache_dir, const char *path, const Fingerp
     JsonWriter w;
     json_start(&w, &text, 0);
     json_begin_object(&w);
-    json_key(&w, "path");
-    json_string(&w, path);
-    json_key(&w, "stamp");
-    json_string(&w, stamp);
-    json_key(&w, "sha256");
-    json_string(&w, print->sha256);
+    json_put_string(&w, "path", path);
+    json_put_string(&w, "stamp", stamp);
+    json_put_string(&w, "sha256", print->sha256);
     json_end_object(&w);
     char *record = record_path(cache_dir, path);
     ErrorCode code = file_write_atomic(record, text.data, text.length, err);

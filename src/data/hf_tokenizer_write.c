@@ -8,20 +8,9 @@
 #include "data/byte_level.h"
 #include "data/hf_tokenizer.h"
 
-static void write_bool(JsonWriter *w, const char *key, bool value) {
-    json_key(w, key);
-    json_bool(w, value);
-}
-
-static void write_null(JsonWriter *w, const char *key) {
-    json_key(w, key);
-    json_null(w);
-}
-
 static void write_type(JsonWriter *w, const char *type) {
     json_begin_object(w);
-    json_key(w, "type");
-    json_string(w, type);
+    json_put_string(w, "type", type);
 }
 
 static void write_added(JsonWriter *w, const Tokenizer *t) {
@@ -31,15 +20,13 @@ static void write_added(JsonWriter *w, const Tokenizer *t) {
         const Token *token = &t->vocabulary.tokens[id];
         if (token->kind != TOKEN_SPECIAL) continue;
         json_begin_object(w);
-        json_key(w, "id");
-        json_int(w, id);
-        json_key(w, "content");
-        json_bytes(w, token->bytes, token->length);
-        write_bool(w, "single_word", false);
-        write_bool(w, "lstrip", false);
-        write_bool(w, "rstrip", false);
-        write_bool(w, "normalized", false);
-        write_bool(w, "special", true);
+        json_put_int(w, "id", id);
+        json_put_bytes(w, "content", token->bytes, token->length);
+        json_put_bool(w, "single_word", false);
+        json_put_bool(w, "lstrip", false);
+        json_put_bool(w, "rstrip", false);
+        json_put_bool(w, "normalized", false);
+        json_put_bool(w, "special", true);
         json_end_object(w);
     }
     json_end_array(w);
@@ -47,9 +34,9 @@ static void write_added(JsonWriter *w, const Tokenizer *t) {
 
 static void write_byte_level(JsonWriter *w, bool use_regex) {
     write_type(w, "ByteLevel");
-    write_bool(w, "add_prefix_space", false);
-    write_bool(w, "trim_offsets", true);
-    write_bool(w, "use_regex", use_regex);
+    json_put_bool(w, "add_prefix_space", false);
+    json_put_bool(w, "trim_offsets", true);
+    json_put_bool(w, "use_regex", use_regex);
     json_end_object(w);
 }
 
@@ -65,12 +52,10 @@ static void write_pre_tokenizer(JsonWriter *w, Pattern pattern) {
     write_type(w, "Split");
     json_key(w, "pattern");
     json_begin_object(w);
-    json_key(w, "Regex");
-    json_string(w, pattern_source(pattern));
+    json_put_string(w, "Regex", pattern_source(pattern));
     json_end_object(w);
-    json_key(w, "behavior");
-    json_string(w, "Isolated");
-    write_bool(w, "invert", false);
+    json_put_string(w, "behavior", "Isolated");
+    json_put_bool(w, "invert", false);
     json_end_object(w);
     write_byte_level(w, false);
     json_end_array(w);
@@ -85,8 +70,7 @@ static void write_vocabulary(JsonWriter *w, const Vocabulary *v) {
         if (v->tokens[id].kind != TOKEN_TEXT) continue;
         text_clear(&name);
         byte_level_write(&name, v->tokens[id].bytes, v->tokens[id].length);
-        json_key(w, name.data);
-        json_int(w, id);
+        json_put_int(w, name.data, id);
     }
     json_end_object(w);
     text_free(&name);
@@ -113,13 +97,13 @@ static void write_merges(JsonWriter *w, const Tokenizer *t) {
 static void write_model(JsonWriter *w, const Tokenizer *t) {
     json_key(w, "model");
     write_type(w, "BPE");
-    write_null(w, "dropout");
-    write_null(w, "unk_token");
-    write_null(w, "continuing_subword_prefix");
-    write_null(w, "end_of_word_suffix");
-    write_bool(w, "fuse_unk", false);
-    write_bool(w, "byte_fallback", false);
-    write_bool(w, "ignore_merges", t->whole_first);
+    json_put_null(w, "dropout");
+    json_put_null(w, "unk_token");
+    json_put_null(w, "continuing_subword_prefix");
+    json_put_null(w, "end_of_word_suffix");
+    json_put_bool(w, "fuse_unk", false);
+    json_put_bool(w, "byte_fallback", false);
+    json_put_bool(w, "ignore_merges", t->whole_first);
     write_vocabulary(w, &t->vocabulary);
     write_merges(w, t);
     json_end_object(w);
@@ -129,14 +113,13 @@ void hf_tokenizer_write(const Tokenizer *t, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
     json_begin_object(&w);
-    json_key(&w, "version");
-    json_string(&w, "1.0");
-    write_null(&w, "truncation");
-    write_null(&w, "padding");
+    json_put_string(&w, "version", "1.0");
+    json_put_null(&w, "truncation");
+    json_put_null(&w, "padding");
     write_added(&w, t);
-    write_null(&w, "normalizer");
+    json_put_null(&w, "normalizer");
     write_pre_tokenizer(&w, t->pattern);
-    write_null(&w, "post_processor");
+    json_put_null(&w, "post_processor");
     json_key(&w, "decoder");
     write_byte_level(&w, true);
     write_model(&w, t);

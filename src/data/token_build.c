@@ -368,8 +368,7 @@ static ErrorCode write_about(const TokenBuild *b, Error *err) {
     JsonWriter w;
     json_start(&w, &text, 2);
     json_begin_object(&w);
-    json_key(&w, "tokenizer");
-    json_string(&w, print);
+    json_put_string(&w, "tokenizer", print);
     json_key(&w, "files");
     json_begin_array(&w);
     for (size_t i = 0; i < b->count; i++) json_string(&w, b->files[i].path);

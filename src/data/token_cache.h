@@ -7,8 +7,10 @@
  *
  * A part, all little-endian:
  *     header      4,096 bytes, struct TokenHeader and zeros
- *     ids         u16 if the vocabulary has at most 65,536 entries, else u32; zeros up to a multiple of 8 bytes
- *     ends        u64 [documents], where each document that ends in this part ends, counted from the part's first token;
+ *     ids         u16 if the vocabulary has at most 65,536 entries, else u32; zeros up to a multiple of
+ *                 8 bytes
+ *     ends        u64 [documents], where each document that ends in this part ends, counted from the
+ *                 part's first token;
  *                 strictly rising
  *     checksums   u64 [blocks], XXH3 of each 64 KiB of ids (the last block may be shorter)
  * The header holds checksums of itself and of ends + checksums, which are verified on opening; a block of
@@ -41,8 +43,8 @@ typedef struct TokenHeader {
     uint64_t tokens;    /* in this part */
     uint64_t documents; /* that end in this part */
     uint64_t text_bytes;
-    uint64_t
-        next_file; /* where the next part goes on: file of the source, byte of its content, line, inside a document */
+    /* where the next part goes on: file of the source, byte of its content, line, inside a document */
+    uint64_t next_file;
     uint64_t next_offset;
     uint64_t next_line;
     uint64_t next_in_document;

@@ -25,8 +25,8 @@ typedef struct Token {
     const char *bytes;
     uint32_t length;
     TokenKind kind;
-    bool
-        literal; /* bytes are the spelling itself, not what the byte alphabet makes of it: a name space of its own */
+    /* bytes are the spelling itself, not what the byte alphabet makes of it: a name space of its own */
+    bool literal;
 } Token;
 
 typedef struct Vocabulary {

@@ -47,20 +47,11 @@ static void write_entry(Text *out, JournalEvent event, int64_t step, const char 
     char time[21];
     json_start(&w, out, 0);
     json_begin_object(&w);
-    json_key(&w, "time");
-    json_string(&w, clock_iso8601(clock_wall(), time));
-    json_key(&w, "event");
-    json_string(&w, kinds[event].name);
-    json_key(&w, "step");
-    json_int(&w, step);
-    if (detail) {
-        json_key(&w, "detail");
-        json_bytes(&w, detail, strlen(detail));
-    }
-    for (const JournalFact *f = facts; f && f->name; f++) {
-        json_key(&w, f->name);
-        json_double(&w, f->value);
-    }
+    json_put_string(&w, "time", clock_iso8601(clock_wall(), time));
+    json_put_string(&w, "event", kinds[event].name);
+    json_put_int(&w, "step", step);
+    if (detail) { json_put_bytes(&w, "detail", detail, strlen(detail)); }
+    for (const JournalFact *f = facts; f && f->name; f++) { json_put_double(&w, f->name, f->value); }
     json_end_object(&w);
     text_add(out, "\n", 1);
 }

@@ -77,8 +77,7 @@ static void write_record(Text *out, const char *kind, const Field *fields, const
     JsonWriter w;
     json_start(&w, out, 0);
     json_begin_object(&w);
-    json_key(&w, "kind");
-    json_string(&w, kind);
+    json_put_string(&w, "kind", kind);
     for (const Field *f = fields; f->key; f++) {
         const char *at = (const char *)record + f->offset;
         json_key(&w, f->key);

@@ -22,35 +22,20 @@ typedef struct Trace {
 
 static double nanoseconds(double seconds) { return round(seconds * 1e9); }
 
-static void put_int(JsonWriter *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_int(w, value);
-}
-
-static void put_double(JsonWriter *w, const char *key, double value) {
-    json_key(w, key);
-    json_double(w, value);
-}
-
-static void put_string(JsonWriter *w, const char *key, const char *value) {
-    json_key(w, key);
-    json_string(w, value);
-}
-
 /* The members that all events have; the caller ends the object. */
 static void begin_event(Trace *tr, const char *phase, int rank, int track, const char *name) {
     text_puts(tr->w.out, "\n");
     json_begin_object(&tr->w);
-    put_string(&tr->w, "ph", phase);
-    put_int(&tr->w, "pid", rank);
-    put_int(&tr->w, "tid", track);
-    put_string(&tr->w, "name", name);
+    json_put_string(&tr->w, "ph", phase);
+    json_put_int(&tr->w, "pid", rank);
+    json_put_int(&tr->w, "tid", track);
+    json_put_string(&tr->w, "name", name);
 }
 
 /* Microseconds are the format's unit; nanoseconds are what is left of them. */
 static void put_times(Trace *tr, double start, double end) {
-    put_double(&tr->w, "ts", nanoseconds(start) / 1e3);
-    put_double(&tr->w, "dur", (nanoseconds(end) - nanoseconds(start)) / 1e3);
+    json_put_double(&tr->w, "ts", nanoseconds(start) / 1e3);
+    json_put_double(&tr->w, "dur", (nanoseconds(end) - nanoseconds(start)) / 1e3);
 }
 
 /* ---- names of ranks and tracks ---- */
@@ -59,7 +44,7 @@ static void name_row(Trace *tr, const char *what, int rank, int track, const cha
     begin_event(tr, "M", rank, track, what);
     json_key(&tr->w, "args");
     json_begin_object(&tr->w);
-    put_string(&tr->w, "name", name);
+    json_put_string(&tr->w, "name", name);
     json_end_object(&tr->w);
     json_end_object(&tr->w);
 }
@@ -68,7 +53,7 @@ static void order_row(Trace *tr, int rank) {
     begin_event(tr, "M", rank, 0, "process_sort_index");
     json_key(&tr->w, "args");
     json_begin_object(&tr->w);
-    put_int(&tr->w, "sort_index", rank);
+    json_put_int(&tr->w, "sort_index", rank);
     json_end_object(&tr->w);
     json_end_object(&tr->w);
 }
@@ -91,13 +76,13 @@ static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, c
     if (s->kind < SPAN_UPDATE)
         snprintf(name, sizeof name, "%d%c%d", s->stage, letters[s->kind], s->microbatch);
     begin_event(tr, "X", s->rank * timing_pipelines(tr->t) + pipeline, TRACK_PLANNED, name);
-    put_string(&tr->w, "cat", "planned");
+    json_put_string(&tr->w, "cat", "planned");
     put_times(tr, step->began + s->start / 1e3, step->began + s->end / 1e3);
     json_key(&tr->w, "args");
     json_begin_object(&tr->w);
-    put_int(&tr->w, "step", step->step);
-    if (s->stage >= 0) put_int(&tr->w, "stage", s->stage);
-    if (s->microbatch >= 0) put_int(&tr->w, "microbatch", s->microbatch);
+    json_put_int(&tr->w, "step", step->step);
+    if (s->stage >= 0) json_put_int(&tr->w, "stage", s->stage);
+    if (s->microbatch >= 0) json_put_int(&tr->w, "microbatch", s->microbatch);
     json_end_object(&tr->w);
     json_end_object(&tr->w);
 }
@@ -118,16 +103,16 @@ static void write_action(Trace *tr, const TimedStep *step, int rank, const Timed
     if (a->action.microbatch >= 0) snprintf(microbatch, sizeof microbatch, " m%d", a->action.microbatch);
     snprintf(name, sizeof name, "%s%s%s", action_name(a->action.kind), unit, microbatch);
     begin_event(tr, "X", rank, TRACK_MEASURED, name);
-    put_string(&tr->w, "cat", "measured");
+    json_put_string(&tr->w, "cat", "measured");
     put_times(tr, step->began + a->start, step->began + a->end);
     json_key(&tr->w, "args");
     json_begin_object(&tr->w);
-    put_int(&tr->w, "step", step->step);
-    put_string(&tr->w, "action", action_name(a->action.kind));
-    if (a->action.unit >= 0) put_int(&tr->w, "unit", a->action.unit);
-    if (a->action.microbatch >= 0) put_int(&tr->w, "microbatch", a->action.microbatch);
-    if (a->stage >= 0) put_int(&tr->w, "stage", a->stage);
-    put_double(&tr->w, "waited", nanoseconds(a->waited) / 1e3);
+    json_put_int(&tr->w, "step", step->step);
+    json_put_string(&tr->w, "action", action_name(a->action.kind));
+    if (a->action.unit >= 0) json_put_int(&tr->w, "unit", a->action.unit);
+    if (a->action.microbatch >= 0) json_put_int(&tr->w, "microbatch", a->action.microbatch);
+    if (a->stage >= 0) json_put_int(&tr->w, "stage", a->stage);
+    json_put_double(&tr->w, "waited", nanoseconds(a->waited) / 1e3);
     json_end_object(&tr->w);
     json_end_object(&tr->w);
 }
@@ -138,7 +123,7 @@ static void write_wait(Trace *tr, const TimedStep *step, int rank, const TimedAc
     bool last = a->action.kind == ACT_NORM;
     double start = step->began + a->start, end = step->began + a->end;
     begin_event(tr, "X", rank, TRACK_MEASURED, "wait");
-    put_string(&tr->w, "cat", "wait");
+    json_put_string(&tr->w, "cat", "wait");
     put_times(tr, last ? fmax(start, end - a->waited) : start, last ? end : fmin(end, start + a->waited));
     json_end_object(&tr->w);
 }
@@ -194,10 +179,10 @@ static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, 
 
 static void write_arrow_end(Trace *tr, const char *phase, int rank, bool forward, double time) {
     begin_event(tr, phase, rank, TRACK_MEASURED, forward ? "activations" : "gradients");
-    put_string(&tr->w, "cat", "message");
-    put_int(&tr->w, "id", tr->flows);
-    put_double(&tr->w, "ts", nanoseconds(time) / 1e3);
-    if (*phase == 'f') put_string(&tr->w, "bp", "e"); /* the slice around it, not the one that follows */
+    json_put_string(&tr->w, "cat", "message");
+    json_put_int(&tr->w, "id", tr->flows);
+    json_put_double(&tr->w, "ts", nanoseconds(time) / 1e3);
+    if (*phase == 'f') json_put_string(&tr->w, "bp", "e"); /* the slice around it, not the one that follows */
     json_end_object(&tr->w);
 }
 
@@ -232,23 +217,23 @@ static void write_arrows(Trace *tr, const TimedStep *step) {
 static void write_step_facts(Trace *tr, int step) {
     StepFigures f = timing_figures(tr->t, step);
     json_begin_object(&tr->w);
-    put_int(&tr->w, "step", tr->t->steps[step].step);
-    put_double(&tr->w, "began", tr->t->steps[step].began);
-    put_double(&tr->w, "seconds", f.seconds);
-    put_double(&tr->w, "bubble", f.bubble);
+    json_put_int(&tr->w, "step", tr->t->steps[step].step);
+    json_put_double(&tr->w, "began", tr->t->steps[step].began);
+    json_put_double(&tr->w, "seconds", f.seconds);
+    json_put_double(&tr->w, "bubble", f.bubble);
     json_end_object(&tr->w);
 }
 
 static void write_facts(Trace *tr) {
     JsonWriter *w = &tr->w;
     json_begin_object(w);
-    put_string(w, "weft", WEFT_VERSION);
-    put_int(w, "ranks", tr->t->ranks);
-    put_int(w, "pipeline", tr->t->pipeline);
-    put_int(w, "stages", tr->t->stages);
-    put_double(w, "predicted_seconds", tr->p->seconds);
-    put_double(w, "predicted_bubble", tr->p->bubble);
-    put_double(w, "latency", tr->p->latency);
+    json_put_string(w, "weft", WEFT_VERSION);
+    json_put_int(w, "ranks", tr->t->ranks);
+    json_put_int(w, "pipeline", tr->t->pipeline);
+    json_put_int(w, "stages", tr->t->stages);
+    json_put_double(w, "predicted_seconds", tr->p->seconds);
+    json_put_double(w, "predicted_bubble", tr->p->bubble);
+    json_put_double(w, "latency", tr->p->latency);
     json_key(w, "steps");
     json_begin_array(w);
     for (int i = 0; i < tr->t->count; i++) write_step_facts(tr, i);
@@ -260,7 +245,7 @@ void trace_format(const Timing *t, const Prediction *p, Text *out) {
     Trace tr = {.t = t, .p = p};
     json_start(&tr.w, out, 0);
     json_begin_object(&tr.w);
-    put_string(&tr.w, "displayTimeUnit", "ms");
+    json_put_string(&tr.w, "displayTimeUnit", "ms");
     json_key(&tr.w, "otherData");
     write_facts(&tr);
     json_key(&tr.w, "traceEvents");

@@ -27,7 +27,7 @@ static size_t places(const char *trail) {
     return count;
 }
 
-/* Where it was set, and each TRY on the way up; a new failure starts over; what does not fit is marked once. */
+/* Where it was set, and each TRY on the way up; a new failure starts over; what does not fit is marked. */
 static void test_trail(void **state) {
     (void)state;
     Error err;
