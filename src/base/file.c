@@ -4,11 +4,8 @@
  * after: at every moment the name holds the whole old content or the whole new one. */
 #include "base/file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
-#include <ftw.h>
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,10 +24,23 @@ static const char *shown(const char *path, char out[512]) {
     return error_escape(out, 512, path, strlen(path));
 }
 
-/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. */
-static ErrorCode open_regular(const char *path, int *fd, struct stat *info, Error *err) {
+static const char *kind_of(mode_t mode) {
+    return S_ISDIR(mode) ? "directory" : S_ISLNK(mode) ? "link" : "device, pipe or socket";
+}
+
+static ErrorCode refuse_link(const char *path, ErrorCode code, Error *err) {
     char name[512];
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    return error_set(err, code,
+                     "%s: expected a regular file, found a link; weft follows none inside its own directories: "
+                     "put the file itself there, or remove the link",
+                     shown(path, name));
+}
+
+/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. */
+static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat *info, Error *err) {
+    char name[512];
+    RETRY(*fd, open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | extra));
+    if (*fd < 0 && errno == ELOOP && (extra & O_NOFOLLOW)) return refuse_link(path, ERR_NOINPUT, err);
     if (*fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(path, name));
     if (fstat(*fd, info) != 0) {
         ErrorCode code = error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
@@ -40,7 +50,7 @@ static ErrorCode open_regular(const char *path, int *fd, struct stat *info, Erro
     if (S_ISREG(info->st_mode)) return OK;
     close(*fd);
     return error_set(err, ERR_NOINPUT, "%s: expected a regular file, found a %s", shown(path, name),
-                     S_ISDIR(info->st_mode) ? "directory" : "device, pipe or socket");
+                     kind_of(info->st_mode));
 }
 
 /* Reads until the end, whatever size was promised: files in /proc promise none, others may be growing. */
@@ -65,12 +75,13 @@ static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit,
     }
 }
 
-ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length, Error *err) {
+static ErrorCode read_file(const char *path, int extra, size_t limit, char **data, size_t *length,
+                           Error *err) {
     struct stat info;
     int fd;
     char name[512];
     if (limit > SIZE_MAX / 4) limit = SIZE_MAX / 4;
-    TRY(open_regular(path, &fd, &info, err));
+    TRY(open_regular(path, extra, &fd, &info, err));
     Text content = {0};
     ErrorCode code;
     if ((uint64_t)info.st_size > limit)
@@ -89,12 +100,20 @@ ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length,
     return OK;
 }
 
+ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length, Error *err) {
+    return read_file(path, 0, limit, data, length, err);
+}
+
+ErrorCode file_read_own(const char *path, size_t limit, char **data, size_t *length, Error *err) {
+    return read_file(path, O_NOFOLLOW, limit, data, length, err);
+}
+
 ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     struct stat info;
     int fd;
     char name[512];
     *map = (FileMap){0};
-    TRY(open_regular(path, &fd, &info, err));
+    TRY(open_regular(path, O_NOFOLLOW, &fd, &info, err));
     ErrorCode code = OK;
     if (info.st_size > 0) {
         void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -112,6 +131,13 @@ void file_unmap(FileMap *map) {
     *map = (FileMap){0};
 }
 
+ErrorCode file_sync(int fd, const char *path, Error *err) {
+    char name[512];
+    int result;
+    RETRY(result, fsync(fd));
+    return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot sync to the disk", shown(path, name));
+}
+
 static ErrorCode write_all(const char *path, int fd, const char *data, size_t length, Error *err) {
     char name[512];
     for (size_t done = 0; done < length;) {
@@ -121,18 +147,18 @@ static ErrorCode write_all(const char *path, int fd, const char *data, size_t le
             return error_errno(err, ERR_IO, "%s: writing failed at byte %zu", shown(path, name), done);
         done += (size_t)wrote;
     }
-    if (fsync(fd) != 0) return error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
-    return OK;
+    return file_sync(fd, path, err);
 }
 
-/* A sibling that did not exist before, with the permissions an ordinary new file has. */
+/* Of a temporary sibling: "<name>.<process>.<number>.tmp" (file_remove_temporaries knows it by that). A sibling
+ * that did not exist before, with the permissions an ordinary new file has. */
 static ErrorCode open_sibling(const char *path, Text *temporary, int *fd, Error *err) {
     static atomic_uint serial;
     char name[512];
     for (int attempt = 0; attempt < 100; attempt++) {
         text_clear(temporary);
         text_printf(temporary, "%s.%ld.%u.tmp", path, (long)getpid(), atomic_fetch_add(&serial, 1));
-        *fd = open(temporary->data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        RETRY(*fd, open(temporary->data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
         if (*fd >= 0) return OK;
         if (errno != EEXIST) break;
     }
@@ -184,8 +210,9 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
         code = write_all(path, fd, data, length, err);
         if (close(fd) != 0 && code == OK)
             code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
-        if (code == OK && rename(temporary.data, path) != 0)
-            code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
+        int renamed = 0;
+        if (code == OK) RETRY(renamed, rename(temporary.data, path));
+        if (renamed != 0) code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
         if (code != OK)
             unlink(temporary.data);
         else
@@ -196,17 +223,32 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
     return code;
 }
 
-/* One directory of the chain; one that is there already is fine. */
-static ErrorCode make_dir(const char *path, Error *err) {
+/* One directory of the chain; one that is there already is fine. Its own name is on the disk when it returns. */
+static ErrorCode make_dir(const char *path, bool follow, Error *err) {
     char name[512];
-    if (mkdir(path, 0777) == 0) return OK;
-    if (errno == EEXIST) {
-        if (file_is_dir(path)) return OK;
-        return error_set(err, ERR_CANTCREATE,
-                         "%s: cannot create the directory: a file of that name is in the way",
-                         shown(path, name));
-    }
-    return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", shown(path, name));
+    int result;
+    RETRY(result, mkdir(path, 0777));
+    if (result == 0) return sync_parent(path, err);
+    if (errno != EEXIST)
+        return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", shown(path, name));
+    if (!follow) return file_check_own_dir(path, err);
+    if (file_is_dir(path)) return OK;
+    return error_set(err, ERR_CANTCREATE,
+                     "%s: cannot create the directory: a file of that name is in the way", shown(path, name));
+}
+
+ErrorCode file_make_own_dir(const char *path, Error *err) { return make_dir(path, false, err); }
+
+ErrorCode file_check_own_dir(const char *path, Error *err) {
+    char name[512];
+    struct stat info;
+    if (lstat(path, &info) != 0)
+        return errno == ENOENT ? OK : error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
+    if (S_ISDIR(info.st_mode)) return OK;
+    return error_set(err, ERR_CANTCREATE,
+                     "%s: expected a directory, found a %s; weft follows no links inside its own directories: "
+                     "put the directory itself there, or remove what is in its place",
+                     shown(path, name), S_ISREG(info.st_mode) ? "file" : kind_of(info.st_mode));
 }
 
 static bool ends_in_newline(int fd) {
@@ -215,10 +257,36 @@ static bool ends_in_newline(int fd) {
     return end <= 0 || (pread(fd, &last, 1, end - 1) == 1 && last == '\n');
 }
 
-ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
+/* What is open is a file that only this name leads to. */
+static ErrorCode check_own(int fd, const char *path, Error *err) {
     char name[512];
-    *fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot open for appending", shown(path, name));
+    struct stat info;
+    if (fstat(fd, &info) != 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot stat", shown(path, name));
+    if (!S_ISREG(info.st_mode))
+        return error_set(err, ERR_CANTCREATE, "%s: expected a regular file, found a %s", shown(path, name),
+                         kind_of(info.st_mode));
+    if (info.st_nlink <= 1) return OK;
+    return error_set(err, ERR_CANTCREATE,
+                     "%s: expected a file with this name alone, found one with %llu (hard links): what is "
+                     "written here would change there too; put a copy in its place",
+                     shown(path, name), (unsigned long long)info.st_nlink);
+}
+
+ErrorCode file_open_own(const char *path, int flags, int *fd, Error *err) {
+    char name[512];
+    RETRY(*fd, open(path, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+    if (*fd < 0 && errno == ELOOP) return refuse_link(path, ERR_CANTCREATE, err);
+    if (*fd < 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot open for writing", shown(path, name));
+    ErrorCode code = check_own(*fd, path, err);
+    if (code != OK) {
+        close(*fd);
+        *fd = -1;
+    }
+    return code;
+}
+
+ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
+    TRY(file_open_own(path, O_RDWR | O_APPEND | O_CREAT, fd, err));
     ErrorCode code = ends_in_newline(*fd) ? OK : file_add_line(*fd, path, "\n", 1, err);
     if (code != OK) {
         close(*fd);
@@ -242,10 +310,10 @@ ErrorCode file_make_dirs(const char *path, Error *err) {
     for (char *p = prefix; *p && code == OK; p++) {
         if (*p != '/' || p == prefix) continue;
         *p = 0;
-        code = make_dir(prefix, err);
+        code = make_dir(prefix, true, err);
         *p = '/';
     }
-    if (code == OK) code = make_dir(prefix, err);
+    if (code == OK) code = make_dir(prefix, true, err);
     free(prefix);
     return code;
 }
@@ -272,11 +340,15 @@ ErrorCode file_size(const char *path, uint64_t *bytes, Error *err) {
 
 ErrorCode file_sync_dir(const char *path, Error *err) {
     char name[512];
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd, result;
+    RETRY(fd, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    /* Where the directory may be entered but not read (x without r), nobody can sync it. */
+    if (fd < 0 && errno == EACCES) return OK;
     if (fd < 0) return error_errno(err, ERR_IO, "%s: cannot open the directory", shown(path, name));
     /* Some file systems cannot sync a directory; there is nothing more to do for durability there. */
     ErrorCode code = OK;
-    if (fsync(fd) != 0 && errno != EINVAL)
+    RETRY(result, fsync(fd));
+    if (result != 0 && errno != EINVAL)
         code = error_errno(err, ERR_IO, "%s: cannot sync the directory", shown(path, name));
     close(fd);
     return code;
@@ -323,32 +395,4 @@ char *path_join(const char *dir, const char *name) {
     if (path.data[path.length - 1] != '/') text_puts(&path, "/");
     text_puts(&path, name);
     return path.data;
-}
-
-static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk) {
-    (void)status, (void)type, (void)walk;
-    return remove(path);
-}
-
-ErrorCode file_remove_tree(const char *path, Error *err) {
-    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
-        return error_errno(err, ERR_IO, "%s: cannot remove it", path);
-    return OK;
-}
-
-ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err) {
-    char name[512];
-    DIR *open = opendir(dir);
-    ErrorCode code = OK;
-    if (!open)
-        return errno == ENOENT ? OK
-                               : error_errno(err, ERR_IO, "%s: cannot read the directory", shown(dir, name));
-    for (struct dirent *entry; code == OK && (entry = readdir(open));) {
-        if (fnmatch(pattern, entry->d_name, 0) != 0) continue;
-        char *path = path_join(dir, entry->d_name);
-        if (unlink(path) != 0) code = error_errno(err, ERR_IO, "%s: cannot remove it", shown(path, name));
-        free(path);
-    }
-    closedir(open);
-    return code;
 }

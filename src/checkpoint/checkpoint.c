@@ -3,11 +3,10 @@
  *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that
  *     starts with a dot is ever read as a checkpoint.
  *  2. Every file is complete and synced before the manifest is written: rank 0 makes the files with their
- *     headers and their
- * full lengths and syncs them, then each rank writes its pieces between and syncs what it wrote. A rank gives
- * away its blob after that, and rank 0 writes the manifest when it has the blobs of all ranks and they cover
- * every byte once. The manifest holds the size of each file and a checksum of each header and piece, made
- * from the bytes as they were written.
+ *     headers and their full lengths and syncs them, then each rank writes its pieces between and syncs what it
+ *     wrote. A rank gives away its blob after that, and rank 0 writes the manifest when it has the blobs of all
+ *     ranks and they cover every byte once. The manifest holds the size of each file and a checksum of each header
+ *     and piece, made from the bytes as they were written.
  *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory
  *     sees all of it.
  *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories
@@ -22,10 +21,12 @@
  *  8. A failure before 4 removes the temporary directory and leaves everything else as it was.
  *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies
  *     every byte first.
- * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make
- *     no
- *    names and remove
- *     none. What they do to a directory that rank 0 has given up is lost with it. */
+ * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make no
+ *     names and remove none. What they do to a directory that rank 0 has given up is lost with it.
+ * 11. The directory of checkpoints is made in a run's directory that is there, and its name is on the disk before
+ *     anything is in it. Neither it nor what is in it is ever entered through a link: a link with one of these
+ *     names is refused where something would be read or written through it, and removed, as a link, where what has
+ *     the name would be. Leftovers are what has exactly the names above. */
 #include "checkpoint/checkpoint.h"
 
 #include <dirent.h>
@@ -34,7 +35,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -45,29 +46,21 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/pieces.h"
 
-/* Network file systems may interrupt any call. */
-#define RETRY(result, call) \
-    do (result) = (call);   \
-    while ((result) != 0 && errno == EINTR)
-
 static char *step_path(const char *dir, const char *prefix, int64_t step) {
     char name[64];
     snprintf(name, sizeof name, "%sstep-%08" PRId64, prefix, step);
     return path_join(dir, name);
 }
 
-/* What the directory holds is ours and flat; whatever cannot be removed stays for the next try. */
+/* Whatever cannot be removed stays for the next try. */
 static void remove_tree(const FileOps *ops, const char *path) {
-    DIR *dir = opendir(path);
-    if (dir == NULL) return;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        char *file = path_join(path, entry->d_name);
-        ops->unlink(ops->ctx, file);
-        free(file);
-    }
-    closedir(dir);
-    ops->rmdir(ops->ctx, path);
+    file_remove_tree_by(ops->unlink, ops->ctx, path, NULL);
+}
+
+static ErrorCode sync_dir(const FileOps *ops, const char *dir, Error *err) {
+    int result;
+    RETRY(result, ops->sync_dir(ops->ctx, dir));
+    return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot sync the directory", dir);
 }
 
 typedef struct Saving {
@@ -113,10 +106,28 @@ static ErrorCode make_temporary(const Saving *s, Error *err) {
     return save->state == NULL ? OK : put_small(s, CHECKPOINT_STATE, save->state, strlen(save->state), err);
 }
 
+/* Invariant 11: the directory of checkpoints, in a run's that is there. */
+static ErrorCode make_home(const Saving *s, Error *err) {
+    int result;
+    RETRY(result, s->ops->mkdir(s->ops->ctx, s->dir));
+    if (result != 0 && errno != EEXIST)
+        return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", s->dir);
+    TRY(file_check_own_dir(s->dir, err));
+    /* Also one that is there: who made it may have been killed before this. */
+    char *parent = path_join(s->dir, "..");
+    ErrorCode code = sync_dir(s->ops, parent, err);
+    free(parent);
+    return code;
+}
+
 ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const CheckpointSave *save, Error *err) {
-    TRY(file_make_dirs(dir, err));
     Saving s = saving_make(ops, dir, save);
-    ErrorCode code = make_temporary(&s, err);
+    ErrorCode code = make_home(&s, err);
+    if (code != OK) {
+        saving_free(&s);
+        return code;
+    }
+    code = make_temporary(&s, err);
     if (code != OK) remove_tree(s.ops, s.temporary);
     saving_free(&s);
     return code;
@@ -198,19 +209,10 @@ static void make_manifest(Manifest *m, const Saving *s, const SavedPieces *all) 
 /* Invariant 3. */
 static ErrorCode seal(const Saving *s, const Manifest *m, Error *err) {
     Text text = {0};
-    int result;
     manifest_write(m, &text);
     ErrorCode code = put_small(s, MANIFEST_FILE, text.data, text.length, err);
     text_free(&text);
-    if (code != OK) return code;
-    RETRY(result, s->ops->sync_dir(s->ops->ctx, s->temporary));
-    return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot sync the directory", s->temporary);
-}
-
-static ErrorCode sync_parent(const FileOps *ops, const char *dir, Error *err) {
-    int result;
-    RETRY(result, ops->sync_dir(ops->ctx, dir));
-    return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot sync the directory", dir);
+    return code == OK ? sync_dir(s->ops, s->temporary, err) : code;
 }
 
 static bool cannot_exchange(int error) {
@@ -234,8 +236,9 @@ static int replace(const FileOps *ops, const char *dir, const char *temporary, c
 /* Invariants 4 and 5. *placed tells whether the new one has the name, also when the sync then failed. */
 static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     char *final = step_path(s->dir, "", s->save->step);
+    struct stat there;
     int result;
-    if (file_exists(final))
+    if (lstat(final, &there) == 0)
         result = replace(s->ops, s->dir, s->temporary, final, s->save->step);
     else
         RETRY(result, s->ops->rename(s->ops->ctx, s->temporary, final));
@@ -243,7 +246,7 @@ static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     ErrorCode code =
         result == 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot give the checkpoint its name", final);
     free(final);
-    return code == OK ? sync_parent(s->ops, s->dir, err) : code;
+    return code == OK ? sync_dir(s->ops, s->dir, err) : code;
 }
 
 /* Invariant 6. */
@@ -252,7 +255,7 @@ static void point_latest(const FileOps *ops, const char *dir, int64_t step) {
     int result;
     char *link = path_join(dir, "latest"), *fresh = path_join(dir, ".tmp-latest");
     snprintf(target, sizeof target, "step-%08" PRId64, step);
-    ops->unlink(ops->ctx, fresh);
+    remove_tree(ops, fresh);
     RETRY(result, ops->symlink(ops->ctx, target, fresh));
     if (result == 0) RETRY(result, ops->rename(ops->ctx, fresh, link));
     if (result == 0) RETRY(result, ops->sync_dir(ops->ctx, dir));
@@ -310,19 +313,26 @@ ErrorCode checkpoint_remove(const FileOps *ops, const char *dir, int64_t step, E
     remove_tree(ops, trash);
     RETRY(result, ops->rename(ops->ctx, path, trash));
     ErrorCode code =
-        result == 0 ? sync_parent(ops, dir, err) : error_errno(err, ERR_IO, "%s: cannot remove", path);
+        result == 0 ? sync_dir(ops, dir, err) : error_errno(err, ERR_IO, "%s: cannot remove", path);
     if (code == OK) remove_tree(ops, trash);
     free(path);
     free(trash);
     return code;
 }
 
+/* The names of this protocol and no others: ".tmp-step-00000100", ".trash-step-00000100", ".tmp-latest". */
+static bool is_leftover(const char *name) {
+    int64_t step;
+    if (strncmp(name, ".tmp-", 5) == 0) return strcmp(name + 5, "latest") == 0 || checkpoint_step(name + 5, &step);
+    return strncmp(name, ".trash-", 7) == 0 && checkpoint_step(name + 7, &step);
+}
+
 void checkpoint_clean(const FileOps *ops, const char *dir) {
-    DIR *handle = opendir(dir);
+    if (ops == NULL) ops = &file_ops_system;
+    DIR *handle = file_check_own_dir(dir, NULL) == OK ? opendir(dir) : NULL;
     if (handle == NULL) return;
     for (struct dirent *entry; (entry = readdir(handle)) != NULL;) {
-        if (strncmp(entry->d_name, ".tmp-step-", 10) != 0 && strncmp(entry->d_name, ".trash-step-", 12) != 0)
-            continue;
+        if (!is_leftover(entry->d_name)) continue;
         char *path = path_join(dir, entry->d_name);
         remove_tree(ops, path);
         free(path);

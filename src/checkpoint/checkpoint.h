@@ -44,8 +44,8 @@ typedef struct CheckpointSave {
  * stands. A rank that could not write says so in its blob, and then the commit fails with that cause. ops
  * NULL: the system's. */
 
-/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be), the small files, and the
- * tensor files with header and full length. Leaves nothing when it fails. */
+/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be in a RUN that is there), the small
+ * files, and the tensor files with header and full length. Leaves nothing when it fails. */
 ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const CheckpointSave *save, Error *err);
 /* Writes this rank's pieces. Appends to `blob` what rank 0 has to know, also after a failure. */
 ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
@@ -86,7 +86,7 @@ typedef struct Checkpoint {
 
 /* `path` is one checkpoint, or a directory of checkpoints, of which the newest good one is taken; each
  * damaged one that is newer is named by a warning. With `resumable`, those with weights only are passed over.
- * Every byte is verified. */
+ * Every byte is verified, and the steps of the directory's name, the manifest and the state are the same. */
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err);
 void checkpoint_close(Checkpoint *c);
 
@@ -131,7 +131,7 @@ typedef struct CheckpointSet {
 } CheckpointSet;
 
 /* What `path` may stand for, ascending by step: one checkpoint, or those in a directory of them. By name;
- * nothing is opened. */
+ * nothing is opened. Names of checkpoints that stand for a link or a file are passed over with a warning. */
 ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err);
 /* A directory that does not exist has no checkpoints. */
 ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err);
@@ -147,6 +147,10 @@ typedef struct CheckpointKeep {
  * `in_use` (-1 for none). Leftovers of interrupted saves and removals go too. *removed may be NULL. */
 ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use,
                            CheckLevel level, int *removed, Error *err);
+
+/* Removes leftovers of saves and removals that were interrupted: when a run starts, which holds its lock. ops NULL:
+ * the system's. */
+void checkpoint_clean(const FileOps *ops, const char *dir);
 
 /* Texts of the files that transformers wants beside the weights. */
 void checkpoint_generation_config(const ModelConfig *c, Text *out);

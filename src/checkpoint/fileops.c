@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/text.h"
 
 /* Linux writes at most this much in one call. */
@@ -54,10 +55,13 @@ static int system_mkdir(void *ctx, const char *path) {
 
 static int system_sync_dir(void *ctx, const char *path) {
     (void)ctx;
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd, result;
+    RETRY(fd, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (fd < 0) return -1;
     /* File systems that cannot sync a directory say EINVAL; nothing better is to be had there. */
-    int result = fsync(fd) != 0 && errno != EINVAL ? -1 : 0, saved = errno;
+    RETRY(result, fsync(fd));
+    if (result != 0 && errno == EINVAL) result = 0;
+    int saved = errno;
     close(fd);
     errno = saved;
     return result;
@@ -84,14 +88,9 @@ static int system_symlink(void *ctx, const char *target, const char *path) {
     return symlink(target, path);
 }
 
-static int system_unlink(void *ctx, const char *path) {
+static int system_unlink(void *ctx, int dir, const char *name, int flags) {
     (void)ctx;
-    return unlink(path);
-}
-
-static int system_rmdir(void *ctx, const char *path) {
-    (void)ctx;
-    return rmdir(path);
+    return unlinkat(dir, name, flags);
 }
 
 const FileOps file_ops_system = {.create = system_create,
@@ -105,8 +104,7 @@ const FileOps file_ops_system = {.create = system_create,
                                  .rename = system_rename,
                                  .exchange = system_exchange,
                                  .symlink = system_symlink,
-                                 .unlink = system_unlink,
-                                 .rmdir = system_rmdir};
+                                 .unlink = system_unlink};
 
 static const char *shown(const char *path, char out[512]) {
     return error_escape(out, 512, path, strlen(path));
@@ -132,23 +130,20 @@ ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void
 
 ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err) {
     char name[512];
-    do *fd = ops->create(ops->ctx, path);
-    while (*fd < 0 && errno == EINTR);
+    RETRY(*fd, ops->create(ops->ctx, path));
     return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
 }
 
 ErrorCode fileops_open(const FileOps *ops, const char *path, int *fd, Error *err) {
     char name[512];
-    do *fd = ops->open(ops->ctx, path);
-    while (*fd < 0 && errno == EINTR);
+    RETRY(*fd, ops->open(ops->ctx, path));
     return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot open for writing", shown(path, name));
 }
 
 ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t length, Error *err) {
     char name[512];
     int result;
-    do result = ops->resize(ops->ctx, fd, length);
-    while (result != 0 && errno == EINTR);
+    RETRY(result, ops->resize(ops->ctx, fd, length));
     if (result == 0) return OK;
     return error_errno(err, ERR_IO, "%s: cannot make it %llu bytes long", shown(path, name),
                        (unsigned long long)length);
@@ -160,8 +155,7 @@ ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *er
     int result;
     /* Only an interruption may be tried again: after any other failure the kernel may have dropped the dirty
      * pages. */
-    do result = ops->sync(ops->ctx, fd);
-    while (result != 0 && errno == EINTR);
+    RETRY(result, ops->sync(ops->ctx, fd));
     if (result != 0) code = error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
     /* Closing is not tried again on EINTR: on Linux the descriptor is gone already, and the data was synced
      * above. */
@@ -206,7 +200,7 @@ static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error 
 
 static ErrorCode open_below(int dir_fd, const char *where, const char *name, int *fd, Error *err) {
     char shown_where[512];
-    *fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    RETRY(*fd, openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (*fd >= 0) return OK;
     if (errno == ELOOP)
         return error_set(err, ERR_DATA,
@@ -218,7 +212,8 @@ static ErrorCode open_below(int dir_fd, const char *where, const char *name, int
 ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err) {
     char where[1024], shown_dir[512];
     snprintf(where, sizeof where, "%s/%s", dir, name);
-    int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int dir_fd;
+    RETRY(dir_fd, open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (dir_fd < 0)
         return error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", shown(dir, shown_dir));
     ErrorCode code = open_below(dir_fd, where, name, fd, err);

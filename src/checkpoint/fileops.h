@@ -22,8 +22,7 @@ typedef struct FileOps {
     int (*rename)(void *ctx, const char *from, const char *to);
     int (*exchange)(void *ctx, const char *a, const char *b); /* swaps two names in one step */
     int (*symlink)(void *ctx, const char *target, const char *path);
-    int (*unlink)(void *ctx, const char *path);
-    int (*rmdir)(void *ctx, const char *path);
+    int (*unlink)(void *ctx, int dir, const char *name, int flags); /* unlinkat: also of empty directories */
 } FileOps;
 
 extern const FileOps file_ops_system;

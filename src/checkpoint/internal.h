@@ -5,7 +5,7 @@
 #include "checkpoint/checkpoint.h"
 
 ErrorCode checkpoint_remove(const FileOps *ops, const char *dir, int64_t step, Error *err);
-/* Removes what interrupted saves and removals left. */
-void checkpoint_clean(const FileOps *ops, const char *dir);
+/* "step-00000100", and no other way to write it. */
+bool checkpoint_step(const char *name, int64_t *step);
 
 #endif

@@ -6,13 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
-#include "checkpoint/modelfiles.h"
+#include "checkpoint/checkpoint.h"
 
 #define FORMAT "weft-checkpoint"
 #define VERSION 2 /* 1: without pieces */
@@ -247,6 +248,58 @@ static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Er
                      size, f->bytes);
 }
 
+static bool lists(const Manifest *m, const char *name) {
+    for (size_t i = 0; i < m->file_count; i++)
+        if (strcmp(m->files[i].name, name) == 0) return true;
+    return false;
+}
+
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static ErrorCode check_once(const Manifest *m, const char *dir, Error *err) {
+    const char **names = mem_alloc_array(m->file_count + 1, sizeof *names);
+    ErrorCode code = OK;
+    for (size_t i = 0; i < m->file_count; i++) names[i] = m->files[i].name;
+    qsort(names, m->file_count, sizeof *names, by_text);
+    for (size_t i = 1; i < m->file_count && code == OK; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            code = error_set(err, ERR_DATA, "%s/%s: lists %s twice", dir, MANIFEST_FILE, names[i]);
+    free(names);
+    return code;
+}
+
+static bool is_there(const char *dir, const char *name) {
+    struct stat info;
+    char *path = path_join(dir, name);
+    bool there = lstat(path, &info) == 0;
+    free(path);
+    return there;
+}
+
+/* Shards are named by the index: check_shards. */
+ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err) {
+    static const struct {
+        const char *name;
+        bool resuming; /* of a checkpoint that can be resumed: must be there. Others: listed if they are there */
+    } read_by_weft[] = {{MODEL_FILE, false},         {MODEL_INDEX, false},   {"config.json", false},
+                        {"tokenizer.json", false},   {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true}};
+    TRY(check_once(m, dir, err));
+    if (!lists(m, MODEL_FILE) && !lists(m, MODEL_INDEX))
+        return error_set(err, ERR_DATA, "%s/%s: lists no weights: neither %s nor %s", dir, MANIFEST_FILE, MODEL_FILE,
+                         MODEL_INDEX);
+    for (size_t i = 0; i < sizeof read_by_weft / sizeof *read_by_weft; i++) {
+        const char *name = read_by_weft[i].name;
+        bool needed = m->resumable && read_by_weft[i].resuming;
+        if (lists(m, name) || (!needed && !is_there(dir, name))) continue;
+        return error_set(err, ERR_DATA, needed ? "%s/%s: does not list %s, though it says that it can be resumed"
+                                               : "%s/%s: does not list %s, which is there",
+                         dir, MANIFEST_FILE, name);
+    }
+    return OK;
+}
+
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
         int fd;
@@ -365,6 +418,22 @@ static ErrorCode check_file(const Checking *c, const ManifestFile *f, const char
     return code;
 }
 
+/* Weights are read from the files that the index names: each must be one that was checked. */
+static ErrorCode check_shards(const Manifest *m, const char *dir, Error *err) {
+    ModelFiles files;
+    ErrorCode code = OK;
+    if (!lists(m, MODEL_INDEX)) return OK;
+    TRY(modelfiles_open(&files, dir, err));
+    for (int i = 0; i < files.file_count && code == OK; i++) {
+        const char *name = strrchr(files.files[i].where, '/') + 1;
+        if (!lists(m, name))
+            code = error_set(err, ERR_DATA, "%s/%s: does not list %s, which the index names", dir, MANIFEST_FILE,
+                             name);
+    }
+    modelfiles_close(&files);
+    return code;
+}
+
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err) {
     CHECK(rank >= 0 && rank < ranks);
     Checking c = {mem_alloc(BUFFER), rank, ranks, manifest_bytes(m) / (uint64_t)ranks + 1, 0};
@@ -374,5 +443,5 @@ ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, 
         c.start += m->files[i].bytes;
     }
     free(c.buffer);
-    return code;
+    return code == OK ? check_shards(m, dir, err) : code;
 }

@@ -7,32 +7,14 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
 
 #define STATE_LIMIT ((size_t)64 << 20)
 
-static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
-    TRY(manifest_read(m, path, err));
-    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err)
-                                             : manifest_check_sizes(m, path, err);
-    if (code != OK) manifest_free(m);
-    return code;
-}
-
-ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err) {
-    Manifest m;
-    TRY(manifest_read(&m, path, err));
-    ErrorCode code = manifest_check_contents(&m, path, rank, ranks, err);
-    manifest_free(&m);
-    return code;
-}
-
-ErrorCode checkpoint_verify(const char *path, Error *err) { return checkpoint_check_part(path, 0, 1, err); }
-
-/* "step-00000100", and no other way to write it. */
-static bool parse_step(const char *name, int64_t *step) {
+bool checkpoint_step(const char *name, int64_t *step) {
     char canonical[64];
     if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) ||
         strlen(name) > 5 + 15)
@@ -42,9 +24,62 @@ static bool parse_step(const char *name, int64_t *step) {
     return strcmp(name, canonical) == 0;
 }
 
+/* A directory that is called like a checkpoint holds the one of that step, and not a copy of another. */
+static ErrorCode check_name(const char *path, const Manifest *m, Error *err) {
+    int64_t step;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') end--;
+    char *bare = mem_strdup(path);
+    bare[end] = 0;
+    const char *slash = strrchr(bare, '/');
+    bool named = checkpoint_step(slash ? slash + 1 : bare, &step);
+    free(bare);
+    if (!named || step == m->step) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: it holds the checkpoint of step %" PRId64 ": a directory that was copied or renamed; give "
+                     "it back its name, or another that does not begin with \"step-\"",
+                     path, m->step);
+}
+
+/* The manifest, and that it is the one of a whole checkpoint with this name. */
+static ErrorCode read_manifest(Manifest *m, const char *path, Error *err) {
+    TRY(manifest_read(m, path, err));
+    ErrorCode code = check_name(path, m, err);
+    if (code == OK) code = manifest_check_complete(m, path, err);
+    if (code != OK) manifest_free(m);
+    return code;
+}
+
+static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
+    TRY(read_manifest(m, path, err));
+    ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err)
+                                             : manifest_check_sizes(m, path, err);
+    if (code != OK) manifest_free(m);
+    return code;
+}
+
+ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err) {
+    Manifest m;
+    TRY(read_manifest(&m, path, err));
+    ErrorCode code = manifest_check_contents(&m, path, rank, ranks, err);
+    manifest_free(&m);
+    return code;
+}
+
+ErrorCode checkpoint_verify(const char *path, Error *err) { return checkpoint_check_part(path, 0, 1, err); }
+
 static int by_step(const void *a, const void *b) {
     const CheckpointInfo *x = a, *y = b;
     return (x->step > y->step) - (x->step < y->step);
+}
+
+/* A name of a checkpoint that stands for something else has its problem said. */
+static CheckpointInfo named(const char *dir, const char *name, int64_t step) {
+    CheckpointInfo info = {.step = step, .path = path_join(dir, name)};
+    Error problem = {.message = ""};
+    if (file_check_own_dir(info.path, &problem) != OK)
+        snprintf(info.problem, sizeof info.problem, "%.*s", (int)sizeof info.problem - 1, problem.message);
+    return info;
 }
 
 /* Names only. */
@@ -55,9 +90,9 @@ static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
         return errno == ENOENT ? OK : error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", dir);
     int64_t step;
     for (struct dirent *entry; (entry = readdir(handle)) != NULL;) {
-        if (!parse_step(entry->d_name, &step)) continue;
+        if (!checkpoint_step(entry->d_name, &step)) continue;
         set->items = mem_grow(set->items, (set->count + 1) * sizeof *set->items);
-        set->items[set->count++] = (CheckpointInfo){.step = step, .path = path_join(dir, entry->d_name)};
+        set->items[set->count++] = named(dir, entry->d_name, step);
     }
     closedir(handle);
     if (set->count > 0) qsort(set->items, set->count, sizeof *set->items, by_step);
@@ -67,10 +102,9 @@ static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
 static void examine(CheckpointInfo *info, CheckLevel level) {
     Manifest m;
     Error problem = {.message = ""};
+    if (info->problem[0]) return;
     ErrorCode code = check(&m, info->path, level, &problem);
-    if (code == OK && m.step != info->step) {
-        error_set(&problem, ERR_DATA, "%s: its manifest is of step %" PRId64, info->path, m.step);
-    } else if (code == OK) {
+    if (code == OK) {
         info->good = true;
         info->resumable = m.resumable;
         info->bytes = manifest_bytes(&m);
@@ -93,6 +127,19 @@ void checkpoint_set_free(CheckpointSet *set) {
     *set = (CheckpointSet){0};
 }
 
+/* The state, where it names a step, says the same as the manifest: neither is of another checkpoint. What else is
+ * in it, and must be, is the caller's. */
+static ErrorCode check_state(const Checkpoint *c, Error *err) {
+    cJSON *root;
+    int64_t step = c->step;
+    TRY(json_parse(CHECKPOINT_STATE, c->state, strlen(c->state), &root, err));
+    ErrorCode code = json_get_int(root, CHECKPOINT_STATE, "step", false, 0, INT64_C(1) << 53, &step, err);
+    cJSON_Delete(root);
+    if (code != OK || step == c->step) return code;
+    return error_set(err, ERR_DATA, "%s: %s is of step %" PRId64 ", the manifest of step %" PRId64, c->path,
+                     CHECKPOINT_STATE, step, c->step);
+}
+
 static ErrorCode open_parts(Checkpoint *c, Error *err) {
     size_t length = 0;
     TRY(modelfiles_open(&c->model, c->path, err));
@@ -100,14 +147,14 @@ static ErrorCode open_parts(Checkpoint *c, Error *err) {
     char *optimizer = path_join(c->path, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&c->optimizer, optimizer, err);
     free(optimizer);
-    return code != OK ? code
-                      : fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
+    if (code == OK) code = fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
+    return code == OK ? check_state(c, err) : code;
 }
 
 ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumable, Error *err) {
     Manifest m;
     *c = (Checkpoint){0};
-    TRY(manifest_read(&m, path, err));
+    TRY(read_manifest(&m, path, err));
     *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .resumable = m.resumable};
     manifest_free(&m);
     ErrorCode code =
@@ -128,8 +175,26 @@ static bool is_one(const char *path) {
     return there;
 }
 
+static void drop_strangers(CheckpointSet *set) {
+    size_t kept = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        CheckpointInfo *info = &set->items[i];
+        if (info->problem[0]) {
+            log_warn("checkpoint passed over: %s", info->problem);
+            free(info->path);
+        } else {
+            set->items[kept++] = *info;
+        }
+    }
+    set->count = kept;
+}
+
 ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err) {
-    if (!is_one(path)) return scan(set, path, err);
+    if (!is_one(path)) {
+        TRY(scan(set, path, err));
+        drop_strangers(set);
+        return OK;
+    }
     *set = (CheckpointSet){.count = 1, .items = mem_alloc(sizeof *set->items)};
     set->items[0].path = mem_strdup(path);
     return OK;

@@ -148,7 +148,7 @@ const Verb verb_train = {
     .details = "Prints the plan, takes all its memory, then trains. Everything goes to run.dir. A run that "
                "finds a checkpoint there "
                "goes on\n"
-               "from it. SIGINT, SIGTERM or SIGUSR1 finish the step, save, and exit with status 75; a second "
+               "from it. SIGINT, SIGTERM, SIGHUP or SIGUSR1 finish the step, save, and exit with status 75; a second "
                "SIGINT exits at once.\n\n"
                "With --restarts the run is a process of its own, started again from its last checkpoint when "
                "a signal kills it or it "

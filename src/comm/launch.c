@@ -1,6 +1,6 @@
 /* Starting ranks through mpirun.
  *
- * The four signals are blocked and read from a descriptor beside mpirun's stderr, so that one poll waits for
+ * The signals to stop and SIGCHLD are blocked and read from a descriptor beside mpirun's stderr, so that one poll waits for
  * both. */
 #include "comm/launch.h"
 
@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "comm/chatter.h"
 
@@ -180,10 +181,7 @@ static ErrorCode judge(const Launch *l, Error *err) {
 
 static void block_signals(Launch *l) {
     sigset_t awaited;
-    sigemptyset(&awaited);
-    sigaddset(&awaited, SIGINT);
-    sigaddset(&awaited, SIGTERM);
-    sigaddset(&awaited, SIGUSR1);
+    signals_to_stop(&awaited);
     sigaddset(&awaited, SIGCHLD);
     signal(SIGCHLD, SIG_DFL);
     signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */

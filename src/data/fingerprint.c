@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,6 +58,15 @@ static void stamp_text(const FileStamp *s, char out[128]) {
              (long long)s->mtime_nanoseconds, (long long)s->inode, (long long)s->device);
 }
 
+static bool read_record(const char *record, cJSON **root) {
+    char *text;
+    size_t length;
+    if (file_read_own(record, RECORD_BYTES, &text, &length, NULL) != OK) return false;
+    bool good = json_parse(record, text, length, root, NULL) == OK;
+    free(text);
+    return good;
+}
+
 /* True when a record of this very file in this very state is there. A record that cannot be read counts as
  * none. */
 static bool recall(const char *cache_dir, const char *path, Fingerprint *print) {
@@ -64,7 +74,7 @@ static bool recall(const char *cache_dir, const char *path, Fingerprint *print) 
     cJSON *root = NULL;
     Error ignored;
     bool found = false;
-    if (file_exists(record) && json_read(record, RECORD_BYTES, &root, &ignored) == OK) {
+    if (read_record(record, &root)) {
         const char *stamp = NULL, *sha = NULL;
         char now[128];
         stamp_text(&print->stamp, now);
@@ -146,12 +156,25 @@ static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, s
     return OK;
 }
 
-ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
-                            Error *err) {
+/* The directory of records. Many processes write there at once, and share its lock; who finds himself alone removes
+ * what those that were killed have left. A file system that does not lock directories keeps it. */
+static ErrorCode open_records(const char *cache_dir, int *lock, Error *err) {
+    static const char *const written_whole[] = {"*.json"};
     char *dir = path_join(cache_dir, "fingerprints");
-    ErrorCode code = file_make_dirs(dir, err);
+    ErrorCode code = file_make_dirs(cache_dir, err);
+    if (code == OK) code = file_make_own_dir(dir, err);
+    if (code == OK) {
+        RETRY(*lock, open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+        if (*lock < 0) code = error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", dir);
+    }
+    if (code == OK && flock(*lock, LOCK_EX | LOCK_NB) == 0) file_remove_temporaries(dir, written_whole, 1, NULL);
+    if (code == OK) flock(*lock, LOCK_SH);
     free(dir);
-    TRY(code);
+    return code;
+}
+
+static ErrorCode print_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
+                             Error *err) {
     double unknown = 0;
     for (size_t i = 0; i < count; i++) {
         out[i] = (Fingerprint){0};
@@ -159,7 +182,16 @@ ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, siz
         if (!recall(cache_dir, paths[i], &out[i])) unknown += (double)out[i].stamp.size;
     }
     Progress *progress = unknown > QUIET_BYTES ? progress_start("reading", unknown / 1e6, "MB") : NULL;
-    code = fill_missing(cache_dir, paths, count, out, progress, err);
+    ErrorCode code = fill_missing(cache_dir, paths, count, out, progress, err);
     progress_finish(progress);
+    return code;
+}
+
+ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
+                            Error *err) {
+    int lock;
+    TRY(open_records(cache_dir, &lock, err));
+    ErrorCode code = print_files(cache_dir, paths, count, out, err);
+    close(lock);
     return code;
 }

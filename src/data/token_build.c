@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "data/token_part.h"
 
+#define ABOUT_FILE "about.json"
 #define JOB_BYTES (1u << 20)
 #define PART_BYTES (128u << 20)
 #define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
@@ -375,7 +376,7 @@ static ErrorCode write_about(const TokenBuild *b, Error *err) {
     json_end_array(&w);
     json_end_object(&w);
     text_puts(&text, "\n");
-    char *path = path_join(b->dir, "about.json");
+    char *path = path_join(b->dir, ABOUT_FILE);
     ErrorCode code = file_write_atomic(path, text.data, text.length, err);
     free(path);
     text_free(&text);
@@ -384,9 +385,7 @@ static ErrorCode write_about(const TokenBuild *b, Error *err) {
 
 static ErrorCode lock_directory(const TokenBuild *b, int *fd, Error *err) {
     char *path = path_join(b->dir, "lock");
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    ErrorCode code = OK;
-    if (*fd < 0) code = error_errno(err, ERR_CANTCREATE, "%s: cannot create", path);
+    ErrorCode code = file_open_own(path, O_RDWR | O_CREAT, fd, err);
     if (code == OK && flock(*fd, LOCK_EX | LOCK_NB) != 0) {
         log_info("%s: waiting for another process that tokenizes it", b->label);
         while (code == OK && flock(*fd, LOCK_EX) != 0)
@@ -397,11 +396,19 @@ static ErrorCode lock_directory(const TokenBuild *b, int *fd, Error *err) {
     return code;
 }
 
+/* What builds that were killed have left. */
+static ErrorCode sweep(const TokenBuild *b, Error *err) {
+    static const char *const written_whole[] = {ABOUT_FILE};
+    TRY(file_remove_temporaries(b->dir, written_whole, 1, err));
+    return file_remove_matching(b->dir, "part-[0-9]*.tok.tmp", err);
+}
+
 ErrorCode token_build(const TokenBuild *b, Error *err) {
-    TRY(file_make_dirs(b->dir, err));
+    TRY(file_make_own_dir(b->dir, err));
     int lock;
     TRY(lock_directory(b, &lock, err));
-    ErrorCode code = write_about(b, err);
+    ErrorCode code = sweep(b, err);
+    if (code == OK) code = write_about(b, err);
     if (code == OK) code = build_locked(b, err);
     close(lock);
     return code;

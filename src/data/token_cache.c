@@ -157,9 +157,10 @@ static bool next_exists(const TokenCache *c, const char *dir) {
 
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err) {
+    *cache = NULL;
+    TRY(file_check_own_dir(dir, err));
     TokenCache *c = mem_alloc(sizeof *c);
     c->vocabulary = vocabulary;
-    *cache = NULL;
     ErrorCode code = OK;
     while (code == OK && !token_cache_complete(c) && next_exists(c, dir)) code = add_part(c, dir, key, err);
     if (code != OK) {

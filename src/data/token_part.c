@@ -87,7 +87,8 @@ ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32],
     Text temporary = {0};
     text_printf(&temporary, "%s.tmp", w->path);
     w->temporary = temporary.data;
-    w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    unlink(w->temporary); /* of a build that was killed; the cache's lock is held */
+    RETRY(w->fd, open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
     ErrorCode code = OK;
     if (w->fd < 0)
         code = error_errno(err, ERR_CANTCREATE, "%s: cannot create", w->temporary);
@@ -162,9 +163,10 @@ static ErrorCode write_index(PartWriter *w, Error *err) {
 }
 
 static ErrorCode publish(PartWriter *w, Error *err) {
-    if (fsync(w->fd) != 0) return error_errno(err, ERR_IO, "%s: cannot sync to disk", w->temporary);
-    if (rename(w->temporary, w->path) != 0)
-        return error_errno(err, ERR_IO, "%s: cannot rename", w->temporary);
+    int result;
+    TRY(file_sync(w->fd, w->temporary, err));
+    RETRY(result, rename(w->temporary, w->path));
+    if (result != 0) return error_errno(err, ERR_IO, "%s: cannot rename", w->temporary);
     return file_sync_dir(w->dir, err);
 }
 

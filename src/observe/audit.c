@@ -83,9 +83,7 @@ ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, in
     return add_line(log, err);
 }
 
-ErrorCode audit_sync(AuditLog *log, Error *err) {
-    return fsync(log->fd) == 0 ? OK : error_errno(err, ERR_IO, "%s: syncing to the disk failed", log->path);
-}
+ErrorCode audit_sync(AuditLog *log, Error *err) { return file_sync(log->fd, log->path, err); }
 
 void audit_close(AuditLog *log) {
     if (log->fd >= 0) close(log->fd);

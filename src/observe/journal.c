@@ -63,9 +63,7 @@ ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *
     ErrorCode code = file_add_line(j->fd, j->path, line.data, line.length, err);
     text_free(&line);
     TRY(code);
-    if (kinds[event].sync && fsync(j->fd) != 0)
-        return error_errno(err, ERR_IO, "%s: syncing to the disk failed", j->path);
-    return OK;
+    return kinds[event].sync ? file_sync(j->fd, j->path, err) : OK;
 }
 
 void journal_close(Journal *j) {

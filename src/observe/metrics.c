@@ -3,7 +3,6 @@
  * members: a new one is a line there. */
 #include "observe/metrics.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,26 +228,18 @@ char *metrics_file_name(int rank, char out[32]) {
 
 ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
                            Error *err) {
-    *log = (MetricsLog){.path = path_join(run_dir, name)};
+    *log = (MetricsLog){.fd = -1, .path = path_join(run_dir, name)};
     ErrorCode code = OK;
     if (file_exists(log->path)) {
         code = resumed > 0 ? drop_beyond(log->path, resumed, err) : file_write_atomic(log->path, "", 0, err);
     }
-    if (code == OK) {
-        log->file = fopen(log->path, "ae");
-        if (!log->file)
-            code = error_errno(err, ERR_CANTCREATE, "%s: cannot be opened for the metrics", log->path);
-    }
+    if (code == OK) code = file_open_lines(log->path, &log->fd, err);
     if (code != OK) metrics_log_close(log);
     return code;
 }
 
 static ErrorCode append_line(MetricsLog *log, Error *err) {
-    size_t length = log->line.length;
-    if (fwrite(log->line.data, 1, length, log->file) != length || fflush(log->file) != 0) {
-        return error_errno(err, ERR_IO, "%s: writing a record failed", log->path);
-    }
-    return OK;
+    return file_add_line(log->fd, log->path, log->line.data, log->line.length, err);
 }
 
 ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err) {
@@ -263,18 +254,13 @@ ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Er
     return append_line(log, err);
 }
 
-ErrorCode metrics_log_sync(MetricsLog *log, Error *err) {
-    if (fflush(log->file) != 0 || fsync(fileno(log->file)) != 0) {
-        return error_errno(err, ERR_IO, "%s: syncing to the disk failed", log->path);
-    }
-    return OK;
-}
+ErrorCode metrics_log_sync(MetricsLog *log, Error *err) { return file_sync(log->fd, log->path, err); }
 
 void metrics_log_close(MetricsLog *log) {
-    if (log->file) fclose(log->file);
+    if (log->path && log->fd >= 0) close(log->fd);
     free(log->path);
     text_free(&log->line);
-    *log = (MetricsLog){0};
+    *log = (MetricsLog){.fd = -1};
 }
 
 /* Room for one more item; grows by doubling. */

@@ -74,8 +74,8 @@ void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_
 void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m);
 
 typedef struct MetricsLog {
-    FILE *file;
-    char *path;
+    int fd;     /* -1, or any without a path: not open */
+    char *path; /* NULL: not open */
     Text line;
 } MetricsLog;
 

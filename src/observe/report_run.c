@@ -37,7 +37,7 @@ static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
     if (file_exists(journal)) code = journal_table_read(&run->journal, journal, err);
     if (code == OK && file_exists(config)) {
         size_t length;
-        code = file_read(config, CONFIG_LIMIT, &run->config, &length, err);
+        code = file_read_own(config, CONFIG_LIMIT, &run->config, &length, err);
         /* a configuration that does not parse is still shown as text */
         if (code == OK && yaml_tree_parse(config, run->config, length, &run->settings, NULL) != OK)
             run->settings = NULL;

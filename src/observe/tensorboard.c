@@ -153,7 +153,7 @@ static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
 ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resumed, Error *err) {
     *out = NULL;
     char *dir = path_join(run_dir, "tensorboard");
-    ErrorCode code = file_make_dirs(dir, err);
+    ErrorCode code = file_make_own_dir(dir, err);
     if (code != OK) {
         free(dir);
         return code;
@@ -177,7 +177,8 @@ ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resum
 
 ErrorCode tensorboard_discard(const char *run_dir, Error *err) {
     char *dir = path_join(run_dir, "tensorboard");
-    ErrorCode code = file_remove_matching(dir, EVENT_FILES "*", err);
+    ErrorCode code = file_check_own_dir(dir, err);
+    if (code == OK) code = file_remove_matching(dir, EVENT_FILES "*", err);
     free(dir);
     return code;
 }

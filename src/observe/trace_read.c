@@ -203,7 +203,7 @@ ErrorCode trace_read(Timing *t, const char *path, Error *err) {
     char *text;
     size_t length;
     *t = (Timing){0};
-    TRY(file_read(path, TRACE_LIMIT, &text, &length, err));
+    TRY(file_read_own(path, TRACE_LIMIT, &text, &length, err));
     ErrorCode code = trace_parse(t, path, text, length, err);
     free(text);
     return code;

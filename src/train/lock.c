@@ -1,3 +1,7 @@
+/* The lock of a run directory, and what its holder does first: leftovers of a run that was killed go.
+ *
+ * The lock is flock(2) on RUN/lock: the system drops it when the process ends. The file itself stays. Whoever has
+ * locked a file that meanwhile lost its name (lock_abandon, rm) has locked nothing: is_current. */
 #include "train/lock.h"
 
 #include <dirent.h>
@@ -11,12 +15,17 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/find.h"
+#include "observe/metrics.h"
+#include "observe/report.h"
+#include "observe/trace.h"
 
-static int open_lock(const char *run_dir, int flags) {
+static ErrorCode open_lock(const char *run_dir, int flags, int *fd, Error *err) {
     char *path = path_join(run_dir, "lock");
-    int fd = open(path, flags | O_CLOEXEC, 0644);
+    ErrorCode code = file_open_own(path, flags, fd, err);
     free(path);
-    return fd;
+    return code;
 }
 
 static long read_pid(int fd) {
@@ -26,7 +35,7 @@ static long read_pid(int fd) {
 
 static bool is_here(const char *run_dir, struct stat *found) {
     char *path = path_join(run_dir, "lock");
-    bool there = stat(path, found) == 0;
+    bool there = lstat(path, found) == 0;
     free(path);
     return there;
 }
@@ -38,14 +47,30 @@ static bool is_current(int fd, const char *run_dir) {
            own.st_dev == named.st_dev;
 }
 
+/* What interrupted writers leave beside these: all that weft writes anew in a run directory. */
+static const char *const written_whole[] = {"config.yaml", "tokenizer.json", METRICS_PATTERN, TRACE_FILE, REPORT_FILE,
+                                            "stop"};
+
+/* What the run before has left, however it ended: a request to stop, and files half written. */
+static ErrorCode sweep(const RunLock *l, const char *run_dir, Error *err) {
+    if (unlink(l->stop) != 0 && errno != ENOENT)
+        return error_errno(err, ERR_CANTCREATE, "%s: cannot remove it, and a run stops while it is there", l->stop);
+    TRY(file_remove_temporaries(run_dir, written_whole, sizeof written_whole / sizeof *written_whole, err));
+    char *checkpoints = checkpoint_directory(run_dir);
+    checkpoint_clean(NULL, checkpoints);
+    free(checkpoints);
+    return OK;
+}
+
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     char pid[32];
+    int fd, result;
     struct stat before;
     bool made_dir = !file_exists(run_dir), made_file = !is_here(run_dir, &before);
     TRY(file_make_dirs(run_dir, err));
-    int fd = open_lock(run_dir, O_RDWR | O_CREAT);
-    if (fd < 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot make a lock file", run_dir);
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    TRY(open_lock(run_dir, O_RDWR | O_CREAT, &fd, err));
+    RETRY(result, flock(fd, LOCK_EX | LOCK_NB));
+    if (result != 0) {
         long holder = read_pid(fd);
         bool busy = errno == EWOULDBLOCK;
         close(fd);
@@ -65,8 +90,17 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     }
     *l =
         (RunLock){.fd = fd, .made_dir = made_dir, .made_file = made_file, .stop = path_join(run_dir, "stop")};
-    unlink(l->stop);
-    return OK;
+    ErrorCode code = sweep(l, run_dir, err);
+    if (code != OK) lock_abandon(l, run_dir);
+    return code;
+}
+
+ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
+    if (is_current(l->fd, run_dir)) return OK;
+    return error_set(err, ERR_IO,
+                     "%s: no longer holds this run: it was moved, removed or replaced while the run was going on; "
+                     "what was saved is where it went",
+                     run_dir);
 }
 
 void lock_release(RunLock *l) {
@@ -98,12 +132,14 @@ void lock_abandon(RunLock *l, const char *run_dir) {
 bool lock_stop_requested(const RunLock *l) { return access(l->stop, F_OK) == 0; }
 
 ErrorCode lock_holder(const char *run_dir, long *pid, Error *err) {
-    int fd = open_lock(run_dir, O_RDONLY);
+    struct stat there;
+    int fd, result;
     *pid = 0;
-    if (fd < 0)
-        return errno == ENOENT ? error_set(err, ERR_NOINPUT, "%s: no run has ever been here", run_dir)
-                               : error_errno(err, ERR_NOINPUT, "%s: cannot read its lock", run_dir);
-    if (flock(fd, LOCK_SH | LOCK_NB) != 0) *pid = read_pid(fd);
+    if (!is_here(run_dir, &there) && errno == ENOENT)
+        return error_set(err, ERR_NOINPUT, "%s: no run has ever been here", run_dir);
+    TRY(open_lock(run_dir, O_RDONLY, &fd, err));
+    RETRY(result, flock(fd, LOCK_SH | LOCK_NB));
+    if (result != 0) *pid = read_pid(fd);
     close(fd);
     return OK;
 }

@@ -13,8 +13,11 @@ typedef struct RunLock {
     char *stop;               /* path of the stop file */
 } RunLock;
 
-/* Makes the directory. ERR_CANTCREATE names the process that holds it. Removes an old stop file. */
+/* Makes the directory. ERR_CANTCREATE names the process that holds it. Then what an earlier run has left goes: its
+ * stop file, and temporary files of its own in the run directory and among the checkpoints. */
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err);
+/* The directory of this name is still the one that was locked: not moved away, removed or replaced. */
+ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err);
 void lock_release(RunLock *l);
 /* The same, after a start that failed: what lock_take made goes again, where nothing else has come to it. */
 void lock_abandon(RunLock *l, const char *run_dir);

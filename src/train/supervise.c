@@ -1,8 +1,8 @@
 /* Invariants
- *  S1. The four signals are blocked from before the first fork to the return, and taken one at a time by
- *      sigtimedwait: no
- * handler runs, and none is lost between a look and a wait. The child gets back the mask that was there
- * before. S2. At any time there is at most one child, and none when supervise returns. */
+ *  S1. The signals to stop and SIGCHLD are blocked from before the first fork to the return, and taken one at a time
+ *      by sigtimedwait: no handler runs, and none is lost between a look and a wait. The child gets back the mask
+ *      that was there before.
+ *  S2. At any time there is at most one child, and none when supervise returns. */
 #include "train/supervise.h"
 
 #include <errno.h>
@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/signals.h"
 
 #define ENV_ATTEMPT "WEFT_ATTEMPT"
 #define ENV_CAUSE "WEFT_RESTART_CAUSE"
@@ -173,10 +174,7 @@ static ErrorCode watch(Watch *w, Error *err) {
 
 ErrorCode supervise(const Supervision *s, Error *err) {
     Watch w = {.plan = s};
-    sigemptyset(&w.awaited);
-    sigaddset(&w.awaited, SIGINT);
-    sigaddset(&w.awaited, SIGTERM);
-    sigaddset(&w.awaited, SIGUSR1);
+    signals_to_stop(&w.awaited);
     sigaddset(&w.awaited, SIGCHLD);
     signal(SIGCHLD, SIG_DFL); /* ignored, there would be no status to ask for */
     signal(SIGPIPE, SIG_IGN); /* supervision outlives whoever reads its messages */

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "checkpoint/find.h"
 #include "observe/audit.h"
 #include "observe/console.h"
@@ -71,15 +72,16 @@ static void on_signal(int number) {
 
 void trainer_catch_signals(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
+    sigset_t to_stop;
+    signals_to_stop(&to_stop);
+    for (int number = 1; number < NSIG; number++)
+        if (sigismember(&to_stop, number) == 1) sigaction(number, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
     signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
 }
 
 void trainer_ignore_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) signal(numbers[i], SIG_IGN);
 }
 
@@ -437,8 +439,14 @@ static ErrorCode account_saves(Trainer *t, Error *err) {
     return OK;
 }
 
+/* A run directory that went away would be made anew, with this checkpoint alone in it. */
+static ErrorCode check_directory(const Trainer *t, Error *err) {
+    return t->chief ? lock_check(&t->lock, t->c->run.dir, err) : OK;
+}
+
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
+    TRY(check_directory(t, err));
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_sync(&t->log, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
@@ -505,6 +513,7 @@ static void show_profile(const Trainer *t) {
 
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
+    TRY(check_directory(t, err));
     TRY(report_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->chief) {
         console_clear();

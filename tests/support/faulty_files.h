@@ -4,6 +4,7 @@
 #define WEFT_TESTS_FAULTY_FILES_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <string.h>
@@ -67,8 +68,9 @@ static int faulty_rename(void *ctx, const char *from, const char *to) {
 static int faulty_symlink(void *ctx, const char *target, const char *path) {
     CALL("symlink", sys->symlink(NULL, target, path));
 }
-static int faulty_unlink(void *ctx, const char *path) { CALL("unlink", sys->unlink(NULL, path)); }
-static int faulty_rmdir(void *ctx, const char *path) { CALL("rmdir", sys->rmdir(NULL, path)); }
+static int faulty_unlink(void *ctx, int dir, const char *name, int flags) {
+    CALL(flags & AT_REMOVEDIR ? "rmdir" : "unlink", sys->unlink(NULL, dir, name, flags));
+}
 
 static int faulty_close(void *ctx, int fd) {
     Faults *f = ctx;
@@ -127,8 +129,7 @@ static FileOps faulty_ops(Faults *f) {
                      .rename = faulty_rename,
                      .exchange = faulty_exchange,
                      .symlink = faulty_symlink,
-                     .unlink = faulty_unlink,
-                     .rmdir = faulty_rmdir};
+                     .unlink = faulty_unlink};
 }
 
 /* How many names in a directory begin as those of temporary files do. */

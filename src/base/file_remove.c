@@ -1,0 +1,138 @@
+/* Removing: a tree, files that match, what interrupted writers left.
+ *
+ * Nothing is ever removed by a path of several components below the first one: each directory is opened in the one
+ * above it by openat with O_NOFOLLOW, and what is in it is removed by unlinkat relative to that descriptor. A link is
+ * removed, never entered, also where somebody puts it into the place of a directory while this runs. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/text.h"
+
+typedef struct Removal {
+    FileUnlink *unlink;
+    void *ctx;
+    Error *err;
+    ErrorCode code; /* of the first that could not be removed */
+} Removal;
+
+static void failed(Removal *r, const char *where) {
+    char name[512];
+    if (r->code == OK)
+        r->code = error_errno(r->err, ERR_IO, "%s: cannot remove it", error_escape(name, 512, where, strlen(where)));
+}
+
+static void remove_entry(Removal *r, int dir, const char *name, const char *where);
+
+static bool is_dots(const char *name) { return strcmp(name, ".") == 0 || strcmp(name, "..") == 0; }
+
+/* Everything in the directory; takes over fd. */
+static void empty_directory(Removal *r, int fd, const char *where) {
+    DIR *open = fdopendir(fd);
+    if (!open) {
+        failed(r, where);
+        close(fd);
+        return;
+    }
+    for (struct dirent *entry; (entry = readdir(open));) {
+        if (is_dots(entry->d_name)) continue;
+        char *path = path_join(where, entry->d_name);
+        remove_entry(r, dirfd(open), entry->d_name, path);
+        free(path);
+    }
+    closedir(open);
+}
+
+/* Whatever has the name; `where` is for errors. Opened first and judged by that: between a look at what a name
+ * stands for and its use it may have come to stand for something else. */
+static void remove_entry(Removal *r, int dir, const char *name, const char *where) {
+    int fd, result;
+    RETRY(fd, openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (fd < 0 && errno == ENOENT) return;
+    bool is_directory = fd >= 0;
+    if (is_directory) empty_directory(r, fd, where);
+    RETRY(result, r->unlink(r->ctx, dir, name, is_directory ? AT_REMOVEDIR : 0));
+    /* One that may not be read cannot be opened, but goes if it is empty. */
+    if (result != 0 && errno == EISDIR) RETRY(result, r->unlink(r->ctx, dir, name, AT_REMOVEDIR));
+    if (result != 0 && errno != ENOENT) failed(r, where);
+}
+
+ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, Error *err) {
+    Removal r = {.unlink = remove, .ctx = ctx, .err = err};
+    remove_entry(&r, AT_FDCWD, path, path);
+    return r.code;
+}
+
+static int system_unlink(void *ctx, int dir, const char *name, int flags) {
+    (void)ctx;
+    return unlinkat(dir, name, flags);
+}
+
+ErrorCode file_remove_tree(const char *path, Error *err) {
+    return file_remove_tree_by(system_unlink, NULL, path, err);
+}
+
+/* ---- some files of one directory ---- */
+
+static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, const char *name), const void *ctx,
+                              Error *err) {
+    char name[512];
+    DIR *open = opendir(dir);
+    ErrorCode code = OK;
+    if (!open && errno == ENOENT) return OK;
+    if (!open)
+        return error_errno(err, ERR_IO, "%s: cannot read the directory", error_escape(name, 512, dir, strlen(dir)));
+    for (struct dirent *entry; code == OK && (entry = readdir(open));) {
+        int result = 0;
+        if (!wanted(ctx, entry->d_name)) continue;
+        RETRY(result, unlinkat(dirfd(open), entry->d_name, 0));
+        if (result != 0)
+            code = error_errno(err, ERR_IO, "%s/%s: cannot remove it", error_escape(name, 512, dir, strlen(dir)),
+                               entry->d_name);
+    }
+    closedir(open);
+    return code;
+}
+
+static bool matches(const void *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
+
+ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err) {
+    return remove_where(dir, matches, pattern, err);
+}
+
+typedef struct Names {
+    const char *const *patterns;
+    size_t count;
+} Names;
+
+/* Takes ".<digits>" off the end of a name of so many bytes; 0 when there is none. */
+static size_t without_number(const char *name, size_t length) {
+    size_t end = length;
+    while (end > 0 && name[end - 1] >= '0' && name[end - 1] <= '9') end--;
+    return end < length && end > 1 && name[end - 1] == '.' ? end - 1 : 0;
+}
+
+/* "<name>.<process>.<number>.tmp", as file_write_atomic makes them. */
+static bool is_temporary(const void *ctx, const char *entry) {
+    const Names *names = ctx;
+    size_t length = strlen(entry);
+    if (length < 4 || strcmp(entry + length - 4, ".tmp") != 0) return false;
+    length = without_number(entry, length - 4);
+    if (length > 0) length = without_number(entry, length);
+    if (length == 0) return false;
+    char *name = mem_strdup(entry);
+    bool found = false;
+    name[length] = 0;
+    for (size_t i = 0; i < names->count && !found; i++) found = fnmatch(names->patterns[i], name, 0) == 0;
+    free(name);
+    return found;
+}
+
+ErrorCode file_remove_temporaries(const char *dir, const char *const *names, size_t count, Error *err) {
+    return remove_where(dir, is_temporary, &(Names){names, count}, err);
+}
