@@ -30,10 +30,11 @@ static const char *kind_of(mode_t mode) {
 
 static ErrorCode refuse_link(const char *path, ErrorCode code, Error *err) {
     char name[512];
-    return error_set(err, code,
-                     "%s: expected a regular file, found a link; weft follows none inside its own directories: "
-                     "put the file itself there, or remove the link",
-                     shown(path, name));
+    return error_set(
+        err, code,
+        "%s: expected a regular file, found a link; weft follows none inside its own directories: "
+        "put the file itself there, or remove the link",
+        shown(path, name));
 }
 
 /* Opens a regular file; anything else (a directory, a pipe that would block) is refused. */
@@ -243,12 +244,15 @@ ErrorCode file_check_own_dir(const char *path, Error *err) {
     char name[512];
     struct stat info;
     if (lstat(path, &info) != 0)
-        return errno == ENOENT ? OK : error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
+        return errno == ENOENT || errno == ENOTDIR
+                   ? OK
+                   : error_errno(err, ERR_NOINPUT, "%s: cannot stat", shown(path, name));
     if (S_ISDIR(info.st_mode)) return OK;
-    return error_set(err, ERR_CANTCREATE,
-                     "%s: expected a directory, found a %s; weft follows no links inside its own directories: "
-                     "put the directory itself there, or remove what is in its place",
-                     shown(path, name), S_ISREG(info.st_mode) ? "file" : kind_of(info.st_mode));
+    return error_set(
+        err, ERR_CANTCREATE,
+        "%s: expected a directory, found a %s; weft follows no links inside its own directories: "
+        "put the directory itself there, or remove what is in its place",
+        shown(path, name), S_ISREG(info.st_mode) ? "file" : kind_of(info.st_mode));
 }
 
 static bool ends_in_newline(int fd) {

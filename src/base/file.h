@@ -14,10 +14,8 @@
 #include "base/error.h"
 
 /* A system call again for as long as signals interrupt it, which network file systems let them do to any. */
-#define RETRY(result, call)                     \
-    do {                                        \
-        (result) = (call);                      \
-    } while ((result) < 0 && errno == EINTR)
+#define RETRY(result, call) \
+    do { (result) = (call); } while ((result) < 0 && errno == EINTR)
 
 /* Whole regular file into fresh memory with a NUL after it (not counted). Refuses more than `limit` bytes,
  * directories, devices. The caller frees *data. */

@@ -24,7 +24,8 @@ typedef struct Removal {
 static void failed(Removal *r, const char *where) {
     char name[512];
     if (r->code == OK)
-        r->code = error_errno(r->err, ERR_IO, "%s: cannot remove it", error_escape(name, 512, where, strlen(where)));
+        r->code = error_errno(r->err, ERR_IO, "%s: cannot remove it",
+                              error_escape(name, 512, where, strlen(where)));
 }
 
 static void remove_entry(Removal *r, int dir, const char *name, const char *where);
@@ -79,21 +80,22 @@ ErrorCode file_remove_tree(const char *path, Error *err) {
 
 /* ---- some files of one directory ---- */
 
-static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, const char *name), const void *ctx,
-                              Error *err) {
+static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, const char *name),
+                              const void *ctx, Error *err) {
     char name[512];
     DIR *open = opendir(dir);
     ErrorCode code = OK;
     if (!open && errno == ENOENT) return OK;
     if (!open)
-        return error_errno(err, ERR_IO, "%s: cannot read the directory", error_escape(name, 512, dir, strlen(dir)));
+        return error_errno(err, ERR_IO, "%s: cannot read the directory",
+                           error_escape(name, 512, dir, strlen(dir)));
     for (struct dirent *entry; code == OK && (entry = readdir(open));) {
         int result = 0;
         if (!wanted(ctx, entry->d_name)) continue;
         RETRY(result, unlinkat(dirfd(open), entry->d_name, 0));
         if (result != 0)
-            code = error_errno(err, ERR_IO, "%s/%s: cannot remove it", error_escape(name, 512, dir, strlen(dir)),
-                               entry->d_name);
+            code = error_errno(err, ERR_IO, "%s/%s: cannot remove it",
+                               error_escape(name, 512, dir, strlen(dir)), entry->d_name);
     }
     closedir(open);
     return code;

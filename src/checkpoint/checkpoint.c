@@ -323,7 +323,8 @@ ErrorCode checkpoint_remove(const FileOps *ops, const char *dir, int64_t step, E
 /* The names of this protocol and no others: ".tmp-step-00000100", ".trash-step-00000100", ".tmp-latest". */
 static bool is_leftover(const char *name) {
     int64_t step;
-    if (strncmp(name, ".tmp-", 5) == 0) return strcmp(name + 5, "latest") == 0 || checkpoint_step(name + 5, &step);
+    if (strncmp(name, ".tmp-", 5) == 0)
+        return strcmp(name + 5, "latest") == 0 || checkpoint_step(name + 5, &step);
     return strncmp(name, ".trash-", 7) == 0 && checkpoint_step(name + 7, &step);
 }
 

@@ -9,6 +9,13 @@
 
 char *checkpoint_directory(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
+ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) {
+    *dir = checkpoint_directory(run_dir);
+    ErrorCode code = file_check_own_dir(*dir, err);
+    if (code != OK) free(*dir);
+    return code;
+}
+
 static bool holds(const char *dir, const char *name) {
     char *path = path_join(dir, name);
     bool there = file_exists(path);
@@ -25,7 +32,11 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
         *dir = mem_strdup(where);
         return OK;
     }
-    char *inside = holds(where, "checkpoints") ? checkpoint_directory(where) : mem_strdup(where);
+    char *inside = NULL;
+    if (holds(where, "checkpoints"))
+        TRY(checkpoint_own_directory(where, &inside, err));
+    else
+        inside = mem_strdup(where);
     bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
     checkpoint_set_free(&there);
     if (empty) {

@@ -5,6 +5,8 @@
 #include "base/error.h"
 
 char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller frees */
+/* The same, refused where it is a link or a file. The caller frees *dir. */
+ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
 /* The model directory behind `where`: itself, a checkpoint's, or that of the newest checkpoint of a run. The caller frees *dir.
  * ERR_NOINPUT: it is none of these. */
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);

@@ -282,19 +282,21 @@ static bool is_there(const char *dir, const char *name) {
 ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err) {
     static const struct {
         const char *name;
-        bool resuming; /* of a checkpoint that can be resumed: must be there. Others: listed if they are there */
-    } read_by_weft[] = {{MODEL_FILE, false},         {MODEL_INDEX, false},   {"config.json", false},
-                        {"tokenizer.json", false},   {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true}};
+        bool
+            resuming; /* of a checkpoint that can be resumed: must be there. Others: listed if they are there */
+    } read_by_weft[] = {{MODEL_FILE, false},       {MODEL_INDEX, false},     {"config.json", false},
+                        {"tokenizer.json", false}, {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true}};
     TRY(check_once(m, dir, err));
     if (!lists(m, MODEL_FILE) && !lists(m, MODEL_INDEX))
-        return error_set(err, ERR_DATA, "%s/%s: lists no weights: neither %s nor %s", dir, MANIFEST_FILE, MODEL_FILE,
-                         MODEL_INDEX);
+        return error_set(err, ERR_DATA, "%s/%s: lists no weights: neither %s nor %s", dir, MANIFEST_FILE,
+                         MODEL_FILE, MODEL_INDEX);
     for (size_t i = 0; i < sizeof read_by_weft / sizeof *read_by_weft; i++) {
         const char *name = read_by_weft[i].name;
         bool needed = m->resumable && read_by_weft[i].resuming;
         if (lists(m, name) || (!needed && !is_there(dir, name))) continue;
-        return error_set(err, ERR_DATA, needed ? "%s/%s: does not list %s, though it says that it can be resumed"
-                                               : "%s/%s: does not list %s, which is there",
+        return error_set(err, ERR_DATA,
+                         needed ? "%s/%s: does not list %s, though it says that it can be resumed"
+                                : "%s/%s: does not list %s, which is there",
                          dir, MANIFEST_FILE, name);
     }
     return OK;
@@ -427,8 +429,8 @@ static ErrorCode check_shards(const Manifest *m, const char *dir, Error *err) {
     for (int i = 0; i < files.file_count && code == OK; i++) {
         const char *name = strrchr(files.files[i].where, '/') + 1;
         if (!lists(m, name))
-            code = error_set(err, ERR_DATA, "%s/%s: does not list %s, which the index names", dir, MANIFEST_FILE,
-                             name);
+            code = error_set(err, ERR_DATA, "%s/%s: does not list %s, which the index names", dir,
+                             MANIFEST_FILE, name);
     }
     modelfiles_close(&files);
     return code;

@@ -6,16 +6,18 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
 #include "train/lock.h"
 
 /* RUN or RUN/checkpoints. */
-static char *checkpoints_of(const char *operand) {
-    char *below = path_join(operand, "checkpoints");
-    if (file_is_dir(below)) return below;
-    free(below);
-    return mem_strdup(operand);
+static ErrorCode checkpoints_of(const char *operand, char **dir, Error *err) {
+    TRY(checkpoint_own_directory(operand, dir, err));
+    if (file_is_dir(*dir)) return OK;
+    free(*dir);
+    *dir = mem_strdup(operand);
+    return OK;
 }
 
 static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
@@ -92,8 +94,9 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
 
 static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
     const char *action = args->operands[0];
-    char *dir = checkpoints_of(args->operands[1]);
-    ErrorCode code;
+    char *dir;
+    ErrorCode code = OK;
+    TRY(checkpoints_of(args->operands[1], &dir, err));
     if (strcmp(action, "list") == 0)
         code = print_set(dir, CHECK_MANIFEST, err);
     else if (strcmp(action, "verify") == 0)

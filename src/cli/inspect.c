@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
 #include "model/config.h"
@@ -21,11 +22,12 @@ static bool has(const char *dir, const char *name) {
 
 /* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
+    char *below;
     *path = mem_strdup(operand);
     if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) ||
         has(operand, MODEL_INDEX))
         return OK;
-    char *below = path_join(operand, "checkpoints");
+    TRY(checkpoint_own_directory(operand, &below, err));
     Checkpoint c;
     ErrorCode code = checkpoint_open(&c, file_is_dir(below) ? below : operand, false, err);
     if (code == OK) {

@@ -167,7 +167,8 @@ static ErrorCode open_records(const char *cache_dir, int *lock, Error *err) {
         RETRY(*lock, open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
         if (*lock < 0) code = error_errno(err, ERR_NOINPUT, "%s: cannot open the directory", dir);
     }
-    if (code == OK && flock(*lock, LOCK_EX | LOCK_NB) == 0) file_remove_temporaries(dir, written_whole, 1, NULL);
+    if (code == OK && flock(*lock, LOCK_EX | LOCK_NB) == 0)
+        file_remove_temporaries(dir, written_whole, 1, NULL);
     if (code == OK) flock(*lock, LOCK_SH);
     free(dir);
     return code;

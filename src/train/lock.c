@@ -48,15 +48,17 @@ static bool is_current(int fd, const char *run_dir) {
 }
 
 /* What interrupted writers leave beside these: all that weft writes anew in a run directory. */
-static const char *const written_whole[] = {"config.yaml", "tokenizer.json", METRICS_PATTERN, TRACE_FILE, REPORT_FILE,
-                                            "stop"};
+static const char *const written_whole[] = {"config.yaml", "tokenizer.json", METRICS_PATTERN,
+                                            TRACE_FILE,    REPORT_FILE,      "stop"};
 
 /* What the run before has left, however it ended: a request to stop, and files half written. */
 static ErrorCode sweep(const RunLock *l, const char *run_dir, Error *err) {
     if (unlink(l->stop) != 0 && errno != ENOENT)
-        return error_errno(err, ERR_CANTCREATE, "%s: cannot remove it, and a run stops while it is there", l->stop);
+        return error_errno(err, ERR_CANTCREATE, "%s: cannot remove it, and a run stops while it is there",
+                           l->stop);
     TRY(file_remove_temporaries(run_dir, written_whole, sizeof written_whole / sizeof *written_whole, err));
-    char *checkpoints = checkpoint_directory(run_dir);
+    char *checkpoints;
+    TRY(checkpoint_own_directory(run_dir, &checkpoints, err));
     checkpoint_clean(NULL, checkpoints);
     free(checkpoints);
     return OK;
@@ -97,10 +99,11 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
 
 ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
     if (is_current(l->fd, run_dir)) return OK;
-    return error_set(err, ERR_IO,
-                     "%s: no longer holds this run: it was moved, removed or replaced while the run was going on; "
-                     "what was saved is where it went",
-                     run_dir);
+    return error_set(
+        err, ERR_IO,
+        "%s: no longer holds this run: it was moved, removed or replaced while the run was going on; "
+        "what was saved is where it went",
+        run_dir);
 }
 
 void lock_release(RunLock *l) {

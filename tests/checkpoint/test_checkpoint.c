@@ -14,122 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "support/faulty_files.h"
-
-#define COUNT 4
-#define ELEMENTS 24
-
-/* A tiny trainer: four weights, two moments each, filled by a number. */
-typedef struct Trainer {
-    TensorDesc model_tensors[COUNT], moment_tensors[2 * COUNT];
-    char names[3 * COUNT][32];
-    float values[3 * COUNT][ELEMENTS];
-    char state[64];
-} Trainer;
-
-typedef struct Place {
-    Trainer *trainer;
-    int first;
-} Place;
-
-static ErrorCode fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
-    const Place *p = ctx;
-    (void)err;
-    memcpy(host, (char *)p->trainer->values[p->first + index] + offset, bytes);
-    return OK;
-}
-
-static ErrorCode store(void *ctx, int index, size_t offset, size_t bytes, const void *host, Error *err) {
-    const Place *p = ctx;
-    (void)err;
-    memcpy((char *)p->trainer->values[p->first + index] + offset, host, bytes);
-    return OK;
-}
-
-static void fill_values(Trainer *t, int number) {
-    for (int i = 0; i < 3 * COUNT; i++)
-        for (int k = 0; k < ELEMENTS; k++)
-            t->values[i][k] = (float)number + 0.01f * (float)(i * ELEMENTS + k);
-    snprintf(t->state, sizeof t->state, "{\"number\": %d}\n", number);
-}
-
-static void fill(Trainer *t, int number) {
-    *t = (Trainer){0};
-    for (int i = 0; i < 3 * COUNT; i++) {
-        static const char *const kinds[] = {"w", "m.w", "v.w"};
-        snprintf(t->names[i], sizeof t->names[i], "%s%d", kinds[i / COUNT], i % COUNT);
-        TensorDesc d = {t->names[i], SAFE_F32, SAFE_F32, 2, {4, 6}};
-        if (i < COUNT)
-            t->model_tensors[i] = d;
-        else
-            t->moment_tensors[i - COUNT] = d;
-    }
-    fill_values(t, number);
-}
-
-typedef struct Lists {
-    Place places[2];
-    TensorList model, optimizer;
-} Lists;
-
-static void make_lists(Lists *l, Trainer *t) {
-    l->places[0] = (Place){t, 0};
-    l->places[1] = (Place){t, COUNT};
-    l->model = (TensorList){COUNT, t->model_tensors, &l->places[0], fetch, store, 0, NULL};
-    l->optimizer = (TensorList){2 * COUNT, t->moment_tensors, &l->places[1], fetch, store, 0, NULL};
-}
-
-static const CheckpointFile files[] = {{"config.json", "{}\n", 3},
-                                       {"tokenizer.json", "{\"version\": \"1.0\"}\n", 19}};
-
-static CheckpointSave save_of(const Lists *l, const Trainer *t, int64_t step) {
-    return (CheckpointSave){.step = step,
-                            .model = &l->model,
-                            .optimizer = &l->optimizer,
-                            .state = t->state,
-                            .files = files,
-                            .file_count = 2};
-}
-
-static ErrorCode save_number(const FileOps *ops, const char *dir, int64_t step, int number, Error *err) {
-    Trainer t;
-    Lists l;
-    fill(&t, number);
-    make_lists(&l, &t);
-    CheckpointSave save = save_of(&l, &t, step);
-    return checkpoint_save(ops, dir, &save, NULL, err);
-}
-
-static void must_save(const char *dir, int64_t step, int number) {
-    Error err = {.message = ""};
-    if (save_number(NULL, dir, step, number, &err) != OK) fail_msg("%s", err.message);
-}
-
-static void check_values(const Checkpoint *c, int number) {
-    Trainer expect, t;
-    Lists l;
-    Error err = {.message = ""};
-    fill(&expect, number);
-    fill(&t, -1);
-    make_lists(&l, &t);
-    if (modelfiles_load(&c->model, &l.model, &err) != OK) fail_msg("%s", err.message);
-    if (modelfiles_load(&c->optimizer, &l.optimizer, &err) != OK) fail_msg("%s", err.message);
-    assert_memory_equal(t.values, expect.values, sizeof t.values);
-    assert_string_equal(c->state, expect.state);
-}
-
-/* The number that the newest good checkpoint was filled by; -1 when there is none. All of it must be of that
- * number. */
-static int number_in(const char *dir, int64_t *step) {
-    Checkpoint c;
-    Error err;
-    int number = -1;
-    if (checkpoint_open(&c, dir, true, &err) != OK) return -1;
-    assert_int_equal(sscanf(c.state, "{\"number\": %d}", &number), 1);
-    check_values(&c, number);
-    if (step) *step = c.step;
-    checkpoint_close(&c);
-    return number;
-}
+#include "support/saved_numbers.h"
 
 static char *step_dir(const char *dir, int step) {
     char name[32];
@@ -170,7 +55,8 @@ static void weights_alone_are_not_resumed(void **state) {
     must_save(dir, 1, 1);
     fill(&t, 2);
     make_lists(&l, &t);
-    CheckpointSave save = {.step = 2, .model = &l.model, .files = files, .file_count = 2, .shard_bytes = 200};
+    CheckpointSave save = {
+        .step = 2, .model = &l.model, .files = saved_files, .file_count = 2, .shard_bytes = 200};
     assert_int_equal(checkpoint_save(NULL, dir, &save, NULL, &err), OK);
     assert_int_equal(number_in(dir, NULL), 1);
     assert_int_equal(checkpoint_open(&c, last, true, &err), ERR_DATA);
@@ -315,6 +201,107 @@ static void sealed_nonsense_is_refused(void **state) {
     put_manifest(dir, bodies[2]);
     assert_int_equal(checkpoint_verify(dir, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "version 3"));
+}
+
+static void seal_manifest(const char *dir, const Manifest *m) {
+    Text text = {0};
+    char *path = path_join(dir, MANIFEST_FILE);
+    manifest_write(m, &text);
+    files_write(path, text.data, text.length);
+    text_free(&text);
+    free(path);
+}
+
+/* `count` of the manifest's files from `first` on are no longer listed; the seal is right. */
+static void expect_incomplete(const char *dir, size_t first, size_t count, const char *word) {
+    Manifest m, fewer;
+    Checkpoint c;
+    Error err = {.message = ""};
+    assert_int_equal(manifest_read(&m, dir, &err), OK);
+    fewer = m;
+    fewer.files = mem_alloc_array(m.file_count, sizeof *m.files);
+    fewer.file_count = m.file_count - count;
+    memcpy(fewer.files, m.files, first * sizeof *m.files);
+    memcpy(fewer.files + first, m.files + first + count, (m.file_count - first - count) * sizeof *m.files);
+    seal_manifest(dir, &fewer);
+    if (checkpoint_verify(dir, &err) != ERR_DATA || !strstr(err.message, word))
+        fail_msg("%zu files from %zu on not listed: expected \"%s\", found \"%s\"", count, first, word,
+                 err.message);
+    assert_int_equal(checkpoint_open(&c, dir, true, &err), ERR_DATA);
+    seal_manifest(dir, &m);
+    assert_int_equal(checkpoint_verify(dir, &err), OK);
+    free(fewer.files);
+    manifest_free(&m);
+}
+
+static void a_resealed_manifest_that_leaves_something_out_is_refused(void **state) {
+    (void)state;
+    const char *dir = files_path("resealed");
+    char *one = step_dir(dir, 1);
+    Manifest m;
+    Error err;
+    must_save(dir, 1, 1);
+    assert_int_equal(manifest_read(&m, one, &err), OK);
+    for (size_t i = 0; i < m.file_count; i++) expect_incomplete(one, i, 1, m.files[i].name);
+    expect_incomplete(one, 0, m.file_count, "lists no weights");
+    m.files[1] = m.files[0];
+    seal_manifest(one, &m);
+    assert_int_equal(checkpoint_verify(one, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "twice"));
+    free(one);
+}
+
+static void a_resealed_manifest_that_leaves_out_a_shard_is_refused(void **state) {
+    (void)state;
+    const char *dir = files_path("resealed-shards");
+    char *one = step_dir(dir, 1);
+    Trainer t;
+    Lists l;
+    Manifest m;
+    Error err = {.message = ""};
+    fill(&t, 2);
+    make_lists(&l, &t);
+    CheckpointSave save = save_of(&l, &t, 1);
+    save.shard_bytes = 200;
+    assert_int_equal(checkpoint_save(NULL, dir, &save, NULL, &err), OK);
+    assert_int_equal(manifest_read(&m, one, &err), OK);
+    size_t shards = 0;
+    for (size_t i = 0; i < m.file_count; i++)
+        if (strncmp(m.files[i].name, "model-", 6) == 0) {
+            expect_incomplete(one, i, 1, m.files[i].name);
+            shards++;
+        }
+    assert_int_equal(shards, 2);
+    manifest_free(&m);
+    free(one);
+}
+
+static void steps_that_do_not_agree_are_refused(void **state) {
+    (void)state;
+    const char *dir = files_path("steps");
+    char *one = step_dir(dir, 1), *two = step_dir(dir, 2), *kept = path_join(dir, "kept");
+    Trainer t;
+    Lists l;
+    Checkpoint c;
+    Error err = {.message = ""};
+    fill(&t, 1);
+    make_lists(&l, &t);
+    snprintf(t.state, sizeof t.state, "{\"number\": 1, \"step\": 7}");
+    CheckpointSave save = save_of(&l, &t, 1);
+    assert_int_equal(checkpoint_save(NULL, dir, &save, NULL, &err), OK);
+    assert_int_equal(checkpoint_open(&c, one, true, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "state.json is of step 7, the manifest of step 1"));
+    must_save(dir, 1, 1);
+    assert_int_equal(rename(one, two), 0);
+    assert_int_equal(checkpoint_open(&c, two, true, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "it holds the checkpoint of step 1"));
+    assert_int_equal(checkpoint_verify(two, &err), ERR_DATA);
+    assert_int_equal(number_in(dir, NULL), -1);
+    assert_int_equal(rename(two, kept), 0); /* under another name it is what it is */
+    assert_int_equal(number_in(kept, NULL), 1);
+    free(one);
+    free(two);
+    free(kept);
 }
 
 static void only_proper_names_are_checkpoints(void **state) {
@@ -686,6 +673,9 @@ int main(void) {
         cmocka_unit_test(every_flipped_byte_and_truncation_is_noticed),
         cmocka_unit_test(a_damaged_one_is_passed_over),
         cmocka_unit_test(sealed_nonsense_is_refused),
+        cmocka_unit_test(a_resealed_manifest_that_leaves_something_out_is_refused),
+        cmocka_unit_test(a_resealed_manifest_that_leaves_out_a_shard_is_refused),
+        cmocka_unit_test(steps_that_do_not_agree_are_refused),
         cmocka_unit_test(only_proper_names_are_checkpoints),
         cmocka_unit_test(a_kill_anywhere_leaves_the_old_or_the_new),
         cmocka_unit_test(a_failing_call_leaves_the_old_or_the_new),
