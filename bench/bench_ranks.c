@@ -15,6 +15,7 @@
 #include "checkpoint/find.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "plan/layout.h"
 #include "train/setup.h"
 #include "workload.h"
 
@@ -49,7 +50,8 @@ typedef struct Bench {
     OptionSet set;
     Device device;
     Layout layout;
-    Engine engine;
+    RankPlan plan;
+    Engine *engine;
     Batch *batches;
     StepResult result;
     Figures best; /* of the fastest step */
@@ -101,10 +103,10 @@ static void open_bench(Bench *b) {
 static void open_engine(Bench *b) {
     Error err = {.message = ""};
     const Layout *l = &b->layout;
-    EngineSpec spec = setup_spec(&b->config, &b->device, l, comm_rank(b->comm));
-    must(b, engine_plan(&b->engine, &b->device, &spec, &err), &err);
-    must(b, engine_allocate(&b->engine, b->comm, &err), &err);
-    engine_initialise(&b->engine, INIT_NORMAL, 0.02, 1);
+    RankSpec spec = layout_rank(l, &b->config, &b->device, comm_rank(b->comm));
+    must(b, rank_plan(&b->plan, &spec, &b->device, &err), &err);
+    must(b, engine_open(&b->engine, &b->plan, &b->device, b->comm, &err), &err);
+    engine_initialise(b->engine, INIT_NORMAL, 0.02, 1);
     b->batches = mem_alloc_array((size_t)l->microbatches, sizeof *b->batches);
     int first = mesh_dp_rank(&l->mesh, comm_rank(b->comm)) * l->microbatches;
     for (int m = 0; m < l->microbatches; m++)
@@ -115,7 +117,8 @@ static void open_engine(Bench *b) {
 static void close_bench(Bench *b) {
     text_free(&b->profile);
     workload_free(b->batches, b->layout.microbatches);
-    engine_free(&b->engine);
+    engine_close(b->engine);
+    rank_plan_free(&b->plan);
     device_close(&b->device);
     layout_free(&b->layout);
     options_free(&b->set);
@@ -128,35 +131,34 @@ static void close_bench(Bench *b) {
 static void measure_peak(Bench *b) {
     Error err = {.message = ""};
     must(b, comm_barrier(b->comm, &err), &err);
-    Figures f = {.peak = device_matmul_peak(&b->device, b->engine.model.compute, 1)};
+    Figures f = {.peak = device_matmul_peak(&b->device, b->plan.model.compute, 1)};
     combine(b, &f);
     b->best.peak = fmax(b->best.peak, f.peak);
 }
 
 static void count_bytes(const Bench *b, Figures *f) {
-    const Engine *e = &b->engine;
-    ProgramTraffic plan =
-        program_traffic(&e->program, dtype_bytes(e->model.compute), boundary_bytes(&e->model));
+    ProgramTraffic plan = rank_traffic(&b->plan);
     for (int axis = 0; axis < AXES; axis++) {
         CommTraffic sent =
             axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_axis_traffic(b->comm, (Axis)axis);
         f->sent[axis] = (double)sent.bytes;
         f->planned[axis] = (double)plan.bytes[axis];
     }
-    f->memory = f->most_memory = (double)engine_bytes(e);
+    f->memory = f->most_memory = (double)engine_bytes(b->engine);
     f->resident = (double)memory_use().peak;
 }
 
 static void read_times(const Bench *b, Figures *f) {
-    const Engine *e = &b->engine;
+    const Program *p = &b->plan.program;
+    const StepTimes *times = engine_times(b->engine);
     double busy = 0;
-    for (int i = 0; i < e->program.count; i++) {
-        const ActionTime *t = &e->times[i];
+    for (int i = 0; i < p->count; i++) {
+        const ActionTime *t = &times->actions[i];
         busy += t->end - t->start;
-        if (e->program.actions[i].kind == ACT_NORM) f->norm += t->end - t->start - t->waited;
+        if (p->actions[i].kind == ACT_NORM) f->norm += t->end - t->start - t->waited;
     }
-    f->waited = f->most_waited = e->waited;
-    f->moved = e->times[e->program.count - 1].end - busy;
+    f->waited = f->most_waited = times->waited;
+    f->moved = times->actions[p->count - 1].end - busy;
     f->stats = b->device.profile[OP_GRAD_STATS].seconds;
 }
 
@@ -168,7 +170,7 @@ static Figures step(Bench *b) {
     comm_reset_traffic(b->comm);
     memset(b->device.profile, 0, sizeof b->device.profile);
     double start = clock_seconds();
-    engine_step(&b->engine, b->batches, &options, &b->result);
+    engine_step(b->engine, b->batches, &options, &b->result);
     Figures f = {.seconds = clock_seconds() - start};
     read_times(b, &f);
     count_bytes(b, &f);
@@ -177,16 +179,17 @@ static Figures step(Bench *b) {
 
 /* What took the time on this rank, by kind of action and by op. */
 static void describe_step(const Bench *b, double seconds, Text *out) {
-    const Engine *e = &b->engine;
+    const Program *p = &b->plan.program;
+    const StepTimes *times = engine_times(b->engine);
     struct {
         int count;
         double seconds, waited;
     } kinds[ACT_KINDS] = {{0}};
-    for (int i = 0; i < e->program.count; i++) {
-        ActionKind k = e->program.actions[i].kind;
+    for (int i = 0; i < p->count; i++) {
+        ActionKind k = p->actions[i].kind;
         kinds[k].count++;
-        kinds[k].seconds += e->times[i].end - e->times[i].start;
-        kinds[k].waited += e->times[i].waited;
+        kinds[k].seconds += times->actions[i].end - times->actions[i].start;
+        kinds[k].waited += times->actions[i].waited;
     }
     text_printf(out, "%-20s %9s %9s %9s\n", "action", "count", "seconds", "waited");
     for (int k = 0; k < ACT_KINDS; k++)
@@ -199,7 +202,7 @@ static void describe_step(const Bench *b, double seconds, Text *out) {
 static void warm_up(Bench *b) {
     ExactSum losses;
     exact_zero(&losses);
-    engine_evaluate(&b->engine, &b->batches[0], &losses);
+    engine_evaluate(b->engine, &b->batches[0], &losses);
 }
 
 static void measure(Bench *b) {
@@ -277,7 +280,7 @@ static void print_json(const Bench *b) {
     json_key(&w, "size");
     json_string(&w, b->options->size->name);
     json_key(&w, "compute");
-    json_string(&w, dtype_name(b->engine.model.compute));
+    json_string(&w, dtype_name(b->plan.model.compute));
     json_key(&w, "kernels");
     json_string(&w, b->device.name);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {

@@ -45,42 +45,44 @@ static void print_profile(const Device *d, double seconds) {
 /* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up. */
 static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches,
                       int steps) {
-    Engine e;
+    RankPlan plan;
+    Engine *e;
     Error err = {0};
     StepResult r;
-    EngineSpec spec = {.model = workload_model(o->size, o->context),
-                       .compute = compute,
-                       .tokens = sequences * o->context,
-                       .microbatches = microbatches,
-                       .positions = o->context,
-                       .loss_rows = o->loss_rows};
+    RankSpec spec = {.model = workload_model(o->size, o->context),
+                     .compute = compute,
+                     .tokens = sequences * o->context,
+                     .microbatches = microbatches,
+                     .positions = o->context,
+                     .loss_rows = o->loss_rows};
     StepOptions options = {
         .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
-    if (engine_plan(&e, d, &spec, &err) != OK || engine_allocate(&e, NULL, &err) != OK) {
+    if (rank_plan(&plan, &spec, d, &err) != OK || engine_open(&e, &plan, d, NULL, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
         exit((int)err.code);
     }
-    engine_initialise(&e, INIT_NORMAL, 0.02, 1);
+    engine_initialise(e, INIT_NORMAL, 0.02, 1);
     Batch *batches = mem_alloc_array((size_t)microbatches, sizeof *batches);
     for (int m = 0; m < microbatches; m++)
         batches[m] = workload_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
     Result result = {
-        .compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(&e)};
+        .compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(e)};
     ExactSum warm;
     exact_zero(&warm);
-    engine_evaluate(&e, &batches[0], &warm);
+    engine_evaluate(e, &batches[0], &warm);
     memset(d->profile, 0, sizeof d->profile);
     double total = clock_seconds();
     for (int s = 0; s < steps; s++) {
         double start = clock_seconds();
-        engine_step(&e, batches, &options, &r);
+        engine_step(e, batches, &options, &r);
         result.seconds = fmin(result.seconds, clock_seconds() - start);
     }
     if (d->profiling && steps > 0 && microbatches * sequences * o->context == STEP_TOKENS)
         print_profile(d, clock_seconds() - total);
     result.loss = r.loss;
     workload_free(batches, microbatches);
-    engine_free(&e);
+    engine_close(e);
+    rank_plan_free(&plan);
     return result;
 }
 

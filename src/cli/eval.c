@@ -58,9 +58,9 @@ static void print(const Evaluation *e, bool as_json) {
 static ErrorCode measure_with(OpenModel *m, const char *path, const DataConfig *config, Evaluation *out,
                               Error *err) {
     Dataset *data;
-    TRY(dataset_open(&data, config, m->tokenizer, m->engine.spec.positions, 0, err));
+    TRY(dataset_open(&data, config, m->tokenizer, m->plan.spec.positions, 0, err));
     ErrorCode code = dataset_validation_samples(data) > 0
-                         ? evaluate(&m->engine, data, m->tokenizer, 0, out, err)
+                         ? evaluate(m->engine, data, m->tokenizer, 0, out, err)
                          : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
     dataset_close(data);
     return code;

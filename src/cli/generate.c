@@ -69,7 +69,7 @@ static void put_token(const OpenModel *m, int32_t id) {
 
 /* Token by token: each is printed before the next is computed. */
 static int64_t generate(OpenModel *m, Decoder *g, const Request *r) {
-    int64_t vocab = m->engine.model.config.vocab_size, made = 0;
+    int64_t vocab = m->plan.model.config.vocab_size, made = 0;
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
     int32_t *order = mem_alloc_array((size_t)vocab, sizeof *order);
     decoder_feed(g, r->ids.ids, (int64_t)r->ids.count, logits);
@@ -98,7 +98,7 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
     if (r->ids.count == 0)
         return error_set(err, ERR_USAGE,
                          "this tokenizer has no begin-of-text token to begin from: give --prompt");
-    int64_t room = m->engine.model.config.max_position_embeddings;
+    int64_t room = m->plan.model.config.max_position_embeddings;
     if ((int64_t)r->ids.count > room)
         return error_set(err, ERR_USAGE,
                          "the prompt has %zu tokens but the model is for sequences of %lld: shorten it",
@@ -110,9 +110,9 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
 static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
     Decoder g;
     TRY(encode_prompt(m, r, err));
-    int64_t longest = m->engine.model.config.max_position_embeddings,
+    int64_t longest = m->plan.model.config.max_position_embeddings,
             wanted = (int64_t)r->ids.count + r->tokens;
-    TRY(decoder_open(&g, &m->engine.model, &m->engine.weights, &m->device,
+    TRY(decoder_open(&g, engine_model(m->engine), engine_weights(m->engine), &m->device,
                      wanted < longest ? wanted : longest, PROMPT_CHUNK, err));
     if (!r->quiet && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
     double start = clock_seconds();

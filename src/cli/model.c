@@ -41,7 +41,7 @@ static int64_t context_of(const ModelConfig *c, PassShape shape) {
 }
 
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
-    EngineSpec spec = {.microbatches = 1, .recompute = RECOMPUTE_FULL, .inference = true};
+    RankSpec spec = {.microbatches = 1, .recompute = RECOMPUTE_FULL, .inference = true};
     int64_t threads = 0;
     *m = (OpenModel){0};
     TRY(arguments_int(args, "--threads", 0, 4096, &threads, err));
@@ -52,13 +52,14 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(compute_type(args, &m->device, &spec.compute, err));
     spec.positions = context_of(&spec.model, shape);
     spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
-    TRY(engine_plan(&m->engine, &m->device, &spec, err));
-    TRY(engine_allocate(&m->engine, NULL, err));
-    return state_load_weights(&m->engine, m->dir, err);
+    TRY(rank_plan(&m->plan, &spec, &m->device, err));
+    TRY(engine_open(&m->engine, &m->plan, &m->device, NULL, err));
+    return state_load_weights(m->engine, m->dir, err);
 }
 
 void close_model(OpenModel *m) {
-    engine_free(&m->engine);
+    engine_close(m->engine);
+    rank_plan_free(&m->plan);
     device_close(&m->device);
     tokenizer_free(m->tokenizer);
     free(m->dir);

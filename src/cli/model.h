@@ -10,7 +10,8 @@ typedef struct OpenModel {
     char *dir; /* where its files are */
     Tokenizer *tokenizer;
     Device device;
-    Engine engine; /* inference only */
+    RankPlan plan; /* inference only */
+    Engine *engine;
 } OpenModel;
 
 /* Passes that the engine is made for. */

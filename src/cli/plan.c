@@ -6,9 +6,9 @@
 #include "cli/cli.h"
 #include "checkpoint/find.h"
 #include "cli/terminal.h"
-#include "train/compare.h"
-#include "train/forecast.h"
-#include "train/save.h"
+#include "plan/compare.h"
+#include "plan/describe.h"
+#include "plan/forecast.h"
 #include "train/setup.h"
 
 enum { MOST_RANKS = 1 << 20, DRAWN_RANKS = 24 };
@@ -128,7 +128,7 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
 static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
-    setup_describe_work(c, &f->layout, &f->ranks[0].engine, out);
+    describe_work(c, &f->layout, &f->ranks[0].plan, d, out);
     forecast_print_memory(f, q->memory, out);
     forecast_print_work(f, out);
     forecast_print_place(f, place, out);
@@ -141,7 +141,7 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
                                  Error *err) {
     char limit[32];
     double share = q->memory > 0 ? 100 * (double)forecast_memory(f, 0) / q->memory : 0;
-    setup_describe(c, &f->layout, &f->ranks[0].engine, out);
+    describe_run(c, &f->layout, &f->ranks[0].plan, d, out);
     if (q->memory > 0)
         text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share,
                     share > 100 ? ": it will not fit" : "");
@@ -150,7 +150,7 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
 
 static void print_program(const Arguments *args, const Request *q, const Forecast *f, Text *out) {
     int64_t rank = q->rank >= 0 ? q->rank : 0;
-    const Program *p = &f->ranks[place_of(f, rank)].engine.program;
+    const Program *p = &f->ranks[place_of(f, rank)].plan.program;
     if (f->layout.mesh.world > 1)
         text_printf(out, "program of rank %lld, %d actions\n", (long long)rank, p->count);
     else

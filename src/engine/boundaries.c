@@ -9,13 +9,13 @@ static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == A
 static uint64_t key_of(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int upper = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit : a.unit + 1;
-    int stage = stages_of_unit(&e->partition.stages, upper);
-    return comm_key(is_forward(a.kind) ? 0 : 1, stage, e->steps * e->spec.microbatches + a.microbatch);
+    int stage = stages_of_unit(&e->plan->partition.stages, upper);
+    return comm_key(is_forward(a.kind) ? 0 : 1, stage, e->steps * e->plan->spec.microbatches + a.microbatch);
 }
 
 static int peer(const Execution *x, Action a) {
     int other = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit - 1 : a.unit + 1;
-    return partition_peer(&x->engine->partition, other);
+    return partition_peer(&x->engine->plan->partition, other);
 }
 
 static void *memory_of(const Execution *x, Action a) {
@@ -28,8 +28,8 @@ static void *memory_of(const Execution *x, Action a) {
 
 static CommHandle *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {
     Engine *e = x->engine;
-    size_t row = (size_t)(forward ? 0 : 1) * (size_t)e->partition.table->units + (size_t)unit;
-    return &e->traffic->receives[row * (size_t)x->program->microbatches + (size_t)microbatch];
+    size_t row = (size_t)(forward ? 0 : 1) * (size_t)e->plan->partition.table->units + (size_t)unit;
+    return &e->traffic.receives[row * (size_t)x->program->microbatches + (size_t)microbatch];
 }
 
 void boundary_receive(Execution *x, Action a) {
@@ -49,7 +49,8 @@ void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch) {
 void boundary_send(Execution *x, Action a) {
     Engine *e = x->engine;
     Error err = {.message = ""};
-    CommHandle *last = &e->traffic->sends[(is_forward(a.kind) ? 0 : 1) * e->partition.table->units + a.unit];
+    CommHandle *last =
+        &e->traffic.sends[(is_forward(a.kind) ? 0 : 1) * e->plan->partition.table->units + a.unit];
     execution_wait(e, last);
     execution_must(
         e,
@@ -59,5 +60,5 @@ void boundary_send(Execution *x, Action a) {
 
 void boundary_finish(Execution *x) {
     Engine *e = x->engine;
-    for (int i = 0; i < 2 * e->partition.table->units; i++) execution_wait(e, &e->traffic->sends[i]);
+    for (int i = 0; i < 2 * e->plan->partition.table->units; i++) execution_wait(e, &e->traffic.sends[i]);
 }

@@ -8,68 +8,21 @@
 #include "base/rng.h"
 #include "engine/execution.h"
 
-/* ---- Planning ---- */
-
-static void partition(Engine *e) {
-    const EngineSpec *s = &e->spec;
-    Mesh single = {.degree = {1, 1, 1, 1, 1}, .world = 1};
-    Stages one = {0};
-    if (!s->stages) stages_single(&one, e->model.table.units);
-    partition_build(&e->partition, &e->model.table, s->model.tie_word_embeddings,
-                    s->mesh.world ? &s->mesh : &single, s->rank, s->stages ? s->stages : &one);
-    stages_free(&one);
-}
-
-static ErrorCode plan_training(Engine *e, size_t scratch, Error *err) {
-    const EngineSpec *s = &e->spec;
-    ProgramSpec spec = {.partition = &e->partition,
-                        .schedule = s->schedule,
-                        .microbatches = s->microbatches,
-                        .split_backward = s->split_backward,
-                        .exact = s->exact,
-                        .sync = s->sync,
-                        .reshard = s->reshard};
-    program_lower(&e->program, &spec);
-    TRY(program_check(&e->program, err));
-    memory_plan(&e->memory, &(MemorySpec){&e->program, &e->model, s->positions, scratch, true});
-    /* Evaluation runs in the memory of training. */
-    for (int a = 0; a < ARENAS; a++)
-        if (e->evaluation_memory.arena[a] > e->memory.arena[a])
-            e->memory.arena[a] = e->evaluation_memory.arena[a];
-    return OK;
-}
-
-ErrorCode engine_plan(Engine *e, Device *d, const EngineSpec *spec, Error *err) {
-    *e = (Engine){.device = d, .spec = *spec};
-    TRY(model_build(&e->model, &spec->model, spec->compute, spec->recompute, spec->tokens, spec->loss_rows,
-                    err));
-    partition(e);
-    DeviceNeeds needs = model_device_needs(&e->model);
-    size_t scratch = d->ops.scratch_bytes(d, &needs);
-    program_lower_evaluation(&e->evaluation, &e->partition);
-    memory_plan(&e->evaluation_memory,
-                &(MemorySpec){&e->evaluation, &e->model, spec->positions, scratch, false});
-    return spec->inference ? OK : plan_training(e, scratch, err);
-}
-
-const MemoryPlan *engine_memory(const Engine *e) {
-    return e->spec.inference ? &e->evaluation_memory : &e->memory;
-}
-
 /* ---- Memory ---- */
 
 static void layout_training(Engine *e) {
-    size_t bytes = e->partition.owned * sizeof(float);
+    size_t bytes = e->plan->partition.owned * sizeof(float);
     for (int u = 0; u <= e->model.table.units; u++) {
-        size_t owned = gradient_owned_bytes(&e->program, u), sum = gradient_sum_bytes(&e->program, u);
-        e->sums[u] = sum ? pool_take(&e->pools[POOL_GRADIENTS], sum) : NULL;
-        if (owned) e->owned[u].vectors = pool_take(&e->pools[POOL_GRADIENTS], owned);
+        size_t owned = gradient_owned_bytes(&e->plan->program, u),
+               sum = gradient_sum_bytes(&e->plan->program, u);
+        e->step.sums[u] = sum ? pool_take(&e->pools[POOL_GRADIENTS], sum) : NULL;
+        if (owned) e->step.owned[u].vectors = pool_take(&e->pools[POOL_GRADIENTS], owned);
     }
-    e->moment1 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
-    e->moment2 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
-    e->bucket =
-        pool_take(&e->pools[POOL_COMMUNICATION], memory_plan_communication(&e->memory) - e->memory.tie);
-    e->tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->memory.tie);
+    e->state.moment1 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->state.moment2 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->work.bucket = pool_take(&e->pools[POOL_COMMUNICATION],
+                               memory_plan_communication(&e->plan->memory) - e->plan->memory.tie);
+    e->work.tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->plan->memory.tie);
 }
 
 /* Takes every region from its pool; run dry first, then for real. */
@@ -77,83 +30,89 @@ static void layout(Engine *e) {
     static const int pool_of[ARENAS] = {[ARENA_ACTIVATIONS] = POOL_ACTIVATIONS,
                                         [ARENA_GATHERED] = POOL_GATHERED,
                                         [ARENA_GRADIENTS] = POOL_SLOTS};
-    const MemoryPlan *plan = engine_memory(e);
-    e->master = pool_take(&e->pools[POOL_PARAMETERS], e->partition.owned * sizeof(float));
-    e->copy = plan->copy ? pool_take(&e->pools[POOL_COPY], e->partition.owned * sizeof(uint16_t)) : NULL;
-    if (!e->spec.inference) layout_training(e);
-    model_layout_constants(&e->model, e->spec.positions, &e->pools[POOL_CONSTANTS]);
-    for (int a = 0; a < ARENAS; a++) e->arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
-    e->keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
-    e->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
+    const MemoryPlan *plan = rank_memory(e->plan);
+    e->state.master = pool_take(&e->pools[POOL_PARAMETERS], e->plan->partition.owned * sizeof(float));
+    e->state.copy =
+        plan->copy ? pool_take(&e->pools[POOL_COPY], e->plan->partition.owned * sizeof(uint16_t)) : NULL;
+    if (!e->plan->spec.inference) layout_training(e);
+    model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
+    for (int a = 0; a < ARENAS; a++) e->work.arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
+    e->work.keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
+    e->work.scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
     e->device->scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->device_scratch);
     e->device->scratch_size = plan->device_scratch;
 }
 
 /* What is held whole stays where it is: passes read the master weights, or their copy. */
 static void point_weights(Engine *e) {
-    for (int u = 0; u < e->model.table.units && e->partition.shards == 1; u++) {
-        const Share *s = &e->partition.share[u];
+    for (int u = 0; u < e->model.table.units && e->plan->partition.shards == 1; u++) {
+        const Share *s = &e->plan->partition.share[u];
         size_t matrices = s->start + s->vectors;
-        if (!partition_holds(&e->partition, u)) continue;
-        e->weights.units[u].vectors = e->master + s->start;
-        e->weights.units[u].matrices =
-            e->copy ? (const void *)(e->copy + matrices) : (const void *)(e->master + matrices);
+        if (!partition_holds(&e->plan->partition, u)) continue;
+        e->weights.units[u].vectors = e->state.master + s->start;
+        e->weights.units[u].matrices = e->state.copy ? (const void *)(e->state.copy + matrices)
+                                                     : (const void *)(e->state.master + matrices);
     }
 }
 
 /* Where this rank's share of each gradient will be when it is reduced. */
 static void point_owned(Engine *e) {
-    const Partition *p = &e->partition;
+    const Partition *p = &e->plan->partition;
     for (int u = 0; u <= e->model.table.units; u++) {
         const Share *s = &p->share[u];
-        bool whole = e->program.sync == SYNC_STEP;
+        bool whole = e->plan->program.sync == SYNC_STEP;
         size_t shards = whole ? (size_t)p->shards : 1, shard = whole ? (size_t)p->shard : 0;
-        float *sum = (float *)(void *)e->sums[u];
-        if (e->owned[u].vectors) {
-            e->owned[u].matrices = e->owned[u].vectors + s->vectors;
+        float *sum = (float *)(void *)e->step.sums[u];
+        if (e->step.owned[u].vectors) {
+            e->step.owned[u].matrices = e->step.owned[u].vectors + s->vectors;
         } else if (sum) {
-            e->owned[u].vectors = sum + shard * s->vectors;
-            e->owned[u].matrices = sum + shards * s->vectors + shard * s->matrices;
+            e->step.owned[u].vectors = sum + shard * s->vectors;
+            e->step.owned[u].matrices = sum + shards * s->vectors + shard * s->matrices;
         }
     }
     /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
-    if (p->tied_copy) e->owned[0] = e->owned[e->model.table.units];
+    if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
 
 static void allocate_tables(Engine *e) {
     size_t units = (size_t)e->model.table.units,
-           microbatches = (size_t)(e->spec.inference ? 1 : e->spec.microbatches);
+           microbatches = (size_t)(e->plan->spec.inference ? 1 : e->plan->spec.microbatches);
     e->weights =
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
-                               e->partition.tied};
-    e->owned = mem_alloc_array(units + 1, sizeof *e->owned);
-    e->sums = mem_alloc_array(units + 1, sizeof *e->sums);
-    e->started = mem_alloc_array(units + 1, 1);
-    e->host_losses = mem_alloc_array((size_t)e->spec.tokens, sizeof *e->host_losses);
-    e->times = mem_alloc_array((size_t)e->program.count + 1, sizeof *e->times);
-    e->traffic = mem_alloc(sizeof *e->traffic);
-    e->traffic->gathers = mem_alloc_array(2 * units, sizeof(CommHandle));
-    e->traffic->reductions = mem_alloc_array(2 * (units + 1), sizeof(CommHandle));
-    e->traffic->receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
-    e->traffic->sends = mem_alloc_array(2 * units, sizeof(CommHandle));
+                               e->plan->partition.tied};
+    e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
+    e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
+    e->step.started = mem_alloc_array(units + 1, 1);
+    e->work.host_losses = mem_alloc_array((size_t)e->plan->spec.tokens, sizeof *e->work.host_losses);
+    e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
+    e->traffic.gathers = mem_alloc_array(2 * units, sizeof(CommHandle));
+    e->traffic.reductions = mem_alloc_array(2 * (units + 1), sizeof(CommHandle));
+    e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
+    e->traffic.sends = mem_alloc_array(2 * units, sizeof(CommHandle));
 }
 
-ErrorCode engine_allocate(Engine *e, Comm *comm, Error *err) {
+static ErrorCode allocate(Engine *e, Error *err) {
     static const char *const names[POOL_COUNT] = {
         "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight",
         "optimizer",  "constants",    "activations",         "workspace", "communication"};
-    e->comm = e->partition.mesh.world > 1 ? comm : NULL;
     allocate_tables(e);
     for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = names[i];
     layout(e);
     for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], err));
     layout(e);
-    CHECK(engine_bytes(e) == memory_plan_pools(engine_memory(e)));
+    CHECK(engine_bytes(e) == memory_plan_pools(rank_memory(e->plan)));
     point_weights(e);
-    if (!e->spec.inference) point_owned(e);
+    if (!e->plan->spec.inference) point_owned(e);
     model_compute_constants(&e->model, e->device);
     return OK;
+}
+
+ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
+    Engine *e = *out = mem_alloc(sizeof *e);
+    *e = (Engine){.plan = plan, .device = d, .model = plan->model};
+    e->comm = plan->partition.mesh.world > 1 ? comm : NULL;
+    return allocate(e, err);
 }
 
 size_t engine_bytes(const Engine *e) {
@@ -162,36 +121,43 @@ size_t engine_bytes(const Engine *e) {
     return total;
 }
 
-void engine_free(Engine *e) {
+void engine_close(Engine *e) {
+    if (!e) return;
     for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
-    memory_plan_free(&e->memory);
-    memory_plan_free(&e->evaluation_memory);
-    program_free(&e->program);
-    program_free(&e->evaluation);
-    partition_free(&e->partition);
-    model_free(&e->model);
-    if (e->traffic) {
-        free(e->traffic->gathers);
-        free(e->traffic->reductions);
-        free(e->traffic->receives);
-        free(e->traffic->sends);
-    }
-    free(e->traffic);
+    free(e->traffic.gathers);
+    free(e->traffic.reductions);
+    free(e->traffic.receives);
+    free(e->traffic.sends);
     free(e->weights.units);
     free(e->gradients.units);
-    free(e->owned);
-    free(e->sums);
-    free(e->started);
-    free(e->host_losses);
-    free(e->times);
-    *e = (Engine){0};
+    free(e->step.owned);
+    free(e->step.sums);
+    free(e->step.started);
+    free(e->work.host_losses);
+    free(e->clock.actions);
+    free(e);
 }
 
-float *engine_master(const Engine *e, Piece piece) { return e->master + piece.at; }
+/* ---- What others see of it ---- */
+
+const RankPlan *engine_plan(const Engine *e) { return e->plan; }
+Device *engine_device(const Engine *e) { return e->device; }
+const Model *engine_model(const Engine *e) { return &e->model; }
+const Weights *engine_weights(const Engine *e) { return &e->weights; }
+int64_t engine_updates(const Engine *e) { return e->state.updates; }
+void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates; }
+const StepTimes *engine_times(const Engine *e) { return &e->clock; }
+const Action *engine_current(const Engine *e) { return e->current; }
+
+float *engine_master(const Engine *e, Piece piece) { return e->state.master + piece.at; }
+
+float *engine_moment(const Engine *e, int which, Piece piece) {
+    return (which == 0 ? e->state.moment1 : e->state.moment2) + piece.at;
+}
 
 float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
-    const Share *s = &e->partition.share[p->unit];
-    const UnitGradients *g = &e->owned[p->unit];
+    const Share *s = &e->plan->partition.share[p->unit];
+    const UnitGradients *g = &e->step.owned[p->unit];
     size_t at = piece.at - s->start;
     return p->cols ? g->matrices + (at - s->vectors) : g->vectors + at;
 }
@@ -199,7 +165,7 @@ float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
     for (int i = 0; i < e->model.table.count; i++) {
         const Param *p = &e->model.table.params[i];
-        Piece piece = partition_piece(&e->partition, p);
+        Piece piece = partition_piece(&e->plan->partition, p);
         InitRule r = param_init_rule(p, &e->model.config, kind, std);
         float *to = engine_master(e, piece);
         if (piece.count == 0) continue;
@@ -213,12 +179,12 @@ void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
 }
 
 void engine_refresh(Engine *e) {
-    for (int i = 0; e->copy && i < e->model.table.count; i++) {
+    for (int i = 0; e->state.copy && i < e->model.table.count; i++) {
         const Param *p = &e->model.table.params[i];
-        Piece piece = partition_piece(&e->partition, p);
+        Piece piece = partition_piece(&e->plan->partition, p);
         if (p->cols && piece.count)
-            OP(e->device, OP_CAST, cast, piece.count, e->master + piece.at, DTYPE_F32, e->copy + piece.at,
-               DTYPE_BF16);
+            OP(e->device, OP_CAST, cast, piece.count, e->state.master + piece.at, DTYPE_F32,
+               e->state.copy + piece.at, DTYPE_BF16);
     }
 }
 
@@ -233,7 +199,7 @@ void execution_wait(Engine *e, CommHandle *handle) {
     if (*handle == 0) return;
     double start = clock_seconds();
     execution_must(e, comm_wait(e->comm, *handle, &err), &err);
-    e->waited += clock_seconds() - start;
+    e->clock.waited += clock_seconds() - start;
     *handle = 0;
 }
 
@@ -242,17 +208,17 @@ void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(vo
     if (!e->comm) return;
     double start = clock_seconds();
     execution_must(e, comm_combine(e->comm, record, bytes, combine, &err), &err);
-    e->waited += clock_seconds() - start;
+    e->clock.waited += clock_seconds() - start;
 }
 
 char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch) {
-    return x->engine->arena[buffer_arena(kind)] +
+    return x->engine->work.arena[buffer_arena(kind)] +
            memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
 }
 
 /* The five arrays of a microbatch in its buffer, in order. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
-    size_t bytes = pool_round((size_t)x->engine->spec.tokens * sizeof(int32_t));
+    size_t bytes = pool_round((size_t)x->engine->plan->spec.tokens * sizeof(int32_t));
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
 }
 
@@ -265,7 +231,7 @@ static void enter_microbatch(Execution *x, int m) {
 static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     Device *d = x->engine->device;
-    size_t bytes = (size_t)x->engine->spec.tokens * sizeof(int32_t);
+    size_t bytes = (size_t)x->engine->plan->spec.tokens * sizeof(int32_t);
     enter_microbatch(x, m);
     const Microbatch *to = &x->pass.batch;
     OP(d, OP_UPLOAD, upload, to->ids, b->inputs, bytes);
@@ -276,23 +242,25 @@ static void load(Execution *x, int m) {
 
 static void add_losses(Execution *x, const float *losses) {
     Engine *e = x->engine;
-    OP(e->device, OP_DOWNLOAD, download, e->host_losses, losses, (size_t)e->spec.tokens * sizeof(float));
-    for (int64_t t = 0; t < e->spec.tokens; t++) record_add_loss(&x->record, (double)e->host_losses[t]);
+    OP(e->device, OP_DOWNLOAD, download, e->work.host_losses, losses,
+       (size_t)e->plan->spec.tokens * sizeof(float));
+    for (int64_t t = 0; t < e->plan->spec.tokens; t++)
+        record_add_loss(&x->record, (double)e->work.host_losses[t]);
 }
 
 static int tied_or(const Execution *x, int unit) {
-    return x->engine->partition.tied ? x->program->units : unit;
+    return x->engine->plan->partition.tied ? x->program->units : unit;
 }
 
 static void head(Execution *x, int u, int m) {
     Engine *e = x->engine;
     bool weight = x->training && !x->program->defer_head;
-    if (e->partition.tied) sharding_ready(x, 0);
+    if (e->plan->partition.tied) sharding_ready(x, 0);
     if (weight) sharding_begin_matrices(x, tied_or(x, u), m);
     unit_forward(&(UnitPass){.pass = &x->pass,
                              .unit = u,
                              .slab = execution_buffer(x, BUFFER_SLAB, u, m),
-                             .scratch = e->scratch},
+                             .scratch = e->work.scratch},
                  unit_parts(&e->model.config, u));
     if (weight) sharding_end_matrices(x, tied_or(x, u), m);
     add_losses(x, x->pass.losses);
@@ -307,13 +275,13 @@ static void forward(Execution *x, int u, int m) {
         head(x, u, m);
         return;
     }
-    bool here = partition_runs(&e->partition, u + 1);
+    bool here = partition_runs(&e->plan->partition, u + 1);
     char *out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
     unit_forward(&(UnitPass){.pass = &x->pass,
                              .unit = u,
                              .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
-                             .keep = e->keep,
-                             .scratch = e->scratch,
+                             .keep = e->work.keep,
+                             .scratch = e->work.scratch,
                              .out = out},
                  unit_parts(&e->model.config, u));
 }
@@ -341,7 +309,7 @@ static void backward(Execution *x, int u, int m, Half half) {
     if (vectors) sharding_begin_vectors(x, u, m);
     if (matrices) sharding_begin_matrices(x, to, m);
     sharding_ready(x, u);
-    if (u == last && matrices && e->partition.tied) sharding_ready(x, 0);
+    if (u == last && matrices && e->plan->partition.tied) sharding_ready(x, 0);
     char *dx = half == HALF_WEIGHT && u > 0
                    ? NULL
                    : execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
@@ -349,8 +317,8 @@ static void backward(Execution *x, int u, int m, Half half) {
     UnitPass unit = {.pass = &x->pass,
                      .unit = u,
                      .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
-                     .keep = kept ? execution_buffer(x, BUFFER_KEEP, u, m) : e->keep,
-                     .scratch = e->scratch,
+                     .keep = kept ? execution_buffer(x, BUFFER_KEEP, u, m) : e->work.keep,
+                     .scratch = e->work.scratch,
                      .dx = dx};
     Parts parts = unit_parts(&e->model.config, u);
     if (vectors) unit_recompute(&unit, parts);
@@ -386,15 +354,15 @@ static void execute(Execution *x) {
     Engine *e = x->engine;
     Error err = {.message = ""};
     double begin = clock_seconds();
-    e->began = begin;
+    e->clock.began = begin;
     for (int i = 0; i < x->program->count; i++) {
-        ActionTime *time = x->training ? &e->times[i] : &e->times[e->program.count];
+        ActionTime *time = x->training ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
         e->current = &x->program->actions[i];
-        double waited = e->waited;
+        double waited = e->clock.waited;
         time->start = clock_seconds() - begin;
         act(x, x->program->actions[i]);
         time->end = clock_seconds() - begin;
-        time->waited = e->waited - waited;
+        time->waited = e->clock.waited - waited;
         if (e->comm) execution_must(e, comm_poll(e->comm, &err), &err);
     }
     boundary_finish(x);
@@ -403,11 +371,12 @@ static void execute(Execution *x) {
 }
 
 static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
-    Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches, .started = e->started};
+    Execution x = {
+        .engine = e, .memory = memory, .program = p, .batches = batches, .started = e->step.started};
     x.pass =
         (Pass){.model = &e->model, .device = e->device, .weights = &e->weights, .gradients = e->gradients};
-    memset(e->started, 0, (size_t)e->model.table.units + 1);
-    e->waited = 0;
+    memset(e->step.started, 0, (size_t)e->model.table.units + 1);
+    e->clock.waited = 0;
     record_start(&x.record);
     return x;
 }
@@ -416,26 +385,26 @@ static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, 
  * known first. */
 static int64_t count_valid(Engine *e, const Batch *batches) {
     int64_t valid = 0;
-    for (int m = 0; m < e->program.microbatches; m++) valid += batches[m].valid;
+    for (int m = 0; m < e->plan->program.microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches: one of them counts. */
-    if (e->partition.at[AXIS_PP] > 0) valid = 0;
+    if (e->plan->partition.at[AXIS_PP] > 0) valid = 0;
     execution_combine(e, &valid, sizeof valid, comm_add_int64);
     return valid;
 }
 
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
-    Execution x = prepare(e, &e->program, &e->memory, batches);
-    int contributions = e->spec.microbatches * mesh_dp_degree(&e->partition.mesh);
+    Execution x = prepare(e, &e->plan->program, &e->plan->memory, batches);
+    int contributions = e->plan->spec.microbatches * mesh_dp_degree(&e->plan->partition.mesh);
     *result = (StepResult){.valid = count_valid(e, batches)};
     x.training = true, x.options = options, x.result = result;
     x.limit = fixed_limit(contributions);
-    x.pass.training = true, x.pass.defer_head = e->program.defer_head;
+    x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     x.pass.loss_scale = result->valid > 0 ? 1.0 / (double)result->valid : 0;
     execute(&x);
 }
 
 void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum) {
-    Execution x = prepare(e, &e->evaluation, &e->evaluation_memory, batch);
+    Execution x = prepare(e, &e->plan->evaluation, &e->plan->evaluation_memory, batch);
     execute(&x);
     exact_merge(sum, &x.record.loss);
 }

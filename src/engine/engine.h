@@ -1,8 +1,8 @@
-/* The engine owns a rank's memory and executes programs on it: one optimizer step, or one evaluation.
+/* The engine executes a rank's plan: it owns the rank's memory, and runs programs on it: one optimizer step, or
+ * one evaluation.
  *
- * Life: engine_plan (nothing is allocated and no other rank is needed: figures and program of any rank of any
- * mesh can be printed), engine_allocate (every byte of the run), then engine_initialise or weights and state
- * from a checkpoint followed by engine_refresh, then steps. Nothing is allocated inside a step.
+ * Life: engine_open (every byte of the run), then engine_initialise or weights and state from a checkpoint
+ * followed by engine_refresh, then steps. Nothing is allocated inside a step.
  *
  * A failure of communication inside a step cannot be mended by this rank alone: it ends the run on all ranks
  * (comm_fail). */
@@ -11,29 +11,10 @@
 
 #include "comm/comm.h"
 #include "data/batch.h"
-#include "model/unit.h"
-#include "plan/memory.h"
-#include "plan/program.h"
 #include "engine/record.h"
+#include "plan/rank.h"
 
-typedef struct EngineSpec {
-    ModelConfig model;
-    Dtype compute;
-    Recompute recompute;
-    int64_t tokens;    /* T of a microbatch */
-    int microbatches;  /* of a step, of this data-parallel rank */
-    int64_t positions; /* rows of the rotation table: the context */
-    int64_t loss_rows; /* 0: chosen */
-    bool split_backward;
-    bool inference; /* weights and evaluation only: no gradients, no optimizer */
-    bool exact;     /* gradients in fixed point */
-    GradientSync sync;
-    Reshard reshard;
-    Mesh mesh; /* world 0: a single rank */
-    int rank;
-    const Stages *stages;     /* NULL: one stage */
-    const Schedule *schedule; /* with transfers, as many microbatches; NULL: one pipeline rank */
-} EngineSpec;
+typedef struct Engine Engine;
 
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
@@ -66,56 +47,17 @@ typedef struct ActionTime {
     double waited; /* of this, for other ranks */
 } ActionTime;
 
-enum {
-    POOL_PARAMETERS,
-    POOL_COPY,
-    POOL_GATHERED,
-    POOL_GRADIENTS,
-    POOL_SLOTS,
-    POOL_OPTIMIZER,
-    POOL_CONSTANTS,
-    POOL_ACTIVATIONS,
-    POOL_WORKSPACE,
-    POOL_COMMUNICATION,
-    POOL_COUNT
-};
+/* Of the last step, on this rank. */
+typedef struct StepTimes {
+    double began;        /* clock_seconds */
+    double waited;       /* seconds that it waited for other ranks */
+    ActionTime *actions; /* [actions of the program] */
+} StepTimes;
 
-typedef struct Engine {
-    Device *device;
-    Comm *comm; /* NULL: a single rank */
-    EngineSpec spec;
-    Model model;
-    Partition partition;
-    Program program, evaluation;
-    MemoryPlan memory, evaluation_memory;
-    Pool pools[POOL_COUNT];
-    Weights weights;     /* where passes read */
-    Gradients gradients; /* where passes write */
-    UnitGradients
-        *owned;  /* [units + 1] this rank's shares of the step's gradients, fp32, once they are reduced */
-    char **sums; /* [units + 1] gradients of the step as they add up; plan/memory.h gradient_sum_bytes */
-    float *master, *moment1, *moment2; /* [partition.owned] */
-    uint16_t *copy;                    /* [partition.owned] bf16, when it stays */
-    char *arena[ARENAS], *keep, *scratch;
-    char *bucket;       /* workspace of collectives */
-    float *tie_buffer;  /* the other rank's share of a tied gradient */
-    float *host_losses; /* [T] */
-    ActionTime *times;  /* [program.count] of the last step */
-    struct Traffic *traffic;
-    unsigned char *started; /* [units + 1] of the step under way */
-    const Action *current;  /* what it is doing */
-    double began;           /* when the last step did: clock_seconds */
-    double waited;          /* seconds that the step waited for other ranks so far */
-    int64_t updates;        /* optimizer steps made: AdamW's t */
-    int64_t steps;          /* programs executed: tells messages of one from those of the next */
-} Engine;
-
-/* Builds model, programs and memory plan. The device must stay open as long as the engine; stages and
- * schedule need not. */
-ErrorCode engine_plan(Engine *e, Device *d, const EngineSpec *spec, Error *err);
-/* comm NULL: a single rank. */
-ErrorCode engine_allocate(Engine *e, Comm *comm, Error *err);
-void engine_free(Engine *e);
+/* The plan and the device must stay as long as the engine; comm NULL: a single rank. ERR_MEMORY. Close it also
+ * after a failure. */
+ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, Error *err);
+void engine_close(Engine *e); /* NULL is fine */
 
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
 /* After master weights were written: makes what products read from them anew. */
@@ -127,13 +69,25 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
  * pipeline and the shards. */
 void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum);
 
-/* Owned memory of a parameter: `piece` elements of it. */
+const RankPlan *engine_plan(const Engine *e);
+Device *engine_device(const Engine *e);
+/* The model with its constants, and where its passes read: for generation. */
+const Model *engine_model(const Engine *e);
+const Weights *engine_weights(const Engine *e);
+
+/* Owned memory of a parameter, fp32: `piece` elements of it. */
 float *engine_master(const Engine *e, Piece piece);
+float *engine_moment(const Engine *e, int which /* 0: the first, 1: the second */, Piece piece);
 float *engine_gradient(const Engine *e, const Param *p, Piece piece); /* after a step */
+/* Optimizer steps made: AdamW's t. */
+int64_t engine_updates(const Engine *e);
+void engine_set_updates(Engine *e, int64_t updates);
+
 /* Norm of the gradients that are in memory after a step; p >= 1 or INFINITY. Collective. */
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit);
 
-const MemoryPlan *engine_memory(const Engine *e); /* the plan of what engine_allocate takes */
-size_t engine_bytes(const Engine *e);             /* of all pools: what the plan said */
+const StepTimes *engine_times(const Engine *e);
+const Action *engine_current(const Engine *e); /* what it is doing, from any thread; NULL: between steps */
+size_t engine_bytes(const Engine *e);          /* of all pools: what the plan said */
 
 #endif

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "data/loader.h"
+#include "engine/execution.h"
 
 enum { PREFETCH = 2 };
 
@@ -36,7 +37,7 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
                         Error *err) {
     /* The ranks of a pipeline see the same batches: the first one counts their tokens, the last one has the
      * loss. */
-    bool counts = e->partition.at[AXIS_PP] == 0;
+    bool counts = e->plan->partition.at[AXIS_PP] == 0;
     for (int64_t i = 0; i < rounds; i++) {
         Batch b;
         double waited;
@@ -49,18 +50,20 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
 
 ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
                    Error *err) {
-    int64_t there = (int64_t)dataset_validation_samples(d), sequences = e->spec.tokens / dataset_context(d);
-    int64_t ranks = mesh_dp_degree(&e->partition.mesh), all = sequences * ranks;
+    int64_t there = (int64_t)dataset_validation_samples(d),
+            sequences = e->plan->spec.tokens / dataset_context(d);
+    int64_t ranks = mesh_dp_degree(&e->plan->partition.mesh), all = sequences * ranks;
     Loader *loader;
     Sums sums = {.tokens = 0};
     if (samples == 0 || samples > there) samples = there;
-    LoaderLayout layout = {.validation = true,
-                           .first = (uint64_t)(sequences * mesh_dp_rank(&e->partition.mesh, e->spec.rank)),
-                           .sequences = sequences,
-                           .microbatches = 1,
-                           .microbatch_stride = sequences,
-                           .step_stride = all,
-                           .limit = (uint64_t)samples};
+    LoaderLayout layout = {
+        .validation = true,
+        .first = (uint64_t)(sequences * mesh_dp_rank(&e->plan->partition.mesh, e->plan->spec.rank)),
+        .sequences = sequences,
+        .microbatches = 1,
+        .microbatch_stride = sequences,
+        .step_stride = all,
+        .limit = (uint64_t)samples};
     TRY(loader_open(&loader, d, &layout, PREFETCH, err));
     ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
     loader_close(loader);

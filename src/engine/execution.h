@@ -2,12 +2,47 @@
  *
  *     engine.c     memory, life, the loop over actions
  *     sharding.c   GATHER, RELEASE, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE; gradients of single microbatches
- *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
+ *     boundaries.c RECV_F, SEND_F, RECV_B, SEND_B
  *     update.c     NORM, UPDATE */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
 
 #include "engine/engine.h"
+
+enum {
+    POOL_PARAMETERS,
+    POOL_COPY,
+    POOL_GATHERED,
+    POOL_GRADIENTS,
+    POOL_SLOTS,
+    POOL_OPTIMIZER,
+    POOL_CONSTANTS,
+    POOL_ACTIVATIONS,
+    POOL_WORKSPACE,
+    POOL_COMMUNICATION,
+    POOL_COUNT
+};
+
+/* What is trained: [partition.owned] elements each. */
+typedef struct OwnedState {
+    float *master, *moment1, *moment2;
+    uint16_t *copy;  /* bf16, when it stays */
+    int64_t updates; /* optimizer steps made */
+} OwnedState;
+
+/* Gradients of the step, [units + 1] each; the last is the tied head's. */
+typedef struct StepGradients {
+    char **sums;            /* as they add up; plan/memory.h gradient_sum_bytes */
+    UnitGradients *owned;   /* this rank's shares, fp32, once they are reduced */
+    unsigned char *started; /* what of the unit's sums has been set: 1 vectors, 2 matrices */
+} StepGradients;
+
+typedef struct Workspace {
+    char *arena[ARENAS], *keep, *scratch;
+    char *bucket;       /* of collectives */
+    float *tie_buffer;  /* the other rank's share of a tied gradient */
+    float *host_losses; /* [T] */
+} Workspace;
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
@@ -17,6 +52,23 @@ typedef struct Traffic {
     CommHandle *sends;      /* [2, units] the last of each boundary */
     unsigned turn[2];       /* reductions started: scatters, and all-reduces */
 } Traffic;
+
+struct Engine {
+    const RankPlan *plan;
+    Device *device;
+    Comm *comm;  /* NULL: a single rank */
+    Model model; /* the plan's, with its constants */
+    Pool pools[POOL_COUNT];
+    Weights weights;     /* where passes read */
+    Gradients gradients; /* where passes write */
+    OwnedState state;
+    StepGradients step;
+    Workspace work;
+    Traffic traffic;
+    StepTimes clock;       /* of the step under way; one ActionTime more, for evaluations */
+    const Action *current; /* what it is doing */
+    int64_t steps;         /* programs executed: tells messages of one from those of the next */
+};
 
 typedef struct Execution {
     Engine *engine;
@@ -28,9 +80,8 @@ typedef struct Execution {
     StepResult *result;
     StepRecord record;
     bool training, poisoned;
-    unsigned char
-        *started; /* [units + 1] what of the unit's sums has been set in this step: 1 vectors, 2 matrices */
-    double limit; /* of one element in fixed point */
+    unsigned char *started; /* the engine's step.started */
+    double limit;           /* of one element in fixed point */
 } Execution;
 
 /* Memory of a buffer. */

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include "base/clock.h"
+#include "engine/execution.h"
 
 enum { PIECE = 1 << 20 }; /* bytes that are brought to the host at a time */
 
@@ -25,9 +26,9 @@ static uint64_t print(Replicas *r, const float *tensor, int64_t count) {
 
 static void print_all(Replicas *r) {
     const Engine *e = r->engine;
-    const float *arrays[PRINTED_ARRAYS] = {e->master, e->moment1, e->moment2};
+    const float *arrays[PRINTED_ARRAYS] = {e->state.master, e->state.moment1, e->state.moment2};
     for (int i = 0; i < e->model.table.count; i++) {
-        Piece piece = partition_piece(&e->partition, &e->model.table.params[i]);
+        Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
         r->mine[i] = (ParamPrint){.held = piece.count > 0};
         for (int a = 0; a < PRINTED_ARRAYS && piece.count > 0; a++)
             r->mine[i].hash[a] = print(r, arrays[a] + piece.at, piece.count);
@@ -177,7 +178,8 @@ static bool copies_exist(const Partition *p) {
 }
 
 void replicas_open(Replicas *r, Engine *e, Comm *comm) {
-    *r = (Replicas){.engine = e, .comm = comm, .exist = comm && copies_exist(&e->partition), .agreed = -1};
+    *r = (Replicas){
+        .engine = e, .comm = comm, .exist = comm && copies_exist(&e->plan->partition), .agreed = -1};
     if (!r->exist) return;
     r->buffer = mem_alloc(PIECE);
     r->hash = XXH3_createState();
@@ -205,7 +207,7 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
     free(lengths);
     TRY(code);
     if (all)
-        replicas_judge((const ParamPrint *)(const void *)all, &e->model.table, &e->partition.mesh, step,
+        replicas_judge((const ParamPrint *)(const void *)all, &e->model.table, &e->plan->partition.mesh, step,
                        r->agreed, &verdict);
     free(all);
     TRY(comm_broadcast(r->comm, &verdict, sizeof verdict, 0, err));

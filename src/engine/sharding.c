@@ -12,12 +12,12 @@
  * In the end `owned` points to this rank's share of each unit's gradient. */
 #include "engine/execution.h"
 
-static const Share *share_of(const Execution *x, int unit) { return &x->engine->partition.share[unit]; }
+static const Share *share_of(const Execution *x, int unit) { return &x->engine->plan->partition.share[unit]; }
 
 /* ---- Parameters ---- */
 
 static size_t gathered_vectors_bytes(const Execution *x, int unit) {
-    return pool_round(partition_vectors(&x->engine->partition, unit) * sizeof(float));
+    return pool_round(partition_vectors(&x->engine->plan->partition, unit) * sizeof(float));
 }
 
 /* Casts this rank's share into its place and starts filling the others. */
@@ -26,10 +26,10 @@ static void gather_part(Execution *x, int unit, int part, const float *master, s
     Engine *e = x->engine;
     Error err = {.message = ""};
     size_t bytes = share * dtype_bytes(type);
-    char *mine = all + (size_t)e->partition.shard * bytes;
+    char *mine = all + (size_t)e->plan->partition.shard * bytes;
     if (share == 0) return;
     OP(e->device, OP_CAST, cast, (int64_t)share, master, DTYPE_F32, mine, type);
-    CommHandle *handle = &e->traffic->gathers[2 * unit + part];
+    CommHandle *handle = &e->traffic.gathers[2 * unit + part];
     execution_must(e, comm_all_gather(e->comm, AXIS_DP_SHARD, mine, all, bytes, handle, &err), &err);
 }
 
@@ -38,7 +38,7 @@ void sharding_gather(Execution *x, Action a) {
     const Share *s = share_of(x, a.unit);
     char *vectors = execution_buffer(x, BUFFER_GATHERED, a.unit, a.microbatch);
     char *matrices = vectors + gathered_vectors_bytes(x, a.unit);
-    const float *master = e->master + s->start;
+    const float *master = e->state.master + s->start;
     gather_part(x, a.unit, 0, master, s->vectors, vectors, DTYPE_F32);
     gather_part(x, a.unit, 1, master + s->vectors, s->matrices, matrices, e->model.compute);
     e->weights.units[a.unit] =
@@ -46,8 +46,8 @@ void sharding_gather(Execution *x, Action a) {
 }
 
 void sharding_ready(Execution *x, int unit) {
-    execution_wait(x->engine, &x->engine->traffic->gathers[2 * unit]);
-    execution_wait(x->engine, &x->engine->traffic->gathers[2 * unit + 1]);
+    execution_wait(x->engine, &x->engine->traffic.gathers[2 * unit]);
+    execution_wait(x->engine, &x->engine->traffic.gathers[2 * unit + 1]);
 }
 
 void sharding_release(Execution *x, Action a) {
@@ -59,21 +59,25 @@ void sharding_release(Execution *x, Action a) {
 
 /* The sums of a step hold all shards when they are reduced once, else this rank's. */
 static size_t sum_shards(const Execution *x) {
-    return x->program->sync == SYNC_STEP ? (size_t)x->engine->partition.shards : 1;
+    return x->program->sync == SYNC_STEP ? (size_t)x->engine->plan->partition.shards : 1;
 }
 
-static float *sum_vectors(const Execution *x, int unit) { return (float *)(void *)x->engine->sums[unit]; }
+static float *sum_vectors(const Execution *x, int unit) {
+    return (float *)(void *)x->engine->step.sums[unit];
+}
 static float *sum_matrices(const Execution *x, int unit) {
     return sum_vectors(x, unit) + share_of(x, unit)->vectors * sum_shards(x);
 }
-static int64_t *fixed_sums(const Execution *x, int unit) { return (int64_t *)(void *)x->engine->sums[unit]; }
+static int64_t *fixed_sums(const Execution *x, int unit) {
+    return (int64_t *)(void *)x->engine->step.sums[unit];
+}
 
 static void zero(Execution *x, float *p, size_t elements) {
     if (elements) OP(x->engine->device, OP_ZERO, zero, p, elements * sizeof(float));
 }
 
 void sharding_begin_vectors(Execution *x, int unit, int microbatch) {
-    size_t elements = partition_vectors(&x->engine->partition, unit);
+    size_t elements = partition_vectors(&x->engine->plan->partition, unit);
     UnitGradients *g = &x->engine->gradients.units[unit];
     if (elements == 0) return;
     if (!program_has_slots(x->program)) {
@@ -88,7 +92,7 @@ void sharding_begin_vectors(Execution *x, int unit, int microbatch) {
 
 /* Products set what they find on the first time; the embedding's rows are always added to. */
 void sharding_begin_matrices(Execution *x, int unit, int microbatch) {
-    size_t elements = partition_matrices(&x->engine->partition, unit);
+    size_t elements = partition_matrices(&x->engine->plan->partition, unit);
     UnitGradients *g = &x->engine->gradients.units[unit];
     bool slots = program_has_slots(x->program);
     bool fresh = slots || !(x->started[unit] & 2);
@@ -112,7 +116,7 @@ static void fix(Execution *x, int unit, bool matrices, const float *g, int64_t *
         OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + at, sum + at, set, x->limit, &refused);
         if (refused.count == 0) continue;
         GradStats stats = {.nonfinite = refused.count, .first_nonfinite = refused.first};
-        record_add_stats(&x->record, &stats, i, x->engine->spec.rank);
+        record_add_stats(&x->record, &stats, i, x->engine->plan->spec.rank);
     }
 }
 
@@ -128,7 +132,7 @@ static int64_t *fixed_target(Execution *x, int unit, int microbatch, int bit, bo
 }
 
 void sharding_end_vectors(Execution *x, int unit, int microbatch) {
-    size_t elements = partition_vectors(&x->engine->partition, unit);
+    size_t elements = partition_vectors(&x->engine->plan->partition, unit);
     bool set;
     if (!x->program->exact || elements == 0) return;
     int64_t *to = fixed_target(x, unit, microbatch, 1, &set);
@@ -136,11 +140,11 @@ void sharding_end_vectors(Execution *x, int unit, int microbatch) {
 }
 
 void sharding_end_matrices(Execution *x, int unit, int microbatch) {
-    size_t elements = partition_matrices(&x->engine->partition, unit);
+    size_t elements = partition_matrices(&x->engine->plan->partition, unit);
     bool set;
     if (!x->program->exact || elements == 0) return;
     int64_t *to = fixed_target(x, unit, microbatch, 2, &set) +
-                  share_of(x, unit)->vectors * (size_t)x->engine->partition.shards;
+                  share_of(x, unit)->vectors * (size_t)x->engine->plan->partition.shards;
     fix(x, unit, true, x->engine->gradients.units[unit].matrices, to, set);
 }
 
@@ -160,11 +164,11 @@ static Reduction reduction_of(const Execution *x, Action a) {
                    .matrices_share = share_of(x, a.unit)->matrices,
                    .element = exact ? sizeof(int64_t) : sizeof(float),
                    .type = exact ? COMM_I64 : COMM_F32};
-    size_t shards = (size_t)x->engine->partition.shards;
+    size_t shards = (size_t)x->engine->plan->partition.shards;
     if (a.microbatch < 0) {
         shards = sum_shards(x);
-        r.vectors = x->engine->sums[a.unit];
-        r.one_share = shards == 1 && x->engine->partition.shards > 1;
+        r.vectors = x->engine->step.sums[a.unit];
+        r.one_share = shards == 1 && x->engine->plan->partition.shards > 1;
     } else if (exact) {
         r.vectors = execution_buffer(x, BUFFER_FIXED, a.unit, a.microbatch);
     } else {
@@ -177,15 +181,15 @@ static Reduction reduction_of(const Execution *x, Action a) {
 }
 
 static char *own(const Execution *x, const Reduction *r, char *base, size_t share) {
-    return r->one_share ? base : base + (size_t)x->engine->partition.shard * share * r->element;
+    return r->one_share ? base : base + (size_t)x->engine->plan->partition.shard * share * r->element;
 }
 
 /* Each axis has workspaces of its own, used in turn: the operations wait for each other, not this rank for
  * them. */
 static char *workspace(Engine *e, ActionKind kind) {
-    bool second = kind == ACT_ALL_REDUCE && e->partition.shards > 1;
-    size_t turn = e->traffic->turn[second]++ % COMM_TURNS;
-    return e->bucket + ((second ? COMM_TURNS : 0) + turn) * e->memory.reduction;
+    bool second = kind == ACT_ALL_REDUCE && e->plan->partition.shards > 1;
+    size_t turn = e->traffic.turn[second]++ % COMM_TURNS;
+    return e->work.bucket + ((second ? COMM_TURNS : 0) + turn) * e->plan->memory.reduction;
 }
 
 /* Starts the sum of one part, vectors (0) or matrices (1). */
@@ -193,7 +197,7 @@ static void start(Execution *x, Action a, const Reduction *r, int part, void *sp
     Engine *e = x->engine;
     Error err = {.message = ""};
     size_t share = part ? r->matrices_share : r->vectors_share;
-    CommHandle *handle = &e->traffic->reductions[2 * a.unit + part];
+    CommHandle *handle = &e->traffic.reductions[2 * a.unit + part];
     execution_wait(e, handle);
     if (share == 0) return;
     char *base = part ? r->matrices : r->vectors, *mine = own(x, r, base, share);
@@ -233,15 +237,17 @@ static void to_float(Execution *x, int unit) {
     Reduction r = reduction_of(x, (Action){.unit = unit, .microbatch = -1});
     if (r.vectors_share)
         OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, (int64_t)r.vectors_share,
-           (const int64_t *)(const void *)own(x, &r, r.vectors, r.vectors_share), e->owned[unit].vectors);
+           (const int64_t *)(const void *)own(x, &r, r.vectors, r.vectors_share),
+           e->step.owned[unit].vectors);
     if (r.matrices_share)
         OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, (int64_t)r.matrices_share,
-           (const int64_t *)(const void *)own(x, &r, r.matrices, r.matrices_share), e->owned[unit].matrices);
+           (const int64_t *)(const void *)own(x, &r, r.matrices, r.matrices_share),
+           e->step.owned[unit].matrices);
 }
 
 void sharding_reduced(Execution *x, Action a) {
     Engine *e = x->engine;
-    for (int part = 0; part < 2; part++) execution_wait(e, &e->traffic->reductions[2 * a.unit + part]);
+    for (int part = 0; part < 2; part++) execution_wait(e, &e->traffic.reductions[2 * a.unit + part]);
     if (a.microbatch < 0) {
         if (x->program->exact) to_float(x, a.unit);
         return;
@@ -260,7 +266,7 @@ static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
     Error err = {.message = ""};
     CommHandle receive, send;
     uint64_t key = comm_key(2, 0, e->steps);
-    execution_must(e, comm_recv(e->comm, peer, key, e->tie_buffer, bytes, &receive, &err), &err);
+    execution_must(e, comm_recv(e->comm, peer, key, e->work.tie_buffer, bytes, &receive, &err), &err);
     execution_must(e, comm_send(e->comm, peer, key, mine, bytes, &send, &err), &err);
     execution_wait(e, &receive);
     execution_wait(e, &send);
@@ -270,14 +276,15 @@ static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
  * not depend on who holds what. */
 void sharding_tie(Execution *x) {
     Engine *e = x->engine;
-    const Partition *p = &e->partition;
+    const Partition *p = &e->plan->partition;
     int head = p->table->units - 1, tied = p->table->units;
     int64_t n = (int64_t)p->share[0].matrices;
     bool has_embedding = partition_runs(p, 0), has_head = partition_runs(p, head);
     if (!has_embedding || !has_head)
         exchange(e, partition_peer(p, has_embedding ? head : 0),
-                 has_embedding ? e->owned[0].matrices : e->owned[tied].matrices, (size_t)n * sizeof(float));
-    const float *parts[2] = {has_embedding ? e->owned[0].matrices : e->tie_buffer,
-                             has_head ? e->owned[tied].matrices : e->tie_buffer};
-    OP(e->device, OP_SUM_PARTS, sum_parts, n, 2, parts, e->owned[0].matrices);
+                 has_embedding ? e->step.owned[0].matrices : e->step.owned[tied].matrices,
+                 (size_t)n * sizeof(float));
+    const float *parts[2] = {has_embedding ? e->step.owned[0].matrices : e->work.tie_buffer,
+                             has_head ? e->step.owned[tied].matrices : e->work.tie_buffer};
+    OP(e->device, OP_SUM_PARTS, sum_parts, n, 2, parts, e->step.owned[0].matrices);
 }

@@ -14,11 +14,11 @@ static void add_statistics(Engine *e, double p, double unit, StepRecord *r) {
     const ParamTable *t = &e->model.table;
     for (int i = 0; i < t->count; i++) {
         const Param *param = &t->params[i];
-        Piece piece = partition_piece(&e->partition, param);
-        if (!partition_counts(&e->partition, param->unit) || piece.count == 0) continue;
+        Piece piece = partition_piece(&e->plan->partition, param);
+        if (!partition_counts(&e->plan->partition, param->unit) || piece.count == 0) continue;
         GradStats s;
         OP(e->device, OP_GRAD_STATS, grad_stats, piece.count, engine_gradient(e, param, piece), p, unit, &s);
-        record_add_stats(r, &s, i, e->spec.rank);
+        record_add_stats(r, &s, i, e->plan->spec.rank);
     }
 }
 
@@ -55,7 +55,7 @@ static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) 
         size_t length = strlen(out->culprit);
         if (e->comm)
             snprintf(out->culprit + length, sizeof out->culprit - length, " (held by rank %lld, stage %d)",
-                     (long long)r->culprit_rank, stages_of_unit(&e->partition.stages, p->unit));
+                     (long long)r->culprit_rank, stages_of_unit(&e->plan->partition.stages, p->unit));
     } else if (!isfinite(out->loss)) {
         snprintf(out->culprit, sizeof out->culprit, "the loss");
     } else if (out->skipped) {
@@ -81,7 +81,7 @@ void update_norm(Execution *x) {
     /* PyTorch's rule: the small constant keeps the quotient finite. */
     double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
     r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);
-    if (!r->skipped) e->updates++;
+    if (!r->skipped) e->state.updates++;
     if (o->before_update) o->before_update(o->context);
 }
 
@@ -92,18 +92,18 @@ void update_unit(Execution *x, int unit) {
     if (x->result->skipped) return;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
-        Piece piece = partition_piece(&e->partition, p);
+        Piece piece = partition_piece(&e->plan->partition, p);
         AdamW a = {.lr = (float)o->lr,
                    .beta1 = (float)o->beta1,
                    .beta2 = (float)o->beta2,
                    .eps = (float)o->eps,
                    .weight_decay = p->row->decays || o->decay_all ? (float)o->weight_decay : 0,
-                   .correction1 = (float)(1 - pow(o->beta1, (double)e->updates)),
-                   .correction2 = (float)(1 - pow(o->beta2, (double)e->updates)),
+                   .correction1 = (float)(1 - pow(o->beta1, (double)e->state.updates)),
+                   .correction2 = (float)(1 - pow(o->beta2, (double)e->state.updates)),
                    .grad_scale = (float)x->result->clip_coefficient};
-        uint16_t *copy = e->copy && p->cols ? e->copy + piece.at : NULL;
+        uint16_t *copy = e->state.copy && p->cols ? e->state.copy + piece.at : NULL;
         if (piece.count)
-            OP(e->device, OP_ADAMW, adamw, piece.count, a, (StateStore){0}, e->master + piece.at,
-               engine_gradient(e, p, piece), e->moment1 + piece.at, e->moment2 + piece.at, copy);
+            OP(e->device, OP_ADAMW, adamw, piece.count, a, (StateStore){0}, e->state.master + piece.at,
+               engine_gradient(e, p, piece), e->state.moment1 + piece.at, e->state.moment2 + piece.at, copy);
     }
 }

@@ -5,7 +5,7 @@
 
 #include "data/loader.h"
 #include "observe/audit.h"
-#include "train/layout.h"
+#include "plan/layout.h"
 
 typedef struct Feed {
     Loader *loader;

@@ -37,7 +37,7 @@ static void write_state(const Saver *saver, const RunState *s, Text *out) {
     write_int(&w, "step", s->step);
     write_int(&w, "tokens", s->tokens);
     write_int(&w, "skipped", s->skipped);
-    write_int(&w, "updates", saver->engine->updates);
+    write_int(&w, "updates", engine_updates(saver->engine));
     write_string(&w, "data", saver->data);
     write_string(&w, "tokenizer", saver->tokenizer_print);
     write_window(&w, "loss_window", &s->losses);
@@ -88,11 +88,6 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     add_file(s, 2, "tokenizer.json", &s->tokenizer);
     add_file(s, 3, "tokenizer_config.json", &s->tokenizer_config);
     return OK;
-}
-
-size_t saver_bytes(const Config *c, const Partition *p) {
-    size_t copies = c->checkpoint.dtype == STORE_BF16 ? 4 : 3;
-    return copies * (size_t)partition_counted(p) * sizeof(float);
 }
 
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,

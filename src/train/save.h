@@ -25,8 +25,6 @@ typedef struct Saver {
     char data[65], tokenizer_print[65]; /* fingerprints */
 } Saver;
 
-/* Bytes that saver_open will take for the copy of what a rank saves. */
-size_t saver_bytes(const Config *c, const Partition *p);
 /* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also
  * after a failure. */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,

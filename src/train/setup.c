@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "base/text.h"
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
@@ -52,29 +51,6 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     return complete_shape(c, set, err);
 }
 
-Dtype setup_compute(const Config *c, const Device *d) {
-    if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
-    return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-}
-
-EngineSpec setup_spec(const Config *c, const Device *d, const Layout *l, int rank) {
-    return (EngineSpec){.model = c->model.shape,
-                        .compute = setup_compute(c, d),
-                        .recompute = (Recompute)c->train.recompute,
-                        .tokens = l->sequences * c->train.context,
-                        .microbatches = l->microbatches,
-                        .positions = c->train.context,
-                        .loss_rows = c->train.loss_rows,
-                        .split_backward = c->train.split_backward,
-                        .exact = c->train.numerics == NUMERICS_EXACT,
-                        .sync = (GradientSync)c->train.gradient_sync,
-                        .reshard = (Reshard)c->train.reshard,
-                        .mesh = l->mesh,
-                        .rank = rank,
-                        .stages = &l->stages,
-                        .schedule = l->piped ? &l->schedule : NULL};
-}
-
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
@@ -95,43 +71,4 @@ ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Dev
     comm_set_device(comm, d);
     bool wanted = asked == PROGRESS_TRUE || (asked == PROGRESS_AUTO && core_left);
     return wanted ? comm_start_progress(comm, err) : OK;
-}
-
-void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text *out) {
-    const ModelConfig *m = &c->model.shape;
-    char parameters[32], tokens[32];
-    text_printf(out,
-                "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP "
-                "%lld, vocabulary %lld%s\n",
-                text_count(e->model.table.elements, parameters), (long long)m->num_hidden_layers,
-                (long long)m->hidden_size, (long long)m->num_attention_heads,
-                (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
-                m->tie_word_embeddings ? ", tied" : "");
-    double per_token = model_flops_per_token(m, c->train.context);
-    int64_t per_step = layout_samples(l) * c->train.context;
-    text_printf(out,
-                "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP "
-                "(%.3g GFLOP a token)\n",
-                text_count(per_step, tokens), e->spec.microbatches, e->spec.microbatches == 1 ? "" : "es",
-                (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
-                mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
-                dtype_name(e->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
-    text_printf(out, "device  %s (%s kernels), %d threads\n", e->device->processor, e->device->name,
-                e->device->threads);
-    layout_describe(l, c, out);
-}
-
-void setup_describe(const Config *c, const Layout *l, const Engine *e, Text *out) {
-    char total[32];
-    MemoryUse machine = memory_use();
-    const MemoryPlan *plan = engine_memory(e);
-    setup_describe_work(c, l, e, out);
-    if (l->mesh.world > 1)
-        text_printf(out, "memory of rank %d\n", e->spec.rank);
-    else
-        text_puts(out, "memory\n");
-    memory_plan_print(plan, &e->program, &e->model, out);
-    double share = 100.0 * (double)memory_plan_total(plan) / (double)(machine.machine ? machine.machine : 1);
-    text_printf(out, "  of this machine's %s: %.1f%%%s\n", text_bytes((double)machine.machine, total), share,
-                share > 95 ? ": it will not fit" : "");
 }

@@ -1,12 +1,11 @@
-/* From a configuration to the parts of a run: device, tokenizer, shape, engine. Shared by train, plan, eval
- * and generate. */
+/* From a configuration to the parts of a run: device, shape of the model, options of a step, communication.
+ * Shared by train and plan. */
 #ifndef WEFT_TRAIN_SETUP_H
 #define WEFT_TRAIN_SETUP_H
 
 #include "data/tokenizer.h"
 #include "config/config.h"
 #include "engine/engine.h"
-#include "train/layout.h"
 #include "optimizer/learning_rate.h"
 
 /* OpenMP's threads spin while they wait, which is time that other ranks miss where ranks have more threads
@@ -20,17 +19,9 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
 /* Shape of the model, completed, in c and its set: by what the tokenizer says, the vocabulary (when 0) and the
  * ids of BOS and EOS, and by the shape itself. Refuses a vocabulary that is smaller than the tokenizer's. */
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);
-/* auto becomes bf16 where the device multiplies it natively, else fp32. */
-Dtype setup_compute(const Config *c, const Device *d);
-/* What rank `rank` of the layout runs. The layout must outlive the engine's planning. */
-EngineSpec setup_spec(const Config *c, const Device *d, const Layout *l, int rank);
 StepOptions setup_step(const Config *c, int64_t step); /* 0-based */
 /* Groups of the mesh, who adds up what arrives, and a progress thread where there is to be one. Collective.
  */
 ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err);
-/* The run in words: model, step, device, mesh and stages. */
-void setup_describe_work(const Config *c, const Layout *l, const Engine *e, Text *out);
-/* The same, then the memory of this rank by category. */
-void setup_describe(const Config *c, const Layout *l, const Engine *e, Text *out);
 
 #endif

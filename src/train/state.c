@@ -210,9 +210,11 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
 static ErrorCode take_up(RunState *s, const Config *c, const OptionSet *set, Engine *e, const Dataset *d,
                          const Tokenizer *t, const Checkpoint *ckpt, Error *err) {
     char data[65], tokenizer[65];
+    int64_t updates;
     dataset_fingerprint(d, data);
     tokenizer_fingerprint(t, tokenizer);
-    TRY(state_parse(s, &e->updates, ckpt->state, c, set, data, tokenizer, err));
+    TRY(state_parse(s, &updates, ckpt->state, c, set, data, tokenizer, err));
+    engine_set_updates(e, updates);
     return load_tensors(e, ckpt, err);
 }
 

@@ -8,25 +8,26 @@ enum { FLOAT_BITS = 32 };
 
 static uint64_t count_bits(const Engine *e) {
     uint64_t elements = 0;
-    for (int i = 0; i < e->model.table.count; i++)
-        elements += (uint64_t)partition_piece(&e->partition, &e->model.table.params[i]).count;
+    for (int i = 0; i < engine_model(e)->table.count; i++)
+        elements +=
+            (uint64_t)partition_piece(&engine_plan(e)->partition, &engine_model(e)->table.params[i]).count;
     return elements * FLOAT_BITS;
 }
 
 static void turn(Engine *e, float *weight, unsigned bit) {
     uint32_t bits;
-    OP(e->device, OP_DOWNLOAD, download, &bits, weight, sizeof bits);
+    OP(engine_device(e), OP_DOWNLOAD, download, &bits, weight, sizeof bits);
     bits ^= UINT32_C(1) << bit;
-    OP(e->device, OP_UPLOAD, upload, weight, &bits, sizeof bits);
+    OP(engine_device(e), OP_UPLOAD, upload, weight, &bits, sizeof bits);
     engine_refresh(e);
 }
 
 void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
     uint64_t element = place % count_bits(e) / FLOAT_BITS;
     unsigned bit = (unsigned)(place % FLOAT_BITS);
-    for (int i = 0; i < e->model.table.count; i++) {
-        const Param *p = &e->model.table.params[i];
-        Piece piece = partition_piece(&e->partition, p);
+    for (int i = 0; i < engine_model(e)->table.count; i++) {
+        const Param *p = &engine_model(e)->table.params[i];
+        Piece piece = partition_piece(&engine_plan(e)->partition, p);
         if (element < (uint64_t)piece.count) {
             turn(e, engine_master(e, piece) + element, bit);
             snprintf(where, size, "bit %u of element %lld of %s", bit,
@@ -47,6 +48,6 @@ static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
 }
 
 void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
-    for (const Fault *f = NULL; (f = inject_at(in, e->spec.rank, step, attempt, f));)
+    for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->spec.rank, step, attempt, f));)
         strike_one(f, e, options);
 }

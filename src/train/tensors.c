@@ -6,10 +6,11 @@
 
 static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
     Tensors *t = ctx;
+    Device *d = engine_device(t->engine);
     (void)err;
     /* Not through OP: this may be the saving thread, and the profile belongs to the one that trains. */
     pool_unlock_all();
-    t->engine->device->ops.download(t->engine->device, host, (char *)t->memory[piece] + offset, bytes);
+    d->ops.download(d, host, (char *)t->memory[piece] + offset, bytes);
     pool_lock_all();
     return OK;
 }
@@ -17,7 +18,7 @@ static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *
 static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const void *host, Error *err) {
     Tensors *t = ctx;
     (void)err;
-    OP(t->engine->device, OP_UPLOAD, upload, (char *)t->memory[piece] + offset, host, bytes);
+    OP(engine_device(t->engine), OP_UPLOAD, upload, (char *)t->memory[piece] + offset, host, bytes);
     return OK;
 }
 
@@ -31,19 +32,23 @@ static void describe(Tensors *t, const Param *p, const char *prefix, SafeType st
                                                     .shape = {p->rows, p->cols}};
 }
 
-/* Every rank names every tensor, and has the elements that it owns of it. */
-static void tensors_add(Tensors *t, const Param *p, const char *prefix, float *owned, SafeType stored) {
-    const Partition *partition = &t->engine->partition;
-    Piece piece = partition_piece(partition, p);
+static Piece piece_of(const Tensors *t, const Param *p) {
+    return partition_piece(&engine_plan(t->engine)->partition, p);
+}
+
+/* Every rank names every tensor, and has the elements that it owns of it, at `memory`. */
+static void tensors_add(Tensors *t, const Param *p, const char *prefix, float *memory, SafeType stored) {
+    Piece piece = piece_of(t, p);
     int tensor = t->list.count;
+    bool counts = partition_counts(&engine_plan(t->engine)->partition, p->unit);
     describe(t, p, prefix, stored);
-    if (piece.count == 0 || (t->use == TENSORS_TO_SAVE && !partition_counts(partition, p->unit))) return;
-    t->memory[t->list.piece_count] = owned + piece.at;
+    if (piece.count == 0 || (t->use == TENSORS_TO_SAVE && !counts)) return;
+    t->memory[t->list.piece_count] = memory;
     t->pieces[t->list.piece_count++] = (TensorPiece){tensor, piece.first, piece.count};
 }
 
-static Tensors *tensors_new(Engine *e, TensorsUse use, int per_parameter) {
-    size_t room = (size_t)(e->model.table.count * per_parameter);
+static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) {
+    size_t room = (size_t)(engine_model(e)->table.count * per_parameter);
     Tensors *t = mem_alloc(sizeof *t);
     t->engine = e;
     t->use = use;
@@ -55,20 +60,25 @@ static Tensors *tensors_new(Engine *e, TensorsUse use, int per_parameter) {
     return t;
 }
 
-Tensors *tensors_of_model(Engine *e, TensorsUse use, SafeType stored) {
+Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
+    const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, use, 1);
-    for (int i = 0; i < e->model.table.count; i++)
-        tensors_add(t, &e->model.table.params[i], "", e->master, stored);
+    for (int i = 0; i < table->count; i++) {
+        const Param *p = &table->params[i];
+        tensors_add(t, p, "", engine_master(e, piece_of(t, p)), stored);
+    }
     return t;
 }
 
-Tensors *tensors_of_optimizer(Engine *e, TensorsUse use, bool master) {
+Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
+    const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, use, 3);
-    for (int i = 0; i < e->model.table.count; i++) {
-        const Param *p = &e->model.table.params[i];
-        tensors_add(t, p, "exp_avg.", e->moment1, SAFE_F32);
-        tensors_add(t, p, "exp_avg_sq.", e->moment2, SAFE_F32);
-        if (master) tensors_add(t, p, "master.", e->master, SAFE_F32);
+    for (int i = 0; i < table->count; i++) {
+        const Param *p = &table->params[i];
+        Piece piece = piece_of(t, p);
+        tensors_add(t, p, "exp_avg.", engine_moment(e, 0, piece), SAFE_F32);
+        tensors_add(t, p, "exp_avg_sq.", engine_moment(e, 1, piece), SAFE_F32);
+        if (master) tensors_add(t, p, "master.", engine_master(e, piece), SAFE_F32);
     }
     return t;
 }

@@ -19,10 +19,10 @@ typedef struct Tensors {
 } Tensors;
 
 /* The master weights, stored in files as `stored` (SAFE_F32 or SAFE_BF16). */
-Tensors *tensors_of_model(Engine *e, TensorsUse use, SafeType stored);
+Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored);
 /* AdamW's moments, exp_avg.NAME and exp_avg_sq.NAME; with `master` the fp32 weights too, as master.NAME: for
  * checkpoints whose model file is rounded. */
-Tensors *tensors_of_optimizer(Engine *e, TensorsUse use, bool master);
+Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master);
 void tensors_free(Tensors *t); /* NULL is fine */
 
 #endif

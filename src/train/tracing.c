@@ -18,18 +18,20 @@ bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }
 
 /* What a rank sends: when its step began, by its clock, then its actions. */
 static char *pack(const Engine *e, size_t *bytes) {
-    size_t count = (size_t)e->program.count;
+    const Program *p = &engine_plan(e)->program;
+    const StepTimes *times = engine_times(e);
+    size_t count = (size_t)p->count;
     *bytes = sizeof(double) + count * sizeof(TimedAction);
     char *packed = mem_alloc(*bytes);
-    memcpy(packed, &e->began, sizeof(double));
+    memcpy(packed, &times->began, sizeof(double));
     for (size_t i = 0; i < count; i++) {
-        Action a = e->program.actions[i];
-        bool has_stage = a.unit >= 0 && a.unit < e->program.units;
+        Action a = p->actions[i];
+        bool has_stage = a.unit >= 0 && a.unit < p->units;
         TimedAction timed = {.action = a,
-                             .stage = has_stage ? stages_of_unit(&e->partition.stages, a.unit) : -1,
-                             .start = e->times[i].start,
-                             .end = e->times[i].end,
-                             .waited = e->times[i].waited};
+                             .stage = has_stage ? stages_of_unit(&p->partition->stages, a.unit) : -1,
+                             .start = times->actions[i].start,
+                             .end = times->actions[i].end,
+                             .waited = times->actions[i].waited};
         memcpy(packed + sizeof(double) + i * sizeof timed, &timed, sizeof timed);
     }
     return packed;

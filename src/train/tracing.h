@@ -10,7 +10,7 @@
 #include "plan/timing.h"
 #include "config/config.h"
 #include "engine/engine.h"
-#include "train/layout.h"
+#include "plan/layout.h"
 
 typedef struct Tracing {
     Comm *comm;

@@ -19,9 +19,10 @@
 #include "observe/spike.h"
 #include "observe/tensorboard.h"
 #include "engine/evaluate.h"
+#include "engine/replicas.h"
+#include "plan/describe.h"
 #include "train/feed.h"
 #include "train/lock.h"
-#include "engine/replicas.h"
 #include "train/save.h"
 #include "train/setup.h"
 #include "train/state.h"
@@ -38,7 +39,8 @@ typedef struct Trainer {
     Tokenizer *tokenizer;
     Dataset *data;
     Layout layout;
-    Engine engine;
+    RankPlan rank;
+    Engine *engine;
     Feed feed;
     MetricsLog log;
     MetricsWindow window;
@@ -122,13 +124,12 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
 
 static ErrorCode plan(Trainer *t, Error *err) {
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
-    EngineSpec spec = setup_spec(t->c, &t->device, &t->layout, comm_rank(t->comm));
-    TRY(engine_plan(&t->engine, &t->device, &spec, err));
-    t->engine.memory.staging = saver_bytes(t->c, &t->engine.partition);
+    RankSpec spec = layout_rank(&t->layout, t->c, &t->device, comm_rank(t->comm));
+    TRY(rank_plan(&t->rank, &spec, &t->device, err));
     if (!t->chief) return OK;
     Text out = {0};
     dataset_describe(t->data, &out);
-    setup_describe(t->c, &t->layout, &t->engine, &out);
+    describe_run(t->c, &t->layout, &t->rank, &t->device, &out);
     log_lines(out.data);
     text_free(&out);
     return OK;
@@ -137,7 +138,7 @@ static ErrorCode plan(Trainer *t, Error *err) {
 /* What this rank is doing, for the watchdog; from its thread. */
 static void describe(void *trainer, char *out, size_t size) {
     const Trainer *t = trainer;
-    const Action *a = t->engine.current;
+    const Action *a = engine_current(t->engine);
     char unit[32] = "", microbatch[32] = "";
     if (a && a->unit >= 0) snprintf(unit, sizeof unit, " of unit %d", a->unit);
     if (a && a->microbatch >= 0) snprintf(microbatch, sizeof microbatch, ", microbatch %d", a->microbatch);
@@ -148,18 +149,18 @@ static void describe(void *trainer, char *out, size_t size) {
 /* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be
  * wrong. */
 static ErrorCode check_ownership(Trainer *t, Error *err) {
-    int64_t counted = partition_counted(&t->engine.partition);
+    int64_t counted = partition_counted(&t->rank.partition);
     TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
-    if (counted == t->engine.model.table.elements) return OK;
+    if (counted == t->rank.model.table.elements) return OK;
     return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld",
-                     (long long)counted, (long long)t->engine.model.table.elements);
+                     (long long)counted, (long long)t->rank.model.table.elements);
 }
 
 static ErrorCode measure_peak(Trainer *t, Error *err) {
-    double peak = device_matmul_peak(&t->device, t->engine.model.compute, 0.2);
+    double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2);
     TRY(comm_combine(t->comm, &peak, sizeof peak, comm_add_double, err));
     t->peak_flops = peak;
-    log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->engine.model.compute),
+    log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
              comm_size(t->comm) > 1 ? ", all ranks together" : "");
     return OK;
 }
@@ -168,7 +169,7 @@ static ErrorCode open_engine(Trainer *t, Error *err) {
     TRY(agree_on_threads(t, err));
     TOGETHER(t, plan(t, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
-    TOGETHER(t, engine_allocate(&t->engine, t->comm, err));
+    TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
     TRY(check_ownership(t, err));
     t->device.profiling = t->c->metrics.profile;
     t->flops_per_token = model_flops_per_token(&t->c->model.shape, t->c->train.context);
@@ -178,12 +179,12 @@ static ErrorCode open_engine(Trainer *t, Error *err) {
 static ErrorCode initial_weights(Trainer *t, Error *err) {
     const ModelOptions *m = &t->c->model;
     if (!m->init[0]) {
-        engine_initialise(&t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
+        engine_initialise(t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
         return OK;
     }
     char *dir;
     TRY(checkpoint_find_model(m->init, &dir, err));
-    ErrorCode code = state_load_weights(&t->engine, dir, err);
+    ErrorCode code = state_load_weights(t->engine, dir, err);
     if (code == OK) log_info("weights from %s", dir);
     free(dir);
     return code;
@@ -194,13 +195,13 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     if (t->c->run.overwrite)
         TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
     else
-        TRY(state_resume(&t->state, t->c, set, &t->engine, t->comm, t->data, t->tokenizer, &resumed, err));
+        TRY(state_resume(&t->state, t->c, set, t->engine, t->comm, t->data, t->tokenizer, &resumed, err));
     if (!resumed) TOGETHER(t, initial_weights(t, err));
     if (resumed) log_info("resumed after step %lld", (long long)t->state.step);
     if (t->state.step >= t->c->train.steps)
         log_info("the run has its %lld steps already", (long long)t->c->train.steps);
     int64_t in_use = resumed ? t->state.step : -1;
-    TOGETHER(t, saver_open(&t->saver, t->c, set, &t->engine, t->comm, t->data, t->tokenizer, in_use, err));
+    TOGETHER(t, saver_open(&t->saver, t->c, set, t->engine, t->comm, t->data, t->tokenizer, in_use, err));
     return OK;
 }
 
@@ -230,14 +231,14 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     TRY(journal_open(&t->journal, dir, err));
     TRY(record_restart(t, err));
     if (t->c->metrics.tensorboard) TRY(tensorboard_open(&t->board, dir, step, err));
-    const JournalFact facts[] = {{"parameters", (double)t->engine.model.table.elements},
+    const JournalFact facts[] = {{"parameters", (double)t->rank.model.table.elements},
                                  {"tokens_per_step", (double)t->feed.tokens},
                                  {"total_steps", (double)t->c->train.steps},
                                  {"flops_per_token", t->flops_per_token},
                                  {"peak_flops", t->peak_flops},
                                  {"ranks", comm_size(t->comm)},
                                  {"threads", t->device.threads},
-                                 {"planned_bytes", (double)memory_plan_total(engine_memory(&t->engine))},
+                                 {"planned_bytes", (double)memory_plan_total(rank_memory(&t->rank))},
                                  {NULL, 0}};
     return journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor,
                        facts, err);
@@ -336,7 +337,7 @@ static void suffer(Trainer *t, StepOptions *options) {
     int64_t step = t->state.step + 1;
     if (!inject_at(t->inject, comm_rank(t->comm), step, attempt, NULL)) return;
     saver_copied(&t->saver);
-    strike(t->inject, &t->engine, step, attempt, options);
+    strike(t->inject, t->engine, step, attempt, options);
 }
 
 /* All ranks do; rank 0 says it. */
@@ -366,10 +367,11 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
     comm_reset_traffic(t->comm);
-    engine_step(&t->engine, t->feed.batches, &options, &r);
+    engine_step(t->engine, t->feed.batches, &options, &r);
     t->stopping |= (r.any & RECORD_STOP) != 0;
     TRY(saver_advance(&t->saver, r.any, r.all, err));
-    metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited, t->engine.waited);
+    metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited,
+                        engine_times(t->engine)->waited);
     t->state.step++;
     t->state.tokens += t->feed.tokens;
     t->state.skipped += r.skipped;
@@ -382,7 +384,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     m.sent_dp_shard = comm_axis_traffic(t->comm, AXIS_DP_SHARD).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));
-    TRY(tracing_step(&t->tracing, &t->engine, t->state.step, err));
+    TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
     if (tracing_due(&t->tracing, t->state.step)) TRY(report_trace(t, err));
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }
@@ -390,7 +392,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
 static ErrorCode validate(Trainer *t, Error *err) {
     Evaluation e;
     double start = clock_seconds();
-    TRY(evaluate(&t->engine, t->data, t->tokenizer, t->c->validation.samples, &e, err));
+    TRY(evaluate(t->engine, t->data, t->tokenizer, t->c->validation.samples, &e, err));
     ValidationMetrics v = {.step = t->state.step,
                            .wall = clock_wall(),
                            .loss = e.loss,
@@ -544,7 +546,7 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, open_records(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
-    replicas_open(&t->replicas, &t->engine, t->engine.comm);
+    replicas_open(&t->replicas, t->engine, t->comm);
     return comm_watchdog_start(t->comm, t->c->comm.watchdog_s, describe, t, err);
 }
 
@@ -586,7 +588,8 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     audit_close(&t.audit);
     tracing_close(&t.tracing);
     replicas_close(&t.replicas);
-    engine_free(&t.engine);
+    engine_close(t.engine);
+    rank_plan_free(&t.rank);
     layout_free(&t.layout);
     device_close(&t.device);
     dataset_close(t.data);

@@ -24,7 +24,8 @@ typedef struct Golden {
     int64_t *tokens, *targets; /* [steps, rows, context + 1], [steps, rows, context] or NULL */
     StepOptions options;
     Device device;
-    Engine engine;
+    RankPlan plan;
+    Engine *engine;
 } Golden;
 
 /* One comparison: worst deviation seen, and its limit. */
@@ -87,15 +88,15 @@ static ErrorCode read_expected(Golden *g, Error *err) {
 }
 
 static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
-    EngineSpec spec = {
+    RankSpec spec = {
         .compute = compute, .tokens = g->rows * g->context, .microbatches = 1, .positions = g->context};
     char *path = path_join(g->dir, "config.json");
     ErrorCode code = model_config_read(&spec.model, path, err);
     free(path);
     TRY(code);
     TRY(device_open_cpu(&g->device, NULL, 0, err));
-    TRY(engine_plan(&g->engine, &g->device, &spec, err));
-    return engine_allocate(&g->engine, NULL, err);
+    TRY(rank_plan(&g->plan, &spec, &g->device, err));
+    return engine_open(&g->engine, &g->plan, &g->device, NULL, err);
 }
 
 /* Calls visit with each parameter and its values in a file of the directory. */
@@ -107,7 +108,7 @@ static ErrorCode each_tensor(Golden *g, const char *file, Visit *visit, void *ct
     ErrorCode code = safe_open(&f, path, err);
     free(path);
     TRY(code);
-    const ParamTable *table = &g->engine.model.table;
+    const ParamTable *table = &g->plan.model.table;
     for (int i = 0; i < table->count && code == OK; i++) {
         const Param *p = &table->params[i];
         const SafeTensor *t = safe_find(&f, p->name);
@@ -126,7 +127,7 @@ static ErrorCode each_tensor(Golden *g, const char *file, Visit *visit, void *ct
 }
 
 static float *master_of(const Golden *g, const Param *p) {
-    return engine_master(&g->engine, partition_piece(&g->engine.partition, p));
+    return engine_master(g->engine, partition_piece(&g->plan.partition, p));
 }
 
 static void load_weight(Golden *g, const Param *p, const float *values, void *ctx) {
@@ -150,7 +151,7 @@ static void compare(Golden *g, const float *tensor, const Param *p, const float 
 }
 
 static void compare_gradient(Golden *g, const Param *p, const float *values, void *worst) {
-    compare(g, engine_gradient(&g->engine, p, partition_piece(&g->engine.partition, p)), p, values, worst);
+    compare(g, engine_gradient(g->engine, p, partition_piece(&g->plan.partition, p)), p, values, worst);
 }
 
 static void compare_weight(Golden *g, const Param *p, const float *values, void *worst) {
@@ -198,7 +199,7 @@ static ErrorCode run_step(Golden *g, int step, Verdict v[VERDICTS], Error *err) 
     Batch b = batch_of(g, step);
     StepResult r;
     double value;
-    engine_step(&g->engine, &b, &g->options, &r);
+    engine_step(g->engine, &b, &g->options, &r);
     batch_release(&b);
     TRY(number(expected, "loss", &value, err));
     worsen(&v[LOSS].worst, r.loss, value);
@@ -208,7 +209,7 @@ static ErrorCode run_step(Golden *g, int step, Verdict v[VERDICTS], Error *err) 
         int64_t bad;
         const char *culprit;
         TRY(number(expected, norms[i].key, &value, err));
-        worsen(&v[NORM].worst, engine_gradient_norm(&g->engine, norms[i].p, &bad, &culprit), value);
+        worsen(&v[NORM].worst, engine_gradient_norm(g->engine, norms[i].p, &bad, &culprit), value);
     }
     return step == 0 ? each_tensor(g, "grads.safetensors", compare_gradient, &v[GRADIENT].worst, err) : OK;
 }
@@ -218,7 +219,7 @@ static ErrorCode reproduce(Golden *g, Dtype compute, Verdict v[VERDICTS], Error 
     TRY(read_expected(g, err));
     TRY(open_engine(g, compute, err));
     TRY(each_tensor(g, "model.safetensors", load_weight, NULL, err));
-    engine_refresh(&g->engine);
+    engine_refresh(g->engine);
     for (int s = 0; s < g->steps; s++) TRY(run_step(g, s, v, err));
     return each_tensor(g, "final.safetensors", compare_weight, &v[WEIGHT].worst, err);
 }
@@ -227,7 +228,8 @@ static void release(Golden *g) {
     cJSON_Delete(g->expected);
     free(g->tokens);
     free(g->targets);
-    engine_free(&g->engine);
+    engine_close(g->engine);
+    rank_plan_free(&g->plan);
     device_close(&g->device);
 }
 

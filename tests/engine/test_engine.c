@@ -26,7 +26,8 @@ typedef struct Setup {
 
 typedef struct Run {
     Device device;
-    Engine engine;
+    RankPlan plan;
+    Engine *engine;
     Batch batches[MICROBATCHES];
 } Run;
 
@@ -70,18 +71,18 @@ static void fill_batch(Batch *b, int index) {
 static void open_run(Run *r, Setup s) {
     Error err = {0};
     if (device_open_cpu(&r->device, s.kind, s.threads, &err) != OK) fail_msg("%s", err.message);
-    EngineSpec spec = {.model = shape(s),
-                       .compute = s.compute,
-                       .recompute = s.recompute,
-                       .tokens = TOKENS,
-                       .microbatches = MICROBATCHES,
-                       .positions = CONTEXT,
-                       .loss_rows = 20,
-                       .split_backward = s.split,
-                       .exact = s.exact};
-    if (engine_plan(&r->engine, &r->device, &spec, &err) != OK) fail_msg("%s", err.message);
-    if (engine_allocate(&r->engine, NULL, &err) != OK) fail_msg("%s", err.message);
-    engine_initialise(&r->engine, INIT_NORMAL, 0.3, 7);
+    RankSpec spec = {.model = shape(s),
+                     .compute = s.compute,
+                     .recompute = s.recompute,
+                     .tokens = TOKENS,
+                     .microbatches = MICROBATCHES,
+                     .positions = CONTEXT,
+                     .loss_rows = 20,
+                     .split_backward = s.split,
+                     .exact = s.exact};
+    if (rank_plan(&r->plan, &spec, &r->device, &err) != OK) fail_msg("%s", err.message);
+    if (engine_open(&r->engine, &r->plan, &r->device, NULL, &err) != OK) fail_msg("%s", err.message);
+    engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
 }
 
@@ -92,7 +93,8 @@ static void close_run(Run *r) {
         free(r->batches[m].positions);
         free(r->batches[m].first_key);
     }
-    engine_free(&r->engine);
+    engine_close(r->engine);
+    rank_plan_free(&r->plan);
     device_close(&r->device);
 }
 
@@ -107,8 +109,14 @@ static void *fetch(Run *r, const void *tensor, size_t bytes) {
     return host;
 }
 
+/* One rank owns everything: weights, and gradients, are one run each. */
+static float *weights_of(const Run *r) { return engine_master(r->engine, (Piece){0}); }
+static float *gradients_of(const Run *r) {
+    return engine_gradient(r->engine, &r->plan.model.table.params[0], (Piece){0});
+}
+
 static size_t flat_bytes(const Run *r) {
-    return r->engine.model.table.unit_start[r->engine.model.table.units] * sizeof(float);
+    return r->plan.model.table.unit_start[r->plan.model.table.units] * sizeof(float);
 }
 
 static double total_loss(Run *r) {
@@ -116,14 +124,14 @@ static double total_loss(Run *r) {
     ExactSum sum;
     exact_zero(&sum);
     for (int m = 0; m < MICROBATCHES; m++) {
-        engine_evaluate(&r->engine, &r->batches[m], &sum);
+        engine_evaluate(r->engine, &r->batches[m], &sum);
         valid += (double)r->batches[m].valid;
     }
     return exact_value(&sum) / valid;
 }
 
 static void set_weight(Run *r, size_t at, float value) {
-    OP(&r->device, OP_UPLOAD, upload, r->engine.master + at, &value, sizeof value);
+    OP(&r->device, OP_UPLOAD, upload, weights_of(r) + at, &value, sizeof value);
 }
 
 /* Loss along one element of one parameter, both sides. */
@@ -142,14 +150,14 @@ static void check_finite_differences(Setup s) {
     open_run(&r, s);
     StepOptions none = options(0);
     none.weight_decay = 0;
-    engine_step(&r.engine, r.batches, &none, &result);
+    engine_step(r.engine, r.batches, &none, &result);
     assert_true(fabs(result.loss - total_loss(&r)) < 1e-6 * result.loss);
-    float *weights = fetch(&r, r.engine.master, flat_bytes(&r));
-    float *gradients = fetch(&r, r.engine.sums[0], flat_bytes(&r));
-    for (int i = 0; i < r.engine.model.table.count; i++) {
-        const Param *p = &r.engine.model.table.params[i];
+    float *weights = fetch(&r, weights_of(&r), flat_bytes(&r));
+    float *gradients = fetch(&r, gradients_of(&r), flat_bytes(&r));
+    for (int i = 0; i < r.plan.model.table.count; i++) {
+        const Param *p = &r.plan.model.table.params[i];
         for (int k = 0; k < 3; k++) {
-            size_t at = r.engine.model.table.unit_start[p->unit] + p->offset +
+            size_t at = r.plan.model.table.unit_start[p->unit] + p->offset +
                         (size_t)(rng_u64(5, (uint64_t)(i * 3 + k)) % (uint64_t)p->count);
             double expected = slope(&r, at, weights[at], 1e-2f), found = (double)gradients[at];
             if (fabs(expected - found) > 2e-4 + 2e-2 * fabs(expected))
@@ -184,11 +192,11 @@ static Outcome train(Setup s) {
     StepOptions step = options(1e-2);
     for (int i = 0; i < STEPS; i++) {
         StepResult result;
-        engine_step(&r.engine, r.batches, &step, &result);
+        engine_step(r.engine, r.batches, &step, &result);
         o.losses[i] = result.loss, o.norms[i] = result.grad_norm;
     }
     o.bytes = flat_bytes(&r);
-    o.weights = fetch(&r, r.engine.master, o.bytes);
+    o.weights = fetch(&r, weights_of(&r), o.bytes);
     close_run(&r);
     return o;
 }
@@ -240,20 +248,20 @@ static void test_a_bad_step_is_skipped_and_named(void **state) {
     StepResult result;
     open_run(&r, (Setup){.kind = "auto", .threads = 1});
     StepOptions step = options(1e-2);
-    engine_step(&r.engine, r.batches, &step, &result);
+    engine_step(r.engine, r.batches, &step, &result);
     assert_false(result.skipped);
-    float *before = fetch(&r, r.engine.master, flat_bytes(&r));
-    const Param *p = param_find(&r.engine.model.table, "model.layers.1.mlp.down_proj.weight");
-    size_t at = r.engine.model.table.unit_start[p->unit] + p->offset;
+    float *before = fetch(&r, weights_of(&r), flat_bytes(&r));
+    const Param *p = param_find(&r.plan.model.table, "model.layers.1.mlp.down_proj.weight");
+    size_t at = r.plan.model.table.unit_start[p->unit] + p->offset;
     float kept = before[at];
     set_weight(&r, at, INFINITY);
-    engine_step(&r.engine, r.batches, &step, &result);
+    engine_step(r.engine, r.batches, &step, &result);
     assert_true(result.skipped && result.culprit[0] && result.clip_coefficient == 0);
-    assert_int_equal(r.engine.updates, 1);
+    assert_int_equal(engine_updates(r.engine), 1);
     set_weight(&r, at, kept);
-    float *after = fetch(&r, r.engine.master, flat_bytes(&r));
+    float *after = fetch(&r, weights_of(&r), flat_bytes(&r));
     assert_memory_equal(before, after, flat_bytes(&r));
-    engine_step(&r.engine, r.batches, &step, &result);
+    engine_step(r.engine, r.batches, &step, &result);
     assert_false(result.skipped);
     free(before);
     free(after);
@@ -267,14 +275,14 @@ static void a_nan_on_purpose(bool exact) {
     StepOptions step = options(1e-2);
     for (uint64_t place = 0; place < 3; place++) {
         step.poison = true, step.poison_place = 1000003 * place;
-        engine_step(&r.engine, r.batches, &step, &result);
+        engine_step(r.engine, r.batches, &step, &result);
         assert_true(result.skipped && result.nonfinite >= 1);
         assert_string_equal(result.culprit, "model.norm.weight");
         step.poison = false;
-        engine_step(&r.engine, r.batches, &step, &result);
+        engine_step(r.engine, r.batches, &step, &result);
         assert_false(result.skipped);
     }
-    assert_int_equal(r.engine.updates, 3);
+    assert_int_equal(engine_updates(r.engine), 3);
     close_run(&r);
 }
 
@@ -290,27 +298,27 @@ static void test_a_bit_turned_on_purpose(void **state) {
     Run r;
     char where[160];
     open_run(&r, (Setup){.kind = "auto", .threads = 1, .compute = DTYPE_BF16});
-    uint64_t bits = (uint64_t)r.engine.model.table.elements * 32;
-    uint32_t *before = fetch(&r, r.engine.master, flat_bytes(&r));
+    uint64_t bits = (uint64_t)r.plan.model.table.elements * 32;
+    uint32_t *before = fetch(&r, weights_of(&r), flat_bytes(&r));
     const uint64_t places[] = {0, 31, bits / 2 + 7, bits - 1};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        strike_bit(&r.engine, places[i], where, sizeof where);
-        uint32_t *after = fetch(&r, r.engine.master, flat_bytes(&r));
+        strike_bit(r.engine, places[i], where, sizeof where);
+        uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));
         size_t changed = 0, at = 0;
         for (size_t k = 0; k < flat_bytes(&r) / 4; k++)
             if (before[k] != after[k]) changed++, at = k;
         assert_int_equal(changed, 1);
         assert_int_equal(before[at] ^ after[at], UINT32_C(1) << places[i] % 32);
         char expected[160];
-        const Param *p = param_find(&r.engine.model.table, strrchr(where, ' ') + 1);
+        const Param *p = param_find(&r.plan.model.table, strrchr(where, ' ') + 1);
         assert_non_null(p);
         snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(places[i] % 32),
-                 (long long)(at - r.engine.model.table.unit_start[p->unit] - p->offset), p->name);
+                 (long long)(at - r.plan.model.table.unit_start[p->unit] - p->offset), p->name);
         assert_string_equal(where, expected);
-        strike_bit(&r.engine, places[i], where, sizeof where);
+        strike_bit(r.engine, places[i], where, sizeof where);
         free(after);
     }
-    uint32_t *after = fetch(&r, r.engine.master, flat_bytes(&r));
+    uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));
     assert_memory_equal(before, after, flat_bytes(&r));
     free(before);
     free(after);
@@ -323,8 +331,8 @@ static void test_norms_agree(void **state) {
     StepResult result;
     open_run(&r, (Setup){.kind = "auto", .threads = 2});
     StepOptions step = options(0);
-    engine_step(&r.engine, r.batches, &step, &result);
-    float *g = fetch(&r, r.engine.sums[0], flat_bytes(&r));
+    engine_step(r.engine, r.batches, &step, &result);
+    float *g = fetch(&r, gradients_of(&r), flat_bytes(&r));
     const double powers[] = {1, 2, 3, 2.5};
     int64_t bad;
     const char *name;
@@ -334,17 +342,17 @@ static void test_norms_agree(void **state) {
         for (size_t i = 0; i < flat_bytes(&r) / sizeof(float); i++)
             sum += pow(fabs((double)g[i]), powers[k]); /* padding is zero */
         double expected = pow(sum, 1 / powers[k]);
-        assert_true(fabs(engine_gradient_norm(&r.engine, powers[k], &bad, &name) - expected) <
+        assert_true(fabs(engine_gradient_norm(r.engine, powers[k], &bad, &name) - expected) <
                     1e-10 * expected);
     }
     for (size_t i = 0; i < flat_bytes(&r) / sizeof(float); i++) max = fmax(max, fabs((double)g[i]));
-    assert_true(engine_gradient_norm(&r.engine, INFINITY, &bad, &name) == max);
+    assert_true(engine_gradient_norm(r.engine, INFINITY, &bad, &name) == max);
     /* Powers that vanish, or overflow, as doubles: any finite p must do. */
     const double large[] = {400, 1000, 1e9};
     for (size_t k = 0; k < sizeof large / sizeof *large; k++) {
-        double norm = engine_gradient_norm(&r.engine, large[k], &bad, &name);
+        double norm = engine_gradient_norm(r.engine, large[k], &bad, &name);
         assert_true(bad == 0 && norm >= max * (1 - 1e-12));
-        assert_true(norm <= max * pow((double)r.engine.model.table.elements, 1 / large[k]));
+        assert_true(norm <= max * pow((double)r.plan.model.table.elements, 1 / large[k]));
     }
     free(g);
     close_run(&r);

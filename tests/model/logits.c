@@ -36,21 +36,21 @@ static ErrorCode read_ids(TokenList *list, const ModelConfig *c, Error *err) {
     return list->count > 0 ? OK : error_set(err, ERR_DATA, "stdin: no ids");
 }
 
-static ErrorCode open_engine(Engine *e, Device *d, const char *where, Error *err) {
-    EngineSpec spec = {.compute = DTYPE_F32,
-                       .recompute = RECOMPUTE_FULL,
-                       .tokens = CHUNK,
-                       .microbatches = 1,
-                       .positions = CHUNK,
-                       .inference = true};
+static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, const char *where, Error *err) {
+    RankSpec spec = {.compute = DTYPE_F32,
+                     .recompute = RECOMPUTE_FULL,
+                     .tokens = CHUNK,
+                     .microbatches = 1,
+                     .positions = CHUNK,
+                     .inference = true};
     char *dir, *path;
     TRY(checkpoint_find_model(where, &dir, err));
     path = path_join(dir, "config.json");
     ErrorCode code = model_config_read(&spec.model, path, err);
     if (code == OK) code = device_open_cpu(d, NULL, 0, err);
-    if (code == OK) code = engine_plan(e, d, &spec, err);
-    if (code == OK) code = engine_allocate(e, NULL, err);
-    if (code == OK) code = state_load_weights(e, dir, err);
+    if (code == OK) code = rank_plan(plan, &spec, d, err);
+    if (code == OK) code = engine_open(e, plan, d, NULL, err);
+    if (code == OK) code = state_load_weights(*e, dir, err);
     free(path);
     free(dir);
     return code;
@@ -62,8 +62,8 @@ static void print_line(const float *logits, int64_t vocab) {
 
 static ErrorCode print_logits(Engine *e, const TokenList *list, bool prefill, Error *err) {
     Decoder g;
-    int64_t vocab = e->model.config.vocab_size, count = (int64_t)list->count;
-    TRY(decoder_open(&g, &e->model, &e->weights, e->device, count, CHUNK, err));
+    int64_t vocab = engine_model(e)->config.vocab_size, count = (int64_t)list->count;
+    TRY(decoder_open(&g, engine_model(e), engine_weights(e), engine_device(e), count, CHUNK, err));
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
     for (int64_t done = 0, step = prefill ? count : 1; done < count; done += step) {
         decoder_feed(&g, list->ids + done, step, logits);
@@ -77,19 +77,21 @@ static ErrorCode print_logits(Engine *e, const TokenList *list, bool prefill, Er
 int main(int argc, char **argv) {
     Error err = {0};
     Device device = {0};
-    Engine engine = {0};
+    RankPlan plan = {0};
+    Engine *engine = NULL;
     TokenList list = {0};
     bool prefill = argc == 3 && strcmp(argv[1], "--prefill") == 0;
     if (argc != 2 && !prefill) {
         fprintf(stderr, "usage: logits [--prefill] DIR < IDS\n");
         return 2;
     }
-    ErrorCode code = open_engine(&engine, &device, argv[argc - 1], &err);
-    if (code == OK) code = read_ids(&list, &engine.model.config, &err);
-    if (code == OK) code = print_logits(&engine, &list, prefill, &err);
+    ErrorCode code = open_engine(&engine, &plan, &device, argv[argc - 1], &err);
+    if (code == OK) code = read_ids(&list, &plan.model.config, &err);
+    if (code == OK) code = print_logits(engine, &list, prefill, &err);
     if (code != OK) fprintf(stderr, "logits: %s\n", err.message);
     token_list_free(&list);
-    engine_free(&engine);
+    engine_close(engine);
+    rank_plan_free(&plan);
     device_close(&device);
     return code != OK;
 }

@@ -145,15 +145,15 @@ static void add_floats(void *into, const void *from) {
 
 /* The whole model's weights as one digest: each element from the rank that counts it. */
 static uint64_t digest_weights(World *w, Engine *e) {
-    const ParamTable *t = &e->model.table;
+    const ParamTable *t = &engine_model(e)->table;
     Error err = {.message = ""};
     uint32_t *all = mem_alloc_array((size_t)t->elements + 1, sizeof *all);
     size_t at = 1;
     all[0] = (uint32_t)t->elements;
     for (int i = 0; i < t->count; i++) {
-        Piece p = partition_piece(&e->partition, &t->params[i]);
-        if (p.count && partition_counts(&e->partition, t->params[i].unit))
-            OP(e->device, OP_DOWNLOAD, download, all + at + p.first, engine_master(e, p),
+        Piece p = partition_piece(&engine_plan(e)->partition, &t->params[i]);
+        if (p.count && partition_counts(&engine_plan(e)->partition, t->params[i].unit))
+            OP(engine_device(e), OP_DOWNLOAD, download, all + at + p.first, engine_master(e, p),
                (size_t)p.count * sizeof(float));
         at += (size_t)t->params[i].count;
     }
@@ -165,7 +165,8 @@ static uint64_t digest_weights(World *w, Engine *e) {
 
 static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     Device d;
-    Engine e;
+    RankPlan plan;
+    Engine *e;
     Schedule schedule = {0};
     Stages stages;
     Error err = {.message = ""};
@@ -174,25 +175,25 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     int dp = mesh_dp_degree(&w->mesh), own = STEP / dp, first = own * mesh_dp_rank(&w->mesh, w->rank);
     make_stages(w, c, &schedule, &stages, own);
     must(w, device_open_cpu(&d, NULL, 1, &err), &err);
-    EngineSpec spec = {.model = shape(c),
-                       .compute = c->compute,
-                       .recompute = c->recompute,
-                       .tokens = TOKENS,
-                       .microbatches = own,
-                       .positions = CONTEXT,
-                       .loss_rows = 20,
-                       .split_backward = c->split_backward,
-                       .exact = c->exact,
-                       .sync = c->sync,
-                       .reshard = c->reshard,
-                       .mesh = w->mesh,
-                       .rank = w->rank,
-                       .stages = &stages,
-                       .schedule = c->schedule ? &schedule : NULL};
-    must(w, engine_plan(&e, &d, &spec, &err), &err);
-    must(w, engine_allocate(&e, w->comm, &err), &err);
+    RankSpec spec = {.model = shape(c),
+                     .compute = c->compute,
+                     .recompute = c->recompute,
+                     .tokens = TOKENS,
+                     .microbatches = own,
+                     .positions = CONTEXT,
+                     .loss_rows = 20,
+                     .split_backward = c->split_backward,
+                     .exact = c->exact,
+                     .sync = c->sync,
+                     .reshard = c->reshard,
+                     .mesh = w->mesh,
+                     .rank = w->rank,
+                     .stages = &stages,
+                     .schedule = c->schedule ? &schedule : NULL};
+    must(w, rank_plan(&plan, &spec, &d, &err), &err);
+    must(w, engine_open(&e, &plan, &d, w->comm, &err), &err);
     if (w->comm) comm_set_device(w->comm, &d);
-    engine_initialise(&e, INIT_NORMAL, 0.3, 7);
+    engine_initialise(e, INIT_NORMAL, 0.3, 7);
     Batch *batches = batches_new(own);
     XXH3_64bits_reset(hash);
     for (int step = 0; step < w->steps; step++) {
@@ -204,18 +205,19 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
                                .clip = 0.1,
                                .clip_norm = c->clip_norm > 0 ? c->clip_norm : 2};
         for (int m = 0; m < own; m++) fill_batch(&batches[m], (int64_t)step * STEP + first + m);
-        engine_step(&e, batches, &options, &r);
+        engine_step(e, batches, &options, &r);
         double figures[] = {r.loss, r.grad_norm, r.clip_coefficient, (double)r.valid};
         XXH3_64bits_update(hash, figures, sizeof figures);
         if (step == 0) *loss = -r.loss;
     }
     *loss += r.loss, *norm = r.grad_norm;
-    uint64_t weights = digest_weights(w, &e);
+    uint64_t weights = digest_weights(w, e);
     XXH3_64bits_update(hash, &weights, sizeof weights);
     uint64_t digest = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     batches_free(batches, own);
-    engine_free(&e);
+    engine_close(e);
+    rank_plan_free(&plan);
     device_close(&d);
     schedule_free(&schedule);
     stages_free(&stages);

@@ -1,18 +1,15 @@
-#include "train/forecast.h"
+#include "plan/forecast.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/save.h"
-#include "train/setup.h"
-
 /* ---- planning ---- */
 
 static double flops_of(const Forecast *f, int place) {
     const Config *c = f->config;
-    const Partition *p = &f->ranks[place].engine.partition;
+    const Partition *p = &f->ranks[place].plan.partition;
     StageCost *units = mem_alloc_array((size_t)p->table->units, sizeof *units);
     double sum = 0;
     layout_unit_costs(c, units);
@@ -22,21 +19,19 @@ static double flops_of(const Forecast *f, int place) {
     return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches);
 }
 
-static ErrorCode plan_place(Forecast *f, Device *d, int place, Error *err) {
+static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err) {
     RankForecast *r = &f->ranks[place];
     r->count = f->layout.mesh.world / f->places;
     r->first = place * r->count;
-    EngineSpec spec = setup_spec(f->config, d, &f->layout, r->first);
-    TRY(engine_plan(&r->engine, d, &spec, err));
-    r->engine.memory.staging = saver_bytes(f->config, &r->engine.partition);
-    r->traffic = program_traffic(&r->engine.program, dtype_bytes(r->engine.model.compute),
-                                 boundary_bytes(&r->engine.model));
+    RankSpec spec = layout_rank(&f->layout, f->config, d, r->first);
+    TRY(rank_plan(&r->plan, &spec, d, err));
+    r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
     if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
     return OK;
 }
 
-static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].engine.model); }
+static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].plan.model); }
 
 /* FLOPs that a rank does while a message is under way. */
 static double message_flops(const Forecast *f) {
@@ -67,7 +62,7 @@ static ErrorCode time_single(Forecast *f) {
     return OK;
 }
 
-static ErrorCode build(Forecast *f, Device *d, int world, Error *err) {
+static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = f->layout.mesh.degree[AXIS_PP];
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
@@ -75,7 +70,7 @@ static ErrorCode build(Forecast *f, Device *d, int world, Error *err) {
     return f->layout.piped ? time_pipeline(f, err) : time_single(f);
 }
 
-ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed,
+ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
                          Error *err) {
     *f = (Forecast){.config = c, .speed = speed};
     ErrorCode code = build(f, d, world, err);
@@ -84,7 +79,7 @@ ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, For
 }
 
 void forecast_free(Forecast *f) {
-    for (int i = 0; f->ranks && i < f->places; i++) engine_free(&f->ranks[i].engine);
+    for (int i = 0; f->ranks && i < f->places; i++) rank_plan_free(&f->ranks[i].plan);
     free(f->ranks);
     simulation_free(&f->timing);
     layout_free(&f->layout);
@@ -92,7 +87,7 @@ void forecast_free(Forecast *f) {
 }
 
 size_t forecast_memory(const Forecast *f, int place) {
-    return memory_plan_total(engine_memory(&f->ranks[place].engine));
+    return memory_plan_total(rank_memory(&f->ranks[place].plan));
 }
 
 static uint64_t sum_axes(const ProgramTraffic *t) {
@@ -122,7 +117,7 @@ typedef struct Row {
 
 /* Blocks and stages that a place runs, and its first stage. */
 static int count_blocks(const Forecast *f, int place) {
-    const Partition *p = &f->ranks[place].engine.partition;
+    const Partition *p = &f->ranks[place].plan.partition;
     int n = 0;
     for (int u = 1; u < p->table->units - 1; u++) n += partition_runs(p, u);
     return n;
@@ -201,7 +196,7 @@ static void put_units(const Forecast *f, const Row *row, Text *out) {
 /* ---- memory ---- */
 
 static void fill_memory(const Forecast *f, int place, double *value) {
-    const MemoryPlan *m = engine_memory(&f->ranks[place].engine);
+    const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
     value[0] = (double)(m->parameters + m->copy);
     value[1] = (double)m->arena[ARENA_GATHERED];
     value[2] = (double)(m->gradients + m->arena[ARENA_GRADIENTS]);
@@ -212,10 +207,10 @@ static void fill_memory(const Forecast *f, int place, double *value) {
 }
 
 static void put_shares(const Forecast *f, Text *out) {
-    const Partition *p = &f->ranks[0].engine.partition;
+    const Partition *p = &f->ranks[0].plan.partition;
     double held = 0, needed = (double)p->table->elements;
     for (int i = 0; i < f->places; i++) {
-        const Partition *q = &f->ranks[i].engine.partition;
+        const Partition *q = &f->ranks[i].plan.partition;
         size_t copy = q->tied_copy ? q->share[0].vectors + q->share[0].matrices : 0;
         held += (double)(q->owned - copy) * q->shards;
     }
@@ -227,7 +222,7 @@ static void put_shares(const Forecast *f, Text *out) {
         text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n",
                     p->replicas);
     for (int i = 0; i < f->places; i++)
-        if (f->ranks[i].engine.partition.tied_copy)
+        if (f->ranks[i].plan.partition.tied_copy)
             text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n",
                         i);
 }
@@ -262,7 +257,7 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
     text_printf(out, "memory of rank %d", r->first);
     if (r->count > 1) text_printf(out, ", and of those to %d", r->first + r->count - 1);
     text_puts(out, "\n");
-    memory_plan_print(engine_memory(&r->engine), &r->engine.program, &r->engine.model, out);
+    memory_plan_print(rank_memory(&r->plan), &r->plan.program, &r->plan.model, out);
 }
 
 /* ---- work and traffic ---- */
@@ -281,7 +276,7 @@ static void fill_work(const Forecast *f, int place, double *value) {
 static void put_why(const Forecast *f, Text *out) {
     static const char *const sync[] = {"once a step", "once a microbatch",
                                        "over dp_shard once a microbatch, over dp_replicate once a step"};
-    const Program *p = &f->ranks[0].engine.program;
+    const Program *p = &f->ranks[0].plan.program;
     const Mesh *mesh = &f->layout.mesh;
     if (mesh_dp_degree(mesh) > 1)
         text_printf(out, "  gradients cross %s%s\n", sync[p->sync],
@@ -314,19 +309,18 @@ void forecast_print_work(const Forecast *f, Text *out) {
 
 /* ---- exact numerics ---- */
 
-ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *out, Error *err) {
+ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
     const RankForecast *r = &f->ranks[place];
-    Engine fast;
-    EngineSpec spec = r->engine.spec;
+    RankPlan fast;
+    RankSpec spec = layout_rank(&f->layout, f->config, d, r->first);
     char memory[32], sent[32], fast_memory[32], fast_sent[32];
     if (!spec.exact) return OK;
     spec.exact = false;
-    ErrorCode code = engine_plan(&fast, d, &spec, err);
+    ErrorCode code = rank_plan(&fast, &spec, d, err);
     if (code == OK) {
-        ProgramTraffic t =
-            program_traffic(&fast.program, dtype_bytes(fast.model.compute), boundary_bytes(&fast.model));
+        ProgramTraffic t = rank_traffic(&fast);
         double before = (double)memory_plan_pools(&fast.memory),
-               after = (double)memory_plan_pools(&r->engine.memory);
+               after = (double)memory_plan_pools(&r->plan.memory);
         uint64_t less = sum_axes(&t), more = sum_axes(&r->traffic);
         text_printf(
             out,
@@ -336,7 +330,7 @@ ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *ou
         if (less > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)less - 1));
         text_puts(out, "\n");
     }
-    engine_free(&fast);
+    rank_plan_free(&fast);
     return code;
 }
 
@@ -375,10 +369,10 @@ void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     timeline_from_simulation(&t->timeline, t->title, &l->schedule, &f->timing);
     drop_receives(&t->timeline);
     for (int i = 0; i < f->places; i++) {
-        const Engine *e = &f->ranks[i].engine;
-        timeline_add_collectives(&t->timeline, &e->program, &l->schedule.orders[i], f->timing.rank[i].cells,
+        const RankPlan *p = &f->ranks[i].plan;
+        timeline_add_collectives(&t->timeline, &p->program, &l->schedule.orders[i], f->timing.rank[i].cells,
                                  units);
-        t->bytes[i] = (double)engine_memory(e)->arena[ARENA_ACTIVATIONS];
+        t->bytes[i] = (double)rank_memory(p)->arena[ARENA_ACTIVATIONS];
     }
     scale_spans(&t->timeline, forecast_time(f, 1));
     t->timeline.unit = forecast_unit(f);

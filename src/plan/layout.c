@@ -1,4 +1,4 @@
-#include "train/layout.h"
+#include "plan/layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "model/unit.h"
 #include "plan/program.h"
 #include "plan/simulate.h"
-#include "train/fit.h"
+#include "plan/fit.h"
 
 static SplitWeights weights_of(const Config *c) {
     return (SplitWeights){(int)c->pipeline.first_stage_less, (int)c->pipeline.last_stage_less};
@@ -289,4 +289,29 @@ void layout_describe(const Layout *l, const Config *c, Text *out) {
                        "train.numerics=exact makes the bits equal\n");
     split_print(&split, units, l->stages.rank, out);
     free(units);
+}
+
+/* auto becomes bf16 where the device multiplies it natively, else fp32. */
+static Dtype compute_of(const Config *c, const Device *d) {
+    if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
+    return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+}
+
+RankSpec layout_rank(const Layout *l, const Config *c, const Device *d, int rank) {
+    return (RankSpec){.model = c->model.shape,
+                      .compute = compute_of(c, d),
+                      .recompute = (Recompute)c->train.recompute,
+                      .tokens = l->sequences * c->train.context,
+                      .microbatches = l->microbatches,
+                      .positions = c->train.context,
+                      .loss_rows = c->train.loss_rows,
+                      .split_backward = c->train.split_backward,
+                      .exact = c->train.numerics == NUMERICS_EXACT,
+                      .sync = (GradientSync)c->train.gradient_sync,
+                      .reshard = (Reshard)c->train.reshard,
+                      .mesh = l->mesh,
+                      .rank = rank,
+                      .stages = &l->stages,
+                      .schedule = l->piped ? &l->schedule : NULL,
+                      .staged = c->checkpoint.dtype == STORE_BF16 ? 4 : 3};
 }

@@ -4,11 +4,11 @@
  * fits is read off the memory plans of all pipeline ranks. So what is taken fits by the figures of `weft
  * plan`, and the limit that an error names does. All ranks, and who plans for them, must find the same split:
  * threads are those of the rank that has most, and compute auto counts as what takes more, bf16 or fp32. */
-#ifndef WEFT_TRAIN_FIT_H
-#define WEFT_TRAIN_FIT_H
+#ifndef WEFT_PLAN_FIT_H
+#define WEFT_PLAN_FIT_H
 
 #include "plan/split.h"
-#include "train/layout.h"
+#include "plan/layout.h"
 
 /* Of the layout there must be all but its stages and their costs; `units` are the costs of layout_unit_costs.
  */

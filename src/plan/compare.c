@@ -1,11 +1,11 @@
-#include "train/compare.h"
+#include "plan/compare.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/forecast.h"
+#include "plan/forecast.h"
 
 enum { SHOWN = 24, MOST_CELLS = 1 << 20 };
 
@@ -21,7 +21,7 @@ typedef struct Candidate {
 
 typedef struct Compare {
     const Config *c;
-    Device *d;
+    const Device *d;
     const CompareRequest *q;
     int64_t total; /* sequences of a step, of each data-parallel rank */
     int configured, dp, pp;
@@ -191,7 +191,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
     return OK;
 }
 
-ErrorCode compare_print(const Config *c, Device *d, const CompareRequest *q, Text *out, Error *err) {
+ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *q, Text *out, Error *err) {
     Compare p = {.c = c, .d = d, .q = q};
     char tokens[32];
     TRY(read_step(&p, err));

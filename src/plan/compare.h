@@ -1,10 +1,10 @@
 /* All pipeline schedules and several numbers of microbatches for one model, mesh and step, beside each other:
  * predicted time of a step, each with messages of its own size, and memory of the fullest rank. */
-#ifndef WEFT_TRAIN_COMPARE_H
-#define WEFT_TRAIN_COMPARE_H
+#ifndef WEFT_PLAN_COMPARE_H
+#define WEFT_PLAN_COMPARE_H
 
 #include "device/device.h"
-#include "train/forecast.h"
+#include "plan/forecast.h"
 
 typedef struct CompareRequest {
     int world;
@@ -16,6 +16,6 @@ typedef struct CompareRequest {
 /* A table. The tokens of a step stay those of the configuration; its sequences are cut into powers of two,
  * and into as many microbatches as configured. What is impossible is left out, with the reason. The shape of
  * the model must be complete. */
-ErrorCode compare_print(const Config *c, Device *d, const CompareRequest *q, Text *out, Error *err);
+ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *q, Text *out, Error *err);
 
 #endif

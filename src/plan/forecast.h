@@ -3,15 +3,14 @@
  * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run
  * programs of the same form, so one of them stands for all: there is one RankForecast for each pipeline rank.
  */
-#ifndef WEFT_TRAIN_FORECAST_H
-#define WEFT_TRAIN_FORECAST_H
+#ifndef WEFT_PLAN_FORECAST_H
+#define WEFT_PLAN_FORECAST_H
 
 #include "plan/draw.h"
-#include "engine/engine.h"
-#include "train/layout.h"
+#include "plan/layout.h"
 
 typedef struct RankForecast {
-    Engine engine;    /* planned, not allocated; of the first rank of the place */
+    RankPlan plan;    /* of the first rank of the place */
     int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
     ProgramTraffic traffic;
     double flops; /* of a step, recomputation among them */
@@ -38,7 +37,8 @@ typedef struct Forecast {
 
 /* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on
  * failure. */
-ErrorCode forecast_build(Forecast *f, const Config *c, Device *d, int world, ForecastSpeed speed, Error *err);
+ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
+                         Error *err);
 void forecast_free(Forecast *f);
 
 size_t forecast_memory(const Forecast *f,
@@ -52,7 +52,7 @@ const char *forecast_unit(const Forecast *f);          /* "s" or "TFLOP" */
 void forecast_print_memory(const Forecast *f, double limit, Text *out);
 void forecast_print_work(const Forecast *f, Text *out);
 void forecast_print_place(const Forecast *f, int place, Text *out);
-ErrorCode forecast_print_exact(const Forecast *f, Device *d, int place, Text *out, Error *err);
+ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err);
 
 /* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of
  * their activations. Only where layout.piped. */

@@ -1,11 +1,10 @@
-#include "train/fit.h"
+#include "plan/fit.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "train/save.h"
-#include "train/setup.h"
+#include "plan/rank.h"
 
 #define GIB 1073741824.0
 
@@ -70,15 +69,13 @@ static ErrorCode estimate(Fit *f, Error *err) {
 /* ---- what a split takes ---- */
 
 /* Bytes of one pipeline rank: those of its first rank of the mesh, which has most. */
-static ErrorCode plan_rank(const Fit *f, const Layout *l, Device *d, int place, double *bytes, Error *err) {
-    Engine e;
-    EngineSpec spec = setup_spec(f->c, d, l, place * (l->mesh.world / l->mesh.degree[AXIS_PP]));
-    ErrorCode code = engine_plan(&e, d, &spec, err);
-    if (code == OK) {
-        e.memory.staging = saver_bytes(f->c, &e.partition);
-        *bytes = fmax(*bytes, (double)memory_plan_total(engine_memory(&e)));
-    }
-    engine_free(&e);
+static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int place, double *bytes,
+                            Error *err) {
+    RankPlan p;
+    RankSpec spec = layout_rank(l, f->c, d, place * (l->mesh.world / l->mesh.degree[AXIS_PP]));
+    ErrorCode code = rank_plan(&p, &spec, d, err);
+    if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
+    rank_plan_free(&p);
     return code;
 }
 
@@ -92,7 +89,7 @@ static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err
         Device d;
         device_describe_cpu(&d, (int)threads, native);
         for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++)
-            TRY(plan_rank(f, &l, &d, place, bytes, err));
+            TRY(plan_place(f, &l, &d, place, bytes, err));
     }
     return OK;
 }

@@ -1,0 +1,42 @@
+#include "plan/describe.h"
+
+#include "base/memory.h"
+#include "base/text.h"
+
+void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
+    const ModelConfig *m = &c->model.shape;
+    char parameters[32], tokens[32];
+    text_printf(out,
+                "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP "
+                "%lld, vocabulary %lld%s\n",
+                text_count(p->model.table.elements, parameters), (long long)m->num_hidden_layers,
+                (long long)m->hidden_size, (long long)m->num_attention_heads,
+                (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
+                m->tie_word_embeddings ? ", tied" : "");
+    double per_token = model_flops_per_token(m, c->train.context);
+    int64_t per_step = layout_samples(l) * c->train.context;
+    text_printf(out,
+                "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP "
+                "(%.3g GFLOP a token)\n",
+                text_count(per_step, tokens), p->spec.microbatches, p->spec.microbatches == 1 ? "" : "es",
+                (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
+                mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
+                dtype_name(p->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
+    text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
+    layout_describe(l, c, out);
+}
+
+void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
+    char total[32];
+    MemoryUse machine = memory_use();
+    const MemoryPlan *plan = rank_memory(p);
+    describe_work(c, l, p, d, out);
+    if (l->mesh.world > 1)
+        text_printf(out, "memory of rank %d\n", p->spec.rank);
+    else
+        text_puts(out, "memory\n");
+    memory_plan_print(plan, &p->program, &p->model, out);
+    double share = 100.0 * (double)memory_plan_total(plan) / (double)(machine.machine ? machine.machine : 1);
+    text_printf(out, "  of this machine's %s: %.1f%%%s\n", text_bytes((double)machine.machine, total), share,
+                share > 95 ? ": it will not fit" : "");
+}

@@ -1,0 +1,55 @@
+/* What one rank holds, does and sends: everything about it that can be known without running.
+ *
+ * A RankPlan is the model in the form that is trained, the rank's part of it, the programs that it executes,
+ * and the memory which they take. It needs no other rank and allocates no tensor memory, so that any rank of
+ * any mesh can be planned, printed and compared on any machine. The engine executes one and never changes it
+ * (engine/engine.h). */
+#ifndef WEFT_PLAN_RANK_H
+#define WEFT_PLAN_RANK_H
+
+#include "device/device.h"
+#include "model/unit.h"
+#include "plan/memory.h"
+#include "plan/partition.h"
+#include "plan/program.h"
+#include "plan/schedule.h"
+
+typedef struct RankSpec {
+    ModelConfig model;
+    Dtype compute;
+    Recompute recompute;
+    int64_t tokens;    /* T of a microbatch */
+    int microbatches;  /* of a step, of this data-parallel rank */
+    int64_t positions; /* rows of the rotation table: the context */
+    int64_t loss_rows; /* 0: chosen */
+    bool split_backward;
+    bool inference; /* weights and evaluation only: no gradients, no optimizer */
+    bool exact;     /* gradients in fixed point */
+    GradientSync sync;
+    Reshard reshard;
+    Mesh mesh; /* world 0: a single rank */
+    int rank;
+    const Stages *stages;     /* NULL: one stage */
+    const Schedule *schedule; /* with transfers, as many microbatches; NULL: one pipeline rank */
+    int staged; /* fp32 arrays of what it counts that are copied on the host while a checkpoint is written */
+} RankSpec;
+
+/* Not to be moved or copied: its parts point to each other. */
+typedef struct RankPlan {
+    RankSpec spec; /* stages and schedule as they were given: they may be gone */
+    Model model;   /* without its constants, which are tensor memory */
+    Partition partition;
+    Program program, evaluation; /* of a training step (none for inference); of one microbatch forward */
+    MemoryPlan memory, evaluation_memory; /* evaluation runs in the memory of training */
+} RankPlan;
+
+/* Stages and schedule need not outlive the call. Of the device only scratch_bytes is asked: one that
+ * device_describe_cpu made will do. ERR_CONFIG for a model that cannot be built. Free it also after a
+ * failure. */
+ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Device *d, Error *err);
+void rank_plan_free(RankPlan *p);
+
+const MemoryPlan *rank_memory(const RankPlan *p); /* of what is allocated */
+ProgramTraffic rank_traffic(const RankPlan *p);   /* bytes that a step sends */
+
+#endif
