@@ -103,8 +103,8 @@ static void open_bench(Bench *b) {
 static void open_engine(Bench *b) {
     Error err = {.message = ""};
     const Layout *l = &b->layout;
-    RankSpec spec = layout_rank(l, &b->config, &b->device, comm_rank(b->comm));
-    must(b, rank_plan(&b->plan, &spec, &b->device, &err), &err);
+    RankSpec spec = rank_spec(&b->config, l, &b->device);
+    must(b, rank_plan(&b->plan, &spec, l, comm_rank(b->comm), &b->device, &err), &err);
     must(b, engine_open(&b->engine, &b->plan, &b->device, b->comm, &err), &err);
     engine_initialise(b->engine, INIT_NORMAL, 0.02, 1);
     b->batches = mem_alloc_array((size_t)l->microbatches, sizeof *b->batches);

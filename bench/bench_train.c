@@ -45,6 +45,7 @@ static void print_profile(const Device *d, double seconds) {
 /* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up. */
 static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches,
                       int steps) {
+    Layout layout;
     RankPlan plan;
     Engine *e;
     Error err = {0};
@@ -52,12 +53,12 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     RankSpec spec = {.model = workload_model(o->size, o->context),
                      .compute = compute,
                      .tokens = sequences * o->context,
-                     .microbatches = microbatches,
                      .positions = o->context,
                      .loss_rows = o->loss_rows};
     StepOptions options = {
         .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
-    if (rank_plan(&plan, &spec, d, &err) != OK || engine_open(&e, &plan, d, NULL, &err) != OK) {
+    if (layout_single(&layout, &spec.model, microbatches, false, &err) != OK ||
+        rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || engine_open(&e, &plan, d, NULL, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
         exit((int)err.code);
     }
@@ -83,6 +84,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     workload_free(batches, microbatches);
     engine_close(e);
     rank_plan_free(&plan);
+    layout_free(&layout);
     return result;
 }
 

@@ -41,7 +41,7 @@ static int64_t context_of(const ModelConfig *c, PassShape shape) {
 }
 
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
-    RankSpec spec = {.microbatches = 1, .recompute = RECOMPUTE_FULL, .inference = true};
+    RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
     int64_t threads = 0;
     *m = (OpenModel){0};
     TRY(arguments_int(args, "--threads", 0, 4096, &threads, err));
@@ -52,7 +52,8 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(compute_type(args, &m->device, &spec.compute, err));
     spec.positions = context_of(&spec.model, shape);
     spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
-    TRY(rank_plan(&m->plan, &spec, &m->device, err));
+    TRY(layout_single(&m->layout, &spec.model, 1, false, err));
+    TRY(rank_plan(&m->plan, &spec, &m->layout, 0, &m->device, err));
     TRY(engine_open(&m->engine, &m->plan, &m->device, NULL, err));
     return state_load_weights(m->engine, m->dir, err);
 }
@@ -60,6 +61,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
 void close_model(OpenModel *m) {
     engine_close(m->engine);
     rank_plan_free(&m->plan);
+    layout_free(&m->layout);
     device_close(&m->device);
     tokenizer_free(m->tokenizer);
     free(m->dir);

@@ -10,6 +10,7 @@ typedef struct OpenModel {
     char *dir; /* where its files are */
     Tokenizer *tokenizer;
     Device device;
+    Layout layout;
     RankPlan plan; /* inference only */
     Engine *engine;
 } OpenModel;

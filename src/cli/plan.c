@@ -133,7 +133,7 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     forecast_print_work(f, out);
     forecast_print_place(f, place, out);
     TRY(forecast_print_exact(f, d, place, out, err));
-    if (f->layout.piped) draw(q, f, false, out);
+    if (layout_is_pipeline(&f->layout)) draw(q, f, false, out);
     return OK;
 }
 
@@ -160,7 +160,7 @@ static void print_program(const Arguments *args, const Request *q, const Forecas
 
 static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path, Error *err) {
     Text svg = {0};
-    if (!f->layout.piped)
+    if (!layout_is_pipeline(&f->layout))
         return error_set(
             err, ERR_USAGE,
             "plan: --svg draws pipelines, and this plan has none: mesh.pp is 1; set it to 2 or more");

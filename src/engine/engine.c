@@ -76,7 +76,7 @@ static void point_owned(Engine *e) {
 
 static void allocate_tables(Engine *e) {
     size_t units = (size_t)e->model.table.units,
-           microbatches = (size_t)(e->plan->spec.inference ? 1 : e->plan->spec.microbatches);
+           microbatches = (size_t)(e->plan->spec.inference ? 1 : e->plan->program.microbatches);
     e->weights =
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
@@ -394,7 +394,7 @@ static int64_t count_valid(Engine *e, const Batch *batches) {
 
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
     Execution x = prepare(e, &e->plan->program, &e->plan->memory, batches);
-    int contributions = e->plan->spec.microbatches * mesh_dp_degree(&e->plan->partition.mesh);
+    int contributions = e->plan->program.microbatches * mesh_dp_degree(&e->plan->partition.mesh);
     *result = (StepResult){.valid = count_valid(e, batches)};
     x.training = true, x.options = options, x.result = result;
     x.limit = fixed_limit(contributions);

@@ -56,14 +56,14 @@ ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samp
     Loader *loader;
     Sums sums = {.tokens = 0};
     if (samples == 0 || samples > there) samples = there;
-    LoaderLayout layout = {
-        .validation = true,
-        .first = (uint64_t)(sequences * mesh_dp_rank(&e->plan->partition.mesh, e->plan->spec.rank)),
-        .sequences = sequences,
-        .microbatches = 1,
-        .microbatch_stride = sequences,
-        .step_stride = all,
-        .limit = (uint64_t)samples};
+    LoaderLayout layout = {.validation = true,
+                           .first =
+                               (uint64_t)(sequences * mesh_dp_rank(&e->plan->partition.mesh, e->plan->rank)),
+                           .sequences = sequences,
+                           .microbatches = 1,
+                           .microbatch_stride = sequences,
+                           .step_stride = all,
+                           .limit = (uint64_t)samples};
     TRY(loader_open(&loader, d, &layout, PREFETCH, err));
     ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
     loader_close(loader);

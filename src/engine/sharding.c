@@ -116,7 +116,7 @@ static void fix(Execution *x, int unit, bool matrices, const float *g, int64_t *
         OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + at, sum + at, set, x->limit, &refused);
         if (refused.count == 0) continue;
         GradStats stats = {.nonfinite = refused.count, .first_nonfinite = refused.first};
-        record_add_stats(&x->record, &stats, i, x->engine->plan->spec.rank);
+        record_add_stats(&x->record, &stats, i, x->engine->plan->rank);
     }
 }
 

@@ -18,7 +18,7 @@ static void add_statistics(Engine *e, double p, double unit, StepRecord *r) {
         if (!partition_counts(&e->plan->partition, param->unit) || piece.count == 0) continue;
         GradStats s;
         OP(e->device, OP_GRAD_STATS, grad_stats, piece.count, engine_gradient(e, param, piece), p, unit, &s);
-        record_add_stats(r, &s, i, e->plan->spec.rank);
+        record_add_stats(r, &s, i, e->plan->rank);
     }
 }
 

@@ -18,7 +18,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
     text_printf(out,
                 "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP "
                 "(%.3g GFLOP a token)\n",
-                text_count(per_step, tokens), p->spec.microbatches, p->spec.microbatches == 1 ? "" : "es",
+                text_count(per_step, tokens), l->microbatches, l->microbatches == 1 ? "" : "es",
                 (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
                 mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
                 dtype_name(p->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
@@ -32,7 +32,7 @@ void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Dev
     const MemoryPlan *plan = rank_memory(p);
     describe_work(c, l, p, d, out);
     if (l->mesh.world > 1)
-        text_printf(out, "memory of rank %d\n", p->spec.rank);
+        text_printf(out, "memory of rank %d\n", p->rank);
     else
         text_puts(out, "memory\n");
     memory_plan_print(plan, &p->program, &p->model, out);

@@ -2,7 +2,6 @@
 #ifndef WEFT_PLAN_DESCRIBE_H
 #define WEFT_PLAN_DESCRIBE_H
 
-#include "plan/layout.h"
 #include "plan/rank.h"
 
 /* Model, step, device, mesh and stages. */

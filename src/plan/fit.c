@@ -72,8 +72,8 @@ static ErrorCode estimate(Fit *f, Error *err) {
 static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int place, double *bytes,
                             Error *err) {
     RankPlan p;
-    RankSpec spec = layout_rank(l, f->c, d, place * (l->mesh.world / l->mesh.degree[AXIS_PP]));
-    ErrorCode code = rank_plan(&p, &spec, d, err);
+    RankSpec spec = rank_spec(f->c, l, d);
+    ErrorCode code = rank_plan(&p, &spec, l, place * (l->mesh.world / l->mesh.degree[AXIS_PP]), d, err);
     if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
     rank_plan_free(&p);
     return code;

@@ -23,8 +23,8 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     RankForecast *r = &f->ranks[place];
     r->count = f->layout.mesh.world / f->places;
     r->first = place * r->count;
-    RankSpec spec = layout_rank(&f->layout, f->config, d, r->first);
-    TRY(rank_plan(&r->plan, &spec, d, err));
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    TRY(rank_plan(&r->plan, &spec, &f->layout, r->first, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
     if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
@@ -40,7 +40,7 @@ static double message_flops(const Forecast *f) {
 }
 
 /* Costs of the layout are of a token; a cell of the schedule is a microbatch. */
-static ErrorCode time_pipeline(Forecast *f, Error *err) {
+static ErrorCode time_step(Forecast *f, Error *err) {
     const Layout *l = &f->layout;
     double tokens = (double)(l->sequences * f->config->train.context);
     StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
@@ -54,20 +54,12 @@ static ErrorCode time_pipeline(Forecast *f, Error *err) {
     return code;
 }
 
-static ErrorCode time_single(Forecast *f) {
-    f->timing =
-        (Simulation){.makespan = f->ranks[0].flops, .ranks = 1, .rank = mem_alloc(sizeof *f->timing.rank)};
-    f->timing.rank[0] =
-        (RankTimes){.end = f->ranks[0].flops, .busy = f->ranks[0].flops, .peak_input = 1, .peak_weight = 1};
-    return OK;
-}
-
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = f->layout.mesh.degree[AXIS_PP];
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
     for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
-    return f->layout.piped ? time_pipeline(f, err) : time_single(f);
+    return time_step(f, err);
 }
 
 ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
@@ -312,11 +304,11 @@ void forecast_print_work(const Forecast *f, Text *out) {
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
     const RankForecast *r = &f->ranks[place];
     RankPlan fast;
-    RankSpec spec = layout_rank(&f->layout, f->config, d, r->first);
+    RankSpec spec = r->plan.spec;
     char memory[32], sent[32], fast_memory[32], fast_sent[32];
     if (!spec.exact) return OK;
     spec.exact = false;
-    ErrorCode code = rank_plan(&fast, &spec, d, err);
+    ErrorCode code = rank_plan(&fast, &spec, &f->layout, r->first, d, err);
     if (code == OK) {
         ProgramTraffic t = rank_traffic(&fast);
         double before = (double)memory_plan_pools(&fast.memory),

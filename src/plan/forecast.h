@@ -7,7 +7,7 @@
 #define WEFT_PLAN_FORECAST_H
 
 #include "plan/draw.h"
-#include "plan/layout.h"
+#include "plan/rank.h"
 
 typedef struct RankForecast {
     RankPlan plan;    /* of the first rank of the place */
@@ -55,7 +55,7 @@ void forecast_print_place(const Forecast *f, int place, Text *out);
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err);
 
 /* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of
- * their activations. Only where layout.piped. */
+ * their activations. Only where layout_is_pipeline. */
 typedef struct ForecastTimeline {
     Timeline timeline;
     char title[192];

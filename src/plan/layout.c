@@ -99,6 +99,19 @@ static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int 
                      fewer ? "pipeline.stages_per_rank" : "mesh.pp", fewer ? most : units / allowed.least);
 }
 
+/* One pipeline rank: microbatches one after the other, whose backward passes may be split. */
+static ErrorCode make_single(Schedule *s, int microbatches, bool split_backward, Error *err) {
+    return schedule_make(s, split_backward ? PIPE_ZB_H1 : PIPE_1F1B, 1, microbatches, 1, err);
+}
+
+/* What fills a pipeline would cost one rank memory and gain it nothing: keys are left for other meshes, and
+ * what no mesh would take is refused all the same. */
+static ErrorCode open_single(Layout *l, const Config *c, ScheduleName name, Error *err) {
+    int asked = (int)c->pipeline.stages_per_rank;
+    if (asked > 0) TRY(schedule_check_stages_per_rank(name, asked, err));
+    return make_single(&l->schedule, l->microbatches, c->train.split_backward, err);
+}
+
 /* The schedule, with as many stages as it has or is asked to have. */
 static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err) {
     ScheduleName name;
@@ -108,6 +121,7 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
         if (!schedule_names_file(asked) && !file_exists(asked)) return unknown_schedule(asked, err);
         return read_schedule(l, c, ranks, err);
     }
+    if (ranks == 1) return open_single(l, c, name, err);
     TRY(stages_per_rank(c, name, ranks, &each, err));
     TRY(check_units(c, name, ranks, each, err));
     return schedule_make(&l->schedule, name, ranks, l->microbatches, each, err);
@@ -191,6 +205,7 @@ static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *
     const StringList *how = &c->pipeline.split;
     int blocks = (int)c->model.shape.num_hidden_layers, stages = l->schedule.stages;
     bool uniform = how->count == 1 && strcmp(how->items[0], "uniform") == 0;
+    if (stages == 1) return split_points(split, blocks, NULL, 0, err);
     if (has_points(c)) return split_by_points(l, c, split, err);
     if (c->pipeline.layers_per_stage > 0 || uniform)
         return split_uniform(split, blocks, stages, weights_of(c), err);
@@ -226,28 +241,6 @@ static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
                          c->pipeline.schedule);
 }
 
-static ErrorCode lay_pipeline(Layout *l, const Config *c, Error *err) {
-    TRY(open_schedule(l, c, l->mesh.degree[AXIS_PP], err));
-    if (l->schedule.stages > COMM_STAGES)
-        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
-                         l->schedule.stages, COMM_STAGES);
-    TRY(lay_transfers(l, c, err));
-    return lay_stages(l, c, err);
-}
-
-/* Keys of a pipeline that has one rank only are left for other meshes: what no mesh would take is refused all
- * the same. */
-static ErrorCode check_unpiped(Layout *l, const Config *c, Error *err) {
-    ScheduleName name;
-    int asked = (int)c->pipeline.stages_per_rank;
-    if (!schedule_find(c->pipeline.schedule, &name)) {
-        ErrorCode code = open_schedule(l, c, 1, err);
-        schedule_free(&l->schedule);
-        return code;
-    }
-    return asked > 0 ? schedule_check_stages_per_rank(name, asked, err) : OK;
-}
-
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     int64_t microbatches;
     *l = (Layout){0};
@@ -256,12 +249,24 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     l->microbatches = (int)microbatches;
     TRY(config_check_ranks(c, world, err));
     TRY(check_points(c, err));
-    l->piped = l->mesh.degree[AXIS_PP] > 1;
-    if (l->piped) return lay_pipeline(l, c, err);
-    TRY(check_unpiped(l, c, err));
-    stages_single(&l->stages, (int)c->model.shape.num_hidden_layers + 2);
+    TRY(open_schedule(l, c, l->mesh.degree[AXIS_PP], err));
+    if (l->schedule.stages > COMM_STAGES)
+        return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
+                         l->schedule.stages, COMM_STAGES);
+    TRY(lay_transfers(l, c, err));
+    return lay_stages(l, c, err);
+}
+
+ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, bool split_backward,
+                        Error *err) {
+    *l = (Layout){.microbatches = microbatches};
+    TRY(mesh_build(&l->mesh, &(MeshOptions){1, 1, 1, 1, 1, 1}, 1, err));
+    TRY(make_single(&l->schedule, microbatches, split_backward, err));
+    stages_single(&l->stages, (int)model->num_hidden_layers + 2);
     return OK;
 }
+
+bool layout_is_pipeline(const Layout *l) { return l->schedule.ranks > 1; }
 
 void layout_free(Layout *l) {
     stages_free(&l->stages);
@@ -272,46 +277,29 @@ void layout_free(Layout *l) {
 
 int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches * mesh_dp_degree(&l->mesh); }
 
-void layout_describe(const Layout *l, const Config *c, Text *out) {
-    if (l->mesh.world == 1) return;
-    text_printf(out, "mesh    %d ranks:", l->mesh.world);
+static void describe_mesh(const Mesh *m, Text *out) {
+    if (m->world == 1) return;
+    text_printf(out, "mesh    %d ranks:", m->world);
     for (int a = 0; a < AXES; a++)
-        if (l->mesh.degree[a] > 1) text_printf(out, " %s %d", axis_name((Axis)a), l->mesh.degree[a]);
+        if (m->degree[a] > 1) text_printf(out, " %s %d", axis_name((Axis)a), m->degree[a]);
     text_puts(out, "\n");
-    if (!l->piped) return;
+}
+
+static void describe_split(const Layout *l, const Config *c, Text *out) {
     Split split = {
         .blocks = (int)c->model.shape.num_hidden_layers, .stages = l->stages.count, .first = l->stages.first};
     StageCost *units = mem_alloc_array((size_t)split.blocks + 2, sizeof *units);
     layout_unit_costs(c, units);
-    text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
-    if (c->train.numerics != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
-        text_puts(out, "sums    gradients are added up in another order than by one rank: "
-                       "train.numerics=exact makes the bits equal\n");
     split_print(&split, units, l->stages.rank, out);
     free(units);
 }
 
-/* auto becomes bf16 where the device multiplies it natively, else fp32. */
-static Dtype compute_of(const Config *c, const Device *d) {
-    if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
-    return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-}
-
-RankSpec layout_rank(const Layout *l, const Config *c, const Device *d, int rank) {
-    return (RankSpec){.model = c->model.shape,
-                      .compute = compute_of(c, d),
-                      .recompute = (Recompute)c->train.recompute,
-                      .tokens = l->sequences * c->train.context,
-                      .microbatches = l->microbatches,
-                      .positions = c->train.context,
-                      .loss_rows = c->train.loss_rows,
-                      .split_backward = c->train.split_backward,
-                      .exact = c->train.numerics == NUMERICS_EXACT,
-                      .sync = (GradientSync)c->train.gradient_sync,
-                      .reshard = (Reshard)c->train.reshard,
-                      .mesh = l->mesh,
-                      .rank = rank,
-                      .stages = &l->stages,
-                      .schedule = l->piped ? &l->schedule : NULL,
-                      .staged = c->checkpoint.dtype == STORE_BF16 ? 4 : 3};
+void layout_describe(const Layout *l, const Config *c, Text *out) {
+    describe_mesh(&l->mesh, out);
+    if (l->stages.count > 1)
+        text_printf(out, "pipeline %s, %d stages\n", c->pipeline.schedule, l->stages.count);
+    if (c->train.numerics != NUMERICS_EXACT && !schedule_adds_in_order(&l->schedule))
+        text_puts(out, "sums    gradients are added up in another order than by one rank: "
+                       "train.numerics=exact makes the bits equal\n");
+    if (l->stages.count > 1) describe_split(l, c, out);
 }

@@ -17,7 +17,6 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
 typedef struct Lowering {
     Program *p;
     const Partition *partition;
-    const ProgramSpec *spec;
     bool *loaded;  /* [microbatches] */
     int *left;     /* [units] weight halves still to come */
     Action behind; /* the reduction started last: what follows it is written after the next one has started */
@@ -89,19 +88,6 @@ static void cell(Lowering *l, const Cell *c) {
     case CELL_SEND_B: emit(l->p, ACT_SEND_B, first[c->stage], m); break;
     case CELL_RECV_B: emit(l->p, ACT_RECV_B, first[c->stage + 1] - 1, m); break;
     default: break; /* parameter actions are this file's own */
-    }
-}
-
-/* One pipeline rank: microbatches one after the other. */
-static void one_rank(Lowering *l) {
-    for (int m = 0; m < l->p->microbatches; m++) {
-        forward(l, 0, m);
-        if (l->spec->split_backward) {
-            backward(l, 0, m, ACT_BWD_IN);
-            backward(l, 0, m, ACT_BWD_W);
-        } else {
-            backward(l, 0, m, ACT_BWD);
-        }
     }
 }
 
@@ -225,20 +211,16 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
     *p = (Program){.partition = partition,
                    .units = partition->table->units,
-                   .microbatches = spec->microbatches,
-                   .defer_head = spec->split_backward && !spec->schedule,
+                   .microbatches = spec->schedule->microbatches,
+                   .defer_head = spec->defer_head && spec->schedule->split_backward,
                    .exact = spec->exact,
                    .sync = choose_sync(spec->sync, partition)};
-    Lowering l = {.p = p, .partition = partition, .spec = spec};
+    Lowering l = {.p = p, .partition = partition};
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
     l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);
     for (int u = 0; u < p->units; u++) l.left[u] = p->microbatches;
-    if (spec->schedule) {
-        const Order *order = &spec->schedule->orders[partition->at[AXIS_PP]];
-        for (int i = 0; i < order->count; i++) cell(&l, &order->cells[i]);
-    } else {
-        one_rank(&l);
-    }
+    const Order *order = &spec->schedule->orders[partition->at[AXIS_PP]];
+    for (int i = 0; i < order->count; i++) cell(&l, &order->cells[i]);
     finish(&l);
     free(l.loaded);
     free(l.left);

@@ -83,10 +83,9 @@ typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA } GradientS
 
 typedef struct ProgramSpec {
     const Partition *partition;
-    const Schedule *schedule; /* with transfers; NULL: one pipeline rank, microbatches one after the other */
-    int microbatches;
-    bool split_backward; /* BWD_IN and BWD_W apart, when there is no schedule */
-    bool exact;          /* fixed-point sums */
+    const Schedule *schedule; /* with transfers */
+    bool defer_head;          /* the head's weight gradient waits for BWD_W, where halves run apart */
+    bool exact;               /* fixed-point sums */
     GradientSync sync;
     Reshard reshard;
 } ProgramSpec;

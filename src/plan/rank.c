@@ -1,21 +1,30 @@
 #include "plan/rank.h"
 
-static void part(RankPlan *p) {
-    const RankSpec *s = &p->spec;
-    Mesh single = {.degree = {1, 1, 1, 1, 1}, .world = 1};
-    Stages one = {0};
-    if (!s->stages) stages_single(&one, p->model.table.units);
-    partition_build(&p->partition, &p->model.table, s->model.tie_word_embeddings,
-                    s->mesh.world ? &s->mesh : &single, s->rank, s->stages ? s->stages : &one);
-    stages_free(&one);
+/* auto becomes bf16 where the device multiplies it natively, else fp32. */
+static Dtype compute_of(const Config *c, const Device *d) {
+    if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
+    return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-static ErrorCode plan_training(RankPlan *p, size_t scratch, Error *err) {
+RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
+    return (RankSpec){.model = c->model.shape,
+                      .compute = compute_of(c, d),
+                      .recompute = (Recompute)c->train.recompute,
+                      .tokens = l->sequences * c->train.context,
+                      .positions = c->train.context,
+                      .loss_rows = c->train.loss_rows,
+                      .defer_head = c->train.split_backward && !layout_is_pipeline(l),
+                      .exact = c->train.numerics == NUMERICS_EXACT,
+                      .sync = (GradientSync)c->train.gradient_sync,
+                      .reshard = (Reshard)c->train.reshard,
+                      .staged = c->checkpoint.dtype == STORE_BF16 ? 4 : 3};
+}
+
+static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
     const RankSpec *s = &p->spec;
     ProgramSpec spec = {.partition = &p->partition,
-                        .schedule = s->schedule,
-                        .microbatches = s->microbatches,
-                        .split_backward = s->split_backward,
+                        .schedule = schedule,
+                        .defer_head = s->defer_head,
                         .exact = s->exact,
                         .sync = s->sync,
                         .reshard = s->reshard};
@@ -30,17 +39,19 @@ static ErrorCode plan_training(RankPlan *p, size_t scratch, Error *err) {
     return OK;
 }
 
-ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Device *d, Error *err) {
-    *p = (RankPlan){.spec = *spec};
+ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
+                    Error *err) {
+    *p = (RankPlan){.spec = *spec, .rank = rank};
     TRY(model_build(&p->model, &spec->model, spec->compute, spec->recompute, spec->tokens, spec->loss_rows,
                     err));
-    part(p);
+    partition_build(&p->partition, &p->model.table, spec->model.tie_word_embeddings, &l->mesh, rank,
+                    &l->stages);
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &p->partition);
     memory_plan(&p->evaluation_memory,
                 &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, false});
-    return spec->inference ? OK : plan_training(p, scratch, err);
+    return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);
 }
 
 void rank_plan_free(RankPlan *p) {

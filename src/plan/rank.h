@@ -9,44 +9,45 @@
 
 #include "device/device.h"
 #include "model/unit.h"
+#include "plan/layout.h"
 #include "plan/memory.h"
 #include "plan/partition.h"
 #include "plan/program.h"
-#include "plan/schedule.h"
 
+/* What all ranks have in common, beside the layout. */
 typedef struct RankSpec {
     ModelConfig model;
     Dtype compute;
     Recompute recompute;
     int64_t tokens;    /* T of a microbatch */
-    int microbatches;  /* of a step, of this data-parallel rank */
     int64_t positions; /* rows of the rotation table: the context */
     int64_t loss_rows; /* 0: chosen */
-    bool split_backward;
-    bool inference; /* weights and evaluation only: no gradients, no optimizer */
-    bool exact;     /* gradients in fixed point */
+    bool defer_head;   /* the head's weight gradient waits for its W, and makes the logits again */
+    bool inference;    /* weights and evaluation only: no gradients, no optimizer */
+    bool exact;        /* gradients in fixed point */
     GradientSync sync;
     Reshard reshard;
-    Mesh mesh; /* world 0: a single rank */
-    int rank;
-    const Stages *stages;     /* NULL: one stage */
-    const Schedule *schedule; /* with transfers, as many microbatches; NULL: one pipeline rank */
     int staged; /* fp32 arrays of what it counts that are copied on the host while a checkpoint is written */
 } RankSpec;
 
 /* Not to be moved or copied: its parts point to each other. */
 typedef struct RankPlan {
-    RankSpec spec; /* stages and schedule as they were given: they may be gone */
-    Model model;   /* without its constants, which are tensor memory */
+    RankSpec spec;
+    int rank;
+    Model model; /* without its constants, which are tensor memory */
     Partition partition;
     Program program, evaluation; /* of a training step (none for inference); of one microbatch forward */
     MemoryPlan memory, evaluation_memory; /* evaluation runs in the memory of training */
 } RankPlan;
 
-/* Stages and schedule need not outlive the call. Of the device only scratch_bytes is asked: one that
+/* As the configuration says; of the device, only what it multiplies best. */
+RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
+
+/* The layout need not outlive the call. Of the device only scratch_bytes is asked: one that
  * device_describe_cpu made will do. ERR_CONFIG for a model that cannot be built. Free it also after a
  * failure. */
-ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Device *d, Error *err);
+ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
+                    Error *err);
 void rank_plan_free(RankPlan *p);
 
 const MemoryPlan *rank_memory(const RankPlan *p); /* of what is allocated */

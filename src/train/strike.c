@@ -48,6 +48,6 @@ static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
 }
 
 void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
-    for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->spec.rank, step, attempt, f));)
+    for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->rank, step, attempt, f));)
         strike_one(f, e, options);
 }

@@ -124,8 +124,8 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
 
 static ErrorCode plan(Trainer *t, Error *err) {
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
-    RankSpec spec = layout_rank(&t->layout, t->c, &t->device, comm_rank(t->comm));
-    TRY(rank_plan(&t->rank, &spec, &t->device, err));
+    RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
+    TRY(rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err));
     if (!t->chief) return OK;
     Text out = {0};
     dataset_describe(t->data, &out);

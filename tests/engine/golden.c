@@ -88,14 +88,17 @@ static ErrorCode read_expected(Golden *g, Error *err) {
 }
 
 static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
-    RankSpec spec = {
-        .compute = compute, .tokens = g->rows * g->context, .microbatches = 1, .positions = g->context};
+    RankSpec spec = {.compute = compute, .tokens = g->rows * g->context, .positions = g->context};
     char *path = path_join(g->dir, "config.json");
     ErrorCode code = model_config_read(&spec.model, path, err);
     free(path);
     TRY(code);
     TRY(device_open_cpu(&g->device, NULL, 0, err));
-    TRY(rank_plan(&g->plan, &spec, &g->device, err));
+    Layout layout;
+    TRY(layout_single(&layout, &spec.model, 1, false, err));
+    ErrorCode planned = rank_plan(&g->plan, &spec, &layout, 0, &g->device, err);
+    layout_free(&layout);
+    TRY(planned);
     return engine_open(&g->engine, &g->plan, &g->device, NULL, err);
 }
 

@@ -75,12 +75,14 @@ static void open_run(Run *r, Setup s) {
                      .compute = s.compute,
                      .recompute = s.recompute,
                      .tokens = TOKENS,
-                     .microbatches = MICROBATCHES,
                      .positions = CONTEXT,
                      .loss_rows = 20,
-                     .split_backward = s.split,
+                     .defer_head = s.split,
                      .exact = s.exact};
-    if (rank_plan(&r->plan, &spec, &r->device, &err) != OK) fail_msg("%s", err.message);
+    Layout layout;
+    if (layout_single(&layout, &spec.model, MICROBATCHES, s.split, &err) != OK) fail_msg("%s", err.message);
+    if (rank_plan(&r->plan, &spec, &layout, 0, &r->device, &err) != OK) fail_msg("%s", err.message);
+    layout_free(&layout);
     if (engine_open(&r->engine, &r->plan, &r->device, NULL, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);

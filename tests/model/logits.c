@@ -40,7 +40,6 @@ static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, const char *
     RankSpec spec = {.compute = DTYPE_F32,
                      .recompute = RECOMPUTE_FULL,
                      .tokens = CHUNK,
-                     .microbatches = 1,
                      .positions = CHUNK,
                      .inference = true};
     char *dir, *path;
@@ -48,7 +47,10 @@ static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, const char *
     path = path_join(dir, "config.json");
     ErrorCode code = model_config_read(&spec.model, path, err);
     if (code == OK) code = device_open_cpu(d, NULL, 0, err);
-    if (code == OK) code = rank_plan(plan, &spec, d, err);
+    Layout layout = {0};
+    if (code == OK) code = layout_single(&layout, &spec.model, 1, false, err);
+    if (code == OK) code = rank_plan(plan, &spec, &layout, 0, d, err);
+    layout_free(&layout);
     if (code == OK) code = engine_open(e, plan, d, NULL, err);
     if (code == OK) code = state_load_weights(*e, dir, err);
     free(path);

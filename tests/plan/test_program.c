@@ -71,23 +71,18 @@ static void lower(Lowered *l, const Case *c, int rank) {
     Stages stages;
     *l = (Lowered){.model = small_model(c)};
     if (mesh_build(&mesh, &options, ranks_of(c), &err) != OK) fail_msg("%s", err.message);
-    if (c->pp > 1) {
-        ScheduleName name;
-        assert_true(schedule_find(c->schedule, &name));
-        int each = schedule_default_stages_per_rank(name);
-        if (schedule_make(&l->schedule, name, c->pp, c->microbatches, each, &err) != OK)
-            fail_msg("%s", err.message);
-        if (schedule_add_transfers(&l->schedule, &err) != OK) fail_msg("%s", err.message);
-        stages = even_stages(&l->schedule, l->model.table.units);
-    } else {
-        stages_single(&stages, l->model.table.units);
-    }
+    ScheduleName name = c->split ? PIPE_ZB_H1 : PIPE_1F1B; /* of one rank */
+    assert_true(c->pp == 1 || schedule_find(c->schedule, &name));
+    int each = schedule_default_stages_per_rank(name);
+    if (schedule_make(&l->schedule, name, c->pp, c->microbatches, each, &err) != OK)
+        fail_msg("%s", err.message);
+    if (schedule_add_transfers(&l->schedule, &err) != OK) fail_msg("%s", err.message);
+    stages = even_stages(&l->schedule, l->model.table.units);
     partition_build(&l->partition, &l->model.table, c->tied, &mesh, rank, &stages);
     stages_free(&stages);
     program_lower(&l->program, &(ProgramSpec){.partition = &l->partition,
-                                              .schedule = c->pp > 1 ? &l->schedule : NULL,
-                                              .microbatches = c->microbatches,
-                                              .split_backward = c->split,
+                                              .schedule = &l->schedule,
+                                              .defer_head = c->split && c->pp == 1,
                                               .exact = c->exact,
                                               .sync = c->sync,
                                               .reshard = c->reshard});

@@ -287,6 +287,17 @@ expect 78 pipeline.stages_per_rank=7
 has err "has 1 stage a rank, not 7"
 expect 78 pipeline.schedule=four.csv
 has err "set mesh.pp=4"
+# One rank is a schedule too: a file's order is its program, and is said to add up in its own way.
+printf '0F0,0F1,0B1,1F0,1F1,1B0\n' >wrong.csv
+expect 65 train.microbatch=64 pipeline.schedule=wrong.csv
+printf '0F0,0F1,0B1,0B0\n' >one.csv
+expect 0 train.microbatch=64 pipeline.schedule=one.csv --program
+[ "$(awk '$1 == "FWD" || $1 == "BWD" { print $1 $NF }' out | uniq | tr '\n' ' ')" = "FWDm0 FWDm1 BWDm1 BWDm0 " ] ||
+    fail "one.csv is not the program of its rank: $(cat out)"
+has out "gradients are added up in another order"
+expect 0 train.microbatch=64 pipeline.schedule=gpipe --program
+[ "$(awk '$1 == "FWD" || $1 == "BWD" { print $1 $NF }' out | uniq | tr '\n' ' ')" = "FWDm0 BWDm0 FWDm1 BWDm1 " ] ||
+    fail "one rank does not take its microbatches one after the other: $(cat out)"
 echo nonsense >nonsense.csv
 expect 65 pipeline.schedule=nonsense.csv
 for mesh in "" "-n 2 mesh.pp=2"; do

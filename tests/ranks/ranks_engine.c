@@ -117,14 +117,19 @@ static ErrorCode schedule_of(const Case *c, Schedule *s, int ranks, int microbat
     return schedule_make(s, name, ranks, microbatches, schedule_default_stages_per_rank(name), err);
 }
 
-static void make_stages(World *w, const Case *c, Schedule *schedule, Stages *stages, int microbatches) {
+static void make_layout(World *w, const Case *c, Layout *l, int microbatches) {
     Error err = {.message = ""};
-    int pp = w->mesh.degree[AXIS_PP], units = LAYERS + 2;
+    int units = LAYERS + 2;
+    ModelConfig model = shape(c);
     if (!c->schedule) {
-        stages_single(stages, units);
+        must(w, layout_single(l, &model, microbatches, c->split_backward, &err), &err);
+        l->mesh = w->mesh;
         return;
     }
-    must(w, schedule_of(c, schedule, pp, microbatches, &err), &err);
+    *l = (Layout){.mesh = w->mesh, .microbatches = microbatches};
+    Schedule *schedule = &l->schedule;
+    Stages *stages = &l->stages;
+    must(w, schedule_of(c, schedule, w->mesh.degree[AXIS_PP], microbatches, &err), &err);
     must(w, schedule_add_transfers(schedule, &err), &err);
     size_t n = (size_t)schedule->stages;
     *stages =
@@ -167,30 +172,24 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     Device d;
     RankPlan plan;
     Engine *e;
-    Schedule schedule = {0};
-    Stages stages;
+    Layout layout;
     Error err = {.message = ""};
     StepResult r = {0};
     XXH3_state_t *hash = XXH3_createState();
     int dp = mesh_dp_degree(&w->mesh), own = STEP / dp, first = own * mesh_dp_rank(&w->mesh, w->rank);
-    make_stages(w, c, &schedule, &stages, own);
+    make_layout(w, c, &layout, own);
     must(w, device_open_cpu(&d, NULL, 1, &err), &err);
     RankSpec spec = {.model = shape(c),
                      .compute = c->compute,
                      .recompute = c->recompute,
                      .tokens = TOKENS,
-                     .microbatches = own,
                      .positions = CONTEXT,
                      .loss_rows = 20,
-                     .split_backward = c->split_backward,
+                     .defer_head = c->split_backward,
                      .exact = c->exact,
                      .sync = c->sync,
-                     .reshard = c->reshard,
-                     .mesh = w->mesh,
-                     .rank = w->rank,
-                     .stages = &stages,
-                     .schedule = c->schedule ? &schedule : NULL};
-    must(w, rank_plan(&plan, &spec, &d, &err), &err);
+                     .reshard = c->reshard};
+    must(w, rank_plan(&plan, &spec, &layout, w->rank, &d, &err), &err);
     must(w, engine_open(&e, &plan, &d, w->comm, &err), &err);
     if (w->comm) comm_set_device(w->comm, &d);
     engine_initialise(e, INIT_NORMAL, 0.3, 7);
@@ -219,8 +218,7 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     engine_close(e);
     rank_plan_free(&plan);
     device_close(&d);
-    schedule_free(&schedule);
-    stages_free(&stages);
+    layout_free(&layout);
     return digest;
 }
 
