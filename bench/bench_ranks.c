@@ -164,8 +164,7 @@ static void read_times(const Bench *b, Figures *f) {
 
 static Figures step(Bench *b) {
     Error err = {.message = ""};
-    StepOptions options = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
+    StepOptions options = {.lr_factor = 1, .clip = 1, .clip_norm = 2};
     must(b, comm_barrier(b->comm, &err), &err);
     comm_reset_traffic(b->comm);
     memset(b->device.profile, 0, sizeof b->device.profile);

@@ -54,9 +54,9 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
                      .compute = compute,
                      .tokens = sequences * o->context,
                      .positions = o->context,
-                     .loss_rows = o->loss_rows};
-    StepOptions options = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
+                     .loss_rows = o->loss_rows,
+                     .optimizer = &workload_optimizer};
+    StepOptions options = {.lr_factor = 1, .clip = 1, .clip_norm = 2};
     if (layout_single(&layout, &spec.model, microbatches, false, &err) != OK ||
         rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || engine_open(&e, &plan, d, NULL, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);

@@ -56,3 +56,6 @@ void workload_free(Batch *batches, int count) {
     }
     free(batches);
 }
+
+const OptimizerOptions workload_optimizer = {
+    .settings = {.lr = 1e-4, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8}};

@@ -3,6 +3,7 @@
 #define WEFT_BENCH_WORKLOAD_H
 
 #include "data/batch.h"
+#include "config/config.h"
 #include "model/config.h"
 
 typedef struct Size {
@@ -13,6 +14,7 @@ typedef struct Size {
 #define WORKLOAD_SIZES "5M|15M|50M|125M|125M-gqa"
 const Size *workload_size(const char *name); /* NULL: there is none of that name */
 ModelConfig workload_model(const Size *s, int64_t context);
+extern const OptimizerOptions workload_optimizer; /* AdamW */
 
 /* Batch `key`: the same tokens wherever it is made. */
 Batch workload_batch(int64_t sequences, int64_t context, int64_t vocab, uint64_t key);

@@ -250,12 +250,27 @@ static ErrorCode check_item(const Option *table, const char *item, const char *k
     return OK;
 }
 
+bool option_is_unset(const Option *o, const void *field) {
+    CHECK(o->type == OPT_DOUBLE || o->type == OPT_CHOICE);
+    return o->type == OPT_DOUBLE ? isnan(*(const double *)field) : *(const int *)field < 0;
+}
+
+static void unset(const Option *o, void *field) {
+    if (o->type == OPT_DOUBLE)
+        *(double *)field = (double)NAN;
+    else
+        *(int *)field = -1;
+}
+
 /* One item: defaults first, then what the node gives. */
 static ErrorCode set_item(const Option *table, char *item, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     const ValueOrigin defaults = {.where = "default", .err = origin->err};
     for (const Option *o = table; o->key; o++)
-        TRY(value_set_text(o, item + o->offset, o->key, o->fallback, &defaults));
+        if (o->optional)
+            unset(o, item + o->offset);
+        else
+            TRY(value_set_text(o, item + o->offset, o->key, o->fallback, &defaults));
     if (node->kind != YAML_NODE_MAP) return value_set(table, item + table->offset, key, node, origin);
     ErrorCode code = OK;
     Text path = {0};
@@ -398,10 +413,14 @@ static void write_double(double value, Text *out) {
 }
 
 void value_write_item(const Option *option, const ObjectList *list, size_t index, Text *out) {
+    const char *gap = "";
     text_puts(out, "{");
     for (const Option *part = option->item; part->key; part++) {
-        text_printf(out, "%s%s: ", part == option->item ? "" : ", ", part->key);
-        value_write(part, list->items + index * option->item_size + part->offset, out);
+        const void *field = list->items + index * option->item_size + part->offset;
+        if (part->optional && option_is_unset(part, field)) continue;
+        text_printf(out, "%s%s: ", gap, part->key);
+        value_write(part, field, out);
+        gap = ", ";
     }
     text_puts(out, "}");
 }

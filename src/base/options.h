@@ -67,12 +67,16 @@ typedef struct Option {
     const char *choices;       /* OPT_CHOICE: "none|selective|full" */
     const char *help;          /* one sentence, with unit */
     bool required;             /* OPT_STRING: empty text is refused; in an item table the key must be given */
+    bool optional;             /* in an item table: without a value until it is given; option_is_unset */
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
     const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */
 } Option;
 
 typedef enum OptionOrigin { ORIGIN_DEFAULT, ORIGIN_GIVEN, ORIGIN_DERIVED } OptionOrigin;
+
+/* An optional OPT_DOUBLE or OPT_CHOICE of an item that nobody gave is NaN or -1. */
+bool option_is_unset(const Option *o, const void *field);
 
 /* Where each value came from, parallel to the table. */
 typedef struct OptionSource {

@@ -156,7 +156,7 @@ static void add_facts(const Option *o, Text *out) {
     char low[32], high[32];
     const bool bounded = (o->type == OPT_INT || o->type == OPT_DOUBLE) && (o->min != 0 || o->max != 0);
     const char *effect = options_effect_name(o->effect), *gap = "";
-    const bool has_default = *o->fallback != 0;
+    const bool has_default = !o->optional && *o->fallback != 0;
     if (!bounded && !has_default && !effect) return;
     text_puts(out, " (");
     if (bounded) {

@@ -106,8 +106,11 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
     }
     free(names);
     if (unknown == NULL) return OK;
-    return error_set(err, ERR_DATA, "%s: tensor \"%s\" is not one of the model in config.json", m->where,
-                     error_escape(shown, sizeof shown, unknown, strlen(unknown)));
+    return error_set(
+        err, ERR_DATA,
+        "%s: tensor \"%s\" does not belong here: config.json describes another model, or the run "
+        "has another optimizer",
+        m->where, error_escape(shown, sizeof shown, unknown, strlen(unknown)));
 }
 
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {

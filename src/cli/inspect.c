@@ -1,5 +1,5 @@
-/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run.
- */
+/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run; and
+ * how a run treats its parameters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +12,8 @@
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
 #include "model/config.h"
+#include "optimizer/groups.h"
+#include "train/setup.h"
 
 static bool has(const char *dir, const char *name) {
     char *path = path_join(dir, name);
@@ -138,10 +140,46 @@ static ErrorCode inspect_path(const Arguments *args, const char *path, Error *er
     return inspect_files(args, path, err);
 }
 
+/* ---- parameter groups ---- */
+
+/* A configuration, or a run, which holds its own. */
+static char *config_path(const char *operand) {
+    return file_is_dir(operand) ? path_join(operand, "config.yaml") : mem_strdup(operand);
+}
+
+static ErrorCode print_groups(const Config *c, Error *err) {
+    ParamTable table;
+    ParamGroups groups;
+    Text out = {0};
+    TRY(param_table_build(&table, &c->model.shape, err));
+    ErrorCode code = param_groups_build(&groups, &c->optimizer, &table, err);
+    if (code == OK) {
+        param_groups_print(&groups, &table, true, &out);
+        fputs(out.data, stdout);
+        param_groups_free(&groups);
+    }
+    text_free(&out);
+    param_table_free(&table);
+    return code;
+}
+
+static ErrorCode inspect_groups(const char *operand, Error *err) {
+    Config c;
+    OptionSet set;
+    char *path = config_path(operand);
+    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_model, err);
+    if (code == OK) code = setup_shape_alone(&c, &set, err);
+    if (code == OK) code = print_groups(&c, err);
+    options_free(&set);
+    free(path);
+    return code;
+}
+
 static ErrorCode run_inspect(const Arguments *args, Error *err) {
-    char *path;
-    ErrorCode code = resolve(args->operands[0], &path, err);
-    if (code == OK) code = inspect_path(args, path, err);
+    char *path = NULL;
+    bool groups = arguments_has(args, "--groups");
+    ErrorCode code = groups ? inspect_groups(args->operands[0], err) : resolve(args->operands[0], &path, err);
+    if (code == OK && !groups) code = inspect_path(args, path, err);
     if (code == OK && (fflush(stdout) != 0 || ferror(stdout)))
         code = error_errno(err, ERR_IO, "standard output: writing failed");
     free(path);
@@ -152,13 +190,15 @@ static const Flag flags[] = {
     {"--digest", 0, NULL,
      "print one SHA-256 over names, shapes and values, whatever the files, their order and the float type"},
     {"--header", 0, NULL, "names, types and shapes only: no value is read"},
+    {"--groups", 0, NULL,
+     "of a configuration or a run: which parameter is in which group of the optimizer, and what that does"},
     {NULL, 0, NULL, NULL},
 };
 
 const Verb verb_inspect = {
     .name = "inspect",
     .summary = "show the tensors of a model or a checkpoint, or its digest",
-    .synopsis = "FILE_OR_DIR [--digest | --header]",
+    .synopsis = "FILE_OR_DIR [--digest | --header | --groups]",
     .details = "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or "
                "a run, of which it takes "
                "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is "
@@ -170,7 +210,8 @@ const Verb verb_inspect = {
                "Examples:\n"
                "  weft inspect runs/demo\n"
                "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
-               "  weft inspect model.safetensors --header",
+               "  weft inspect model.safetensors --header\n"
+               "  weft inspect my.yaml --groups",
     .flags = flags,
     .min_operands = 1,
     .max_operands = 1,

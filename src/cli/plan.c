@@ -91,16 +91,6 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
-/* A tokenizer is opened only where the vocabulary's size is not given: plans need no data. */
-static ErrorCode shape_of(Config *c, OptionSet *set, Error *err) {
-    if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
-    Tokenizer *tokenizer;
-    TRY(tokenizer_open(&tokenizer, c->data.tokenizer, err));
-    ErrorCode code = setup_shape(c, set, tokenizer, err);
-    tokenizer_free(tokenizer);
-    return code;
-}
-
 /* ---- what is shown ---- */
 
 static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
@@ -214,7 +204,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(read_request(args, &q, err));
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_model, err);
-    if (code == OK) code = shape_of(&c, &set, err);
+    if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
         if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;

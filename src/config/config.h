@@ -72,9 +72,27 @@ typedef struct PipelineOptions {
     double memory_gib;                         /* of a rank, for split: auto; 0: not looked at */
 } PipelineOptions;
 
+/* What an optimizer does with a group of parameters. In an item of optimizer.groups a number that was not
+ * given is NaN, a choice -1: what the section says holds. */
+typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_KINDS } OptimizerKind;
+typedef struct OptimizerSettings {
+    int kind;   /* OptimizerKind */
+    int states; /* Dtype of what it keeps of each element */
+    double lr, weight_decay, beta1, beta2, eps, momentum;
+    int nesterov; /* 0, 1 */
+} OptimizerSettings;
+
+typedef struct OptimizerGroup {
+    char *match; /* pattern of names of parameters */
+    OptimizerSettings settings;
+} OptimizerGroup;
+
 typedef struct OptimizerOptions {
-    double lr, beta1, beta2, eps, weight_decay, clip, clip_norm;
-    int decay; /* DecayRule */
+    OptimizerSettings settings; /* of what is in no group */
+    double clip, clip_norm;
+    int decay;         /* DecayRule */
+    int64_t seed;      /* of the rounding of states */
+    ObjectList groups; /* OptimizerGroup */
 } OptimizerOptions;
 
 typedef struct ScheduleOptions {

@@ -11,15 +11,13 @@
 /* ---- Memory ---- */
 
 static void layout_training(Engine *e) {
-    size_t bytes = e->plan->partition.owned * sizeof(float);
     for (int u = 0; u <= e->model.table.units; u++) {
         size_t owned = gradient_owned_bytes(&e->plan->program, u),
                sum = gradient_sum_bytes(&e->plan->program, u);
         e->step.sums[u] = sum ? pool_take(&e->pools[POOL_GRADIENTS], sum) : NULL;
         if (owned) e->step.owned[u].vectors = pool_take(&e->pools[POOL_GRADIENTS], owned);
     }
-    e->state.moment1 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
-    e->state.moment2 = pool_take(&e->pools[POOL_OPTIMIZER], bytes);
+    e->state.states = pool_take(&e->pools[POOL_OPTIMIZER], e->plan->memory.optimizer);
     e->work.bucket = pool_take(&e->pools[POOL_COMMUNICATION],
                                memory_plan_communication(&e->plan->memory) - e->plan->memory.tie);
     e->work.tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->plan->memory.tie);
@@ -151,8 +149,8 @@ const Action *engine_current(const Engine *e) { return e->current; }
 
 float *engine_master(const Engine *e, Piece piece) { return e->state.master + piece.at; }
 
-float *engine_moment(const Engine *e, int which, Piece piece) {
-    return (which == 0 ? e->state.moment1 : e->state.moment2) + piece.at;
+void *engine_optimizer_state(const Engine *e, int param, int which) {
+    return e->state.states + e->plan->memory.states[param * OPTIMIZER_STATES + which];
 }
 
 float *engine_gradient(const Engine *e, const Param *p, Piece piece) {

@@ -18,8 +18,7 @@ typedef struct Engine Engine;
 
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
-    double lr, beta1, beta2, eps, weight_decay;
-    bool decay_all;         /* else matrices only */
+    double lr_factor;       /* of the schedule: what the learning rates of all groups are multiplied with */
     double clip, clip_norm; /* clip 0: no clipping; clip_norm: p, or INFINITY */
     uint64_t any, all;      /* flags of this rank, to be combined by or, and by and; see record.h */
     bool poison;            /* a fault on purpose: one element of this rank's gradients becomes NaN ... */
@@ -77,7 +76,9 @@ const Weights *engine_weights(const Engine *e);
 
 /* Owned memory of a parameter, fp32: `piece` elements of it. */
 float *engine_master(const Engine *e, Piece piece);
-float *engine_moment(const Engine *e, int which /* 0: the first, 1: the second */, Piece piece);
+/* One of the states that the optimizer keeps of parameter number `param`: what is owned of it, in the dtype of
+ * its group. */
+void *engine_optimizer_state(const Engine *e, int param, int which);
 float *engine_gradient(const Engine *e, const Param *p, Piece piece); /* after a step */
 /* Optimizer steps made: AdamW's t. */
 int64_t engine_updates(const Engine *e);

@@ -23,10 +23,11 @@ enum {
     POOL_COUNT
 };
 
-/* What is trained: [partition.owned] elements each. */
+/* What is trained, and what outlives a step beside it; master and copy: [partition.owned]. */
 typedef struct OwnedState {
-    float *master, *moment1, *moment2;
+    float *master;
     uint16_t *copy;  /* bf16, when it stays */
+    char *states;    /* of the optimizer: engine_state */
     int64_t updates; /* optimizer steps made */
 } OwnedState;
 

@@ -11,11 +11,11 @@ enum { PIECE = 1 << 20 }; /* bytes that are brought to the host at a time */
 
 /* ---- what this rank holds ---- */
 
-static uint64_t print(Replicas *r, const float *tensor, int64_t count) {
+static uint64_t print(Replicas *r, const void *tensor, size_t left) {
     Device *d = r->engine->device;
-    const char *from = (const char *)tensor;
+    const char *from = tensor;
     XXH3_64bits_reset(r->hash);
-    for (size_t left = (size_t)count * sizeof *tensor; left > 0;) {
+    while (left > 0) {
         size_t bytes = left < PIECE ? left : PIECE;
         OP(d, OP_DOWNLOAD, download, r->buffer, from, bytes);
         XXH3_64bits_update(r->hash, r->buffer, bytes);
@@ -26,12 +26,16 @@ static uint64_t print(Replicas *r, const float *tensor, int64_t count) {
 
 static void print_all(Replicas *r) {
     const Engine *e = r->engine;
-    const float *arrays[PRINTED_ARRAYS] = {e->state.master, e->state.moment1, e->state.moment2};
+    const ParamGroups *g = &e->plan->groups;
     for (int i = 0; i < e->model.table.count; i++) {
         Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
         r->mine[i] = (ParamPrint){.held = piece.count > 0};
-        for (int a = 0; a < PRINTED_ARRAYS && piece.count > 0; a++)
-            r->mine[i].hash[a] = print(r, arrays[a] + piece.at, piece.count);
+        if (piece.count == 0) continue;
+        size_t count = (size_t)piece.count;
+        r->mine[i].hash[0] = print(r, engine_master(e, piece), count * sizeof(float));
+        for (int k = 0; k < param_states(g, i); k++)
+            r->mine[i].hash[1 + k] =
+                print(r, engine_optimizer_state(e, i, k), count * param_state_width(g, i));
     }
 }
 
@@ -123,9 +127,9 @@ static void name_difference(const Copies *c, Text *out) {
     }
 }
 
-static ErrorCode refuse(const Copies *c, const Param *p, int array, int64_t step, int64_t agreed,
+/* `what` of parameter p. */
+static ErrorCode refuse(const Copies *c, const Param *p, const char *what, int64_t step, int64_t agreed,
                         Error *err) {
-    static const char *const names[PRINTED_ARRAYS] = {"the weights", "the first moment", "the second moment"};
     Text where = {0}, before = {0};
     name_difference(c, &where);
     if (agreed >= 0)
@@ -136,25 +140,30 @@ static ErrorCode refuse(const Copies *c, const Param *p, int array, int64_t step
               "replicas differ after step %lld: %s of %s (unit %d) %s; %s. Memory or arithmetic failed on a "
               "machine: go on from a "
               "checkpoint no later than that",
-              (long long)step, names[array], p->name, p->unit, where.data, before.data);
+              (long long)step, what, p->name, p->unit, where.data, before.data);
     text_free(&where);
     text_free(&before);
     return ERR_REPLICAS;
 }
 
-static ErrorCode compare(Comparison *c, const ParamTable *table, int64_t step, int64_t agreed, Error *err) {
+static const char *array_title(const ParamGroups *g, int param, int array) {
+    return array == 0 ? "the weights" : param_group(g, param)->optimizer->state[array - 1].title;
+}
+
+static ErrorCode compare(Comparison *c, const ParamTable *table, const ParamGroups *g, int64_t step,
+                         int64_t agreed, Error *err) {
     for (int i = 0; i < table->count; i++)
         for (int array = 0; array < PRINTED_ARRAYS; array++) {
             int rank = find_difference(c, i, array);
             if (rank < 0) continue;
             find_copies(c, i, array, c->place[rank]);
-            return refuse(&c->copies, &table->params[i], array, step, agreed, err);
+            return refuse(&c->copies, &table->params[i], array_title(g, i, array), step, agreed, err);
         }
     return OK;
 }
 
-ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const Mesh *mesh, int64_t step,
-                         int64_t agreed, Error *err) {
+ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const ParamGroups *groups,
+                         const Mesh *mesh, int64_t step, int64_t agreed, Error *err) {
     size_t world = (size_t)mesh->world;
     Comparison c = {.all = all, .params = table->count, .world = mesh->world};
     c.place = mem_alloc_array(world, sizeof *c.place);
@@ -162,7 +171,7 @@ ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const M
     c.copies.rank = mem_alloc_array(world, sizeof *c.copies.rank);
     c.copies.hash = mem_alloc_array(world, sizeof *c.copies.hash);
     for (int rank = 0; rank < mesh->world; rank++) c.place[rank] = place_of(mesh, rank);
-    ErrorCode code = compare(&c, table, step, agreed, err);
+    ErrorCode code = compare(&c, table, groups, step, agreed, err);
     free(c.place);
     free(c.first);
     free(c.copies.rank);
@@ -207,8 +216,8 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
     free(lengths);
     TRY(code);
     if (all)
-        replicas_judge((const ParamPrint *)(const void *)all, &e->model.table, &e->plan->partition.mesh, step,
-                       r->agreed, &verdict);
+        replicas_judge((const ParamPrint *)(const void *)all, &e->model.table, &e->plan->groups,
+                       &e->plan->partition.mesh, step, r->agreed, &verdict);
     free(all);
     TRY(comm_broadcast(r->comm, &verdict, sizeof verdict, 0, err));
     r->seconds = clock_seconds() - start;

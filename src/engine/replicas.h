@@ -12,7 +12,7 @@
 
 #include "engine/engine.h"
 
-enum { PRINTED_ARRAYS = 3 }; /* weights, first moment, second moment */
+enum { PRINTED_ARRAYS = 1 + OPTIMIZER_STATES }; /* weights, then what the optimizer keeps */
 
 /* Of what one rank owns of one parameter. */
 typedef struct ParamPrint {
@@ -41,7 +41,7 @@ void replicas_close(Replicas *r);
 ErrorCode replicas_check(Replicas *r, int64_t step, Error *err);
 
 /* The comparison alone: `all` is [ranks, parameters]. */
-ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const Mesh *mesh, int64_t step,
-                         int64_t agreed, Error *err);
+ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const ParamGroups *groups,
+                         const Mesh *mesh, int64_t step, int64_t agreed, Error *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/rng.h"
 #include "engine/execution.h"
 
 /* Figures of this rank's share; of every parameter that it counts. */
@@ -85,25 +86,31 @@ void update_norm(Execution *x) {
     if (o->before_update) o->before_update(o->context);
 }
 
+/* Parameter number i; `step` is what all have in common. */
+static void update_parameter(Engine *e, int i, const UpdateStep *step) {
+    const Param *p = &e->model.table.params[i];
+    const ParamGroups *g = &e->plan->groups;
+    const ParamGroup *group = param_group(g, i);
+    Piece piece = partition_piece(&e->plan->partition, p);
+    if (piece.count == 0) return;
+    UpdateRun run = {.count = piece.count,
+                     .param = engine_master(e, piece),
+                     .grad = engine_gradient(e, p, piece),
+                     .copy = e->state.copy && p->cols ? e->state.copy + piece.at : NULL,
+                     .weight_decay = param_weight_decay(g, i, p),
+                     .store = {.type = (Dtype)group->settings.states,
+                               .key = rng_key(g->seed, p->name),
+                               .step = (uint64_t)step->updates,
+                               .first = piece.first}};
+    for (int k = 0; k < param_states(g, i); k++) run.state[k] = engine_optimizer_state(e, i, k);
+    group->optimizer->update(e->device, &group->settings, step, &run);
+}
+
 void update_unit(Execution *x, int unit) {
-    Engine *e = x->engine;
-    const StepOptions *o = x->options;
-    const ParamTable *t = &e->model.table;
+    const ParamTable *t = &x->engine->model.table;
+    UpdateStep step = {.lr_factor = x->options->lr_factor,
+                       .clip_coefficient = x->result->clip_coefficient,
+                       .updates = x->engine->state.updates};
     if (x->result->skipped) return;
-    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
-        const Param *p = &t->params[i];
-        Piece piece = partition_piece(&e->plan->partition, p);
-        AdamW a = {.lr = (float)o->lr,
-                   .beta1 = (float)o->beta1,
-                   .beta2 = (float)o->beta2,
-                   .eps = (float)o->eps,
-                   .weight_decay = p->row->decays || o->decay_all ? (float)o->weight_decay : 0,
-                   .correction1 = (float)(1 - pow(o->beta1, (double)e->state.updates)),
-                   .correction2 = (float)(1 - pow(o->beta2, (double)e->state.updates)),
-                   .grad_scale = (float)x->result->clip_coefficient};
-        uint16_t *copy = e->state.copy && p->cols ? e->state.copy + piece.at : NULL;
-        if (piece.count)
-            OP(e->device, OP_ADAMW, adamw, piece.count, a, (StateStore){0}, e->state.master + piece.at,
-               engine_gradient(e, p, piece), e->state.moment1 + piece.at, e->state.moment2 + piece.at, copy);
-    }
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(x->engine, i, &step);
 }

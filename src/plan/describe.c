@@ -24,6 +24,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 dtype_name(p->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
     text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
     layout_describe(l, c, out);
+    param_groups_print(&p->groups, &p->model.table, false, out);
 }
 
 void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
@@ -35,7 +36,7 @@ void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Dev
         text_printf(out, "memory of rank %d\n", p->rank);
     else
         text_puts(out, "memory\n");
-    memory_plan_print(plan, &p->program, &p->model, out);
+    memory_plan_print(plan, &p->program, &p->model, &p->groups, out);
     double share = 100.0 * (double)memory_plan_total(plan) / (double)(machine.machine ? machine.machine : 1);
     text_printf(out, "  of this machine's %s: %.1f%%%s\n", text_bytes((double)machine.machine, total), share,
                 share > 95 ? ": it will not fit" : "");

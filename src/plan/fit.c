@@ -23,17 +23,24 @@ typedef struct Fit {
 
 /* ---- the estimate ---- */
 
-/* Bytes that the parameters of a unit cost the rank that holds it, whatever the number of microbatches. */
-static double fixed_bytes(const Layout *l, const Config *c, double elements, double compute) {
+static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
+    double sum = 0;
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++)
+        sum += (double)t->params[i].count * (double)param_state_bytes(g, i);
+    return sum;
+}
+
+/* Bytes that the parameters of a unit, and `states` of theirs, cost the rank that holds it, whatever the number
+ * of microbatches. */
+static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute) {
     double shards = l->mesh.degree[AXIS_DP_SHARD], share = elements / shards;
     bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
-    double staged = c->checkpoint.dtype == STORE_BF16 ? 16 : 12,
-           state = 4 + 8 + staged; /* master, moments, copy to save */
+    double weights = c->checkpoint.dtype == STORE_BF16 ? 4 + 8 : 4 + 4; /* master, copies to save */
     double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
     double read = shards > 1    ? elements * compute
                   : compute < 4 ? share * compute
                                 : 0; /* gathered, or the compute copy */
-    return share * state + gradients + read;
+    return share * weights + 2 * states / shards + gradients + read;
 }
 
 /* Microbatches whose activations a stage keeps at most. */
@@ -56,14 +63,18 @@ static ErrorCode estimate(Fit *f, Error *err) {
     int64_t tokens = f->l->sequences * c->train.context;
     TRY(model_build(&m, &c->model.shape, compute, (Recompute)c->train.recompute, tokens, c->train.loss_rows,
                     err));
-    for (int u = 0; u < m.table.units; u++) {
-        f->fixed[u] = fixed_bytes(f->l, c, (double)m.table.unit_size[u], (double)dtype_bytes(compute));
+    ParamGroups g;
+    ErrorCode code = param_groups_build(&g, &c->optimizer, &m.table, err);
+    for (int u = 0; u < m.table.units && code == OK; u++) {
+        f->fixed[u] = fixed_bytes(f->l, c, (double)m.table.unit_size[u], state_bytes(&m.table, &g, u),
+                                  (double)dtype_bytes(compute));
         f->activation[u] = (double)unit_slab_bytes(&m, u) +
                            (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
     }
     count_live(&f->l->schedule, f->live);
+    param_groups_free(&g);
     model_free(&m);
-    return OK;
+    return code;
 }
 
 /* ---- what a split takes ---- */

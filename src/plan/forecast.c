@@ -249,7 +249,7 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
     text_printf(out, "memory of rank %d", r->first);
     if (r->count > 1) text_printf(out, ", and of those to %d", r->first + r->count - 1);
     text_puts(out, "\n");
-    memory_plan_print(rank_memory(&r->plan), &r->plan.program, &r->plan.model, out);
+    memory_plan_print(rank_memory(&r->plan), &r->plan.program, &r->plan.model, &r->plan.groups, out);
 }
 
 /* ---- work and traffic ---- */

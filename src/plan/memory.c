@@ -257,11 +257,23 @@ static void plan_communication(MemoryPlan *plan, const Program *p) {
     if (part->tied && embedding != head) plan->tie = pool_round(part->share[0].matrices * sizeof(float));
 }
 
-static void plan_training(MemoryPlan *plan, const Program *p) {
+/* Parameter after parameter, since each may have states of another kind. */
+static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
+    plan->states = mem_alloc_array((size_t)p->table->count * OPTIMIZER_STATES, sizeof *plan->states);
+    for (int i = 0; i < p->table->count; i++) {
+        size_t bytes = (size_t)partition_piece(p, &p->table->params[i]).count * param_state_width(g, i);
+        for (int k = 0; k < param_states(g, i); k++) {
+            plan->states[i * OPTIMIZER_STATES + k] = plan->optimizer;
+            plan->optimizer += pool_round(bytes);
+        }
+    }
+}
+
+static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {
     plan_communication(plan, p);
     for (int u = 0; u <= p->units; u++)
         plan->gradients += gradient_sum_bytes(p, u) + gradient_owned_bytes(p, u);
-    plan->optimizer = 2 * pool_round(p->partition->owned * sizeof(float));
+    plan_states(plan, p->partition, optimizer);
 }
 
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
@@ -277,12 +289,13 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->copy =
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
     plan->constants = pool_round((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
-    if (spec->training) plan_training(plan, p);
+    if (spec->optimizer) plan_training(plan, p, spec->optimizer);
 }
 
 void memory_plan_free(MemoryPlan *plan) {
     free(plan->buffers);
     free(plan->index);
+    free(plan->states);
     *plan = (MemoryPlan){0};
 }
 
@@ -319,9 +332,11 @@ static int buffers_of(const MemoryPlan *plan, Arena arena) {
     return n;
 }
 
-void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, Text *out) {
+void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
+                       Text *out) {
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};
     char note[160];
+    Text states = {0};
     size_t total = memory_plan_total(plan);
     bool sharded = p->partition->shards > 1;
     row(out, "parameters", plan->parameters, total,
@@ -330,7 +345,9 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row(out, "gathered", plan->arena[ARENA_GATHERED], total, "parameters of the units at work");
     row(out, "gradients", plan->gradients, total, p->exact ? "int64 sums, fp32 results" : "fp32");
     row(out, "grad. in flight", plan->arena[ARENA_GRADIENTS], total, "of single microbatches");
-    row(out, "optimizer", plan->optimizer, total, "AdamW moments, fp32");
+    if (plan->optimizer) param_groups_name_states(g, &states);
+    row(out, "optimizer", plan->optimizer, total, states.data);
+    text_free(&states);
     snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s",
              buffers_of(plan, ARENA_ACTIVATIONS), (long long)m->tokens, policy[m->recompute]);
     row(out, "activations", plan->arena[ARENA_ACTIVATIONS], total, note);

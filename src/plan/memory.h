@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "model/unit.h"
+#include "optimizer/groups.h"
 #include "plan/program.h"
 
 typedef enum BufferKind {
@@ -44,7 +45,9 @@ typedef struct MemoryPlan {
     size_t parameters, copy; /* owned fp32 master weights; their copy in the compute dtype, when it stays */
     size_t
         gradients; /* of the step: sums over microbatches, owned shares; microbatches' own are in their arena */
-    size_t optimizer; /* owned moments */
+    size_t optimizer; /* states of owned elements */
+    size_t
+        *states; /* [parameters, OPTIMIZER_STATES] bytes before each state of what is owned of a parameter */
     size_t constants;
     size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
     int reductions;   /* axes that do */
@@ -59,7 +62,7 @@ typedef struct MemorySpec {
     const Model *model;
     int64_t positions;
     size_t device_scratch;
-    bool training; /* gradients and moments too */
+    const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
 } MemorySpec;
 
 /* At most this many buffers does one action touch. */
@@ -83,6 +86,7 @@ size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);
 size_t memory_plan_total(const MemoryPlan *plan); /* pools and staging */
 /* A table: category, bytes, what it holds. */
-void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, Text *out);
+void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
+                       Text *out);
 
 #endif

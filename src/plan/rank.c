@@ -17,11 +17,25 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .exact = c->train.numerics == NUMERICS_EXACT,
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
-                      .staged = c->checkpoint.dtype == STORE_BF16 ? 4 : 3};
+                      .optimizer = &c->optimizer,
+                      .staged = c->checkpoint.dtype == STORE_BF16 ? 2 : 1};
+}
+
+/* What a checkpoint takes of the elements that this rank counts. */
+static size_t staging(const RankPlan *p) {
+    size_t sum = 0;
+    for (int i = 0; i < p->model.table.count; i++) {
+        const Param *param = &p->model.table.params[i];
+        if (!partition_counts(&p->partition, param->unit)) continue;
+        size_t width = (size_t)p->spec.staged * sizeof(float) + param_state_bytes(&p->groups, i);
+        sum += (size_t)partition_piece(&p->partition, param).count * width;
+    }
+    return sum;
 }
 
 static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
     const RankSpec *s = &p->spec;
+    TRY(param_groups_build(&p->groups, s->optimizer, &p->model.table, err));
     ProgramSpec spec = {.partition = &p->partition,
                         .schedule = schedule,
                         .defer_head = s->defer_head,
@@ -30,8 +44,8 @@ static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scr
                         .reshard = s->reshard};
     program_lower(&p->program, &spec);
     TRY(program_check(&p->program, err));
-    memory_plan(&p->memory, &(MemorySpec){&p->program, &p->model, s->positions, scratch, true});
-    p->memory.staging = (size_t)s->staged * (size_t)partition_counted(&p->partition) * sizeof(float);
+    memory_plan(&p->memory, &(MemorySpec){&p->program, &p->model, s->positions, scratch, &p->groups});
+    p->memory.staging = s->staged > 0 ? staging(p) : 0;
     /* Evaluation runs in the memory of training. */
     for (int a = 0; a < ARENAS; a++)
         if (p->evaluation_memory.arena[a] > p->memory.arena[a])
@@ -50,7 +64,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &p->partition);
     memory_plan(&p->evaluation_memory,
-                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, false});
+                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL});
     return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);
 }
 
@@ -60,6 +74,7 @@ void rank_plan_free(RankPlan *p) {
     program_free(&p->program);
     program_free(&p->evaluation);
     partition_free(&p->partition);
+    param_groups_free(&p->groups);
     model_free(&p->model);
     *p = (RankPlan){0};
 }

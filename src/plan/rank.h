@@ -27,14 +27,16 @@ typedef struct RankSpec {
     bool exact;        /* gradients in fixed point */
     GradientSync sync;
     Reshard reshard;
-    int staged; /* fp32 arrays of what it counts that are copied on the host while a checkpoint is written */
+    const OptimizerOptions *optimizer; /* NULL for inference alone */
+    int staged; /* fp32 copies of what it counts, on the host while a checkpoint with the states is written */
 } RankSpec;
 
 /* Not to be moved or copied: its parts point to each other. */
 typedef struct RankPlan {
     RankSpec spec;
     int rank;
-    Model model; /* without its constants, which are tensor memory */
+    Model model;        /* without its constants, which are tensor memory */
+    ParamGroups groups; /* none for inference */
     Partition partition;
     Program program, evaluation; /* of a training step (none for inference); of one microbatch forward */
     MemoryPlan memory, evaluation_memory; /* evaluation runs in the memory of training */
@@ -43,9 +45,9 @@ typedef struct RankPlan {
 /* As the configuration says; of the device, only what it multiplies best. */
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
 
-/* The layout need not outlive the call. Of the device only scratch_bytes is asked: one that
- * device_describe_cpu made will do. ERR_CONFIG for a model that cannot be built. Free it also after a
- * failure. */
+/* Layout and optimizer need not outlive the call. Of the device only scratch_bytes is asked: one that
+ * device_describe_cpu made will do. ERR_CONFIG for a model that cannot be built, and for groups of parameters
+ * that do not fit it. Free it also after a failure. */
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err);
 void rank_plan_free(RankPlan *p);

@@ -51,15 +51,19 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     return complete_shape(c, set, err);
 }
 
+ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
+    if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
+    Tokenizer *tokenizer;
+    TRY(tokenizer_open(&tokenizer, c->data.tokenizer, err));
+    ErrorCode code = setup_shape(c, set, tokenizer, err);
+    tokenizer_free(tokenizer);
+    return code;
+}
+
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
-    return (StepOptions){.lr = o->lr * learning_rate_factor(&c->schedule, total, step),
-                         .beta1 = o->beta1,
-                         .beta2 = o->beta2,
-                         .eps = o->eps,
-                         .weight_decay = o->weight_decay,
-                         .decay_all = o->decay == DECAY_ALL,
+    return (StepOptions){.lr_factor = learning_rate_factor(&c->schedule, total, step),
                          .clip = o->clip,
                          .clip_norm = o->clip_norm};
 }

@@ -19,6 +19,8 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
 /* Shape of the model, completed, in c and its set: by what the tokenizer says, the vocabulary (when 0) and the
  * ids of BOS and EOS, and by the shape itself. Refuses a vocabulary that is smaller than the tokenizer's. */
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);
+/* The same where nothing else needs the tokenizer, which is opened only to ask for the vocabulary. */
+ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err);
 StepOptions setup_step(const Config *c, int64_t step); /* 0-based */
 /* Groups of the mesh, who adds up what arrives, and a progress thread where there is to be one. Collective.
  */

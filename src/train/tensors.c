@@ -22,11 +22,11 @@ static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const 
     return OK;
 }
 
-static void describe(Tensors *t, const Param *p, const char *prefix, SafeType stored) {
+static void describe(Tensors *t, const Param *p, const char *prefix, SafeType memory, SafeType stored) {
     Text name = {0};
-    text_printf(&name, "%s%s", prefix, p->name);
+    text_printf(&name, "%s%s%s", prefix, *prefix ? "." : "", p->name);
     t->descriptions[t->list.count++] = (TensorDesc){.name = name.data,
-                                                    .memory = SAFE_F32,
+                                                    .memory = memory,
                                                     .stored = stored,
                                                     .rank = p->cols ? 2 : 1,
                                                     .shape = {p->rows, p->cols}};
@@ -36,14 +36,15 @@ static Piece piece_of(const Tensors *t, const Param *p) {
     return partition_piece(&engine_plan(t->engine)->partition, p);
 }
 
-/* Every rank names every tensor, and has the elements that it owns of it, at `memory`. */
-static void tensors_add(Tensors *t, const Param *p, const char *prefix, float *memory, SafeType stored) {
+/* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at`, as `memory`. */
+static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
+                        SafeType stored) {
     Piece piece = piece_of(t, p);
     int tensor = t->list.count;
     bool counts = partition_counts(&engine_plan(t->engine)->partition, p->unit);
-    describe(t, p, prefix, stored);
+    describe(t, p, prefix, memory, stored);
     if (piece.count == 0 || (t->use == TENSORS_TO_SAVE && !counts)) return;
-    t->memory[t->list.piece_count] = memory;
+    t->memory[t->list.piece_count] = at;
     t->pieces[t->list.piece_count++] = (TensorPiece){tensor, piece.first, piece.count};
 }
 
@@ -65,20 +66,26 @@ Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        tensors_add(t, p, "", engine_master(e, piece_of(t, p)), stored);
+        tensors_add(t, p, "", engine_master(e, piece_of(t, p)), SAFE_F32, stored);
     }
     return t;
 }
 
+static void add_states(Tensors *t, int param, const Param *p) {
+    const ParamGroups *g = &engine_plan(t->engine)->groups;
+    SafeType type = param_group(g, param)->settings.states == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;
+    for (int k = 0; k < param_states(g, param); k++)
+        tensors_add(t, p, param_group(g, param)->optimizer->state[k].name,
+                    engine_optimizer_state(t->engine, param, k), type, type);
+}
+
 Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
     const ParamTable *table = &engine_model(e)->table;
-    Tensors *t = tensors_new(e, use, 3);
+    Tensors *t = tensors_new(e, use, 1 + OPTIMIZER_STATES);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        Piece piece = piece_of(t, p);
-        tensors_add(t, p, "exp_avg.", engine_moment(e, 0, piece), SAFE_F32);
-        tensors_add(t, p, "exp_avg_sq.", engine_moment(e, 1, piece), SAFE_F32);
-        if (master) tensors_add(t, p, "master.", engine_master(e, piece), SAFE_F32);
+        add_states(t, i, p);
+        if (master) tensors_add(t, p, "master", engine_master(e, piece_of(t, p)), SAFE_F32, SAFE_F32);
     }
     return t;
 }

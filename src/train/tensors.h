@@ -15,13 +15,13 @@ typedef struct Tensors {
     TensorList list;
     TensorDesc *descriptions;
     TensorPiece *pieces;
-    float **memory; /* of each piece */
+    void **memory; /* of each piece */
 } Tensors;
 
 /* The master weights, stored in files as `stored` (SAFE_F32 or SAFE_BF16). */
 Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored);
-/* AdamW's moments, exp_avg.NAME and exp_avg_sq.NAME; with `master` the fp32 weights too, as master.NAME: for
- * checkpoints whose model file is rounded. */
+/* What the optimizer keeps, as STATE.NAME (exp_avg.NAME) in the dtype that it is kept in; with `master` the
+ * fp32 weights too, as master.NAME: for checkpoints whose model file is rounded. */
 Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master);
 void tensors_free(Tensors *t); /* NULL is fine */
 

@@ -378,7 +378,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     t->bad_in_row = r.skipped ? t->bad_in_row + 1 : 0;
     if (t->c->data.audit)
         TRY(audit_step(&t->audit, t->state.step, t->feed.used, t->feed.microbatches, t->feed.sequences, err));
-    StepMetrics m = metrics_of(t, &r, options.lr);
+    StepMetrics m = metrics_of(t, &r, t->c->optimizer.settings.lr * options.lr_factor);
     m.sent_pp = comm_axis_traffic(t->comm, AXIS_PP).bytes + comm_point_traffic(t->comm).bytes;
     m.sent_dp_replicate = comm_axis_traffic(t->comm, AXIS_DP_REPLICATE).bytes;
     m.sent_dp_shard = comm_axis_traffic(t->comm, AXIS_DP_SHARD).bytes;

@@ -17,7 +17,8 @@
 typedef struct Part {
     char *path;
     double weight;
-    int kind;
+    int kind, unit;
+    double factor;
 } Part;
 
 typedef struct Settings {
@@ -44,6 +45,18 @@ static const Option part_options[] = {
      .fallback = "text",
      .choices = "text|lines",
      .help = "What."},
+    {.key = "factor",
+     .type = OPT_DOUBLE,
+     .offset = offsetof(Part, factor),
+     .optional = true,
+     .max = 9,
+     .help = "Or none."},
+    {.key = "unit",
+     .type = OPT_CHOICE,
+     .offset = offsetof(Part, unit),
+     .optional = true,
+     .choices = "m|km",
+     .help = "Or none."},
     {.key = NULL},
 };
 
@@ -221,6 +234,19 @@ static void test_lists_of_maps(void **state) {
     assert_string_equal(part(&f, 1)->path, "e f");
     must_override(&f, "data.parts={path: g}");
     assert_int_equal(f.s.parts.count, 1);
+    /* What is optional has no value until it is given, is written only then, and reads back. */
+    assert_true(isnan(part(&f, 0)->factor) && part(&f, 0)->unit == -1);
+    must_override(&f, "data.parts=[{path: g}, {path: h, factor: 2}, {path: i, unit: km}]");
+    Text written = {0};
+    options_write_value(&f.set, "data.parts", &written);
+    assert_string_equal(written.data, "[{path: g, weight: 1, kind: text}, {path: h, weight: 1, kind: text, "
+                                      "factor: 2}, {path: i, weight: 1, kind: text, unit: km}]");
+    text_clear(&written);
+    text_puts(&written, "data.parts=[{path: h, factor: 2}, {path: i, unit: km}]");
+    must_override(&f, written.data);
+    assert_true(part(&f, 0)->factor == 2 && part(&f, 0)->unit == -1);
+    assert_true(isnan(part(&f, 1)->factor) && part(&f, 1)->unit == 1);
+    text_free(&written);
     must_override(&f, "data.parts=");
     assert_int_equal(f.s.parts.count, 0);
     options_free(&f.set);
@@ -286,7 +312,7 @@ static void test_file_errors(void **state) {
         {"data:\n  parts: [{pat: x}]\n",
          "demo.yaml:2:12: data.parts[0].pat: unknown key; did you mean path?"},
         {"data:\n  parts: [a, {banana: x}]\n",
-         "demo.yaml:2:15: data.parts[1].banana: unknown key; there are path, weight, kind"},
+         "demo.yaml:2:15: data.parts[1].banana: unknown key; there are path, weight, kind, factor, unit"},
         {"data:\n  parts: [{weight: x}]\n",
          "demo.yaml:2:20: data.parts[0].weight: expected a number between 0 and 100, found \"x\""},
         {"- a\n", "demo.yaml:1:1: expected sections with keys, found a list"},

@@ -22,6 +22,7 @@ typedef struct Golden {
     int steps;
     int64_t rows, context;
     int64_t *tokens, *targets; /* [steps, rows, context + 1], [steps, rows, context] or NULL */
+    OptimizerOptions optimizer;
     StepOptions options;
     Device device;
     RankPlan plan;
@@ -74,21 +75,24 @@ static ErrorCode read_expected(Golden *g, Error *err) {
     TRY(code);
     const cJSON *o = cJSON_GetObjectItemCaseSensitive(g->expected, "optimizer");
     const char *decay = "";
-    StepOptions *s = &g->options;
+    OptimizerSettings *s = &g->optimizer.settings;
     TRY(number(o, "lr", &s->lr, err));
     TRY(number(o, "beta1", &s->beta1, err));
     TRY(number(o, "beta2", &s->beta2, err));
     TRY(number(o, "eps", &s->eps, err));
     TRY(number(o, "weight_decay", &s->weight_decay, err));
-    TRY(number(o, "clip", &s->clip, err));
+    TRY(number(o, "clip", &g->options.clip, err));
     TRY(json_get_string(o, "optimizer", "decay", true, &decay, err));
-    s->decay_all = strstr(decay, "all") != NULL;
-    s->clip_norm = 2;
+    g->optimizer.decay = strstr(decay, "all") ? DECAY_ALL : DECAY_MATRICES;
+    g->options.lr_factor = 1, g->options.clip_norm = 2;
     return OK;
 }
 
 static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
-    RankSpec spec = {.compute = compute, .tokens = g->rows * g->context, .positions = g->context};
+    RankSpec spec = {.compute = compute,
+                     .tokens = g->rows * g->context,
+                     .positions = g->context,
+                     .optimizer = &g->optimizer};
     char *path = path_join(g->dir, "config.json");
     ErrorCode code = model_config_read(&spec.model, path, err);
     free(path);

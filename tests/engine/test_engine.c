@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "engine/engine.h"
+#include "support/optimizers.h"
 #include "train/strike.h"
 
 enum { CONTEXT = 24, SEQUENCES = 2, TOKENS = CONTEXT * SEQUENCES, MICROBATCHES = 3, VOCAB = 61 };
@@ -78,7 +79,8 @@ static void open_run(Run *r, Setup s) {
                      .positions = CONTEXT,
                      .loss_rows = 20,
                      .defer_head = s.split,
-                     .exact = s.exact};
+                     .exact = s.exact,
+                     .optimizer = &usual_optimizer};
     Layout layout;
     if (layout_single(&layout, &spec.model, MICROBATCHES, s.split, &err) != OK) fail_msg("%s", err.message);
     if (rank_plan(&r->plan, &spec, &layout, 0, &r->device, &err) != OK) fail_msg("%s", err.message);
@@ -100,10 +102,7 @@ static void close_run(Run *r) {
     device_close(&r->device);
 }
 
-static StepOptions options(double lr) {
-    return (StepOptions){
-        .lr = lr, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .clip_norm = 2};
-}
+static StepOptions options(double lr) { return (StepOptions){.lr_factor = lr, .clip = 1, .clip_norm = 2}; }
 
 static void *fetch(Run *r, const void *tensor, size_t bytes) {
     void *host = mem_alloc(bytes);
@@ -151,7 +150,6 @@ static void check_finite_differences(Setup s) {
     StepResult result;
     open_run(&r, s);
     StepOptions none = options(0);
-    none.weight_decay = 0;
     engine_step(r.engine, r.batches, &none, &result);
     assert_true(fabs(result.loss - total_loss(&r)) < 1e-6 * result.loss);
     float *weights = fetch(&r, weights_of(&r), flat_bytes(&r));

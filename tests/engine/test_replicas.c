@@ -17,6 +17,9 @@ static Error err;
 static Param params[PARAMS] = {{.name = "model.embed_tokens.weight", .unit = 0},
                                {.name = "lm_head.weight", .unit = 3}};
 static const ParamTable table = {.count = PARAMS, .units = 4, .params = params};
+static ParamGroup group;
+static int group_of_param[PARAMS];
+static const ParamGroups groups = {.count = 1, .items = &group, .of = group_of_param};
 static ParamPrint prints[MOST][PARAMS];
 
 static Mesh mesh_of(int pp, int replicas, int shards) {
@@ -44,7 +47,8 @@ static ErrorCode judge(const Mesh *mesh, int64_t agreed) {
     ParamPrint *all = mem_alloc_array((size_t)mesh->world * PARAMS, sizeof *all);
     memcpy(all, prints, (size_t)mesh->world * sizeof prints[0]);
     err.message[0] = 0;
-    ErrorCode code = replicas_judge(all, &table, mesh, 40, agreed, &err);
+    group.optimizer = optimizer_of(OPTIMIZER_ADAMW);
+    ErrorCode code = replicas_judge(all, &table, &groups, mesh, 40, agreed, &err);
     free(all);
     return code;
 }

@@ -10,6 +10,7 @@
 #include "plan/draw.h"
 #include "plan/memory.h"
 #include "plan/program.h"
+#include "support/optimizers.h"
 
 static int count_kind(const Program *p, ActionKind kind) {
     int n = 0;
@@ -33,6 +34,7 @@ typedef struct Lowered {
     Schedule schedule;
     Partition partition;
     Program program;
+    ParamGroups groups;
 } Lowered;
 
 static Model small_model(const Case *c) {
@@ -69,7 +71,10 @@ static void lower(Lowered *l, const Case *c, int rank) {
     MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, 1};
     Mesh mesh;
     Stages stages;
+    OptimizerGroup room[3];
+    OptimizerOptions optimizer = mixed_optimizer(room);
     *l = (Lowered){.model = small_model(c)};
+    if (param_groups_build(&l->groups, &optimizer, &l->model.table, &err) != OK) fail_msg("%s", err.message);
     if (mesh_build(&mesh, &options, ranks_of(c), &err) != OK) fail_msg("%s", err.message);
     ScheduleName name = c->split ? PIPE_ZB_H1 : PIPE_1F1B; /* of one rank */
     assert_true(c->pp == 1 || schedule_find(c->schedule, &name));
@@ -93,6 +98,7 @@ static void release(Lowered *l) {
     partition_free(&l->partition);
     schedule_free(&l->schedule);
     model_free(&l->model);
+    param_groups_free(&l->groups);
 }
 
 /* Calls visit with every rank of every combination. */
@@ -227,7 +233,7 @@ static void check_plan(const Case *c, const Lowered *l, int rank) {
     MemoryPlan plan;
     (void)c;
     (void)rank;
-    memory_plan(&plan, &(MemorySpec){p, &l->model, 16, 1000, true});
+    memory_plan(&plan, &(MemorySpec){p, &l->model, 16, 1000, &l->groups});
     for (int i = 0; i < plan.count; i++) {
         const Buffer *a = &plan.buffers[i];
         assert_true(a->offset % POOL_ALIGN == 0 && a->offset + a->bytes <= plan.arena[buffer_arena(a->kind)]);
@@ -340,7 +346,7 @@ static size_t activations(const Case *c) {
     Lowered l;
     MemoryPlan plan;
     lower(&l, c, 0);
-    memory_plan(&plan, &(MemorySpec){&l.program, &l.model, 16, 0, true});
+    memory_plan(&plan, &(MemorySpec){&l.program, &l.model, 16, 0, &l.groups});
     size_t bytes = plan.arena[ARENA_ACTIVATIONS];
     memory_plan_free(&plan);
     release(&l);
@@ -367,8 +373,8 @@ static void test_sharding_saves_memory(void **state) {
     sharded.shards = 4, sharded.sync = SYNC_MICROBATCH;
     lower(&l, &whole, 0);
     lower(&s, &sharded, 3);
-    memory_plan(&a, &(MemorySpec){&l.program, &l.model, 16, 0, true});
-    memory_plan(&b, &(MemorySpec){&s.program, &s.model, 16, 0, true});
+    memory_plan(&a, &(MemorySpec){&l.program, &l.model, 16, 0, &l.groups});
+    memory_plan(&b, &(MemorySpec){&s.program, &s.model, 16, 0, &s.groups});
     assert_true(b.parameters < a.parameters * 3 / 10 && b.optimizer < a.optimizer * 3 / 10 &&
                 b.gradients < a.gradients * 3 / 10);
     assert_true(b.arena[ARENA_GATHERED] < a.parameters / 3);

@@ -36,6 +36,23 @@ file c.safetensors '{"\u001b[2J":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}
 expect 0 inspect c.safetensors
 has out '\x1B[2J'
 
+# Who is in which group, of a configuration and of a run.
+cat >run.yaml <<EOF
+model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}
+optimizer: {groups: [{match: mlp, kind: sgd, lr: 0.1, states: bf16}]}
+EOF
+expect 0 inspect --groups run.yaml
+grep -q '^  mlp  *6 .* sgd  *0.1 .* bf16 ' out || fail "a row of the group: $(cat out)"
+has out '  the rest '
+[ "$(sed -n '/the rest/,$d; /mlp/p' out | wc -l)" -eq 7 ] || fail "six parameters in the group: $(cat out)"
+mkdir run && cp run.yaml run/config.yaml
+cp out groups
+expect 0 inspect --groups run
+cmp -s out groups || fail "the groups of a run are those of its configuration"
+sed -i 's/mlp/experts/' run.yaml
+expect 78 inspect --groups run.yaml
+has err 'optimizer.groups[0].match: no parameter has "experts" in its name'
+
 expect 66 inspect nothing
 expect 66 inspect .
 has err "model.safetensors"

@@ -1,5 +1,6 @@
 #!/bin/bash
-# A run that is killed again and again, at moments drawn from a seed, ends with the bits of one that was left alone.
+# A run that is killed again and again, at moments drawn from a seed, ends with the bits of one that was left alone. It has both
+# optimizers, and states in both types.
 #   KILLS=100 SEED=1 tests/program/test_kills.sh     (make soak)
 . "$(dirname "$0")/../support/prelude.sh"
 kills=${KILLS:-8}
@@ -10,6 +11,7 @@ cat >run.yaml <<EOF
 model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
 data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
 train: {steps: $((40 + 20 * kills)), context: 32, microbatch: 2, tokens_per_step: 128}
+optimizer: {states: bf16, groups: [{match: mlp, kind: sgd, lr: 0.1}, {match: embed, states: fp32, lr: 1e-3}]}
 schedule: {warmup_steps: 4}
 checkpoint: {every: 3}
 metrics: {log_freq: 1, tensorboard: false}

@@ -203,6 +203,18 @@ train base optimizer.lr=1e-3
 train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=50
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was .*train.steps was 30 .*run.allow_changes=\[optimizer.lr, optimizer.beta1, train.steps\]" base.err ||
     fail "not all that differs is named: $(tail -1 base.err)"
+train base optimizer.kind=sgd run.allow_changes=[optimizer.kind]
+[ "$status" -eq 78 ] && grep -q "optimizer.kind was adamw when .* is sgd now, which is another run" base.err ||
+    fail "another optimizer: status $status: $(tail -1 base.err)"
+train base 'optimizer.groups=[{match: mlp, lr: 1e-3}]'
+[ "$status" -eq 78 ] && grep -q "optimizer.groups was \[\] when .* is \[{match: mlp, lr: 0.001}\] now" base.err ||
+    fail "other groups: status $status: $(tail -1 base.err)"
+# A group that keeps other states than the checkpoint has: by their name.
+train base 'optimizer.groups=[{match: mlp, kind: sgd}]' run.allow_changes=[optimizer.groups]
+[ "$status" -eq 65 ] && grep -q "exp_avg.model.layers.0.mlp.* or the run has another optimizer" base.err ||
+    fail "states that are not there: status $status: $(tail -1 base.err)"
+bad 78 'optimizer.groups[0].match: no parameter has "experts" in its name' 'optimizer.groups=[{match: experts, lr: 1e-3}]'
+
 # More steps are no change where the learning rate does not follow them.
 train longer train.steps=20 schedule.total_steps=30
 train longer schedule.total_steps=30

@@ -16,12 +16,13 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "engine/engine.h"
+#include "support/optimizers.h"
 
 enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, VOCAB = 61, LAYERS = 6 };
 
 typedef struct Case {
-    const char *schedule; /* NULL: one pipeline rank; SHUFFLED: a file of orders */
-    bool tied, exact;
+    const char *schedule;    /* NULL: one pipeline rank; SHUFFLED: a file of orders */
+    bool tied, exact, mixed; /* mixed: several optimizers, states in several types */
     Dtype compute;
     Recompute recompute;
     GradientSync sync;
@@ -179,6 +180,8 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     int dp = mesh_dp_degree(&w->mesh), own = STEP / dp, first = own * mesh_dp_rank(&w->mesh, w->rank);
     make_layout(w, c, &layout, own);
     must(w, device_open_cpu(&d, NULL, 1, &err), &err);
+    OptimizerGroup groups[3];
+    OptimizerOptions mixed = mixed_optimizer(groups);
     RankSpec spec = {.model = shape(c),
                      .compute = c->compute,
                      .recompute = c->recompute,
@@ -188,7 +191,8 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
                      .defer_head = c->split_backward,
                      .exact = c->exact,
                      .sync = c->sync,
-                     .reshard = c->reshard};
+                     .reshard = c->reshard,
+                     .optimizer = c->mixed ? &mixed : &usual_optimizer};
     must(w, rank_plan(&plan, &spec, &layout, w->rank, &d, &err), &err);
     must(w, engine_open(&e, &plan, &d, w->comm, &err), &err);
     if (w->comm) comm_set_device(w->comm, &d);
@@ -196,13 +200,8 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     Batch *batches = batches_new(own);
     XXH3_64bits_reset(hash);
     for (int step = 0; step < w->steps; step++) {
-        StepOptions options = {.lr = 2e-3,
-                               .beta1 = 0.9,
-                               .beta2 = 0.95,
-                               .eps = 1e-8,
-                               .weight_decay = 0.1,
-                               .clip = 0.1,
-                               .clip_norm = c->clip_norm > 0 ? c->clip_norm : 2};
+        StepOptions options = {
+            .lr_factor = 2e-3, .clip = 0.1, .clip_norm = c->clip_norm > 0 ? c->clip_norm : 2};
         for (int m = 0; m < own; m++) fill_batch(&batches[m], (int64_t)step * STEP + first + m);
         engine_step(e, batches, &options, &r);
         double figures[] = {r.loss, r.grad_norm, r.clip_coefficient, (double)r.valid};
@@ -239,8 +238,8 @@ static void report(World *w, const Case *c) {
     int dp = mesh_dp_degree(&w->mesh), shards = w->mesh.degree[AXIS_DP_SHARD];
     uint64_t digest = train(w, c, &change, &norm);
     GradientSync sync = effective_sync(w, c);
-    text_printf(&key, "%s-%s-%s-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
-                dtype_name(c->compute), c->clip_norm > 0 ? c->clip_norm : 2);
+    text_printf(&key, "%s-%s-%s-%s-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
+                c->mixed ? "mixed" : "adamw", dtype_name(c->compute), c->clip_norm > 0 ? c->clip_norm : 2);
     if (!c->exact) text_printf(&key, "-dp%d-%s", dp, syncs[sync]);
     if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
     if (w->rank == 0) {
@@ -269,6 +268,8 @@ static void one_pipeline_rank(World *w) {
     report(w, &(Case){.compute = DTYPE_BF16, .tied = true});
     report(w, &(Case){.compute = DTYPE_BF16, .tied = true, .exact = true});
     report(w, &(Case){.compute = DTYPE_BF16, .exact = true, .reshard = RESHARD_NEVER});
+    report(w, &(Case){.tied = true, .mixed = true});
+    report(w, &(Case){.exact = true, .mixed = true});
     report(w, &(Case){.recompute = RECOMPUTE_FULL, .split_backward = true});
     report(w, &(Case){.exact = true, .recompute = RECOMPUTE_SELECTIVE, .split_backward = true});
     for (int i = 0; i < 3; i++) report(w, &(Case){.exact = true, .clip_norm = norms[i]});
@@ -291,7 +292,7 @@ static void one_schedule(World *w, ScheduleName name) {
         c.exact = name == PIPE_LOOPED_BFS || turn % 3 == 2; /* it adds up in another order */
         c.recompute = (Recompute)(turn % 3), c.reshard = (Reshard)(turn % 3);
         each_sync(w, c);
-        c.compute = DTYPE_BF16;
+        c.compute = DTYPE_BF16, c.mixed = true;
         if (turn % 2) report(w, &c);
     }
     report(w, &(Case){.schedule = schedule_name(name), .exact = true, .clip_norm = norms[(int)name % 3]});
@@ -312,10 +313,10 @@ static void pipelines(World *w) {
  * degree. */
 static const Case turns[] = {
     {.tied = true, .compute = DTYPE_BF16, .sync = SYNC_MICROBATCH, .reshard = RESHARD_ALWAYS},
-    {.tied = true, .exact = true, .sync = SYNC_MICROBATCH, .recompute = RECOMPUTE_FULL},
+    {.tied = true, .exact = true, .mixed = true, .sync = SYNC_MICROBATCH, .recompute = RECOMPUTE_FULL},
     {.sync = SYNC_REPLICA, .recompute = RECOMPUTE_SELECTIVE, .reshard = RESHARD_NEVER},
-    {.exact = true, .compute = DTYPE_BF16, .sync = SYNC_REPLICA},
-    {.tied = true, .recompute = RECOMPUTE_FULL, .reshard = RESHARD_ALWAYS},
+    {.exact = true, .mixed = true, .compute = DTYPE_BF16, .sync = SYNC_REPLICA},
+    {.tied = true, .mixed = true, .recompute = RECOMPUTE_FULL, .reshard = RESHARD_ALWAYS},
     {.exact = true, .sync = SYNC_STEP, .reshard = RESHARD_ALWAYS}};
 enum { TURNS = sizeof turns / sizeof *turns };
 

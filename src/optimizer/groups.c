@@ -1,0 +1,283 @@
+/* Groups are made in three steps: settings are completed, patterns are tried on every name in order, and what
+ * nobody would notice to be wrong (a pattern without effect, a setting that nothing reads) is refused. */
+#include "optimizer/groups.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+/* ---- settings ---- */
+
+typedef struct Setting {
+    const char *name;
+    size_t offset; /* in OptimizerSettings, of a double, or of an int when it is a choice */
+    bool choice;
+} Setting;
+
+static const Setting settings[] = {{"kind", offsetof(OptimizerSettings, kind), true},
+                                   {"states", offsetof(OptimizerSettings, states), true},
+                                   {"lr", offsetof(OptimizerSettings, lr), false},
+                                   {"weight_decay", offsetof(OptimizerSettings, weight_decay), false},
+                                   {"beta1", offsetof(OptimizerSettings, beta1), false},
+                                   {"beta2", offsetof(OptimizerSettings, beta2), false},
+                                   {"eps", offsetof(OptimizerSettings, eps), false},
+                                   {"momentum", offsetof(OptimizerSettings, momentum), false},
+                                   {"nesterov", offsetof(OptimizerSettings, nesterov), true}};
+enum { SETTINGS = sizeof settings / sizeof *settings };
+
+static bool is_given(const Setting *s, const OptimizerSettings *of) {
+    const char *field = (const char *)of + s->offset;
+    return s->choice ? *(const int *)(const void *)field >= 0 : !isnan(*(const double *)(const void *)field);
+}
+
+/* What a group leaves out is as the section has it. */
+static void complete(OptimizerSettings *group, const OptimizerSettings *section) {
+    for (int i = 0; i < SETTINGS; i++) {
+        size_t at = settings[i].offset, bytes = settings[i].choice ? sizeof(int) : sizeof(double);
+        if (!is_given(&settings[i], group)) memcpy((char *)group + at, (const char *)section + at, bytes);
+    }
+}
+
+/* "beta1" is in "lr, beta1, beta2", "beta" is not. */
+static bool is_listed(const char *name, const char *list) {
+    size_t length = strlen(name);
+    for (const char *at = list; (at = strstr(at, name)); at += length)
+        if ((at == list || at[-1] == ' ') && (at[length] == ',' || at[length] == '\0')) return true;
+    return false;
+}
+
+/* Every optimizer takes a kind, and a dtype for states that it may have. */
+static ErrorCode check_given(const OptimizerSettings *given, int item, const Optimizer *o, Error *err) {
+    for (int i = 0; i < SETTINGS; i++) {
+        const char *name = settings[i].name;
+        if (strcmp(name, "kind") == 0 || strcmp(name, "states") == 0) continue;
+        if (is_given(&settings[i], given) && !is_listed(name, o->reads))
+            return error_set(err, ERR_CONFIG, "optimizer.groups[%d].%s: %s does not read it, only %s", item,
+                             name, o->name, o->reads);
+    }
+    return OK;
+}
+
+/* ---- patterns ---- */
+
+static ErrorCode compile(const char *match, int item, pcre2_code **code, Error *err) {
+    int problem;
+    size_t at;
+    PCRE2_UCHAR why[128];
+    char shown[80];
+    *code = pcre2_compile((PCRE2_SPTR)match, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &problem, &at, NULL);
+    if (*code) return OK;
+    pcre2_get_error_message(problem, why, sizeof why);
+    return error_set(
+        err, ERR_CONFIG, "optimizer.groups[%d].match: \"%s\" is no regular expression: %s, at character %zu",
+        item, error_escape(shown, sizeof shown, match, strlen(match)), (const char *)why, at + 1);
+}
+
+/* Takes the parameters that the pattern finds and nobody has. Sets *found to how many it finds. */
+static ErrorCode take(ParamGroups *g, int item, const pcre2_code *code, const ParamTable *t, int *found,
+                      Error *err) {
+    pcre2_match_data *data = pcre2_match_data_create_from_pattern(code, NULL);
+    int result = 0;
+    CHECK(data != NULL);
+    for (int i = 0; i < t->count && result >= PCRE2_ERROR_NOMATCH; i++) {
+        const char *name = t->params[i].name;
+        result = pcre2_match(code, (PCRE2_SPTR)name, strlen(name), 0, 0, data, NULL);
+        *found += result >= 0;
+        if (result >= 0 && g->of[i] == g->count - 1) g->of[i] = item;
+    }
+    pcre2_match_data_free(data);
+    if (result >= PCRE2_ERROR_NOMATCH) return OK;
+    return error_set(err, ERR_CONFIG, "optimizer.groups[%d].match: \"%s\" takes too long to match", item,
+                     g->items[item].match);
+}
+
+static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t, int found, Error *err) {
+    char shown[80];
+    const char *match = g->items[item].match;
+    error_escape(shown, sizeof shown, match, strlen(match));
+    if (found > 0)
+        return error_set(err, ERR_CONFIG,
+                         "optimizer.groups[%d].match: the %d parameters that have \"%s\" in their names are "
+                         "in groups before it: put it in front of them, or leave it out",
+                         item, found, shown);
+    return error_set(
+        err, ERR_CONFIG,
+        "optimizer.groups[%d].match: no parameter has \"%s\" in its name; the last one is %s, and "
+        "\"weft inspect --groups\" of a configuration without this group lists all",
+        item, shown, t->params[t->count - 1].name);
+}
+
+static ErrorCode fill(ParamGroups *g, int item, const ParamTable *t, Error *err) {
+    pcre2_code *code;
+    int found = 0, taken = 0;
+    TRY(compile(g->items[item].match, item, &code, err));
+    ErrorCode outcome = take(g, item, code, t, &found, err);
+    pcre2_code_free(code);
+    TRY(outcome);
+    for (int i = 0; i < t->count; i++) taken += g->of[i] == item;
+    return taken > 0 ? OK : refuse_idle(g, item, t, found, err);
+}
+
+/* ---- all of them ---- */
+
+static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
+                           const OptimizerSettings *section, const ParamTable *t, Error *err) {
+    ParamGroup *to = &g->items[item];
+    to->match = mem_strdup(from->match);
+    to->settings = from->settings;
+    to->decays_all = !isnan(from->settings.weight_decay);
+    complete(&to->settings, section);
+    to->optimizer = optimizer_of((OptimizerKind)to->settings.kind);
+    TRY(check_given(&from->settings, item, to->optimizer, err));
+    return fill(g, item, t, err);
+}
+
+static void count(ParamGroups *g, const ParamTable *t) {
+    for (int i = 0; i < t->count; i++) {
+        g->items[g->of[i]].params++;
+        g->items[g->of[i]].elements += t->params[i].count;
+    }
+}
+
+ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const ParamTable *t, Error *err) {
+    int rest = (int)o->groups.count;
+    const OptimizerGroup *given = (const OptimizerGroup *)(const void *)o->groups.items;
+    *g = (ParamGroups){.count = rest + 1, .seed = (uint64_t)o->seed};
+    g->items = mem_alloc_array((size_t)g->count, sizeof *g->items);
+    g->of = mem_alloc_array((size_t)t->count, sizeof *g->of);
+    for (int i = 0; i < t->count; i++) g->of[i] = rest;
+    g->items[rest] = (ParamGroup){.settings = o->settings,
+                                  .optimizer = optimizer_of((OptimizerKind)o->settings.kind),
+                                  .decays_all = o->decay == DECAY_ALL};
+    ErrorCode code = OK;
+    for (int i = 0; i < rest && code == OK; i++) code = add_group(g, i, &given[i], &o->settings, t, err);
+    count(g, t);
+    if (code != OK) param_groups_free(g);
+    return code;
+}
+
+void param_groups_free(ParamGroups *g) {
+    for (int i = 0; i < g->count; i++) free(g->items[i].match);
+    free(g->items);
+    free(g->of);
+    *g = (ParamGroups){0};
+}
+
+const ParamGroup *param_group(const ParamGroups *g, int param) { return &g->items[g->of[param]]; }
+
+int param_states(const ParamGroups *g, int param) {
+    const ParamGroup *group = param_group(g, param);
+    return group->optimizer->states(&group->settings);
+}
+
+size_t param_state_width(const ParamGroups *g, int param) {
+    return dtype_bytes((Dtype)param_group(g, param)->settings.states);
+}
+
+size_t param_state_bytes(const ParamGroups *g, int param) {
+    return optimizer_state_bytes(&param_group(g, param)->settings);
+}
+
+double param_weight_decay(const ParamGroups *g, int param, const Param *p) {
+    const ParamGroup *group = param_group(g, param);
+    return p->row->decays || group->decays_all ? group->settings.weight_decay : 0;
+}
+
+/* ---- in words ---- */
+
+/* "adamw moments fp32" */
+static void name_states(const ParamGroup *group, Text *out) {
+    text_printf(out, "%s %s %s", group->optimizer->name, group->optimizer->keeps,
+                dtype_name((Dtype)group->settings.states));
+}
+
+void param_groups_name_states(const ParamGroups *g, Text *out) {
+    Text name = {0};
+    for (int i = 0; i < g->count; i++) {
+        const ParamGroup *group = &g->items[i];
+        if (group->params == 0 || group->optimizer->states(&group->settings) == 0) continue;
+        text_clear(&name);
+        name_states(group, &name);
+        if (out->length && strstr(out->data, name.data)) continue;
+        text_printf(out, "%s%s", out->length ? ", " : "", name.data);
+    }
+    if (out->length == 0) text_puts(out, "none");
+    text_free(&name);
+}
+
+/* What the optimizer reads beside the two that have columns of their own. */
+static void put_others(const ParamGroup *group, Text *out) {
+    const char *gap = "";
+    for (int i = 0; i < SETTINGS; i++) {
+        const Setting *s = &settings[i];
+        const char *field = (const char *)&group->settings + s->offset;
+        if (!is_listed(s->name, group->optimizer->reads) || s->offset == offsetof(OptimizerSettings, lr) ||
+            s->offset == offsetof(OptimizerSettings, weight_decay))
+            continue;
+        if (s->choice)
+            text_printf(out, "%s%s %s", gap, s->name, *(const int *)(const void *)field ? "true" : "false");
+        else
+            text_printf(out, "%s%s %g", gap, s->name, *(const double *)(const void *)field);
+        gap = ", ";
+    }
+}
+
+static void put_group(const ParamGroup *group, Text *out) {
+    char elements[32], bytes[32], flops[32];
+    const OptimizerSettings *s = &group->settings;
+    size_t each = optimizer_state_bytes(s);
+    text_printf(out, "  %-24s %6d %9s  %-6s %8g %7g%s  %-5s %10s %9s  ",
+                group->match    ? group->match
+                : group->params ? "the rest"
+                                : "the rest: nothing",
+                group->params, text_count(group->elements, elements), group->optimizer->name, s->lr,
+                s->weight_decay, group->decays_all ? " " : "*", each ? dtype_name((Dtype)s->states) : "none",
+                each ? text_bytes((double)each * (double)group->elements, bytes) : "0",
+                text_count((int64_t)(group->optimizer->flops * (double)group->elements), flops));
+    put_others(group, out);
+    text_puts(out, "\n");
+}
+
+static void put_names(const ParamGroups *g, int group, const ParamTable *t, Text *out) {
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        char shape[64];
+        if (g->of[i] != group) continue;
+        if (p->cols)
+            snprintf(shape, sizeof shape, "[%lld, %lld]", (long long)p->rows, (long long)p->cols);
+        else
+            snprintf(shape, sizeof shape, "[%lld]", (long long)p->rows);
+        text_printf(out, "      %-52s %s%s\n", p->name, shape,
+                    param_weight_decay(g, i, p) > 0 ? "" : ", does not decay");
+    }
+}
+
+/* "optim   adamw: lr 0.0003, weight decay 0.1 on matrices, beta1 0.9, beta2 0.95, eps 1e-08; moments fp32" */
+static void put_only_group(const ParamGroup *group, Text *out) {
+    const OptimizerSettings *s = &group->settings;
+    text_printf(out, "optim   %s: lr %g, weight decay %g%s, ", group->optimizer->name, s->lr, s->weight_decay,
+                group->decays_all ? "" : " on matrices");
+    put_others(group, out);
+    if (optimizer_state_bytes(s) > 0)
+        text_printf(out, "; %s %s", group->optimizer->keeps, dtype_name((Dtype)s->states));
+    text_puts(out, "\n");
+}
+
+void param_groups_print(const ParamGroups *g, const ParamTable *t, bool each, Text *out) {
+    if (g->count == 1 && !each) {
+        put_only_group(&g->items[0], out);
+        return;
+    }
+    text_puts(out, "optimizer\n"
+                   "  group                    tensors  elements  kind         lr   decay   states      bytes"
+                   "      flop  settings\n");
+    for (int i = 0; i < g->count; i++) {
+        put_group(&g->items[i], out);
+        if (each) put_names(g, i, t, out);
+    }
+    text_puts(out, "  decay*: of matrices only. bytes, flop: of states, and of an update, over all ranks\n");
+}

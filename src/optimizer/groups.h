@@ -1,0 +1,49 @@
+/* Parameter groups: which optimizer, with which settings, each parameter of a model has.
+ *
+ * Invariants
+ *  1. Every parameter is in one group: the first whose pattern is found in its name, or the last group, which
+ *     has no pattern and is what the section `optimizer` says.
+ *  2. Settings are complete: what an item of optimizer.groups leaves out has been taken from the section.
+ *  3. Groups depend on the configuration and the model alone, never on the mesh. */
+#ifndef WEFT_OPTIMIZER_GROUPS_H
+#define WEFT_OPTIMIZER_GROUPS_H
+
+#include "base/text.h"
+#include "model/params.h"
+#include "optimizer/optimizer.h"
+
+typedef struct ParamGroup {
+    char *match; /* NULL: the rest */
+    OptimizerSettings settings;
+    const Optimizer *optimizer;
+    bool decays_all; /* weight decay is for vectors too */
+    int params;
+    int64_t elements;
+} ParamGroup;
+
+typedef struct ParamGroups {
+    int count;
+    ParamGroup *items; /* [count], the rest last */
+    int *of;           /* [parameters] group of each */
+    uint64_t seed;     /* of the rounding of states */
+} ParamGroups;
+
+/* ERR_CONFIG, by the item's place, for a pattern that is none, for one that finds nothing, and for a setting
+ * that the group's optimizer does not read. Nothing to free on failure. */
+ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const ParamTable *t, Error *err);
+void param_groups_free(ParamGroups *g);
+
+const ParamGroup *param_group(const ParamGroups *g, int param);
+/* States of a parameter, and bytes of one element of each. */
+int param_states(const ParamGroups *g, int param);
+size_t param_state_width(const ParamGroups *g, int param);
+size_t param_state_bytes(const ParamGroups *g, int param); /* of one element, all its states */
+/* The weight decay of a parameter: 0 where its group's is not for it. */
+double param_weight_decay(const ParamGroups *g, int param, const Param *p);
+
+/* "adamw moments fp32, sgd momentum bf16": what the states are; "none". */
+void param_groups_name_states(const ParamGroups *g, Text *out);
+/* A table with a row a group, or a line where there is only one; with `each` the names of their parameters. */
+void param_groups_print(const ParamGroups *g, const ParamTable *t, bool each, Text *out);
+
+#endif

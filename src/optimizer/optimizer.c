@@ -1,0 +1,59 @@
+/* The table of optimizers. Numbers are made in double and rounded once, on their way to an op. */
+#include "optimizer/optimizer.h"
+
+#include <math.h>
+
+static int adamw_states(const OptimizerSettings *s) {
+    (void)s;
+    return 2;
+}
+
+static void adamw_update(Device *d, const OptimizerSettings *s, const UpdateStep *step, const UpdateRun *r) {
+    AdamW a = {.lr = (float)(s->lr * step->lr_factor),
+               .beta1 = (float)s->beta1,
+               .beta2 = (float)s->beta2,
+               .eps = (float)s->eps,
+               .weight_decay = (float)r->weight_decay,
+               .correction1 = (float)(1 - pow(s->beta1, (double)step->updates)),
+               .correction2 = (float)(1 - pow(s->beta2, (double)step->updates)),
+               .grad_scale = (float)step->clip_coefficient};
+    OP(d, OP_ADAMW, adamw, r->count, a, r->store, r->param, r->grad, r->state[0], r->state[1], r->copy);
+}
+
+static int sgd_states(const OptimizerSettings *s) { return s->momentum > 0; }
+
+static void sgd_update(Device *d, const OptimizerSettings *s, const UpdateStep *step, const UpdateRun *r) {
+    Sgd o = {.lr = (float)(s->lr * step->lr_factor),
+             .momentum = (float)s->momentum,
+             .weight_decay = (float)r->weight_decay,
+             .grad_scale = (float)step->clip_coefficient,
+             .nesterov = s->nesterov};
+    OP(d, OP_SGD, sgd, r->count, o, r->store, r->param, r->grad, r->state[0], r->copy);
+}
+
+/* FLOPs as device.h writes the formulas, a root or a quotient for one. */
+static const Optimizer optimizers[OPTIMIZER_KINDS] = {
+    [OPTIMIZER_ADAMW] = {.name = "adamw",
+                         .keeps = "moments",
+                         .reads = "lr, weight_decay, beta1, beta2, eps",
+                         .state = {{"exp_avg", "the first moment"}, {"exp_avg_sq", "the second moment"}},
+                         .flops = 16,
+                         .states = adamw_states,
+                         .update = adamw_update},
+    [OPTIMIZER_SGD] = {.name = "sgd",
+                       .keeps = "momentum",
+                       .reads = "lr, weight_decay, momentum, nesterov",
+                       .state = {{"momentum_buffer", "the momentum"}},
+                       .flops = 9,
+                       .states = sgd_states,
+                       .update = sgd_update},
+};
+
+const Optimizer *optimizer_of(OptimizerKind kind) {
+    CHECK((unsigned)kind < OPTIMIZER_KINDS);
+    return &optimizers[kind];
+}
+
+size_t optimizer_state_bytes(const OptimizerSettings *s) {
+    return (size_t)optimizer_of((OptimizerKind)s->kind)->states(s) * dtype_bytes((Dtype)s->states);
+}

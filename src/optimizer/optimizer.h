@@ -1,0 +1,50 @@
+/* Optimizers, as a table: what each keeps of an element, what it reads of the configuration, what it costs, and
+ * the op it enqueues. Memory plan, checkpoints, replica checks and inspection read the table; to add an
+ * optimizer is to add an entry, its op, and its name to optimizer.kind. */
+#ifndef WEFT_OPTIMIZER_OPTIMIZER_H
+#define WEFT_OPTIMIZER_OPTIMIZER_H
+
+#include "config/config.h"
+#include "device/device.h"
+
+enum { OPTIMIZER_STATES = 2 }; /* most that an optimizer keeps */
+
+/* One number of each element, from one step to the next. */
+typedef struct OptimizerState {
+    const char *name;  /* "exp_avg": in checkpoints exp_avg.PARAMETER, as PyTorch calls it */
+    const char *title; /* "the first moment" */
+} OptimizerState;
+
+/* What does not depend on the group: of one step. */
+typedef struct UpdateStep {
+    double lr_factor;        /* of the schedule */
+    double clip_coefficient; /* multiplied into gradients */
+    int64_t updates;         /* updates made, this one among them */
+} UpdateStep;
+
+/* A run of elements of one parameter, in tensor memory. */
+typedef struct UpdateRun {
+    int64_t count;
+    float *param;                  /* [count] */
+    const float *grad;             /* [count] */
+    void *state[OPTIMIZER_STATES]; /* [count] store.type */
+    uint16_t *copy;                /* [count] bf16, or NULL */
+    double weight_decay;
+    StateStore store;
+} UpdateRun;
+
+typedef struct Optimizer {
+    const char *name;  /* of optimizer.kind */
+    const char *keeps; /* its states in a word: "moments" */
+    const char *reads; /* names of settings, "lr, weight_decay, ..." */
+    OptimizerState state[OPTIMIZER_STATES];
+    double flops; /* an element, at most */
+    int (*states)(const OptimizerSettings *s);
+    void (*update)(Device *d, const OptimizerSettings *s, const UpdateStep *step, const UpdateRun *run);
+} Optimizer;
+
+const Optimizer *optimizer_of(OptimizerKind kind);
+/* Bytes of its states, an element. */
+size_t optimizer_state_bytes(const OptimizerSettings *s);
+
+#endif

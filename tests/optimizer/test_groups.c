@@ -1,0 +1,212 @@
+/* The table of optimizers, and who is in which group with what. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/optimizers.h"
+
+static ParamTable table;
+
+static int setup(void **state) {
+    Error err;
+    ModelConfig c = {.vocab_size = 50,
+                     .hidden_size = 16,
+                     .intermediate_size = 24,
+                     .num_hidden_layers = 2,
+                     .num_attention_heads = 2,
+                     .num_key_value_heads = 1,
+                     .head_dim = 8,
+                     .max_position_embeddings = 16,
+                     .rms_norm_eps = 1e-5,
+                     .rope_theta = 1e4,
+                     .attention_bias = true};
+    (void)state;
+    return param_table_build(&table, &c, &err) == OK ? 0 : -1;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    param_table_free(&table);
+    return 0;
+}
+
+static int index_of(const char *name) {
+    const Param *p = param_find(&table, name);
+    assert_non_null(p);
+    return (int)(p - table.params);
+}
+
+static OptimizerOptions options_of(OptimizerGroup *groups, size_t count) {
+    OptimizerOptions o = usual_optimizer;
+    o.groups = (ObjectList){count, (char *)groups};
+    return o;
+}
+
+/* ---- the table ---- */
+
+/* Each has the name that optimizer.kind knows it by, ops that move weights, and states with names of their own.
+ */
+static void table_is_whole(void **state) {
+    (void)state;
+    const Option *kind = config_options;
+    while (strcmp(kind->key, "optimizer.kind") != 0) kind++;
+    for (int k = 0; k < OPTIMIZER_KINDS; k++) {
+        char name[64];
+        const Optimizer *o = optimizer_of((OptimizerKind)k);
+        OptimizerSettings s = USUAL_SETTINGS;
+        s.kind = k;
+        assert_string_equal(options_choice_name(kind, k, name), o->name);
+        assert_true(o->flops > 0 && o->states(&s) <= OPTIMIZER_STATES);
+        for (int i = 0; i < o->states(&s); i++) {
+            assert_non_null(o->state[i].name);
+            assert_non_null(o->state[i].title);
+            assert_true(i == 0 || strcmp(o->state[i].name, o->state[0].name) != 0);
+        }
+        assert_int_equal(optimizer_state_bytes(&s), 4 * (size_t)o->states(&s));
+        s.states = DTYPE_BF16;
+        assert_int_equal(optimizer_state_bytes(&s), 2 * (size_t)o->states(&s));
+    }
+    char name[64];
+    assert_string_equal(options_choice_name(kind, OPTIMIZER_KINDS, name), "");
+}
+
+static void updates_move_weights(void **state) {
+    (void)state;
+    enum { N = 40 };
+    Device d;
+    Error err;
+    assert_int_equal(device_open_cpu(&d, NULL, 1, &err), OK);
+    for (int k = 0; k < OPTIMIZER_KINDS; k++) {
+        float p[N], g[N], states[OPTIMIZER_STATES][N] = {{0}};
+        OptimizerSettings s = USUAL_SETTINGS;
+        const Optimizer *o = optimizer_of((OptimizerKind)k);
+        UpdateStep step = {.lr_factor = 0.01, .clip_coefficient = 1, .updates = 1};
+        UpdateRun run = {N, p, g, {states[0], states[1]}, NULL, 0, {.type = DTYPE_F32, .step = 1}};
+        for (int i = 0; i < N; i++) p[i] = 1, g[i] = i % 2 ? 0.5f : -0.5f;
+        o->update(&d, &s, &step, &run);
+        for (int i = 0; i < N; i++) assert_true(i % 2 ? p[i] < 1 : p[i] > 1);
+        for (int i = 0; i < o->states(&s); i++) assert_true(states[i][3] > 0);
+    }
+    device_close(&d);
+}
+
+/* Without momentum nothing is kept. */
+static void momentum_zero_keeps_nothing(void **state) {
+    (void)state;
+    OptimizerSettings s = USUAL_SETTINGS;
+    s.kind = OPTIMIZER_SGD;
+    assert_int_equal(optimizer_state_bytes(&s), 4);
+    s.momentum = 0;
+    assert_int_equal(optimizer_state_bytes(&s), 0);
+}
+
+/* ---- groups ---- */
+
+static void first_match_wins(void **state) {
+    (void)state;
+    Error err;
+    ParamGroups g;
+    OptimizerGroup groups[] = {group_of("layers\\.1\\..*mlp"), group_of("mlp"), group_of("^lm_head")};
+    OptimizerOptions o = options_of(groups, 3);
+    if (param_groups_build(&g, &o, &table, &err) != OK) fail_msg("%s", err.message);
+    assert_int_equal(g.of[index_of("model.layers.1.mlp.up_proj.weight")], 0);
+    assert_int_equal(g.of[index_of("model.layers.0.mlp.up_proj.weight")], 1);
+    assert_int_equal(g.of[index_of("lm_head.weight")], 2);
+    assert_int_equal(g.of[index_of("model.embed_tokens.weight")], 3);
+    assert_int_equal(g.of[index_of("model.layers.1.input_layernorm.weight")], 3);
+    assert_int_equal(g.items[0].params, 3);
+    assert_int_equal(g.items[0].elements, 3 * 16 * 24);
+    assert_int_equal(g.items[0].elements + g.items[1].elements + g.items[2].elements + g.items[3].elements,
+                     table.elements);
+    param_groups_free(&g);
+}
+
+/* A group has what it says, and else what the section says; its own weight decay is for vectors too. */
+static void settings_are_completed(void **state) {
+    (void)state;
+    Error err;
+    ParamGroups g;
+    OptimizerGroup groups[] = {group_of("mlp"), group_of("norm"), group_of("bias")};
+    groups[0].settings.lr = 0.25, groups[0].settings.states = DTYPE_BF16;
+    groups[1].settings.kind = OPTIMIZER_SGD, groups[1].settings.weight_decay = 0.5;
+    OptimizerOptions o = options_of(groups, 3);
+    if (param_groups_build(&g, &o, &table, &err) != OK) fail_msg("%s", err.message);
+    const OptimizerSettings *mlp = &g.items[0].settings, *norm = &g.items[1].settings;
+    assert_true(mlp->lr == 0.25 && mlp->kind == OPTIMIZER_ADAMW && mlp->beta2 == 0.95 && mlp->eps == 1e-8);
+    assert_true(norm->lr == 1 && norm->kind == OPTIMIZER_SGD && norm->momentum == 0.9 && norm->nesterov == 0);
+    int up = index_of("model.layers.0.mlp.up_proj.weight"), last = index_of("model.norm.weight"),
+        bias = index_of("model.layers.0.self_attn.q_proj.bias");
+    assert_true(param_state_width(&g, up) == 2 && param_state_bytes(&g, up) == 4 &&
+                param_states(&g, up) == 2);
+    assert_true(param_state_width(&g, last) == 4 && param_state_bytes(&g, last) == 4);
+    assert_true(param_weight_decay(&g, up, &table.params[up]) == 0.1);
+    assert_true(param_weight_decay(&g, last, &table.params[last]) == 0.5);
+    assert_true(param_weight_decay(&g, bias, &table.params[bias]) == 0);
+    param_groups_free(&g);
+    o.decay = DECAY_ALL;
+    assert_int_equal(param_groups_build(&g, &o, &table, &err), OK);
+    assert_true(param_weight_decay(&g, index_of("lm_head.weight"), param_find(&table, "lm_head.weight")) ==
+                0.1);
+    param_groups_free(&g);
+}
+
+static void refused(OptimizerGroup *groups, size_t count, const char *words) {
+    Error err = {.message = ""};
+    ParamGroups g;
+    OptimizerOptions o = options_of(groups, count);
+    assert_int_equal(param_groups_build(&g, &o, &table, &err), ERR_CONFIG);
+    if (!strstr(err.message, words)) fail_msg("\"%s\" does not say \"%s\"", err.message, words);
+}
+
+static void what_has_no_effect_is_refused(void **state) {
+    (void)state;
+    OptimizerGroup none[] = {group_of("mlp"), group_of("experts")};
+    refused(none, 2, "optimizer.groups[1].match: no parameter has \"experts\" in its name");
+    OptimizerGroup hidden[] = {group_of("mlp"), group_of("up_proj")};
+    refused(hidden, 2,
+            "optimizer.groups[1].match: the 2 parameters that have \"up_proj\" in their names are in");
+    OptimizerGroup broken[] = {group_of("mlp("), group_of("norm")};
+    refused(broken, 2, "optimizer.groups[0].match: \"mlp(\" is no regular expression: missing closing");
+    OptimizerGroup idle[] = {group_of("mlp")};
+    idle[0].settings.momentum = 0.5;
+    refused(idle, 1, "optimizer.groups[0].momentum: adamw does not read it, only lr, weight_decay, beta1");
+    OptimizerGroup slow[] = {group_of("(a|e|o|[a-z._0-9])*$1")};
+    refused(slow, 1, "optimizer.groups[0].match: ");
+}
+
+static void tables_name_everything(void **state) {
+    (void)state;
+    Error err;
+    ParamGroups g;
+    Text out = {0}, states = {0};
+    OptimizerGroup room[3];
+    OptimizerOptions o = mixed_optimizer(room);
+    assert_int_equal(param_groups_build(&g, &o, &table, &err), OK);
+    param_groups_name_states(&g, &states);
+    assert_string_equal(states.data, "sgd momentum bf16, adamw moments bf16, adamw moments fp32");
+    param_groups_print(&g, &table, true, &out);
+    for (int i = 0; i < table.count; i++) assert_non_null(strstr(out.data, table.params[i].name));
+    assert_non_null(strstr(out.data, "momentum 0.9, nesterov true"));
+    assert_non_null(strstr(out.data, "beta1 0.9, beta2 0.99"));
+    text_free(&out);
+    text_free(&states);
+    param_groups_free(&g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(table_is_whole),
+        cmocka_unit_test(updates_move_weights),
+        cmocka_unit_test(momentum_zero_keeps_nothing),
+        cmocka_unit_test(first_match_wins),
+        cmocka_unit_test(settings_are_completed),
+        cmocka_unit_test(what_has_no_effect_is_refused),
+        cmocka_unit_test(tables_name_everything),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
