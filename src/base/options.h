@@ -131,8 +131,8 @@ void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);
 void options_write_help(const Option *table, Text *out, int width);
 /* What another value of the key does, in a few words: "another curve"; NULL where there is nothing to say. */
 const char *options_effect_name(OptionEffect effect);
-/* SHA-256 (hex) over the values of the keys for which keep(key) is true (all when keep is NULL). */
-void options_digest(const OptionSet *set, bool (*keep)(const char *key), char out[65]);
+/* SHA-256 (hex) over the values of the rows for which `keep` is true (all when it is NULL). */
+void options_digest(const OptionSet *set, bool (*keep)(const Option *option), char out[65]);
 /* Name of a choice by its index. */
 const char *options_choice_name(const Option *option, int index, char out[64]);
 

@@ -78,13 +78,13 @@ static int compare_options(const void *a, const void *b) {
     return strcmp((*(const Option *const *)a)->key, (*(const Option *const *)b)->key);
 }
 
-void options_digest(const OptionSet *set, bool (*keep)(const char *key), char out[65]) {
+void options_digest(const OptionSet *set, bool (*keep)(const Option *option), char out[65]) {
     /* By key, so that moving a line of the table does not change the digest; NULs separate what could run
      * together. */
     const Option **kept = mem_alloc_array(set->count, sizeof *kept);
     size_t count = 0;
     for (size_t i = 0; i < set->count; i++)
-        if (!keep || keep(set->table[i].key)) kept[count++] = &set->table[i];
+        if (!keep || keep(&set->table[i])) kept[count++] = &set->table[i];
     qsort(kept, count, sizeof *kept, compare_options);
     Sha256 *hash = sha256_start();
     Text value = {0};

@@ -6,6 +6,7 @@
 #include "checkpoint/find.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
+#include "train/agree.h"
 #include "train/lock.h"
 #include "train/setup.h"
 #include "train/state.h"
@@ -34,6 +35,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     trainer_catch_signals();
     TRY(comm_open(&comm, err));
     ErrorCode code = comm_agree(comm, load(args, &c, &set, err), err);
+    if (code == OK) code = agree_on_config(comm, &set, err);
     if (code == OK)
         code = comm_agree(
             comm,

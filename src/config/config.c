@@ -155,7 +155,7 @@ const Option config_options[] = {
      .help = "Threads; 0 means one per core. Results do not depend on it."},
     {.key = "run.device",
      .type = OPT_CHOICE,
-     .effect = EFFECT_BITS,
+     .effect = EFFECT_SUMS,
      .local = true,
      .offset = AT(run.device),
      .fallback = "auto",
@@ -173,8 +173,8 @@ const Option config_options[] = {
      .effect = EFFECT_NOTHING,
      .offset = AT(run.allow_changes),
      .fallback = "",
-     .help =
-         "Keys that may differ from those of the checkpoint that a run goes on from; also data, tokenizer."},
+     .help = "Keys that may differ from those of the checkpoint that a run goes on from; also data, "
+             "tokenizer, mixture."},
 
     {.key = "model.config",
      .type = OPT_STRING,
@@ -495,7 +495,7 @@ const Option config_options[] = {
 
     {.key = "train.numerics",
      .type = OPT_CHOICE,
-     .effect = EFFECT_CURVE,
+     .effect = EFFECT_SUMS,
      .offset = AT(train.numerics),
      .fallback = "fast",
      .choices = "fast|exact",
@@ -1070,11 +1070,12 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
-/* Beside keys the fingerprints of data and tokenizer. */
+/* Beside keys what the run was trained on. */
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
     for (size_t i = 0; i < keys->count; i++) {
         const char *key = keys->items[i];
-        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0) continue;
+        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0 || strcmp(key, "mixture") == 0)
+            continue;
         TRY(options_check_key(set, "run.allow_changes", key, err));
     }
     return OK;

@@ -11,6 +11,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -309,6 +310,14 @@ uint64_t dataset_text_bytes(const Dataset *d) {
 
 uint64_t dataset_source_windows(const Dataset *d, size_t source) {
     return stream_windows(&d->sources[source].train, d->context);
+}
+
+void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]) {
+    size_t at = 0;
+    if (!dataset_is_mixture(d)) strcpy(out, "0");
+    for (size_t s = 0; dataset_is_mixture(d) && s < d->count; s++)
+        at += (size_t)snprintf(out + at, DATASET_MIXTURE - at, "%s%u", s ? "," : "",
+                               sampler_slots(d->sampler, s));
 }
 
 bool dataset_is_mixture(const Dataset *d) { return sampler_cycle(d->sampler) > 1; }

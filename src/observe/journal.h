@@ -19,6 +19,7 @@ typedef enum JournalEvent {
     JOURNAL_STARTED,
     JOURNAL_RESUMED,
     JOURNAL_RESTARTED, /* by a supervisor; before "started" or "resumed" */
+    JOURNAL_CHANGED,   /* what is other from here on than in the run that goes on; after "resumed" */
     JOURNAL_CHECKPOINT,
     JOURNAL_VALIDATION,
     JOURNAL_NONFINITE,

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step,
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t first,
                     Error *err) {
     *f = (Feed){.sequences = l->sequences, .microbatches = l->microbatches, .samples = layout_samples(l)};
     int64_t row = f->sequences * c->train.context, own = f->sequences * f->microbatches;
@@ -20,7 +20,7 @@ ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, cons
     }
     f->dataset = d;
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
-    f->layout = (LoaderLayout){.first = (uint64_t)(step * f->samples + dp_rank * own),
+    f->layout = (LoaderLayout){.first = (uint64_t)(first + dp_rank * own),
                                .sequences = f->sequences,
                                .microbatches = f->microbatches,
                                .microbatch_stride = f->sequences,

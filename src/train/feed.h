@@ -20,9 +20,9 @@ typedef struct Feed {
     AuditSample *used; /* [microbatches * sequences] what the batches hold; NULL without data.audit */
 } Feed;
 
-/* From the samples of step `step` (0-based) on. Each data-parallel rank takes a run of the step's
- * microbatches, in their order. */
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t step,
+/* From training sample `first` on. Each data-parallel rank takes a run of the step's microbatches, in their
+ * order. */
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t first,
                     Error *err);
 void feed_close(Feed *f);
 /* Fills f->batches with the next step's. *waited: seconds that data was waited for. */

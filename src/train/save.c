@@ -4,48 +4,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "checkpoint/find.h"
-
-static void write_window(JsonWriter *w, const char *key, const SpikeWindow *window) {
-    double values[SPIKE_WINDOW];
-    size_t count = spike_save(window, values);
-    json_key(w, key);
-    json_begin_array(w);
-    for (size_t i = 0; i < count; i++) json_double(w, values[i]);
-    json_end_array(w);
-}
-
-static void write_int(JsonWriter *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_int(w, value);
-}
-
-static void write_string(JsonWriter *w, const char *key, const char *value) {
-    json_key(w, key);
-    json_string(w, value);
-}
-
-static void write_state(const Saver *saver, const RunState *s, Text *out) {
-    Text yaml = {0};
-    JsonWriter w;
-    options_write_yaml(saver->set, &yaml, false);
-    json_start(&w, out, 2);
-    json_begin_object(&w);
-    write_int(&w, "version", STATE_VERSION);
-    write_string(&w, "weft", WEFT_VERSION);
-    write_int(&w, "step", s->step);
-    write_int(&w, "tokens", s->tokens);
-    write_int(&w, "skipped", s->skipped);
-    write_int(&w, "updates", engine_updates(saver->engine));
-    write_string(&w, "data", saver->data);
-    write_string(&w, "tokenizer", saver->tokenizer_print);
-    write_window(&w, "loss_window", &s->losses);
-    write_window(&w, "grad_norm_window", &s->norms);
-    write_string(&w, "config", yaml.data);
-    json_end_object(&w);
-    text_free(&yaml);
-}
 
 /* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back. */
 static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, Error *err) {
@@ -90,14 +49,12 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     return OK;
 }
 
-ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
-                     const Tokenizer *t, int64_t in_use, Error *err) {
+ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
+                     Comm *comm, const Tokenizer *t, int64_t in_use, Error *err) {
     bool rounded = c->checkpoint.dtype == STORE_BF16;
-    *s = (Saver){.c = c, .set = set, .engine = e, .comm = comm};
+    *s = (Saver){.c = c, .set = set, .facts = facts, .engine = e, .comm = comm};
     s->model = tensors_of_model(e, TENSORS_TO_SAVE, rounded ? SAFE_BF16 : SAFE_F32);
     s->optimizer = tensors_of_optimizer(e, TENSORS_TO_SAVE, rounded);
-    dataset_fingerprint(d, s->data);
-    tokenizer_fingerprint(t, s->tokenizer_print);
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = checkpoint_directory(c->run.dir);
     WriterSetup setup = {.dir = dir,
@@ -165,7 +122,7 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     TRY(saver_wait(s, err));
     s->has_earlier = s->has_earlier || saver_report(s, &s->earlier);
     s->waited = clock_seconds() - start;
-    write_state(s, state, &text);
+    saved_write(state, engine_updates(s->engine), s->set, s->facts, &text);
     CheckpointSave save = {.step = state->step, .model = &s->model->list, .files = s->files, .file_count = 4};
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);

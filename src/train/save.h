@@ -5,14 +5,14 @@
 #define WEFT_TRAIN_SAVE_H
 
 #include "checkpoint/async.h"
-#include "data/dataset.h"
 #include "config/config.h"
-#include "train/state.h"
+#include "train/saved.h"
 #include "train/tensors.h"
 
 typedef struct Saver {
     const Config *c;
     const OptionSet *set;
+    const RunFacts *facts;
     Engine *engine;
     Comm *comm;
     double waited; /* seconds for the save before */
@@ -22,13 +22,13 @@ typedef struct Saver {
     CheckpointWriter *writer;
     Text config, generation, tokenizer, tokenizer_config;
     CheckpointFile files[4];
-    char data[65], tokenizer_print[65]; /* fingerprints */
 } Saver;
 
-/* in_use: step of the checkpoint that the run goes on from, -1 for none; it is never removed. Close it also
+/* Configuration, set and facts are kept, not copied. in_use: step of the checkpoint that the run goes on from, -1
+ * for none; it is never removed. Close it also
  * after a failure. */
-ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, Engine *e, Comm *comm, const Dataset *d,
-                     const Tokenizer *t, int64_t in_use, Error *err);
+ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
+                     Comm *comm, const Tokenizer *t, int64_t in_use, Error *err);
 /* Starts a save of the weights as they are now, after the one before. A failure of that is returned here. All
  * ranks. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err);

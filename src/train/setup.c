@@ -60,6 +60,73 @@ ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
     return code;
 }
 
+/* ---- what is left open ---- */
+
+static const char KEPT[] = "what the run has had so far";
+
+ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+    if (c->train.compute != COMPUTE_AUTO || !saved || saved->train.compute == COMPUTE_AUTO) return OK;
+    return options_derive(set, "train.compute", saved->train.compute == COMPUTE_BF16 ? "bf16" : "fp32", KEPT,
+                          err);
+}
+
+static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, const char *where,
+                               Error *err) {
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return options_derive(set, key, text, where, err);
+}
+
+/* Whether the saved run's microbatches make up the step on these ranks, in the number that is asked for. */
+static bool keeps_microbatch(const Config *c, const Config *saved, int ranks) {
+    int64_t unit = saved->train.microbatch * c->train.context * ranks, asked = c->pipeline.microbatches;
+    if (unit == 0 || c->train.tokens_per_step % unit != 0) return false;
+    return asked == 0 || asked == c->train.tokens_per_step / unit;
+}
+
+ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err) {
+    Mesh mesh;
+    int64_t sequences, microbatches;
+    TRY(mesh_build(&mesh, &c->mesh, world, err));
+    int ranks = mesh_dp_degree(&mesh);
+    if (c->train.tokens_per_step == 0 && saved && saved->train.tokens_per_step > 0)
+        TRY(derive_number(set, "train.tokens_per_step", saved->train.tokens_per_step, KEPT, err));
+    if (c->train.microbatch == 0 && saved && keeps_microbatch(c, saved, ranks))
+        TRY(derive_number(set, "train.microbatch", saved->train.microbatch, KEPT, err));
+    TRY(config_geometry(c, ranks, &sequences, &microbatches, err));
+    if (c->train.microbatch == 0)
+        TRY(derive_number(set, "train.microbatch", sequences, "derived from the tokens of a step", err));
+    if (c->train.tokens_per_step > 0) return OK;
+    return derive_number(set, "train.tokens_per_step", sequences * microbatches * c->train.context * ranks,
+                         "derived from train.microbatch and the ranks", err);
+}
+
+/* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the canonical
+ * tree, only where the shards are a power of two. */
+static void describe_crossing(const Config *c, int ranks, int shards, char *out, size_t size) {
+    GradientSync sync = (GradientSync)c->train.gradient_sync;
+    if (sync == SYNC_REPLICA && shards == 1) sync = SYNC_STEP;
+    if (sync == SYNC_REPLICA && shards == ranks) sync = SYNC_MICROBATCH;
+    bool in_two = sync == SYNC_REPLICA || (shards < ranks && (shards & (shards - 1)) != 0);
+    int at = snprintf(out, size, sync == SYNC_STEP ? " once a step" : " once a microbatch");
+    if (in_two) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
+}
+
+void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
+    int ranks = mesh_dp_degree(&l->mesh);
+    char crossing[80] = "", order[120] = "";
+    if (c->train.numerics == NUMERICS_EXACT) {
+        snprintf(out, size, "exact");
+        return;
+    }
+    if (ranks > 1) describe_crossing(c, ranks, l->mesh.degree[AXIS_DP_SHARD], crossing, sizeof crossing);
+    if (!schedule_adds_in_order(&l->schedule))
+        snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,
+                 l->schedule.ranks);
+    snprintf(out, size, "fast over %d data-parallel rank%s%s%s", ranks, ranks == 1 ? "" : "s", crossing,
+             order);
+}
+
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;

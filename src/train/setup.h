@@ -7,6 +7,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "optimizer/learning_rate.h"
+#include "plan/layout.h"
 
 /* OpenMP's threads spin while they wait, which is time that other ranks miss where ranks have more threads
  * than the machine has cores. Its library reads once, when a process starts, that they shall not: so whoever
@@ -21,6 +22,15 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);
 /* The same where nothing else needs the tokenizer, which is opened only to ask for the vocabulary. */
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err);
+/* What the run leaves open is what it had when it was saved (`saved`, or NULL): compute: auto. */
+ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err);
+/* Derives what the configuration leaves open of a step: train.tokens_per_step from the saved run, or as one
+ * microbatch (pipeline.microbatches) of each data-parallel rank; train.microbatch from the saved run where that
+ * divides the step, or as config_geometry chooses. */
+ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err);
+/* The order in which the gradients of a step are added up, in words: two runs with the same have the same bits,
+ * as far as that goes. */
+void setup_sums(const Config *c, const Layout *l, char *out, size_t size);
 StepOptions setup_step(const Config *c, int64_t step); /* 0-based */
 /* Groups of the mesh, who adds up what arrives, and a progress thread where there is to be one. Collective.
  */

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,6 +22,8 @@
 #include "engine/evaluate.h"
 #include "engine/replicas.h"
 #include "plan/describe.h"
+#include "train/agree.h"
+#include "train/changes.h"
 #include "train/feed.h"
 #include "train/lock.h"
 #include "train/save.h"
@@ -48,6 +51,9 @@ typedef struct Trainer {
     Journal journal;
     AuditLog audit;
     RunState state;
+    RunFacts facts;
+    Found found;  /* what the run goes on from */
+    Text changes; /* what is other from here on than in that, in words */
     RunLock lock;
     Saver saver;
     Tracing tracing;
@@ -111,6 +117,13 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
+/* What the run trains on. */
+static void know_data(Trainer *t) {
+    dataset_fingerprint(t->data, t->facts.data);
+    tokenizer_fingerprint(t->tokenizer, t->facts.tokenizer);
+    dataset_mixture(t->data, t->facts.mixture);
+}
+
 static void larger(void *into, const void *from) {
     if (*(const int64_t *)from > *(int64_t *)into) *(int64_t *)into = *(const int64_t *)from;
 }
@@ -165,9 +178,23 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     return OK;
 }
 
-static ErrorCode open_engine(Trainer *t, Error *err) {
-    TRY(agree_on_threads(t, err));
+/* Before any memory is taken. */
+static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err) {
+    Text idle = {0};
+    if (!t->found.exists) return OK;
+    ErrorCode code = changes_check(&t->found.saved, t->c, set, &t->facts, &t->changes, &idle, err);
+    if (code == OK && idle.length) log_info("of a run's beginning, and not read again: %s", idle.data);
+    if (code == OK && t->changes.length)
+        log_info("from step %lld on: %s", (long long)t->found.saved.state.step + 1, t->changes.data);
+    if (code != OK) error_context(err, "%s", t->found.checkpoint.path);
+    text_free(&idle);
+    return code;
+}
+
+static ErrorCode open_engine(Trainer *t, const OptionSet *set, Error *err) {
     TOGETHER(t, plan(t, err));
+    setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
+    TOGETHER(t, compare_with_found(t, set, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
     TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
     TRY(check_ownership(t, err));
@@ -190,18 +217,42 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
     return code;
 }
 
+/* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks together.
+ * All of them then have the same. */
+static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
+    char *build = agree_build(), *kernels = NULL;
+    const Config *saved = t->found.exists ? &t->found.saved.config : NULL;
+    snprintf(t->facts.build, sizeof t->facts.build, "%s", build);
+    free(build);
+    TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
+    TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
+    TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
+    TRY(agree_on_threads(t, err));
+    TRY(agree_kernels(t->comm, &t->device, &kernels, err));
+    snprintf(t->facts.kernels, sizeof t->facts.kernels, "%s", kernels);
+    free(kernels);
+    return agree_on_config(t->comm, set, err);
+}
+
+static ErrorCode find_checkpoint(Trainer *t, Error *err) {
+    return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->comm, err);
+}
+
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
-    bool resumed = false;
-    if (t->c->run.overwrite)
-        TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
-    else
-        TRY(state_resume(&t->state, t->c, set, t->engine, t->comm, t->data, t->tokenizer, &resumed, err));
-    if (!resumed) TOGETHER(t, initial_weights(t, err));
-    if (resumed) log_info("resumed after step %lld", (long long)t->state.step);
+    bool resumed = t->found.exists;
+    if (t->c->run.overwrite) TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
+    if (resumed) {
+        TRY(state_take_up(&t->found, t->engine, t->comm, err));
+        t->state = t->found.saved.state;
+        state_close(&t->found);
+        log_info("resumed after step %lld", (long long)t->state.step);
+    } else {
+        TOGETHER(t, initial_weights(t, err));
+    }
     if (t->state.step >= t->c->train.steps)
         log_info("the run has its %lld steps already", (long long)t->c->train.steps);
     int64_t in_use = resumed ? t->state.step : -1;
-    TOGETHER(t, saver_open(&t->saver, t->c, set, t->engine, t->comm, t->data, t->tokenizer, in_use, err));
+    TOGETHER(t, saver_open(&t->saver, t->c, set, &t->facts, t->engine, t->comm, t->tokenizer, in_use, err));
     return OK;
 }
 
@@ -240,8 +291,10 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
                                  {"threads", t->device.threads},
                                  {"planned_bytes", (double)memory_plan_total(rank_memory(&t->rank))},
                                  {NULL, 0}};
-    return journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor,
-                       facts, err);
+    TRY(journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts,
+                    err));
+    if (t->changes.length == 0) return OK;
+    return journal_add(&t->journal, JOURNAL_CHANGED, step, t->changes.data, NULL, err);
 }
 
 static ErrorCode open_records(Trainer *t, Error *err) {
@@ -260,7 +313,6 @@ static ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *
 
 static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
-    double samples = (double)(s->step * t->feed.samples);
     return (StepMetrics){.step = s->step,
                          .total_steps = t->c->train.steps,
                          .wall = clock_wall(),
@@ -274,7 +326,7 @@ static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) 
                          .skipped_total = s->skipped,
                          .step_tokens = t->feed.tokens,
                          .total_tokens = s->tokens,
-                         .epoch = samples / (double)dataset_samples_per_epoch(t->data)};
+                         .epoch = (double)s->samples / (double)dataset_samples_per_epoch(t->data)};
 }
 
 /* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
@@ -373,6 +425,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited,
                         engine_times(t->engine)->waited);
     t->state.step++;
+    t->state.samples += t->feed.samples;
     t->state.tokens += t->feed.tokens;
     t->state.skipped += r.skipped;
     t->bad_in_row = r.skipped ? t->bad_in_row + 1 : 0;
@@ -538,11 +591,15 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->chief ? open_data(t, set, err) : OK);
     TOGETHER(t, t->chief ? OK : open_data(t, set, err));
-    TRY(open_engine(t, err));
+    know_data(t);
+    TRY(agree_on_data(t->comm, &t->facts, err));
+    TRY(find_checkpoint(t, err));
+    TRY(resolve(t, set, err));
+    TRY(open_engine(t, set, err));
     TRY(begin_or_resume(t, set, err));
     TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
-    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, t->state.step, err));
+    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, t->state.samples, err));
     TOGETHER(t, open_records(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
@@ -591,6 +648,8 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     engine_close(t.engine);
     rank_plan_free(&t.rank);
     layout_free(&t.layout);
+    state_close(&t.found);
+    text_free(&t.changes);
     device_close(&t.device);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);

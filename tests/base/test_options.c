@@ -531,7 +531,7 @@ static void test_required(void **state) {
     options_free(&f.set);
 }
 
-static bool keep_train(const char *key) { return strncmp(key, "train.", 6) == 0; }
+static bool keep_train(const Option *o) { return strncmp(o->key, "train.", 6) == 0; }
 
 static void test_digest(void **state) {
     Fixture f, g;

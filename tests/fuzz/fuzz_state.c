@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 #include "fuzz.h"
-#include "train/state.h"
+#include "train/changes.h"
 
 /* The state is a tree, and so is the YAML in one of its strings; this run's own configuration does not depend
  * on it. */
@@ -24,26 +24,37 @@ static void check_window(const SpikeWindow *w) {
 
 static void check_count(int64_t count) { REQUIRE(count >= 0 && count <= INT64_C(1) << 53); }
 
+static void check_state(const SavedRun *saved) {
+    const RunState *s = &saved->state;
+    check_count(s->step);
+    check_count(s->samples);
+    check_count(s->tokens);
+    check_count(s->skipped);
+    check_count(saved->updates);
+    check_window(&s->losses);
+    check_window(&s->norms);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static Config c;
     static OptionSet set;
+    static RunFacts facts = {.data = PRINT, .tokenizer = PRINT};
+    static SavedRun saved;
     Error err = {0};
-    RunState s = {0};
-    int64_t updates = 0;
+    Text said = {0}, idle = {0};
     fuzz_directory();
-    if (!set.table) REQUIRE(options_init(&set, config_options, &c, &err) == OK);
+    if (!set.table)
+        REQUIRE(options_init(&set, config_options, &c, &err) == OK && config_derive(&c, &set, &err) == OK);
     char *text = mem_alloc(size + 1);
     memcpy(text, data, size);
     fuzz_memory_start();
-    bool good = fuzz_ok(state_parse(&s, &updates, text, &c, &set, PRINT, PRINT, &err), &err);
+    bool good = fuzz_ok(saved_parse(&saved, text, &err), &err);
+    if (good) fuzz_ok(changes_check(&saved, &c, &set, &facts, &said, &idle, &err), &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     free(text);
-    if (!good) return 0;
-    check_count(s.step);
-    check_count(s.tokens);
-    check_count(s.skipped);
-    check_count(updates);
-    check_window(&s.losses);
-    check_window(&s.norms);
+    text_free(&said);
+    text_free(&idle);
+    if (good) check_state(&saved);
+    saved_free(&saved);
     return 0;
 }

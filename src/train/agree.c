@@ -1,0 +1,271 @@
+/* A comparison in three moves: all ranks combine the hashes of their words; only where those differ, rank 0 sends
+ * its words to all, and each rank sends back a report of what is other on it: nothing, where it is as on rank 0.
+ * Ranks with the same report are told of in one clause. */
+#include "train/agree.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "device/facts.h"
+
+enum { MOST_NAMED = 6, MOST_GROUPS = 4, MOST_SHOWN = 60 }; /* keys of a rank; clauses; bytes of a value */
+
+char *agree_build(void) {
+    FileMap map;
+    Text build = {0};
+    char library[64];
+    text_puts(&build, WEFT_VERSION);
+    if (file_map(&map, "/proc/self/exe", NULL) == OK) {
+        text_printf(&build, "-%016llx", (unsigned long long)hash64(map.data, map.length));
+        file_unmap(&map);
+    }
+    text_printf(&build, " %s%s%s, %s, %s", WEFT_BUILD_TYPE, *WEFT_BUILD_EXTRAS ? " " : "", WEFT_BUILD_EXTRAS,
+                WEFT_COMPILER, device_library_name(library));
+    return build.data;
+}
+
+/* ---- what ranks say, in words ---- */
+
+typedef struct Groups {
+    int ranks, count;
+    int *of;           /* [ranks] the group of each; that of rank 0 is 0 */
+    const char **text; /* [count] what the ranks of each say */
+    char *all;
+} Groups;
+
+static void free_groups(Groups *g) {
+    free(g->of);
+    free(g->text);
+    free(g->all);
+    *g = (Groups){0};
+}
+
+/* On rank 0, who says what; elsewhere no groups. */
+static ErrorCode gather_groups(Comm *comm, const char *mine, Groups *g, Error *err) {
+    size_t ranks = (size_t)comm_size(comm), *lengths = mem_alloc_array(ranks, sizeof *lengths);
+    *g = (Groups){.ranks = (int)ranks};
+    g->of = mem_alloc_array(ranks, sizeof *g->of);
+    g->text = mem_alloc_array(ranks, sizeof *g->text);
+    ErrorCode code = comm_gather(comm, mine, strlen(mine) + 1, &g->all, lengths, err);
+    const char *said = code == OK ? g->all : NULL;
+    for (size_t r = 0; said && r < ranks; said += lengths[r++]) {
+        int at = 0;
+        while (at < g->count && strcmp(g->text[at], said) != 0) at++;
+        if (at == g->count) g->text[g->count++] = said;
+        g->of[r] = at;
+    }
+    free(lengths);
+    return code;
+}
+
+/* "rank 3", "ranks 1-3, 7" */
+static void name_group(const Groups *g, int which, Text *out) {
+    int members = 0, named = 0;
+    for (int r = 0; r < g->ranks; r++) members += g->of[r] == which;
+    text_puts(out, members == 1 ? "rank " : "ranks ");
+    for (int r = 0, end; r < g->ranks; r = end) {
+        for (end = r + 1; end < g->ranks && g->of[end] == g->of[r]; end++) {}
+        if (g->of[r] != which) continue;
+        text_printf(out, named++ ? ", %d" : "%d", r);
+        if (end - r > 1) text_printf(out, "-%d", end - 1);
+    }
+}
+
+/* What is other on a rank than on rank 0. */
+typedef struct Report {
+    Text text;
+    int count;
+} Report;
+
+static void add_report(Report *r, const char *name, const char *here, const char *there) {
+    char mine[MOST_SHOWN + 4], first[MOST_SHOWN + 4];
+    if (r->count++ >= MOST_NAMED) return;
+    text_printf(&r->text, "%s%s is %s (rank 0: %s)", r->text.length ? ", " : "", name,
+                error_escape(mine, sizeof mine, here, strlen(here)),
+                error_escape(first, sizeof first, there, strlen(there)));
+}
+
+static void write_clauses(const Groups *g, Text *out) {
+    for (int i = 1; i < g->count && i <= MOST_GROUPS; i++) {
+        text_puts(out, i > 1 ? "; " : "");
+        name_group(g, i, out);
+        text_printf(out, ": %s", g->text[i]);
+    }
+    if (g->count > MOST_GROUPS + 1)
+        text_printf(out, "; and others, in %d more ways", g->count - 1 - MOST_GROUPS);
+}
+
+/* The reports of all ranks as the failure of all; at least one is not empty. Frees the report. */
+static ErrorCode refuse(Comm *comm, Report *mine, ErrorCode failure, const char *advice, Error *err) {
+    Groups groups;
+    Text clauses = {0};
+    if (mine->count > MOST_NAMED) text_printf(&mine->text, " and %d more", mine->count - MOST_NAMED);
+    ErrorCode code = gather_groups(comm, mine->text.length ? mine->text.data : "", &groups, err);
+    if (code == OK && comm_rank(comm) == 0) {
+        write_clauses(&groups, &clauses);
+        code = error_set(err, failure, "the ranks do not run the same: %s: %s", clauses.data, advice);
+    }
+    free_groups(&groups);
+    text_free(&clauses);
+    text_free(&mine->text);
+    return comm_agree(comm, code, err);
+}
+
+/* ---- the same everywhere? ---- */
+
+typedef struct Hashes {
+    char build[65], words[65];
+    bool same_build, same_words;
+} Hashes;
+
+static void combine_hashes(void *into, const void *from) {
+    Hashes *a = into;
+    const Hashes *b = from;
+    a->same_build = a->same_build && b->same_build && strcmp(a->build, b->build) == 0;
+    a->same_words = a->same_words && b->same_words && strcmp(a->words, b->words) == 0;
+}
+
+static void hash_text(const char *text, char out[65]) {
+    uint8_t digest[32];
+    Sha256 *h = sha256_start();
+    sha256_add(h, text, strlen(text));
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+}
+
+/* Rank 0's, to be freed. */
+static ErrorCode text_of_first(Comm *comm, const char *mine, char **first, Error *err) {
+    int64_t length = (int64_t)strlen(mine);
+    TRY(comm_broadcast(comm, &length, sizeof length, 0, err));
+    *first = mem_alloc((size_t)length + 1);
+    if (comm_rank(comm) == 0) memcpy(*first, mine, (size_t)length);
+    ErrorCode code = comm_broadcast(comm, *first, (size_t)length, 0, err);
+    (*first)[length] = 0;
+    if (code != OK) free(*first);
+    return code;
+}
+
+/* Adds what differs to the report. */
+static ErrorCode compare_text(Comm *comm, const char *name, const char *mine, Report *report, Error *err) {
+    char *first;
+    TRY(text_of_first(comm, mine, &first, err));
+    if (strcmp(mine, first) != 0) add_report(report, name, mine, first);
+    free(first);
+    return OK;
+}
+
+/* ---- the configuration ---- */
+
+static bool is_shared(const Option *o) { return !o->local; }
+
+static void add_key(void *report, const Option *o, const char *here, const char *there) {
+    if (is_shared(o)) add_report(report, o->key, here, there);
+}
+
+static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, Error *err) {
+    Text yaml = {0};
+    char *first = NULL;
+    Config c = {0};
+    OptionSet there = {0};
+    options_write_yaml(set, &yaml, false);
+    ErrorCode code = text_of_first(comm, yaml.data, &first, err);
+    text_free(&yaml);
+    TRY(code);
+    code = options_init(&there, set->table, &c, err);
+    if (code == OK) code = options_apply_written(&there, "rank 0", first, err);
+    if (code == OK) options_compare(set, &there, add_key, report);
+    options_free(&there);
+    free(first);
+    return code;
+}
+
+static ErrorCode refuse_build(Comm *comm, const char *build, Error *err) {
+    Report report = {.count = 0};
+    ErrorCode code = compare_text(comm, "the build", build, &report, err);
+    return code == OK ? refuse(comm, &report, ERR_CONFIG, "give all ranks one build of weft", err) : code;
+}
+
+static ErrorCode refuse_keys(Comm *comm, const OptionSet *set, Error *err) {
+    Report report = {.count = 0};
+    ErrorCode code = comm_agree(comm, compare_sets(comm, set, &report, err), err);
+    if (code == OK)
+        return refuse(comm, &report, ERR_CONFIG, "give all ranks one configuration file and one command line",
+                      err);
+    text_free(&report.text);
+    return code;
+}
+
+ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err) {
+    Hashes hashes = {.same_build = true, .same_words = true};
+    if (comm_size(comm) == 1) return OK;
+    char *build = agree_build();
+    hash_text(build, hashes.build);
+    options_digest(set, is_shared, hashes.words);
+    ErrorCode code = comm_combine(comm, &hashes, sizeof hashes, combine_hashes, err);
+    if (code == OK && !hashes.same_build)
+        code = refuse_build(comm, build, err);
+    else if (code == OK && !hashes.same_words)
+        code = refuse_keys(comm, set, err);
+    free(build);
+    return code;
+}
+
+/* ---- data ---- */
+
+ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err) {
+    Report report = {.count = 0};
+    int64_t unlike;
+    if (comm_size(comm) == 1) return OK;
+    TRY(compare_text(comm, "the fingerprint of data", facts->data, &report, err));
+    TRY(compare_text(comm, "the fingerprint of tokenizer", facts->tokenizer, &report, err));
+    TRY(compare_text(comm, "the mixture", facts->mixture, &report, err));
+    unlike = report.count;
+    ErrorCode code = comm_combine(comm, &unlike, sizeof unlike, comm_add_int64, err);
+    if (code == OK && unlike > 0)
+        return refuse(comm, &report, ERR_DATA, "give all ranks the same files and rules of data", err);
+    text_free(&report.text);
+    return code;
+}
+
+/* ---- processors ---- */
+
+static void write_kernels(const Groups *g, Text *out) {
+    for (int i = 0; i < g->count; i++) {
+        text_printf(out, "%s%s", i ? ", " : "", g->text[i]);
+        if (g->count == 1) return;
+        text_puts(out, " on ");
+        name_group(g, i, out);
+    }
+}
+
+ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err) {
+    Groups groups;
+    Text all = {0};
+    ErrorCode code = gather_groups(comm, d->name, &groups, err);
+    text_puts(&all, "");
+    write_kernels(&groups, &all);
+    if (groups.count > 1) log_info("kernels of the ranks differ, and so do last bits: %s", all.data);
+    free_groups(&groups);
+    if (code == OK) code = text_of_first(comm, all.data, kernels, err);
+    text_free(&all);
+    return code;
+}
+
+ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err) {
+    int64_t native = d->native_bf16;
+    TRY(comm_combine(comm, &native, sizeof native, comm_add_int64, err));
+    if (c->train.compute != COMPUTE_AUTO) return OK;
+    bool all = native == comm_size(comm);
+    if (native > 0 && !all && comm_rank(comm) == 0)
+        log_info(
+            "train.compute: auto is fp32 on all ranks: %d of %d processors do not multiply bf16 natively",
+            comm_size(comm) - (int)native, comm_size(comm));
+    return options_derive(set, "train.compute", all ? "bf16" : "fp32",
+                          all ? "auto: the processors multiply bf16 natively"
+                              : "auto: not all processors multiply bf16 natively",
+                          err);
+}

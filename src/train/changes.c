@@ -1,0 +1,134 @@
+/* Differences are gathered first and judged at the end: a refusal names all of them. */
+#include "train/changes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_NAMED = 6 };
+
+static bool allowed(const Config *c, const char *key) {
+    for (size_t i = 0; i < c->run.allow_changes.count; i++)
+        if (strcmp(c->run.allow_changes.items[i], key) == 0) return true;
+    return false;
+}
+
+/* What differs: what must not (the first MOST_NAMED of `count` are in the texts), what is to be said, and what
+ * does nothing here. */
+typedef struct Differences {
+    const Config *c;
+    const OptionSet *then, *now;
+    Text refused, keys, *said, *idle;
+    int count;
+    bool other_run;        /* one of them cannot be allowed */
+    bool contents_unknown; /* of an old checkpoint: what names them is all there is to compare */
+} Differences;
+
+static void add_refused(Differences *d, const char *key, const char *was, const char *is) {
+    if (d->count++ >= MOST_NAMED) return;
+    text_printf(&d->refused, "%s%s was %s when the checkpoint was made and is %s now",
+                d->refused.length ? "; " : "", key, was, is);
+    text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", key);
+}
+
+static void add_said(Differences *d, const char *key, const char *was, const char *is, OptionEffect effect) {
+    text_printf(d->said, "%s%s was %s and is %s now (%s)", d->said->length ? "; " : "", key, was, is,
+                options_effect_name(effect));
+}
+
+/* The key whose values a difference is told of: the one that `o` follows, where it did and does. */
+static const char *key_to_name(const Differences *d, const Option *o, const char *then) {
+    Text led = {0};
+    if (!o->follows || options_is_set(d->now, o->key)) return o->key;
+    options_write_value(d->then, o->follows, &led);
+    bool followed = strcmp(led.data, then) == 0;
+    text_free(&led);
+    return followed ? o->follows : o->key;
+}
+
+/* `name` is what run.allow_changes calls it. */
+static void add_difference(Differences *d, OptionEffect effect, const char *name, const char *then,
+                           const char *now) {
+    char was[160], is[160];
+    error_escape(was, sizeof was, then, strlen(then));
+    error_escape(is, sizeof is, now, strlen(now));
+    switch (effect) {
+    case EFFECT_UNKNOWN:
+    case EFFECT_NOTHING: return;
+    case EFFECT_CONTENT:
+        if (d->contents_unknown) add_said(d, name, was, is, effect);
+        return;
+    case EFFECT_START: text_printf(d->idle, "%s%s", d->idle->length ? ", " : "", name); return;
+    case EFFECT_MEASURES:
+    case EFFECT_SUMS:
+    case EFFECT_BITS: add_said(d, name, was, is, effect); return;
+    case EFFECT_CURVE:
+        if (allowed(d->c, name))
+            add_said(d, name, was, is, effect);
+        else
+            add_refused(d, name, was, is);
+        return;
+    case EFFECT_RUN:
+        d->other_run = true;
+        add_refused(d, name, was, is);
+        return;
+    }
+}
+
+/* Keys of sums say only how the work is laid out; what that makes of the sums is a fact. */
+static void add_key(void *differences, const Option *o, const char *then, const char *now) {
+    Differences *d = differences;
+    if (o->effect != EFFECT_SUMS) add_difference(d, o->effect, key_to_name(d, o, then), then, now);
+}
+
+static void add_fact(Differences *d, const char *name, const char *then, const char *now) {
+    if (*then && *now && strcmp(then, now) != 0) add_difference(d, EFFECT_SUMS, name, then, now);
+}
+
+/* What was trained on: run.allow_changes calls it by `name`, too. */
+static void add_content(Differences *d, const char *name, const char *then, const char *now) {
+    if (!*then || strcmp(then, now) == 0) return;
+    if (allowed(d->c, name)) {
+        text_printf(d->said, "%sthe %s is not what it was (%s)", d->said->length ? "; " : "", name,
+                    options_effect_name(EFFECT_CURVE));
+    } else if (d->count++ < MOST_NAMED) {
+        text_printf(&d->refused, "%sthe %s is not what the checkpoint was trained with (%.12s, now %.12s)",
+                    d->refused.length ? "; " : "", name, then, now);
+        text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", name);
+    }
+}
+
+static void add_facts(Differences *d, const RunFacts *then, const RunFacts *now) {
+    add_content(d, "data", then->data, now->data);
+    add_content(d, "tokenizer", then->tokenizer, now->tokenizer);
+    add_content(d, "mixture", then->mixture, now->mixture);
+    add_fact(d, "the order of sums", then->sums, now->sums);
+    add_fact(d, "the kernels", then->kernels, now->kernels);
+    add_fact(d, "the build", then->build, now->build);
+}
+
+static ErrorCode refuse_differences(const Differences *d, Error *err) {
+    char more[32] = "";
+    const char *it = d->count == 1 ? "it" : "them";
+    if (d->count > MOST_NAMED) snprintf(more, sizeof more, "; and %d more", d->count - MOST_NAMED);
+    if (d->other_run)
+        return error_set(err, ERR_CONFIG,
+                         "%s%s, which is another run: put %s back, or start anew with run.overwrite=true",
+                         d->refused.data, more, it);
+    return error_set(
+        err, ERR_CONFIG,
+        "%s%s, which would change the curve: put %s back, or say run.allow_changes=[%s], or start anew with "
+        "run.overwrite=true",
+        d->refused.data, more, it, d->keys.data);
+}
+
+ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
+                        Text *said, Text *idle, Error *err) {
+    Differences d = {.c = c, .then = &saved->set, .now = set, .said = said, .idle = idle};
+    d.contents_unknown = !*saved->facts.mixture;
+    options_compare(&saved->set, set, add_key, &d);
+    add_facts(&d, &saved->facts, facts);
+    ErrorCode code = d.count > 0 ? refuse_differences(&d, err) : OK;
+    text_free(&d.refused);
+    text_free(&d.keys);
+    return code;
+}

@@ -1,0 +1,154 @@
+/* Reading refuses what no weft wrote; of another version it takes what it knows. */
+#include "train/saved.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "checkpoint/checkpoint.h"
+
+/* ---- reading ---- */
+
+static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *window, Error *err) {
+    double values[SPIKE_WINDOW];
+    size_t count = 0;
+    const cJSON *array = cJSON_GetObjectItemCaseSensitive(state, key), *item;
+    if (!cJSON_IsArray(array))
+        return error_set(err, ERR_DATA, "%s: %s: expected an array", CHECKPOINT_STATE, key);
+    cJSON_ArrayForEach(item, array) {
+        if (!cJSON_IsNumber(item) || count == SPIKE_WINDOW)
+            return error_set(err, ERR_DATA, "%s: %s: expected at most %d numbers", CHECKPOINT_STATE, key,
+                             SPIKE_WINDOW);
+        values[count++] = item->valuedouble;
+    }
+    return spike_load(window, values, count, err);
+}
+
+static ErrorCode read_count(const cJSON *state, const char *key, int64_t *out, Error *err) {
+    return json_get_int(state, CHECKPOINT_STATE, key, true, 0, INT64_C(1) << 53, out, err);
+}
+
+/* Tokens are counted as they are taken, so they tell the samples of a version that did not count them. What it left
+ * open is what it made of it: the tokens of a step were the same in all of them. */
+static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
+    RunState *s = &saved->state;
+    char tokens[24];
+    if (s->tokens % saved->config.train.context != 0)
+        return error_set(err, ERR_DATA, "%s: %lld tokens are no whole samples of %lld", CHECKPOINT_STATE,
+                         (long long)s->tokens, (long long)saved->config.train.context);
+    s->samples = s->tokens / saved->config.train.context;
+    if (saved->config.train.tokens_per_step > 0 || s->step == 0) return OK;
+    snprintf(tokens, sizeof tokens, "%lld", (long long)(s->tokens / s->step));
+    return options_derive(&saved->set, "train.tokens_per_step", tokens, "derived from the tokens so far",
+                          err);
+}
+
+static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version, Error *err) {
+    RunState *s = &saved->state;
+    TRY(read_count(state, "step", &s->step, err));
+    TRY(read_count(state, "tokens", &s->tokens, err));
+    TRY(read_count(state, "skipped", &s->skipped, err));
+    TRY(read_count(state, "updates", &saved->updates, err));
+    TRY(read_window(state, "loss_window", &s->losses, err));
+    TRY(read_window(state, "grad_norm_window", &s->norms, err));
+    return version == 1 ? convert_first_version(saved, err) : read_count(state, "samples", &s->samples, err);
+}
+
+static ErrorCode read_fact(const cJSON *state, const char *key, bool required, char *out, size_t size,
+                           Error *err) {
+    const char *text = NULL;
+    TRY(json_get_string(state, CHECKPOINT_STATE, key, required, &text, err));
+    if (text) error_escape(out, size, text, strlen(text));
+    return OK;
+}
+
+static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *err) {
+    TRY(read_fact(state, "data", true, f->data, sizeof f->data, err));
+    TRY(read_fact(state, "tokenizer", true, f->tokenizer, sizeof f->tokenizer, err));
+    TRY(read_fact(state, "mixture", all, f->mixture, sizeof f->mixture, err));
+    TRY(read_fact(state, "sums", all, f->sums, sizeof f->sums, err));
+    TRY(read_fact(state, "kernels", all, f->kernels, sizeof f->kernels, err));
+    return read_fact(state, "build", all, f->build, sizeof f->build, err);
+}
+
+static ErrorCode read_config(SavedRun *saved, const cJSON *state, Error *err) {
+    const char *yaml = NULL;
+    TRY(json_get_string(state, CHECKPOINT_STATE, "config", true, &yaml, err));
+    TRY(options_apply_written(&saved->set, CHECKPOINT_STATE ": config", yaml, err));
+    return config_derive(&saved->config, &saved->set, err);
+}
+
+static ErrorCode read_all(SavedRun *saved, const cJSON *state, Error *err) {
+    int64_t version;
+    TRY(read_count(state, "version", &version, err));
+    if (version < 1 || version > STATE_VERSION)
+        return error_set(err, ERR_DATA,
+                         "%s: version %lld, but this weft reads 1 to %d: use the weft that wrote it",
+                         CHECKPOINT_STATE, (long long)version, STATE_VERSION);
+    TRY(read_config(saved, state, err));
+    TRY(read_facts(&saved->facts, state, version > 1, err));
+    return read_state(saved, state, version, err);
+}
+
+ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
+    cJSON *state;
+    memset(saved, 0, sizeof *saved);
+    TRY(options_init(&saved->set, config_options, &saved->config, err));
+    TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
+    ErrorCode code = read_all(saved, state, err);
+    cJSON_Delete(state);
+    return code;
+}
+
+void saved_free(SavedRun *saved) { options_free(&saved->set); }
+
+/* ---- writing ---- */
+
+static void write_window(JsonWriter *w, const char *key, const SpikeWindow *window) {
+    double values[SPIKE_WINDOW];
+    size_t count = spike_save(window, values);
+    json_key(w, key);
+    json_begin_array(w);
+    for (size_t i = 0; i < count; i++) json_double(w, values[i]);
+    json_end_array(w);
+}
+
+static void write_int(JsonWriter *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_int(w, value);
+}
+
+static void write_string(JsonWriter *w, const char *key, const char *value) {
+    json_key(w, key);
+    json_string(w, value);
+}
+
+static void write_facts(JsonWriter *w, const RunFacts *f) {
+    write_string(w, "data", f->data);
+    write_string(w, "tokenizer", f->tokenizer);
+    write_string(w, "mixture", f->mixture);
+    write_string(w, "sums", f->sums);
+    write_string(w, "kernels", f->kernels);
+    write_string(w, "build", f->build);
+}
+
+void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const RunFacts *facts, Text *out) {
+    Text yaml = {0};
+    JsonWriter w;
+    options_write_yaml(set, &yaml, false);
+    json_start(&w, out, 2);
+    json_begin_object(&w);
+    write_int(&w, "version", STATE_VERSION);
+    write_string(&w, "weft", WEFT_VERSION);
+    write_int(&w, "step", s->step);
+    write_int(&w, "samples", s->samples);
+    write_int(&w, "tokens", s->tokens);
+    write_int(&w, "skipped", s->skipped);
+    write_int(&w, "updates", updates);
+    write_facts(&w, facts);
+    write_window(&w, "loss_window", &s->losses);
+    write_window(&w, "grad_norm_window", &s->norms);
+    write_string(&w, "config", yaml.data);
+    json_end_object(&w);
+    text_free(&yaml);
+}

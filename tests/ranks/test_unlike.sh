@@ -1,0 +1,87 @@
+#!/bin/bash
+# Ranks that were started unlike each other (a stale file on a node): every such launch ends before the first step, with one
+# error that names ranks and keys. Unlike processors are no error.
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+
+letters 40 1 >text.txt
+letters 40 2 >other.txt # of the same length
+mkdir here there
+cp text.txt here/text.txt
+cp other.txt there/text.txt
+cat >run.yaml <<EOF
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1}
+data: {sources: [$directory/text.txt], cache_dir: cache}
+train: {steps: 2, context: 16, microbatch: 2, tokens_per_step: 96, compute: fp32}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1, dir: $directory/run}
+EOF
+mpirun="mpirun --allow-run-as-root --oversubscribe --bind-to none"
+
+# unlike STATUS TEXT WORD... : two ranks run run.yaml, a third with WORDs too. They end with that status, the reason is said
+# once, and nothing was trained.
+unlike() {
+    local wanted=$1 text=$2 status=0
+    shift 2
+    timeout -k 5 120 $mpirun -n 2 "$weft" train run.yaml : -n 1 "${program:-$weft}" train run.yaml "$@" >out 2>err </dev/null || status=$?
+    refused "$wanted" "$text" "$status" "$*"
+}
+refused() {
+    [ "$3" -eq "$1" ] || fail "$4: exit status $3, expected $1: $(grep weft: err)"
+    grep '^weft: ' err >said
+    has said "$2"
+    [ "$(wc -l <said)" -eq 1 ] || fail "$4: not said once: $(cat said)"
+    [ ! -e run/metrics.jsonl ] || fail "$4: something was trained"
+    rm -rf run
+}
+
+only="the ranks do not run the same: rank 2: "
+unlike 78 "${only}optimizer.lr is 0.5 (rank 0: 0.0003): give all ranks one configuration" optimizer.lr=0.5
+unlike 78 "${only}data.seed is 7 (rank 0: 42)" data.seed=7
+unlike 78 "${only}run.seed is 7 (rank 0: 42)" run.seed=7
+unlike 78 "${only}data.sources is [{path: $directory/other.txt" "data.sources=[$directory/other.txt]"
+unlike 78 "${only}train.steps is 3 (rank 0: 2)" train.steps=3
+unlike 78 "${only}mesh.pp is 3 (rank 0: 1)" mesh.pp=3
+unlike 78 "${only}model.hidden_size is 32 (rank 0: 16)" model.hidden_size=32
+unlike 78 "${only}train.microbatch is 1 (rank 0: 2)" train.microbatch=1
+unlike 78 "${only}train.compute is bf16 (rank 0: fp32)" train.compute=bf16
+unlike 78 "${only}train.numerics is exact (rank 0: fast)" train.numerics=exact
+unlike 78 "${only}train.steps is 3 (rank 0: 2), checkpoint.every is 1 (rank 0: 500)" checkpoint.every=1 train.steps=3 schedule.total_steps=2
+unlike 78 "train.tokens_per_step is 100" train.tokens_per_step=100
+cp "$weft" another
+printf x >>another # runs as it did, and is not the same file
+program=./another unlike 78 "${only}the build is "
+
+# Ranks that are alike among each other are told of together.
+status=0
+$mpirun -n 1 "$weft" train run.yaml : -n 2 "$weft" train run.yaml optimizer.lr=1 : -n 1 "$weft" train run.yaml data.seed=1 >out 2>err </dev/null || status=$?
+refused 78 "ranks 1-2: optimizer.lr is 1 (rank 0: 0.0003); rank 3: data.seed is 1 (rank 0: 42)" "$status" "four ranks"
+
+# What files hold: the same names, other contents.
+# apart TEXT WORD... : rank 0 runs in the directory here, rank 1 in there.
+apart() {
+    local text=$1 status=0
+    shift
+    timeout -k 5 120 $mpirun -n 1 -wdir "$directory/here" "$weft" train ../run.yaml "$@" : \
+        -n 1 -wdir "$directory/there" "$weft" train ../run.yaml "$@" >out 2>err </dev/null || status=$?
+    refused 65 "the ranks do not run the same: rank 1: $text" "$status" "$*"
+}
+apart "the fingerprint of data is " data.sources=[text.txt]
+for where in here there; do "$weft" tokenizer train $where/text.txt -o $where/tokens.json -n 270 >/dev/null 2>&1; done
+apart "the fingerprint of data is " data.tokenizer=tokens.json
+grep -q "the fingerprint of tokenizer is " said || fail "another tokenizer: $(cat said)"
+
+# Unlike processors: one dtype for all, the run goes on, and it is said once.
+status=0
+$mpirun -n 1 "$weft" train run.yaml train.compute=auto : -n 2 "$weft" train run.yaml train.compute=auto run.device=portable run.threads=2 \
+    >out 2>err </dev/null || status=$?
+[ "$status" -eq 0 ] || fail "unlike processors: exit status $status: $(grep weft: err)"
+[ "$(grep -c '^kernels of the ranks differ.* on rank 0, portable on ranks 1-2$' err)" -eq 1 ] || fail "unlike processors are not said once: $(grep kernels err)"
+grep -q '  compute: fp32  # auto: ' run/config.yaml || fail "compute: auto is not resolved: $(grep compute: run/config.yaml)"
+# A rank that goes on keeps what all had.
+status=0
+$mpirun -n 3 "$weft" train run.yaml train.compute=auto train.steps=3 schedule.total_steps=2 >out 2>err </dev/null || status=$?
+[ "$status" -eq 0 ] && grep -q '  compute: fp32  # what the run has had so far' run/config.yaml || fail "the run's compute is not kept: $(tail -3 err)"
+has run/journal.jsonl "the kernels was "
+
+conclude "no launch of unlike ranks goes on in silence"

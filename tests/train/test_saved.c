@@ -1,0 +1,95 @@
+/* state.json: what is written reads back; the first version is read by what it says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train/changes.h"
+#include "train/saved.h"
+
+static const char first_version[] =
+    "{\"version\": 1, \"weft\": \"0.1.0\", \"step\": 5, \"tokens\": 5120, \"skipped\": 1, \"updates\": 4,"
+    " \"data\": \"aa\", \"tokenizer\": \"bb\", \"loss_window\": [5.5, 5.25], \"grad_norm_window\": [1],"
+    " \"config\": \"train: {context: 64}\\nmodel: {rope_original_positions: 0, rope_high_freq_factor: 0}\\n"
+    "gone: {key: 1}\\n\"}";
+
+static void the_first_version_tells_samples(void **unused) {
+    (void)unused;
+    static SavedRun saved;
+    Error err = {0};
+    assert_int_equal(saved_parse(&saved, first_version, &err), OK);
+    assert_int_equal(saved.state.step, 5);
+    assert_int_equal(saved.state.samples, 80);
+    assert_int_equal(saved.config.train.tokens_per_step, 1024);
+    assert_int_equal(saved.config.model.shape.rope_scaling.original_max_position_embeddings, 8192);
+    assert_string_equal(saved.facts.data, "aa");
+    assert_string_equal(saved.facts.mixture, "");
+    saved_free(&saved);
+}
+
+static void what_is_written_reads_back(void **unused) {
+    (void)unused;
+    static SavedRun before, after;
+    static RunFacts facts = {.data = "aa",
+                             .tokenizer = "bb",
+                             .mixture = "7,2,1",
+                             .sums = "exact",
+                             .kernels = "avx2",
+                             .build = "1"};
+    Error err = {0};
+    Text text = {0};
+    assert_int_equal(saved_parse(&before, first_version, &err), OK);
+    before.state.samples = 81;
+    saved_write(&before.state, 7, &before.set, &facts, &text);
+    assert_int_equal(saved_parse(&after, text.data, &err), OK);
+    assert_int_equal(after.state.samples, 81);
+    assert_int_equal(after.updates, 7);
+    assert_memory_equal(&after.facts, &facts, sizeof facts);
+    char a[65], b[65];
+    options_digest(&before.set, NULL, a);
+    options_digest(&after.set, NULL, b);
+    assert_string_equal(a, b);
+    text_free(&text);
+    saved_free(&before);
+    saved_free(&after);
+}
+
+static void a_newer_version_is_refused(void **unused) {
+    (void)unused;
+    static SavedRun saved;
+    Error err = {0};
+    assert_int_equal(saved_parse(&saved, "{\"version\": 3}", &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "use the weft that wrote it"));
+    saved_free(&saved);
+}
+
+/* Of an old checkpoint nobody knows the mixture: other sources are said, with their names. */
+static void what_an_old_checkpoint_does_not_say_is_said(void **unused) {
+    (void)unused;
+    static SavedRun then, now;
+    Error err = {0};
+    Text said = {0}, idle = {0};
+    assert_int_equal(saved_parse(&then, first_version, &err), OK);
+    assert_int_equal(saved_parse(&now, first_version, &err), OK);
+    assert_int_equal(options_apply_override(&now.set, "data.sources=[{path: a, weight: 2}]", &err), OK);
+    assert_int_equal(changes_check(&then, &now.config, &now.set, &then.facts, &said, &idle, &err), OK);
+    assert_non_null(strstr(said.data, "data.sources was [] and is ["));
+    text_free(&said);
+    text_free(&idle);
+    saved_free(&then);
+    saved_free(&now);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_first_version_tells_samples),
+        cmocka_unit_test(what_is_written_reads_back),
+        cmocka_unit_test(a_newer_version_is_refused),
+        cmocka_unit_test(what_an_old_checkpoint_does_not_say_is_said),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
