@@ -1,5 +1,6 @@
 #include "observe/audit.h"
 
+#include <ctype.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -51,22 +52,24 @@ static void start_line(AuditLog *log, const char *kind, const char *key, int64_t
                 w->attempt, key, step, w->rank, w->dp_rank, w->dp_ranks, w->writers);
 }
 
-static ErrorCode add_begin(AuditLog *log, int64_t after, const Dataset *d, Error *err) {
+static ErrorCode add_begin(AuditLog *log, int64_t after, const Dataset *d, const AuditDraw *draw,
+                           Error *err) {
     start_line(log, "begin", "after", after);
     for (size_t s = 0; s < dataset_sources(d); s++)
         text_printf(&log->line, "%s%" PRIu64, s ? "," : " windows=", dataset_source_windows(d, s));
-    text_printf(&log->line, " mixture=%d", dataset_is_mixture(d));
+    text_printf(&log->line, " mixture=%s seed=%" PRId64 " data=%s tokenizer=%s", draw->mixture, draw->seed,
+                draw->data, draw->tokenizer);
     TRY(add_line(log, err));
     return audit_sync(log, err);
 }
 
 ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after,
-                     const Dataset *d, Error *err) {
+                     const Dataset *d, const AuditDraw *draw, Error *err) {
     char name[32];
     snprintf(name, sizeof name, "audit-%05d.log", who->rank);
     *log = (AuditLog){.fd = -1, .path = path_join(run_dir, name), .who = *who};
     ErrorCode code = file_open_lines(log->path, &log->fd, err);
-    if (code == OK) code = add_begin(log, after, d, err);
+    if (code == OK) code = add_begin(log, after, d, draw, err);
     if (code != OK) audit_close(log);
     return code;
 }
@@ -161,18 +164,47 @@ static bool take_writer(Scan *s, AuditWriter *w) {
     return w->dp_rank < w->dp_ranks && w->writers >= w->dp_ranks;
 }
 
+/* "120,30" */
+static bool take_list(Scan *s, size_t *count) {
+    uint64_t number;
+    *count = 0;
+    do {
+        if (!take_number(s, INT64_MAX, &number)) return false;
+        ++*count;
+    } while (take(s, ","));
+    return true;
+}
+
+/* A fingerprint: hexadecimal digits. */
+static bool take_print(Scan *s, const char *before) {
+    if (!take(s, before)) return false;
+    const char *start = s->at;
+    while (s->at < s->end && isxdigit((unsigned char)*s->at)) s->at++;
+    return s->at > start;
+}
+
+/* Lines of the first version end with mixture=0 or mixture=1, which says whether it is one. */
+static bool take_draw(Scan *s, AuditRecord *r) {
+    size_t slots;
+    int64_t seed;
+    if (!take(s, " ")) return false;
+    const char *start = s->at;
+    if (!take(s, "mixture=") || !take_list(s, &slots)) return false;
+    r->mixture = slots > 1 || start[strlen("mixture=")] != '0';
+    if (s->at == s->end) return slots == 1;
+    if (!take_int(s, " seed=", INT64_MAX, &seed) || !take_print(s, " data=") || !take_print(s, " tokenizer="))
+        return false;
+    r->draw = start;
+    r->draw_length = (size_t)(s->at - start);
+    return true;
+}
+
 static bool take_windows(Scan *s, AuditRecord *r) {
-    uint64_t windows, mixture;
     if (!take(s, " windows=")) return false;
     r->text = s->at;
-    do {
-        if (!take_number(s, INT64_MAX, &windows)) return false;
-        r->count++;
-    } while (take(s, ","));
+    if (!take_list(s, &r->count)) return false;
     r->length = (size_t)(s->at - r->text);
-    if (!take(s, " mixture=") || !take_number(s, 1, &mixture)) return false;
-    r->mixture = mixture != 0;
-    return r->count <= SAMPLER_SOURCES;
+    return take_draw(s, r) && r->count <= SAMPLER_SOURCES;
 }
 
 static bool take_samples(Scan *s, AuditRecord *r) {

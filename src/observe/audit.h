@@ -3,7 +3,7 @@
  *
  * RUN/audit-00003.log, that of rank 3, is a file of lines that only grows, over all restarts:
  *
- *     begin attempt=1 after=6 rank=3 dp=1/2 writers=4 windows=120,30 mixture=0 *5ce0a1f2
+ *     begin attempt=1 after=6 rank=3 dp=1/2 writers=4 windows=120,30 mixture=3,1 seed=42 data=51c0... tokenizer=77e1... *5ce0a1f2
  *     step attempt=1 step=7 rank=3 dp=1/2 writers=4 | 24:0.0.17:1a2b3c4d 25:1.0.4:99887766 | 26:0.0.3:5e6f7a8b ... *00c0ffee
  *
  * An attempt is one process of the run, counted from 0, which goes on after step `after`. After each bar come
@@ -45,6 +45,13 @@ typedef struct AuditWriter {
     int dp_rank, dp_ranks;
 } AuditWriter;
 
+/* What samples are drawn from, and how. */
+typedef struct AuditDraw {
+    const char *mixture;          /* dataset_mixture */
+    int64_t seed;                 /* of their order */
+    const char *data, *tokenizer; /* fingerprints */
+} AuditDraw;
+
 typedef struct AuditLog {
     int fd; /* -1 when closed */
     char *path;
@@ -60,7 +67,7 @@ AuditSample audit_sample(const Dataset *d, uint64_t k, const int32_t *inputs, co
 ErrorCode audit_next_attempt(const char *run_dir, int64_t *attempt, Error *err);
 /* Opens the log of who->rank and records that its attempt begins after step `after`. */
 ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after,
-                     const Dataset *d, Error *err);
+                     const Dataset *d, const AuditDraw *draw, Error *err);
 /* Step `step` (1-based) was made with samples [microbatches * sequences]. */
 ErrorCode audit_step(AuditLog *log, int64_t step, const AuditSample *samples, int64_t microbatches,
                      int64_t sequences, Error *err);
@@ -75,8 +82,10 @@ ErrorCode audit_discard(const char *run_dir, Error *err);
 typedef struct AuditRecord {
     bool begin;
     AuditWriter who;
-    int64_t step;         /* begin: `after` */
-    bool mixture;         /* begin */
+    int64_t step;     /* begin: `after` */
+    bool mixture;     /* begin */
+    const char *draw; /* begin: "mixture=3,1 seed=42 data=51c0... tokenizer=77e1..."; NULL: not recorded */
+    size_t draw_length;
     const char *text;     /* step: " | 24:..."; begin: "120,30" */
     size_t length, count; /* of text; samples, or sources */
 } AuditRecord;
@@ -110,7 +119,7 @@ typedef struct AuditFigures {
 
 /* Requires that records of every rank are there for each step of the run, that its samples are 0, 1, 2, ...
  * each once, that no window comes twice in an epoch and none is missing from one that is over, that a window
- * always has the same tokens. `saved` is the step of the newest checkpoint, 0 for none: up to there nothing
+ * always has the same tokens, and that all attempts drew from the same data in the same way. `saved` is the step of the newest checkpoint, 0 for none: up to there nothing
  * may be missing; behind it the last step may be unfinished. What is found goes to `out`, up to 20 violations
  * among it; any makes ERR_DATA. */
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err);

@@ -19,6 +19,7 @@ typedef struct Check {
     uint64_t *windows; /* [sources] of the data */
     size_t sources;
     bool mixture;
+    const AuditRecord *drawn; /* of the latest attempt that counts and says so */
     Text *out;
     Text first; /* violation, for the error */
 } Check;
@@ -150,9 +151,37 @@ static void take_steps(Check *c, Stretch attempt, int64_t low, int64_t high) {
     missing_steps(c, before + 1, high, number);
 }
 
+/* The first word in which two ways to draw differ, of each. */
+static bool draw_differs(const AuditRecord *a, const AuditRecord *b, char in_a[100], char in_b[100]) {
+    const char *x = a->draw, *y = b->draw, *x_end = x + a->draw_length, *y_end = y + b->draw_length;
+    while (x < x_end && y < y_end) {
+        size_t m = strcspn(x, " "), n = strcspn(y, " ");
+        if (m > (size_t)(x_end - x)) m = (size_t)(x_end - x);
+        if (n > (size_t)(y_end - y)) n = (size_t)(y_end - y);
+        if (m != n || memcmp(x, y, m) != 0) {
+            snprintf(in_a, 100, "%.*s", (int)(m < 60 ? m : 60), x);
+            snprintf(in_b, 100, "%.*s", (int)(n < 60 ? n : 60), y);
+            return true;
+        }
+        x += m + 1, y += n + 1;
+    }
+    return false;
+}
+
+/* Other data, another seed or another mixture than later attempts had. */
+static void check_draw(Check *c, const AuditRecord *r) {
+    char here[100], later[100];
+    if (!r->draw) return;
+    if (c->drawn && draw_differs(r, c->drawn, here, later))
+        violate(c, "attempt %" PRId64 " drew its samples with %s, attempt %" PRId64 " with %s",
+                r->who.attempt, here, c->drawn->who.attempt, later);
+    c->drawn = r;
+}
+
 /* Where an attempt began, and with what data. Without a begin line, before its first record. */
 static int64_t began_after(Check *c, Stretch attempt) {
     const AuditRecord *first = &c->run->records[attempt.from];
+    char one[100], other[100];
     if (!first->begin) {
         violate(c, "attempt %" PRId64 " has no record of its beginning", first->who.attempt);
         return first->step - 1;
@@ -162,6 +191,9 @@ static int64_t began_after(Check *c, Stretch attempt) {
             violate(
                 c, "ranks %d and %d begin attempt %" PRId64 " after step %" PRId64 " and after step %" PRId64,
                 first->who.rank, r->who.rank, first->who.attempt, first->step, r->step);
+        if (r->draw && first->draw && draw_differs(first, r, one, other))
+            violate(c, "ranks %d and %d drew their samples with %s and with %s in attempt %" PRId64,
+                    first->who.rank, r->who.rank, one, other, first->who.attempt);
         if (r->length != first->length || memcmp(r->text, first->text, r->length) != 0)
             violate(c, "ranks %d and %d have other data in attempt %" PRId64 ": %.*s and %.*s windows",
                     first->who.rank, r->who.rank, first->who.attempt,
@@ -176,6 +208,7 @@ static int64_t began_after(Check *c, Stretch attempt) {
 static void take_windows(Check *c, Stretch attempt) {
     const AuditRecord *r = &c->run->records[attempt.from];
     if (!r->begin) return;
+    check_draw(c, r);
     bool known = c->sources > 0, same = c->sources == r->count && c->mixture == r->mixture;
     uint64_t *windows = mem_alloc_array(r->count, sizeof *windows);
     const char *at = r->text;
@@ -401,6 +434,8 @@ static void summarize(const Check *c) {
     if (f->violations > SHOWN) text_printf(c->out, "  and %zu violations more\n", f->violations - SHOWN);
     if (f->violations == 0 && f->use_count > 0)
         text_printf(c->out, "  each sample from 0 to %zu was used exactly once\n", f->use_count - 1);
+    if (f->violations == 0 && c->drawn)
+        text_printf(c->out, "  drawn with %.*s\n", (int)c->drawn->draw_length, c->drawn->draw);
 }
 
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err) {

@@ -113,23 +113,13 @@ static void write_window(JsonWriter *w, const char *key, const SpikeWindow *wind
     json_end_array(w);
 }
 
-static void write_int(JsonWriter *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_int(w, value);
-}
-
-static void write_string(JsonWriter *w, const char *key, const char *value) {
-    json_key(w, key);
-    json_string(w, value);
-}
-
 static void write_facts(JsonWriter *w, const RunFacts *f) {
-    write_string(w, "data", f->data);
-    write_string(w, "tokenizer", f->tokenizer);
-    write_string(w, "mixture", f->mixture);
-    write_string(w, "sums", f->sums);
-    write_string(w, "kernels", f->kernels);
-    write_string(w, "build", f->build);
+    json_put_string(w, "data", f->data);
+    json_put_string(w, "tokenizer", f->tokenizer);
+    json_put_string(w, "mixture", f->mixture);
+    json_put_string(w, "sums", f->sums);
+    json_put_string(w, "kernels", f->kernels);
+    json_put_string(w, "build", f->build);
 }
 
 void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const RunFacts *facts, Text *out) {
@@ -138,17 +128,17 @@ void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const
     options_write_yaml(set, &yaml, false);
     json_start(&w, out, 2);
     json_begin_object(&w);
-    write_int(&w, "version", STATE_VERSION);
-    write_string(&w, "weft", WEFT_VERSION);
-    write_int(&w, "step", s->step);
-    write_int(&w, "samples", s->samples);
-    write_int(&w, "tokens", s->tokens);
-    write_int(&w, "skipped", s->skipped);
-    write_int(&w, "updates", updates);
+    json_put_int(&w, "version", STATE_VERSION);
+    json_put_string(&w, "weft", WEFT_VERSION);
+    json_put_int(&w, "step", s->step);
+    json_put_int(&w, "samples", s->samples);
+    json_put_int(&w, "tokens", s->tokens);
+    json_put_int(&w, "skipped", s->skipped);
+    json_put_int(&w, "updates", updates);
     write_facts(&w, facts);
     write_window(&w, "loss_window", &s->losses);
     write_window(&w, "grad_norm_window", &s->norms);
-    write_string(&w, "config", yaml.data);
+    json_put_string(&w, "config", yaml.data);
     json_end_object(&w);
     text_free(&yaml);
 }

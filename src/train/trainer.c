@@ -272,7 +272,8 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
     if (!t->c->data.audit) return OK;
     TOGETHER(t, t->chief ? audit_next_attempt(t->c->run.dir, &who.attempt, err) : OK);
     TRY(comm_broadcast(t->comm, &who.attempt, sizeof who.attempt, 0, err));
-    return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, err);
+    AuditDraw draw = {t->facts.mixture, t->c->data.seed, t->facts.data, t->facts.tokenizer};
+    return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, &draw, err);
 }
 
 /* Of the run as a whole: rank 0's. */

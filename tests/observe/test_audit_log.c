@@ -15,6 +15,7 @@ typedef struct Fixture {
     const char *dir;
     int ranks; /* each a dp rank */
     int64_t attempt;
+    const char *draw; /* NULL: as the first version wrote it */
 } Fixture;
 
 /* 10 windows in source 0 and 4 in source 1: one corpus, 14 samples an epoch. */
@@ -46,9 +47,10 @@ static void add(const Fixture *f, int rank, const Text *body, size_t keep) {
 
 static void begin_rank(const Fixture *f, int rank, int64_t after) {
     Text t = {0};
-    text_printf(
-        &t, "begin attempt=%" PRId64 " after=%" PRId64 " rank=%d dp=%d/%d writers=%d windows=%d,%d mixture=0",
-        f->attempt, after, rank, rank, f->ranks, f->ranks, FIRST, SECOND);
+    text_printf(&t,
+                "begin attempt=%" PRId64 " after=%" PRId64
+                " rank=%d dp=%d/%d writers=%d windows=%d,%d mixture=0%s",
+                f->attempt, after, rank, rank, f->ranks, f->ranks, FIRST, SECOND, f->draw ? f->draw : "");
     add(f, rank, &t, SIZE_MAX);
     text_free(&t);
 }
@@ -322,6 +324,34 @@ static void stages_must_agree(void **state) {
     refutes(&f, 1, 1, "ranks 0 and 1 are both dp rank 0 and used other samples");
 }
 
+static void all_attempts_draw_alike(void **state) {
+    (void)state;
+    Fixture f = fresh("draw");
+    begin(&f, 0, 1, 0); /* what it drew from is not known */
+    steps(&f, 1, 2);
+    f.draw = " seed=42 data=aa tokenizer=bb";
+    begin(&f, 1, 2, 2);
+    steps(&f, 3, 4);
+    proves(&f, 4, 4, 0);
+    assert_non_null(strstr(said.data, "drawn with mixture=0 seed=42 data=aa tokenizer=bb"));
+    begin(&f, 2, 2, 4);
+    steps(&f, 5, 6);
+    proves(&f, 6, 6, 0);
+    f.draw = " seed=43 data=aa tokenizer=bb";
+    begin(&f, 3, 1, 6);
+    steps(&f, 7, 8);
+    refutes(&f, 8, 1, "attempt 2 drew its samples with seed=42, attempt 3 with seed=43");
+
+    f = fresh("draw-ranks");
+    f.ranks = 2;
+    f.draw = " seed=42 data=aa tokenizer=bb";
+    begin_rank(&f, 0, 0);
+    f.draw = " seed=42 data=ab tokenizer=bb";
+    begin_rank(&f, 1, 0);
+    steps(&f, 1, 2);
+    refutes(&f, 2, 1, "ranks 0 and 1 drew their samples with data=aa and with data=ab in attempt 0");
+}
+
 static void runs_are_compared_by_step(void **state) {
     (void)state;
     AuditFigures one, two, three;
@@ -388,6 +418,7 @@ int main(void) {
         cmocka_unit_test(an_epoch_must_be_whole),
         cmocka_unit_test(a_window_keeps_its_tokens),
         cmocka_unit_test(stages_must_agree),
+        cmocka_unit_test(all_attempts_draw_alike),
         cmocka_unit_test(runs_are_compared_by_step),
         cmocka_unit_test(attempts_are_counted),
     };
