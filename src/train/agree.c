@@ -12,16 +12,17 @@
 #include "base/log.h"
 #include "device/facts.h"
 
+#define LARGEST_PROGRAM ((size_t)1 << 30)
 enum { MOST_NAMED = 6, MOST_GROUPS = 4, MOST_SHOWN = 60 }; /* keys of a rank; clauses; bytes of a value */
 
 char *agree_build(void) {
-    FileMap map;
     Text build = {0};
-    char library[64];
+    char library[64], *program;
+    size_t length;
     text_puts(&build, WEFT_VERSION);
-    if (file_map(&map, "/proc/self/exe", NULL) == OK) {
-        text_printf(&build, "-%016llx", (unsigned long long)hash64(map.data, map.length));
-        file_unmap(&map);
+    if (file_read("/proc/self/exe", LARGEST_PROGRAM, &program, &length, NULL) == OK) {
+        text_printf(&build, "-%016llx", (unsigned long long)hash64(program, length));
+        free(program);
     }
     text_printf(&build, " %s%s%s, %s, %s", WEFT_BUILD_TYPE, *WEFT_BUILD_EXTRAS ? " " : "", WEFT_BUILD_EXTRAS,
                 WEFT_COMPILER, device_library_name(library));
