@@ -208,8 +208,10 @@ static ErrorCode run(const Arguments *args, Error *err) {
     if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
         if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;
-        code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err)
-                                                : describe(args, &q, &c, &d, err);
+        code = setup_compute(&c, &set, d.native_bf16, err);
+        if (code == OK)
+            code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err)
+                                                    : describe(args, &q, &c, &d, err);
         device_close(&d);
     }
     options_free(&set);

@@ -654,9 +654,8 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e9,
-     .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\" (compute: auto "
-             "counts as what takes "
-             "more); 0: it looks at time only."},
+     .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\"; 0: it looks "
+             "at time only."},
 
     {.key = "optimizer.kind",
      .type = OPT_CHOICE,

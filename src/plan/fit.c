@@ -96,12 +96,10 @@ static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err
     l.stages = (Stages){s->stages, s->first, l.schedule.rank_of_stage};
     *bytes = 0;
     int64_t threads = f->c->run.most_threads > 0 ? f->c->run.most_threads : f->c->run.threads;
-    for (int native = 0; native < (f->c->train.compute == COMPUTE_AUTO ? 2 : 1); native++) {
-        Device d;
-        device_describe_cpu(&d, (int)threads, native);
-        for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++)
-            TRY(plan_place(f, &l, &d, place, bytes, err));
-    }
+    Device d;
+    device_describe_cpu(&d, (int)threads, false);
+    for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++)
+        TRY(plan_place(f, &l, &d, place, bytes, err));
     return OK;
 }
 

@@ -3,7 +3,7 @@
  * A search that estimates bytes (plan/split.h) names splits, from the fastest to the smallest; which of them
  * fits is read off the memory plans of all pipeline ranks. So what is taken fits by the figures of `weft
  * plan`, and the limit that an error names does. All ranks, and who plans for them, must find the same split:
- * threads are those of the rank that has most, and compute auto counts as what takes more, bf16 or fp32. */
+ * threads are those of the rank that has most, and train.compute is what all ranks agreed on. */
 #ifndef WEFT_PLAN_FIT_H
 #define WEFT_PLAN_FIT_H
 

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "device/facts.h"
+#include "train/setup.h"
 
 #define LARGEST_PROGRAM ((size_t)1 << 30)
 enum { MOST_NAMED = 6, MOST_GROUPS = 4, MOST_SHOWN = 60 }; /* keys of a rank; clauses; bytes of a value */
@@ -265,8 +266,5 @@ ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *
         log_info(
             "train.compute: auto is fp32 on all ranks: %d of %d processors do not multiply bf16 natively",
             comm_size(comm) - (int)native, comm_size(comm));
-    return options_derive(set, "train.compute", all ? "bf16" : "fp32",
-                          all ? "auto: the processors multiply bf16 natively"
-                              : "auto: not all processors multiply bf16 natively",
-                          err);
+    return setup_compute(c, set, all, err);
 }

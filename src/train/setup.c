@@ -70,6 +70,14 @@ ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *save
                           err);
 }
 
+ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err) {
+    if (c->train.compute != COMPUTE_AUTO) return OK;
+    return options_derive(set, "train.compute", native ? "bf16" : "fp32",
+                          native ? "auto: the processors multiply bf16 natively"
+                                 : "auto: not all processors multiply bf16 natively",
+                          err);
+}
+
 static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, const char *where,
                                Error *err) {
     char text[24];

@@ -22,6 +22,8 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);
 /* The same where nothing else needs the tokenizer, which is opened only to ask for the vocabulary. */
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err);
+/* Derives train.compute where it is auto: bf16 where processors multiply it natively. */
+ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err);
 /* What the run leaves open is what it had when it was saved (`saved`, or NULL): compute: auto. */
 ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err);
 /* Derives what the configuration leaves open of a step: train.tokens_per_step from the saved run, or as one
