@@ -104,9 +104,17 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
     TRY(config_geometry(c, ranks, &sequences, &microbatches, err));
     if (c->train.microbatch == 0)
         TRY(derive_number(set, "train.microbatch", sequences, "derived from the tokens of a step", err));
+    if (c->train.loss_rows == 0 && saved && saved->train.microbatch == sequences)
+        TRY(derive_number(set, "train.loss_rows", saved->train.loss_rows, KEPT, err));
     if (c->train.tokens_per_step > 0) return OK;
     return derive_number(set, "train.tokens_per_step", sequences * microbatches * c->train.context * ranks,
                          "derived from train.microbatch and the ranks", err);
+}
+
+ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err) {
+    if (c->train.loss_rows == planned) return OK;
+    return derive_number(set, "train.loss_rows", planned, "derived from the vocabulary and train.microbatch",
+                         err);
 }
 
 /* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the canonical

@@ -28,8 +28,10 @@ ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err
 ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err);
 /* Derives what the configuration leaves open of a step: train.tokens_per_step from the saved run, or as one
  * microbatch (pipeline.microbatches) of each data-parallel rank; train.microbatch from the saved run where that
- * divides the step, or as config_geometry chooses. */
+ * divides the step, or as config_geometry chooses; train.loss_rows from the saved run where the microbatch is. */
 ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err);
+/* Derives train.loss_rows as the plan has it: chosen where it is 0, never more than a microbatch has. */
+ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err);
 /* The order in which the gradients of a step are added up, in words: two runs with the same have the same bits,
  * as far as that goes. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size);

@@ -135,10 +135,11 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
     return comm_combine(t->comm, &run->most_threads, sizeof run->most_threads, larger, err);
 }
 
-static ErrorCode plan(Trainer *t, Error *err) {
+static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
     TRY(rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err));
+    TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
     if (!t->chief) return OK;
     Text out = {0};
     dataset_describe(t->data, &out);
@@ -191,8 +192,8 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-static ErrorCode open_engine(Trainer *t, const OptionSet *set, Error *err) {
-    TOGETHER(t, plan(t, err));
+static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
+    TOGETHER(t, plan(t, set, err));
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
     TOGETHER(t, compare_with_found(t, set, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
