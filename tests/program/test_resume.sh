@@ -93,7 +93,7 @@ done <rows
 # never does.
 words=() keys=
 while IFS=$'\t' read -r key effect value; do
-    [ "$effect" = curve ] && words+=("$key=$value") && keys="$keys${keys:+, }$key"
+    [ "$effect" = curve ] && [ "${value:0:1}" != "[" ] && words+=("$key=$value") && keys="$keys${keys:+, }$key"
     [ "$effect" = run ] || continue
     train base "$key=$value" "run.allow_changes=[$key]"
     [ "$(cat base.status)" -eq 78 ] && grep -q "^weft: .*$key.*\(another run\|not a multiple\|model\)" base.err || fail "$key, with leave: $(tail -1 base.err)"
