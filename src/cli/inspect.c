@@ -11,7 +11,7 @@
 #include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
-#include "model/config.h"
+#include "model/families/family.h"
 #include "optimizer/groups.h"
 #include "train/setup.h"
 
@@ -44,22 +44,28 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
     return code;
 }
 
+static void print_shape(const ModelConfig *c) {
+    char count[32];
+    const PublishedSize *known = family_published(c);
+    printf("model       %s, %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary "
+           "%lld%s%s%s\n",
+           model_family(c)->model_type, text_count(model_parameter_count(c), count),
+           (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_attention_heads,
+           (long long)c->num_key_value_heads, (long long)c->vocab_size, known ? " (the shape of " : "",
+           known ? known->name : "", known ? ")" : "");
+}
+
 /* A model of another family is well formed all the same; what is not JSON is not. */
 static ErrorCode describe_config(const char *dir, Error *err) {
     cJSON *root = NULL;
     ModelConfig c;
     Error other;
-    char count[32];
     char *path = path_join(dir, "config.json");
     ErrorCode code = OK;
     if (file_exists(path)) {
         code = json_read(path, (size_t)1 << 20, &root, err);
         if (code == OK && model_config_read(&c, path, &other) == OK)
-            printf("model       %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, "
-                   "vocabulary %lld\n",
-                   text_count(model_parameter_count(&c), count), (long long)c.num_hidden_layers,
-                   (long long)c.hidden_size, (long long)c.num_attention_heads,
-                   (long long)c.num_key_value_heads, (long long)c.vocab_size);
+            print_shape(&c);
         else if (code == OK)
             log_warn("not a model that weft trains: %s", other.message);
         cJSON_Delete(root);

@@ -1,4 +1,4 @@
-/* Shape of a Llama-family model, by the names of Hugging Face's config.json. */
+/* Shape of a model, by the names of Hugging Face's config.json. */
 #ifndef WEFT_MODEL_CONFIG_H
 #define WEFT_MODEL_CONFIG_H
 
@@ -22,6 +22,7 @@ typedef struct RopeScaling {
 #define ROPE_UNSCALED ((RopeScaling){1.0, 1.0, 4.0, 8192}) /* what stands there when there is none */
 
 typedef struct ModelConfig {
+    const struct Family *family; /* families/family.h; NULL: Llama */
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
         num_key_value_heads, head_dim;
     int64_t max_position_embeddings;
@@ -51,8 +52,9 @@ int64_t model_dim(const ModelConfig *c, Dim dim);
  * rule: positive sizes, heads divide, head_dim even, products in 63 bits. `where` names the source. */
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err);
 
-/* config.json, both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype). Refuses
- * other model types, unsupported rope types and activations by name. */
+/* config.json, both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype), by the
+ * rules of the family that it names. Refuses other model types, unsupported rope types and activations by
+ * name. */
 ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err);
 void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out);
 

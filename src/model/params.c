@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "model/families/family.h"
 
 #define GROUP_ALIGN 16 /* elements: one cache line of fp32 */
 
@@ -15,6 +16,7 @@ static size_t align_up(size_t n) { return (n + GROUP_ALIGN - 1) / GROUP_ALIGN * 
 static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelConfig *c, size_t *offset) {
     Param *p = &t->params[t->count++];
     bool in_block = unit > 0 && unit < t->units - 1;
+    const char *name = family_parameter_name(model_family(c), row);
     if (!row->continues) *offset = align_up(*offset);
     *p = (Param){.row = row,
                  .unit = unit,
@@ -24,9 +26,9 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelC
                  .count = param_elements(c, row),
                  .offset = *offset};
     if (in_block)
-        snprintf(p->name, sizeof p->name, "model.layers.%d.%s", p->layer, row->name);
+        snprintf(p->name, sizeof p->name, "model.layers.%d.%s", p->layer, name);
     else
-        snprintf(p->name, sizeof p->name, "%s", row->name);
+        snprintf(p->name, sizeof p->name, "%s", name);
     *offset += (size_t)p->count;
     t->elements += p->count;
 }

@@ -1,7 +1,6 @@
 /* What units are made of: the layers of each, the steps that they come to, and the parameters that they
  * bring. */
-#include <string.h>
-
+#include "model/families/family.h"
 #include "model/internal.h"
 
 /* The norms before the two sublayers of a block. */
@@ -16,8 +15,9 @@ int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS])
         out[0] = (Sublayer){NULL, embedding ? &layer_embedding : &layer_head};
         return 1;
     }
-    out[0] = (Sublayer){&norms[0], &layer_attention};
-    out[1] = (Sublayer){&norms[1], &layer_mlp};
+    const Family *f = model_family(c);
+    out[0] = (Sublayer){&norms[0], f->mixer};
+    out[1] = (Sublayer){&norms[1], f->mlp};
     return 2;
 }
 

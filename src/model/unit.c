@@ -1,7 +1,8 @@
 /* Runs the passes of a unit, part by part. A block is the stream x with each sublayer's result added to it:
  *
  *     forward   norm: x += the result before, n = norm(x)   layer: n -> result   sum: out = result + x
- *     backward  sum: dx is the gradient of the stream       layer: dx -> dn      norm: dx += dn through the norm
+ *     backward  sum: dx is the gradient of the stream       layer: dx -> dn      norm: dx += dn through the
+ *     norm
  *
  * A result lives where the unit's output goes until the stream takes it. A layer that stands alone
  * (embedding, head) goes from the unit's input to its output by itself. */

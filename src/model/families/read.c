@@ -1,0 +1,146 @@
+/* Reading config.json by the rules of its family. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/families/family.h"
+
+#define CONFIG_FILE_LIMIT ((size_t)1 << 20)
+
+const cJSON *family_member(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return item != NULL && !cJSON_IsNull(item) ? item : NULL;
+}
+
+ErrorCode family_refuse(const char *where, const char *key, const char *found, const char *supported,
+                        Error *err) {
+    char shown[80];
+    return error_set(err, ERR_CONFIG, "%s: %s \"%s\" is not supported, expected %s", where, key,
+                     error_escape(shown, sizeof shown, found, strlen(found)), supported);
+}
+
+static ErrorCode check_architecture(const Family *f, const cJSON *root, const char *where, Error *err) {
+    const cJSON *list = family_member(root, "architectures"), *item;
+    if (list == NULL) return OK;
+    if (!cJSON_IsArray(list)) return error_set(err, ERR_CONFIG, "%s: architectures is not a list", where);
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsString(item))
+            return error_set(err, ERR_CONFIG, "%s: architectures holds something not a string", where);
+        if (strcmp(item->valuestring, f->architecture) != 0)
+            return family_refuse(where, "architecture", item->valuestring, f->architecture, err);
+    }
+    return OK;
+}
+
+static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
+    const char *old = NULL, *new = NULL;
+    TRY(json_get_string(root, where, "torch_dtype", false, &old, err));
+    TRY(json_get_string(root, where, "dtype", false, &new, err));
+    if (old != NULL && new != NULL && strcmp(old, new) != 0)
+        return error_set(err, ERR_CONFIG, "%s: torch_dtype and dtype contradict each other; remove one",
+                         where);
+    return OK;
+}
+
+/* Keys of any family that select another model than the one weft computes. */
+static ErrorCode check_root(const Family *f, const cJSON *root, const char *where, Error *err) {
+    TRY(check_architecture(f, root, where, err));
+    if (family_member(root, "quantization_config") != NULL)
+        return error_set(err, ERR_CONFIG, "%s: quantization_config is not supported, expected plain weights",
+                         where);
+    return check_dtype(root, where, err);
+}
+
+/* A token id: absent keeps the default, null is none, a list gives its first. */
+static ErrorCode read_token(const cJSON *root, const char *where, const char *key, int64_t *out, Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    if (item == NULL) return OK;
+    if (cJSON_IsArray(item)) item = item->child;
+    if (item == NULL || cJSON_IsNull(item)) {
+        *out = -1;
+        return OK;
+    }
+    double value = cJSON_IsNumber(item) ? item->valuedouble : -2.0;
+    if (!(value >= -1.0 && value < (double)MODEL_MAX_VOCAB) || floor(value) < value)
+        return error_set(err, ERR_CONFIG,
+                         "%s: %s is not a token id (a whole number, a list of them, or null)", where, key);
+    *out = (int64_t)value;
+    return OK;
+}
+
+/* The defaults name tokens of the family's own vocabulary, which a tiny one may not have. */
+static void drop_token(const cJSON *root, const char *key, int64_t vocab, int64_t *id) {
+    if (family_member(root, key) == NULL && *id >= vocab) *id = -1;
+}
+
+static ErrorCode read_activation(const cJSON *root, const char *where, const char *key, Error *err) {
+    const char *name = "silu";
+    TRY(json_get_string(root, where, key, false, &name, err));
+    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) return OK;
+    return family_refuse(where, key, name, "\"silu\"", err);
+}
+
+static ErrorCode read_zero(const cJSON *root, const char *where, const char *key, Error *err) {
+    double value = 0;
+    TRY(json_get_double(root, where, key, false, &value, err));
+    if (value >= 0.0 && value <= 0.0) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected 0: weft has no dropout", where, key, value);
+}
+
+static ErrorCode read_key(ModelConfig *c, const KeyRule *k, const cJSON *root, const char *where,
+                          Error *err) {
+    void *to = (char *)c + k->offset;
+    switch (k->kind) {
+    case KEY_SIZE: return json_get_int(root, where, k->name, k->required, 1, MODEL_MAX_POSITIONS, to, err);
+    case KEY_NUMBER: return json_get_double(root, where, k->name, k->required, to, err);
+    case KEY_SWITCH: return json_get_bool(root, where, k->name, k->required, to, err);
+    case KEY_TOKEN: return read_token(root, where, k->name, to, err);
+    case KEY_ROTATION: return rotation_read(c, root, where, err);
+    case KEY_ACTIVATION: return read_activation(root, where, k->name, err);
+    case KEY_ZERO: return read_zero(root, where, k->name, err);
+    }
+    return OK;
+}
+
+ErrorCode family_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    ModelConfig read = f->defaults;
+    read.family = f;
+    TRY(check_root(f, root, where, err));
+    for (const KeyRule *k = f->keys; k->name; k++) TRY(read_key(&read, k, root, where, err));
+    drop_token(root, "bos_token_id", read.vocab_size, &read.bos_token_id);
+    drop_token(root, "eos_token_id", read.vocab_size, &read.eos_token_id);
+    TRY(model_config_complete(&read, where, err));
+    *c = read;
+    return OK;
+}
+
+static ErrorCode refuse_family(const char *type, const char *where, Error *err) {
+    Text known = {0};
+    for (int i = 0; families[i]; i++)
+        text_printf(&known, "%s\"%s\"", i > 0 ? ", " : "", families[i]->model_type);
+    ErrorCode code = family_refuse(where, "model_type", type, known.data, err);
+    text_free(&known);
+    return code;
+}
+
+/* The family that a file says it is of. */
+static ErrorCode find_family(const cJSON *root, const char *where, const Family **out, Error *err) {
+    const char *type = families[0]->model_type;
+    if (!cJSON_IsObject(root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);
+    TRY(json_get_string(root, where, "model_type", false, &type, err));
+    for (int i = 0; families[i]; i++) {
+        *out = families[i];
+        if (strcmp(type, families[i]->model_type) == 0) return OK;
+    }
+    return refuse_family(type, where, err);
+}
+
+ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err) {
+    cJSON *root = NULL;
+    const Family *f = NULL;
+    TRY(json_read(path, CONFIG_FILE_LIMIT, &root, err));
+    ErrorCode code = find_family(root, path, &f, err);
+    if (code == OK) code = family_read(f, c, root, path, err);
+    cJSON_Delete(root);
+    return code;
+}

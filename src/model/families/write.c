@@ -1,0 +1,69 @@
+/* Writing config.json by the rules of a family: the dialect of transformers 4, which transformers 5 reads
+ * too. */
+#include <string.h>
+
+#include "model/families/family.h"
+
+void family_write_double(JsonWriter *w, const char *key, double value) {
+    json_key(w, key);
+    size_t start = w->out->length;
+    json_double(w, value);
+    if (strpbrk(w->out->data + start, ".en") == NULL) text_puts(w->out, ".0");
+}
+
+static void write_token(JsonWriter *w, const char *key, int64_t id) {
+    json_key(w, key);
+    if (id < 0)
+        json_null(w);
+    else
+        json_int(w, id);
+}
+
+/* transformers names types its own way. */
+static const char *torch_name(const char *dtype_name) {
+    if (strcmp(dtype_name, "bf16") == 0) return "bfloat16";
+    if (strcmp(dtype_name, "fp16") == 0) return "float16";
+    return strcmp(dtype_name, "fp32") == 0 ? "float32" : dtype_name;
+}
+
+static void write_string(JsonWriter *w, const char *key, const char *value) {
+    json_key(w, key);
+    json_string(w, value);
+}
+
+static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
+    const void *from = (const char *)c + k->offset;
+    switch (k->kind) {
+    case KEY_SIZE:
+        json_key(w, k->name);
+        json_int(w, *(const int64_t *)from);
+        break;
+    case KEY_NUMBER: family_write_double(w, k->name, *(const double *)from); break;
+    case KEY_SWITCH:
+        json_key(w, k->name);
+        json_bool(w, *(const bool *)from);
+        break;
+    case KEY_TOKEN: write_token(w, k->name, *(const int64_t *)from); break;
+    case KEY_ROTATION: rotation_write(c, w); break;
+    case KEY_ACTIVATION: write_string(w, k->name, "silu"); break;
+    case KEY_ZERO: family_write_double(w, k->name, 0); break;
+    }
+}
+
+void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out) {
+    const Family *f = model_family(c);
+    JsonWriter w;
+    json_start(&w, out, 2);
+    json_begin_object(&w);
+    json_key(&w, "architectures");
+    json_begin_array(&w);
+    json_string(&w, f->architecture);
+    json_end_array(&w);
+    write_string(&w, "model_type", f->model_type);
+    for (const KeyRule *k = f->keys; k->name; k++) write_key(&w, c, k);
+    json_key(&w, "use_cache");
+    json_bool(&w, true);
+    write_string(&w, "torch_dtype", torch_name(dtype_name));
+    json_end_object(&w);
+    text_puts(out, "\n");
+}
