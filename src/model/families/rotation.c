@@ -73,13 +73,11 @@ static void write_scaling(JsonWriter *w, const RopeScaling *s) {
         return;
     }
     json_begin_object(w);
-    json_key(w, "rope_type");
-    json_string(w, "llama3");
+    json_put_string(w, "rope_type", "llama3");
     family_write_double(w, "factor", s->factor);
     family_write_double(w, "low_freq_factor", s->low_freq_factor);
     family_write_double(w, "high_freq_factor", s->high_freq_factor);
-    json_key(w, "original_max_position_embeddings");
-    json_int(w, s->original_max_position_embeddings);
+    json_put_int(w, "original_max_position_embeddings", s->original_max_position_embeddings);
     json_end_object(w);
 }
 

@@ -12,11 +12,10 @@ void family_write_double(JsonWriter *w, const char *key, double value) {
 }
 
 static void write_token(JsonWriter *w, const char *key, int64_t id) {
-    json_key(w, key);
     if (id < 0)
-        json_null(w);
+        json_put_null(w, key);
     else
-        json_int(w, id);
+        json_put_int(w, key, id);
 }
 
 /* transformers names types its own way. */
@@ -26,26 +25,15 @@ static const char *torch_name(const char *dtype_name) {
     return strcmp(dtype_name, "fp32") == 0 ? "float32" : dtype_name;
 }
 
-static void write_string(JsonWriter *w, const char *key, const char *value) {
-    json_key(w, key);
-    json_string(w, value);
-}
-
 static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     const void *from = (const char *)c + k->offset;
     switch (k->kind) {
-    case KEY_SIZE:
-        json_key(w, k->name);
-        json_int(w, *(const int64_t *)from);
-        break;
+    case KEY_SIZE: json_put_int(w, k->name, *(const int64_t *)from); break;
     case KEY_NUMBER: family_write_double(w, k->name, *(const double *)from); break;
-    case KEY_SWITCH:
-        json_key(w, k->name);
-        json_bool(w, *(const bool *)from);
-        break;
+    case KEY_SWITCH: json_put_bool(w, k->name, *(const bool *)from); break;
     case KEY_TOKEN: write_token(w, k->name, *(const int64_t *)from); break;
     case KEY_ROTATION: rotation_write(c, w); break;
-    case KEY_ACTIVATION: write_string(w, k->name, "silu"); break;
+    case KEY_ACTIVATION: json_put_string(w, k->name, "silu"); break;
     case KEY_ZERO: family_write_double(w, k->name, 0); break;
     }
 }
@@ -59,11 +47,10 @@ void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out)
     json_begin_array(&w);
     json_string(&w, f->architecture);
     json_end_array(&w);
-    write_string(&w, "model_type", f->model_type);
+    json_put_string(&w, "model_type", f->model_type);
     for (const KeyRule *k = f->keys; k->name; k++) write_key(&w, c, k);
-    json_key(&w, "use_cache");
-    json_bool(&w, true);
-    write_string(&w, "torch_dtype", torch_name(dtype_name));
+    json_put_bool(&w, "use_cache", true);
+    json_put_string(&w, "torch_dtype", torch_name(dtype_name));
     json_end_object(&w);
     text_puts(out, "\n");
 }

@@ -1,0 +1,536 @@
+/* Every unit of every family, through all that its layers promise (model/layers/layer.h): a new entry is
+ * tested by being one. Gradients against finite differences; halves apart, part by part, and with anything
+ * made again, the same bits; what is not promised to stay is overwritten in between, and what lies behind a
+ * region stays untouched; FLOPs as they were done. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/text.h"
+#include "model/families/family.h"
+#include "model/unit.h"
+
+enum { TOKENS = 21, CHUNK = 8, POSITIONS = 32, FENCE = 256 };
+
+/* A region of tensor memory with a fence behind it. */
+typedef struct Region {
+    char *base;
+    size_t bytes;
+} Region;
+
+typedef struct Bench {
+    Device device;
+    Pool pool;
+    Model model;
+    int unit;
+    Weights weights;
+    Gradients gradients;
+    Pass pass;
+    Region slab, keep, scratch, out, dx, losses, *matrices, *vectors, *matrix_gradients, *vector_gradients;
+} Bench;
+
+static float uniform(uint64_t stream, uint64_t index) {
+    return (float)((double)(rng_u64(stream, index) >> 11) / (double)(UINT64_C(1) << 53) * 2 - 1);
+}
+
+static ModelConfig shape_of(const Family *f, bool tied, bool biases) {
+    ModelConfig c = {.vocab_size = 29,
+                     .hidden_size = 16,
+                     .intermediate_size = 22,
+                     .num_hidden_layers = 1,
+                     .num_attention_heads = 4,
+                     .num_key_value_heads = 2,
+                     .head_dim = 6,
+                     .max_position_embeddings = POSITIONS,
+                     .rms_norm_eps = 1e-5,
+                     .rope_theta = 100,
+                     .rope_scaling = {.factor = 1},
+                     .bos_token_id = -1,
+                     .eos_token_id = -1};
+    c.family = f, c.tie_word_embeddings = tied, c.attention_bias = c.mlp_bias = biases;
+    return c;
+}
+
+/* ---- memory ---- */
+
+static void set_bytes(Bench *b, void *to, int value, size_t bytes) {
+    void *host = mem_alloc(bytes + 1);
+    memset(host, value, bytes);
+    if (bytes) OP(&b->device, OP_UPLOAD, upload, to, host, bytes);
+    free(host);
+}
+
+static void *fetch(Bench *b, const Region *r) {
+    void *host = mem_alloc(r->bytes + 1);
+    if (r->bytes) OP(&b->device, OP_DOWNLOAD, download, host, r->base, r->bytes);
+    return host;
+}
+
+/* Bytes of 0xff are NaNs in any float type: who reads them shows it. */
+static void spoil(Bench *b, const Region *r) { set_bytes(b, r->base, 0xff, r->bytes); }
+
+static Region take(Bench *b, size_t bytes) {
+    Region r = {pool_take(&b->pool, bytes), pool_round(bytes)};
+    char *fence = pool_take(&b->pool, FENCE);
+    if (r.base) spoil(b, &r);
+    if (fence) set_bytes(b, fence, 0x5a, FENCE);
+    return r;
+}
+
+static void check_fence(Bench *b, const Region *r, const char *what) {
+    unsigned char fence[FENCE];
+    OP(&b->device, OP_DOWNLOAD, download, fence, r->base + r->bytes, FENCE);
+    for (int i = 0; i < FENCE; i++)
+        if (fence[i] != 0x5a) fail_msg("%s was written %d bytes behind its end", what, i);
+}
+
+/* Every line of a region holds something: no byte was planned that nobody uses. */
+static void check_used(Bench *b, const Region *r, const char *what) {
+    unsigned char *host = fetch(b, r);
+    for (size_t at = 0; at < r->bytes; at += POOL_ALIGN) {
+        size_t i = 0;
+        while (i < POOL_ALIGN && host[at + i] == 0xff) i++;
+        if (i == POOL_ALIGN) fail_msg("%s: bytes from %zu of %zu are never used", what, at, r->bytes);
+    }
+    free(host);
+}
+
+static void lay_out(Bench *b) {
+    const Model *m = &b->model;
+    size_t e = dtype_bytes(m->compute), ids = TOKENS * sizeof(int32_t);
+    b->slab = take(b, unit_slab_bytes(m, b->unit));
+    b->keep = take(b, unit_keep_bytes(m, b->unit));
+    b->scratch = take(b, unit_scratch_bytes(m));
+    b->out = take(b, boundary_bytes(m));
+    b->dx = take(b, boundary_bytes(m));
+    b->losses = take(b, ids);
+    for (int u = 0; u <= m->table.units; u++) {
+        int like = u < m->table.units ? u : 0; /* the last: the tied head's gradient */
+        size_t vectors = m->table.unit_vectors[like], matrices = m->table.unit_size[like] - vectors;
+        if (u < m->table.units) {
+            b->vectors[u] = take(b, vectors * sizeof(float));
+            b->matrices[u] = take(b, matrices * e);
+            b->weights.units[u] =
+                (UnitWeights){(const float *)(const void *)b->vectors[u].base, b->matrices[u].base};
+        }
+        b->vector_gradients[u] = take(b, vectors * sizeof(float));
+        b->matrix_gradients[u] = take(b, matrices * sizeof(float));
+        b->gradients.units[u] = (UnitGradients){(float *)(void *)b->vector_gradients[u].base,
+                                                (float *)(void *)b->matrix_gradients[u].base};
+    }
+    b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
+                                 pool_take(&b->pool, ids)};
+    model_layout_constants(&b->model, POSITIONS, &b->pool);
+}
+
+/* Two documents; some targets are ignored. */
+static void fill_batch(Bench *b) {
+    int32_t rows[4][TOKENS];
+    int32_t *to[] = {b->pass.batch.ids, b->pass.batch.targets, b->pass.batch.positions,
+                     b->pass.batch.first_key};
+    for (int t = 0; t < TOKENS; t++) {
+        uint64_t r = rng_u64(3, (uint64_t)t);
+        int start = t < 8 ? 0 : 8;
+        rows[0][t] = (int32_t)(r % 29);
+        rows[1][t] = (r >> 20) % 5 == 0 ? -1 : (int32_t)((r >> 32) % 29);
+        rows[2][t] = t - start;
+        rows[3][t] = start;
+    }
+    for (int i = 0; i < 4; i++) OP(&b->device, OP_UPLOAD, upload, to[i], rows[i], sizeof rows[i]);
+}
+
+/* `count` numbers of this dtype; a counter keeps tensors apart. */
+static void fill(Bench *b, void *to, size_t count, Dtype type, uint64_t stream, float scale, float shift) {
+    float *host = mem_alloc_array(count + 1, sizeof *host);
+    for (size_t i = 0; i < count; i++) host[i] = shift + scale * uniform(stream, i);
+    if (type == DTYPE_BF16)
+        for (size_t i = 0; i < count; i++) {
+            uint32_t bits;
+            memcpy(&bits, &host[i], sizeof bits);
+            ((uint16_t *)(void *)host)[i] = (uint16_t)(bits >> 16);
+        }
+    if (count) OP(&b->device, OP_UPLOAD, upload, to, host, count * dtype_bytes(type));
+    free(host);
+}
+
+static void fill_weights(Bench *b) {
+    const Model *m = &b->model;
+    for (int u = 0; u < m->table.units; u++) {
+        fill(b, b->vectors[u].base, m->table.unit_vectors[u], DTYPE_F32, 10 + (uint64_t)u, 0.3f, 1);
+        fill(b, b->matrices[u].base, m->table.unit_size[u] - m->table.unit_vectors[u], m->compute,
+             20 + (uint64_t)u, 0.4f, 0);
+    }
+}
+
+static void clear_gradients(Bench *b) {
+    for (int u = 0; u <= b->model.table.units; u++) {
+        set_bytes(b, b->vector_gradients[u].base, 0, b->vector_gradients[u].bytes);
+        /* The first microbatch sets matrices; the embedding's are always added to. */
+        set_bytes(b, b->matrix_gradients[u].base, u == 0 ? 0 : 0xff, b->matrix_gradients[u].bytes);
+    }
+}
+
+typedef struct Case {
+    const Family *family;
+    int unit;
+    bool tied, biases;
+    Dtype compute;
+    Recompute recompute;
+} Case;
+
+static void open_bench(Bench *b, Case c) {
+    Error err = {0};
+    ModelConfig config = shape_of(c.family, c.tied, c.biases);
+    *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}};
+    if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
+    if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
+        fail_msg("%s", err.message);
+    size_t units = (size_t)b->model.table.units + 1;
+    b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
+    b->gradients = (Gradients){&b->model.table, mem_alloc_array(units, sizeof *b->gradients.units),
+                               config.tie_word_embeddings};
+    Region **lists[] = {&b->matrices, &b->vectors, &b->matrix_gradients, &b->vector_gradients};
+    for (int i = 0; i < 4; i++) *lists[i] = mem_alloc_array(units, sizeof **lists[i]);
+    lay_out(b);
+    if (pool_commit(&b->pool, &err) != OK) fail_msg("%s", err.message);
+    lay_out(b);
+    model_compute_constants(&b->model, &b->device);
+    b->pass.model = &b->model, b->pass.device = &b->device, b->pass.weights = &b->weights;
+    b->pass.gradients = b->gradients, b->pass.losses = (float *)(void *)b->losses.base;
+    b->pass.training = b->pass.first = true, b->pass.loss_scale = 0.25;
+    fill_batch(b);
+    fill_weights(b);
+    clear_gradients(b);
+}
+
+static void close_bench(Bench *b) {
+    free(b->weights.units);
+    free(b->gradients.units);
+    free(b->matrices);
+    free(b->vectors);
+    free(b->matrix_gradients);
+    free(b->vector_gradients);
+    pool_free(&b->pool);
+    model_free(&b->model);
+    device_close(&b->device);
+}
+
+/* ---- passes ---- */
+
+static bool is_head(const Bench *b) { return b->unit == b->model.table.units - 1; }
+static size_t state_count(const Bench *b) { return TOKENS * (size_t)b->model.config.hidden_size; }
+
+static UnitPass unit_pass(Bench *b) {
+    return (UnitPass){.pass = &b->pass,
+                      .unit = b->unit,
+                      .slab = b->unit > 0 ? b->slab.base : NULL,
+                      .keep = b->keep.base,
+                      .scratch = b->scratch.base,
+                      .out = is_head(b) ? NULL : b->out.base,
+                      .dx = b->dx.base};
+}
+
+static void set_input(Bench *b) {
+    if (b->unit > 0) fill(b, b->slab.base, state_count(b), b->model.compute, 40, 1, 0);
+}
+
+static void set_gradient(Bench *b) {
+    if (!is_head(b)) fill(b, b->dx.base, state_count(b), b->model.compute, 50, 1, 0);
+}
+
+/* All at once, or each part alone. */
+static void forward(Bench *b, bool apart) {
+    UnitPass u = unit_pass(b);
+    Parts all = unit_parts(&b->model.config, b->unit);
+    if (!apart) unit_forward(&u, all);
+    for (int i = all.first; apart && i < all.end; i++) unit_forward(&u, (Parts){i, i + 1});
+}
+
+static void backward(Bench *b, Half half, bool apart) {
+    UnitPass u = unit_pass(b);
+    Parts all = unit_parts(&b->model.config, b->unit);
+    if (half & HALF_INPUT)
+        for (int i = all.first; i < all.end; i = apart ? i + 1 : all.end)
+            unit_recompute(&u, (Parts){i, apart ? i + 1 : all.end});
+    if (!apart) unit_backward(&u, half, all);
+    for (int i = all.end - 1; apart && i >= all.first; i--) unit_backward(&u, half, (Parts){i, i + 1});
+}
+
+/* All that a unit makes, as one run of bytes. */
+typedef struct Made {
+    Text bytes;
+} Made;
+
+static void add_made(Bench *b, Made *m, const Region *r) {
+    char *host = fetch(b, r);
+    text_add(&m->bytes, host, r->bytes);
+    free(host);
+}
+
+typedef struct Manner {
+    bool halves, apart;
+} Manner;
+
+/* One microbatch. Between the passes, what need not stay is spoiled. */
+static Made run(Case c, Manner manner) {
+    Bench b;
+    Made made = {{0}};
+    open_bench(&b, c);
+    set_input(&b);
+    forward(&b, manner.apart);
+    add_made(&b, &made, is_head(&b) ? &b.losses : &b.out);
+    spoil(&b, &b.scratch);
+    spoil(&b, &b.keep);
+    spoil(&b, &b.out);
+    set_gradient(&b);
+    backward(&b, manner.halves ? HALF_INPUT : HALF_BOTH, manner.apart);
+    if (b.unit > 0) add_made(&b, &made, &b.dx);
+    if (manner.halves) {
+        check_used(&b, &b.keep, "keep");
+        spoil(&b, &b.scratch);
+        if (b.unit > 0) spoil(&b, &b.dx); /* only the embedding reads it */
+        backward(&b, HALF_WEIGHT, manner.apart);
+    }
+    check_used(&b, &b.slab, "slab");
+    const Region *fenced[] = {&b.slab, &b.keep, &b.scratch, &b.out, &b.dx, &b.losses};
+    for (size_t i = 0; i < sizeof fenced / sizeof *fenced; i++) check_fence(&b, fenced[i], "a region");
+    for (int u = 0; u <= b.model.table.units; u++) {
+        check_fence(&b, &b.vector_gradients[u], "a gradient");
+        check_fence(&b, &b.matrix_gradients[u], "a gradient");
+        add_made(&b, &made, &b.vector_gradients[u]);
+        add_made(&b, &made, &b.matrix_gradients[u]);
+    }
+    close_bench(&b);
+    return made;
+}
+
+static void for_each_case(void (*check)(Case c)) {
+    for (int f = 0; families[f]; f++)
+        for (int variant = 0; variant < 4; variant++)
+            for (int unit = 0; unit < 3; unit++)
+                check(
+                    (Case){.family = families[f], .unit = unit, .tied = variant & 1, .biases = variant & 2});
+}
+
+/* ---- same bits ---- */
+
+static void check_bits(Case c) {
+    Made base = run(c, (Manner){false, false});
+    for (int i = 1; i < 12; i++) {
+        Case other = c;
+        other.recompute = (Recompute)(i / 4);
+        Manner manner = {i & 1, i & 2};
+        Made made = run(other, manner);
+        if (made.bytes.length != base.bytes.length ||
+            memcmp(made.bytes.data, base.bytes.data, made.bytes.length) != 0)
+            fail_msg("%s, unit %d, %s: bits differ with recompute %d%s%s", c.family->model_type, c.unit,
+                     dtype_name(c.compute), i / 4, manner.halves ? ", halves apart" : "",
+                     manner.apart ? ", part by part" : "");
+        text_free(&made.bytes);
+    }
+    text_free(&base.bytes);
+}
+
+static void check_bits_bf16(Case c) {
+    c.compute = DTYPE_BF16;
+    check_bits(c);
+}
+
+static void same_bits_however_it_is_done(void **state) {
+    (void)state;
+    for_each_case(check_bits);
+    for_each_case(check_bits_bf16);
+}
+
+/* ---- finite differences ---- */
+
+/* What is differentiated: the head's losses, or the output as the gradient weighs it. */
+static double objective(Bench *b) {
+    double sum = 0;
+    forward(b, false);
+    float *out = fetch(b, is_head(b) ? &b->losses : &b->out);
+    for (size_t i = 0; i < (is_head(b) ? (size_t)TOKENS : state_count(b)); i++)
+        sum += (double)out[i] * (is_head(b) ? b->pass.loss_scale : (double)uniform(50, i));
+    free(out);
+    return sum;
+}
+
+static void check_slope(Bench *b, float *at, double found, const char *what) {
+    float value, moved;
+    const float step = 4e-3f;
+    double side[2];
+    OP(&b->device, OP_DOWNLOAD, download, &value, at, sizeof value);
+    for (int i = 0; i < 2; i++) {
+        moved = i ? value + step : value - step;
+        OP(&b->device, OP_UPLOAD, upload, at, &moved, sizeof moved);
+        side[i] = objective(b);
+    }
+    OP(&b->device, OP_UPLOAD, upload, at, &value, sizeof value);
+    double expected = (side[1] - side[0]) / (2 * (double)step);
+    if (!(fabs(expected - found) <= 4e-3 + 1e-2 * fabs(expected)))
+        fail_msg("unit %d, %s: gradient %g, by differences %g", b->unit, what, found, expected);
+}
+
+static void check_parameter(Bench *b, const Param *p, const float *gradient) {
+    char *base = p->cols ? b->matrices[p->unit].base : b->vectors[p->unit].base;
+    float *values = (float *)(void *)base + param_place(&b->model.table, p);
+    for (uint64_t k = 0; k < 4; k++) {
+        size_t i = rng_u64(6, k) % (uint64_t)p->count;
+        check_slope(b, values + i, (double)gradient[param_place(&b->model.table, p) + i], p->name);
+    }
+}
+
+/* Every parameter that the unit reads: its own, and in a tied head the embedding. */
+static void check_parameters(Bench *b) {
+    const ParamTable *t = &b->model.table;
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        bool tied = is_head(b) && p->unit == 0 && b->gradients.tied;
+        if (p->unit != b->unit && !tied) continue;
+        int slot = tied ? t->units : p->unit;
+        float *gradient = fetch(b, p->cols ? &b->matrix_gradients[slot] : &b->vector_gradients[slot]);
+        check_parameter(b, p, gradient);
+        free(gradient);
+    }
+}
+
+static void check_differences(Case c) {
+    Bench b;
+    open_bench(&b, c);
+    set_input(&b);
+    forward(&b, false);
+    set_gradient(&b);
+    backward(&b, HALF_BOTH, false);
+    float *dx = fetch(&b, &b.dx);
+    b.pass.training = false;
+    check_parameters(&b);
+    for (uint64_t k = 0; k < 8 && b.unit > 0; k++) {
+        size_t i = rng_u64(7, k) % state_count(&b);
+        check_slope(&b, (float *)(void *)b.slab.base + i, (double)dx[i], "input");
+    }
+    free(dx);
+    close_bench(&b);
+}
+
+static void gradients_are_finite_differences(void **state) {
+    (void)state;
+    for_each_case(check_differences);
+}
+
+/* ---- FLOPs ---- */
+
+static double products(Bench *b) {
+    double flops = b->device.profile[OP_GEMM].flops;
+    b->device.profile[OP_GEMM].flops = 0;
+    return flops / TOKENS;
+}
+
+static void check_flops(Case c) {
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
+        Bench b;
+        Cost costs[3];
+        c.recompute = (Recompute)recompute;
+        open_bench(&b, c);
+        /* Without context: what is left are products. */
+        model_unit_costs(&b.model.config, c.recompute, 0, costs);
+        b.device.profiling = true;
+        set_input(&b);
+        forward(&b, false);
+        assert_true(products(&b) == costs[c.unit].forward);
+        set_gradient(&b);
+        backward(&b, HALF_INPUT, false);
+        assert_true(products(&b) == costs[c.unit].input);
+        backward(&b, HALF_WEIGHT, false);
+        assert_true(products(&b) == costs[c.unit].weight);
+        close_bench(&b);
+    }
+}
+
+static void costs_are_what_is_done(void **state) {
+    (void)state;
+    for_each_case(check_flops);
+}
+
+/* ---- each tensor alone ---- */
+
+typedef struct LayerBench {
+    const Layer *layer;
+    Region x, dx, tensors[LAYER_TENSORS];
+} LayerBench;
+
+static void lay_out_layer(Bench *b, LayerBench *l) {
+    const Model *m = &b->model;
+    l->x = take(b, boundary_bytes(m));
+    l->dx = take(b, boundary_bytes(m));
+    for (int i = 0; i < l->layer->tensor_count; i++) {
+        const TensorRow *row = &l->layer->tensors[i];
+        size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
+        int64_t rows = row->rows == EXTENT_TOKENS ? TOKENS : CHUNK, width = model_dim(&m->config, row->width);
+        bool none = row->element == ELEMENT_NARROW && m->compute == DTYPE_F32;
+        l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
+    }
+}
+
+static void run_layer(Bench *b, const LayerBench *l) {
+    void *tensors[LAYER_TENSORS];
+    for (int i = 0; i < l->layer->tensor_count; i++) tensors[i] = l->tensors[i].base;
+    Work w = {&b->pass, b->unit, tensors, l->x.base, b->out.base, b->dx.base, l->dx.base};
+    for (int i = 0; i < l->layer->part_count; i++) l->layer->parts[i].forward(&w);
+    for (int i = l->layer->part_count - 1; i >= 0; i--) l->layer->parts[i].backward(&w, HALF_BOTH);
+}
+
+/* A layer with every tensor in a region of its own: each row tells the size that is used. */
+static void check_layer(Case c, int sublayer) {
+    Bench b;
+    LayerBench l;
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    Error err = {0};
+    char what[80];
+    open_bench(&b, c);
+    unit_sublayers(&b.model.config, c.unit, sublayers);
+    l.layer = sublayers[sublayer].layer;
+    Pool first = b.pool;
+    b.pool = (Pool){.name = "tensors"};
+    lay_out_layer(&b, &l);
+    if (pool_commit(&b.pool, &err) != OK) fail_msg("%s", err.message);
+    lay_out_layer(&b, &l);
+    fill(&b, l.x.base, state_count(&b), c.compute, 40, 1, 0);
+    if (is_head(&b)) fill(&b, l.tensors[0].base, state_count(&b), c.compute, 40, 1, 0);
+    set_gradient(&b);
+    run_layer(&b, &l);
+    for (int i = 0; i < l.layer->tensor_count; i++) {
+        snprintf(what, sizeof what, "tensor %d of %s", i, l.layer->name);
+        check_fence(&b, &l.tensors[i], what);
+        check_used(&b, &l.tensors[i], what);
+    }
+    pool_free(&b.pool);
+    b.pool = first;
+    close_bench(&b);
+}
+
+static void check_layers(Case c) {
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    ModelConfig config = shape_of(c.family, c.tied, c.biases);
+    for (int compute = DTYPE_F32; compute <= DTYPE_BF16; compute++) {
+        c.compute = (Dtype)compute;
+        for (int s = 0; s < unit_sublayers(&config, c.unit, sublayers); s++) check_layer(c, s);
+    }
+}
+
+static void rows_tell_the_sizes_that_are_used(void **state) {
+    (void)state;
+    for_each_case(check_layers);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_bits_however_it_is_done), cmocka_unit_test(gradients_are_finite_differences),
+        cmocka_unit_test(costs_are_what_is_done), cmocka_unit_test(rows_tell_the_sizes_that_are_used)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
