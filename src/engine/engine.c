@@ -250,16 +250,23 @@ static int tied_or(const Execution *x, int unit) {
     return x->engine->plan->partition.tied ? x->program->units : unit;
 }
 
+/* The memory of a pass; operands of the weight half are shared by all, unless the halves run apart. */
+static UnitPass unit_pass(const Execution *x, int u, int m) {
+    const Engine *e = x->engine;
+    return (UnitPass){.pass = &x->pass,
+                      .unit = u,
+                      .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
+                      .keep = e->work.keep,
+                      .scratch = e->work.scratch};
+}
+
 static void head(Execution *x, int u, int m) {
     Engine *e = x->engine;
     bool weight = x->training && !x->program->defer_head;
     if (e->plan->partition.tied) sharding_ready(x, 0);
     if (weight) sharding_begin_matrices(x, tied_or(x, u), m);
-    unit_forward(&(UnitPass){.pass = &x->pass,
-                             .unit = u,
-                             .slab = execution_buffer(x, BUFFER_SLAB, u, m),
-                             .scratch = e->work.scratch},
-                 unit_parts(&e->model.config, u));
+    UnitPass unit = unit_pass(x, u, m);
+    unit_forward(&unit, unit_parts(&e->model.config, u));
     if (weight) sharding_end_matrices(x, tied_or(x, u), m);
     add_losses(x, x->pass.losses);
 }
@@ -274,14 +281,9 @@ static void forward(Execution *x, int u, int m) {
         return;
     }
     bool here = partition_runs(&e->plan->partition, u + 1);
-    char *out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
-    unit_forward(&(UnitPass){.pass = &x->pass,
-                             .unit = u,
-                             .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
-                             .keep = e->work.keep,
-                             .scratch = e->work.scratch,
-                             .out = out},
-                 unit_parts(&e->model.config, u));
+    UnitPass unit = unit_pass(x, u, m);
+    unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
+    unit_forward(&unit, unit_parts(&e->model.config, u));
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
@@ -308,16 +310,10 @@ static void backward(Execution *x, int u, int m, Half half) {
     if (matrices) sharding_begin_matrices(x, to, m);
     sharding_ready(x, u);
     if (u == last && matrices && e->plan->partition.tied) sharding_ready(x, 0);
-    char *dx = half == HALF_WEIGHT && u > 0
-                   ? NULL
-                   : execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
-    bool kept = half != HALF_BOTH && u > 0 && u < last;
-    UnitPass unit = {.pass = &x->pass,
-                     .unit = u,
-                     .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
-                     .keep = kept ? execution_buffer(x, BUFFER_KEEP, u, m) : e->work.keep,
-                     .scratch = e->work.scratch,
-                     .dx = dx};
+    UnitPass unit = unit_pass(x, u, m);
+    if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
+    if (half != HALF_WEIGHT || u == 0)
+        unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
     Parts parts = unit_parts(&e->model.config, u);
     if (vectors) unit_recompute(&unit, parts);
     unit_backward(&unit, half, parts);

@@ -56,7 +56,7 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err);
  * rules of the family that it names. Refuses other model types, unsupported rope types and activations by
  * name. */
 ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err);
-void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out);
+void model_config_write(const ModelConfig *c, const char *torch_dtype /* "bfloat16" */, Text *out);
 
 int64_t model_parameter_count(const ModelConfig *c); /* tied weights once */
 int64_t model_parameter_count_without_embedding(

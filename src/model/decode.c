@@ -27,8 +27,8 @@ static void layout(Decoder *g) {
     g->batch.ids = pool_take(p, ids);
     g->batch.positions = pool_take(p, ids);
     for (int i = 0; i < 2; i++) g->states[i] = pool_take(p, unit_slab_bytes(&g->model, 1));
-    g->keep = pool_take(p, unit_keep_bytes(&g->model, 1));
-    g->scratch = pool_take(p, unit_scratch_bytes(&g->model));
+    g->keep = pool_take(p, model_keep_bytes(&g->model));
+    g->scratch = pool_take(p, model_scratch_bytes(&g->model));
     g->logits = pool_take(p, (size_t)c->vocab_size * sizeof(float));
     g->rstd = pool_take(p, sizeof(float));
     model_layout_constants(&g->model, g->cache.positions, p);

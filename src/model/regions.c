@@ -66,14 +66,18 @@ size_t unit_slab_bytes(const Model *m, int unit) { return region_bytes(m, unit, 
 
 size_t unit_keep_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEEP); }
 
-size_t unit_scratch_bytes(const Model *m) {
+static size_t most_bytes(const Model *m, Region region) {
     size_t most = 0;
     for (int u = 0; u < m->table.units; u++) {
-        size_t bytes = region_bytes(m, u, REGION_SCRATCH);
+        size_t bytes = region_bytes(m, u, region);
         if (bytes > most) most = bytes;
     }
     return most;
 }
+
+size_t model_keep_bytes(const Model *m) { return most_bytes(m, REGION_KEEP); }
+
+size_t model_scratch_bytes(const Model *m) { return most_bytes(m, REGION_SCRATCH); }
 
 size_t boundary_bytes(const Model *m) {
     return (size_t)m->tokens * (size_t)m->config.hidden_size * dtype_bytes(m->compute);

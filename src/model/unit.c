@@ -26,9 +26,9 @@ static Run start(const UnitPass *u) {
 }
 
 /* `result`: where the layer's, and those of layers before it, are. */
-static Work work_of(const Run *r, const Step *step, void *result) {
+static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
-    return (Work){.pass = r->u->pass, .unit = r->u->unit, .tensors = t->layer, .x = t->n, .y = result};
+    return (LayerPass){.pass = r->u->pass, .unit = r->u->unit, .tensors = t->layer, .x = t->n, .y = result};
 }
 
 /* The stream is there already where it was saved, and in the first sublayer. */
@@ -48,7 +48,7 @@ static void forward_add(const Run *r, int index, void *result) {
 }
 
 static void forward_step(const Run *r, const Step *step, void *result, bool saved) {
-    Work w = work_of(r, step, result);
+    LayerPass w = layer_pass(r, step, result);
     switch (step->kind) {
     case STEP_NORM: forward_norm(r, step->sublayer, result, saved); break;
     case STEP_LAYER: step->part->forward(&w); break;
@@ -90,7 +90,7 @@ static void keep_gradient(const Run *r, int index) {
 static void backward_layer(const Run *r, const Step *step, Half half) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
     bool alone = !r->sublayers[step->sublayer].norm;
-    Work w = work_of(r, step, NULL);
+    LayerPass w = layer_pass(r, step, NULL);
     if (half == HALF_INPUT && step->last && !alone) keep_gradient(r, step->sublayer);
     w.dy = half == HALF_WEIGHT && !alone ? t->dy : r->u->dx;
     w.dx = alone ? r->u->dx : r->tensors.dn;

@@ -95,10 +95,11 @@ const char *unit_part_name(const ModelConfig *c, int unit, int part);
 
 /* ---- memory ---- */
 
-/* Bytes of the three kinds of memory for one microbatch. */
+/* Bytes of a unit for one microbatch, and of what all units share. */
 size_t unit_slab_bytes(const Model *m, int unit);
 size_t unit_keep_bytes(const Model *m, int unit);
-size_t unit_scratch_bytes(const Model *m);
+size_t model_keep_bytes(const Model *m); /* where the halves run together: the largest unit's */
+size_t model_scratch_bytes(const Model *m);
 size_t boundary_bytes(const Model *m); /* one [T, h] tensor of the compute dtype */
 
 /* ---- passes ---- */

@@ -129,21 +129,8 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 
 /* ---- costs ---- */
 
-/* What recomputation adds to the backward pass of a block, in its input half; see model/unit.h. */
-static double done_again(const Config *c, const StageCost *block) {
-    const ModelConfig *m = &c->model.shape;
-    if (c->train.recompute == RECOMPUTE_FULL) return block->forward;
-    return c->train.recompute == RECOMPUTE_SELECTIVE
-               ? 4.0 * (double)m->hidden_size * (double)m->intermediate_size
-               : 0;
-}
-
 void layout_unit_costs(const Config *c, StageCost *units) {
-    int blocks = (int)c->model.shape.num_hidden_layers;
-    split_unit_costs(&c->model.shape, c->train.context, units);
-    for (int u = 1; u <= blocks; u++) units[u].input += done_again(c, &units[u]);
-    StageCost *head = &units[blocks + 1];
-    *head = (StageCost){head->forward + head->input + head->weight, 0, 0};
+    model_unit_costs(&c->model.shape, (Recompute)c->train.recompute, c->train.context, units);
 }
 
 /* ---- the split ---- */

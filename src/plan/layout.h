@@ -27,8 +27,7 @@ void layout_free(Layout *l);
 bool layout_is_pipeline(const Layout *l); /* of more than one rank */
 /* Samples that a step takes. */
 int64_t layout_samples(const Layout *l);
-/* FLOPs of a token in each unit, [layers + 2], as the engine does them: what is recomputed is in the input
- * half of the backward pass, and the head makes both its gradients with its forward pass. */
+/* FLOPs of a token in each unit, [layers + 2]: model_unit_costs of this configuration. */
 void layout_unit_costs(const Config *c, StageCost *units);
 /* Mesh, stages and balance, in words; nothing where there is one of each. */
 void layout_describe(const Layout *l, const Config *c, Text *out);

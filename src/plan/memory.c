@@ -283,8 +283,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     *plan = (MemoryPlan){.device_scratch = pool_round(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
-    plan->scratch = pool_round(unit_scratch_bytes(m));
-    plan->keep = m->table.units > 2 ? pool_round(unit_keep_bytes(m, 1)) : 0;
+    plan->scratch = pool_round(model_scratch_bytes(m));
+    plan->keep = pool_round(model_keep_bytes(m));
     plan->parameters = pool_round(owned * sizeof(float));
     plan->copy =
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;

@@ -3,11 +3,10 @@
 #ifndef WEFT_PLAN_SIMULATE_H
 #define WEFT_PLAN_SIMULATE_H
 
+#include "model/layers/layer.h"
 #include "plan/schedule.h"
 
-typedef struct StageCost {
-    double forward, input, weight; /* B costs input + weight */
-} StageCost;
+typedef Cost StageCost; /* of the units of a stage, in any unit; B costs input + weight */
 
 typedef struct SimulateCosts {
     const StageCost *stages; /* [stages], or NULL: `uniform` for each */

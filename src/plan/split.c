@@ -419,20 +419,6 @@ ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_
 
 /* ---- figures ---- */
 
-void split_unit_costs(const ModelConfig *c, int64_t context, StageCost *units) {
-    double h = (double)c->hidden_size, heads = (double)(c->num_attention_heads * c->head_dim);
-    double groups = (double)(c->num_key_value_heads * c->head_dim);
-    double matrices = 2 * h * (2 * heads + 2 * groups + 3 * (double)c->intermediate_size);
-    double attention =
-        2 * heads * (double)context; /* scores and values, 2 FLOPs each, over half of the context */
-    double head = 2 * h * (double)c->vocab_size;
-    int blocks = (int)c->num_hidden_layers;
-    units[0] = (StageCost){0, 0, 0};
-    for (int b = 1; b <= blocks; b++)
-        units[b] = (StageCost){matrices + attention, matrices + 2 * attention, matrices};
-    units[blocks + 1] = (StageCost){head, head, head};
-}
-
 void split_stage_costs(const Split *s, const StageCost *units, StageCost *stages) {
     for (int stage = 0; stage < s->stages; stage++) {
         StageCost sum = {0, 0, 0};

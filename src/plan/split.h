@@ -60,9 +60,6 @@ ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_
 /* Bytes of the fullest rank, as split_auto counts them. */
 double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_of_stage);
 
-/* FLOPs of one token in each unit, [blocks + 2]: products of the matrices, causal attention over `context`
- * tokens (half of what a full one takes), nothing for embedding, norms and activation functions. */
-void split_unit_costs(const ModelConfig *c, int64_t context, StageCost *units);
 /* Sums over the units of each stage: costs for simulate(). */
 void split_stage_costs(const Split *s, const StageCost *units, StageCost *stages);
 

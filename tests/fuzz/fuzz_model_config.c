@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!good) return 0;
     check_counts(&c);
     Text text = {0};
-    model_config_write(&c, "bf16", &text);
+    model_config_write(&c, "bfloat16", &text);
     if (!fuzz_ok(model_config_read(&again, fuzz_file("written.json", text.data, text.length), &err), &err))
         fuzz_fail(__FILE__, __LINE__, "what was written reads back", err.message);
     if (!same(&c, &again)) fuzz_fail(__FILE__, __LINE__, "it reads back to the same", text.data);

@@ -35,7 +35,7 @@ static void check_size(const Family *f, const PublishedSize *s) {
     assert_int_equal(param_table_build(&t, &c, &err), OK);
     assert_int_equal(t.elements, s->parameters);
     param_table_free(&t);
-    model_config_write(&c, "bf16", &text);
+    model_config_write(&c, "bfloat16", &text);
     if (model_config_read(&back, files_text("config.json", text.data), &err) != OK)
         fail_msg("%s", err.message);
     assert_ptr_equal(back.family, f);
@@ -130,7 +130,7 @@ static void an_entry_is_all_it_takes(void **state) {
     assert_non_null(param_find(&t, "model.layers.1.input_layernorm.weight"));
     assert_null(param_find(&t, "model.embed_tokens.weight"));
     param_table_free(&t);
-    model_config_write(&c, "fp32", &text);
+    model_config_write(&c, "float32", &text);
     assert_non_null(strstr(text.data, "\"OtherForCausalLM\""));
     assert_non_null(strstr(text.data, "\"resid_pdrop\": 0.0"));
     assert_null(strstr(text.data, "hidden_size"));

@@ -172,7 +172,7 @@ static void sizes_beyond_the_address_space_are_refused(void **state) {
 static void check_round_trip(const ModelConfig *c) {
     Text text = {0};
     ModelConfig back;
-    model_config_write(c, "fp32", &text);
+    model_config_write(c, "float32", &text);
     accept(&back, text.data);
     assert_non_null(strstr(text.data, "\"float32\""));
     assert_int_equal(back.num_key_value_heads, c->num_key_value_heads);
@@ -200,7 +200,7 @@ static void what_is_written_reads_back(void **state) {
     c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192};
     check_round_trip(&c);
     Text text = {0};
-    model_config_write(&c, "bf16", &text);
+    model_config_write(&c, "bfloat16", &text);
     assert_non_null(strstr(text.data, "\"factor\": 8.0,"));
     assert_non_null(strstr(text.data, "\"rms_norm_eps\": 1e-05,"));
     assert_non_null(strstr(text.data, "\"bfloat16\""));

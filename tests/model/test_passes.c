@@ -106,7 +106,7 @@ static void lay_out(Bench *b) {
     size_t e = dtype_bytes(m->compute), ids = TOKENS * sizeof(int32_t);
     b->slab = take(b, unit_slab_bytes(m, b->unit));
     b->keep = take(b, unit_keep_bytes(m, b->unit));
-    b->scratch = take(b, unit_scratch_bytes(m));
+    b->scratch = take(b, model_scratch_bytes(m));
     b->out = take(b, boundary_bytes(m));
     b->dx = take(b, boundary_bytes(m));
     b->losses = take(b, ids);
@@ -480,7 +480,7 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
 static void run_layer(Bench *b, const LayerBench *l) {
     void *tensors[LAYER_TENSORS];
     for (int i = 0; i < l->layer->tensor_count; i++) tensors[i] = l->tensors[i].base;
-    Work w = {&b->pass, b->unit, tensors, l->x.base, b->out.base, b->dx.base, l->dx.base};
+    LayerPass w = {&b->pass, b->unit, tensors, l->x.base, b->out.base, b->dx.base, l->dx.base};
     for (int i = 0; i < l->layer->part_count; i++) l->layer->parts[i].forward(&w);
     for (int i = l->layer->part_count - 1; i >= 0; i--) l->layer->parts[i].backward(&w, HALF_BOTH);
 }

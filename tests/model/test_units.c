@@ -116,7 +116,8 @@ static void sizes_are_those_recorded(void **state) {
         }
         assert_int_equal(unit_slab_bytes(&m, 0) + unit_keep_bytes(&m, 0) + unit_keep_bytes(&m, head), 0);
         assert_int_equal(unit_slab_bytes(&m, head), b->head_slab);
-        assert_int_equal(unit_scratch_bytes(&m), b->scratch);
+        assert_int_equal(model_keep_bytes(&m), b->keep);
+        assert_int_equal(model_scratch_bytes(&m), b->scratch);
         model_free(&m);
     }
 }

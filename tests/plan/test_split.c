@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/unit.h"
 #include "plan/split.h"
 
 typedef struct Example {
@@ -283,10 +284,10 @@ static void test_costs_of_8b(void **state) {
     StageCost units[34];
     double sum = 0;
     /* Counted as TorchTitan counts, with the masked half of attention: twice the context here. */
-    split_unit_costs(&llama_8b, 2 * 8192, units);
+    model_unit_costs(&llama_8b, RECOMPUTE_NONE, 2 * 8192, units);
     assert_true(total(units[33]) / total(units[1]) > 1.835 && total(units[33]) / total(units[1]) < 1.845);
     /* As computed. */
-    split_unit_costs(&llama_8b, 8192, units);
+    model_unit_costs(&llama_8b, RECOMPUTE_NONE, 8192, units);
     assert_true(total(units[33]) / total(units[1]) > 2.08 && total(units[33]) / total(units[1]) < 2.095);
     assert_true(total(units[0]) == 0);
     for (int u = 0; u < 34; u++) sum += total(units[u]);
@@ -300,7 +301,7 @@ static void test_auto_splits_8b(void **state) {
     Split s;
     Error err = {0};
     Text text = {0};
-    split_unit_costs(&llama_8b, 8192, units);
+    model_unit_costs(&llama_8b, RECOMPUTE_NONE, 8192, units);
     SplitModel m = {.blocks = 32, .costs = units};
     assert_int_equal(split_auto(&s, &m, 4, NULL, &err), OK);
     layers_of(&s, &text);

@@ -18,13 +18,6 @@ static void write_token(JsonWriter *w, const char *key, int64_t id) {
         json_put_int(w, key, id);
 }
 
-/* transformers names types its own way. */
-static const char *torch_name(const char *dtype_name) {
-    if (strcmp(dtype_name, "bf16") == 0) return "bfloat16";
-    if (strcmp(dtype_name, "fp16") == 0) return "float16";
-    return strcmp(dtype_name, "fp32") == 0 ? "float32" : dtype_name;
-}
-
 static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     const void *from = (const char *)c + k->offset;
     switch (k->kind) {
@@ -38,7 +31,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     }
 }
 
-void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out) {
+void model_config_write(const ModelConfig *c, const char *torch_dtype, Text *out) {
     const Family *f = model_family(c);
     JsonWriter w;
     json_start(&w, out, 2);
@@ -50,7 +43,7 @@ void model_config_write(const ModelConfig *c, const char *dtype_name, Text *out)
     json_put_string(&w, "model_type", f->model_type);
     for (const KeyRule *k = f->keys; k->name; k++) write_key(&w, c, k);
     json_put_bool(&w, "use_cache", true);
-    json_put_string(&w, "torch_dtype", torch_name(dtype_name));
+    json_put_string(&w, "torch_dtype", torch_dtype);
     json_end_object(&w);
     text_puts(out, "\n");
 }

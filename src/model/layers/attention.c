@@ -38,19 +38,19 @@ static const TensorRow tensors[TENSORS] = {
 static const Product qkv = {&params[Q], &params[Q_BIAS], DIM_QKV, DIM_HIDDEN};
 static const Product output = {&params[O], &params[O_BIAS], DIM_HIDDEN, DIM_QUERY};
 
-static void rotate(const Work *w, void *heads, bool inverse) {
+static void rotate(const LayerPass *w, void *heads, bool inverse) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     OP(p->device, OP_ROPE, rope, model_attention(m), heads, p->batch.positions, m->cos_sin, inverse,
        m->compute);
 }
 
-static void qkv_forward(const Work *w) {
+static void qkv_forward(const LayerPass *w) {
     product_forward(w, &qkv, w->x, w->tensors[QKV]);
     rotate(w, w->tensors[QKV], false);
 }
 
-static void qkv_backward(const Work *w, Half half) {
+static void qkv_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT) rotate(w, w->tensors[DQKV], true);
     if (half & HALF_WEIGHT) product_weight(w, &qkv, w->tensors[DQKV], w->x);
     if (half & HALF_INPUT) product_input(w, &qkv, w->tensors[DQKV], w->dx);
@@ -58,7 +58,7 @@ static void qkv_backward(const Work *w, Half half) {
 
 /* Puts the new keys and values where the cache wants them: those of a block's tokens one after the other,
  * keys before values. */
-static void extend_cache(const Work *w, char **keys, char **values) {
+static void extend_cache(const LayerPass *w, char **keys, char **values) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const KeyValueCache *cache = p->cache;
@@ -74,7 +74,7 @@ static void extend_cache(const Work *w, char **keys, char **values) {
     }
 }
 
-static void attend(const Work *w) {
+static void attend(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     void *const *t = w->tensors;
@@ -89,7 +89,7 @@ static void attend(const Work *w) {
        values, t[ATTENDED], m->compute);
 }
 
-static void attend_backward(const Work *w, Half half) {
+static void attend_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     if (half & HALF_INPUT)
@@ -103,9 +103,9 @@ static Cost attend_cost(const ModelConfig *c, int64_t context) {
     return (Cost){2 * pairs, 4 * pairs, 0};
 }
 
-static void output_forward(const Work *w) { product_forward(w, &output, w->tensors[ATTENDED], w->y); }
+static void output_forward(const LayerPass *w) { product_forward(w, &output, w->tensors[ATTENDED], w->y); }
 
-static void output_backward(const Work *w, Half half) {
+static void output_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT) product_input(w, &output, w->dy, w->tensors[DATTENDED]);
     if (half & HALF_WEIGHT) product_weight(w, &output, w->dy, w->tensors[ATTENDED]);
 }

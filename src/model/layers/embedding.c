@@ -9,14 +9,14 @@ static const ParamRow params[] = {
 
 static const Param *table_of(const Model *m) { return param_of(&m->table, 0, params); }
 
-static void forward(const Work *w) {
+static void forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->batch.ids,
        weights_matrix(p->weights, table_of(m)), w->y, m->compute);
 }
 
-static void backward(const Work *w, Half half) {
+static void backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     if (half & HALF_WEIGHT)

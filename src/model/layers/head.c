@@ -52,7 +52,7 @@ typedef struct Chunk {
     bool input, weight;
 } Chunk;
 
-static void chunk(const Work *w, Chunk c) {
+static void chunk(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
@@ -72,7 +72,7 @@ static void chunk(const Work *w, Chunk c) {
            matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0));
 }
 
-static void all_chunks(const Work *w, bool input, bool weight) {
+static void all_chunks(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
     for (int64_t first = 0; first < m->tokens; first += m->loss_rows) {
         int64_t rows = m->tokens - first < m->loss_rows ? m->tokens - first : m->loss_rows;
@@ -80,23 +80,23 @@ static void all_chunks(const Work *w, bool input, bool weight) {
     }
 }
 
-static void final_norm(const Work *w) {
+static void final_norm(const LayerPass *w) {
     norm_forward(w->pass, w->unit, &params[NORM], w->pass->model->tokens, w->tensors[X], NULL, NULL,
                  w->tensors[NORMED], w->tensors[RSTD]);
 }
 
-static void final_norm_backward(const Work *w, Half half) {
+static void final_norm_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT)
         norm_backward(w->pass, w->unit, &params[NORM], w->tensors[X], w->tensors[RSTD], w->tensors[DNORMED],
                       w->dx, false);
 }
 
-static void head_forward(const Work *w) {
+static void head_forward(const LayerPass *w) {
     bool training = w->pass->training;
     all_chunks(w, training, training && !w->pass->defer_head);
 }
 
-static void head_backward(const Work *w, Half half) {
+static void head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
     final_norm(w);
     all_chunks(w, false, true);

@@ -71,7 +71,7 @@ typedef struct Product {
 struct Pass;
 
 /* What a part works on. */
-typedef struct Work {
+typedef struct LayerPass {
     const struct Pass *pass;
     int unit;
     void *const *tensors; /* of the layer, in the order of its rows */
@@ -79,7 +79,7 @@ typedef struct Work {
     void *y;        /* [T, h] c: forward: what the layer makes of it */
     const void *dy; /* [T, h] c: backward: gradient with respect to y */
     void *dx;       /* [T, h] c: backward: where the gradient with respect to x goes */
-} Work;
+} LayerPass;
 
 /* FLOPs of a token. */
 typedef struct Cost {
@@ -90,8 +90,8 @@ typedef struct Part {
     const char *name;
     /* Of what its forward pass makes. A layer's last part makes its result: there the unit decides. */
     Lifetime makes;
-    void (*forward)(const Work *w);
-    void (*backward)(const Work *w, Half half);
+    void (*forward)(const LayerPass *w);
+    void (*backward)(const LayerPass *w, Half half);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
     /* FLOPs beside the product's, of a token that looks back over `context` tokens; NULL: none worth
@@ -114,11 +114,11 @@ extern const Layer layer_mlp;       /* x -> y, with a gate */
 extern const Layer layer_head;      /* the state -> losses, or logits */
 
 /* The passes of a product, on T tokens. */
-void product_forward(const Work *w, const Product *p, const void *x /* [T, in] c */,
+void product_forward(const LayerPass *w, const Product *p, const void *x /* [T, in] c */,
                      void *y /* [T, out] c */);
-void product_input(const Work *w, const Product *p, const void *dy /* [T, out] c */,
+void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                    void *dx /* [T, in] c */);
-void product_weight(const Work *w, const Product *p, const void *dy /* [T, out] c */,
+void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
 
 /* RMS norm of `tokens` rows: sum = a + b, y = norm(sum); b and sum may be NULL. */

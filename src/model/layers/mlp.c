@@ -34,14 +34,14 @@ static const TensorRow tensors[TENSORS] = {
 static const Product gate_up = {&params[GATE], &params[GATE_BIAS], DIM_GATE_UP, DIM_HIDDEN};
 static const Product down = {&params[DOWN], &params[DOWN_BIAS], DIM_HIDDEN, DIM_INTER};
 
-static void gate_up_forward(const Work *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
+static void gate_up_forward(const LayerPass *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
 
-static void gate_up_backward(const Work *w, Half half) {
+static void gate_up_backward(const LayerPass *w, Half half) {
     if (half & HALF_WEIGHT) product_weight(w, &gate_up, w->tensors[DGATE_UP], w->x);
     if (half & HALF_INPUT) product_input(w, &gate_up, w->tensors[DGATE_UP], w->dx);
 }
 
-static void down_forward(const Work *w) {
+static void down_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     OP(p->device, OP_SWIGLU_FORWARD, swiglu_forward, m->tokens, m->config.intermediate_size,
@@ -49,7 +49,7 @@ static void down_forward(const Work *w) {
     product_forward(w, &down, w->tensors[ACT], w->y);
 }
 
-static void down_backward(const Work *w, Half half) {
+static void down_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     void *const *t = w->tensors;

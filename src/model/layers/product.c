@@ -1,7 +1,7 @@
 /* What layers share: products with a matrix of the unit, and norms. */
 #include "model/unit.h"
 
-void product_forward(const Work *w, const Product *p, const void *x, void *y) {
+void product_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
     const Model *m = w->pass->model;
     const Weights *weights = w->pass->weights;
     const Param *matrix = param_of(&m->table, w->unit, p->weight);
@@ -14,7 +14,7 @@ void product_forward(const Work *w, const Product *p, const void *x, void *y) {
            m->compute);
 }
 
-void product_input(const Work *w, const Product *p, const void *dy, void *dx) {
+void product_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
     const Model *m = w->pass->model;
     const Param *matrix = param_of(&m->table, w->unit, p->weight);
     const Param *bias = p->bias ? param_of(&m->table, w->unit, p->bias) : NULL;
@@ -26,7 +26,7 @@ void product_input(const Work *w, const Product *p, const void *dy, void *dx) {
            gradient_of(&w->pass->gradients, bias), m->compute);
 }
 
-void product_weight(const Work *w, const Product *p, const void *dy, const void *x) {
+void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
     const Param *matrix = param_of(&m->table, w->unit, p->weight);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
