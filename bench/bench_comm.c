@@ -32,9 +32,8 @@ static void ours_gather(Bench *b) {
     Error err;
     CommHandle h;
     size_t part = b->bytes / (size_t)b->ranks;
-    check(
-        comm_all_gather(b->comm, AXIS_DP_SHARD, (char *)b->a + (size_t)b->rank * part, b->a, part, &h, &err),
-        &err);
+    check(comm_all_gather(b->comm, MESH_SHARDS, (char *)b->a + (size_t)b->rank * part, b->a, part, &h, &err),
+          &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
@@ -42,15 +41,15 @@ static void ours_scatter(Bench *b) {
     Error err;
     CommHandle h;
     int64_t count = (int64_t)(b->bytes / sizeof(float)) / b->ranks;
-    check(comm_reduce_scatter(b->comm, AXIS_DP_SHARD, COMM_F32, b->a, b->b, count, b->work, &h, &err), &err);
+    check(comm_reduce_scatter(b->comm, MESH_SHARDS, COMM_F32, b->a, b->b, count, b->work, &h, &err), &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
 static void ours_reduce(Bench *b) {
     Error err;
     CommHandle h;
-    check(comm_all_reduce(b->comm, AXIS_DP_SHARD, COMM_F32, b->a, (int64_t)(b->bytes / sizeof(float)),
-                          b->work, &h, &err),
+    check(comm_all_reduce(b->comm, MESH_SHARDS, COMM_F32, b->a, (int64_t)(b->bytes / sizeof(float)), b->work,
+                          &h, &err),
           &err);
     check(comm_wait(b->comm, h, &err), &err);
 }

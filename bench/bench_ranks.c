@@ -139,8 +139,7 @@ static void measure_peak(Bench *b) {
 static void count_bytes(const Bench *b, Figures *f) {
     ProgramTraffic plan = rank_traffic(&b->plan);
     for (int axis = 0; axis < AXES; axis++) {
-        CommTraffic sent =
-            axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_axis_traffic(b->comm, (Axis)axis);
+        CommTraffic sent = axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_traffic(b->comm, 1u << axis);
         f->sent[axis] = (double)sent.bytes;
         f->planned[axis] = (double)plan.bytes[axis];
     }

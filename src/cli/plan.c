@@ -105,7 +105,7 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
         style.rows = DRAWN_RANKS;
         text_puts(out, "\n");
         draw_terminal(&t.timeline, style, out);
-        if (f->layout.mesh.degree[AXIS_DP_SHARD] > 1)
+        if (mesh_size(&f->layout.mesh, MESH_SHARDS) > 1)
             text_puts(out, "g, r: from where a gather or reduction starts to where it is waited for; they "
                            "take no time here\n");
         text_printf(out,

@@ -1,7 +1,7 @@
 /* Opening, groups, starting operations, waiting for them.
  *
- * One mutex guards the state and every call of MPI (MPI_THREAD_SERIALIZED): the program's thread, the
- * progress thread and the watchdog take turns. Nobody holds it while waiting. */
+ * One mutex guards the state and every call of the link: the program's thread, the progress thread and the
+ * watchdog take turns. Nobody holds it while waiting. */
 #include "comm/comm.h"
 
 #include <limits.h>
@@ -14,6 +14,7 @@
 
 #include "comm/internal.h"
 #include "comm/launch.h"
+#include "comm/mpi/mpi_link.h"
 
 /* ---- the common ground ---- */
 
@@ -36,10 +37,9 @@ ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     return error_set(&c->failure, code, "%s", message);
 }
 
-ErrorCode comm_mpi_failure(Comm *c, int mpi_code, const char *what) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(mpi_code, text, &length);
+ErrorCode comm_link_failure(Comm *c, int error, const char *what) {
+    char text[256];
+    c->link->kind->explain(error, text, sizeof text);
     return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
 }
 
@@ -52,84 +52,68 @@ ErrorCode comm_refused(const Comm *c, Error *err) {
 
 /* ---- opening ---- */
 
-static ErrorCode check_mpi(Comm *c, int code, const char *what, Error *err) {
-    if (code == MPI_SUCCESS) return OK;
-    comm_mpi_failure(c, code, what);
+static ErrorCode join(Comm *c, const char *what, int colour, int place, int size, int *channel, Error *err) {
+    int error = c->link->kind->join(c->link, colour, place, size, channel);
+    if (error == LINK_OK) return OK;
+    comm_link_failure(c, error, what);
     return comm_refused(c, err);
 }
 
-static ErrorCode find_tags(Comm *c, Error *err) {
-    int *limit = NULL, found = 0;
-    TRY(check_mpi(c, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found),
-                  "asking for the largest tag", err));
-    for (c->tags = 1; found && 2 * c->tags - 1 <= *limit;) c->tags *= 2;
-    if (c->tags >= 1 << 18) return OK;
-    return error_set(err, ERR_UNAVAILABLE, "this MPI library has tags up to %d only; at least %d are needed",
-                     found ? *limit : 0, (1 << 18) - 1);
+static ErrorCode open_channels(Comm *c, Error *err) {
+    int *const channels[] = {&c->small, &c->point, &c->control};
+    for (int i = 0; i < 3; i++) TRY(join(c, "making a group", 0, c->rank, c->size, channels[i], err));
+    notice_listen(c);
+    return OK;
 }
 
-static ErrorCode make_communicators(Comm *c, Error *err) {
-    MPI_Comm local;
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    TRY(check_mpi(c, MPI_Comm_rank(MPI_COMM_WORLD, &c->rank), "asking for the rank", err));
-    TRY(check_mpi(c, MPI_Comm_size(MPI_COMM_WORLD, &c->size), "asking for the number of ranks", err));
-    TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->small), "making a group", err));
-    TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->point), "making a group", err));
-    TRY(check_mpi(c, MPI_Comm_dup(MPI_COMM_WORLD, &c->control), "making a group", err));
-    TRY(check_mpi(c,
-                  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &local),
-                  "finding the ranks of this machine", err));
-    MPI_Comm_rank(local, &c->local_rank);
-    MPI_Comm_size(local, &c->local_size);
-    MPI_Comm_free(&local);
-    return find_tags(c, err);
-}
-
-static ErrorCode join(Comm *c, const Launched *launched, Error *err) {
-    int provided = 0, initialised = 0;
-    MPI_Initialized(&initialised);
-    CHECK(!initialised);
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
-        return error_set(err, ERR_UNAVAILABLE,
-                         "MPI could not be initialised, though %s says that a launcher started this "
-                         "process",
-                         launched->variable);
-    c->joined = true;
-    TRY(make_communicators(c, err));
-    if (provided < MPI_THREAD_SERIALIZED)
-        return error_set(err, ERR_UNAVAILABLE,
-                         "this MPI library cannot be used by several threads, not even in turn");
-    return launched_check(launched, c->size, err);
-}
-
-static ErrorCode open_parts(Comm *c, Error *err) {
-    *c = (Comm){.size = 1, .local_size = 1, .tags = 1 << 18};
-    c->small = c->point = c->control = MPI_COMM_NULL;
-    for (int axis = 0; axis < AXES; axis++) c->groups[axis].mpi = MPI_COMM_NULL;
+static void make_locks(Comm *c) {
+    pthread_condattr_t attributes;
     pthread_mutex_init(&c->mutex, NULL);
     pthread_mutex_init(&c->watch_mutex, NULL);
-    pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&c->wake, &attributes);
     pthread_cond_init(&c->watch_wake, &attributes);
     pthread_condattr_destroy(&attributes);
-    Launched launched = launched_find();
-    if (launched.by_launcher) TRY(join(c, &launched, err));
-    TRY(device_open_cpu(&c->own, NULL, 1, err));
+}
+
+static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
+    *c = (Comm){.size = 1, .local_size = 1, .link = link, .joined = link != NULL};
+    if (link) {
+        c->rank = link->rank, c->size = link->size;
+        c->local_rank = link->local_rank, c->local_size = link->local_size;
+    }
+    make_locks(c);
     transfer_setup(c);
     c->lowest_notice = c->size;
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
-    if (c->joined) notice_listen(c);
-    return OK;
+    TRY(device_open_cpu(&c->own, NULL, 1, err));
+    return link ? open_channels(c, err) : OK;
 }
 
-ErrorCode comm_open(Comm **out, Error *err) {
+ErrorCode comm_open_link(Comm **out, Link *link, Error *err) {
     Comm *c = *out = mem_alloc(sizeof *c);
-    ErrorCode code = open_parts(c, err);
+    ErrorCode code = open_parts(c, link, err);
     if (code == OK) return OK;
     comm_close(c);
     *out = NULL;
+    return code;
+}
+
+static ErrorCode open_link(Link **link, Error *err) {
+    Launched launched = launched_find();
+    *link = NULL;
+    if (!launched.by_launcher) return OK;
+    TRY(mpi_link_open(link, COMM_EVENTS, launched.variable, err));
+    return launched_check(&launched, (*link)->size, err);
+}
+
+ErrorCode comm_open(Comm **out, Error *err) {
+    Link *link;
+    *out = NULL;
+    ErrorCode code = open_link(&link, err);
+    if (code == OK) return comm_open_link(out, link, err);
+    if (link) link->kind->close(link);
     return code;
 }
 
@@ -142,32 +126,12 @@ static void stop_progress(Comm *c) {
     c->has_progress = false;
 }
 
-/* The standing receive is the only request that may be left. */
-static void cancel_requests(Comm *c) {
-    for (int i = 0; i < c->open; i++) {
-        MPI_Cancel(&c->requests[i]);
-        MPI_Request_free(&c->requests[i]);
-    }
-}
-
-static void free_communicators(Comm *c) {
-    MPI_Comm *const fixed[] = {&c->small, &c->point, &c->control};
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (*fixed[i] != MPI_COMM_NULL) MPI_Comm_free(fixed[i]);
-    for (int axis = 0; axis < AXES; axis++)
-        if (c->groups[axis].mpi != MPI_COMM_NULL) MPI_Comm_free(&c->groups[axis].mpi);
-}
-
 void comm_close(Comm *c) {
     if (!c) return;
     stop_progress(c);
     watchdog_stop(c);
     fflush(stdout); /* when the first rank has ended with a status, a launcher may end the others */
-    if (c->joined) {
-        cancel_requests(c);
-        free_communicators(c);
-        MPI_Finalize();
-    }
+    if (c->link) c->link->kind->close(c->link);
     transfer_free(c);
     free(c->small_scratch);
     free(c->heard);
@@ -187,35 +151,35 @@ void comm_set_device(Comm *c, Device *device) { c->device = device; }
 
 /* ---- groups ---- */
 
-/* Ranks that differ on this axis alone have the same colour: the rank of the one that stands at 0. */
-static ErrorCode make_group(Comm *c, const Mesh *mesh, Axis axis, Error *err) {
-    Group *g = &c->groups[axis];
-    int at[AXES];
-    mesh_coordinates(mesh, c->rank, at);
-    *g = (Group){.mpi = MPI_COMM_NULL, .rank = at[axis], .size = mesh->degree[axis]};
-    if (g->size == 1) return OK;
-    at[axis] = 0;
-    TRY(check_mpi(c, MPI_Comm_split(MPI_COMM_WORLD, mesh_rank(mesh, at), g->rank, &g->mpi), "making a group",
-                  err));
-    MPI_Comm_set_errhandler(g->mpi, MPI_ERRORS_RETURN);
-    return OK;
+/* The colour of a group is its lowest rank. Who is alone in a group needs no channel, but takes part. */
+static ErrorCode make_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
+    Group *g = &c->groups[set];
+    *g = (Group){.set = set, .rank = mesh_place(mesh, set, c->rank), .size = mesh_size(mesh, set)};
+    return join(c, "making a group", mesh_member(mesh, set, c->rank, 0), g->rank, g->size, &g->channel, err);
 }
 
 ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
     CHECK(mesh->world == c->size && !c->has_mesh);
     c->has_mesh = true;
+    for (int axis = 0; axis < AXES; axis++)
+        if (mesh->degree[axis] > 1) c->used |= 1u << axis;
+    c->groups[0] = (Group){.size = 1};
     ErrorCode code = OK;
     comm_lock(c);
-    for (int axis = 0; axis < AXES && code == OK; axis++) code = make_group(c, mesh, (Axis)axis, err);
+    for (AxisSet set = 1; set < MESH_SETS && code == OK; set++)
+        if ((set & ~c->used) == 0) code = make_group(c, mesh, set, err);
     comm_unlock(c);
     return code;
 }
 
-int comm_axis_rank(const Comm *c, Axis axis) { return c->groups[axis].rank; }
-int comm_axis_size(const Comm *c, Axis axis) {
-    CHECK(c->has_mesh);
-    return c->groups[axis].size;
+/* Axes of one rank make no difference. */
+static Group *group_of(Comm *c, AxisSet set) {
+    CHECK(c->has_mesh && set < MESH_SETS);
+    return &c->groups[set & c->used];
 }
+
+int comm_group_rank(Comm *c, AxisSet set) { return group_of(c, set)->rank; }
+int comm_group_size(Comm *c, AxisSet set) { return group_of(c, set)->size; }
 
 /* ---- starting collectives ---- */
 
@@ -264,11 +228,9 @@ static void enqueue(Group *g, Op *op) {
     *at = op;
 }
 
-static Op *begin_collective(Comm *c, OpKind kind, Axis axis, size_t stride, size_t total) {
+static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_t total) {
     Op *op = op_begin(c, kind);
     if (!op) return NULL;
-    Group *g = &c->groups[axis];
-    op->axis = axis;
     op->group = g;
     op->stride = stride;
     op->total = total;
@@ -301,31 +263,31 @@ static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
     return code;
 }
 
-ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine, void *all, size_t bytes, CommHandle *handle,
+ErrorCode comm_all_gather(Comm *c, AxisSet set, const void *mine, void *all, size_t bytes, CommHandle *handle,
                           Error *err) {
     TRY(enter(c, handle, err));
-    Group *g = &c->groups[axis];
+    Group *g = group_of(c, set);
     size_t total;
     CHECK(size_multiply((size_t)g->size, bytes, &total));
     copy(c, (char *)all + (size_t)g->rank * bytes, mine, bytes);
     Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_GATHER, axis, bytes, total))) {
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_GATHER, g, bytes, total))) {
         op->source = mine;
         op->target = all;
     }
     return launch(c, op, handle, err);
 }
 
-ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in, void *out, int64_t count,
+ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *in, void *out, int64_t count,
                               void *workspace, CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
-    Group *g = &c->groups[axis];
+    Group *g = group_of(c, set);
     size_t bytes, total;
     CHECK(count >= 0 && size_multiply((size_t)count, type_bytes(type), &bytes) &&
           size_multiply((size_t)g->size, bytes, &total));
     if (g->size == 1) copy(c, out, in, bytes);
     Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_REDUCE_SCATTER, axis, bytes, total))) {
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_REDUCE_SCATTER, g, bytes, total))) {
         op->type = type;
         op->source = in;
         op->target = out;
@@ -334,15 +296,15 @@ ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in,
     return launch(c, op, handle, err);
 }
 
-ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data, int64_t count, void *workspace,
+ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64_t count, void *workspace,
                           CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
-    Group *g = &c->groups[axis];
+    Group *g = group_of(c, set);
     size_t bytes;
     CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, type_bytes(type), &bytes));
     Op *op = NULL;
     size_t stride = (size_t)reduce_part(g->size, count) * type_bytes(type);
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, axis, stride, bytes))) {
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, g, stride, bytes))) {
         op->type = type;
         op->source = data;
         op->target = data;
@@ -353,49 +315,15 @@ ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data, int64_t
 
 /* ---- messages ---- */
 
-static void post_message(Comm *c, Op *op, void *data, size_t bytes, int64_t item) {
-    int tag = (int)(op->key % (uint64_t)c->tags), code;
-    bool receives = op->kind == OP_RECV;
-    MPI_Request request;
-    if (receives) {
-        code = MPI_Irecv(data, (int)bytes, MPI_BYTE, op->peer, tag, c->point, &request);
-    } else {
-        code = MPI_Isend(data, (int)bytes, MPI_BYTE, op->peer, tag, c->point, &request);
-    }
-    if (code != MPI_SUCCESS) {
-        comm_mpi_failure(c, code, receives ? "receiving a message" : "sending a message");
-        return;
-    }
-    op->open++;
-    transfer_add(c, request, (Transfer){op, STREAMS, item, op->peer, bytes, receives});
-}
-
-/* The mutex is held. The header goes first and says what follows, so that a receiver never takes one message
- * for another. */
-static void post_messages(Comm *c, Op *op, char *data) {
-    size_t bytes = op->bytes;
-    op->header[0] = op->key;
-    op->header[1] = bytes;
-    post_message(c, op, op->header, sizeof op->header, 0);
-    for (size_t at = 0; at < bytes && c->failure.code == OK; at += PIECE_MAX)
-        post_message(c, op, data + at, bytes - at < PIECE_MAX ? bytes - at : PIECE_MAX, 1);
-}
-
 static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, void *data, size_t bytes,
                                CommHandle *handle, Error *err) {
     CHECK(peer >= 0 && peer < c->size && peer != c->rank);
     *handle = 0;
     comm_lock(c);
-    Op *op = comm_refused(c, err) == OK ? op_begin(c, kind) : NULL;
-    if (op) {
-        op->peer = peer;
-        op->key = key;
-        op->bytes = bytes;
-        post_messages(c, op, data);
-        if (kind == OP_SEND) {
-            c->point_traffic.bytes += (int64_t)bytes;
-            c->point_traffic.messages++;
-        }
+    Op *op = comm_refused(c, err) == OK ? message_begin(c, kind, c->point, peer, key, data, bytes) : NULL;
+    if (op && kind == OP_SEND) {
+        c->point_traffic.bytes += COMM_HEADER + (int64_t)bytes;
+        c->point_traffic.messages++;
     }
     return launch(c, op, handle, err);
 }
@@ -503,12 +431,12 @@ static CommTraffic read_traffic(Comm *c, const CommTraffic *traffic) {
     return now;
 }
 
-CommTraffic comm_axis_traffic(Comm *c, Axis axis) { return read_traffic(c, &c->groups[axis].traffic); }
+CommTraffic comm_traffic(Comm *c, AxisSet set) { return read_traffic(c, &group_of(c, set)->traffic); }
 CommTraffic comm_point_traffic(Comm *c) { return read_traffic(c, &c->point_traffic); }
 
 void comm_reset_traffic(Comm *c) {
     comm_lock(c);
-    for (int axis = 0; axis < AXES; axis++) c->groups[axis].traffic = (CommTraffic){0};
+    for (int set = 0; set < MESH_SETS; set++) c->groups[set].traffic = (CommTraffic){0};
     c->point_traffic = (CommTraffic){0};
     comm_unlock(c);
 }

@@ -4,19 +4,17 @@
  * otherwise there is one rank, MPI is never initialised, and every call below works trivially.
  *
  * Rules
- *  1. All ranks of an axis group start the same operations on that axis, in the same order, with the same
- *     sizes. Different axes and point-to-point messages are independent of each other.
+ *  1. Groups are sets of axes (comm/mesh.h). All ranks of a group start the same operations on that set, in the
+ *     same order, with the same sizes. Different sets and point-to-point messages are independent of each other.
  *  2. Operations are started and go on by themselves: whenever the program calls comm_poll, waits, or has
  *     a progress thread. Memory that takes part belongs to the operation until it has ended. Nothing is
- *     allocated once the run is under way.
+ *     allocated by operations after comm_set_mesh, but for a record of comm_combine larger than any before, and
+ *     what comm_gather returns.
  *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the
- *     group (blocks split at
- * the largest power of two below their size), so that over aligned groups whose size is a power of two, a sum
- * of sums has the
- *     bits of the whole sum. Integer sums are exact (modulo 2^64).
+ *     group (blocks split at the largest power of two below their size), so that over aligned groups whose
+ *     size is a power of two, a sum of sums has the bits of the whole sum. Integer sums are exact (modulo 2^64).
  *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or
- *     a reduce-scatter,
- * twice that in an all-reduce.
+ *     a reduce-scatter, twice that in an all-reduce.
  *  5. The first failure stays: every later call returns it. A failure of one rank is made the failure of
  *     all by comm_agree (while everyone takes part, as in setup) or comm_fail (while others may be
  *     waiting).
@@ -39,9 +37,13 @@ typedef struct Comm Comm;
 
 /* ---- processes ---- */
 
-/* ERR_UNAVAILABLE when the launcher and the MPI library do not understand each other: then every process
+/* Over MPI when a launcher is there. ERR_UNAVAILABLE when the launcher and the MPI library do not understand each other: then every process
  * would believe that it is alone and all would do the same work. */
 ErrorCode comm_open(Comm **c, Error *err);
+/* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL: alone. */
+typedef struct Link Link;
+enum { COMM_EVENTS = 21504 };
+ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
 /* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls
  * comm_fail instead. */
 void comm_close(Comm *c);
@@ -53,10 +55,11 @@ int comm_size(const Comm *c);
 int comm_local_rank(const Comm *c); /* among the ranks of this machine */
 int comm_local_size(const Comm *c); /* ranks of this machine: they share its cores */
 
-/* Groups of every axis. All ranks must call it with the same mesh, whose world must be comm_size. Once. */
+/* Groups of every set of axes. All ranks must call it with the same mesh, whose world must be comm_size. Once. */
 ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err);
-int comm_axis_rank(const Comm *c, Axis axis);
-int comm_axis_size(const Comm *c, Axis axis);
+/* Axes of one rank make no difference to a set. */
+int comm_group_rank(Comm *c, AxisSet set);
+int comm_group_size(Comm *c, AxisSet set);
 
 /* Whose sum_parts adds up what arrives while the program polls or waits; without one, or in the progress
  * thread, a single-threaded device of this module's own does. The bits are the same. */
@@ -70,19 +73,19 @@ typedef enum CommType { COMM_F32, COMM_I64 } CommType;
  * not be waited for and may be any number of times. */
 typedef uint64_t CommHandle;
 
-/* all[p] = mine of rank p of the axis; `mine` may be that place of all, and else must lie outside. */
-ErrorCode comm_all_gather(Comm *c, Axis axis, const void *mine /* [bytes] */, void *all /* [size, bytes] */,
+/* all[p] = mine of rank p of the group; `mine` may be that place of all, and else must lie outside. */
+ErrorCode comm_all_gather(Comm *c, AxisSet set, const void *mine /* [bytes] */, void *all /* [size, bytes] */,
                           size_t bytes, CommHandle *handle, Error *err);
 /* out = sum over ranks of their in[this rank]. out may be in[this rank], and else must lie outside. */
-ErrorCode comm_reduce_scatter(Comm *c, Axis axis, CommType type, const void *in /* [size, count] */,
+ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *in /* [size, count] */,
                               void *out /* [count] */, int64_t count, void *workspace, CommHandle *handle,
                               Error *err);
 /* data = sum over ranks of their data. */
-ErrorCode comm_all_reduce(Comm *c, Axis axis, CommType type, void *data /* [count] */, int64_t count,
+ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
                           void *workspace, CommHandle *handle, Error *err);
 /* Bytes of tensor memory that an operation needs while it is under way, for a group of `ranks`. Operations of
- * one axis may share a workspace: the later then waits for the earlier. With two in turn nothing is lost:
- * COMM_TURNS of an axis move at a time. */
+ * one group may share a workspace: the later then waits for the earlier. With two in turn nothing is lost:
+ * COMM_TURNS of a group move at a time. */
 enum { COMM_TURNS = 2 };
 size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count);
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count);
@@ -95,6 +98,7 @@ enum { COMM_KINDS = 3, COMM_STAGES = 1024 };
 static inline uint64_t comm_key(int kind, int stage, int64_t number) {
     return (uint64_t)number << 12 | (uint64_t)(unsigned)stage << 2 | (unsigned)kind;
 }
+enum { COMM_HEADER = 16 }; /* bytes that go before a message: its key, and its size */
 /* `peer` is a rank of the world, not this one. A message of another size than the receiver expects is an
  * error there. */
 ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle,
@@ -117,7 +121,9 @@ ErrorCode comm_start_progress(Comm *c, Error *err);
 /* ---- small blocking ones; all ranks of the world take part ---- */
 
 ErrorCode comm_barrier(Comm *c, Error *err);
-/* record = record of rank 0, then combine(record, that of rank 1), ...: the same on all ranks. */
+/* record = the records of all ranks, combined in one tree over runs of ranks, lower ones on the left: the same bytes
+ * on all ranks. `combine` must be associative, but for last bits where those do not matter. About log2(ranks)
+ * messages a rank. */
 ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from),
                        Error *err);
 /* Combinations: sums of one number. */
@@ -157,12 +163,13 @@ ErrorCode comm_watchdog_start(Comm *c, double seconds,
 
 /* ---- counters ---- */
 
-/* Payload that this rank sent since the last reset, headers not counted. */
+/* What collectives and messages of this rank sent since the last reset, to the byte, the COMM_HEADER of each message
+ * included. The small blocking operations are not counted. */
 typedef struct CommTraffic {
     int64_t bytes, messages;
 } CommTraffic;
-CommTraffic comm_axis_traffic(Comm *c, Axis axis);
-CommTraffic comm_point_traffic(Comm *c); /* comm_send */
+CommTraffic comm_traffic(Comm *c, AxisSet set); /* collectives over it */
+CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
 /* Payload bytes that one rank of a group sends: what the counters must show. part: bytes of a rank's part
  * (all-gather, reduce-scatter). */

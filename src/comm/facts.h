@@ -2,11 +2,14 @@
 #ifndef WEFT_COMM_FACTS_H
 #define WEFT_COMM_FACTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* "Open MPI 4.1.4" into out; returns out. Works without joining anything. */
 char *comm_library_name(char *out, size_t size);
 /* The mpirun that belongs to that library. */
 const char *comm_launcher(void);
+/* Whether that mpirun takes Open MPI's options. */
+bool comm_is_open_mpi(void);
 
 #endif

@@ -35,10 +35,8 @@ static void pause_ms(long ms) { nanosleep(&(struct timespec){ms / 1000, ms % 100
 /* ---- notices ---- */
 
 void notice_listen(Comm *c) {
-    MPI_Request request;
-    if (MPI_Irecv(&c->notice, sizeof c->notice, MPI_BYTE, MPI_ANY_SOURCE, 0, c->control, &request) ==
-        MPI_SUCCESS)
-        transfer_add(c, request, (Transfer){.receives = true});
+    Transfer t = {.receives = true, .peer = LINK_ANY, .bytes = sizeof c->notice};
+    c->notice_event = transfer_post(c, t, c->control, 0, &c->notice);
 }
 
 static void tell_stall(Comm *c);
@@ -67,10 +65,8 @@ static void send_notice(Comm *c, NoticeKind kind, int peer, const Error *err) {
     *n = (Notice){.kind = kind, .rank = c->rank, .code = err->code};
     snprintf(n->message, sizeof n->message, "%s", err->message);
     for (int p = 0; p < c->size; p++) {
-        MPI_Request request;
         if (p == c->rank || (peer >= 0 && p != peer)) continue;
-        if (MPI_Isend(n, sizeof *n, MPI_BYTE, p, 0, c->control, &request) == MPI_SUCCESS)
-            MPI_Request_free(&request);
+        transfer_post(c, (Transfer){.peer = p, .bytes = sizeof *n}, c->control, 0, n);
     }
 }
 
@@ -83,16 +79,7 @@ static bool lock_soon(Comm *c) {
 }
 
 /* True when one had come. */
-static bool take_notice(Comm *c) {
-    int come = 0, at = 0;
-    while (at < c->open && c->transfers[at].op) at++;
-    if (at == c->open || MPI_Test(&c->requests[at], &come, MPI_STATUS_IGNORE) != MPI_SUCCESS || !come)
-        return false;
-    c->requests[at] = c->requests[c->open - 1];
-    c->transfers[at] = c->transfers[--c->open];
-    notice_arrived(c);
-    return true;
-}
+static bool take_notice(Comm *c) { return transfer_test(c, c->notice_event); }
 
 /* Only notices still matter; c->failure is set, so that operations rest. */
 static void listen(Comm *c, long ms) {
@@ -103,8 +90,7 @@ static void listen(Comm *c, long ms) {
 /* ---- ends ---- */
 
 static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
-    (void)c;
-    if (locked) MPI_Abort(MPI_COMM_WORLD, (int)code);
+    if (locked) c->link->kind->abort(c->link, (int)code);
     _exit((int)code);
 }
 

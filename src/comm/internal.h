@@ -2,16 +2,17 @@
 #ifndef WEFT_COMM_INTERNAL_H
 #define WEFT_COMM_INTERNAL_H
 
-#include <mpi.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/text.h"
 #include "comm/comm.h"
+#include "comm/link.h"
 
 enum {
     OPS_MAX = 4096, /* operations under way at a time */
-    WINDOW = 16,    /* items of a stream between the first unfinished and the next to be posted; at most 64 */
+    WINDOW = 16, /* items of a collective's stream between the first unfinished and the next to be posted */
+    MESSAGE_WINDOW = 4, /* the same of a message; both at most 64 */
     PIECE_MAX =
         1 << 20,    /* bytes of a message; from 256 KiB to 4 MiB all go at the same speed on shared memory */
     POLL_MAX = 256, /* rounds of a poll: a program that computes must come back to it */
@@ -19,9 +20,10 @@ enum {
     NOTICE_TEXT = 1024,
 };
 
-/* The ranks along one axis through this one. */
+/* The ranks of one set of axes that this one is among. */
 typedef struct Group {
-    MPI_Comm mpi;
+    AxisSet set;
+    int channel;
     int rank, size;
     uint64_t started; /* operations so far: their tags */
     struct Op *queue; /* under way, in the order of their start */
@@ -37,17 +39,20 @@ typedef struct Stream {
 } Stream;
 
 typedef enum StreamId { REDUCE_SEND, REDUCE_RECV, GATHER_SEND, GATHER_RECV, STREAMS } StreamId;
-typedef enum OpKind { OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_REDUCE, OP_SEND, OP_RECV, OP_SMALL } OpKind;
+typedef enum OpKind { OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_REDUCE, OP_SEND, OP_RECV } OpKind;
+
+/* Posts that may be open at a time: those of OPS_MAX messages, and of the collectives that move in each group. */
+_Static_assert(COMM_EVENTS >= OPS_MAX * MESSAGE_WINDOW + MESH_SETS * COMM_TURNS * STREAMS * WINDOW + 1024,
+               "the table of posts is too small");
 
 typedef struct Op {
     OpKind kind;
     uint32_t generation; /* counts the uses of this place: a handle with another one has ended */
     struct Op *next;     /* in its queue, or in the list of free places */
-    const char *name;    /* OP_SMALL: for messages */
+    const char *name;    /* what it is a part of, for messages; or NULL */
 
     /* Collectives: part p of the group is `stride` bytes from p * stride, cut off at `total`, and moves in
      * buckets. */
-    Axis axis;
     Group *group;
     CommType type;
     size_t stride, total, bucket;
@@ -59,20 +64,23 @@ typedef struct Op {
     uint64_t turn;  /* of the axis: makes the tags */
     Stream streams[STREAMS];
 
-    /* Messages: a header, then the data in pieces. */
-    int peer, open; /* open: messages not finished */
-    uint64_t key, header[2];
+    /* Messages: a stream of a header (item 0) and the data in pieces. */
+    int channel, peer;
+    Stream pieces;
+    uint64_t key, header[COMM_HEADER / sizeof(uint64_t)];
+    char *data;
     size_t bytes;
 } Op;
 
-/* What a request belongs to. */
+/* What an open post belongs to. Its place in the table is the link's event. */
 typedef struct Transfer {
-    Op *op; /* NULL: the standing receive of notices */
+    Op *op; /* NULL: a notice */
     StreamId stream;
     int64_t item;
     int peer;
     size_t bytes;
     bool receives;
+    int next; /* in the list of free places */
 } Transfer;
 
 /* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it
@@ -85,28 +93,30 @@ typedef struct Notice {
 
 struct Comm {
     int rank, size, local_rank, local_size;
-    bool joined;  /* MPI is initialised */
-    int64_t tags; /* tags are 0 .. tags-1; a power of two */
-    MPI_Comm small, point, control;
+    bool joined; /* there is a link */
+    Link *link;
+    int small, point, control; /* channels of all ranks */
     bool has_mesh;
-    Group groups[AXES];
+    AxisSet used; /* axes with more than one rank */
+    Group groups[MESH_SETS];
+    uint64_t small_started; /* small operations so far: their tags */
     CommTraffic point_traffic;
     Device own, *device; /* own: single-threaded; device: the program's, or NULL */
     const void **parts;  /* [size] addresses for sum_parts */
 
-    pthread_mutex_t mutex; /* guards all below and every call of MPI */
+    pthread_mutex_t mutex; /* guards all below and every call of the link */
     Op *ops, *free_ops;
-    int under_way; /* operations, OP_SMALL too */
-    MPI_Request *requests;
-    Transfer *transfers;
-    MPI_Status *statuses;
-    int *indices;
-    int open, capacity;
+    int under_way;       /* operations */
+    Transfer *transfers; /* [COMM_EVENTS] by event */
+    int fresh_transfers; /* those from here on were never used */
+    int free_transfer;   /* the first of the list, or -1 */
+    LinkEnd *ends;       /* [COMM_EVENTS] */
     char *small_scratch;
     size_t small_capacity;
     Error failure;        /* the first; code OK: none */
     bool failure_noticed; /* another rank told */
     Notice notice;        /* being received */
+    int notice_event;     /* of the standing receive */
     int lowest_notice;    /* lowest rank that told of a failure, or size */
     NoticeKind *heard;    /* [size] last of each rank about waiting */
     bool asking;          /* this rank waits for the answers */
@@ -136,7 +146,7 @@ void comm_unlock(Comm *c);
 long long comm_nanoseconds(void);
 /* Keeps the first failure. Returns its code. */
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
-ErrorCode comm_mpi_failure(Comm *c, int mpi_code, const char *what);
+ErrorCode comm_link_failure(Comm *c, int error, const char *what);
 ErrorCode comm_refused(const Comm *c, Error *err); /* the failure that there is, or OK */
 
 /* transfer.c; the mutex is held. */
@@ -148,8 +158,12 @@ void op_end(Comm *c, Op *op);
 CommHandle op_handle(const Comm *c, const Op *op);
 bool op_ended(const Comm *c, CommHandle handle);
 void op_describe(const Comm *c, const Op *op, char *out, size_t size);
-/* Adds an open request. */
-void transfer_add(Comm *c, MPI_Request request, Transfer t);
+/* Posts what `t` says; a failure is kept. Returns the event. */
+int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data);
+/* Starts a message: its first pieces are posted. */
+Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, void *data, size_t bytes);
+/* Looks at one event only; true when it had ended, and was seen to. */
+bool transfer_test(Comm *c, int event);
 /* Moves everything on; true when anything happened. */
 bool transfer_progress(Comm *c, Device *device);
 

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <mpi.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,12 +20,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "comm/chatter.h"
-
-#ifdef OPEN_MPI
-static const bool is_open_mpi = true;
-#else
-static const bool is_open_mpi = false;
-#endif
+#include "comm/facts.h"
 
 enum { QUIET_MS = 500, PATIENCE = 6 /* QUIET_MS */, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
 
@@ -52,7 +46,7 @@ static char **mpirun_words(int ranks, const char *program, char *const *words) {
     char **all = mem_alloc_array((size_t)given + 16, sizeof *all), number[16];
     snprintf(number, sizeof number, "%d", ranks);
     add(all, &count, WEFT_MPIRUN);
-    if (is_open_mpi) {
+    if (comm_is_open_mpi()) {
         if (geteuid() == 0) add(all, &count, "--allow-run-as-root");
         add(all, &count, "--oversubscribe");
         add(all, &count, "--bind-to");

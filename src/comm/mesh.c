@@ -9,6 +9,16 @@ const char *axis_name(Axis axis) {
     return (unsigned)axis < AXES ? names[axis] : "unknown";
 }
 
+char *mesh_set_name(AxisSet set, char out[64]) {
+    size_t length = 0;
+    *out = 0;
+    for (int axis = 0; axis < AXES; axis++)
+        if (set >> axis & 1)
+            length += (size_t)snprintf(out + length, 64 - length, "%s%s", length ? " x " : "",
+                                       axis_name((Axis)axis));
+    return out;
+}
+
 /* ---- rules ---- */
 
 static ErrorCode check_degree(const char *name, int64_t degree, Error *err) {
@@ -105,10 +115,34 @@ void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]) {
     }
 }
 
-int mesh_dp_degree(const Mesh *mesh) { return mesh->degree[AXIS_DP_REPLICATE] * mesh->degree[AXIS_DP_SHARD]; }
+/* ---- groups ---- */
 
-int mesh_dp_rank(const Mesh *mesh, int rank) {
-    int at[AXES];
-    mesh_coordinates(mesh, rank, at);
-    return at[AXIS_DP_REPLICATE] * mesh->degree[AXIS_DP_SHARD] + at[AXIS_DP_SHARD];
+int mesh_size(const Mesh *mesh, AxisSet set) {
+    int size = 1;
+    for (int axis = 0; axis < AXES; axis++)
+        if (set >> axis & 1) size *= mesh->degree[axis];
+    return size;
 }
+
+int mesh_place(const Mesh *mesh, AxisSet set, int rank) {
+    int at[AXES], place = 0;
+    mesh_coordinates(mesh, rank, at);
+    for (int axis = 0; axis < AXES; axis++)
+        if (set >> axis & 1) place = place * mesh->degree[axis] + at[axis];
+    return place;
+}
+
+int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place) {
+    int at[AXES];
+    CHECK(place >= 0 && place < mesh_size(mesh, set));
+    mesh_coordinates(mesh, rank, at);
+    for (int axis = AXES - 1; axis >= 0; axis--)
+        if (set >> axis & 1) {
+            at[axis] = place % mesh->degree[axis];
+            place /= mesh->degree[axis];
+        }
+    return mesh_rank(mesh, at);
+}
+
+int mesh_dp_degree(const Mesh *mesh) { return mesh_size(mesh, MESH_DATA); }
+int mesh_dp_rank(const Mesh *mesh, int rank) { return mesh_place(mesh, MESH_DATA, rank); }

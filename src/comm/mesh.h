@@ -14,6 +14,20 @@
 typedef enum Axis { AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD, AXIS_CP, AXIS_TP, AXES } Axis;
 const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
 
+/* Ranks talk in groups, and a group is a set of axes: those ranks that differ on these axes alone, in the order
+ * of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
+typedef uint32_t AxisSet; /* bit a: Axis a */
+enum {
+    MESH_PIPELINE = 1 << AXIS_PP,                /* the stages of one pipeline */
+    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,      /* those with equal shares of the parameters */
+    MESH_SHARDS = 1 << AXIS_DP_SHARD,            /* those that share the parameters out */
+    MESH_DATA = MESH_REPLICAS | MESH_SHARDS,     /* those that read different data */
+    MESH_COPIES = MESH_PIPELINE | MESH_REPLICAS, /* those that may hold copies of one share */
+    MESH_SETS = 1 << AXES
+};
+/* "dp_replicate x dp_shard" into out; returns out. */
+char *mesh_set_name(AxisSet set, char out[64]);
+
 /* Degrees as asked for; dp_shard -1 takes the ranks that are left. */
 typedef struct MeshOptions {
     int64_t pp, dp_replicate, dp_shard, cp, tp, ep;
@@ -31,7 +45,12 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);
 
-/* Data parallelism: dp_replicate * dp_shard ranks that read different data; the place of a rank among them,
+/* Ranks of a group; the place of a rank in its group of that set; the rank that has this place there. */
+int mesh_size(const Mesh *mesh, AxisSet set);
+int mesh_place(const Mesh *mesh, AxisSet set, int rank);
+int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place);
+
+/* Data parallelism, MESH_DATA: how many ranks read different data, and the place of a rank among them,
  * dp_replicate_rank * dp_shard + dp_shard_rank. */
 int mesh_dp_degree(const Mesh *mesh);
 int mesh_dp_rank(const Mesh *mesh, int rank);

@@ -1,11 +1,50 @@
-/* Small things that all ranks do together and wait for. They go through the same requests as everything else,
- * so that what is under way moves on, and the watchdog and failures of others are seen. */
+/* Small things that all ranks do together and wait for, as trees of messages: a rank sends and receives about
+ * log2(ranks) of them. They go through the same posts as everything else, so that what is under way moves on, and
+ * the watchdog and failures of others are seen. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/internal.h"
 
-enum { BROADCAST_PIECE = 1 << 30, GATHER_KIND = 3 }; /* a kind of messages that programs do not use */
+/* ---- one message more ---- */
+
+static ErrorCode enter(Comm *c, Error *err) {
+    comm_lock(c);
+    ErrorCode code = comm_refused(c, err);
+    if (code != OK) comm_unlock(c);
+    return code;
+}
+
+/* Starts a message of the small operation number `turn`. */
+static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
+                       const char *name, CommHandle *handle, Error *err) {
+    *handle = 0;
+    TRY(enter(c, err));
+    Op *op = message_begin(c, kind, c->small, peer, turn, data, bytes);
+    if (op) {
+        op->name = name;
+        *handle = op_handle(c, op);
+    }
+    ErrorCode code = comm_refused(c, err);
+    comm_unlock(c);
+    return code;
+}
+
+static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
+                      const char *name, Error *err) {
+    CommHandle handle;
+    TRY(start(c, kind, peer, turn, data, bytes, name, &handle, err));
+    return comm_wait(c, handle, err);
+}
+
+static ErrorCode exchange(Comm *c, int peer, uint64_t turn, void *mine, void *theirs, size_t bytes,
+                          const char *name, Error *err) {
+    CommHandle receive, send;
+    TRY(start(c, OP_RECV, peer, turn, theirs, bytes, name, &receive, err));
+    TRY(start(c, OP_SEND, peer, turn, mine, bytes, name, &send, err));
+    TRY(comm_wait(c, receive, err));
+    return comm_wait(c, send, err);
+}
 
 static char *scratch(Comm *c, size_t bytes) {
     if (bytes > c->small_capacity) {
@@ -15,89 +54,96 @@ static char *scratch(Comm *c, size_t bytes) {
     return c->small_scratch;
 }
 
-/* The mutex is held; gives it back. Waits for what `code` and `request` started. */
-static ErrorCode finish(Comm *c, int code, MPI_Request request, const char *name, Error *err) {
-    CommHandle handle = 0;
-    if (code != MPI_SUCCESS) {
-        comm_mpi_failure(c, code, name);
-    } else {
-        Op *op = op_begin(c, OP_SMALL);
-        if (op) {
-            op->name = name;
-            op->open = 1;
-            handle = op_handle(c, op);
-            transfer_add(c, request, (Transfer){op, STREAMS, 0, 0, 0, false});
-        }
-    }
-    ErrorCode failed = comm_refused(c, err);
-    comm_unlock(c);
-    return failed == OK ? comm_wait(c, handle, err) : failed;
+/* ---- combining ----
+ *
+ * Recursive doubling over m places, m the largest power of two up to the number of ranks: in round k the places p
+ * and p ^ 2^k exchange what they have of two neighbouring runs of ranks, and both combine the lower with the upper.
+ * The first 2 (n - m) ranks share a place in twos: the odd one gives its record to the even one before, and gets the
+ * result after. So a record is always that of a run of ranks, and every rank combines the same bytes in the same
+ * tree. */
+
+static int places_of(int ranks) {
+    int m = 1;
+    while (2 * m <= ranks) m *= 2;
+    return m;
 }
 
-static ErrorCode enter(Comm *c, Error *err) {
-    comm_lock(c);
-    ErrorCode code = comm_refused(c, err);
-    if (code != OK) comm_unlock(c);
-    return code;
+/* The rank that stands at place p. */
+static int rank_at(int p, int doubled) { return p < doubled ? 2 * p : p + doubled; }
+
+static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t turn, void *record,
+                           size_t bytes, void (*combine)(void *into, const void *from), const char *name,
+                           Error *err) {
+    char *theirs = scratch(c, 2 * bytes + 1), *sum = theirs + bytes;
+    for (int bit = 1; bit < places; bit *= 2) {
+        TRY(exchange(c, rank_at(place ^ bit, doubled), turn, record, theirs, bytes, name, err));
+        bool lower = (place & bit) == 0;
+        if (bytes == 0) continue;
+        memcpy(sum, lower ? record : theirs, bytes);
+        combine(sum, lower ? theirs : record);
+        memcpy(record, sum, bytes);
+    }
+    return OK;
+}
+
+static ErrorCode combine_all(Comm *c, void *record, size_t bytes,
+                             void (*combine)(void *into, const void *from), const char *name, Error *err) {
+    int places = places_of(c->size), doubled = c->size - places, place = c->rank - doubled;
+    uint64_t turn = c->small_started++;
+    if (c->rank < 2 * doubled) {
+        if (c->rank % 2) {
+            TRY(pass(c, OP_SEND, c->rank - 1, turn, record, bytes, name, err));
+            return pass(c, OP_RECV, c->rank - 1, turn, record, bytes, name, err);
+        }
+        place = c->rank / 2;
+        TRY(pass(c, OP_RECV, c->rank + 1, turn, scratch(c, 2 * bytes + 1), bytes, name, err));
+        if (bytes) combine(record, c->small_scratch);
+    }
+    TRY(double_up(c, place, places, doubled, turn, record, bytes, combine, name, err));
+    return c->rank < 2 * doubled ? pass(c, OP_SEND, c->rank + 1, turn, record, bytes, name, err) : OK;
 }
 
 ErrorCode comm_barrier(Comm *c, Error *err) {
-    MPI_Request request;
-    if (!c->joined) return OK;
-    TRY(enter(c, err));
-    int code = MPI_Ibarrier(c->small, &request);
-    return finish(c, code, request, "a barrier", err);
-}
-
-/* all[p] = mine of rank p. */
-static ErrorCode gather_records(Comm *c, const void *mine, char *all, size_t bytes, const char *name,
-                                Error *err) {
-    MPI_Request request;
-    CHECK(bytes <= (size_t)BROADCAST_PIECE);
-    TRY(enter(c, err));
-    int code = MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, c->small, &request);
-    return finish(c, code, request, name, err);
+    return c->joined ? combine_all(c, NULL, 0, NULL, "a barrier", err) : OK;
 }
 
 ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from),
                        Error *err) {
-    if (!c->joined) return OK;
-    char *all = scratch(c, (size_t)c->size * bytes);
-    TRY(gather_records(c, record, all, bytes, "combining records", err));
-    memcpy(record, all, bytes);
-    for (int p = 1; p < c->size; p++) combine(record, all + (size_t)p * bytes);
-    return OK;
+    return c->joined ? combine_all(c, record, bytes, combine, "combining records", err) : OK;
 }
 
 void comm_add_int64(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
 void comm_add_double(void *into, const void *from) { *(double *)into += *(const double *)from; }
 
+/* ---- from one to all, and from all to one ---- */
+
+/* Ranks are counted from the root on. Who has it gives it to the one `bit` further, bits descending. */
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err) {
     if (!c->joined) return OK;
-    for (size_t at = 0; at < bytes; at += BROADCAST_PIECE) {
-        MPI_Request request;
-        size_t left = bytes - at;
-        TRY(enter(c, err));
-        int code = MPI_Ibcast((char *)data + at, left < BROADCAST_PIECE ? (int)left : BROADCAST_PIECE,
-                              MPI_BYTE, root, c->small, &request);
-        TRY(finish(c, code, request, "a broadcast", err));
-    }
+    uint64_t turn = c->small_started++;
+    int place = (c->rank - root + c->size) % c->size, bit = 1;
+    while (bit < c->size && (place & bit) == 0) bit *= 2;
+    if (place)
+        TRY(pass(c, OP_RECV, (c->rank - bit + c->size) % c->size, turn, data, bytes, "a broadcast", err));
+    for (bit /= 2; bit > 0; bit /= 2)
+        if (place + bit < c->size)
+            TRY(pass(c, OP_SEND, (c->rank + bit) % c->size, turn, data, bytes, "a broadcast", err));
     return OK;
 }
 
-static ErrorCode receive_pieces(Comm *c, const void *mine, size_t bytes, char **all, const size_t *lengths,
-                                Error *err) {
-    size_t total = 0;
-    for (int p = 0; p < c->size; p++) total += lengths[p];
+/* Rank 0's part. First all lengths, then all pieces. */
+static ErrorCode collect(Comm *c, uint64_t turn, const void *mine, size_t bytes, char **all, size_t *lengths,
+                         Error *err) {
+    static const char name[] = "gathering pieces";
+    size_t total = bytes, at = bytes;
+    lengths[0] = bytes;
+    for (int p = 1; p < c->size; total += lengths[p++])
+        TRY(pass(c, OP_RECV, p, turn, &lengths[p], sizeof *lengths, name, err));
     char *out = mem_alloc(total + 1);
-    memcpy(out, mine, bytes);
+    if (bytes) memcpy(out, mine, bytes);
     ErrorCode code = OK;
-    size_t at = bytes;
-    for (int p = 1; p < c->size && code == OK; at += lengths[p++]) {
-        CommHandle handle = 0;
-        code = comm_recv(c, p, comm_key(GATHER_KIND, 0, 0), out + at, lengths[p], &handle, err);
-        if (code == OK) code = comm_wait(c, handle, err);
-    }
+    for (int p = 1; p < c->size && code == OK; at += lengths[p++])
+        code = pass(c, OP_RECV, p, turn + 1, out + at, lengths[p], name, err);
     if (code == OK) {
         *all = out;
     } else {
@@ -110,22 +156,15 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
     *all = NULL;
     if (!c->joined) {
         *all = mem_alloc(bytes + 1);
-        memcpy(*all, mine, bytes);
+        if (bytes) memcpy(*all, mine, bytes);
         lengths[0] = bytes;
         return OK;
     }
-    char *sizes = scratch(c, (size_t)c->size * sizeof bytes);
-    TRY(gather_records(c, &bytes, sizes, sizeof bytes, "gathering lengths", err));
-    if (c->rank == 0) {
-        memcpy(lengths, sizes, (size_t)c->size * sizeof bytes);
-        return receive_pieces(c, mine, bytes, all, lengths, err);
-    }
-    CommHandle handle = 0;
-    TRY(comm_send(c, 0, comm_key(GATHER_KIND, 0, 0), mine, bytes, &handle, err));
-    TRY(comm_wait(c, handle, err));
-    c->point_traffic.bytes -= (int64_t)bytes;
-    c->point_traffic.messages--;
-    return OK;
+    uint64_t turn = c->small_started;
+    c->small_started += 2;
+    if (c->rank == 0) return collect(c, turn, mine, bytes, all, lengths, err);
+    TRY(pass(c, OP_SEND, 0, turn, &bytes, sizeof bytes, "gathering pieces", err));
+    return pass(c, OP_SEND, 0, turn + 1, (void *)(uintptr_t)mine, bytes, "gathering pieces", err);
 }
 
 /* ---- agreement ---- */

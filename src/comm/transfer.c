@@ -8,16 +8,17 @@
  *    the workspace.
  * 3. In an all-reduce a bucket of another rank's sum is received where this rank's share of it was: not
  *    before that has been sent.
- * 4. Requests of all operations stand in one dense array, so that one MPI_Testsome moves all of them.
- * 5. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
+ * 4. A message is one stream: a header, then the data in pieces. The header says what follows, so that a
+ *    receiver never takes one message for another.
+ * 5. Every open post has a place in one table, which is the link's event; the table holds as many as the windows
+ *    of all operations allow, so that it never grows.
+ * 6. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
  *    at any time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/internal.h"
-
-enum { REQUESTS_FIRST = 1024 };
 
 /* ---- places ---- */
 
@@ -29,15 +30,16 @@ void transfer_setup(Comm *c) {
         c->free_ops = &c->ops[i];
     }
     c->parts = mem_alloc_array((size_t)c->size, sizeof *c->parts);
+    c->transfers = mem_alloc_array(COMM_EVENTS, sizeof *c->transfers);
+    c->ends = mem_alloc_array(COMM_EVENTS, sizeof *c->ends);
+    c->free_transfer = -1;
 }
 
 void transfer_free(Comm *c) {
     free(c->ops);
     free(c->parts);
-    free(c->requests);
     free(c->transfers);
-    free(c->statuses);
-    free(c->indices);
+    free(c->ends);
 }
 
 Op *op_begin(Comm *c, OpKind kind) {
@@ -73,44 +75,65 @@ bool op_ended(const Comm *c, CommHandle handle) {
 
 void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
     static const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce"};
+    char set[64];
     (void)c;
+    if (op->name) {
+        snprintf(out, size, "%s", op->name);
+        return;
+    }
     switch (op->kind) {
     case OP_SEND: snprintf(out, size, "a message of %zu bytes to rank %d", op->bytes, op->peer); break;
     case OP_RECV: snprintf(out, size, "a message of %zu bytes from rank %d", op->bytes, op->peer); break;
-    case OP_SMALL: snprintf(out, size, "%s", op->name); break;
-    default: snprintf(out, size, "%s of %zu bytes over %s", names[op->kind], op->total, axis_name(op->axis));
+    case OP_ALL_GATHER:
+    case OP_REDUCE_SCATTER:
+    case OP_ALL_REDUCE:
+        snprintf(out, size, "%s of %zu bytes over %s", names[op->kind], op->total,
+                 mesh_set_name(op->group->set, set));
     }
 }
 
-/* ---- requests ---- */
+/* ---- posts ---- */
 
-static void make_room(Comm *c) {
-    if (c->open < c->capacity) return;
-    c->capacity = c->capacity ? 2 * c->capacity : REQUESTS_FIRST;
-    size_t n = (size_t)c->capacity;
-    c->requests = mem_grow(c->requests, n * sizeof *c->requests);
-    c->transfers = mem_grow(c->transfers, n * sizeof *c->transfers);
-    c->statuses = mem_grow(c->statuses, n * sizeof *c->statuses);
-    c->indices = mem_grow(c->indices, n * sizeof *c->indices);
+static int take_place(Comm *c) {
+    int event = c->free_transfer;
+    if (event < 0) {
+        CHECK(c->fresh_transfers < COMM_EVENTS);
+        return c->fresh_transfers++;
+    }
+    c->free_transfer = c->transfers[event].next;
+    return event;
 }
 
-void transfer_add(Comm *c, MPI_Request request, Transfer t) {
-    make_room(c);
-    c->requests[c->open] = request;
-    c->transfers[c->open++] = t;
+static void give_place(Comm *c, int event) {
+    c->transfers[event].next = c->free_transfer;
+    c->free_transfer = event;
 }
 
-static void fail_transfer(Comm *c, const Transfer *t, int mpi_code) {
-    char what[192], whole[256];
-    op_describe(c, t->op, what, sizeof what);
+static void fail_transfer(Comm *c, const Transfer *t, int error) {
+    char what[192] = "a notice", whole[256];
+    if (t->op) op_describe(c, t->op, what, sizeof what);
     snprintf(whole, sizeof whole, "%s: %s rank %d", what, t->receives ? "receiving from" : "sending to",
              t->peer);
-    comm_mpi_failure(c, mpi_code, whole);
+    comm_link_failure(c, error, whole);
+}
+
+int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
+    int event = take_place(c);
+    LinkPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
+    c->transfers[event] = t;
+    int error =
+        t.receives ? c->link->kind->receive(c->link, &post, data) : c->link->kind->send(c->link, &post, data);
+    if (error == LINK_OK) return event;
+    fail_transfer(c, &t, error);
+    give_place(c, event);
+    return -1;
 }
 
 /* ---- streams ---- */
 
-static bool window_open(const Stream *s) { return s->next < s->items && s->next - s->first < WINDOW; }
+static bool window_open(const Stream *s, int window) {
+    return s->next < s->items && s->next - s->first < window;
+}
 
 static void item_done(Stream *s, int64_t item) {
     s->done |= UINT64_C(1) << (item - s->first);
@@ -145,33 +168,27 @@ static char *arrival(const Op *op, int64_t b, int from) {
 static char *place(const Op *op, StreamId id, int peer, int64_t b) {
     size_t offset = (size_t)b * op->bucket, theirs = (size_t)peer * op->stride,
            own = (size_t)op->group->rank * op->stride;
-    char *source = (char *)(uintptr_t)op->source; /* MPI only reads it */
+    char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
     switch (id) {
     case REDUCE_SEND: return source + theirs + offset;
     case REDUCE_RECV: return arrival(op, b, peer);
     case GATHER_SEND: return source + (op->kind == OP_ALL_REDUCE ? own : 0) + offset;
-    default: return op->target + theirs + offset;
+    case GATHER_RECV: return op->target + theirs + offset;
+    case STREAMS: break;
     }
+    return NULL;
 }
 
 /* Posts item t.item of stream t.stream. */
 static void post(Comm *c, Transfer t, char *data) {
     Group *g = t.op->group;
-    MPI_Request request;
-    int phase = t.stream <= REDUCE_RECV ? 0 : 1,
-        tag = (int)((2 * t.op->turn + (uint64_t)phase) % (uint64_t)c->tags), code;
-    if (t.receives) {
-        code = MPI_Irecv(data, (int)t.bytes, MPI_BYTE, t.peer, tag, g->mpi, &request);
-    } else {
-        code = MPI_Isend(data, (int)t.bytes, MPI_BYTE, t.peer, tag, g->mpi, &request);
+    uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
+             tag = (2 * t.op->turn + phase) % (uint64_t)c->link->tags;
+    if (!t.receives) {
         g->traffic.bytes += (int64_t)t.bytes;
         g->traffic.messages++;
     }
-    if (code == MPI_SUCCESS) {
-        transfer_add(c, request, t);
-    } else {
-        fail_transfer(c, &t, code);
-    }
+    transfer_post(c, t, g->channel, (int64_t)tag, data);
 }
 
 static void post_next(Comm *c, Op *op, StreamId id) {
@@ -186,7 +203,9 @@ static void post_next(Comm *c, Op *op, StreamId id) {
     if (bytes == 0) {
         item_done(s, item);
     } else {
-        post(c, (Transfer){op, id, item, peer, bytes, receives}, place(op, id, peer, b));
+        Transfer t = {
+            .op = op, .stream = id, .item = item, .peer = peer, .bytes = bytes, .receives = receives};
+        post(c, t, place(op, id, peer, b));
     }
 }
 
@@ -241,7 +260,8 @@ static bool advance(Comm *c, Op *op, Device *device) {
     for (bool again = true; again && c->failure.code == OK;) {
         again = false;
         for (int i = 0; i < STREAMS; i++)
-            while (window_open(&op->streams[order[i]]) && ready(op, order[i]) && c->failure.code == OK) {
+            while (window_open(&op->streams[order[i]], WINDOW) && ready(op, order[i]) &&
+                   c->failure.code == OK) {
                 post_next(c, op, order[i]);
                 again = true;
             }
@@ -279,6 +299,38 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
     return moved;
 }
 
+/* ---- messages ---- */
+
+/* Piece `item` of a message; 0 is the header. */
+static void post_piece(Comm *c, Op *op, int64_t item) {
+    size_t at = item == 0 ? 0 : (size_t)(item - 1) * PIECE_MAX, left = op->bytes - at;
+    Transfer t = {
+        .op = op, .stream = STREAMS, .item = item, .peer = op->peer, .receives = op->kind == OP_RECV};
+    t.bytes = item == 0 ? sizeof op->header : left < PIECE_MAX ? left : PIECE_MAX;
+    transfer_post(c, t, op->channel, (int64_t)(op->key % (uint64_t)c->link->tags),
+                  item == 0 ? (char *)op->header : op->data + at);
+}
+
+static void advance_message(Comm *c, Op *op) {
+    while (window_open(&op->pieces, MESSAGE_WINDOW) && c->failure.code == OK)
+        post_piece(c, op, op->pieces.next++);
+}
+
+Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, void *data, size_t bytes) {
+    Op *op = op_begin(c, kind);
+    if (!op) return NULL;
+    op->channel = channel;
+    op->peer = peer;
+    op->key = op->header[0] = key;
+    op->bytes = op->header[1] = bytes;
+    op->data = data;
+    op->pieces.items = 1 + (int64_t)((bytes + PIECE_MAX - 1) / PIECE_MAX);
+    c->link->kind->begin(c->link);
+    advance_message(c, op);
+    c->link->kind->end(c->link);
+    return op;
+}
+
 static void check_header(Comm *c, const Op *op) {
     if (op->header[0] != op->key) {
         comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected message %llx from rank %d, which sent %llx",
@@ -290,64 +342,62 @@ static void check_header(Comm *c, const Op *op) {
     }
 }
 
-static void finished(Comm *c, Transfer t) {
-    if (!t.op) {
-        notice_arrived(c);
-    } else if (t.op->kind <= OP_ALL_REDUCE) {
-        item_done(&t.op->streams[t.stream], t.item);
-    } else {
-        if (t.op->kind == OP_RECV && t.item == 0) check_header(c, t.op);
-        if (--t.op->open == 0) op_end(c, t.op);
-    }
+static void piece_ended(Comm *c, Op *op, int64_t item) {
+    if (op->kind == OP_RECV && item == 0) check_header(c, op);
+    item_done(&op->pieces, item);
+    advance_message(c, op);
+    if (op->pieces.first == op->pieces.items) op_end(c, op);
 }
 
-static void check_length(Comm *c, const Transfer *t, const MPI_Status *status) {
-    int count = 0;
-    if (!t->op || !t->receives || t->op->kind == OP_SMALL) return;
-    MPI_Get_count(status, MPI_BYTE, &count);
-    if ((size_t)count == t->bytes) return;
+/* ---- what has ended ---- */
+
+static void check_length(Comm *c, const Transfer *t, size_t came) {
     char what[192];
+    if (!t->op || !t->receives || came == t->bytes) return;
     op_describe(c, t->op, what, sizeof what);
-    comm_keep_failure(c, ERR_INTERNAL, "rank %d: %s: rank %d sent %d bytes where %zu were expected", c->rank,
-                      what, t->peer, count, t->bytes);
+    comm_keep_failure(c, ERR_INTERNAL, "rank %d: %s: rank %d sent %zu bytes where %zu were expected", c->rank,
+                      what, t->peer, came, t->bytes);
 }
 
-static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-/* Takes finished requests out of the dense array: the last one moves into each gap, from the end, so that
- * none is lost. Their transfers are handled in the order in which they were posted. */
-static void take_finished(Comm *c, int count, bool in_status) {
-    for (int i = 0; i < count; i++) {
-        const Transfer *t = &c->transfers[c->indices[i]];
-        int code = in_status ? c->statuses[i].MPI_ERROR : MPI_SUCCESS;
-        if (code != MPI_SUCCESS && code != MPI_ERR_PENDING) {
-            if (t->op) fail_transfer(c, t, code);
-        } else {
-            check_length(c, t, &c->statuses[i]);
-            finished(c, *t);
-        }
+/* Notices are sent and forgotten. */
+static void take_end(Comm *c, const LinkEnd *end) {
+    Transfer t = c->transfers[end->event];
+    give_place(c, end->event);
+    if (end->error != LINK_OK) {
+        if (t.op) fail_transfer(c, &t, end->error);
+        return;
     }
-    qsort(c->indices, (size_t)count, sizeof *c->indices, compare_ints);
-    for (int i = count - 1; i >= 0; i--) {
-        int gap = c->indices[i], last = --c->open;
-        c->requests[gap] = c->requests[last];
-        c->transfers[gap] = c->transfers[last];
+    check_length(c, &t, end->bytes);
+    if (!t.op) {
+        if (t.receives) notice_arrived(c);
+    } else if (t.op->kind == OP_SEND || t.op->kind == OP_RECV) {
+        piece_ended(c, t.op, t.item);
+    } else {
+        item_done(&t.op->streams[t.stream], t.item);
     }
 }
 
-static bool test_requests(Comm *c) {
-    if (c->open == 0) return false;
-    int count = 0, code = MPI_Testsome(c->open, c->requests, &count, c->indices, c->statuses);
-    if (count == MPI_UNDEFINED) count = 0;
-    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) comm_mpi_failure(c, code, "testing for messages");
-    if (count > 0) take_finished(c, count, code == MPI_ERR_IN_STATUS);
+bool transfer_test(Comm *c, int event) {
+    LinkEnd end;
+    if (event < 0 || !c->link->kind->test(c->link, event, &end)) return false;
+    take_end(c, &end);
+    return true;
+}
+
+static bool take_ends(Comm *c) {
+    int error = LINK_OK, count = c->link->kind->finished(c->link, c->ends, COMM_EVENTS, &error);
+    if (count < 0) comm_link_failure(c, error, "testing for messages");
+    for (int i = 0; i < count; i++) take_end(c, &c->ends[i]);
     return count > 0;
 }
 
 bool transfer_progress(Comm *c, Device *device) {
     if (c->failure.code != OK || !c->joined) return false;
-    bool moved = test_requests(c);
-    for (int axis = 0; axis < AXES; axis++) moved |= advance_group(c, &c->groups[axis], device);
+    c->link->kind->begin(c->link);
+    bool moved = take_ends(c);
+    for (int set = 1; set < MESH_SETS; set++)
+        if (c->groups[set].queue) moved |= advance_group(c, &c->groups[set], device);
+    c->link->kind->end(c->link);
     if (moved) atomic_store(&c->moved_at, comm_nanoseconds());
     return moved;
 }

@@ -381,7 +381,7 @@ static int64_t count_valid(Engine *e, const Batch *batches) {
     int64_t valid = 0;
     for (int m = 0; m < e->plan->program.microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches: one of them counts. */
-    if (e->plan->partition.at[AXIS_PP] > 0) valid = 0;
+    if (!partition_first_stage(&e->plan->partition)) valid = 0;
     execution_combine(e, &valid, sizeof valid, comm_add_int64);
     return valid;
 }

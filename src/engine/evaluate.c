@@ -37,7 +37,7 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
                         Error *err) {
     /* The ranks of a pipeline see the same batches: the first one counts their tokens, the last one has the
      * loss. */
-    bool counts = e->plan->partition.at[AXIS_PP] == 0;
+    bool counts = partition_first_stage(&e->plan->partition);
     for (int64_t i = 0; i < rounds; i++) {
         Batch b;
         double waited;

@@ -44,9 +44,7 @@ static void print_all(Replicas *r) {
 /* Ranks of one place that hold a parameter hold the same elements of it: they differ on axes of copies only.
  */
 static int place_of(const Mesh *mesh, int rank) {
-    int at[AXES];
-    mesh_coordinates(mesh, rank, at);
-    return (at[AXIS_DP_SHARD] * mesh->degree[AXIS_CP] + at[AXIS_CP]) * mesh->degree[AXIS_TP] + at[AXIS_TP];
+    return mesh_place(mesh, MESH_SETS - 1 - MESH_COPIES, rank);
 }
 
 typedef struct Copies {

@@ -30,7 +30,7 @@ static void gather_part(Execution *x, int unit, int part, const float *master, s
     if (share == 0) return;
     OP(e->device, OP_CAST, cast, (int64_t)share, master, DTYPE_F32, mine, type);
     CommHandle *handle = &e->traffic.gathers[2 * unit + part];
-    execution_must(e, comm_all_gather(e->comm, AXIS_DP_SHARD, mine, all, bytes, handle, &err), &err);
+    execution_must(e, comm_all_gather(e->comm, MESH_SHARDS, mine, all, bytes, handle, &err), &err);
 }
 
 void sharding_gather(Execution *x, Action a) {
@@ -203,9 +203,9 @@ static void start(Execution *x, Action a, const Reduction *r, int part, void *sp
     char *base = part ? r->matrices : r->vectors, *mine = own(x, r, base, share);
     ErrorCode code =
         a.kind == ACT_REDUCE_SCATTER
-            ? comm_reduce_scatter(e->comm, AXIS_DP_SHARD, r->type, base, mine, (int64_t)share, space, handle,
+            ? comm_reduce_scatter(e->comm, MESH_SHARDS, r->type, base, mine, (int64_t)share, space, handle,
                                   &err)
-            : comm_all_reduce(e->comm, AXIS_DP_REPLICATE, r->type, mine, (int64_t)share, space, handle, &err);
+            : comm_all_reduce(e->comm, MESH_REPLICAS, r->type, mine, (int64_t)share, space, handle, &err);
     execution_must(e, code, &err);
 }
 

@@ -185,7 +185,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
     TRY(mesh_build(&mesh, &p->c->mesh, p->q->world, err));
-    p->dp = mesh_dp_degree(&mesh), p->pp = mesh.degree[AXIS_PP];
+    p->dp = mesh_dp_degree(&mesh), p->pp = mesh_size(&mesh, MESH_PIPELINE);
     TRY(config_geometry(p->c, p->dp, &sequences, &microbatches, err));
     p->configured = (int)microbatches, p->total = sequences * microbatches;
     return OK;

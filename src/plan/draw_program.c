@@ -85,8 +85,7 @@ static void step(Walk *w, Action a) {
 void timeline_add_collectives(Timeline *t, const Program *p, const Order *order, const CellTime *times,
                               const StageCost *units) {
     size_t n = (size_t)p->units + 1;
-    Walk w = {
-        .t = t, .p = p, .order = order, .times = times, .units = units, .place = p->partition->at[AXIS_PP]};
+    Walk w = {.t = t, .p = p, .order = order, .times = times, .units = units, .place = p->partition->pipe};
     w.gather = mem_alloc_array(n, sizeof *w.gather), w.sum = mem_alloc_array(n, sizeof *w.sum);
     for (size_t u = 0; u < n; u++) w.gather[u] = w.sum[u] = CLOSED;
     for (int i = 0; i < p->count; i++) step(&w, p->actions[i]);

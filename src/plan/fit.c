@@ -33,7 +33,7 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
 /* Bytes that the parameters of a unit, and `states` of theirs, cost the rank that holds it, whatever the number
  * of microbatches. */
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute) {
-    double shards = l->mesh.degree[AXIS_DP_SHARD], share = elements / shards;
+    double shards = mesh_size(&l->mesh, MESH_SHARDS), share = elements / shards;
     bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
     double weights = c->checkpoint.dtype == STORE_BF16 ? 4 + 8 : 4 + 4; /* master, copies to save */
     double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
@@ -84,7 +84,7 @@ static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int 
                             Error *err) {
     RankPlan p;
     RankSpec spec = rank_spec(f->c, l, d);
-    ErrorCode code = rank_plan(&p, &spec, l, place * (l->mesh.world / l->mesh.degree[AXIS_PP]), d, err);
+    ErrorCode code = rank_plan(&p, &spec, l, place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE)), d, err);
     if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
     rank_plan_free(&p);
     return code;
@@ -98,7 +98,7 @@ static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err
     int64_t threads = f->c->run.most_threads > 0 ? f->c->run.most_threads : f->c->run.threads;
     Device d;
     device_describe_cpu(&d, (int)threads, false);
-    for (int place = 0; place < l.mesh.degree[AXIS_PP]; place++)
+    for (int place = 0; place < mesh_size(&l.mesh, MESH_PIPELINE); place++)
         TRY(plan_place(f, &l, &d, place, bytes, err));
     return OK;
 }

@@ -56,7 +56,7 @@ static ErrorCode time_step(Forecast *f, Error *err) {
 
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
-    f->places = f->layout.mesh.degree[AXIS_PP];
+    f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
     for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
     return time_step(f, err);

@@ -236,7 +236,7 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     l->microbatches = (int)microbatches;
     TRY(config_check_ranks(c, world, err));
     TRY(check_points(c, err));
-    TRY(open_schedule(l, c, l->mesh.degree[AXIS_PP], err));
+    TRY(open_schedule(l, c, mesh_size(&l->mesh, MESH_PIPELINE), err));
     if (l->schedule.stages > COMM_STAGES)
         return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
                          l->schedule.stages, COMM_STAGES);

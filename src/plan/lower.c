@@ -185,7 +185,7 @@ static void place_gathers(Program *p, Reshard reshard) {
 
 static Reshard choose(Reshard asked, const Partition *partition) {
     if (asked != RESHARD_AUTO) return asked;
-    return partition->mesh.degree[AXIS_PP] > 1 ? RESHARD_NEVER : RESHARD_ALWAYS;
+    return mesh_size(&partition->mesh, MESH_PIPELINE) > 1 ? RESHARD_NEVER : RESHARD_ALWAYS;
 }
 
 static bool ascending(const Program *p) {
@@ -219,7 +219,7 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
     l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);
     for (int u = 0; u < p->units; u++) l.left[u] = p->microbatches;
-    const Order *order = &spec->schedule->orders[partition->at[AXIS_PP]];
+    const Order *order = &spec->schedule->orders[partition->pipe];
     for (int i = 0; i < order->count; i++) cell(&l, &order->cells[i]);
     finish(&l);
     free(l.loaded);
@@ -232,7 +232,7 @@ void program_lower_evaluation(Program *p, const Partition *partition) {
     *p = (Program){
         .partition = partition, .units = partition->table->units, .microbatches = 1, .ordered = true};
     const Stages *s = &partition->stages;
-    int rank = partition->at[AXIS_PP];
+    int rank = partition->pipe;
     emit(p, ACT_LOAD, -1, 0);
     for (int stage = 0; stage < s->count; stage++) {
         if (s->rank[stage] != rank) continue;

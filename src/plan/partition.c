@@ -46,13 +46,13 @@ static Share share_of(const ParamTable *t, int unit, int shards) {
 
 void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank,
                      const Stages *stages) {
-    *p = (Partition){.table = table, .mesh = *mesh, .tied = tied};
-    mesh_coordinates(mesh, rank, p->at);
+    *p = (Partition){.table = table, .mesh = *mesh, .rank = rank, .tied = tied};
+    p->pipe = mesh_place(mesh, MESH_PIPELINE, rank);
     stages_copy(&p->stages, stages);
     p->place = mem_alloc_array((size_t)table->units + 1, sizeof *p->place);
     for (int u = 0; u <= table->units; u++) p->place[u] = stages->rank[stages_of_unit(stages, u)];
-    p->shards = mesh->degree[AXIS_DP_SHARD], p->shard = p->at[AXIS_DP_SHARD];
-    p->replicas = mesh->degree[AXIS_DP_REPLICATE], p->replica = p->at[AXIS_DP_REPLICATE];
+    p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
+    p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     p->tied_copy = tied && partition_runs(p, table->units - 1) && !partition_runs(p, 0);
     p->share = mem_alloc_array((size_t)table->units + 1, sizeof *p->share);
     for (int u = 0; u <= table->units; u++) {
@@ -71,9 +71,7 @@ void partition_free(Partition *p) {
 
 int partition_pipeline_rank(const Partition *p, int unit) { return p->place[unit]; }
 
-bool partition_runs(const Partition *p, int unit) {
-    return partition_pipeline_rank(p, unit) == p->at[AXIS_PP];
-}
+bool partition_runs(const Partition *p, int unit) { return partition_pipeline_rank(p, unit) == p->pipe; }
 
 bool partition_holds(const Partition *p, int unit) {
     return partition_runs(p, unit) || (unit == 0 && p->tied_copy);
@@ -83,11 +81,10 @@ bool partition_makes_gradient(const Partition *p, int unit) {
     return partition_runs(p, unit) && (unit < p->table->units || p->tied);
 }
 
+bool partition_first_stage(const Partition *p) { return p->pipe == 0; }
+
 int partition_peer(const Partition *p, int unit) {
-    int at[AXES];
-    memcpy(at, p->at, sizeof at);
-    at[AXIS_PP] = partition_pipeline_rank(p, unit);
-    return mesh_rank(&p->mesh, at);
+    return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));
 }
 
 bool partition_counts(const Partition *p, int unit) { return p->replica == 0 && partition_runs(p, unit); }

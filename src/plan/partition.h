@@ -35,11 +35,12 @@ typedef struct Share {
 typedef struct Partition {
     const ParamTable *table;
     Mesh mesh;
-    int at[AXES]; /* coordinates of the rank */
+    int rank;
     Stages stages;
     int *place; /* [units + 1] pipeline rank of each; the last is the tied head's */
     bool tied, tied_copy;
-    int shards, shard, replicas, replica; /* dp_shard and dp_replicate: size and own place */
+    int pipe;                             /* place in the pipeline */
+    int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     Share *share;                         /* [units + 1]; the last is the tied head's gradient */
     size_t owned; /* elements of the owned arrays, the tied head's gradient not among them */
 } Partition;
@@ -55,6 +56,8 @@ bool partition_holds(const Partition *p,
                      int unit); /* its parameters are: those that run here, and a tied copy */
 /* It makes a gradient of the unit, which may be the tied head's. */
 bool partition_makes_gradient(const Partition *p, int unit);
+/* It is at the first place of the pipeline: of the ranks that see the same batches, the one that counts them. */
+bool partition_first_stage(const Partition *p);
 /* The world's rank that has this one's place on every axis but pp. */
 int partition_peer(const Partition *p, int unit);
 /* Whether this rank is the one that counts the elements it owns of `unit`: not a replica, not a tied copy. */

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/comm.h"
+
 void program_free(Program *p) {
     free(p->actions);
     *p = (Program){0};
@@ -282,10 +284,10 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
                                                       all_reduce_elements(s->matrices, part->replicas));
             break;
         case ACT_SEND_F:
-        case ACT_SEND_B: t.bytes[AXIS_PP] += boundary_bytes; break;
+        case ACT_SEND_B: t.bytes[AXIS_PP] += COMM_HEADER + boundary_bytes; break;
         case ACT_TIE:
             if (!partition_runs(part, 0) || !partition_runs(part, p->units - 1))
-                t.bytes[AXIS_PP] += part->share[0].matrices * sizeof(float);
+                t.bytes[AXIS_PP] += COMM_HEADER + part->share[0].matrices * sizeof(float);
             break;
         default: break;
         }

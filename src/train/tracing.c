@@ -11,7 +11,7 @@
 void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
     *t = (Tracing){.comm = comm};
     if (!config_traces(c, &t->first, &t->last)) return;
-    timing_start(&t->timing, l->mesh.world, l->mesh.degree[AXIS_PP], l->stages.count);
+    timing_start(&t->timing, l->mesh.world, mesh_size(&l->mesh, MESH_PIPELINE), l->stages.count);
 }
 
 bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }

@@ -434,9 +434,9 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     if (t->c->data.audit)
         TRY(audit_step(&t->audit, t->state.step, t->feed.used, t->feed.microbatches, t->feed.sequences, err));
     StepMetrics m = metrics_of(t, &r, t->c->optimizer.settings.lr * options.lr_factor);
-    m.sent_pp = comm_axis_traffic(t->comm, AXIS_PP).bytes + comm_point_traffic(t->comm).bytes;
-    m.sent_dp_replicate = comm_axis_traffic(t->comm, AXIS_DP_REPLICATE).bytes;
-    m.sent_dp_shard = comm_axis_traffic(t->comm, AXIS_DP_SHARD).bytes;
+    m.sent_pp = comm_point_traffic(t->comm).bytes;
+    m.sent_dp_replicate = comm_traffic(t->comm, MESH_REPLICAS).bytes;
+    m.sent_dp_shard = comm_traffic(t->comm, MESH_SHARDS).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));
     TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));

@@ -1,6 +1,7 @@
-/* Ranks and what they tell each other. Run alone it tests the one rank that needs no MPI; under mpirun with
- * any number of ranks every operation is held against what one process computes. With an argument it plays a
- * failure, for test_comm_failures.sh. */
+/* Ranks and what they tell each other: every operation is held against what one process computes, over each link
+ * (`links` below). Under mpirun with any number of ranks it tests them over MPI, in the mesh that the environment
+ * says; otherwise one rank alone, and several over the loopback. With an argument it plays a failure, for
+ * test_comm_failures.sh. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,9 +19,11 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
+#include "support/ranks.h"
 
-static Comm *comm;
-static Error err;
+/* Of a rank, which may be a thread. */
+static _Thread_local Comm *comm;
+static _Thread_local Error err;
 
 /* A check that fails on one rank must not leave the others waiting. */
 #define EXPECT(condition)                                                                       \
@@ -35,8 +38,8 @@ static Error err;
 
 /* ---- tensor memory ---- */
 
-static Pool pool = {.name = "test"};
-static Device device;
+static _Thread_local Pool pool = {.name = "test"};
+static _Thread_local Device device;
 
 static void *take(size_t bytes) { return pool_take(&pool, bytes); }
 static void begin_pool(size_t bytes) {
@@ -100,35 +103,34 @@ static void put_value(CommType type, int r, int64_t i, void *out) {
     memcpy(out, type == COMM_F32 ? (void *)&f : (void *)&n, bytes_of(type));
 }
 
-static Mesh mesh;
-static int axis_ranks(Axis axis, int ranks[64]) {
-    int at[AXES];
-    mesh_coordinates(&mesh, comm_rank(comm), at);
-    for (int p = 0; p < mesh.degree[axis]; p++) {
-        at[axis] = p;
-        ranks[p] = mesh_rank(&mesh, at);
-    }
-    return mesh.degree[axis];
+static _Thread_local Mesh mesh;
+static int set_ranks(AxisSet set, int ranks[64]) {
+    int n = mesh_size(&mesh, set);
+    for (int p = 0; p < n; p++) ranks[p] = mesh_member(&mesh, set, comm_rank(comm), p);
+    return n;
 }
 
 static const int64_t counts[] = {0, 1, 2, 3, 15, 64, 1001, 65537, 1500017};
 enum { COUNTS = sizeof counts / sizeof *counts };
-static const Axis used_axes[] = {AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD};
+/* Many threads on few cores take their time: the largest part is for two of them, and for processes. */
+static _Thread_local int64_t largest;
+static const AxisSet sets[] = {MESH_PIPELINE, MESH_REPLICAS, MESH_SHARDS, MESH_DATA, MESH_COPIES};
+enum { SETS = sizeof sets / sizeof *sets };
 
 /* ---- collectives ---- */
 
-static void check_all_gather(Axis axis, int64_t count, bool inside) {
-    int ranks[64], n = axis_ranks(axis, ranks);
+static void check_all_gather(AxisSet set, int64_t count, bool inside) {
+    int ranks[64], n = set_ranks(set, ranks);
     size_t bytes = (size_t)count;
     begin_pool((size_t)n * bytes + bytes + 256);
     char *all = take((size_t)n * bytes + 64),
-         *mine = inside ? all + (size_t)comm_axis_rank(comm, axis) * bytes : take(bytes + 64);
+         *mine = inside ? all + (size_t)comm_group_rank(comm, set) * bytes : take(bytes + 64);
     char *host = malloc((size_t)n * bytes + 1);
     for (size_t i = 0; i < bytes; i++) host[i] = (char)(comm_rank(comm) * 7 + (int)i);
     upload(mine, host, bytes);
     CommHandle handle;
     dawdle(bytes);
-    EXPECT_OK(comm_all_gather(comm, axis, mine, all, bytes, &handle, &err));
+    EXPECT_OK(comm_all_gather(comm, set, mine, all, bytes, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
     download(host, all, (size_t)n * bytes);
     for (int p = 0; p < n; p++)
@@ -138,19 +140,18 @@ static void check_all_gather(Axis axis, int64_t count, bool inside) {
     pool_free(&pool);
 }
 
-static void test_all_gather(void **state) {
-    (void)state;
-    for (int a = 0; a < 3; a++)
+static void test_all_gather(void) {
+    for (int a = 0; a < SETS; a++)
         for (int k = 0; k < COUNTS; k++)
-            if (comm_axis_size(comm, used_axes[a]) > 1 || counts[k] < 2000)
-                for (int inside = 0; inside < 2; inside++) check_all_gather(used_axes[a], counts[k], inside);
+            if (comm_group_size(comm, sets[a]) > 1 ? counts[k] <= largest : counts[k] < 2000)
+                for (int inside = 0; inside < 2; inside++) check_all_gather(sets[a], counts[k], inside);
 }
 
 /* The expected sum is computed at every element of small parts, at some of large ones. */
 static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
 
-static void check_reduce_scatter(Axis axis, CommType type, int64_t count, bool inside) {
-    int ranks[64], n = axis_ranks(axis, ranks), me = comm_axis_rank(comm, axis);
+static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool inside) {
+    int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
     size_t each = bytes_of(type), bytes = (size_t)count * each;
     size_t room = comm_reduce_scatter_workspace(n, type, count);
     begin_pool((size_t)n * bytes + bytes + room + 256);
@@ -161,7 +162,7 @@ static void check_reduce_scatter(Axis axis, CommType type, int64_t count, bool i
     upload(in, host, (size_t)n * bytes);
     CommHandle handle;
     dawdle(bytes + 1);
-    EXPECT_OK(comm_reduce_scatter(comm, axis, type, in, out, count, work, &handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, set, type, in, out, count, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
     download(host, out, bytes);
     for (int64_t i = 0; i < count; i += stride_of(count)) {
@@ -173,8 +174,8 @@ static void check_reduce_scatter(Axis axis, CommType type, int64_t count, bool i
     pool_free(&pool);
 }
 
-static void check_all_reduce(Axis axis, CommType type, int64_t count) {
-    int ranks[64], n = axis_ranks(axis, ranks);
+static void check_all_reduce(AxisSet set, CommType type, int64_t count) {
+    int ranks[64], n = set_ranks(set, ranks);
     size_t each = bytes_of(type), bytes = (size_t)count * each,
            room = comm_all_reduce_workspace(n, type, count);
     begin_pool(bytes + room + 256);
@@ -183,7 +184,7 @@ static void check_all_reduce(Axis axis, CommType type, int64_t count) {
     upload(data, host, bytes);
     CommHandle handle;
     dawdle(bytes + 2);
-    EXPECT_OK(comm_all_reduce(comm, axis, type, data, count, work, &handle, &err));
+    EXPECT_OK(comm_all_reduce(comm, set, type, data, count, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
     download(host, data, bytes);
     for (int64_t i = 0; i < count; i += stride_of(count)) {
@@ -195,15 +196,15 @@ static void check_all_reduce(Axis axis, CommType type, int64_t count) {
     pool_free(&pool);
 }
 
-static void test_sums(void **state) {
-    (void)state;
-    for (int a = 0; a < 3; a++)
+static void test_sums(void) {
+    for (int a = 0; a < SETS; a++)
         for (int type = COMM_F32; type <= COMM_I64; type++)
             for (int k = 0; k < COUNTS; k++) {
-                if (comm_axis_size(comm, used_axes[a]) == 1 && counts[k] > 2000) continue;
-                check_reduce_scatter(used_axes[a], (CommType)type, counts[k], false);
-                check_reduce_scatter(used_axes[a], (CommType)type, counts[k], true);
-                check_all_reduce(used_axes[a], (CommType)type, counts[k]);
+                if (comm_group_size(comm, sets[a]) == 1 && counts[k] > 2000) continue;
+                if (counts[k] > largest) continue;
+                check_reduce_scatter(sets[a], (CommType)type, counts[k], false);
+                check_reduce_scatter(sets[a], (CommType)type, counts[k], true);
+                check_all_reduce(sets[a], (CommType)type, counts[k]);
             }
 }
 
@@ -211,30 +212,29 @@ static void test_sums(void **state) {
 
 /* Reduce-scatter over dp_shard and all-reduce over dp_replicate: element i of all data-parallel ranks, in the
  * tree over them. */
-static void test_sum_of_sums(void **state) {
-    (void)state;
-    int shards = comm_axis_size(comm, AXIS_DP_SHARD), dp = mesh_dp_degree(&mesh), ranks[64];
+static void test_sum_of_sums(void) {
+    int shards = comm_group_size(comm, MESH_SHARDS), dp = mesh_dp_degree(&mesh), ranks[64];
     if ((shards & (shards - 1)) != 0) return;
     int64_t count = 1237;
     size_t bytes = (size_t)count * sizeof(float),
            room = comm_reduce_scatter_workspace(shards, COMM_F32, count);
-    size_t room2 = comm_all_reduce_workspace(comm_axis_size(comm, AXIS_DP_REPLICATE), COMM_F32, count);
+    size_t room2 = comm_all_reduce_workspace(comm_group_size(comm, MESH_REPLICAS), COMM_F32, count);
     begin_pool((size_t)shards * bytes + room + room2 + 512);
-    float *in = take((size_t)shards * bytes), *out = in + comm_axis_rank(comm, AXIS_DP_SHARD) * count;
+    float *in = take((size_t)shards * bytes), *out = in + comm_group_rank(comm, MESH_SHARDS) * count;
     void *work = take(room), *work2 = take(room2);
     float *host = malloc((size_t)shards * bytes);
     for (int64_t i = 0; i < shards * count; i++) host[i] = value_f32(comm_rank(comm), i);
     upload(in, host, (size_t)shards * bytes);
     CommHandle handle;
-    EXPECT_OK(comm_reduce_scatter(comm, AXIS_DP_SHARD, COMM_F32, in, out, count, work, &handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, MESH_SHARDS, COMM_F32, in, out, count, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT_OK(comm_all_reduce(comm, AXIS_DP_REPLICATE, COMM_F32, out, count, work2, &handle, &err));
+    EXPECT_OK(comm_all_reduce(comm, MESH_REPLICAS, COMM_F32, out, count, work2, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
     download(host, out, bytes);
     int first = comm_rank(comm) - mesh_dp_rank(&mesh, comm_rank(comm));
     for (int p = 0; p < dp; p++) ranks[p] = first + p;
     for (int64_t i = 0; i < count; i++)
-        EXPECT(host[i] == tree(ranks, dp, comm_axis_rank(comm, AXIS_DP_SHARD) * count + i));
+        EXPECT(host[i] == tree(ranks, dp, comm_group_rank(comm, MESH_SHARDS) * count + i));
     free(host);
     pool_free(&pool);
 }
@@ -243,11 +243,10 @@ static void test_sum_of_sums(void **state) {
 
 /* Several operations on two axes under way together, each axis with one workspace for all of its own; the
  * last started is waited for first. */
-static void test_many_under_way(void **state) {
-    (void)state;
+static void test_many_under_way(void) {
     enum { MANY = 12 };
-    int ranks[64], n = comm_axis_size(comm, AXIS_DP_SHARD), n2 = comm_axis_size(comm, AXIS_DP_REPLICATE);
-    int64_t count = 300011;
+    int ranks[64], n = comm_group_size(comm, MESH_SHARDS), n2 = comm_group_size(comm, MESH_REPLICAS);
+    int64_t count = largest / 5;
     size_t bytes = (size_t)count * sizeof(int64_t),
            room = comm_all_reduce_workspace(n > n2 ? n : n2, COMM_I64, count);
     begin_pool(MANY * (bytes + 64) + 2 * (room + 64));
@@ -255,16 +254,16 @@ static void test_many_under_way(void **state) {
     int64_t *data[MANY], *host = malloc(bytes);
     char *works[2] = {take(room), take(room)};
     for (int k = 0; k < MANY; k++) {
-        Axis axis = k % 2 ? AXIS_DP_SHARD : AXIS_DP_REPLICATE;
+        AxisSet set = k % 2 ? MESH_SHARDS : MESH_REPLICAS;
         data[k] = take(bytes);
         for (int64_t i = 0; i < count; i++) host[i] = value_i64(comm_rank(comm), i + k);
         upload(data[k], host, bytes);
-        EXPECT_OK(comm_all_reduce(comm, axis, COMM_I64, data[k], count, works[k % 2], &handles[k], &err));
+        EXPECT_OK(comm_all_reduce(comm, set, COMM_I64, data[k], count, works[k % 2], &handles[k], &err));
         dawdle((uint64_t)k);
     }
     for (int k = MANY - 1; k >= 0; k--) EXPECT_OK(comm_wait(comm, handles[k], &err));
     for (int k = 0; k < MANY; k++) {
-        n = axis_ranks(k % 2 ? AXIS_DP_SHARD : AXIS_DP_REPLICATE, ranks);
+        n = set_ranks(k % 2 ? MESH_SHARDS : MESH_REPLICAS, ranks);
         download(host, data[k], bytes);
         for (int64_t i = 0; i < count; i += 101) {
             int64_t want;
@@ -276,28 +275,27 @@ static void test_many_under_way(void **state) {
     pool_free(&pool);
 }
 
-static void test_traffic_is_minimal(void **state) {
-    (void)state;
-    int n = comm_axis_size(comm, AXIS_DP_SHARD);
+static void test_traffic_is_minimal(void) {
+    int n = comm_group_size(comm, MESH_SHARDS);
     int64_t count = 3 * 64 * 1024;
     size_t bytes = (size_t)count * sizeof(float), room = comm_reduce_scatter_workspace(n, COMM_F32, count);
     begin_pool((size_t)n * bytes + room + 256);
     char *in = take((size_t)n * bytes), *work = take(room + 1),
-         *mine = in + (size_t)comm_axis_rank(comm, AXIS_DP_SHARD) * bytes;
+         *mine = in + (size_t)comm_group_rank(comm, MESH_SHARDS) * bytes;
     CommHandle handle;
     comm_reset_traffic(comm);
-    EXPECT_OK(comm_reduce_scatter(comm, AXIS_DP_SHARD, COMM_F32, in, mine, count, work, &handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, MESH_SHARDS, COMM_F32, in, mine, count, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT(comm_axis_traffic(comm, AXIS_DP_SHARD).bytes == comm_part_traffic(n, (int64_t)bytes));
-    EXPECT_OK(comm_all_gather(comm, AXIS_DP_SHARD, mine, in, bytes, &handle, &err));
+    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == comm_part_traffic(n, (int64_t)bytes));
+    EXPECT_OK(comm_all_gather(comm, MESH_SHARDS, mine, in, bytes, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT(comm_axis_traffic(comm, AXIS_DP_SHARD).bytes == 2 * comm_part_traffic(n, (int64_t)bytes));
-    EXPECT(comm_axis_traffic(comm, AXIS_DP_REPLICATE).bytes == 0);
+    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == 2 * comm_part_traffic(n, (int64_t)bytes));
+    EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes == 0);
     comm_reset_traffic(comm);
     /* All n parts are one tensor: its all-reduce costs as much as both of the above. */
-    EXPECT_OK(comm_all_reduce(comm, AXIS_DP_SHARD, COMM_F32, in, count, work, &handle, &err));
+    EXPECT_OK(comm_all_reduce(comm, MESH_SHARDS, COMM_F32, in, count, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    int64_t sent = comm_axis_traffic(comm, AXIS_DP_SHARD).bytes, least = 2 * (n - 1) * (int64_t)bytes / n;
+    int64_t sent = comm_traffic(comm, MESH_SHARDS).bytes, least = 2 * (n - 1) * (int64_t)bytes / n;
     EXPECT(sent >= least - 2048 && sent <= least + 2048);
     pool_free(&pool);
 }
@@ -309,8 +307,7 @@ static void fill_message(char *host, size_t bytes, int from, int number) {
 }
 
 /* In a ring, MESSAGES to the next rank; the receives are posted in another order than the sends. */
-static void test_messages_in_any_order(void **state) {
-    (void)state;
+static void test_messages_in_any_order(void) {
     enum { MESSAGES = 10 };
     static const size_t sizes[MESSAGES] = {0, 1, 7, 4096, 65536, 100001, 9000000, 3, 5, 64};
     int size = comm_size(comm), rank = comm_rank(comm), next = (rank + 1) % size,
@@ -343,7 +340,7 @@ static void test_messages_in_any_order(void **state) {
         free(want);
     }
     for (int k = 0; k < MESSAGES; k++) EXPECT_OK(comm_wait(comm, sends[k], &err));
-    EXPECT(comm_point_traffic(comm).bytes == total);
+    EXPECT(comm_point_traffic(comm).bytes == total + MESSAGES * COMM_HEADER);
     EXPECT(comm_point_traffic(comm).messages == MESSAGES);
     free(host);
     pool_free(&pool);
@@ -351,8 +348,7 @@ static void test_messages_in_any_order(void **state) {
 
 /* Numbers may go down, and receives be posted in an order that has nothing to do with that of the sends: what
  * a pipeline does that takes microbatches in an order of its own. */
-static void test_numbers_in_any_order(void **state) {
-    (void)state;
+static void test_numbers_in_any_order(void) {
     enum { MESSAGES = 32, BYTES = 9000 };
     int size = comm_size(comm), rank = comm_rank(comm), next = (rank + 1) % size,
         before = (rank + size - 1) % size;
@@ -393,8 +389,7 @@ static void append(void *into, const void *from) {
     for (int i = 0; i < b->count; i++) a->order[a->count++] = b->order[i];
 }
 
-static void test_small(void **state) {
-    (void)state;
+static void test_small(void) {
     int size = comm_size(comm), rank = comm_rank(comm);
     Record r = {1, {rank}};
     EXPECT_OK(comm_combine(comm, &r, sizeof r, append, &err));
@@ -411,8 +406,7 @@ static void test_small(void **state) {
     EXPECT_OK(comm_barrier(comm, &err));
 }
 
-static void test_gather_of_pieces(void **state) {
-    (void)state;
+static void test_gather_of_pieces(void) {
     char mine[64], *all = NULL;
     size_t lengths[64], at = 0;
     memset(mine, 'a' + comm_rank(comm), sizeof mine);
@@ -427,8 +421,7 @@ static void test_gather_of_pieces(void **state) {
     free(all);
 }
 
-static void test_agreement(void **state) {
-    (void)state;
+static void test_agreement(void) {
     Error e = {0};
     int size = comm_size(comm), rank = comm_rank(comm);
     EXPECT(comm_agree(comm, OK, &e) == OK);
@@ -444,13 +437,10 @@ static void test_agreement(void **state) {
     }
 }
 
-static void test_places(void **state) {
-    (void)state;
-    int at[AXES];
-    mesh_coordinates(&mesh, comm_rank(comm), at);
-    for (int a = 0; a < AXES; a++) {
-        EXPECT(comm_axis_rank(comm, (Axis)a) == at[a]);
-        EXPECT(comm_axis_size(comm, (Axis)a) == mesh.degree[a]);
+static void test_places(void) {
+    for (AxisSet set = 0; set < MESH_SETS; set++) {
+        EXPECT(comm_group_rank(comm, set) == mesh_place(&mesh, set, comm_rank(comm)));
+        EXPECT(comm_group_size(comm, set) == mesh_size(&mesh, set));
     }
     EXPECT(comm_local_size(comm) == comm_size(comm) && comm_local_rank(comm) == comm_rank(comm));
     bool done = false;
@@ -470,28 +460,128 @@ static int number_of(const char *name, int otherwise) {
     return getenv(name) ? atoi(getenv(name)) : otherwise;
 }
 
-static int open_all(void **state) {
-    (void)state;
+static void (*const checks[])(void) = {test_places,
+                                       test_all_gather,
+                                       test_sums,
+                                       test_sum_of_sums,
+                                       test_many_under_way,
+                                       test_traffic_is_minimal,
+                                       test_messages_in_any_order,
+                                       test_numbers_in_any_order,
+                                       test_small,
+                                       test_gather_of_pieces,
+                                       test_agreement};
+static const char *const check_names[] = {"places",
+                                          "all-gather",
+                                          "sums",
+                                          "sum of sums",
+                                          "many under way",
+                                          "traffic is minimal",
+                                          "messages in any order",
+                                          "numbers in any order",
+                                          "small ones",
+                                          "gather of pieces",
+                                          "agreement"};
+enum { CHECKS = sizeof checks / sizeof *checks };
+
+/* What a run of checks wants: ranks in a mesh, and what is to go on beside them. */
+typedef struct Shape {
+    int ranks, pp, replicate;
+    bool progress, own_device; /* a progress thread; sums by the program's device */
+    uint64_t seed;             /* of the loopback's delays */
+} Shape;
+
+/* On each rank, once in the life of a Comm. */
+static void join_mesh(const Shape *s) {
+    MeshOptions o = {s->pp, s->replicate, -1, 1, 1, 1};
+    EXPECT_OK(mesh_build(&mesh, &o, comm_size(comm), &err));
     EXPECT_OK(comm_set_mesh(comm, &mesh, &err));
-    if (device_open_cpu(&device, NULL, 1, &err) != OK) return -1;
-    if (number_of("TEST_DEVICE", 0)) comm_set_device(comm, &device);
-    if (number_of("TEST_PROGRESS", 0)) EXPECT_OK(comm_start_progress(comm, &err));
-    return 0;
+    if (s->progress) EXPECT_OK(comm_start_progress(comm, &err));
 }
 
-static int run_checks(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places),
-                                       cmocka_unit_test(test_all_gather),
-                                       cmocka_unit_test(test_sums),
-                                       cmocka_unit_test(test_sum_of_sums),
-                                       cmocka_unit_test(test_many_under_way),
-                                       cmocka_unit_test(test_traffic_is_minimal),
-                                       cmocka_unit_test(test_messages_in_any_order),
-                                       cmocka_unit_test(test_numbers_in_any_order),
-                                       cmocka_unit_test(test_small),
-                                       cmocka_unit_test(test_gather_of_pieces),
-                                       cmocka_unit_test(test_agreement)};
-    return cmocka_run_group_tests(tests, open_all, NULL);
+static void check_rank(const Shape *s, void (*check)(void)) {
+    pool = (Pool){.name = "test"};
+    EXPECT_OK(device_open_cpu(&device, NULL, 1, &err));
+    largest = s->ranks <= 2 || launched_find().by_launcher ? 1500017 : 65537;
+    comm_set_device(comm, s->own_device ? &device : NULL);
+    check();
+    comm_set_device(comm, NULL);
+    device_close(&device);
+}
+
+/* ---- the walk over links ---- */
+
+typedef struct Work {
+    const Shape *shape;
+    void (*check)(void);
+} Work;
+
+/* A new Comm for each check; over MPI, which can be joined once, one for all. */
+static void on_new(Comm *c, void *work) {
+    const Work *w = work;
+    comm = c;
+    join_mesh(w->shape);
+    check_rank(w->shape, w->check);
+}
+
+static void run_alone(const Shape *s, void (*check)(void)) {
+    Comm *c;
+    Error e;
+    assert_int_equal(comm_open_link(&c, NULL, &e), OK);
+    on_new(c, &(Work){s, check});
+    comm_close(c);
+}
+
+static void run_loopback(const Shape *s, void (*check)(void)) {
+    ranks_run(s->ranks, s->seed, on_new, &(Work){s, check});
+}
+
+static Comm *world; /* over MPI */
+static void run_mpi(const Shape *s, void (*check)(void)) { check_rank(s, check); }
+
+static const Shape alone[] = {{.ranks = 1, .pp = 1, .replicate = 1}};
+static const Shape threads[] = {{2, 1, 1, false, false, 0}, {3, 1, 3, false, true, 1},
+                                {4, 2, 2, true, false, 2},  {5, 1, 1, false, false, 3},
+                                {6, 1, 2, false, true, 4},  {8, 2, 2, false, false, 5}};
+static Shape of_environment[1];
+
+static const struct {
+    const char *name;
+    bool launched; /* it is tested by ranks that a launcher started */
+    void (*run)(const Shape *s, void (*check)(void));
+    const Shape *shapes;
+    size_t count;
+} links[] = {{"alone", false, run_alone, alone, 1},
+             {"loopback", false, run_loopback, threads, sizeof threads / sizeof *threads},
+             {"mpi", true, run_mpi, of_environment, 1}};
+enum { LINKS = sizeof links / sizeof *links };
+
+typedef struct Case {
+    size_t link, shape, check;
+    char name[80];
+} Case;
+
+static void run_case(void **state) {
+    const Case *c = *state;
+    links[c->link].run(&links[c->link].shapes[c->shape], checks[c->check]);
+}
+
+static int run_checks(bool launched) {
+    static Case cases[256];
+    static struct CMUnitTest tests[256];
+    size_t count = 0;
+    for (size_t l = 0; l < LINKS; l++)
+        for (size_t s = 0; links[l].launched == launched && s < links[l].count; s++)
+            for (size_t k = 0; k < CHECKS; k++, count++) {
+                const Shape *shape = &links[l].shapes[s];
+                CHECK(count < sizeof tests / sizeof *tests);
+                cases[count] = (Case){.link = l, .shape = s, .check = k};
+                snprintf(cases[count].name, sizeof cases->name, "%s, %d ranks, pp %d, dp_replicate %d: %s",
+                         links[l].name, shape->ranks, shape->pp, shape->replicate, check_names[k]);
+                tests[count] = (struct CMUnitTest){
+                    .name = cases[count].name, .test_func = run_case, .initial_state = &cases[count]};
+            }
+    return _cmocka_run_group_tests("test_comm", tests, count, NULL, NULL);
 }
 
 /* ---- plays ---- */
@@ -609,18 +699,25 @@ int main(int argc, char **argv) {
         if (!err.told) fprintf(stderr, "test_comm: %s\n", err.message);
         return (int)err.code;
     }
+    bool launched = launched_find().by_launcher;
+    Shape here = {comm_size(comm),
+                  number_of("TEST_PP", 1),
+                  number_of("TEST_REPLICATE", 1),
+                  number_of("TEST_PROGRESS", 0),
+                  number_of("TEST_DEVICE", 0),
+                  0};
     /* One report is enough. */
     if (comm_rank(comm) != 0 && !freopen("/dev/null", "w", stdout)) return 1;
-    MeshOptions o = {number_of("TEST_PP", 1), number_of("TEST_REPLICATE", 1), -1, 1, 1, 1};
-    if (mesh_build(&mesh, &o, comm_size(comm), &err) != OK) comm_fail(comm, &err);
+    world = comm;
+    of_environment[0] = here;
     if (argc > 2 && strcmp(argv[1], "play") == 0) {
         ErrorCode code = play(argv[2], argv + 3);
         if (code != OK) comm_report(comm, &err);
         comm_close(comm);
         return (int)code;
     }
-    int failed = run_checks();
-    device_close(&device);
-    comm_close(comm);
+    if (launched) join_mesh(&here);
+    int failed = run_checks(launched);
+    comm_close(world);
     return failed ? 1 : 0;
 }

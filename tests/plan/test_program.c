@@ -9,6 +9,7 @@
 
 #include "plan/draw.h"
 #include "plan/memory.h"
+#include "comm/comm.h"
 #include "plan/program.h"
 #include "support/optimizers.h"
 
@@ -338,7 +339,7 @@ static void test_traffic_is_counted(void **state) {
     Case pipe = {.pp = 2, .replicas = 1, .shards = 1, .microbatches = 5, .layers = 3, .schedule = "1f1b"};
     Model small = small_model(&pipe);
     assert_int_equal(traffic(&pipe).bytes[AXIS_PP],
-                     5 * boundary_bytes(&small)); /* rank 0 sends activations only */
+                     5 * (boundary_bytes(&small) + COMM_HEADER)); /* rank 0 sends activations only */
     model_free(&small);
 }
 
@@ -408,7 +409,7 @@ static void check_windows(const Case *c, const Lowered *l, int rank) {
     Error err = {0};
     Simulation timing;
     Timeline t;
-    int pipe = l->partition.at[AXIS_PP], gathers = 0, sums = 0;
+    int pipe = l->partition.pipe, gathers = 0, sums = 0;
     double first_open = -1, first_pass;
     StageCost units[32];
     for (int u = 0; u < l->model.table.units; u++) units[u] = (StageCost){1, 1, 1};

@@ -23,8 +23,10 @@ function complain(why) { print $1 ":" $2 ": " why; failures++ }
         else if (rank[target[1]] > rank[from]) complain(from "/ may not include " quoted[2] ": includes point down only")
     } else if (header ~ /dnnl|immintrin|cuda|cublas/ && from != "device") {
         complain("only device/ may include " header)
-    } else if (header ~ /[</]mpi\.h|nccl/ && from != "comm") {
-        complain("only comm/ may include " header)
+    } else if (header ~ /[<\/]mpi\.h/ && $1 !~ "^src/comm/mpi/") {
+        complain("only comm/mpi/ may include " header)
+    } else if (header ~ /nccl/ && $1 !~ "^src/comm/nccl/") {
+        complain("only comm/nccl/ may include " header)
     }
 }
 END {
@@ -42,5 +44,6 @@ mkdir -p "$bad/src/attic"
 printf '#include "cli/cli.h"\n' >"$bad/src/base/zz1.c"
 printf '#  include <mpi.h>\n#include <oneapi/dnnl/dnnl.h>\n#include "error.h"\n' >"$bad/src/model/zz2.c"
 printf '#include <stdio.h>\n' >"$bad/src/attic/zz3.c"
-found=$(bash "$0" "$bad" | grep -c '/zz[123]\.c:' || true)
-[ "$found" -eq 5 ] || { echo "the check finds $found of 5 planted violations"; exit 1; }
+printf '#include <mpi.h>\n' >"$bad/src/comm/zz4.c"
+found=$(bash "$0" "$bad" | grep -c '/zz[1234]\.c:' || true)
+[ "$found" -eq 6 ] || { echo "the check finds $found of 6 planted violations"; exit 1; }

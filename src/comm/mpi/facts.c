@@ -1,3 +1,4 @@
+/* What MPI says of itself. */
 #include "comm/facts.h"
 
 #include <mpi.h>
@@ -15,3 +16,11 @@ char *comm_library_name(char *out, size_t size) {
 }
 
 const char *comm_launcher(void) { return WEFT_MPIRUN; }
+
+bool comm_is_open_mpi(void) {
+#ifdef OPEN_MPI
+    return true;
+#else
+    return false;
+#endif
+}

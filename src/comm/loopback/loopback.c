@@ -1,0 +1,281 @@
+/* A link among the threads of one process.
+ *
+ * A post is in one list of its rank at a time:
+ *
+ *     (unused) --post--> held --end--> sends or receives --match--> ended --finished, test--> (unused)
+ *
+ * held: between begin and end. Lists are in the order of posting, so that the k-th send meets the k-th receive. One
+ * mutex guards the hub; who posts the second half of a pair copies. */
+#include "comm/loopback/loopback.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/text.h"
+
+enum { TOO_LONG = 1, LONGEST_DELAY = 5 /* looks */ };
+
+typedef struct Post {
+    LinkPost post; /* peer: a rank of the hub, or LINK_ANY */
+    char *data;
+    bool sends;
+    LinkEnd end;
+    int delay; /* looks until the end is told */
+    struct Post *next;
+} Post;
+
+typedef struct List {
+    Post *first, *last;
+} List;
+
+typedef struct Endpoint {
+    Link link;
+    Loopback *hub;
+    int joins, grouped; /* grouped: inside begin and end */
+    Post *posts;        /* [events] */
+    List held, sends, receives, ended;
+    uint64_t told; /* posts that ended so far: draws delays */
+} Endpoint;
+
+/* A rank's part in the k-th join, and what came of it: the hub's ranks at the places of its channel. */
+typedef struct Seat {
+    int colour, place;
+    int *members; /* [ranks] */
+} Seat;
+
+struct Loopback {
+    pthread_mutex_t mutex;
+    pthread_cond_t joined;
+    int ranks;
+    uint64_t seed;
+    int arrived[LINK_CHANNELS];
+    Seat *seats[LINK_CHANNELS]; /* [ranks] each */
+    Endpoint *ends;             /* [ranks] */
+};
+
+/* ---- lists ---- */
+
+static void append(List *l, Post *p) {
+    p->next = NULL;
+    if (l->last) {
+        l->last->next = p;
+    } else {
+        l->first = p;
+    }
+    l->last = p;
+}
+
+/* before: NULL for the first. */
+static void take_out(List *l, Post *before, Post *p) {
+    if (before) {
+        before->next = p->next;
+    } else {
+        l->first = p->next;
+    }
+    if (l->last == p) l->last = before;
+}
+
+/* ---- meeting ---- */
+
+static bool meet(const Post *a, int rank_a, const Post *b, int rank_b) {
+    return a->post.channel == b->post.channel && a->post.tag == b->post.tag &&
+           (a->post.peer == rank_b || a->post.peer == LINK_ANY) &&
+           (b->post.peer == rank_a || b->post.peer == LINK_ANY);
+}
+
+static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
+    uint64_t seed = e->hub->seed;
+    p->end = (LinkEnd){.event = p->post.event, .error = error, .bytes = bytes};
+    p->delay = seed ? (int)(rng_u64(seed + (uint64_t)e->link.rank, e->told++) % LONGEST_DELAY) : 0;
+    append(&e->ended, p);
+}
+
+static void move(Endpoint *from, Post *send, Endpoint *to, Post *receive) {
+    bool fits = send->post.bytes <= receive->post.bytes;
+    size_t bytes = fits ? send->post.bytes : receive->post.bytes;
+    if (bytes) memcpy(receive->data, send->data, bytes);
+    tell(from, send, send->post.bytes, LINK_OK);
+    tell(to, receive, send->post.bytes, fits ? LINK_OK : TOO_LONG);
+}
+
+/* Looks for the other half of `p` at rank `other`. */
+static bool match_at(Endpoint *e, Post *p, int other) {
+    Endpoint *o = &e->hub->ends[other];
+    List *l = p->sends ? &o->receives : &o->sends;
+    for (Post *before = NULL, *q = l->first; q; before = q, q = q->next) {
+        if (!meet(p, e->link.rank, q, other)) continue;
+        take_out(l, before, q);
+        if (p->sends) {
+            move(e, p, o, q);
+        } else {
+            move(o, q, e, p);
+        }
+        return true;
+    }
+    return false;
+}
+
+static void publish(Endpoint *e, Post *p) {
+    bool any = p->post.peer == LINK_ANY;
+    for (int other = any ? 0 : p->post.peer; other < (any ? e->hub->ranks : p->post.peer + 1); other++)
+        if (match_at(e, p, other)) return;
+    append(p->sends ? &e->sends : &e->receives, p);
+}
+
+/* ---- the link ---- */
+
+static int *members_of(Loopback *hub, int channel, int colour, int size) {
+    int *members = mem_alloc_array((size_t)size, sizeof *members);
+    for (int r = 0; r < hub->ranks; r++) {
+        const Seat *s = &hub->seats[channel][r];
+        if (s->colour == colour) members[s->place] = r;
+    }
+    return members;
+}
+
+static int join(Link *link, int colour, int place, int size, int *channel) {
+    Endpoint *e = (Endpoint *)link;
+    Loopback *hub = e->hub;
+    int k = *channel = e->joins++;
+    CHECK(k < LINK_CHANNELS);
+    pthread_mutex_lock(&hub->mutex);
+    Seat *seat = &hub->seats[k][link->rank];
+    *seat = (Seat){.colour = colour, .place = place};
+    hub->arrived[k]++;
+    pthread_cond_broadcast(&hub->joined);
+    while (hub->arrived[k] < hub->ranks) pthread_cond_wait(&hub->joined, &hub->mutex);
+    seat->members = members_of(hub, k, colour, size);
+    pthread_mutex_unlock(&hub->mutex);
+    return LINK_OK;
+}
+
+static int post(Endpoint *e, const LinkPost *what, char *data, bool sends) {
+    Loopback *hub = e->hub;
+    pthread_mutex_lock(&hub->mutex);
+    Post *p = &e->posts[what->event];
+    *p = (Post){.post = *what, .data = data, .sends = sends};
+    if (what->peer != LINK_ANY) p->post.peer = hub->seats[what->channel][e->link.rank].members[what->peer];
+    if (e->grouped) {
+        append(&e->held, p);
+    } else {
+        publish(e, p);
+    }
+    pthread_mutex_unlock(&hub->mutex);
+    return LINK_OK;
+}
+
+static int post_send(Link *link, const LinkPost *p, const void *data) {
+    return post((Endpoint *)link, p, (char *)(uintptr_t)data, true);
+}
+static int post_receive(Link *link, const LinkPost *p, void *data) {
+    return post((Endpoint *)link, p, data, false);
+}
+
+static void begin(Link *link) { ((Endpoint *)link)->grouped++; }
+
+static void end(Link *link) {
+    Endpoint *e = (Endpoint *)link;
+    CHECK(e->grouped > 0);
+    if (--e->grouped) return;
+    pthread_mutex_lock(&e->hub->mutex);
+    for (Post *p; (p = e->held.first);) {
+        take_out(&e->held, NULL, p);
+        publish(e, p);
+    }
+    pthread_mutex_unlock(&e->hub->mutex);
+}
+
+static int finished(Link *link, LinkEnd *ends, int most, int *error) {
+    Endpoint *e = (Endpoint *)link;
+    int count = 0;
+    (void)error;
+    pthread_mutex_lock(&e->hub->mutex);
+    for (Post *before = NULL, *p = e->ended.first, *next; p && count < most; p = next) {
+        next = p->next;
+        if (p->delay-- > 0) {
+            before = p;
+            continue;
+        }
+        take_out(&e->ended, before, p);
+        ends[count++] = p->end;
+    }
+    pthread_mutex_unlock(&e->hub->mutex);
+    return count;
+}
+
+static bool test(Link *link, int event, LinkEnd *out) {
+    Endpoint *e = (Endpoint *)link;
+    Post *before = NULL, *p;
+    pthread_mutex_lock(&e->hub->mutex);
+    for (p = e->ended.first; p && p->end.event != event; p = p->next) before = p;
+    if (p) {
+        take_out(&e->ended, before, p);
+        *out = p->end;
+    }
+    pthread_mutex_unlock(&e->hub->mutex);
+    return p != NULL;
+}
+
+static void explain(int error, char *out, size_t size) {
+    snprintf(out, size, "%s", error == TOO_LONG ? "the message is longer than was expected" : "no error");
+}
+
+static void abort_all(Link *link, int status) {
+    (void)link;
+    _exit(status);
+}
+
+static void close_link(Link *link) {
+    Endpoint *e = (Endpoint *)link;
+    pthread_mutex_lock(&e->hub->mutex);
+    e->held = e->sends = e->receives = e->ended = (List){0};
+    pthread_mutex_unlock(&e->hub->mutex);
+}
+
+/* ---- the hub ---- */
+
+static const LinkKind loopback = {.name = "loopback",
+                                  .join = join,
+                                  .send = post_send,
+                                  .receive = post_receive,
+                                  .begin = begin,
+                                  .end = end,
+                                  .finished = finished,
+                                  .test = test,
+                                  .explain = explain,
+                                  .abort = abort_all,
+                                  .close = close_link};
+
+Loopback *loopback_new(int ranks, int events, uint64_t seed) {
+    Loopback *hub = mem_alloc(sizeof *hub);
+    *hub =
+        (Loopback){.ranks = ranks, .seed = seed, .ends = mem_alloc_array((size_t)ranks, sizeof *hub->ends)};
+    pthread_mutex_init(&hub->mutex, NULL);
+    pthread_cond_init(&hub->joined, NULL);
+    for (int k = 0; k < LINK_CHANNELS; k++)
+        hub->seats[k] = mem_alloc_array((size_t)ranks, sizeof *hub->seats[k]);
+    for (int r = 0; r < ranks; r++)
+        hub->ends[r] = (Endpoint){.link = {&loopback, r, ranks, r, ranks, INT64_C(1) << 30},
+                                  .hub = hub,
+                                  .posts = mem_alloc_array((size_t)events, sizeof(Post))};
+    return hub;
+}
+
+void loopback_free(Loopback *hub) {
+    for (int r = 0; r < hub->ranks; r++) free(hub->ends[r].posts);
+    for (int k = 0; k < LINK_CHANNELS; k++) {
+        for (int r = 0; r < hub->ranks; r++) free(hub->seats[k][r].members);
+        free(hub->seats[k]);
+    }
+    pthread_mutex_destroy(&hub->mutex);
+    pthread_cond_destroy(&hub->joined);
+    free(hub->ends);
+    free(hub);
+}
+
+Link *loopback_link(Loopback *hub, int rank) { return &hub->ends[rank].link; }

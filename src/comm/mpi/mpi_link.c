@@ -1,0 +1,223 @@
+/* A link over MPI: a channel is a communicator, a post is a request.
+ *
+ * Open requests stand in one dense array, so that one MPI_Testsome looks at all of them; where[event] is an event's
+ * place in it, or -1. MPI is used by several threads in turn (MPI_THREAD_SERIALIZED): the Comm's mutex sees to it. */
+#include "comm/mpi/mpi_link.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/text.h"
+
+typedef struct MpiLink {
+    Link link;
+    MPI_Comm channels[LINK_CHANNELS];
+    int channel_count, open, events;
+    MPI_Request *requests; /* [events], the first `open` are */
+    int *event;            /* [events] of each request */
+    int *where;            /* [events] */
+    bool *receives;        /* [events] by event */
+    MPI_Status *statuses;
+    int *indices;
+} MpiLink;
+
+/* ---- opening ---- */
+
+static ErrorCode check_mpi(int code, const char *what, Error *err) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    if (code == MPI_SUCCESS) return OK;
+    MPI_Error_string(code, text, &length);
+    return error_set(err, ERR_PEER, "%s: %s", what, text);
+}
+
+static ErrorCode find_tags(MpiLink *m, Error *err) {
+    int *limit = NULL, found = 0;
+    TRY(check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found), "asking for the largest tag",
+                  err));
+    for (m->link.tags = 1; found && 2 * m->link.tags - 1 <= *limit;) m->link.tags *= 2;
+    if (m->link.tags >= 1 << 18) return OK;
+    return error_set(err, ERR_UNAVAILABLE, "this MPI library has tags up to %d only; at least %d are needed",
+                     found ? *limit : 0, (1 << 18) - 1);
+}
+
+static ErrorCode find_places(MpiLink *m, Error *err) {
+    MPI_Comm local;
+    Link *l = &m->link;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    TRY(check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &l->rank), "asking for the rank", err));
+    TRY(check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &l->size), "asking for the number of ranks", err));
+    TRY(check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &local),
+                  "finding the ranks of this machine", err));
+    MPI_Comm_rank(local, &l->local_rank);
+    MPI_Comm_size(local, &l->local_size);
+    MPI_Comm_free(&local);
+    return find_tags(m, err);
+}
+
+static void allocate(MpiLink *m, int events) {
+    size_t n = (size_t)events;
+    m->events = events;
+    m->requests = mem_alloc_array(n, sizeof *m->requests);
+    m->event = mem_alloc_array(n, sizeof *m->event);
+    m->where = mem_alloc_array(n, sizeof *m->where);
+    m->receives = mem_alloc_array(n, sizeof *m->receives);
+    m->statuses = mem_alloc_array(n, sizeof *m->statuses);
+    m->indices = mem_alloc_array(n, sizeof *m->indices);
+}
+
+/* ---- channels ---- */
+
+static int join(Link *link, int colour, int place, int size, int *channel) {
+    MpiLink *m = (MpiLink *)link;
+    (void)size; /* MPI counts for itself */
+    CHECK(m->channel_count < LINK_CHANNELS);
+    MPI_Comm *c = &m->channels[ *channel = m->channel_count++];
+    int code = MPI_Comm_split(MPI_COMM_WORLD, colour, place, c);
+    if (code == MPI_SUCCESS) MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN);
+    return code;
+}
+
+/* ---- posts ---- */
+
+static int add(MpiLink *m, int event, bool receives, int code) {
+    if (code != MPI_SUCCESS) return code;
+    CHECK(event >= 0 && event < m->events);
+    m->receives[event] = receives;
+    m->event[m->open] = event;
+    m->where[event] = m->open++;
+    return LINK_OK;
+}
+
+static int post_send(Link *link, const LinkPost *p, const void *data) {
+    MpiLink *m = (MpiLink *)link;
+    return add(m, p->event, false,
+               MPI_Isend(data, (int)p->bytes, MPI_BYTE, p->peer, (int)p->tag, m->channels[p->channel],
+                         &m->requests[m->open]));
+}
+
+static int post_receive(Link *link, const LinkPost *p, void *data) {
+    MpiLink *m = (MpiLink *)link;
+    int peer = p->peer == LINK_ANY ? MPI_ANY_SOURCE : p->peer;
+    return add(m, p->event, true,
+               MPI_Irecv(data, (int)p->bytes, MPI_BYTE, peer, (int)p->tag, m->channels[p->channel],
+                         &m->requests[m->open]));
+}
+
+/* MPI lets each message go when it is posted. */
+static void begin(Link *link) { (void)link; }
+static void end(Link *link) { (void)link; }
+
+/* ---- ends ---- */
+
+static LinkEnd end_of(const MpiLink *m, int at, int error, const MPI_Status *status) {
+    LinkEnd e = {.event = m->event[at], .error = error};
+    int count = 0;
+    if (error == LINK_OK && m->receives[e.event]) MPI_Get_count(status, MPI_BYTE, &count);
+    e.bytes = (size_t)count;
+    return e;
+}
+
+/* The last request moves into the gap. */
+static void take_out(MpiLink *m, int at) {
+    int last = --m->open;
+    m->requests[at] = m->requests[last];
+    m->event[at] = m->event[last];
+    m->where[m->event[at]] = at;
+}
+
+static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+/* Gaps are filled from the end, so that no open request is lost. What MPI says of a failed set, it says in the
+ * statuses; MPI_ERR_PENDING there means neither. */
+static int finished(Link *link, LinkEnd *ends, int most, int *error) {
+    MpiLink *m = (MpiLink *)link;
+    int count = 0, told = 0, looked = m->open < most ? m->open : most;
+    if (looked == 0) return 0;
+    int code = MPI_Testsome(looked, m->requests, &count, m->indices, m->statuses);
+    if (count == MPI_UNDEFINED) count = 0;
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return *error = code, -1;
+    for (int i = 0; i < count; i++) {
+        int failed = code == MPI_ERR_IN_STATUS ? m->statuses[i].MPI_ERROR : MPI_SUCCESS;
+        ends[told++] =
+            end_of(m, m->indices[i], failed == MPI_ERR_PENDING ? MPI_SUCCESS : failed, &m->statuses[i]);
+    }
+    qsort(m->indices, (size_t)count, sizeof *m->indices, compare_ints);
+    for (int i = count - 1; i >= 0; i--) take_out(m, m->indices[i]);
+    return told;
+}
+
+static bool test(Link *link, int event, LinkEnd *out) {
+    MpiLink *m = (MpiLink *)link;
+    MPI_Status status;
+    int come = 0, at = m->where[event];
+    if (MPI_Test(&m->requests[at], &come, &status) != MPI_SUCCESS || !come) return false;
+    *out = end_of(m, at, MPI_SUCCESS, &status);
+    take_out(m, at);
+    return true;
+}
+
+static void explain(int error, char *out, size_t size) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(error, text, &length);
+    snprintf(out, size, "%s", text);
+}
+
+/* ---- closing ---- */
+
+static void abort_all(Link *link, int status) {
+    (void)link;
+    MPI_Abort(MPI_COMM_WORLD, status);
+}
+
+static void close_link(Link *link) {
+    MpiLink *m = (MpiLink *)link;
+    for (int i = 0; i < m->open; i++) {
+        MPI_Cancel(&m->requests[i]);
+        MPI_Request_free(&m->requests[i]);
+    }
+    for (int i = 0; i < m->channel_count; i++)
+        if (m->channels[i] != MPI_COMM_NULL) MPI_Comm_free(&m->channels[i]);
+    MPI_Finalize();
+    free(m->requests);
+    free(m->event);
+    free(m->where);
+    free(m->receives);
+    free(m->statuses);
+    free(m->indices);
+    free(m);
+}
+
+static const LinkKind mpi = {.name = "mpi",
+                             .join = join,
+                             .send = post_send,
+                             .receive = post_receive,
+                             .begin = begin,
+                             .end = end,
+                             .finished = finished,
+                             .test = test,
+                             .explain = explain,
+                             .abort = abort_all,
+                             .close = close_link};
+
+ErrorCode mpi_link_open(Link **link, int events, const char *variable, Error *err) {
+    int provided = 0, initialised = 0;
+    MPI_Initialized(&initialised);
+    CHECK(!initialised);
+    *link = NULL;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
+        return error_set(err, ERR_UNAVAILABLE,
+                         "MPI could not be initialised, though %s says that a launcher started this process",
+                         variable);
+    MpiLink *m = mem_alloc(sizeof *m);
+    *m = (MpiLink){.link = {.kind = &mpi}};
+    *link = &m->link;
+    allocate(m, events);
+    TRY(find_places(m, err));
+    if (provided < MPI_THREAD_SERIALIZED)
+        return error_set(err, ERR_UNAVAILABLE,
+                         "this MPI library cannot be used by several threads, not even in turn");
+    return OK;
+}

@@ -1,0 +1,48 @@
+/* Ranks as threads of a test: a test declares how many it wants. */
+#ifndef WEFT_TESTS_RANKS_H
+#define WEFT_TESTS_RANKS_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "comm/comm.h"
+#include "comm/loopback/loopback.h"
+
+typedef struct TestRank {
+    Link *link;
+    void (*body)(Comm *comm, void *context);
+    void *context;
+} TestRank;
+
+static void *test_rank_main(void *argument) {
+    TestRank *r = argument;
+    Comm *comm;
+    Error err = {.message = ""};
+    if (comm_open_link(&comm, r->link, &err) != OK) {
+        fprintf(stderr, "%s\n", err.message);
+        exit(1);
+    }
+    r->body(comm, r->context);
+    comm_close(comm);
+    return NULL;
+}
+
+/* Runs body on so many ranks over the loopback and waits for their end. seed: comm/loopback. A rank that fails
+ * calls comm_fail, which ends the test. */
+static void ranks_run(int ranks, uint64_t seed, void (*body)(Comm *comm, void *context), void *context) {
+    Loopback *hub = loopback_new(ranks, COMM_EVENTS, seed);
+    pthread_t *threads = calloc((size_t)ranks, sizeof *threads);
+    TestRank *all = calloc((size_t)ranks, sizeof *all);
+    for (int r = 0; r < ranks; r++) {
+        all[r] = (TestRank){loopback_link(hub, r), body, context};
+        if (pthread_create(&threads[r], NULL, test_rank_main, &all[r]) != 0) abort();
+    }
+    for (int r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
+    loopback_free(hub);
+    free(threads);
+    free(all);
+}
+
+#endif
