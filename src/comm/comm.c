@@ -186,10 +186,10 @@ int comm_group_size(Comm *c, AxisSet set) { return group_of(c, set)->size; }
 static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float) : sizeof(int64_t); }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes of a bucket: a message, less for many ranks, whose shares are kept until they are added up. Depends
- * on what all ranks know, since all must cut alike. */
-static size_t bucket_of(int ranks, size_t stride) {
-    size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(ranks > 1 ? ranks - 1 : 1), 4096);
+/* Bytes of a bucket: a message, less where many shares are kept until they are added up. Depends on what all ranks
+ * know, since all must cut alike. arrivals: shares of other ranks, at most. */
+static size_t bucket_of(int arrivals, size_t stride) {
+    size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(arrivals > 1 ? arrivals : 1), 4096);
     if (most < 65536) most = 65536;
     if (most > PIECE_MAX) most = PIECE_MAX;
     stride = round_up(stride, POOL_ALIGN);
@@ -202,23 +202,52 @@ static int64_t reduce_part(int ranks, int64_t count) {
     return (int64_t)round_up((size_t)part, POOL_ALIGN);
 }
 
+/* What an outer step takes in, over all its ranks: as many sums as the runs have blocks. */
+static int outer_sums(int inner, int outer) {
+    int count = 0;
+    for (int p = 0; p < outer; p++) count += tree_blocks(inner * outer, (TreeBlock){p * inner, inner}, NULL);
+    return count;
+}
+
+/* Integers add up to the same whatever the order, and so do blocks of the tree. */
+static bool is_split(int inner, int outer, CommType type) {
+    return type == COMM_F32 && outer > 1 && (inner & (inner - 1)) != 0;
+}
+
+static size_t workspace_of(int arrivals, size_t stride) {
+    return arrivals > 0 ? 2 * (size_t)arrivals * bucket_of(arrivals, stride) : 0;
+}
+
 size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count) {
-    return 2 * (size_t)(ranks - 1) * bucket_of(ranks, (size_t)count * type_bytes(type));
+    return workspace_of(ranks - 1, (size_t)count * type_bytes(type));
+}
+
+size_t comm_sum_outer_workspace(int inner, int outer, CommType type, int64_t count) {
+    int sums = is_split(inner, outer, type) ? outer_sums(inner, outer) : outer;
+    return workspace_of(sums - 1, (size_t)reduce_part(outer, count) * type_bytes(type));
 }
 
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
-    return comm_reduce_scatter_workspace(ranks, type, reduce_part(ranks, count));
+    return comm_sum_outer_workspace(1, ranks, type, count);
+}
+
+/* Elements of part p. */
+static int64_t elements_of(int ranks, int64_t count, int p) {
+    int64_t part = reduce_part(ranks, count), left = count - p * part;
+    return left < 0 ? 0 : left < part ? left : part;
+}
+
+int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count) {
+    int64_t sums = is_split(inner, outer, type)
+                       ? tree_blocks(inner * outer, (TreeBlock){place * inner, inner}, NULL)
+                       : 1;
+    int64_t own = elements_of(outer, count, place);
+    return (int64_t)type_bytes(type) * (sums * (count - own) + (outer - 1) * own);
 }
 
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     Device *d = c->device ? c->device : &c->own;
     if (to != from && bytes) OP(d, OP_UPLOAD, upload, to, from, bytes);
-}
-
-static void set_streams(Op *op, bool reduces, bool gathers) {
-    int64_t items = op->buckets * (op->group->size - 1);
-    if (reduces) op->streams[REDUCE_SEND].items = op->streams[REDUCE_RECV].items = items;
-    if (gathers) op->streams[GATHER_SEND].items = op->streams[GATHER_RECV].items = items;
 }
 
 static void enqueue(Group *g, Op *op) {
@@ -228,23 +257,30 @@ static void enqueue(Group *g, Op *op) {
     *at = op;
 }
 
-static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_t total) {
+/* arrivals: shares of one bucket that come from others. */
+static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_t total, int arrivals) {
     Op *op = op_begin(c, kind);
     if (!op) return NULL;
     op->group = g;
     op->stride = stride;
     op->total = total;
-    op->bucket = bucket_of(g->size, stride);
+    op->bucket = bucket_of(arrivals, stride);
     op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
     op->turn = g->started++;
-    set_streams(op, kind != OP_ALL_GATHER, kind != OP_REDUCE_SCATTER);
     enqueue(g, op);
     return op;
+}
+
+static void set_streams(Op *op) {
+    bool reduces = op->kind != OP_ALL_GATHER, gathers = op->kind != OP_REDUCE_SCATTER;
+    if (reduces) stream_items(op, REDUCE_SEND), stream_items(op, REDUCE_RECV);
+    if (gathers) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
 }
 
 /* Lets the first messages go and hands out the handle; 0 when it has already ended. */
 static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
     if (op) {
+        if (op->group) set_streams(op);
         *handle = op_handle(c, op);
         transfer_progress(c, c->device ? c->device : &c->own);
         if (op_ended(c, *handle)) *handle = 0;
@@ -271,9 +307,30 @@ ErrorCode comm_all_gather(Comm *c, AxisSet set, const void *mine, void *all, siz
     CHECK(size_multiply((size_t)g->size, bytes, &total));
     copy(c, (char *)all + (size_t)g->rank * bytes, mine, bytes);
     Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_GATHER, g, bytes, total))) {
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_GATHER, g, bytes, total, g->size - 1))) {
         op->source = mine;
         op->target = all;
+    }
+    return launch(c, op, handle, err);
+}
+
+/* outer NULL: the group is the whole sum. */
+static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const void *in,
+                                void *out, int64_t count, void *workspace, CommHandle *handle, Error *err) {
+    size_t bytes, total;
+    CHECK(count >= 0 && size_multiply((size_t)count, type_bytes(type), &bytes) &&
+          size_multiply((size_t)g->size, bytes, &total));
+    if (g->size == 1) copy(c, out, in, bytes);
+    Op *op = NULL;
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_REDUCE_SCATTER, g, bytes, total, g->size - 1))) {
+        op->type = type;
+        op->source = in;
+        op->target = out;
+        op->workspace = workspace;
+        if (outer && is_split(g->size, outer->size, type)) {
+            op->leaves = g->size * outer->size, op->run = g->size, op->first = outer->rank * g->size;
+            op->own = g->rank, op->parts = (char *)(uintptr_t)in, op->share = bytes;
+        }
     }
     return launch(c, op, handle, err);
 }
@@ -281,17 +338,27 @@ ErrorCode comm_all_gather(Comm *c, AxisSet set, const void *mine, void *all, siz
 ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *in, void *out, int64_t count,
                               void *workspace, CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
-    Group *g = group_of(c, set);
-    size_t bytes, total;
-    CHECK(count >= 0 && size_multiply((size_t)count, type_bytes(type), &bytes) &&
-          size_multiply((size_t)g->size, bytes, &total));
-    if (g->size == 1) copy(c, out, in, bytes);
+    return reduce_scatter(c, group_of(c, set), NULL, type, in, out, count, workspace, handle, err);
+}
+
+/* inner NULL: the group is the whole sum, and `parts` its data; else the [inner, count] of the step before. */
+static ErrorCode all_reduce(Comm *c, Group *g, const Group *inner, CommType type, void *parts, int64_t count,
+                            void *workspace, CommHandle *handle, Error *err) {
+    size_t bytes, stride = (size_t)reduce_part(g->size, count) * type_bytes(type);
+    CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, type_bytes(type), &bytes));
+    bool split = inner && is_split(inner->size, g->size, type);
+    int arrivals = (split ? outer_sums(inner->size, g->size) : g->size) - 1;
+    char *data = (char *)parts + (inner ? (size_t)inner->rank * bytes : 0);
     Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_REDUCE_SCATTER, g, bytes, total))) {
+    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, g, stride, bytes, arrivals))) {
         op->type = type;
-        op->source = in;
-        op->target = out;
+        op->source = data;
+        op->target = data;
         op->workspace = workspace;
+        if (split) {
+            op->leaves = inner->size * g->size, op->run = inner->size;
+            op->own = inner->rank, op->parts = parts, op->share = bytes;
+        }
     }
     return launch(c, op, handle, err);
 }
@@ -299,18 +366,30 @@ ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *i
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64_t count, void *workspace,
                           CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
-    Group *g = group_of(c, set);
-    size_t bytes;
-    CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, type_bytes(type), &bytes));
-    Op *op = NULL;
-    size_t stride = (size_t)reduce_part(g->size, count) * type_bytes(type);
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, g, stride, bytes))) {
-        op->type = type;
-        op->source = data;
-        op->target = data;
-        op->workspace = workspace;
-    }
-    return launch(c, op, handle, err);
+    return all_reduce(c, group_of(c, set), NULL, type, data, count, workspace, handle, err);
+}
+
+/* ---- one sum in two steps ---- */
+
+/* Runs of the whole group's ranks: inner axes vary fastest. */
+static void check_order(AxisSet inner, AxisSet outer) {
+    CHECK(outer < (inner & (~inner + 1)) || !inner || !outer);
+}
+
+ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, void *parts, int64_t count,
+                         void *workspace, CommHandle *handle, Error *err) {
+    check_order(inner, outer);
+    TRY(enter(c, handle, err));
+    Group *g = group_of(c, inner);
+    char *mine = (char *)parts + (size_t)g->rank * (size_t)count * type_bytes(type);
+    return reduce_scatter(c, g, group_of(c, outer), type, parts, mine, count, workspace, handle, err);
+}
+
+ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, void *parts, int64_t count,
+                         void *workspace, CommHandle *handle, Error *err) {
+    check_order(inner, outer);
+    TRY(enter(c, handle, err));
+    return all_reduce(c, group_of(c, outer), group_of(c, inner), type, parts, count, workspace, handle, err);
 }
 
 /* ---- messages ---- */

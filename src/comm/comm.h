@@ -11,10 +11,10 @@
  *     allocated by operations after comm_set_mesh, but for a record of comm_combine larger than any before, and
  *     what comm_gather returns.
  *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the
- *     group (blocks split at the largest power of two below their size), so that over aligned groups whose
- *     size is a power of two, a sum of sums has the bits of the whole sum. Integer sums are exact (modulo 2^64).
+ *     group (comm/tree.h), in one step or in two. Integer sums are exact (modulo 2^64).
  *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or
- *     a reduce-scatter, twice that in an all-reduce.
+ *     a reduce-scatter, twice that in an all-reduce. The outer step of a sum in two steps is an all-reduce that
+ *     sends more only where the tree needs it.
  *  5. The first failure stays: every later call returns it. A failure of one rank is made the failure of
  *     all by comm_agree (while everyone takes part, as in setup) or comm_fail (while others may be
  *     waiting).
@@ -83,12 +83,25 @@ ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *i
 /* data = sum over ranks of their data. */
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
                           void *workspace, CommHandle *handle, Error *err);
+/* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be some time
+ * apart: comm_sum_inner leaves this rank's share of the sum over inner, comm_sum_outer makes it the sum over both.
+ * Then parts[place in inner] has the bits of one sum over inner | outer; the other parts are used up from the first
+ * step on. Where the groups of inner are no blocks of the canonical tree (a size that is no power of two), the inner
+ * step leaves several sums, and the outer one sends them all: comm_sum_outer_traffic. */
+ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type,
+                         void *parts /* [size of inner, count] */, int64_t count, void *workspace,
+                         CommHandle *handle, Error *err);
+ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type,
+                         void *parts /* [size of inner, count] */, int64_t count, void *workspace,
+                         CommHandle *handle, Error *err);
 /* Bytes of tensor memory that an operation needs while it is under way, for a group of `ranks`. Operations of
  * one group may share a workspace: the later then waits for the earlier. With two in turn nothing is lost:
  * COMM_TURNS of a group move at a time. */
 enum { COMM_TURNS = 2 };
 size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count);
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count);
+/* Of comm_sum_outer; comm_sum_inner needs that of a reduce-scatter. */
+size_t comm_sum_outer_workspace(int inner, int outer, CommType type, int64_t count);
 
 /* What a message is: of which kind, for which stage, and its running number (step * microbatches +
  * microbatch). Sends and receives may come in any order. Under way between two ranks may be messages of one
@@ -174,5 +187,7 @@ void comm_reset_traffic(Comm *c);
 /* Payload bytes that one rank of a group sends: what the counters must show. part: bytes of a rank's part
  * (all-gather, reduce-scatter). */
 static inline int64_t comm_part_traffic(int ranks, int64_t part) { return (ranks - 1) * part; }
+/* Of comm_sum_outer, at one place of the outer group; inner 1: of an all-reduce. */
+int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count);
 
 #endif

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "comm/link.h"
+#include "comm/tree.h"
 
 enum {
     OPS_MAX = 4096, /* operations under way at a time */
@@ -32,7 +33,7 @@ typedef struct Group {
 
 /* A sequence of messages posted in order, of which at most WINDOW are open. */
 typedef struct Stream {
-    int64_t items;
+    int64_t items, per_bucket;
     int64_t next;  /* the next to be posted */
     int64_t first; /* all before are finished */
     uint64_t done; /* bit i: item first + i is finished */
@@ -61,7 +62,13 @@ typedef struct Op {
     char *target;       /* this rank's sum; gathered parts */
     char *workspace;
     int64_t summed; /* buckets whose sum is there */
-    uint64_t turn;  /* of the axis: makes the tags */
+    /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree of `leaves`; leaves 0:
+     * the group is the whole sum. The blocks of this rank's run lie in the parts from its own one on, round
+     * about: block k in part (own + k) % run. */
+    int leaves, run, first, own; /* first: leaf of this rank's run */
+    char *parts;
+    size_t share;  /* bytes of a part of the inner step */
+    uint64_t turn; /* of the axis: makes the tags */
     Stream streams[STREAMS];
 
     /* Messages: a stream of a header (item 0) and the data in pieces. */
@@ -160,6 +167,8 @@ bool op_ended(const Comm *c, CommHandle handle);
 void op_describe(const Comm *c, const Op *op, char *out, size_t size);
 /* Posts what `t` says; a failure is kept. Returns the event. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data);
+/* How many items a stream of a collective has; its buckets are known. */
+void stream_items(Op *op, StreamId id);
 /* Starts a message: its first pieces are posted. */
 Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, void *data, size_t bytes);
 /* Looks at one event only; true when it had ended, and was seen to. */

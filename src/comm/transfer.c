@@ -1,18 +1,21 @@
 /* Operations under way: what each has still to send, to receive and to add up.
  *
- * 1. A collective is up to four streams of messages. Item k of a stream is bucket k / (n-1), distance d =
- *    1 + k % (n-1): sends go to the rank d ahead, receives come from the rank d behind, so that the k-th
- *    send of every rank meets the k-th receive of another. Streams are posted in order: the messages of a
- *    pair of ranks never overtake each other, and the first unfinished item of a group can always move.
+ * 1. A collective is up to four streams of messages. Items are ordered by bucket, distance d = 1 .. n-1, and block
+ *    (most have one): sends go to the rank d ahead, receives come from the rank d behind, so that both sides
+ *    of a pair see its messages in one order. Streams are posted in order: the messages of a pair of ranks
+ *    never overtake each other, and the first unfinished item of a group can always move.
  * 2. Buckets are added up in ascending order, each when all its parts are there; parts of two buckets fit
  *    the workspace.
  * 3. In an all-reduce a bucket of another rank's sum is received where this rank's share of it was: not
  *    before that has been sent.
- * 4. A message is one stream: a header, then the data in pieces. The header says what follows, so that a
+ * 4. A sum over two sets of ranks in two steps has the bits of the canonical tree over both. Where the inner groups
+ *    are no blocks of it, the inner step leaves several sums (the blocks of its run) where there would be one:
+ *    in the parts that this rank has sent away. The outer step sends them all, and folds those of all ranks.
+ * 5. A message is one stream: a header, then the data in pieces. The header says what follows, so that a
  *    receiver never takes one message for another.
- * 5. Every open post has a place in one table, which is the link's event; the table holds as many as the windows
+ * 6. Every open post has a place in one table, which is the link's event; the table holds as many as the windows
  *    of all operations allow, so that it never grows.
- * 6. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
+ * 7. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
  *    at any time. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,22 +159,76 @@ static size_t bucket_bytes(const Op *op, int part, int64_t b) {
     return whole - start < op->bucket ? whole - start : op->bucket;
 }
 
-/* Where another rank's share of bucket b of this rank's part is kept. */
-static char *arrival(const Op *op, int64_t b, int from) {
-    const Group *g = op->group;
-    int64_t place = (b & 1) * (g->size - 1) + (from < g->rank ? from : from - 1);
-    return op->workspace + (size_t)place * op->bucket;
+/* ---- blocks of a two-step sum ---- */
+
+static bool is_outer(const Op *op) { return op->leaves && op->kind == OP_ALL_REDUCE; }
+
+/* How many sums a rank of the group brings. */
+static int blocks_of(const Op *op, int rank) {
+    return is_outer(op) ? tree_blocks(op->leaves, (TreeBlock){rank * op->run, op->run}, NULL) : 1;
 }
 
-/* Where bucket b goes from, or to. A part's shares go to its owner; its sum goes from its owner to everyone.
- */
-static char *place(const Op *op, StreamId id, int peer, int64_t b) {
-    size_t offset = (size_t)b * op->bucket, theirs = (size_t)peer * op->stride,
+/* Where this rank has the k-th block of its run; the part itself where a step is the whole sum. */
+static char *block_place(const Op *op, int k) {
+    return op->parts + (size_t)((op->own + k) % op->run) * op->share;
+}
+
+void stream_items(Op *op, StreamId id) {
+    const Group *g = op->group;
+    Stream *s = &op->streams[id];
+    s->per_bucket = g->size - 1;
+    if (is_outer(op) && id == REDUCE_SEND) s->per_bucket *= blocks_of(op, g->rank);
+    if (is_outer(op) && id == REDUCE_RECV) {
+        s->per_bucket = 0;
+        for (int p = 0; p < g->size; p++) s->per_bucket += p == g->rank ? 0 : blocks_of(op, p);
+    }
+    s->items = op->buckets * s->per_bucket;
+}
+
+typedef struct Item {
+    int64_t bucket;
+    int peer, block;
+} Item;
+
+static Item item_of(const Op *op, StreamId id, int64_t item) {
+    const Group *g = op->group;
+    int64_t per_bucket = op->streams[id].per_bucket;
+    int left = (int)(item % per_bucket), sends = id == REDUCE_SEND || id == GATHER_SEND,
+        step = sends ? 1 : g->size - 1;
+    bool blocks = is_outer(op) && (id == REDUCE_SEND || id == REDUCE_RECV);
+    Item at = {.bucket = item / per_bucket};
+    int distance = blocks ? 1 : 1 + left;
+    at.peer = (int)((g->rank + (int64_t)distance * step) % g->size);
+    while (blocks) {
+        int here = blocks_of(op, sends ? g->rank : at.peer);
+        at.block = left;
+        if (left < here) break;
+        left -= here;
+        at.peer = (at.peer + step) % g->size;
+    }
+    return at;
+}
+
+/* Where another rank's share (or a block of it) of bucket b of this rank's part is kept. */
+static char *arrival(const Op *op, int64_t b, int from, int block) {
+    const Group *g = op->group;
+    int64_t at = from < g->rank ? from : from - 1;
+    if (is_outer(op)) {
+        at = 0;
+        for (int p = 0; p < from; p++) at += p == g->rank ? 0 : blocks_of(op, p);
+    }
+    at += (b & 1) * op->streams[REDUCE_RECV].per_bucket + block;
+    return op->workspace + (size_t)at * op->bucket;
+}
+
+/* Where an item goes from, or to. A part's shares go to its owner; its sum goes from its owner to everyone. */
+static char *place(const Op *op, StreamId id, Item at) {
+    size_t offset = (size_t)at.bucket * op->bucket, theirs = (size_t)at.peer * op->stride,
            own = (size_t)op->group->rank * op->stride;
     char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
     switch (id) {
-    case REDUCE_SEND: return source + theirs + offset;
-    case REDUCE_RECV: return arrival(op, b, peer);
+    case REDUCE_SEND: return (is_outer(op) ? block_place(op, at.block) : source) + theirs + offset;
+    case REDUCE_RECV: return arrival(op, at.bucket, at.peer, at.block);
     case GATHER_SEND: return source + (op->kind == OP_ALL_REDUCE ? own : 0) + offset;
     case GATHER_RECV: return op->target + theirs + offset;
     case STREAMS: break;
@@ -192,57 +249,127 @@ static void post(Comm *c, Transfer t, char *data) {
 }
 
 static void post_next(Comm *c, Op *op, StreamId id) {
-    const Group *g = op->group;
     Stream *s = &op->streams[id];
-    int64_t item = s->next++, b = item / (g->size - 1);
-    int distance = 1 + (int)(item % (g->size - 1));
-    bool receives = id == REDUCE_RECV || id == GATHER_RECV;
-    int peer = (receives ? g->rank - distance + g->size : g->rank + distance) % g->size;
+    int64_t item = s->next++;
+    Item at = item_of(op, id, item);
     bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
-    size_t bytes = bucket_bytes(op, own ? g->rank : peer, b);
+    size_t bytes = bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
     if (bytes == 0) {
         item_done(s, item);
     } else {
-        Transfer t = {
-            .op = op, .stream = id, .item = item, .peer = peer, .bytes = bytes, .receives = receives};
-        post(c, t, place(op, id, peer, b));
+        Transfer t = {.op = op, .stream = id, .item = item, .peer = at.peer, .bytes = bytes};
+        t.receives = id == REDUCE_RECV || id == GATHER_RECV;
+        post(c, t, place(op, id, at));
     }
+}
+
+/* Whether all items of the first b buckets of a stream have ended. */
+static bool through(const Op *op, StreamId id, int64_t b) {
+    return op->streams[id].first >= b * op->streams[id].per_bucket;
 }
 
 /* May the next item of a stream be posted now, as far as the other streams go? */
 static bool ready(const Op *op, StreamId id) {
-    int64_t others = op->group->size - 1, b = op->streams[id].next / others;
+    int64_t b = op->streams[id].next / op->streams[id].per_bucket;
     if (id == REDUCE_SEND || op->kind == OP_ALL_GATHER) return true;
     if (id == REDUCE_RECV) return b < op->summed + 2;
     if (id == GATHER_SEND) return b < op->summed;
-    return op->streams[REDUCE_SEND].first >= (b + 1) * others;
+    return through(op, REDUCE_SEND, b + 1);
 }
 
 /* ---- sums ---- */
 
-static void add_up(Comm *c, Op *op, Device *device) {
-    const Group *g = op->group;
-    int64_t b = op->summed;
-    size_t bytes = bucket_bytes(op, g->rank, b), offset = (size_t)b * op->bucket;
-    const char *own = op->source + (size_t)g->rank * op->stride + offset;
-    char *out = op->kind == OP_ALL_REDUCE ? op->target + (size_t)g->rank * op->stride : op->target;
-    op->summed++;
-    if (bytes == 0) return;
-    for (int p = 0; p < g->size; p++) c->parts[p] = p == g->rank ? own : arrival(op, b, p);
+/* out = the canonical sum of c->parts[0 .. n). */
+static void sum(Comm *c, const Op *op, Device *device, int n, void *out, size_t bytes) {
     if (op->type == COMM_F32) {
-        OP(device, OP_SUM_PARTS, sum_parts, (int64_t)(bytes / sizeof(float)), g->size,
-           (const float *const *)c->parts, (float *)(out + offset));
+        OP(device, OP_SUM_PARTS, sum_parts, (int64_t)(bytes / sizeof(float)), n,
+           (const float *const *)c->parts, (float *)out);
     } else {
-        OP(device, OP_SUM_PARTS, sum_parts_i64, (int64_t)(bytes / sizeof(int64_t)), g->size,
-           (const int64_t *const *)c->parts, (int64_t *)(out + offset));
+        OP(device, OP_SUM_PARTS, sum_parts_i64, (int64_t)(bytes / sizeof(int64_t)), n,
+           (const int64_t *const *)c->parts, (int64_t *)out);
+    }
+}
+
+/* The group is the whole sum. */
+static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
+    const Group *g = op->group;
+    size_t part = (size_t)g->rank * op->stride, offset = (size_t)b * op->bucket;
+    char *out = op->kind == OP_ALL_REDUCE ? op->target + part : op->target;
+    for (int p = 0; p < g->size; p++)
+        c->parts[p] = p == g->rank ? op->source + part + offset : arrival(op, b, p, 0);
+    sum(c, op, device, g->size, out + offset, bytes);
+}
+
+/* The inner step: one sum for each block of this rank's run. The first goes where this rank's own part is: the block
+ * that needs that comes before. */
+static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
+    const Group *g = op->group;
+    size_t offset = (size_t)b * op->bucket;
+    const char *own = op->source + (size_t)g->rank * op->stride + offset;
+    TreeBlock blocks[TREE_BLOCKS];
+    int count = tree_blocks(op->leaves, (TreeBlock){op->first, op->run}, blocks), with = 0;
+    while (blocks[with].first + blocks[with].size <= op->first + g->rank) with++;
+    for (int i = 0; i < count; i++) {
+        int k = i == 0 ? with : i <= with ? i - 1 : i;
+        for (int p = 0; p < blocks[k].size; p++) {
+            int rank = blocks[k].first - op->first + p;
+            c->parts[p] = rank == g->rank ? own : arrival(op, b, rank, 0);
+        }
+        sum(c, op, device, blocks[k].size, block_place(op, k) + offset, bytes);
+    }
+}
+
+/* The outer step folds the blocks of all runs, in the order of the tree, each pair into its left half. */
+typedef struct Fold {
+    Comm *c;
+    const Op *op;
+    Device *device;
+    int64_t bucket;
+    size_t bytes;
+    int rank, block; /* the next leaf: whose, and which of its blocks */
+} Fold;
+
+static char *next_leaf(Fold *f) {
+    const Op *op = f->op;
+    const Group *g = op->group;
+    size_t own = (size_t)g->rank * op->stride + (size_t)f->bucket * op->bucket;
+    int rank = f->rank, block = f->block++;
+    if (f->block == blocks_of(op, rank)) f->rank++, f->block = 0;
+    return rank == g->rank ? block_place(op, block) + own : arrival(op, f->bucket, rank, block);
+}
+
+/* The sum of a block of the tree; out NULL: it may stay where its first leaf is. */
+static char *fold(Fold *f, TreeBlock block, char *out) {
+    if (block.first / f->op->run == (block.first + block.size - 1) / f->op->run) return next_leaf(f);
+    int half = tree_half(block.size);
+    char *left = fold(f, (TreeBlock){block.first, half}, NULL);
+    char *right = fold(f, (TreeBlock){block.first + half, block.size - half}, NULL);
+    f->c->parts[0] = left, f->c->parts[1] = right;
+    sum(f->c, f->op, f->device, 2, out ? out : left, f->bytes);
+    return out ? out : left;
+}
+
+static void add_up(Comm *c, Op *op, Device *device) {
+    int64_t b = op->summed++;
+    size_t bytes = bucket_bytes(op, op->group->rank, b);
+    if (bytes == 0) return;
+    if (!op->leaves) {
+        add_whole(c, op, device, b, bytes);
+    } else if (!is_outer(op)) {
+        add_blocks(c, op, device, b, bytes);
+    } else {
+        Fold f = {.c = c, .op = op, .device = device, .bucket = b, .bytes = bytes};
+        char *out = op->target + (size_t)op->group->rank * op->stride + (size_t)b * op->bucket;
+        fold(&f, (TreeBlock){0, op->leaves}, out);
     }
 }
 
 static bool reduces(const Op *op) { return op->kind != OP_ALL_GATHER; }
 
+/* Blocks of the inner step go where parts are that must have been sent. */
 static bool can_add_up(const Op *op) {
-    return reduces(op) && op->summed < op->buckets &&
-           op->streams[REDUCE_RECV].first >= (op->summed + 1) * (op->group->size - 1);
+    return reduces(op) && op->summed < op->buckets && through(op, REDUCE_RECV, op->summed + 1) &&
+           (!op->leaves || is_outer(op) || through(op, REDUCE_SEND, op->summed + 1));
 }
 
 /* ---- operations ---- */

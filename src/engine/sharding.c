@@ -200,12 +200,14 @@ static void start(Execution *x, Action a, const Reduction *r, int part, void *sp
     CommHandle *handle = &e->traffic.reductions[2 * a.unit + part];
     execution_wait(e, handle);
     if (share == 0) return;
-    char *base = part ? r->matrices : r->vectors, *mine = own(x, r, base, share);
-    ErrorCode code =
-        a.kind == ACT_REDUCE_SCATTER
-            ? comm_reduce_scatter(e->comm, MESH_SHARDS, r->type, base, mine, (int64_t)share, space, handle,
-                                  &err)
-            : comm_all_reduce(e->comm, MESH_REPLICAS, r->type, mine, (int64_t)share, space, handle, &err);
+    char *base = part ? r->matrices : r->vectors;
+    /* What microbatches left over the shards is added up before it goes over the replicas: these are two sums. */
+    bool apart = x->program->sync == SYNC_REPLICA;
+    ErrorCode code = a.kind == ACT_REDUCE_SCATTER
+                         ? comm_sum_inner(e->comm, MESH_SHARDS, apart ? 0 : MESH_REPLICAS, r->type, base,
+                                          (int64_t)share, space, handle, &err)
+                         : comm_sum_outer(e->comm, apart ? 0 : MESH_SHARDS, MESH_REPLICAS, r->type, base,
+                                          (int64_t)share, space, handle, &err);
     execution_must(e, code, &err);
 }
 

@@ -240,7 +240,9 @@ static size_t reduction_bytes(const Program *p, size_t share) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
     size_t scatter = part->shards > 1 ? comm_reduce_scatter_workspace(part->shards, type, (int64_t)share) : 0;
-    size_t all = part->replicas > 1 ? comm_all_reduce_workspace(part->replicas, type, (int64_t)share) : 0;
+    size_t all = part->replicas > 1
+                     ? comm_sum_outer_workspace(program_inner_ranks(p), part->replicas, type, (int64_t)share)
+                     : 0;
     return pool_round(scatter > all ? scatter : all);
 }
 

@@ -258,10 +258,12 @@ ErrorCode program_check(const Program *p, Error *err) {
 
 /* ---- Counting ---- */
 
-/* Each half of an all-reduce moves all but one rank's part. */
-static uint64_t all_reduce_elements(size_t count, int ranks) {
-    uint64_t part = (count + (size_t)ranks - 1) / (size_t)ranks;
-    return 2 * part * (uint64_t)(ranks - 1);
+int program_inner_ranks(const Program *p) { return p->sync == SYNC_REPLICA ? 1 : p->partition->shards; }
+
+static uint64_t all_reduce_bytes(const Program *p, size_t count) {
+    const Partition *part = p->partition;
+    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p), part->replicas, part->replica,
+                                            p->exact ? COMM_I64 : COMM_F32, (int64_t)count);
 }
 
 ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes) {
@@ -280,8 +282,7 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
             t.bytes[AXIS_DP_SHARD] += (uint64_t)(part->shards - 1) * (s->vectors + s->matrices) * gradient;
             break;
         case ACT_ALL_REDUCE:
-            t.bytes[AXIS_DP_REPLICATE] += gradient * (all_reduce_elements(s->vectors, part->replicas) +
-                                                      all_reduce_elements(s->matrices, part->replicas));
+            t.bytes[AXIS_DP_REPLICATE] += all_reduce_bytes(p, s->vectors) + all_reduce_bytes(p, s->matrices);
             break;
         case ACT_SEND_F:
         case ACT_SEND_B: t.bytes[AXIS_PP] += COMM_HEADER + boundary_bytes; break;

@@ -112,6 +112,9 @@ ErrorCode program_check(const Program *p, Error *err);
 /* Whether gradients of a microbatch have memory of their own (else they are added to those of the step at
  * once). */
 bool program_has_slots(const Program *p);
+/* Ranks of the inner step of a sum whose outer step is over the replicas (comm_sum_outer). 1 where the replicas' sum is
+ * one of its own: of what many microbatches left. */
+int program_inner_ranks(const Program *p);
 
 /* Bytes that this rank sends in one execution, by axis (AXIS_PP: between stages, and the tied gradient).
  * `compute_bytes` and `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */

@@ -294,12 +294,21 @@ static void test_every_element_is_counted_once(void **state) {
     }
 }
 
-static ProgramTraffic traffic(const Case *c) {
+static ProgramTraffic traffic_of(const Case *c, int rank) {
     Lowered l;
-    lower(&l, c, 0);
+    lower(&l, c, rank);
     ProgramTraffic t = program_traffic(&l.program, 4, boundary_bytes(&l.model));
     release(&l);
     return t;
+}
+
+static ProgramTraffic traffic(const Case *c) { return traffic_of(c, 0); }
+
+/* Of all ranks. What is over when a tensor is cut into parts makes one rank's figure differ from another's. */
+static uint64_t replicas_traffic(const Case *c) {
+    uint64_t sum = 0;
+    for (int rank = 0; rank < ranks_of(c); rank++) sum += traffic_of(c, rank).bytes[AXIS_DP_REPLICATE];
+    return sum;
 }
 
 /* Gradients cross the network once a step, not once a microbatch: 1/k of the bytes; and each figure is the
@@ -309,10 +318,11 @@ static void test_traffic_is_counted(void **state) {
     Case c = {.pp = 1, .replicas = 4, .shards = 1, .microbatches = 5, .layers = 3};
     Model m = small_model(&c);
     uint64_t padded = m.table.unit_start[m.table.units] * sizeof(float); /* units in whole cache lines */
-    uint64_t once = traffic(&c).bytes[AXIS_DP_REPLICATE];
-    assert_int_equal(once, 2 * padded * 3 / 4); /* all-reduce over 4: twice three quarters of the gradient */
+    uint64_t once = replicas_traffic(&c);
+    assert_int_equal(once,
+                     2 * padded * 3); /* all-reduce over 4: each rank twice three quarters of the gradient */
     c.sync = SYNC_MICROBATCH;
-    assert_int_equal(traffic(&c).bytes[AXIS_DP_REPLICATE], 5 * once);
+    assert_int_equal(replicas_traffic(&c), 5 * once);
     model_free(&m);
 
     Case s = {.pp = 1, .replicas = 2, .shards = 2, .microbatches = 5, .layers = 3, .reshard = RESHARD_NEVER};
@@ -324,7 +334,7 @@ static void test_traffic_is_counted(void **state) {
     assert_int_equal(t.parameters, owned);
     assert_int_equal(t.bytes[AXIS_DP_SHARD],
                      2 * owned); /* one gather and one reduce-scatter: half of the model each */
-    assert_int_equal(t.bytes[AXIS_DP_REPLICATE], owned); /* all-reduce of a half over 2 */
+    assert_int_equal(replicas_traffic(&s), 4 * owned); /* each rank: all-reduce of a half over 2 */
     s.sync = SYNC_MICROBATCH;
     ProgramTraffic each = traffic(&s);
     assert_int_equal(each.bytes[AXIS_DP_SHARD] - owned, 5 * (t.bytes[AXIS_DP_SHARD] - owned));
@@ -333,6 +343,15 @@ static void test_traffic_is_counted(void **state) {
     ProgramTraffic replica = traffic(&s);
     assert_int_equal(replica.bytes[AXIS_DP_SHARD], each.bytes[AXIS_DP_SHARD]);
     assert_int_equal(replica.bytes[AXIS_DP_REPLICATE], t.bytes[AXIS_DP_REPLICATE]);
+    /* Runs of three are two blocks of the tree over six: the reducing half of the all-reduce carries two sums. */
+    Case three = {.pp = 1, .replicas = 2, .shards = 3, .microbatches = 2, .layers = 3};
+    Lowered third;
+    lower(&third, &three, 0);
+    owned = third.partition.owned * sizeof(float);
+    release(&third);
+    assert_int_equal(replicas_traffic(&three), 6 * owned / 2 * (2 + 1));
+    three.sync = SYNC_REPLICA; /* a sum of its own */
+    assert_int_equal(replicas_traffic(&three), 6 * owned / 2 * (1 + 1));
     s.sync = SYNC_STEP, s.exact = true;
     assert_int_equal(traffic(&s).bytes[AXIS_DP_REPLICATE], 2 * t.bytes[AXIS_DP_REPLICATE]);
 

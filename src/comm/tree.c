@@ -1,0 +1,26 @@
+/* The canonical tree: arithmetic only. */
+#include "comm/tree.h"
+
+#include <stddef.h>
+
+int tree_half(int n) {
+    int half = 1;
+    while (2 * half < n) half *= 2;
+    return half;
+}
+
+static int add_blocks(TreeBlock block, TreeBlock run, TreeBlock *out, int count) {
+    int end = block.first + block.size, run_end = run.first + run.size;
+    if (end <= run.first || block.first >= run_end) return count;
+    if (block.first >= run.first && end <= run_end) {
+        if (out) out[count] = block;
+        return count + 1;
+    }
+    int half = tree_half(block.size);
+    count = add_blocks((TreeBlock){block.first, half}, run, out, count);
+    return add_blocks((TreeBlock){block.first + half, block.size - half}, run, out, count);
+}
+
+int tree_blocks(int total, TreeBlock run, TreeBlock *out) {
+    return add_blocks((TreeBlock){0, total}, run, out, 0);
+}
