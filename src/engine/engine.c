@@ -108,7 +108,7 @@ static ErrorCode allocate(Engine *e, Error *err) {
 
 ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
     Engine *e = *out = mem_alloc(sizeof *e);
-    *e = (Engine){.plan = plan, .device = d, .model = plan->model};
+    *e = (Engine){.plan = plan, .device = d, .model = plan->model, .ahead = -1};
     e->comm = plan->partition.mesh.world > 1 ? comm : NULL;
     return allocate(e, err);
 }
@@ -375,13 +375,21 @@ static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, 
     return x;
 }
 
-/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be
- * known first. */
-static int64_t count_valid(Engine *e, const Batch *batches) {
+int64_t engine_valid(const Engine *e, const Batch *batches) {
     int64_t valid = 0;
     for (int m = 0; m < e->plan->program.microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches: one of them counts. */
-    if (!partition_first_stage(&e->plan->partition)) valid = 0;
+    return partition_first_stage(&e->plan->partition) ? valid : 0;
+}
+
+/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be known
+ * first. The record of the step before brought them, unless this is the first step of a life. */
+static int64_t count_valid(Engine *e, const Batch *batches) {
+    int64_t valid = engine_valid(e, batches);
+    if (e->ahead >= 0) {
+        CHECK(valid == e->own_ahead);
+        return e->ahead;
+    }
     execution_combine(e, &valid, sizeof valid, comm_add_int64);
     return valid;
 }

@@ -23,6 +23,7 @@ typedef struct StepOptions {
     uint64_t any, all;      /* flags of this rank, to be combined by or, and by and; see record.h */
     bool poison;            /* a fault on purpose: one element of this rank's gradients becomes NaN ... */
     uint64_t poison_place;  /* ... and says which */
+    const Batch *next; /* the next step's: their valid targets ride on this step's record; NULL: unknown */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
     void *context;
 } StepOptions;

@@ -66,9 +66,10 @@ struct Engine {
     StepGradients step;
     Workspace work;
     Traffic traffic;
-    StepTimes clock;       /* of the step under way; one ActionTime more, for evaluations */
-    const Action *current; /* what it is doing */
-    int64_t steps;         /* programs executed: tells messages of one from those of the next */
+    StepTimes clock;          /* of the step under way; one ActionTime more, for evaluations */
+    const Action *current;    /* what it is doing */
+    int64_t ahead, own_ahead; /* valid targets of the next step, of all ranks and of this one; -1: unknown */
+    int64_t steps;            /* programs executed: tells messages of one from those of the next */
 };
 
 typedef struct Execution {
@@ -112,6 +113,8 @@ void boundary_send(Execution *x, Action a);
 void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch);
 void boundary_finish(Execution *x); /* all sends are done */
 
+/* Valid targets of a step's batches that this rank counts. */
+int64_t engine_valid(const Engine *e, const Batch *batches);
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);
 

@@ -34,6 +34,8 @@ void record_combine(void *into, const void *from) {
     exact_normalise(&a->loss);
     if (b->max > a->max) a->max = b->max;
     a->valid += b->valid;
+    a->ahead += b->ahead;
+    a->ahead_unknown += b->ahead_unknown;
     a->nonfinite += b->nonfinite;
     a->bad_losses += b->bad_losses;
     name_culprit(a, b->culprit, b->culprit_rank);

@@ -21,12 +21,14 @@ enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWor
 
 /* 64 bits each, so that no byte is padding. */
 typedef struct StepRecord {
-    ExactSum norm;        /* sum of grad_stats over all elements, in units of record_unit, normalised */
-    ExactSum loss;        /* of finite token losses, normalised */
-    double max;           /* max |g| over finite elements */
-    int64_t valid;        /* target tokens that are not ignored */
-    int64_t nonfinite;    /* gradient elements; GradStats.nonfinite */
-    int64_t bad_losses;   /* tokens whose loss is not finite */
+    ExactSum norm;         /* sum of grad_stats over all elements, in units of record_unit, normalised */
+    ExactSum loss;         /* of finite token losses, normalised */
+    double max;            /* max |g| over finite elements */
+    int64_t valid;         /* target tokens that are not ignored */
+    int64_t ahead;         /* the same of the next step ... */
+    int64_t ahead_unknown; /* ... ranks that do not know */
+    int64_t nonfinite;     /* gradient elements; GradStats.nonfinite */
+    int64_t bad_losses;    /* tokens whose loss is not finite */
     int64_t culprit;      /* lowest index in the parameter table of one with a non-finite element; -1: none */
     int64_t culprit_rank; /* the lowest rank that has one there; -1 */
     uint64_t any, all;    /* flags, combined by or, and by and */

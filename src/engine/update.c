@@ -71,7 +71,10 @@ void update_norm(Execution *x) {
     StepRecord *record = &x->record;
     add_statistics(e, o->clip_norm, unit_of_norm(e, o->clip_norm), record);
     record->any = o->any, record->all = o->all;
+    e->own_ahead = o->next ? engine_valid(e, o->next) : 0;
+    record->ahead = e->own_ahead, record->ahead_unknown = o->next == NULL;
     execution_combine(e, record, sizeof *record, record_combine);
+    e->ahead = record->ahead_unknown ? -1 : record->ahead;
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
     r->loss = record_loss(record);

@@ -84,7 +84,8 @@ static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int 
                             Error *err) {
     RankPlan p;
     RankSpec spec = rank_spec(f->c, l, d);
-    ErrorCode code = rank_plan(&p, &spec, l, place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE)), d, err);
+    ErrorCode code =
+        rank_plan(&p, &spec, l, place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE)), d, err);
     if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
     rank_plan_free(&p);
     return code;

@@ -3,21 +3,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+static Batch *lay_out(const Feed *f, int64_t row, int32_t *memory) {
+    Batch *b = mem_alloc_array((size_t)f->microbatches, sizeof *b);
+    for (int64_t m = 0; m < f->microbatches; m++) {
+        int32_t *p = memory + 4 * row * m;
+        b[m] = (Batch){.tokens = row,
+                       .inputs = p,
+                       .targets = p + row,
+                       .positions = p + 2 * row,
+                       .first_key = p + 3 * row};
+    }
+    return b;
+}
+
 ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t first,
-                    Error *err) {
+                    int64_t steps, Error *err) {
     *f = (Feed){.sequences = l->sequences, .microbatches = l->microbatches, .samples = layout_samples(l)};
     int64_t row = f->sequences * c->train.context, own = f->sequences * f->microbatches;
     f->tokens = f->samples * c->train.context;
-    f->batches = mem_alloc_array((size_t)f->microbatches, sizeof *f->batches);
-    f->memory = mem_alloc_array((size_t)(4 * own * c->train.context), sizeof *f->memory);
-    for (int64_t m = 0; m < f->microbatches; m++) {
-        int32_t *p = f->memory + 4 * row * m;
-        f->batches[m] = (Batch){.tokens = row,
-                                .inputs = p,
-                                .targets = p + row,
-                                .positions = p + 2 * row,
-                                .first_key = p + 3 * row};
-    }
+    f->left = steps;
+    f->memory = mem_alloc_array((size_t)(2 * 4 * own * c->train.context), sizeof *f->memory);
+    for (int i = 0; i < 2; i++) f->both[i] = lay_out(f, row, f->memory + i * 4 * own * c->train.context);
     f->dataset = d;
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
     f->layout = (LoaderLayout){.first = (uint64_t)(first + dp_rank * own),
@@ -30,7 +36,8 @@ ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, cons
 
 void feed_close(Feed *f) {
     loader_close(f->loader);
-    free(f->batches);
+    free(f->both[0]);
+    free(f->both[1]);
     free(f->memory);
     free(f->used);
     *f = (Feed){0};
@@ -48,22 +55,31 @@ static void copy(Batch *to, const Batch *from) {
 /* Hashes what stands in the batch now: the very tokens that the step will train on. */
 static void note_samples(Feed *f, int64_t m) {
     const Batch *b = &f->batches[m];
-    uint64_t first = loader_sample(&f->layout, f->taken);
+    uint64_t first = loader_sample(&f->layout, f->begun);
     for (int64_t r = 0, at = 0; r < f->sequences; r++, at += b->tokens / f->sequences)
         f->used[m * f->sequences + r] =
             audit_sample(f->dataset, first + (uint64_t)r, b->inputs + at, b->targets + at);
 }
 
-ErrorCode feed_next(Feed *f, double *waited, Error *err) {
-    *waited = 0;
+static ErrorCode fetch(Feed *f, Batch *into, double *waited, Error *err) {
     for (int64_t m = 0; m < f->microbatches; m++) {
         Batch b;
         double seconds;
         TRY(loader_next(f->loader, &b, &seconds, err));
         *waited += seconds;
-        copy(&f->batches[m], &b);
-        if (f->used) note_samples(f, m);
-        f->taken++;
+        copy(&into[m], &b);
     }
+    return OK;
+}
+
+ErrorCode feed_next(Feed *f, double *waited, Error *err) {
+    *waited = 0;
+    if (!f->next) TRY(fetch(f, f->both[0], waited, err)); /* the first step */
+    f->batches = f->next ? f->next : f->both[0];
+    f->next = f->both[f->batches == f->both[0]];
+    for (int64_t m = 0; m < f->microbatches; m++, f->begun++)
+        if (f->used) note_samples(f, m);
+    if (--f->left > 0) return fetch(f, f->next, waited, err);
+    f->next = NULL;
     return OK;
 }

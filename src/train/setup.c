@@ -135,7 +135,7 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
         snprintf(out, size, "exact");
         return;
     }
-    if (ranks > 1) describe_crossing(c, ranks, l->mesh.degree[AXIS_DP_SHARD], crossing, sizeof crossing);
+    if (ranks > 1) describe_crossing(c, ranks, mesh_size(&l->mesh, MESH_SHARDS), crossing, sizeof crossing);
     if (!schedule_adds_in_order(&l->schedule))
         snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,
                  l->schedule.ranks);

@@ -420,6 +420,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     saver_flags(&t->saver, &options.any, &options.all);
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
+    options.next = t->feed.next;
     comm_reset_traffic(t->comm);
     engine_step(t->engine, t->feed.batches, &options, &r);
     t->stopping |= (r.any & RECORD_STOP) != 0;
@@ -601,7 +602,8 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     TRY(begin_or_resume(t, set, err));
     TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
-    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, t->state.samples, err));
+    int64_t left = t->c->train.steps - t->state.step;
+    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, t->state.samples, left, err));
     TOGETHER(t, open_records(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));

@@ -1,0 +1,220 @@
+/* What does not hang on how ranks are laid out: a tiny model on meshes of threads (tests/support/ranks.h).
+ *
+ * DDP, FSDP and HSDP have the same bits at one data-parallel degree, whatever that is; each rank sends on each axis what
+ * its plan says, to the byte; and the count of valid targets is the same whether it rides on the record of the step
+ * before or not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "engine/engine.h"
+#include "support/optimizers.h"
+#include "support/ranks.h"
+
+enum { CONTEXT = 16, VOCAB = 37, LAYERS = 2, OWN = 2 /* microbatches of a rank */, STEPS = 4, MOST = 12 };
+
+typedef struct Shape {
+    int pp, replicas, shards;
+    GradientSync sync;
+    bool exact, tied, apart; /* apart: the count of valid targets takes messages of its own */
+} Shape;
+
+typedef struct Run {
+    const Shape *shape;
+    double figures[MOST][STEPS][3]; /* of each rank: loss, norm, valid targets */
+} Run;
+
+static const ModelConfig model = {.vocab_size = VOCAB,
+                                  .hidden_size = 12,
+                                  .intermediate_size = 20,
+                                  .num_hidden_layers = LAYERS,
+                                  .num_attention_heads = 2,
+                                  .num_key_value_heads = 1,
+                                  .head_dim = 6,
+                                  .max_position_embeddings = CONTEXT,
+                                  .rms_norm_eps = 1e-5,
+                                  .rope_theta = 100,
+                                  .bos_token_id = -1,
+                                  .eos_token_id = -1};
+
+/* A rank must not leave the others waiting. */
+static void must(Comm *c, bool holds, const char *what, Error *err) {
+    if (holds) return;
+    error_set(err, ERR_INTERNAL, "expected: %s: %s", what, err->message);
+    comm_fail(c, err);
+    abort();
+}
+#define MUST(condition) must(c, condition, #condition, &err)
+
+/* ---- one rank ---- */
+
+typedef struct Data {
+    int32_t inputs[CONTEXT], targets[CONTEXT], positions[CONTEXT], first_key[CONTEXT];
+} Data;
+
+/* Microbatch `index` of the run; some targets are ignored, in one of five all. */
+static Batch fill(Data *d, int64_t index) {
+    Batch b = {.tokens = CONTEXT,
+               .inputs = d->inputs,
+               .targets = d->targets,
+               .positions = d->positions,
+               .first_key = d->first_key};
+    for (int t = 0; t < CONTEXT; t++) {
+        uint64_t r = rng_u64(5, (uint64_t)(index * CONTEXT + t));
+        d->inputs[t] = (int32_t)(r % VOCAB), d->positions[t] = t, d->first_key[t] = 0;
+        d->targets[t] = index % 5 == 3 || (r >> 20) % 3 == 0 ? -1 : (int32_t)((r >> 32) % 7);
+        b.valid += d->targets[t] >= 0;
+    }
+    return b;
+}
+
+static void make_layout(Comm *c, const Shape *s, const ModelConfig *m, Layout *l) {
+    Error err = {.message = ""};
+    MeshOptions o = {s->pp, s->replicas, s->shards, 1, 1, 1};
+    if (s->pp == 1) MUST(layout_single(l, m, OWN, false, &err) == OK);
+    if (s->pp > 1) {
+        *l = (Layout){.microbatches = OWN};
+        MUST(schedule_make(&l->schedule, PIPE_1F1B, s->pp, OWN, 1, &err) == OK);
+        MUST(schedule_add_transfers(&l->schedule, &err) == OK);
+        l->stages = (Stages){s->pp, mem_alloc_array((size_t)s->pp + 1, sizeof(int)),
+                             mem_alloc_array((size_t)s->pp, sizeof(int))};
+        for (int i = 0; i <= s->pp; i++) l->stages.first[i] = (LAYERS + 2) * i / s->pp;
+        for (int i = 0; i < s->pp; i++) l->stages.rank[i] = i;
+    }
+    MUST(mesh_build(&l->mesh, &o, comm_size(c), &err) == OK);
+}
+
+/* Every axis, to the byte. */
+static void check_traffic(Comm *c, const RankPlan *p) {
+    Error err = {.message = ""};
+    ProgramTraffic t = rank_traffic(p);
+    for (int axis = 0; axis < AXES; axis++) {
+        AxisSet set = 1u << axis;
+        int64_t sent = set == MESH_PIPELINE ? comm_point_traffic(c).bytes : comm_traffic(c, set).bytes;
+        MUST((uint64_t)sent == t.bytes[axis]);
+    }
+}
+
+static void train(Comm *c, Engine *e, const RankPlan *plan, Run *run) {
+    Data data[2][OWN];
+    Batch both[2][OWN];
+    const Shape *s = run->shape;
+    int dp = s->replicas * s->shards, first = OWN * mesh_dp_rank(&plan->partition.mesh, comm_rank(c));
+    for (int step = 0; step <= STEPS; step++) {
+        Batch *next = both[step % 2], *now = both[1 - step % 2];
+        for (int m = 0; m < OWN; m++)
+            next[m] = fill(&data[step % 2][m], (int64_t)step * OWN * dp + first + m);
+        if (step == 0) continue;
+        StepOptions o = {.lr_factor = 1e-2, .clip = 0.1, .clip_norm = 2};
+        StepResult r;
+        o.next = s->apart || step == STEPS ? NULL : next;
+        comm_reset_traffic(c);
+        engine_step(e, now, &o, &r);
+        check_traffic(c, plan);
+        double *to = run->figures[comm_rank(c)][step - 1];
+        to[0] = r.loss, to[1] = r.grad_norm, to[2] = (double)r.valid;
+    }
+}
+
+static void body(Comm *c, void *context) {
+    Run *run = context;
+    const Shape *s = run->shape;
+    Device d;
+    Layout l;
+    RankPlan plan;
+    Engine *e;
+    Error err = {.message = ""};
+    RankSpec spec = {.model = model,
+                     .tokens = CONTEXT,
+                     .positions = CONTEXT,
+                     .loss_rows = CONTEXT,
+                     .optimizer = &usual_optimizer,
+                     .exact = s->exact,
+                     .sync = s->sync};
+    spec.model.tie_word_embeddings = s->tied;
+    make_layout(c, s, &spec.model, &l);
+    MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
+    MUST(comm_set_mesh(c, &l.mesh, &err) == OK);
+    MUST(rank_plan(&plan, &spec, &l, comm_rank(c), &d, &err) == OK);
+    MUST(engine_open(&e, &plan, &d, c, &err) == OK);
+    engine_initialise(e, INIT_NORMAL, 0.3, 7);
+    train(c, e, &plan, run);
+    engine_close(e);
+    rank_plan_free(&plan);
+    layout_free(&l);
+    device_close(&d);
+}
+
+/* ---- the walk ---- */
+
+static void run_shape(const Shape *s, Run *run) {
+    int ranks = s->pp * s->replicas * s->shards;
+    *run = (Run){.shape = s};
+    ranks_run(ranks, 11, body, run);
+    for (int r = 1; r < ranks; r++)
+        assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
+    for (int i = 0; i < STEPS; i++) assert_true(run->figures[0][i][0] > 0 && run->figures[0][i][2] > 0);
+}
+
+static void expect_equal(const Shape *a, const Shape *b) {
+    static Run one, other;
+    run_shape(a, &one);
+    run_shape(b, &other);
+    assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+}
+
+static void test_degrees(void **state) {
+    static const int degrees[] = {3, 5, 6, 7, 9, 10, 12};
+    (void)state;
+    for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
+        static Run first, other;
+        Shape ddp = {1, degrees[i], 1, i % 2 ? SYNC_MICROBATCH : SYNC_STEP, false, i % 3 == 0, false};
+        run_shape(&ddp, &first);
+        for (int shards = 2; shards <= degrees[i]; shards++) {
+            Shape s = ddp;
+            if (degrees[i] % shards) continue;
+            s.shards = shards, s.replicas = degrees[i] / shards;
+            run_shape(&s, &other);
+            assert_memory_equal(first.figures[0], other.figures[0], sizeof first.figures[0]);
+        }
+    }
+}
+
+static void test_stages(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        expect_equal(&(Shape){1, 2, 1, SYNC_STEP, false, tied, false},
+                     &(Shape){2, 2, 1, SYNC_STEP, false, tied, false});
+        expect_equal(&(Shape){1, 1, 3, SYNC_STEP, false, tied, false},
+                     &(Shape){2, 1, 3, SYNC_STEP, false, tied, false});
+        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, true, tied, false},
+                     &(Shape){2, 2, 3, SYNC_MICROBATCH, true, tied, false});
+    }
+}
+
+static void test_count_rides(void **state) {
+    (void)state;
+    expect_equal(&(Shape){2, 1, 2, SYNC_STEP, false, false, false},
+                 &(Shape){2, 1, 2, SYNC_STEP, false, false, true});
+    expect_equal(&(Shape){1, 3, 1, SYNC_STEP, false, false, false},
+                 &(Shape){1, 3, 1, SYNC_STEP, false, false, true});
+}
+
+/* A sum of its own over the replicas: other bits by right, and other bytes. */
+static void test_replica_sync(void **state) {
+    static Run run;
+    (void)state;
+    run_shape(&(Shape){1, 2, 3, SYNC_REPLICA, false, false, false}, &run);
+    run_shape(&(Shape){1, 2, 2, SYNC_REPLICA, true, true, false}, &run);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees), cmocka_unit_test(test_stages),
+                                       cmocka_unit_test(test_count_rides),
+                                       cmocka_unit_test(test_replica_sync)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
