@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
+#include "device/pool.h"
 #include "base/text.h"
 #include "comm/comm.h"
 
@@ -126,15 +126,18 @@ int main(int argc, char **argv) {
     }
     check(mesh_build(&mesh, &(MeshOptions){1, 1, -1, 1, 1, 1}, b.ranks, &err), &err);
     check(comm_set_mesh(b.comm, &mesh, &err), &err);
+    Device device;
     Pool pool = {.name = "bench"};
+    check(device_open_cpu(&device, NULL, 1, &err), &err);
     size_t work = comm_all_reduce_workspace(b.ranks, COMM_F32, LARGEST / 4);
     pool_take(&pool, 2 * (size_t)LARGEST + work);
-    check(pool_commit(&pool, &err), &err);
+    check(pool_commit(&pool, &device, &err), &err);
     b.a = pool_take(&pool, LARGEST);
     b.b = pool_take(&pool, LARGEST);
     b.work = pool_take(&pool, work);
     run(&b);
     pool_free(&pool);
+    device_close(&device);
     comm_close(b.comm);
     return 0;
 }

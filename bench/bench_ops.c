@@ -8,10 +8,18 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
-#include "device/device.h"
+#include "device/pool.h"
 
 enum { HIDDEN = 768, HEADS = 12, DIM = 64, INTER = 2048, VOCAB = 32000, ROWS = 256 };
+
+/* What ops are told and what they find, in tensor memory. */
+typedef struct Figures {
+    OptimizerStep step;
+    double unit;
+    float scale;
+    GradStats stats;
+    FixedRefusals refused;
+} Figures;
 
 typedef struct Bench {
     Device d;
@@ -24,6 +32,7 @@ typedef struct Bench {
     int64_t *fixed;       /* gradients in fixed point */
     float *logits, *loss, *lse, *angles;
     int32_t *ids, *positions, *first;
+    Figures *figures;
     double peak, copy;
 } Bench;
 
@@ -45,6 +54,7 @@ static void layout(Bench *b) {
     b->ids = pool_take(&b->pool, (size_t)b->t * 4);
     b->positions = pool_take(&b->pool, (size_t)b->t * 4);
     b->first = pool_take(&b->pool, (size_t)b->t * 4);
+    b->figures = pool_take(&b->pool, sizeof *b->figures);
     DeviceNeeds needs = {.compute = b->c,
                          .tokens = b->t,
                          .hidden = HIDDEN,
@@ -74,6 +84,8 @@ static void fill_tensors(Bench *b) {
         for (int64_t j = 0; j < DIM; j++)
             angles[i * DIM + j] = j < DIM / 2 ? cosf((float)(i * j)) : sinf((float)(i * j));
     }
+    Figures figures = {.step = {1e-4f, 0.5f, 0.5f, 1, 1}, .unit = 1, .scale = 1e-3f};
+    OP(d, OP_UPLOAD, upload, b->figures, &figures, sizeof figures);
     OP(d, OP_UPLOAD, upload, b->ids, ids, (size_t)b->t * 4);
     OP(d, OP_UPLOAD, upload, b->positions, positions, (size_t)b->t * 4);
     OP(d, OP_UPLOAD, upload, b->angles, angles, (size_t)b->t * DIM * 4);
@@ -147,8 +159,8 @@ static void add(Bench *b) {
 }
 static void loss(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, 1e-3f, b->loss, b->z,
-       b->c);
+    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, &b->figures->scale,
+       b->loss, b->z, b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
@@ -160,9 +172,9 @@ static void embed_back(Bench *b) {
 }
 static void update(Bench *b) {
     Device *d = &b->d;
-    AdamW a = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1};
-    StateStore s = {.type = b->states, .key = 1, .step = 1};
-    OP(d, OP_ADAMW, adamw, (int64_t)VOCAB * HIDDEN, a, s, b->w, b->g, b->m, b->v,
+    AdamW a = {0.9f, 0.95f, 1e-8f, 0.1f};
+    StateStore s = {.type = b->states, .key = 1};
+    OP(d, OP_ADAMW, adamw, (int64_t)VOCAB * HIDDEN, a, s, &b->figures->step, b->w, b->g, b->m, b->v,
        b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
 }
 static void update_half(Bench *b) {
@@ -172,26 +184,24 @@ static void update_half(Bench *b) {
 }
 static void update_sgd(Bench *b) {
     Device *d = &b->d;
-    Sgd o = {.lr = 1e-4f, .momentum = 0.9f, .grad_scale = 1};
-    OP(d, OP_SGD, sgd, (int64_t)VOCAB * HIDDEN, o, (StateStore){0}, b->w, b->g, b->m,
+    Sgd o = {.momentum = 0.9f};
+    OP(d, OP_SGD, sgd, (int64_t)VOCAB * HIDDEN, o, (StateStore){0}, &b->figures->step, b->w, b->g, b->m,
        b->c == DTYPE_BF16 ? (uint16_t *)(void *)b->z : NULL);
 }
 static void norm(Bench *b) {
     Device *d = &b->d;
-    GradStats stats;
-    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, 1, &stats);
+    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, &b->figures->unit, &b->figures->stats);
 }
 /* One element in four thousand is far below the others: the way of sums that no piece can take. */
 static void norm_wide(Bench *b) {
     Device *d = &b->d;
-    GradStats stats;
     for (int64_t i = 0; i < (int64_t)VOCAB * HIDDEN; i += 4096) OP(d, OP_FILL, fill, 1, 1e-30f, b->g + i);
-    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, 1, &stats);
+    OP(d, OP_GRAD_STATS, grad_stats, (int64_t)VOCAB * HIDDEN, b->g, 2, &b->figures->unit, &b->figures->stats);
 }
 static void add_fixed(Bench *b) {
     Device *d = &b->d;
-    FixedRefusals refused;
-    OP(d, OP_FIXED_ADD, fixed_add, (int64_t)VOCAB * HIDDEN, b->g, b->fixed, false, fixed_limit(64), &refused);
+    OP(d, OP_FIXED_ADD, fixed_add, (int64_t)VOCAB * HIDDEN, b->g, b->fixed, false, fixed_limit(64),
+       &b->figures->refused);
 }
 static void from_fixed(Bench *b) {
     Device *d = &b->d;
@@ -306,7 +316,7 @@ int main(int argc, char **argv) {
     }
     b.pool.name = "bench";
     layout(&b);
-    if (pool_commit(&b.pool, &err) != OK) {
+    if (pool_commit(&b.pool, &b.d, &err) != OK) {
         fprintf(stderr, "%s\n", err.message);
         return err.code;
     }

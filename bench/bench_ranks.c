@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "checkpoint/find.h"
 #include "base/clock.h"
 #include "base/json.h"

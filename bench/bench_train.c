@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "engine/engine.h"

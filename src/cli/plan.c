@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "cli/cli.h"
 #include "checkpoint/find.h"
 #include "cli/terminal.h"

@@ -245,9 +245,21 @@ int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, i
     return (int64_t)type_bytes(type) * (sums * (count - own) + (outer - 1) * own);
 }
 
+static Device *device_of(Comm *c) { return c->device ? c->device : &c->own; }
+
+/* MPI reads and writes tensor memory by itself: what a message is made of must be written before it goes, and
+ * what is read where one arrives must have been read. Before the mutex is taken, since others need that. */
+static void settle(Comm *c) {
+    if (c->device) device_finish(c->device, device_mark(c->device, ON_COMPUTE), WAIT_LINK);
+}
+
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
-    Device *d = c->device ? c->device : &c->own;
-    if (to != from && bytes) OP(d, OP_UPLOAD, upload, to, from, bytes);
+    Device *d = device_of(c);
+    if (to == from || bytes == 0) return;
+    DeviceStream before = device_on(ON_COMM);
+    OP(d, OP_COPY, copy, to, from, bytes);
+    device_finish(d, device_mark(d, ON_COMM), WAIT_LINK);
+    device_on(before);
 }
 
 static void enqueue(Group *g, Op *op) {
@@ -282,7 +294,7 @@ static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
     if (op) {
         if (op->group) set_streams(op);
         *handle = op_handle(c, op);
-        transfer_progress(c, c->device ? c->device : &c->own);
+        transfer_progress(c, device_of(c));
         if (op_ended(c, *handle)) *handle = 0;
     }
     ErrorCode code = comm_refused(c, err);
@@ -293,6 +305,7 @@ static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
 static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
     CHECK(c->has_mesh);
     *handle = 0;
+    settle(c);
     comm_lock(c);
     ErrorCode code = comm_refused(c, err);
     if (code != OK) comm_unlock(c);
@@ -398,6 +411,7 @@ static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, voi
                                CommHandle *handle, Error *err) {
     CHECK(peer >= 0 && peer < c->size && peer != c->rank);
     *handle = 0;
+    settle(c);
     comm_lock(c);
     Op *op = comm_refused(c, err) == OK ? message_begin(c, kind, c->point, peer, key, data, bytes) : NULL;
     if (op && kind == OP_SEND) {
@@ -436,7 +450,7 @@ ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
     for (int idle = 0; !ended && code == OK; idle++) {
         comm_lock(c);
         c->waiting_for = handle;
-        if (transfer_progress(c, c->device ? c->device : &c->own)) idle = 0;
+        if (transfer_progress(c, device_of(c))) idle = 0;
         ended = op_ended(c, handle);
         code = comm_refused(c, err);
         comm_unlock(c);
@@ -448,7 +462,7 @@ ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
 
 ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err) {
     comm_lock(c);
-    transfer_progress(c, c->device ? c->device : &c->own);
+    transfer_progress(c, device_of(c));
     *done = op_ended(c, handle);
     ErrorCode code = comm_refused(c, err);
     comm_unlock(c);
@@ -459,7 +473,7 @@ ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err) {
  * may be many buckets, of which each round takes as many as the workspace holds. */
 ErrorCode comm_poll(Comm *c, Error *err) {
     if (!c->joined || pthread_mutex_trylock(&c->mutex) != 0) return OK;
-    for (int i = 0; i < POLL_MAX && transfer_progress(c, c->device ? c->device : &c->own); i++) {}
+    for (int i = 0; i < POLL_MAX && transfer_progress(c, device_of(c)); i++) {}
     ErrorCode code = comm_refused(c, err);
     comm_unlock(c);
     return code;

@@ -9,6 +9,7 @@
 #include "comm/comm.h"
 #include "comm/link.h"
 #include "comm/tree.h"
+#include "device/pool.h"
 
 enum {
     OPS_MAX = 4096, /* operations under way at a time */

@@ -353,6 +353,7 @@ static void add_up(Comm *c, Op *op, Device *device) {
     int64_t b = op->summed++;
     size_t bytes = bucket_bytes(op, op->group->rank, b);
     if (bytes == 0) return;
+    DeviceStream before = device_on(ON_COMM);
     if (!op->leaves) {
         add_whole(c, op, device, b, bytes);
     } else if (!is_outer(op)) {
@@ -362,6 +363,8 @@ static void add_up(Comm *c, Op *op, Device *device) {
         char *out = op->target + (size_t)op->group->rank * op->stride + (size_t)b * op->bucket;
         fold(&f, (TreeBlock){0, op->leaves}, out);
     }
+    device_finish(device, device_mark(device, ON_COMM), WAIT_LINK); /* MPI sends it from there */
+    device_on(before);
 }
 
 static bool reduces(const Op *op) { return op->kind != OP_ALL_GATHER; }

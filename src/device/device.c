@@ -1,6 +1,7 @@
 /* Opening and closing of the CPU device, and what is around every op: guard and profile. */
 #include "device/device.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,37 +12,14 @@
 #include "base/text.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/optimised.h"
+#include "device/pool.h"
 
 const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
 
 const char *op_name(OpId op) {
-    static const char *const names[OP_COUNT] = {"gemm",
-                                                "embed_forward",
-                                                "embed_backward",
-                                                "rmsnorm_forward",
-                                                "rmsnorm_backward",
-                                                "rope",
-                                                "bias_forward",
-                                                "bias_backward",
-                                                "attention_forward",
-                                                "attention_backward",
-                                                "attention_decode",
-                                                "swiglu_forward",
-                                                "swiglu_backward",
-                                                "add",
-                                                "cross_entropy",
-                                                "adamw",
-                                                "sgd",
-                                                "grad_stats",
-                                                "fixed_add",
-                                                "fixed_to_float",
-                                                "cast",
-                                                "zero",
-                                                "init_normal",
-                                                "fill",
-                                                "upload",
-                                                "download",
-                                                "sum_parts"};
+#define OP_NAME(id, name) #name,
+    static const char *const names[OP_COUNT] = {DEVICE_OPS(OP_NAME)};
+#undef OP_NAME
     return (unsigned)op < OP_COUNT ? names[op] : "unknown";
 }
 
@@ -117,6 +95,23 @@ static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
                      from, error_escape(shown, sizeof shown, name, strlen(name)));
 }
 
+/* Ops have ended when they return: every event has been reached. */
+static Event mark_nothing(Device *d, DeviceStream s) {
+    (void)d, (void)s;
+    return 0;
+}
+static void follow_nothing(Device *d, DeviceStream s, Event e) { (void)d, (void)s, (void)e; }
+static void finish_nothing(Device *d, Event e) { (void)d, (void)e; }
+
+static const DeviceRuntime cpu_runtime = {.mark = mark_nothing,
+                                          .follow = follow_nothing,
+                                          .finish = finish_nothing,
+                                          .take = cpu_take,
+                                          .give = cpu_give,
+                                          .available = cpu_available,
+                                          .host_take = cpu_host_take,
+                                          .host_give = cpu_host_give};
+
 static void read_processor_name(char *out, size_t size) {
     snprintf(out, size, "unknown processor");
     FILE *f = fopen("/proc/cpuinfo", "r");
@@ -132,6 +127,18 @@ static void read_processor_name(char *out, size_t size) {
     fclose(f);
 }
 
+static ErrorCode defer_if_asked(Device *d, Error *err) {
+    const char *seed = getenv("WEFT_DEFER");
+    char *end, shown[64];
+    if (!seed || !*seed) return OK;
+    uint64_t value = strtoull(seed, &end, 10);
+    if (*end)
+        return error_set(err, ERR_USAGE, "WEFT_DEFER is \"%s\"; expected a number, the seed of an order",
+                         error_escape(shown, sizeof shown, seed, strlen(seed)));
+    device_defer(d, value);
+    return OK;
+}
+
 ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) {
     *d = (Device){0};
     const Kind *kind = NULL;
@@ -140,9 +147,10 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     d->native_bf16 = kind->native_bf16;
     d->threads = threads > 0 ? threads : device_cpu_cores();
     read_processor_name(d->processor, sizeof d->processor);
+    d->runtime = cpu_runtime;
     reference_fill_ops(&d->ops);
-    if (!kind->kernels) return OK;
-    ErrorCode code = optimised_open(d, kind->kernels, err);
+    ErrorCode code = kind->kernels ? optimised_open(d, kind->kernels, err) : OK;
+    if (code == OK) code = defer_if_asked(d, err);
     if (code != OK) device_close(d);
     return code;
 }
@@ -153,8 +161,37 @@ void device_describe_cpu(Device *d, int threads, bool native_bf16) {
 }
 
 void device_close(Device *d) {
+    deferred_close(d);
     optimised_close(d);
     *d = (Device){0};
+}
+
+/* ---- streams ---- */
+
+static _Thread_local DeviceStream current = ON_COMPUTE;
+
+DeviceStream device_on(DeviceStream s) {
+    DeviceStream before = current;
+    current = s;
+    return before;
+}
+
+DeviceStream device_stream(void) { return current; }
+
+Event device_mark(Device *d, DeviceStream s) { return d->runtime.mark(d, s); }
+void device_follow(Device *d, DeviceStream s, Event e) { d->runtime.follow(d, s, e); }
+
+void device_finish(Device *d, Event e, DeviceWait why) {
+    atomic_fetch_add_explicit(&d->waits[why], 1, memory_order_relaxed);
+    d->runtime.finish(d, e);
+}
+
+/* Without OP: other threads than the one that trains may ask, and the profile is that one's. */
+void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
+    pool_unlock_all();
+    d->ops.download(d, host, tensor, bytes);
+    pool_lock_all();
+    device_finish(d, device_mark(d, current), WAIT_RESULT);
 }
 
 /* ---- around an op ---- */
@@ -174,25 +211,25 @@ void device_op_leave(Device *d, OpId op, double start) {
 
 /* ---- peak ---- */
 
-static double best_rate(Device *d, Dtype type, int64_t n, const void *a, const void *b, void *c,
+static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const char *b, char *c,
                         double seconds) {
     double best = 0, end = clock_seconds() + seconds;
     bool trans_b = false; /* both ways that the forward pass and its input gradients take */
     do {
         double start = clock_seconds();
         trans_b = !trans_b;
-        d->ops.gemm(d, false, trans_b, n, n, n, a, b, type, c, type, n, false);
+        OP(d, OP_GEMM, gemm, false, trans_b, n, n, n, a, b, type, c, type, n, false);
+        d->runtime.finish(d, device_mark(d, ON_COMPUTE));
         double rate = 2.0 * (double)n * (double)n * (double)n / (clock_seconds() - start);
         if (rate > best) best = rate;
     } while (clock_seconds() < end);
     return best;
 }
 
-double device_matmul_peak(Device *d, Dtype type, double seconds) {
-    static const int64_t sizes[] = {1024, 1536, 2048};
-    enum { LARGEST = 2048, COUNT = sizeof sizes / sizeof *sizes };
-    Device probe = *d; /* with scratch of its own, so that the peak can be taken before anything is planned */
-    probe.profiling = false;
+enum { PEAK_LARGEST = 2048 };
+
+/* Operands and scratch of the products, one after the other. */
+static char *take_operands(Pool *p, Device *d, Dtype type) {
     DeviceNeeds needs = {.compute = type,
                          .tokens = 1,
                          .hidden = 2,
@@ -200,20 +237,40 @@ double device_matmul_peak(Device *d, Dtype type, double seconds) {
                          .vocab = 1,
                          .logits_rows = 1,
                          .attention = {1, 1, 1, 2}};
-    size_t matrix = (size_t)LARGEST * LARGEST * dtype_bytes(type), scratch = d->ops.scratch_bytes(d, &needs);
-    char *memory = NULL;
-    if (posix_memalign((void **)&memory, 4096, 3 * matrix + scratch) != 0) return 0;
-    probe.scratch = memory + 3 * matrix;
-    probe.scratch_size = scratch;
-    for (size_t i = 0; i < 2 * matrix / dtype_bytes(type); i++)
-        tensor_set(memory, (int64_t)i, type, (float)(i % 251) / 251 - 0.5f);
+    size_t matrix = (size_t)PEAK_LARGEST * PEAK_LARGEST * dtype_bytes(type);
+    char *operands = pool_take(p, 3 * matrix);
+    d->scratch_size = d->ops.scratch_bytes(d, &needs);
+    d->scratch = pool_take(p, d->scratch_size);
+    return operands;
+}
+
+/* Not zeros, on which a processor may be faster: numbers of both signs, from a row of them. */
+static void fill_operands(Device *d, char *operands, Dtype type) {
+    float row[PEAK_LARGEST];
+    size_t bytes = PEAK_LARGEST * dtype_bytes(type);
+    for (int64_t i = 0; i < PEAK_LARGEST; i++) tensor_set(row, i, type, (float)(i % 251) / 251 - 0.5f);
+    for (size_t i = 0; i < 2 * PEAK_LARGEST; i++) OP(d, OP_UPLOAD, upload, operands + i * bytes, row, bytes);
+}
+
+/* With memory of its own, so that the peak can be taken before anything is planned. */
+double device_matmul_peak(Device *d, Dtype type, double seconds) {
+    static const int64_t sizes[] = {1024, 1536, PEAK_LARGEST};
+    enum { COUNT = sizeof sizes / sizeof *sizes };
+    size_t matrix = (size_t)PEAK_LARGEST * PEAK_LARGEST * dtype_bytes(type), size = d->scratch_size;
+    char *scratch = d->scratch;
+    bool profiling = d->profiling;
     double best = 0;
-    for (int i = 0; i < COUNT; i++) {
-        double rate =
-            best_rate(&probe, type, sizes[i], memory, memory + matrix, memory + 2 * matrix, seconds / COUNT);
-        if (rate > best) best = rate;
+    Pool p = {.name = "products"};
+    take_operands(&p, d, type);
+    if (pool_commit(&p, d, NULL) == OK) {
+        char *a = take_operands(&p, d, type);
+        d->profiling = false;
+        fill_operands(d, a, type);
+        for (int i = 0; i < COUNT; i++)
+            best = fmax(best, best_rate(d, type, sizes[i], a, a + matrix, a + 2 * matrix, seconds / COUNT));
     }
-    free(memory);
+    d->scratch = scratch, d->scratch_size = size, d->profiling = profiling;
+    pool_free(&p);
     return best;
 }
 

@@ -1,106 +1,128 @@
-/* The op table: every operation that weft does on tensor memory, with shapes beside each argument.
+/* The device: a queue of operations on tensor memory, with shapes beside each argument.
  *
- * Rules
- *  1. Only device/ dereferences tensor memory. Others hold pointers, add offsets, and call ops. The guard
+ * The contract
+ *  1. Calling an op *enqueues* it, on the stream that the calling thread has chosen (device_on; ON_COMPUTE
+ *     unless it says otherwise). Ops of one stream run in the order in which they were enqueued, ops of two
+ *     streams in any order, unless an event stands between them: device_mark, then device_follow.
+ *  2. Arguments are taken when an op is enqueued; tensor memory is read and written when it runs. Host code
+ *     learns what a tensor holds by `download`, and then device_finish before it looks; device_fetch is both.
+ *  3. Host memory given to `upload`, and the list of addresses given to a sum of parts, are read when the op
+ *     is enqueued: they may be used again at once. Host memory given to `download` is written when the op
+ *     runs: until that is finished it may hold anything.
+ *     No op returns a value to the host, and none is given a number that the device has computed or that
+ *     changes from step to step: such numbers live in tensor memory, so that a step can be enqueued whole.
+ *  4. device_finish makes the host wait, which costs a GPU tens of microseconds of work: waits are counted.
+ *  5. Only device/ dereferences tensor memory. Others hold addresses, add offsets, and call ops. The guard
  *     build proves it.
- *  2. device/cpu/reference.c fills every slot in plain C; faster implementations override slots. Each
- *     override is tested
- * against the reference on odd shapes and tails.
- *  3. Results do not depend on the number of threads: work is cut into pieces that depend on shapes alone,
+ *  6. device/cpu/reference.c fills every slot in plain C; faster implementations override slots. Each
+ *     override is tested against the reference, on odd shapes and tails.
+ *  7. Results do not depend on the number of threads: work is cut into pieces that depend on shapes alone,
  *     and every sum has a fixed order.
- *  4. Nothing is allocated in an op. Scratch comes from Device.scratch, whose size `scratch_bytes` tells
- *     in advance.
+ *  8. Nothing is allocated in an op. Scratch comes from Device.scratch, whose size `scratch_bytes` tells in
+ *     advance. It belongs to ON_COMPUTE: other streams take copies, uploads, downloads and sums of parts.
+ *
+ * On the CPU an op has ended when its call returns, every event has been reached, and finishing costs
+ * nothing. A deferred CPU (device_defer) runs nothing before it must: what works there keeps the contract.
  *
  * Names: T tokens of one microbatch (sequences one after the other), h hidden size, H query heads, G
  * key/value heads (G divides H), D head dimension (even), I intermediate size, V vocabulary. Tensors are
- * row-major and contiguous unless a stride is named. "c" is the compute dtype (fp32 or bf16) of
- * activations and gathered weights; sums are taken in fp32 or wider. */
+ * row-major and contiguous unless a stride is named. "c" is the compute dtype (fp32 or bf16) of activations
+ * and gathered weights; sums are taken in fp32 or wider. */
 #ifndef WEFT_DEVICE_DEVICE_H
 #define WEFT_DEVICE_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
 #include "base/exact.h"
-#include "base/memory.h"
 #include "base/text.h"
 
 typedef enum Dtype { DTYPE_F32, DTYPE_BF16 } Dtype;
 static inline size_t dtype_bytes(Dtype t) { return t == DTYPE_F32 ? 4 : 2; }
 const char *dtype_name(Dtype t); /* "fp32", "bf16" */
 
-/* Index of each op, for the profile. Keep in the order of struct Ops. */
-typedef enum OpId {
-    OP_GEMM,
-    OP_EMBED_FORWARD,
-    OP_EMBED_BACKWARD,
-    OP_RMSNORM_FORWARD,
-    OP_RMSNORM_BACKWARD,
-    OP_ROPE,
-    OP_BIAS_FORWARD,
-    OP_BIAS_BACKWARD,
-    OP_ATTENTION_FORWARD,
-    OP_ATTENTION_BACKWARD,
-    OP_ATTENTION_DECODE,
-    OP_SWIGLU_FORWARD,
-    OP_SWIGLU_BACKWARD,
-    OP_ADD,
-    OP_CROSS_ENTROPY,
-    OP_ADAMW,
-    OP_SGD,
-    OP_GRAD_STATS,
-    OP_FIXED_ADD,
-    OP_FIXED_TO_FLOAT,
-    OP_CAST,
-    OP_ZERO,
-    OP_INIT_NORMAL,
-    OP_FILL,
-    OP_UPLOAD,
-    OP_DOWNLOAD,
-    OP_SUM_PARTS,
-    OP_COUNT
-} OpId;
+/* Every op, with its name in the profile. The two sums of parts are one there. */
+/* clang-format off */
+#define DEVICE_OPS(X)                                                                                  \
+    X(GEMM, gemm)                                                                                      \
+    X(EMBED_FORWARD, embed_forward)             X(EMBED_BACKWARD, embed_backward)                      \
+    X(RMSNORM_FORWARD, rmsnorm_forward)         X(RMSNORM_BACKWARD, rmsnorm_backward)                  \
+    X(ROPE, rope)                                                                                      \
+    X(BIAS_FORWARD, bias_forward)               X(BIAS_BACKWARD, bias_backward)                        \
+    X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
+    X(ATTENTION_DECODE, attention_decode)                                                              \
+    X(SWIGLU_FORWARD, swiglu_forward)           X(SWIGLU_BACKWARD, swiglu_backward)                    \
+    X(ADD, add)                                                                                        \
+    X(CROSS_ENTROPY, cross_entropy)             X(LOSS_SUM, loss_sum)                                  \
+    X(ADAMW, adamw)                             X(SGD, sgd)                                            \
+    X(GRAD_STATS, grad_stats)                                                                          \
+    X(FIXED_ADD, fixed_add)                     X(FIXED_TO_FLOAT, fixed_to_float)                      \
+    X(CAST, cast)                               X(ZERO, zero)                                          \
+    X(INIT_NORMAL, init_normal)                 X(FILL, fill)                                          \
+    X(COPY, copy)                               X(UPLOAD, upload)                                      \
+    X(DOWNLOAD, download)                       X(SUM_PARTS, sum_parts)
+/* clang-format on */
+
+#define OP_ID(id, name) OP_##id,
+typedef enum OpId { DEVICE_OPS(OP_ID) OP_COUNT } OpId;
+#undef OP_ID
+const char *op_name(OpId op);
 
 typedef struct AttentionShape {
     int64_t tokens;                /* T */
     int heads, kv_heads, head_dim; /* H, G, D */
 } AttentionShape;
 
+/* Of an optimizer, what stays as it is ... */
 typedef struct AdamW {
-    float lr, beta1, beta2, eps, weight_decay;
-    float correction1, correction2; /* 1 - beta^step */
-    float grad_scale;               /* clip coefficient, multiplied into the gradient */
+    float beta1, beta2, eps, weight_decay;
 } AdamW;
 
 typedef struct Sgd {
-    float lr, momentum, weight_decay;
-    float grad_scale; /* clip coefficient, multiplied into the gradient */
+    float momentum, weight_decay;
     bool nesterov;
 } Sgd;
+
+/* ... and what changes from step to step: in tensor memory. */
+typedef struct OptimizerStep {
+    float lr;
+    float correction1, correction2; /* AdamW: 1 - beta^number */
+    float grad_scale;               /* clip coefficient, multiplied into the gradient */
+    uint64_t number;                /* updates made, this one among them: from 1 on */
+} OptimizerStep;
+
+/* The sum of losses; see loss_sum. All zero: nothing has been added. */
+typedef struct LossSum {
+    ExactSum sum;      /* of the finite ones */
+    int64_t nonfinite; /* number of the others */
+} LossSum;
 
 /* How the states of an optimizer are kept: fp32 as they are, or bf16, rounded stochastically. A bf16 number
  * has 8 bits: rounded to nearest, a mean of squares would never take up what is below 1/512 of it. So of the
  * two neighbours of x the upper one is taken with the probability that makes x the mean (finite x never
  * becomes infinite):
+ *
  *     bf16(x) = (bits of x + r) >> 16,   r: 16 random bits
+ *
  * The bits of element e (of a parameter: `first` is the number of the op's first one) are those of Philox
- * with the counter (e / 64 * 16 + e % 16, step), word e % 64 / 16; the first state takes the lower half of
- * the word, the second the upper. They depend on (key, step, e) alone, however the elements are cut into
- * calls. */
+ * with the counter (e / 64 * 16 + e % 16, OptimizerStep.number), word e % 64 / 16; the first state takes the
+ * lower half of the word, the second the upper. They depend on (key, number, e) alone, however the elements
+ * are cut into calls. */
 typedef struct StateStore {
     Dtype type;
-    uint64_t key, step; /* of the parameter; updates made, this one among them: from 1 on */
+    uint64_t key; /* of the parameter */
     int64_t first;
 } StateStore;
 enum { STATE_CHUNK = 64, STATE_BLOCKS = 16 }; /* elements that 16 Philox blocks serve */
 
 /* Order-free figures of a gradient tensor; see grad_stats. */
 typedef struct GradStats {
-    ExactSum sum;      /* of |g|^p, or (|g| / unit)^p, over finite elements (p finite), normalised */
-    double max;        /* max |g| over finite elements */
-    int64_t nonfinite; /* elements that are NaN or infinite, or whose power is beyond the largest double */
+    ExactSum sum;            /* of |g|^p, or (|g| / unit)^p, over finite elements (p finite), normalised */
+    double max;              /* max |g| over finite elements */
+    int64_t nonfinite;       /* elements that are NaN or infinite, or whose power is beyond every double */
     int64_t first_nonfinite; /* index of the first of them; -1: there is none */
 } GradStats;
 
@@ -114,25 +136,29 @@ static inline double fixed_limit(int64_t contributions) {
     return (double)(INT64_C(1) << (FIXED_SUM_LOG2 - FIXED_SHIFT)) / (double)contributions;
 }
 
-/* Elements that fixed_add refused. */
+/* Elements that fixed_add refused. All zero: none so far. */
 typedef struct FixedRefusals {
     int64_t count;
-    int64_t first; /* index of the first; -1: none */
+    int64_t first; /* where count is not 0: index of the first, in the first of the ops that refused one */
 } FixedRefusals;
 
 typedef struct Device Device;
 typedef struct DeviceNeeds DeviceNeeds;
+typedef struct Deferred Deferred;
 
 typedef struct Ops {
     /* C[M,N] = op(A) op(B) + (accumulate ? C : 0), row-major. op(A) is [M,K]: A itself [M,K], or with trans_a
-     * the transpose of A [K,M]; op(B) is [K,N]: B [K,N], or with trans_b the transpose of B [N,K]. Any mix of
-     * dtypes of A, B equal to each other; C may be fp32 or the same dtype as A. Leading dimensions are those
-     * of contiguous tensors except ldc (>= N). linear
-     * forward          Y[T,N] = X[T,K] W[N,K]^T        gemm(0, 1, T, N, K, X, W, Y) its input gradient      dX[T,K] = dY[T,N]
-     * W[N,K]        gemm(0, 0, T, K, N, dY, W, dX) its weight gradient     dW[N,K] += dY[T,N]^T X[T,K]     gemm(1, 0, N, K, T,
-     * dY, X, dW fp32, accumulate) */
-    void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate);
+     * the transpose of A [K,M]; op(B) is [K,N]: B [K,N], or with trans_b the transpose of B [N,K]. A and B
+     * have one dtype; C has that, or is fp32. Leading dimensions are those of contiguous tensors, except ldc
+     * (>= N). For a linear layer with weight W [N,K]:
+     *
+     *     forward           Y[T,N]  = X[T,K] W[N,K]^T      gemm(0, 1, T, N, K, X, W, Y)
+     *     input gradient    dX[T,K] = dY[T,N] W[N,K]       gemm(0, 0, T, K, N, dY, W, dX)
+     *     weight gradient   dW[N,K] += dY[T,N]^T X[T,K]    gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate) */
+    void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+                 const void *a /* [M, K] or [K, M] ab_type */, const void *b /* [K, N] or [N, K] ab_type */,
+                 Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,
+                 bool accumulate);
 
     /* out[t] = table[ids[t]]. ids are checked by the loader, once, to be in [0, V). */
     void (*embed_forward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
@@ -141,13 +167,13 @@ typedef struct Ops {
     void (*embed_backward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
                            const void *dout /* [T, h] c */, float *dtable /* [V, h] */, Dtype c);
 
-    /* sum = a + b (b, sum may be NULL: then sum is a); rstd = 1 / sqrt(mean(sum^2) + eps); y = sum * rstd *
-     * w. Zhang & Sennrich, "Root mean square layer normalization", 2019. y may be NULL (only sum and rstd).
-     */
+    /* sum = a + b (b and sum may be NULL: then sum is a); rstd = 1 / sqrt(mean(sum^2) + eps);
+     * y = sum * rstd * w. y may be NULL: only sum and rstd are wanted.
+     * Zhang & Sennrich, "Root mean square layer normalization", 2019. */
     void (*rmsnorm_forward)(Device *d, int64_t tokens, int64_t hidden, float eps,
                             const void *a /* [T, h] c */, const void *b /* [T, h] c or NULL */,
                             const float *w /* [h] */, void *sum /* [T, h] c or NULL */,
-                            void *y /* [T, h] c */, float *rstd /* [T] */, Dtype c);
+                            void *y /* [T, h] c or NULL */, float *rstd /* [T] */, Dtype c);
     /* dx = (add ? dx : 0) + gradient through the norm; dw += sum over tokens (skipped when NULL); x is the
      * normed input. */
     void (*rmsnorm_backward)(Device *d, int64_t tokens, int64_t hidden, const void *x /* [T, h] c */,
@@ -156,21 +182,22 @@ typedef struct Ops {
                              float *dw /* [h] or NULL */, Dtype c);
 
     /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints).
-     * inverse rotates back: the gradient. cos_sin[p] = D/2 cosines then D/2 sines. Su et al., "RoFormer",
-     * 2021. */
+     * inverse rotates back: the gradient. cos_sin[p] = D/2 cosines, then D/2 sines.
+     * Su et al., "RoFormer", 2021. */
     void (*rope)(Device *d, AttentionShape s, void *qkv /* [T, (H+2G)*D] c */,
                  const int32_t *positions /* [T] */, const float *cos_sin /* [P, D] */, bool inverse,
                  Dtype c);
 
-    /* y[t] += bias;   db += sum_t dy[t]. */
+    /* y[t] += bias. */
     void (*bias_forward)(Device *d, int64_t tokens, int64_t n, void *y /* [T, n] c */,
                          const float *bias /* [n] */, Dtype c);
+    /* db += sum over t of dy[t]. */
     void (*bias_backward)(Device *d, int64_t tokens, int64_t n, const void *dy /* [T, n] c */,
                           float *db /* [n] */, Dtype c);
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t; first_key never decreases.
-     * The score matrix never exists whole; lse keeps log sum exp of each row, natural log. scale = 1 /
-     * sqrt(D). Dao, "FlashAttention-2", 2023. */
+     * The score matrix never exists whole; lse keeps log sum exp of each row, natural log.
+     * scale = 1 / sqrt(D). Dao, "FlashAttention-2", 2023. */
     void (*attention_forward)(Device *d, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
                               const int32_t *first_key /* [T] */, void *out /* [T, H*D] c */,
                               float *lse /* [H, T] */, Dtype c);
@@ -184,8 +211,8 @@ typedef struct Ops {
                              const void *qkv /* [T, (H+2G)*D] c */, const void *k_cache /* [P, G*D] c */,
                              const void *v_cache /* [P, G*D] c */, void *out /* [T, H*D] c */, Dtype c);
 
-    /* act = silu(gate) * up with gate_up = [gate | up] per token. Shazeer, "GLU variants improve
-     * transformer", 2020. */
+    /* act = silu(gate) * up, with gate_up = [gate | up] per token.
+     * Shazeer, "GLU variants improve transformer", 2020. */
     void (*swiglu_forward)(Device *d, int64_t tokens, int64_t inter, const void *gate_up /* [T, 2I] c */,
                            void *act /* [T, I] c */, Dtype c);
     /* dgate_up from dact; act is computed again on the way (the down projection's weight gradient wants it).
@@ -194,64 +221,73 @@ typedef struct Ops {
                             const void *dact /* [T, I] c */, void *dgate_up /* [T, 2I] c */,
                             void *act /* [T, I] c */, Dtype c);
 
-    void (*add)(Device *d, int64_t n, const void *a, const void *b, void *out,
-                Dtype c); /* out = a + b; out may be a or b */
+    /* out = a + b; out may be a or b. */
+    void (*add)(Device *d, int64_t n, const void *a /* [n] c */, const void *b /* [n] c */,
+                void *out /* [n] c */, Dtype c);
 
-    /* Cross-entropy of `rows` tokens, fused with its gradient: loss[r] = logsumexp(logits[r]) - logits[r,
-     * target[r]], 0 where target < 0 (ignored). With dlogits: (softmax - onehot) * scale, zero rows where
-     * ignored; dlogits may be logits. */
+    /* Cross-entropy of R `rows` tokens, fused with its gradient:
+     * loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target < 0 (ignored). With dlogits:
+     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. */
     void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
-                          Dtype logits_type, const int32_t *targets /* [R] */, float scale,
-                          float *loss /* [R] */, void *dlogits /* [R, V] grad_type or NULL */,
-                          Dtype grad_type);
+                          Dtype logits_type, const int32_t *targets /* [R] */,
+                          const float *scale /* [1]; NULL without dlogits */, float *loss /* [R] */,
+                          void *dlogits /* [R, V] grad_type or NULL */, Dtype grad_type);
+    /* into += losses, without rounding: neither order nor grouping can show. */
+    void (*loss_sum)(Device *d, int64_t n, const float *losses /* [n] */, LossSum *into);
 
-    /* Loshchilov & Hutter, "Decoupled weight decay regularization", 2019; fused with clipping and with the
-     * compute copy:
-     *   g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
-     *   p -= lr * weight_decay * p + lr * (m / c1) / (sqrt(v / c2) + eps);   copy = p rounded to bf16 (unless NULL).
-     */
-    void (*adamw)(Device *d, int64_t n, AdamW a, StateStore s, float *param, const float *grad,
-                  void *m /* [n] s.type */, void *v /* [n] s.type */, uint16_t *copy /* or NULL */);
+    /* Fused with clipping and with the compute copy:
+     *     g = grad * grad_scale;   m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g^2
+     *     p -= lr * weight_decay * p + lr * (m / c1) / (sqrt(v / c2) + eps)
+     *     copy = p rounded to bf16 (unless NULL)
+     * Loshchilov & Hutter, "Decoupled weight decay regularization", 2019. */
+    void (*adamw)(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step,
+                  float *param /* [n] */, const float *grad /* [n] */, void *m /* [n] s.type */,
+                  void *v /* [n] s.type */, uint16_t *copy /* [n] bf16 or NULL */);
     /* As PyTorch has it (no dampening), fused likewise; without `momentum` b is g:
-     *   g = grad * grad_scale + weight_decay * p;   b = momentum * b + g;
-     *   p -= lr * (nesterov ? g + momentum * b : b);   copy = p rounded to bf16 (unless NULL). */
-    void (*sgd)(Device *d, int64_t n, Sgd o, StateStore s, float *param, const float *grad,
-                void *momentum /* [n] s.type, or NULL */, uint16_t *copy /* or NULL */);
+     *     g = grad * grad_scale + weight_decay * p;   b = momentum * b + g
+     *     p -= lr * (nesterov ? g + momentum * b : b)
+     *     copy = p rounded to bf16 (unless NULL) */
+    void (*sgd)(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param /* [n] */,
+                const float *grad /* [n] */, void *momentum /* [n] s.type or NULL */,
+                uint16_t *copy /* [n] bf16 or NULL */);
 
     /* Sum of powers (p finite, >= 1) and max |g|; the count of non-finite elements, which are left out of
      * both, and where the first is. |g| and g^2 are doubles; other powers are what pow() makes of |g| / unit,
      * so that with the largest |g| of all as the unit none overflows and the sum is 1 or more, whatever p.
      * The sum is exact: powers are added without rounding. So the figures of a tensor's parts, merged in any
      * order, are those of the tensor. With p infinite the sum is left 0. */
-    void (*grad_stats)(Device *d, int64_t n, const float *g, double p, double unit,
-                       GradStats *out /* host */);
+    void (*grad_stats)(Device *d, int64_t n, const float *g /* [n] */, double p, const double *unit /* [1] */,
+                       GradStats *out);
 
     /* acc[i] = (set ? 0 : acc[i]) + g[i] * 2^FIXED_SHIFT rounded to nearest even. Whole numbers add in any
-     * order. Elements that are not finite, or larger than the limit (at most fixed_limit(1)), add nothing and
-     * are counted. */
-    void (*fixed_add)(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
-                      FixedRefusals *refused /* host */);
+     * order. Elements that are not finite, or larger than the limit (at most fixed_limit(1)), add nothing to
+     * acc, and are added to what was refused before. */
+    void (*fixed_add)(Device *d, int64_t n, const float *g /* [n] */, int64_t *acc /* [n] */, bool set,
+                      double limit, FixedRefusals *refused);
     /* out[i] = acc[i] * 2^-FIXED_SHIFT, rounded once, to nearest even. */
-    void (*fixed_to_float)(Device *d, int64_t n, const int64_t *acc, float *out);
+    void (*fixed_to_float)(Device *d, int64_t n, const int64_t *acc /* [n] */, float *out /* [n] */);
 
-    void (*cast)(Device *d, int64_t n, const void *in, Dtype in_type, void *out,
-                 Dtype out_type); /* round to nearest even */
+    /* Rounds to nearest even. */
+    void (*cast)(Device *d, int64_t n, const void *in /* [n] in_type */, Dtype in_type,
+                 void *out /* [n] out_type */, Dtype out_type);
     void (*zero)(Device *d, void *p, size_t bytes);
-    /* out[i] = mean + std * normal(key, first + i) cut to [lo, hi] standard deviations; base/rng.h
-     * rng_normal. */
+    /* out[i] = mean + std * normal(key, first + i) cut to [lo, hi] standard deviations; rng_normal of
+     * base/rng.h. */
     void (*init_normal)(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
-                        double lo, double hi, float *out);
-    void (*fill)(Device *d, int64_t n, float value, float *out);
+                        double lo, double hi, float *out /* [n] */);
+    void (*fill)(Device *d, int64_t n, float value, float *out /* [n] */);
 
-    /* Between host memory and tensor memory. */
+    /* Within tensor memory; the two places do not overlap. */
+    void (*copy)(Device *d, void *to, const void *from, size_t bytes);
+    /* Between host memory and tensor memory: the contract, 3. */
     void (*upload)(Device *d, void *tensor, const void *host, size_t bytes);
     void (*download)(Device *d, void *host, const void *tensor, size_t bytes);
 
     /* out[i] = sum over parts p of in[p][i], in the canonical tree: blocks of parts are split at the largest
      * power of two below their number. out may be one of the parts. The integers wrap around. */
-    void (*sum_parts)(Device *d, int64_t n, int parts, const float *const *in /* [parts] of [n] */,
+    void (*sum_parts)(Device *d, int64_t n, int parts, const float *const *in /* host [parts] of [n] */,
                       float *out /* [n] */);
-    void (*sum_parts_i64)(Device *d, int64_t n, int parts, const int64_t *const *in /* [parts] of [n] */,
+    void (*sum_parts_i64)(Device *d, int64_t n, int parts, const int64_t *const *in /* host [parts] of [n] */,
                           int64_t *out /* [n] */);
 
     /* Scratch that the ops above may need, for the largest shapes of a run. */
@@ -265,6 +301,29 @@ struct DeviceNeeds {
     AttentionShape attention;
 };
 
+/* ---- streams, events, memory ---- */
+
+typedef enum DeviceStream { ON_COMPUTE, ON_COMM, ON_COPY, DEVICE_STREAMS } DeviceStream;
+
+/* A ticket that device_mark gives out; 0 has always been reached. Nothing to free. */
+typedef uint64_t Event;
+
+/* What a wait of the host is for: a result that the program asked for, or memory that a link between ranks
+ * reads and writes by itself (MPI; a link on the device lets streams wait instead). */
+typedef enum DeviceWait { WAIT_RESULT, WAIT_LINK, DEVICE_WAITS } DeviceWait;
+
+/* The same for all kernels of a device: what device_mark and the others below do. */
+typedef struct DeviceRuntime {
+    Event (*mark)(Device *d, DeviceStream s);
+    void (*follow)(Device *d, DeviceStream s, Event e);
+    void (*finish)(Device *d, Event e);
+    void *(*take)(Device *d, size_t bytes); /* tensor memory, zeroed; NULL: there is not so much */
+    void (*give)(Device *d, void *memory, size_t bytes);
+    size_t (*available)(const Device *d);        /* bytes of tensor memory; 0: not known */
+    void *(*host_take)(Device *d, size_t bytes); /* pinned host memory, zeroed */
+    void (*host_give)(Device *d, void *host);
+} DeviceRuntime;
+
 typedef struct OpProfile {
     int64_t calls;
     double seconds;
@@ -273,33 +332,52 @@ typedef struct OpProfile {
 
 struct Device {
     Ops ops;
+    DeviceRuntime runtime;
     const char *name;    /* "avx512", "avx512_bf16", "avx2", "portable", "reference" */
     char processor[128]; /* the processor's own name */
     int threads;
     bool native_bf16; /* bf16 matrix products are at least as fast as fp32 ones */
     char *scratch;
     size_t scratch_size;
+    atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */
     bool profiling;
     OpProfile profile[OP_COUNT];
-    void *impl; /* private to the implementation */
+    void *impl;         /* private to the implementation */
+    Deferred *deferred; /* what waits to run; NULL: nothing ever does */
 };
 
-/* Names of CPU kernels, from the best to the plainest behind "auto": what an option table takes (OPT_CHOICE).
- */
+/* Ops that this thread enqueues from now on go to s; returns where they went before. */
+DeviceStream device_on(DeviceStream s);
+DeviceStream device_stream(void); /* where they go now */
+/* An event that is reached when everything enqueued on s so far has run. */
+Event device_mark(Device *d, DeviceStream s);
+/* What is enqueued on s from now on runs after e. */
+void device_follow(Device *d, DeviceStream s, Event e);
+/* Returns when e has been reached. */
+void device_finish(Device *d, Event e, DeviceWait why);
+/* A download on this thread's stream, finished: a wait for a result. */
+void device_fetch(Device *d, void *host, const void *tensor, size_t bytes);
+
+/* ---- kinds, opening, around an op ---- */
+
+/* Names of CPU kernels, from the best to the plainest behind "auto": what an option table takes. */
 #define DEVICE_KINDS "auto|avx512_bf16|avx512|avx2|portable|reference"
 const char *device_kind(int index); /* one of them */
 
 /* The CPU. `kind`: NULL or "auto" for the best that the processor runs, or a name above (ERR_UNAVAILABLE if
- * it can't). threads <= 0: one per core this process may use. Environment variable WEFT_CPU overrides "auto".
- */
+ * it can't). threads <= 0: one per core this process may use. WEFT_CPU in the environment replaces "auto". */
 ErrorCode device_open_cpu(Device *d, const char *kind, int threads, Error *err);
 void device_close(Device *d);
+/* Makes an open device a deferred one (deferred.c), until it is closed: nothing runs before something waits
+ * for it, streams take turns that are drawn from the seed. For tests: results are the same, bit for bit,
+ * unless the program breaks the contract. device_open_cpu does it by itself where the environment has
+ * WEFT_DEFER=seed. */
+void device_defer(Device *d, uint64_t seed);
 /* A CPU to plan for, which may be another one than this: only scratch_bytes may be asked of it, and tells the
  * most that any of the implementations takes. threads as above. Nothing to close. */
 void device_describe_cpu(Device *d, int threads, bool native_bf16);
 /* Cores this process may run on. */
 int device_cpu_cores(void);
-const char *op_name(OpId op);
 
 /* Every op call goes through this: it opens the guard, and keeps the profile when asked to.
  *     OP(d, OP_ADD, add, n, a, b, out); */
@@ -315,8 +393,8 @@ void device_op_leave(Device *d, OpId op, double start);
 /* A table of the profile: calls, seconds, share of `seconds` (0: of all ops), rate. */
 void device_profile_print(const Device *d, double seconds, Text *out);
 
-/* Matrix-product peak of this device, measured: largest of a few square-ish products, in FLOP/s. Takes about
- * `seconds`. */
+/* Matrix-product peak of this device, measured: largest of a few square products, in FLOP/s; 0 where memory
+ * is short. Takes about `seconds`. */
 double device_matmul_peak(Device *d, Dtype type, double seconds);
 
 #endif

@@ -1,3 +1,4 @@
+/* Name and runtime of the library that matrix products come from. */
 #include "device/facts.h"
 
 #include <oneapi/dnnl/dnnl.h>

@@ -34,6 +34,7 @@ static void layout(Engine *e) {
         plan->copy ? pool_take(&e->pools[POOL_COPY], e->plan->partition.owned * sizeof(uint16_t)) : NULL;
     if (!e->plan->spec.inference) layout_training(e);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
+    statistics_layout(e);
     for (int a = 0; a < ARENAS; a++) e->work.arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
     e->work.keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
     e->work.scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
@@ -82,7 +83,6 @@ static void allocate_tables(Engine *e) {
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
-    e->work.host_losses = mem_alloc_array((size_t)e->plan->spec.tokens, sizeof *e->work.host_losses);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
     e->traffic.gathers = mem_alloc_array(2 * units, sizeof(CommHandle));
     e->traffic.reductions = mem_alloc_array(2 * (units + 1), sizeof(CommHandle));
@@ -92,18 +92,18 @@ static void allocate_tables(Engine *e) {
 
 static ErrorCode allocate(Engine *e, Error *err) {
     static const char *const names[POOL_COUNT] = {
-        "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight",
-        "optimizer",  "constants",    "activations",         "workspace", "communication"};
+        "parameters", "compute copy", "gathered parameters", "gradients", "gradients in flight", "optimizer",
+        "constants",  "statistics",   "activations",         "workspace", "communication"};
     allocate_tables(e);
     for (int i = 0; i < POOL_COUNT; i++) e->pools[i].name = names[i];
     layout(e);
-    for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], err));
+    for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], e->device, err));
     layout(e);
     CHECK(engine_bytes(e) == memory_plan_pools(rank_memory(e->plan)));
     point_weights(e);
     if (!e->plan->spec.inference) point_owned(e);
     model_compute_constants(&e->model, e->device);
-    return OK;
+    return statistics_open(e, err);
 }
 
 ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
@@ -121,6 +121,7 @@ size_t engine_bytes(const Engine *e) {
 
 void engine_close(Engine *e) {
     if (!e) return;
+    statistics_close(e);
     for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
     free(e->traffic.gathers);
     free(e->traffic.reductions);
@@ -131,7 +132,6 @@ void engine_close(Engine *e) {
     free(e->step.owned);
     free(e->step.sums);
     free(e->step.started);
-    free(e->work.host_losses);
     free(e->clock.actions);
     free(e);
 }
@@ -238,14 +238,6 @@ static void load(Execution *x, int m) {
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
 }
 
-static void add_losses(Execution *x, const float *losses) {
-    Engine *e = x->engine;
-    OP(e->device, OP_DOWNLOAD, download, e->work.host_losses, losses,
-       (size_t)e->plan->spec.tokens * sizeof(float));
-    for (int64_t t = 0; t < e->plan->spec.tokens; t++)
-        record_add_loss(&x->record, (double)e->work.host_losses[t]);
-}
-
 static int tied_or(const Execution *x, int unit) {
     return x->engine->plan->partition.tied ? x->program->units : unit;
 }
@@ -268,7 +260,7 @@ static void head(Execution *x, int u, int m) {
     UnitPass unit = unit_pass(x, u, m);
     unit_forward(&unit, unit_parts(&e->model.config, u));
     if (weight) sharding_end_matrices(x, tied_or(x, u), m);
-    add_losses(x, x->pass.losses);
+    statistics_add_losses(x, x->pass.losses);
 }
 
 static void forward(Execution *x, int u, int m) {
@@ -401,12 +393,14 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     x.training = true, x.options = options, x.result = result;
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
-    x.pass.loss_scale = result->valid > 0 ? 1.0 / (double)result->valid : 0;
+    statistics_begin(&x);
     execute(&x);
 }
 
 void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum) {
     Execution x = prepare(e, &e->plan->evaluation, &e->plan->evaluation_memory, batch);
+    statistics_begin(&x);
     execute(&x);
+    statistics_read_losses(e, &x.record);
     exact_merge(sum, &x.record.loss);
 }

@@ -1,9 +1,10 @@
 /* Between the files of the engine: one execution of a program, and what each kind of action does.
  *
- *     engine.c     memory, life, the loop over actions
- *     sharding.c   GATHER, RELEASE, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE; gradients of single microbatches
- *     boundaries.c RECV_F, SEND_F, RECV_B, SEND_B
- *     update.c     NORM, UPDATE */
+ *     engine.c      memory, life, the loop over actions
+ *     sharding.c    GATHER, RELEASE, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE; gradients of microbatches
+ *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
+ *     statistics.c  what the ops of a step are told and what they found: the waits of a step
+ *     update.c      NORM, UPDATE */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
 
@@ -17,6 +18,7 @@ enum {
     POOL_SLOTS,
     POOL_OPTIMIZER,
     POOL_CONSTANTS,
+    POOL_STATISTICS,
     POOL_ACTIVATIONS,
     POOL_WORKSPACE,
     POOL_COMMUNICATION,
@@ -40,10 +42,17 @@ typedef struct StepGradients {
 
 typedef struct Workspace {
     char *arena[ARENAS], *keep, *scratch;
-    char *bucket;       /* of collectives */
-    float *tie_buffer;  /* the other rank's share of a tied gradient */
-    float *host_losses; /* [T] */
+    char *bucket;      /* of collectives */
+    float *tie_buffer; /* the other rank's share of a tied gradient */
 } Workspace;
+
+/* Figures of the step under way; statistics.c. */
+typedef struct Statistics {
+    StepScalars *scalars;    /* tensor memory, as the next two */
+    StepStatistics *figures; /* of all parameters that this rank counts */
+    FixedRefusals *refused;  /* [parameters], inside figures */
+    StepStatistics *host;    /* pinned: what the last fetch brought */
+} Statistics;
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
@@ -65,6 +74,7 @@ struct Engine {
     OwnedState state;
     StepGradients step;
     Workspace work;
+    Statistics statistics;
     Traffic traffic;
     StepTimes clock;          /* of the step under way; one ActionTime more, for evaluations */
     const Action *current;    /* what it is doing */
@@ -115,6 +125,22 @@ void boundary_finish(Execution *x); /* all sends are done */
 
 /* Valid targets of a step's batches that this rank counts. */
 int64_t engine_valid(const Engine *e, const Batch *batches);
+
+/* Takes the tensor memory of the figures from its pool; called in the dry pass and in the real one. */
+void statistics_layout(Engine *e);
+ErrorCode statistics_open(Engine *e, Error *err); /* pinned memory of the host */
+void statistics_close(Engine *e);
+/* The step begins: scalars are set, losses and refusals are none. */
+void statistics_begin(Execution *x);
+void statistics_add_losses(Execution *x, const float *losses /* [T] tensor memory */);
+/* Waits: all losses and refusals so far. */
+void statistics_read_losses(Engine *e, StepRecord *r);
+/* Waits: adds the figures of all gradients for norm p, and all losses and refusals when `whole`. Takes
+ * another wait before that, and a reduction over all ranks, for powers that need the largest |g|. */
+void statistics_read(Engine *e, double p, bool whole, StepRecord *r);
+/* What the optimizer of each group is told of this step. */
+void statistics_set_optimizer(Engine *e, const UpdateStep *step);
+
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);
 

@@ -13,16 +13,20 @@ static void name_culprit(StepRecord *r, int64_t parameter, int64_t rank) {
         r->culprit = parameter, r->culprit_rank = rank;
 }
 
+void record_add_nonfinite(StepRecord *r, int64_t elements, int64_t parameter, int64_t rank) {
+    r->nonfinite += elements;
+    if (elements) name_culprit(r, parameter, rank);
+}
+
 void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int64_t rank) {
     exact_merge(&r->norm, &s->sum);
     if (s->max > r->max) r->max = s->max;
-    r->nonfinite += s->nonfinite;
-    if (s->nonfinite) name_culprit(r, parameter, rank);
+    record_add_nonfinite(r, s->nonfinite, parameter, rank);
 }
 
-void record_add_loss(StepRecord *r, double loss) {
-    if (!isfinite(loss)) r->bad_losses++;
-    exact_add(&r->loss, loss);
+void record_add_losses(StepRecord *r, const LossSum *s) {
+    exact_merge(&r->loss, &s->sum);
+    r->bad_losses += s->nonfinite;
 }
 
 void record_combine(void *into, const void *from) {

@@ -37,7 +37,9 @@ typedef struct StepRecord {
 /* The record that changes none that it is combined with. */
 void record_start(StepRecord *r);
 void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int64_t rank);
-void record_add_loss(StepRecord *r, double loss); /* of one token */
+/* So many elements of a parameter that make the step useless. */
+void record_add_nonfinite(StepRecord *r, int64_t elements, int64_t parameter, int64_t rank);
+void record_add_losses(StepRecord *r, const LossSum *s);
 /* into += from; neither needs to be normalised, the result is. */
 void record_combine(void *into, const void *from);
 

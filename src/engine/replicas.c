@@ -17,7 +17,7 @@ static uint64_t print(Replicas *r, const void *tensor, size_t left) {
     XXH3_64bits_reset(r->hash);
     while (left > 0) {
         size_t bytes = left < PIECE ? left : PIECE;
-        OP(d, OP_DOWNLOAD, download, r->buffer, from, bytes);
+        device_fetch(d, r->buffer, from, bytes);
         XXH3_64bits_update(r->hash, r->buffer, bytes);
         from += bytes, left -= bytes;
     }

@@ -111,12 +111,9 @@ static void fix(Execution *x, int unit, bool matrices, const float *g, int64_t *
     for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
         const Param *p = &t->params[i];
         size_t at = param_place(t, p);
-        FixedRefusals refused;
         if ((p->cols > 0) != matrices) continue;
-        OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + at, sum + at, set, x->limit, &refused);
-        if (refused.count == 0) continue;
-        GradStats stats = {.nonfinite = refused.count, .first_nonfinite = refused.first};
-        record_add_stats(&x->record, &stats, i, x->engine->plan->rank);
+        OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + at, sum + at, set, x->limit,
+           x->engine->statistics.refused + i);
     }
 }
 

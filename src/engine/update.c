@@ -10,38 +10,10 @@
 #include "base/rng.h"
 #include "engine/execution.h"
 
-/* Figures of this rank's share; of every parameter that it counts. */
-static void add_statistics(Engine *e, double p, double unit, StepRecord *r) {
-    const ParamTable *t = &e->model.table;
-    for (int i = 0; i < t->count; i++) {
-        const Param *param = &t->params[i];
-        Piece piece = partition_piece(&e->plan->partition, param);
-        if (!partition_counts(&e->plan->partition, param->unit) || piece.count == 0) continue;
-        GradStats s;
-        OP(e->device, OP_GRAD_STATS, grad_stats, piece.count, engine_gradient(e, param, piece), p, unit, &s);
-        record_add_stats(r, &s, i, e->plan->rank);
-    }
-}
-
-static void take_larger(void *into, const void *from) {
-    *(double *)into = fmax(*(double *)into, *(const double *)from);
-}
-
-/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more. */
-static double unit_of_norm(Engine *e, double p) {
-    StepRecord r;
-    record_start(&r);
-    if (record_needs_max(p)) {
-        add_statistics(e, INFINITY, 1, &r);
-        execution_combine(e, &r.max, sizeof r.max, take_larger);
-    }
-    return record_unit(r.max, p);
-}
-
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
     StepRecord r;
     record_start(&r);
-    add_statistics(e, p, unit_of_norm(e, p), &r);
+    statistics_read(e, p, false, &r);
     execution_combine(e, &r, sizeof r, record_combine);
     *nonfinite = r.nonfinite;
     *culprit = r.culprit >= 0 ? e->model.table.params[r.culprit].name : NULL;
@@ -69,7 +41,7 @@ void update_norm(Execution *x) {
     StepResult *r = x->result;
     const StepOptions *o = x->options;
     StepRecord *record = &x->record;
-    add_statistics(e, o->clip_norm, unit_of_norm(e, o->clip_norm), record);
+    statistics_read(e, o->clip_norm, true, record);
     record->any = o->any, record->all = o->all;
     e->own_ahead = o->next ? engine_valid(e, o->next) : 0;
     record->ahead = e->own_ahead, record->ahead_unknown = o->next == NULL;
@@ -86,11 +58,13 @@ void update_norm(Execution *x) {
     double coefficient = o->clip > 0 ? o->clip / (r->grad_norm + 1e-6) : 1;
     r->clip_coefficient = r->skipped ? 0 : fmin(1, coefficient);
     if (!r->skipped) e->state.updates++;
+    statistics_set_optimizer(e, &(UpdateStep){.lr_factor = o->lr_factor,
+                                              .clip_coefficient = r->clip_coefficient,
+                                              .updates = e->state.updates});
     if (o->before_update) o->before_update(o->context);
 }
 
-/* Parameter number i; `step` is what all have in common. */
-static void update_parameter(Engine *e, int i, const UpdateStep *step) {
+static void update_parameter(Engine *e, int i) {
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
     const ParamGroup *group = param_group(g, i);
@@ -103,17 +77,13 @@ static void update_parameter(Engine *e, int i, const UpdateStep *step) {
                      .weight_decay = param_weight_decay(g, i, p),
                      .store = {.type = (Dtype)group->settings.states,
                                .key = rng_key(g->seed, p->name),
-                               .step = (uint64_t)step->updates,
                                .first = piece.first}};
     for (int k = 0; k < param_states(g, i); k++) run.state[k] = engine_optimizer_state(e, i, k);
-    group->optimizer->update(e->device, &group->settings, step, &run);
+    group->optimizer->update(e->device, &group->settings, &e->statistics.scalars->optimizer[g->of[i]], &run);
 }
 
 void update_unit(Execution *x, int unit) {
     const ParamTable *t = &x->engine->model.table;
-    UpdateStep step = {.lr_factor = x->options->lr_factor,
-                       .clip_coefficient = x->result->clip_coefficient,
-                       .updates = x->engine->state.updates};
     if (x->result->skipped) return;
-    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(x->engine, i, &step);
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(x->engine, i);
 }

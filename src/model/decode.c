@@ -43,7 +43,7 @@ ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Devic
     g->model.loss_rows = 1;
     g->cache.positions = positions;
     layout(g);
-    TRY(pool_commit(&g->pool, err));
+    TRY(pool_commit(&g->pool, d, err));
     layout(g);
     model_compute_constants(&g->model, d);
     return OK;
@@ -94,6 +94,6 @@ void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) 
         if (done + m.tokens < count || !logits) continue;
         size_t row = (size_t)m.config.hidden_size * dtype_bytes(m.compute);
         head_logits(&p, 1, states + (size_t)(m.tokens - 1) * row, g->scratch, g->rstd, g->logits);
-        OP(g->device, OP_DOWNLOAD, download, logits, g->logits, (size_t)m.config.vocab_size * sizeof(float));
+        device_fetch(g->device, logits, g->logits, (size_t)m.config.vocab_size * sizeof(float));
     }
 }

@@ -45,18 +45,26 @@ static double rope_frequency(const ModelConfig *c, int64_t i) {
     return (1 - blend) * frequency / s->factor + blend * frequency;
 }
 
-void model_compute_constants(Model *m, Device *d) {
-    int64_t dim = m->config.head_dim, half = dim / 2;
-    float *row = mem_alloc_array((size_t)dim, sizeof *row);
-    for (int64_t p = 0; p < m->positions; p++) {
-        for (int64_t i = 0; i < half; i++) {
-            double angle = (double)p * rope_frequency(&m->config, i);
-            row[i] = (float)cos(angle);
-            row[half + i] = (float)sin(angle);
-        }
-        OP(d, OP_UPLOAD, upload, m->cos_sin + p * dim, row, (size_t)dim * sizeof(float));
+static void rotate_position(const ModelConfig *c, int64_t position, float *row /* [D] */) {
+    int64_t half = c->head_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        double angle = (double)position * rope_frequency(c, i);
+        row[i] = (float)cos(angle);
+        row[half + i] = (float)sin(angle);
     }
-    free(row);
+}
+
+/* Some hundred rows at a time: few uploads, and little memory of the host. */
+void model_compute_constants(Model *m, Device *d) {
+    enum { ROWS = 256 };
+    int64_t dim = m->config.head_dim;
+    float *rows = mem_alloc_array((size_t)(ROWS * dim), sizeof *rows);
+    for (int64_t first = 0; first < m->positions; first += ROWS) {
+        int64_t count = m->positions - first < ROWS ? m->positions - first : ROWS;
+        for (int64_t i = 0; i < count; i++) rotate_position(&m->config, first + i, rows + i * dim);
+        OP(d, OP_UPLOAD, upload, m->cos_sin + first * dim, rows, (size_t)(count * dim) * sizeof *rows);
+    }
+    free(rows);
 }
 
 AttentionShape model_attention(const Model *m) {

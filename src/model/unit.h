@@ -19,8 +19,7 @@
 #ifndef WEFT_MODEL_UNIT_H
 #define WEFT_MODEL_UNIT_H
 
-#include "base/memory.h"
-#include "device/device.h"
+#include "device/pool.h"
 #include "model/layers/layer.h"
 #include "model/params.h"
 #include "model/weights.h"
@@ -56,11 +55,11 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
-    float *losses;     /* [T] of the head: each token's, 0 where ignored */
-    bool training;     /* a backward pass follows */
-    bool defer_head;   /* the head's weight half is not done with its forward pass */
-    bool first;        /* gradients of matrices are set, not added to (the embedding's always are added to) */
-    double loss_scale; /* 1 / valid targets of the step */
+    float *losses;   /* [T] of the head: each token's, 0 where ignored */
+    bool training;   /* a backward pass follows */
+    bool defer_head; /* the head's weight half is not done with its forward pass */
+    bool first;      /* gradients of matrices are set, not added to (the embedding's always are added to) */
+    const float *loss_scale;    /* [1] tensor memory: 1 / valid targets of the step; training only */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
 

@@ -8,27 +8,20 @@ static int adamw_states(const OptimizerSettings *s) {
     return 2;
 }
 
-static void adamw_update(Device *d, const OptimizerSettings *s, const UpdateStep *step, const UpdateRun *r) {
-    AdamW a = {.lr = (float)(s->lr * step->lr_factor),
-               .beta1 = (float)s->beta1,
+static void adamw_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step,
+                         const UpdateRun *r) {
+    AdamW a = {.beta1 = (float)s->beta1,
                .beta2 = (float)s->beta2,
                .eps = (float)s->eps,
-               .weight_decay = (float)r->weight_decay,
-               .correction1 = (float)(1 - pow(s->beta1, (double)step->updates)),
-               .correction2 = (float)(1 - pow(s->beta2, (double)step->updates)),
-               .grad_scale = (float)step->clip_coefficient};
-    OP(d, OP_ADAMW, adamw, r->count, a, r->store, r->param, r->grad, r->state[0], r->state[1], r->copy);
+               .weight_decay = (float)r->weight_decay};
+    OP(d, OP_ADAMW, adamw, r->count, a, r->store, step, r->param, r->grad, r->state[0], r->state[1], r->copy);
 }
 
 static int sgd_states(const OptimizerSettings *s) { return s->momentum > 0; }
 
-static void sgd_update(Device *d, const OptimizerSettings *s, const UpdateStep *step, const UpdateRun *r) {
-    Sgd o = {.lr = (float)(s->lr * step->lr_factor),
-             .momentum = (float)s->momentum,
-             .weight_decay = (float)r->weight_decay,
-             .grad_scale = (float)step->clip_coefficient,
-             .nesterov = s->nesterov};
-    OP(d, OP_SGD, sgd, r->count, o, r->store, r->param, r->grad, r->state[0], r->copy);
+static void sgd_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
+    Sgd o = {.momentum = (float)s->momentum, .weight_decay = (float)r->weight_decay, .nesterov = s->nesterov};
+    OP(d, OP_SGD, sgd, r->count, o, r->store, step, r->param, r->grad, r->state[0], r->copy);
 }
 
 /* FLOPs as device.h writes the formulas, a root or a quotient for one. */
@@ -52,6 +45,14 @@ static const Optimizer optimizers[OPTIMIZER_KINDS] = {
 const Optimizer *optimizer_of(OptimizerKind kind) {
     CHECK((unsigned)kind < OPTIMIZER_KINDS);
     return &optimizers[kind];
+}
+
+OptimizerStep optimizer_step(const OptimizerSettings *s, const UpdateStep *step) {
+    return (OptimizerStep){.lr = (float)(s->lr * step->lr_factor),
+                           .correction1 = (float)(1 - pow(s->beta1, (double)step->updates)),
+                           .correction2 = (float)(1 - pow(s->beta2, (double)step->updates)),
+                           .grad_scale = (float)step->clip_coefficient,
+                           .number = (uint64_t)step->updates};
 }
 
 size_t optimizer_state_bytes(const OptimizerSettings *s) {

@@ -15,7 +15,7 @@ typedef struct OptimizerState {
     const char *title; /* "the first moment" */
 } OptimizerState;
 
-/* What does not depend on the group: of one step. */
+/* What is the same for all groups in one step. */
 typedef struct UpdateStep {
     double lr_factor;        /* of the schedule */
     double clip_coefficient; /* multiplied into gradients */
@@ -40,10 +40,13 @@ typedef struct Optimizer {
     OptimizerState state[OPTIMIZER_STATES];
     double flops; /* an element, at most */
     int (*states)(const OptimizerSettings *s);
-    void (*update)(Device *d, const OptimizerSettings *s, const UpdateStep *step, const UpdateRun *run);
+    void (*update)(Device *d, const OptimizerSettings *s, const OptimizerStep *step /* tensor memory */,
+                   const UpdateRun *run);
 } Optimizer;
 
 const Optimizer *optimizer_of(OptimizerKind kind);
+/* What its op is told of a step. */
+OptimizerStep optimizer_step(const OptimizerSettings *s, const UpdateStep *step);
 /* Bytes of its states, an element. */
 size_t optimizer_state_bytes(const OptimizerSettings *s);
 

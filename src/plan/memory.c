@@ -236,6 +236,12 @@ size_t gradient_owned_bytes(const Program *p, int unit) {
     return pool_round((s->vectors + s->matrices) * sizeof(float));
 }
 
+size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
+
+size_t step_statistics_bytes(int parameters) {
+    return sizeof(StepStatistics) + (size_t)parameters * (sizeof(GradStats) + sizeof(FixedRefusals));
+}
+
 static size_t reduction_bytes(const Program *p, size_t share) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
@@ -291,6 +297,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->copy =
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
     plan->constants = pool_round((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
+    int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
+    plan->statistics = pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures));
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
 }
 
@@ -309,8 +317,9 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 
 size_t memory_plan_pools(const MemoryPlan *plan) {
     return plan->parameters + plan->copy + plan->arena[ARENA_GATHERED] + plan->gradients +
-           plan->arena[ARENA_GRADIENTS] + plan->optimizer + plan->constants + plan->arena[ARENA_ACTIVATIONS] +
-           plan->keep + plan->scratch + plan->device_scratch + memory_plan_communication(plan);
+           plan->arena[ARENA_GRADIENTS] + plan->optimizer + plan->constants + plan->statistics +
+           plan->arena[ARENA_ACTIVATIONS] + plan->keep + plan->scratch + plan->device_scratch +
+           memory_plan_communication(plan);
 }
 
 size_t memory_plan_communication(const MemoryPlan *plan) {
@@ -357,6 +366,8 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row(out, "workspace", plan->keep + plan->scratch + plan->device_scratch, total, note);
     row(out, "communication", memory_plan_communication(plan), total, "buckets of collectives");
     row(out, "constants", plan->constants, total, "rotation table");
+    row(out, "statistics", plan->statistics, total,
+        "of losses and gradients; what changes from step to step");
     row(out, "staging", plan->staging, total, "copy of what a checkpoint holds, written beside the training");
     row(out, "total", total, total, "");
 }

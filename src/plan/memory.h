@@ -35,6 +35,21 @@ typedef struct Buffer {
     int first, last;      /* actions */
 } Buffer;
 
+/* Figures of a step, in tensor memory: what its ops are told that changes from step to step, ... */
+typedef struct StepScalars {
+    double norm_unit;          /* what grad_stats takes powers of */
+    float loss_scale;          /* 1 / valid targets of the step */
+    OptimizerStep optimizer[]; /* [groups of parameters] */
+} StepScalars;
+size_t step_scalars_bytes(int groups);
+
+/* ... and what they found. The host fetches the whole region at once. */
+typedef struct StepStatistics {
+    LossSum losses;
+    GradStats gradients[]; /* [parameters]; behind them FixedRefusals [parameters] */
+} StepStatistics;
+size_t step_statistics_bytes(int parameters);
+
 typedef struct MemoryPlan {
     int count;
     Buffer *buffers;
@@ -49,9 +64,10 @@ typedef struct MemoryPlan {
     size_t
         *states; /* [parameters, OPTIMIZER_STATES] bytes before each state of what is owned of a parameter */
     size_t constants;
-    size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
-    int reductions;   /* axes that do */
-    size_t tie;       /* the other rank's share of a tied gradient */
+    size_t statistics; /* StepScalars and StepStatistics */
+    size_t reduction;  /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
+    int reductions;    /* axes that do */
+    size_t tie;        /* the other rank's share of a tied gradient */
     size_t device_scratch;
     size_t
         staging; /* beside the pools: host copy for checkpoints that are written while training; set by who saves */

@@ -16,7 +16,7 @@ static uint64_t count_bits(const Engine *e) {
 
 static void turn(Engine *e, float *weight, unsigned bit) {
     uint32_t bits;
-    OP(engine_device(e), OP_DOWNLOAD, download, &bits, weight, sizeof bits);
+    device_fetch(engine_device(e), &bits, weight, sizeof bits);
     bits ^= UINT32_C(1) << bit;
     OP(engine_device(e), OP_UPLOAD, upload, weight, &bits, sizeof bits);
     engine_refresh(e);

@@ -8,10 +8,7 @@ static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *
     Tensors *t = ctx;
     Device *d = engine_device(t->engine);
     (void)err;
-    /* Not through OP: this may be the saving thread, and the profile belongs to the one that trains. */
-    pool_unlock_all();
-    d->ops.download(d, host, (char *)t->memory[piece] + offset, bytes);
-    pool_lock_all();
+    device_fetch(d, host, (char *)t->memory[piece] + offset, bytes);
     return OK;
 }
 

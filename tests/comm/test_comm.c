@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/memory.h"
+#include "device/pool.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "comm/comm.h"
@@ -44,14 +44,12 @@ static _Thread_local Device device;
 static void *take(size_t bytes) { return pool_take(&pool, bytes); }
 static void begin_pool(size_t bytes) {
     pool_take(&pool, bytes);
-    EXPECT_OK(pool_commit(&pool, &err));
+    EXPECT_OK(pool_commit(&pool, &device, &err));
 }
 static void upload(void *to, const void *from, size_t bytes) {
     OP(&device, OP_UPLOAD, upload, to, from, bytes);
 }
-static void download(void *to, const void *from, size_t bytes) {
-    OP(&device, OP_DOWNLOAD, download, to, from, bytes);
-}
+static void download(void *to, const void *from, size_t bytes) { device_fetch(&device, to, from, bytes); }
 
 /* Ranks at random times, so that nothing depends on who comes first. */
 static void dawdle(uint64_t key) {

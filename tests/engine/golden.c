@@ -146,7 +146,7 @@ static void load_weight(Golden *g, const Param *p, const float *values, void *ct
 static void compare(Golden *g, const float *tensor, const Param *p, const float *values, double *worst) {
     float *found = mem_alloc_array((size_t)p->count, sizeof *found);
     double difference = 0, size = 0;
-    OP(&g->device, OP_DOWNLOAD, download, found, tensor, (size_t)p->count * sizeof *found);
+    device_fetch(&g->device, found, tensor, (size_t)p->count * sizeof *found);
     for (int64_t i = 0; i < p->count; i++) {
         double d = (double)found[i] - (double)values[i];
         difference += d * d;

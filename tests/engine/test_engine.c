@@ -106,7 +106,7 @@ static StepOptions options(double lr) { return (StepOptions){.lr_factor = lr, .c
 
 static void *fetch(Run *r, const void *tensor, size_t bytes) {
     void *host = mem_alloc(bytes);
-    OP(&r->device, OP_DOWNLOAD, download, host, tensor, bytes);
+    device_fetch(&r->device, host, tensor, bytes);
     return host;
 }
 

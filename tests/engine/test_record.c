@@ -27,7 +27,9 @@ static StepRecord random_record(int rank, bool bad) {
         exact_add(&s.sum, s.max * s.max);
         if (bad && draw_below(8) == 0) s.nonfinite = (int64_t)draw_below(5) + 1;
         record_add_stats(&r, &s, (int64_t)draw_below(30), rank);
-        record_add_loss(&r, rng_uniform(5, draws++) * 12);
+        LossSum loss = {.nonfinite = 0};
+        exact_add(&loss.sum, rng_uniform(5, draws++) * 12);
+        record_add_losses(&r, &loss);
     }
     r.valid = (int64_t)draw_below(1000);
     r.any = draw_below(4), r.all = draw_below(4);
@@ -126,8 +128,10 @@ static void a_bad_loss_shows(void **state) {
     record_start(&a), record_start(&b);
     a.valid = b.valid = 2;
     assert_true(record_loss(&a) >= 0 && record_loss(&a) <= 0);
-    record_add_loss(&a, 3);
-    record_add_loss(&b, INFINITY);
+    LossSum three = {.nonfinite = 0};
+    exact_add(&three.sum, 3);
+    record_add_losses(&a, &three);
+    record_add_losses(&b, &(LossSum){.nonfinite = 1});
     record_combine(&a, &b);
     assert_true(a.bad_losses == 1 && isnan(record_loss(&a)));
 }

@@ -86,9 +86,11 @@ static void updates_move_weights(void **state) {
         OptimizerSettings s = USUAL_SETTINGS;
         const Optimizer *o = optimizer_of((OptimizerKind)k);
         UpdateStep step = {.lr_factor = 0.01, .clip_coefficient = 1, .updates = 1};
-        UpdateRun run = {N, p, g, {states[0], states[1]}, NULL, 0, {.type = DTYPE_F32, .step = 1}};
+        UpdateRun run = {N, p, g, {states[0], states[1]}, NULL, 0, {.type = DTYPE_F32}};
+        OptimizerStep told = optimizer_step(&s, &step);
         for (int i = 0; i < N; i++) p[i] = 1, g[i] = i % 2 ? 0.5f : -0.5f;
-        o->update(&d, &s, &step, &run);
+        o->update(&d, &s, &told, &run);
+        device_finish(&d, device_mark(&d, ON_COMPUTE), WAIT_RESULT);
         for (int i = 0; i < N; i++) assert_true(i % 2 ? p[i] < 1 : p[i] > 1);
         for (int i = 0; i < o->states(&s); i++) assert_true(states[i][3] > 0);
     }

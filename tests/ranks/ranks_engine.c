@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "engine/engine.h"
+#include "support/allocations.h"
 #include "support/optimizers.h"
 
 enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, VOCAB = 61, LAYERS = 6 };
@@ -159,14 +160,25 @@ static uint64_t digest_weights(World *w, Engine *e) {
     for (int i = 0; i < t->count; i++) {
         Piece p = partition_piece(&engine_plan(e)->partition, &t->params[i]);
         if (p.count && partition_counts(&engine_plan(e)->partition, t->params[i].unit))
-            OP(engine_device(e), OP_DOWNLOAD, download, all + at + p.first, engine_master(e, p),
-               (size_t)p.count * sizeof(float));
+            device_fetch(engine_device(e), all + at + p.first, engine_master(e, p),
+                         (size_t)p.count * sizeof(float));
         at += (size_t)t->params[i].count;
     }
     if (w->comm) must(w, comm_combine(w->comm, all, at * sizeof *all, add_floats, &err), &err);
     uint64_t digest = XXH3_64bits(all, at * sizeof *all);
     free(all);
     return digest;
+}
+
+/* What a step costs the host does not depend on the mesh: two waits for results at most, and no memory once
+ * all ways have been gone. */
+static void check_costs(World *w, int step, long long waits, int allocations) {
+    Error err = {.message = ""};
+    if (waits > 2)
+        error_set(&err, ERR_INTERNAL, "step %d waited %lld times for the device, expected 2", step, waits);
+    if (step > 1 && allocations > 0)
+        error_set(&err, ERR_INTERNAL, "step %d allocated %d times, expected none", step, allocations);
+    must(w, err.code, &err);
 }
 
 static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
@@ -203,7 +215,10 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
         StepOptions options = {
             .lr_factor = 2e-3, .clip = 0.1, .clip_norm = c->clip_norm > 0 ? c->clip_norm : 2};
         for (int m = 0; m < own; m++) fill_batch(&batches[m], (int64_t)step * STEP + first + m);
+        long long waits = d.waits[WAIT_RESULT];
+        int allocations = allocations_own();
         engine_step(e, batches, &options, &r);
+        check_costs(w, step, d.waits[WAIT_RESULT] - waits, d.deferred ? 0 : allocations_own() - allocations);
         double figures[] = {r.loss, r.grad_norm, r.clip_coefficient, (double)r.valid};
         XXH3_64bits_update(hash, figures, sizeof figures);
         if (step == 0) *loss = -r.loss;

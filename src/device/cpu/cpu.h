@@ -42,13 +42,12 @@ static inline const void *tensor_at(const void *p, int64_t i, Dtype t) {
 }
 static inline void *tensor_to(void *p, int64_t i, Dtype t) { return (char *)p + i * (int64_t)dtype_bytes(t); }
 
-/* The random word of element i of an op; see StateStore. */
-static inline uint32_t state_word(const StateStore *s, int64_t i) {
+/* The random word of element i of an op in a step; see StateStore. */
+static inline uint32_t state_word(const StateStore *s, uint64_t step, int64_t i) {
     uint64_t e = (uint64_t)(s->first + i), block = e / STATE_CHUNK * STATE_BLOCKS + e % STATE_BLOCKS;
     uint32_t key[2] = {(uint32_t)s->key, (uint32_t)(s->key >> 32)}, out[4];
     rng_philox(
-        key,
-        (uint32_t[4]){(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)s->step, (uint32_t)(s->step >> 32)},
+        key, (uint32_t[4]){(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)step, (uint32_t)(step >> 32)},
         out);
     return out[e % STATE_CHUNK / STATE_BLOCKS];
 }
@@ -71,6 +70,16 @@ static inline int tree_split(int n) {
     while (2 * half < n) half *= 2;
     return half;
 }
+
+/* memory.c */
+void *cpu_take(Device *d, size_t bytes);
+void cpu_give(Device *d, void *memory, size_t bytes);
+size_t cpu_available(const Device *d);
+void *cpu_host_take(Device *d, size_t bytes);
+void cpu_host_give(Device *d, void *host);
+
+/* deferred.c */
+void deferred_close(Device *d);
 
 /* reference.c, reference_attention.c */
 void reference_fill_ops(Ops *ops);

@@ -1,4 +1,5 @@
-/* Kernels that treat each element by itself: add, cast, bias, SwiGLU; and sums over rows of a kind as simple. Part of kernels_all.h. */
+/* Kernels that treat each element by itself: add, cast, bias, SwiGLU; and sums over rows of a kind as simple.
+ * Part of kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));

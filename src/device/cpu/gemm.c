@@ -6,10 +6,15 @@
  * bits for other numbers of threads.
  *
  * fp32 takes dnnl_sgemm. bf16 has two ways:
- *   native    cached matmul primitives, one for each tile shape; made on the first use of a shape, run with scratchpads and
- *             memory objects of each thread, since a primitive may run on several threads at once only if nothing is shared;
- *   widened   panels of both operands become fp32 in scratch; a long K is cut into fixed pieces that add up in fp32.
- */
+ *
+ *     native    cached matmul primitives, one for each tile shape; made on the first use of a shape, run with
+ *               scratchpads and memory objects of each thread, since a primitive may run on several threads
+ *               at once only if nothing is shared;
+ *     widened   panels of both operands become fp32 in scratch; a long K is cut into fixed pieces that add up
+ *               in fp32.
+ *
+ * After the first use of a shape nothing is allocated here. oneDNN itself packs the operands of dnnl_sgemm
+ * into memory that it takes and gives back within the call. */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>

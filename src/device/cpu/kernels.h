@@ -54,10 +54,10 @@ typedef struct Kernels {
                             void *dgate_up, void *act, Dtype c);
     void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                           const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type);
-    void (*adamw)(int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m, void *v,
-                  uint16_t *copy);
-    void (*sgd)(int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
-                uint16_t *copy);
+    void (*adamw)(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
+                  void *m, void *v, uint16_t *copy);
+    void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
+                void *momentum, uint16_t *copy);
     /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
     void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all);
     /* Elements first .. first+count-1. */

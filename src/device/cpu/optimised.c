@@ -1,3 +1,9 @@
+/* The ops of a CPU on threads: each cuts its work into pieces and hands them to the kernels of an instruction
+ * set.
+ *
+ *  1. Pieces depend on shapes alone, never on the number of threads, and no two write the same element.
+ *  2. Sums over tokens are taken piece by piece, then over pieces in ascending order (partial_sums).
+ *  3. Exact sums, maxima and counts may be merged in any order: threads do so as they finish. */
 #include "device/cpu/optimised.h"
 
 #include <stdlib.h>
@@ -193,10 +199,12 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 }
 
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type) {
+                          const int32_t *targets, const float *scale, float *loss, void *dlogits,
+                          Dtype grad_type) {
+    float factor = scale ? *scale : 0;
     EACH_PIECE(d, r, rows, 1)
     kernels_of(d)->cross_entropy(1, vocab, tensor_at(logits, r * vocab, logits_type), logits_type,
-                                 targets + r, scale, loss + r,
+                                 targets + r, factor, loss + r,
                                  dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL, grad_type);
 }
 
@@ -205,17 +213,17 @@ static StateStore from_element(StateStore s, int64_t i) {
     return s;
 }
 
-static void adamw(Device *d, int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m,
-                  void *v, uint16_t *copy) {
+static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
+                  const float *grad, void *m, void *v, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, from_element(s, i), param + i, grad + i,
+    kernels_of(d)->adamw(min_i64(GRAIN, n - i), a, from_element(s, i), *step, param + i, grad + i,
                          tensor_to(m, i, s.type), tensor_to(v, i, s.type), copy ? copy + i : NULL);
 }
 
-static void sgd(Device *d, int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
-                uint16_t *copy) {
+static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
+                const float *grad, void *momentum, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->sgd(min_i64(GRAIN, n - i), o, from_element(s, i), param + i, grad + i,
+    kernels_of(d)->sgd(min_i64(GRAIN, n - i), o, from_element(s, i), *step, param + i, grad + i,
                        momentum ? tensor_to(momentum, i, s.type) : NULL, copy ? copy + i : NULL);
 }
 
@@ -228,14 +236,14 @@ static void merge_stats(GradStats *into, const GradStats *from) {
     into->nonfinite += from->nonfinite;
 }
 
-static void grad_stats(Device *d, int64_t n, const float *g, double p, double unit, GradStats *out) {
+static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     GradStats all = {.first_nonfinite = -1};
 #pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
     {
         GradStats mine = {.first_nonfinite = -1};
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < n; i += STATS_PIECE)
-            kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, unit, &mine);
+            kernels_of(d)->grad_stats(i, min_i64(STATS_PIECE, n - i), g, p, *unit, &mine);
 #pragma omp critical(merge_stats)
         merge_stats(&all, &mine);
     }
@@ -246,9 +254,9 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, double un
 static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused) {
     CHECK(limit <= fixed_limit(1));
-    FixedRefusals all = {.first = -1};
+    FixedRefusals all = {0};
     EACH_PIECE(d, i, n, GRAIN) {
-        FixedRefusals piece = {.first = -1};
+        FixedRefusals piece = {0};
         kernels_of(d)->fixed_add(i, min_i64(GRAIN, n - i), g, acc, set, limit, &piece);
         if (piece.count) {
 #pragma omp critical(merge_refusals)
@@ -258,7 +266,8 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
             }
         }
     }
-    *refused = all;
+    if (refused->count == 0) refused->first = all.first;
+    refused->count += all.count;
 }
 
 static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {

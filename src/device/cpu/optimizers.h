@@ -1,8 +1,8 @@
 /* AdamW and SGD, with states in fp32 or in bf16 with stochastic rounding. Part of kernels_all.h.
  *
- * Random words are made for a chunk of STATE_CHUNK elements at a time, STATE_BLOCKS Philox blocks side by side
- * in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane has
- * to move, whatever VLEN is. */
+ * Random words are made for a chunk of STATE_CHUNK elements at a time, STATE_BLOCKS Philox blocks side by
+ * side in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane
+ * has to move, whatever VLEN is. */
 
 /* rng_philox of base/rng.c in every lane. */
 INLINE void philox_lanes(const StateStore *s, VecBits c[4]) {
@@ -18,7 +18,7 @@ INLINE void philox_lanes(const StateStore *s, VecBits c[4]) {
 }
 
 /* The words of elements chunk * STATE_CHUNK and on. */
-INLINE void make_words(const StateStore *s, uint64_t chunk, uint32_t *words) {
+INLINE void make_words(const StateStore *s, uint64_t step, uint64_t chunk, uint32_t *words) {
     static const uint32_t lanes[STATE_BLOCKS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const VecBits zero = {0};
     const uint64_t first = chunk * STATE_BLOCKS; /* adding a lane's number does not carry */
@@ -26,7 +26,7 @@ INLINE void make_words(const StateStore *s, uint64_t chunk, uint32_t *words) {
         VecBits c[4];
         memcpy(&c[0], lanes + j, sizeof c[0]);
         c[0] += (uint32_t)first, c[1] = zero + (uint32_t)(first >> 32);
-        c[2] = zero + (uint32_t)s->step, c[3] = zero + (uint32_t)(s->step >> 32);
+        c[2] = zero + (uint32_t)step, c[3] = zero + (uint32_t)(step >> 32);
         philox_lanes(s, c);
         for (int w = 0; w < 4; w++) memcpy(words + w * STATE_BLOCKS + j, &c[w], sizeof c[w]);
     }
@@ -55,20 +55,20 @@ INLINE void put_state(void *state, int64_t i, int64_t left, Dtype t, Vec v, cons
 
 /* Makes the words of the chunk that element i of n lies in, and says where its own is; returns how many
  * elements from i on they serve. A vector may read words past the chunk's end, and does not use them. */
-INLINE int64_t words_from(const StateStore *s, int64_t i, int64_t n, uint32_t chunk[STATE_CHUNK + VLEN],
-                          const uint32_t **words) {
+INLINE int64_t words_from(const StateStore *s, uint64_t step, int64_t i, int64_t n,
+                          uint32_t chunk[STATE_CHUNK + VLEN], const uint32_t **words) {
     int64_t at = (s->first + i) % STATE_CHUNK;
-    make_words(s, (uint64_t)(s->first + i) / STATE_CHUNK, chunk);
+    make_words(s, step, (uint64_t)(s->first + i) / STATE_CHUNK, chunk);
     *words = chunk + at;
     return min_i64(STATE_CHUNK - at, n - i);
 }
 
-INLINE void adamw_run(int64_t n, AdamW a, float *param, const float *grad, void *m, void *v, uint16_t *copy,
-                      const uint32_t *words, Dtype t) {
-    float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = a.lr * a.weight_decay;
-    float unbias1 = a.lr / a.correction1, unbias2 = 1 / a.correction2;
+INLINE void adamw_run(int64_t n, AdamW a, const OptimizerStep *step, float *param, const float *grad, void *m,
+                      void *v, uint16_t *copy, const uint32_t *words, Dtype t) {
+    float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = step->lr * a.weight_decay;
+    float unbias1 = step->lr / step->correction1, unbias2 = 1 / step->correction2;
     EACH_VECTOR(i, left, n) {
-        Vec g = get(grad, i, left, DTYPE_F32) * a.grad_scale, p = get(param, i, left, DTYPE_F32);
+        Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale, p = get(param, i, left, DTYPE_F32);
         Vec mean = get(m, i, left, t) * a.beta1 + g * rest1;
         Vec square = get(v, i, left, t) * a.beta2 + g * g * rest2;
         p = p - (p * decay + mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps));
@@ -79,48 +79,48 @@ INLINE void adamw_run(int64_t n, AdamW a, float *param, const float *grad, void 
     }
 }
 
-static void adamw(int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m, void *v,
-                  uint16_t *copy) {
+static void adamw(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
+                  void *m, void *v, uint16_t *copy) {
     if (s.type == DTYPE_F32) {
-        adamw_run(n, a, param, grad, m, v, copy, NULL, DTYPE_F32);
+        adamw_run(n, a, &step, param, grad, m, v, copy, NULL, DTYPE_F32);
         return;
     }
     uint32_t chunk[STATE_CHUNK + VLEN] = {0};
     const uint32_t *words;
     for (int64_t i = 0, count; i < n; i += count) {
-        count = words_from(&s, i, n, chunk, &words);
-        adamw_run(count, a, param + i, grad + i, (uint16_t *)m + i, (uint16_t *)v + i, copy ? copy + i : NULL,
-                  words, DTYPE_BF16);
+        count = words_from(&s, step.number, i, n, chunk, &words);
+        adamw_run(count, a, &step, param + i, grad + i, (uint16_t *)m + i, (uint16_t *)v + i,
+                  copy ? copy + i : NULL, words, DTYPE_BF16);
     }
 }
 
-INLINE void sgd_run(int64_t n, Sgd o, float *param, const float *grad, void *momentum, uint16_t *copy,
-                    const uint32_t *words, Dtype t) {
+INLINE void sgd_run(int64_t n, Sgd o, const OptimizerStep *step, float *param, const float *grad,
+                    void *momentum, uint16_t *copy, const uint32_t *words, Dtype t) {
     EACH_VECTOR(i, left, n) {
         Vec p = get(param, i, left, DTYPE_F32);
-        Vec g = get(grad, i, left, DTYPE_F32) * o.grad_scale + p * o.weight_decay, step = g;
+        Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale + p * o.weight_decay, move = g;
         if (momentum) {
             Vec b = get(momentum, i, left, t) * o.momentum + g;
             put_state(momentum, i, left, t, b, words, 0);
-            step = o.nesterov ? g + b * o.momentum : b;
+            move = o.nesterov ? g + b * o.momentum : b;
         }
-        p = p - step * o.lr;
+        p = p - move * step->lr;
         put(param, i, left, DTYPE_F32, p);
         if (copy) put(copy, i, left, DTYPE_BF16, p);
     }
 }
 
-static void sgd(int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
-                uint16_t *copy) {
+static void sgd(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
+                void *momentum, uint16_t *copy) {
     if (s.type == DTYPE_F32 || !momentum) {
-        sgd_run(n, o, param, grad, momentum, copy, NULL, DTYPE_F32);
+        sgd_run(n, o, &step, param, grad, momentum, copy, NULL, DTYPE_F32);
         return;
     }
     uint32_t chunk[STATE_CHUNK + VLEN] = {0};
     const uint32_t *words;
     for (int64_t i = 0, count; i < n; i += count) {
-        count = words_from(&s, i, n, chunk, &words);
-        sgd_run(count, o, param + i, grad + i, (uint16_t *)momentum + i, copy ? copy + i : NULL, words,
+        count = words_from(&s, step.number, i, n, chunk, &words);
+        sgd_run(count, o, &step, param + i, grad + i, (uint16_t *)momentum + i, copy ? copy + i : NULL, words,
                 DTYPE_BF16);
     }
 }

@@ -169,7 +169,8 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 }
 
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type) {
+                          const int32_t *targets, const float *scale, float *loss, void *dlogits,
+                          Dtype grad_type) {
     (void)d;
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(logits, r * vocab, logits_type);
@@ -186,54 +187,62 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         loss[r] = (float)(max + log(sum) - (double)tensor_get(x, target, logits_type));
         for (int64_t i = 0; dx && i < vocab; i++) {
             double p = exp((double)tensor_get(x, i, logits_type) - max) / sum;
-            tensor_set(dx, i, grad_type, (float)((p - (i == target ? 1 : 0)) * (double)scale));
+            tensor_set(dx, i, grad_type, (float)((p - (i == target ? 1 : 0)) * (double)*scale));
         }
+    }
+}
+
+static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) {
+        into->nonfinite += !isfinite(losses[i]);
+        exact_add(&into->sum, (double)losses[i]);
     }
 }
 
 /* State `which` (0 or 1) of element i. */
-static void set_state(const StateStore *s, void *state, int64_t i, int which, float value) {
+static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i, int which, float value) {
     if (s->type == DTYPE_F32)
         ((float *)state)[i] = value;
     else
-        ((uint16_t *)state)[i] = bf16_round_by(value, state_word(s, i) >> 16 * which & 0xffff);
+        ((uint16_t *)state)[i] = bf16_round_by(value, state_word(s, step, i) >> 16 * which & 0xffff);
 }
 
-static void adamw(Device *d, int64_t n, AdamW a, StateStore s, float *param, const float *grad, void *m,
-                  void *v, uint16_t *copy) {
+static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
+                  const float *grad, void *m, void *v, uint16_t *copy) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * a.grad_scale;
+        float g = grad[i] * step->grad_scale;
         float mean = a.beta1 * tensor_get(m, i, s.type) + (1 - a.beta1) * g;
         float square = a.beta2 * tensor_get(v, i, s.type) + (1 - a.beta2) * g * g;
-        float step = mean / a.correction1 / (sqrtf(square / a.correction2) + a.eps);
-        param[i] -= a.lr * a.weight_decay * param[i] + a.lr * step;
-        set_state(&s, m, i, 0, mean);
-        set_state(&s, v, i, 1, square);
+        float move = mean / step->correction1 / (sqrtf(square / step->correction2) + a.eps);
+        param[i] -= step->lr * a.weight_decay * param[i] + step->lr * move;
+        set_state(&s, step->number, m, i, 0, mean);
+        set_state(&s, step->number, v, i, 1, square);
         if (copy) copy[i] = bf16_round(param[i]);
     }
 }
 
-static void sgd(Device *d, int64_t n, Sgd o, StateStore s, float *param, const float *grad, void *momentum,
-                uint16_t *copy) {
+static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
+                const float *grad, void *momentum, uint16_t *copy) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * o.grad_scale + o.weight_decay * param[i], step = g;
+        float g = grad[i] * step->grad_scale + o.weight_decay * param[i], move = g;
         if (momentum) {
             float b = o.momentum * tensor_get(momentum, i, s.type) + g;
-            set_state(&s, momentum, i, 0, b);
-            step = o.nesterov ? g + o.momentum * b : b;
+            set_state(&s, step->number, momentum, i, 0, b);
+            move = o.nesterov ? g + o.momentum * b : b;
         }
-        param[i] -= o.lr * step;
+        param[i] -= step->lr * move;
         if (copy) copy[i] = bf16_round(param[i]);
     }
 }
 
-static void grad_stats(Device *d, int64_t n, const float *g, double p, double unit, GradStats *out) {
+static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     (void)d;
     *out = (GradStats){.first_nonfinite = -1};
     for (int64_t i = 0; i < n; i++) {
-        double x = fabs((double)g[i]), power = isinf(p) ? 0 : p == 1 ? x : p == 2 ? x * x : pow(x / unit, p);
+        double x = fabs((double)g[i]), power = isinf(p) ? 0 : p == 1 ? x : p == 2 ? x * x : pow(x / *unit, p);
         if (!isfinite(x) || !isfinite(power)) {
             if (out->nonfinite++ == 0) out->first_nonfinite = i;
             continue;
@@ -248,7 +257,6 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
                       FixedRefusals *refused) {
     (void)d;
     CHECK(limit <= fixed_limit(1));
-    *refused = (FixedRefusals){.first = -1};
     for (int64_t i = 0; i < n; i++) {
         bool good = fabs((double)g[i]) <= limit;
         if (!good && refused->count++ == 0) refused->first = i;
@@ -283,6 +291,11 @@ static void fill(Device *d, int64_t n, float value, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = value;
 }
 
+static void copy(Device *d, void *to, const void *from, size_t bytes) {
+    (void)d;
+    if (bytes) memcpy(to, from, bytes);
+}
+
 static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
     (void)d;
     if (bytes) memcpy(tensor, host, bytes);
@@ -315,6 +328,7 @@ void reference_fill_ops(Ops *ops) {
                  .swiglu_backward = swiglu_backward,
                  .add = add,
                  .cross_entropy = cross_entropy,
+                 .loss_sum = loss_sum,
                  .adamw = adamw,
                  .sgd = sgd,
                  .grad_stats = grad_stats,
@@ -324,6 +338,7 @@ void reference_fill_ops(Ops *ops) {
                  .zero = zero,
                  .init_normal = init_normal,
                  .fill = fill,
+                 .copy = copy,
                  .upload = upload,
                  .download = download,
                  .sum_parts = sum_parts,

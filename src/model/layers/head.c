@@ -61,8 +61,8 @@ static void chunk(const LayerPass *w, Chunk c) {
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     logits_of(p, c.rows, normed, w->tensors[LOGITS]);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       p->batch.targets + c.first, (float)p->loss_scale, p->losses + c.first,
-       c.input || c.weight ? dlogits : NULL, m->compute);
+       p->batch.targets + c.first, p->loss_scale, p->losses + c.first, c.input || c.weight ? dlogits : NULL,
+       m->compute);
     if (c.input)
         OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
            weights_matrix(p->weights, matrix(m)), m->compute,

@@ -1,0 +1,126 @@
+/* Figures of a step in tensor memory: scalars that its ops are told, and what they found of losses, refusals
+ * and gradients.
+ *
+ *     statistics_begin         scalars go up; losses and refusals are zeroed
+ *     forward, backward        ops add losses (statistics_add_losses) and refusals (sharding.c)
+ *     statistics_read          ops make the figures of each gradient; the host waits, once, for everything
+ *     statistics_set_optimizer what follows from them goes up, for UPDATE
+ *
+ * These are the only waits of a step for the device: one, or two where the powers of a norm need the largest
+ * |g| of all ranks first; whatever the model, and however many microbatches. */
+#include <math.h>
+
+#include "engine/execution.h"
+
+static size_t figures_bytes(const Engine *e) {
+    return step_statistics_bytes(e->plan->spec.inference ? 0 : e->model.table.count);
+}
+
+void statistics_layout(Engine *e) {
+    Statistics *s = &e->statistics;
+    s->scalars = pool_take(&e->pools[POOL_STATISTICS], step_scalars_bytes(e->plan->groups.count));
+    s->figures = pool_take(&e->pools[POOL_STATISTICS], figures_bytes(e));
+    if (s->figures) s->refused = (FixedRefusals *)(void *)&s->figures->gradients[e->model.table.count];
+}
+
+ErrorCode statistics_open(Engine *e, Error *err) {
+    size_t bytes = figures_bytes(e);
+    e->statistics.host = e->device->runtime.host_take(e->device, bytes);
+    if (!e->statistics.host)
+        return error_set(err, ERR_MEMORY, "the system gave no pinned memory for %zu bytes", bytes);
+    return OK;
+}
+
+void statistics_close(Engine *e) {
+    if (e->statistics.host) e->device->runtime.host_give(e->device, e->statistics.host);
+}
+
+void statistics_begin(Execution *x) {
+    Engine *e = x->engine;
+    const Statistics *s = &e->statistics;
+    StepScalars scalars = {.norm_unit = 1};
+    if (x->training && x->result->valid > 0) scalars.loss_scale = (float)(1.0 / (double)x->result->valid);
+    OP(e->device, OP_UPLOAD, upload, s->scalars, &scalars, sizeof scalars);
+    OP(e->device, OP_ZERO, zero, s->figures, figures_bytes(e));
+    x->pass.loss_scale = &s->scalars->loss_scale;
+}
+
+void statistics_add_losses(Execution *x, const float *losses) {
+    Engine *e = x->engine;
+    OP(e->device, OP_LOSS_SUM, loss_sum, e->plan->spec.tokens, losses, &e->statistics.figures->losses);
+}
+
+static void fetch(Engine *e, size_t bytes) {
+    device_fetch(e->device, e->statistics.host, e->statistics.figures, bytes);
+}
+
+void statistics_read_losses(Engine *e, StepRecord *r) {
+    fetch(e, sizeof(StepStatistics));
+    record_add_losses(r, &e->statistics.host->losses);
+}
+
+/* Elements of a parameter that this rank answers for. */
+static int64_t counted(const Engine *e, const Param *p) {
+    return partition_counts(&e->plan->partition, p->unit) ? partition_piece(&e->plan->partition, p).count : 0;
+}
+
+/* Enqueues the figures of every gradient here, and waits for them. */
+static void make_figures(Engine *e, double p) {
+    const ParamTable *t = &e->model.table;
+    const Statistics *s = &e->statistics;
+    for (int i = 0; i < t->count; i++) {
+        const Param *param = &t->params[i];
+        int64_t count = counted(e, param);
+        if (count == 0) continue;
+        const float *gradient = engine_gradient(e, param, partition_piece(&e->plan->partition, param));
+        OP(e->device, OP_GRAD_STATS, grad_stats, count, gradient, p, &s->scalars->norm_unit,
+           &s->figures->gradients[i]);
+    }
+    fetch(e, figures_bytes(e));
+}
+
+static void add_figures(const Engine *e, StepRecord *r) {
+    const ParamTable *t = &e->model.table;
+    for (int i = 0; i < t->count; i++)
+        if (counted(e, &t->params[i]))
+            record_add_stats(r, &e->statistics.host->gradients[i], i, e->plan->rank);
+}
+
+static void add_refusals(const Engine *e, StepRecord *r) {
+    int count = e->model.table.count;
+    const FixedRefusals *refused = (const void *)&e->statistics.host->gradients[count];
+    for (int i = 0; i < count; i++) record_add_nonfinite(r, refused[i].count, i, e->plan->rank);
+}
+
+static void take_larger(void *into, const void *from) {
+    *(double *)into = fmax(*(double *)into, *(const double *)from);
+}
+
+/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more. */
+static void find_unit(Engine *e, double p) {
+    StepRecord r;
+    if (!record_needs_max(p)) return;
+    record_start(&r);
+    make_figures(e, INFINITY);
+    add_figures(e, &r);
+    execution_combine(e, &r.max, sizeof r.max, take_larger);
+    double unit = record_unit(r.max, p);
+    OP(e->device, OP_UPLOAD, upload, &e->statistics.scalars->norm_unit, &unit, sizeof unit);
+}
+
+void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
+    find_unit(e, p);
+    make_figures(e, p);
+    add_figures(e, r);
+    if (!whole) return;
+    record_add_losses(r, &e->statistics.host->losses);
+    add_refusals(e, r);
+}
+
+void statistics_set_optimizer(Engine *e, const UpdateStep *step) {
+    const ParamGroups *g = &e->plan->groups;
+    for (int i = 0; i < g->count; i++) {
+        OptimizerStep told = optimizer_step(&g->items[i].settings, step);
+        OP(e->device, OP_UPLOAD, upload, &e->statistics.scalars->optimizer[i], &told, sizeof told);
+    }
+}

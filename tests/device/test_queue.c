@@ -1,0 +1,248 @@
+/* The contract of the queue, on a deferred CPU, which shows when it is broken; and on one that is not, where
+ * nothing can be. */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/pool.h"
+
+enum { N = 8, SEEDS = 20 };
+
+typedef struct Bench {
+    Device d;
+    Pool pool;
+    float *a, *b, *sum; /* [N] tensor memory */
+} Bench;
+
+static void lay_out(Bench *t) {
+    t->a = pool_take(&t->pool, N * sizeof(float));
+    t->b = pool_take(&t->pool, N * sizeof(float));
+    t->sum = pool_take(&t->pool, N * sizeof(float));
+}
+
+/* seed 0: not deferred. */
+static void open_bench(Bench *t, uint64_t seed) {
+    Error err;
+    *t = (Bench){.pool = {.name = "test"}};
+    unsetenv("WEFT_DEFER");
+    if (device_open_cpu(&t->d, NULL, 1, &err) != OK) fail_msg("%s", err.message);
+    if (seed) device_defer(&t->d, seed);
+    lay_out(t);
+    if (pool_commit(&t->pool, &t->d, &err) != OK) fail_msg("%s", err.message);
+    lay_out(t);
+}
+
+static void close_bench(Bench *t) {
+    pool_free(&t->pool);
+    device_close(&t->d);
+}
+
+static void fill(Bench *t, float *tensor, float value) { OP(&t->d, OP_FILL, fill, N, value, tensor); }
+
+static float first_of(Bench *t, const float *tensor) {
+    float host[N];
+    device_fetch(&t->d, host, tensor, sizeof host);
+    return host[0];
+}
+
+static bool is(float x, float value) { return x >= value && x <= value; }
+
+/* ---- one stream ---- */
+
+static void test_order(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        Bench t;
+        open_bench(&t, seed);
+        for (int i = 0; i < 10; i++) {
+            fill(&t, t.a, (float)i);
+            OP(&t.d, OP_ADD, add, N, t.a, t.a, t.b, DTYPE_F32);
+            OP(&t.d, OP_ADD, add, N, t.a, t.b, t.sum, DTYPE_F32);
+        }
+        assert_true(is(first_of(&t, t.sum), 27));
+        close_bench(&t);
+    }
+}
+
+/* Host memory of an upload, and a list of parts, are read at once. */
+static void test_arguments(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        Bench t;
+        float host[N] = {3};
+        open_bench(&t, seed);
+        const float *parts[2] = {t.a, t.b};
+        OP(&t.d, OP_UPLOAD, upload, t.a, host, sizeof host);
+        host[0] = 4;
+        OP(&t.d, OP_UPLOAD, upload, t.b, host, sizeof host);
+        host[0] = 5;
+        OP(&t.d, OP_SUM_PARTS, sum_parts, N, 2, parts, t.sum);
+        parts[1] = t.a;
+        assert_true(is(first_of(&t, t.sum), 7));
+        close_bench(&t);
+    }
+}
+
+/* Who looks before it is finished sees NaN, not what will be there, or was. */
+static void test_download(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        Bench t;
+        open_bench(&t, seed);
+        float *host = t.d.runtime.host_take(&t.d, N * sizeof *host);
+        assert_non_null(host);
+        fill(&t, t.a, 2);
+        OP(&t.d, OP_DOWNLOAD, download, host, t.a, N * sizeof *host);
+        assert_true(seed ? isnan(host[0]) : is(host[0], 2));
+        device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
+        assert_true(is(host[0], 2) && is(host[N - 1], 2));
+        t.d.runtime.host_give(&t.d, host);
+        close_bench(&t);
+    }
+}
+
+static void test_waits(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        Bench t;
+        open_bench(&t, seed);
+        fill(&t, t.a, 1);
+        assert_int_equal(t.d.waits[WAIT_RESULT], 0);
+        first_of(&t, t.a);
+        device_finish(&t.d, 0, WAIT_LINK);
+        assert_int_equal(t.d.waits[WAIT_RESULT], 1);
+        assert_int_equal(t.d.waits[WAIT_LINK], 1);
+        close_bench(&t);
+    }
+}
+
+/* ---- two streams ---- */
+
+/* One stream fills, the other copies what it finds; an event between them, or none. */
+static float copied(uint64_t seed, bool event) {
+    Bench t;
+    open_bench(&t, seed);
+    fill(&t, t.a, 1);
+    device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
+    fill(&t, t.a, 2);
+    if (event) device_follow(&t.d, ON_COPY, device_mark(&t.d, ON_COMPUTE));
+    DeviceStream before = device_on(ON_COPY);
+    assert_int_equal(before, ON_COMPUTE);
+    assert_int_equal(device_stream(), ON_COPY);
+    OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
+    float found = first_of(&t, t.b);
+    device_on(before);
+    close_bench(&t);
+    return found;
+}
+
+/* Without an event both orders come about, and with one only the right one. */
+static void test_streams(void **state) {
+    int early = 0, late = 0;
+    (void)state;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        float found = copied(seed, false);
+        early += is(found, 1), late += is(found, 2);
+        assert_true(is(copied(seed, true), 2));
+    }
+    assert_true(early > 0 && late > 0 && early + late == SEEDS);
+    assert_true(is(copied(0, false), 2));
+}
+
+/* What nobody waits for is not run, unless its turn comes by the way. */
+static void test_event(void **state) {
+    Bench t;
+    (void)state;
+    open_bench(&t, 1);
+    fill(&t, t.a, 1);
+    Event first = device_mark(&t.d, ON_COMPUTE);
+    fill(&t, t.a, 2);
+    device_finish(&t.d, first, WAIT_RESULT);
+    device_on(ON_COPY);
+    OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
+    device_follow(&t.d, ON_COPY, device_mark(&t.d, ON_COMPUTE));
+    OP(&t.d, OP_COPY, copy, t.sum, t.a, N * sizeof(float));
+    assert_true(is(first_of(&t, t.sum), 2));
+    device_on(ON_COMPUTE);
+    close_bench(&t);
+}
+
+/* Memory is given back when all has run that may want it: the last op writes what the pool had. */
+static void test_memory(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed < 4; seed++) {
+        Bench t;
+        open_bench(&t, seed);
+        for (int i = 0; i < 100; i++) fill(&t, t.a, (float)i);
+        Event last = device_mark(&t.d, ON_COMPUTE);
+        pool_free(&t.pool);
+        device_finish(&t.d, last, WAIT_RESULT); /* nothing is left that could write */
+        close_bench(&t);
+    }
+}
+
+/* ---- threads ---- */
+
+static void *fetch_often(void *context) {
+    Bench *t = context;
+    for (int i = 0; i < 200; i++) {
+        float found = first_of(t, t->b);
+        if (!is(found, 5)) return t;
+    }
+    return NULL;
+}
+
+/* One thread reads what stays, another goes on. */
+static void test_threads(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        Bench t;
+        pthread_t other;
+        void *wrong;
+        open_bench(&t, seed);
+        fill(&t, t.b, 5);
+        device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
+        assert_int_equal(pthread_create(&other, NULL, fetch_often, &t), 0);
+        for (int i = 0; i < 200; i++) OP(&t.d, OP_ADD, add, N, t.b, t.b, t.sum, DTYPE_F32);
+        assert_int_equal(pthread_join(other, &wrong), 0);
+        assert_null(wrong);
+        assert_true(is(first_of(&t, t.sum), 10));
+        close_bench(&t);
+    }
+}
+
+/* ---- opening ---- */
+
+static void test_environment(void **state) {
+    Device d;
+    Error err;
+    (void)state;
+    setenv("WEFT_DEFER", "7", 1);
+    assert_int_equal(device_open_cpu(&d, NULL, 1, &err), OK);
+    assert_non_null(d.deferred);
+    device_close(&d);
+    setenv("WEFT_DEFER", "soon", 1);
+    assert_int_equal(device_open_cpu(&d, NULL, 1, &err), ERR_USAGE);
+    assert_non_null(strstr(err.message, "WEFT_DEFER is \"soon\""));
+    setenv("WEFT_DEFER", "", 1);
+    assert_int_equal(device_open_cpu(&d, NULL, 1, &err), OK);
+    assert_null(d.deferred);
+    device_close(&d);
+    unsetenv("WEFT_DEFER");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_order),  cmocka_unit_test(test_arguments), cmocka_unit_test(test_download),
+        cmocka_unit_test(test_waits),  cmocka_unit_test(test_streams),   cmocka_unit_test(test_event),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_threads),   cmocka_unit_test(test_environment),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

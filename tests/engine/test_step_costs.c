@@ -1,0 +1,148 @@
+/* What a step costs the host, whatever the model and however many microbatches: at most two waits for results of
+ * the device, and no memory. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "engine/engine.h"
+#include "support/allocations.h"
+#include "support/optimizers.h"
+
+/* ---- a step ---- */
+
+enum { CONTEXT = 24, VOCAB = 61, MOST_MICROBATCHES = 5 };
+
+typedef struct Case {
+    int layers, microbatches;
+    Dtype compute;
+    Recompute recompute;
+    bool split, tied, exact, mixed; /* mixed: several optimizers */
+    double clip_norm;
+} Case;
+
+static ModelConfig shape(const Case *c) {
+    return (ModelConfig){.vocab_size = VOCAB,
+                         .hidden_size = 20,
+                         .intermediate_size = 28,
+                         .num_hidden_layers = c->layers,
+                         .num_attention_heads = 4,
+                         .num_key_value_heads = 2,
+                         .head_dim = 6,
+                         .max_position_embeddings = CONTEXT,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 100,
+                         .tie_word_embeddings = c->tied,
+                         .attention_bias = true,
+                         .mlp_bias = true,
+                         .bos_token_id = -1,
+                         .eos_token_id = -1};
+}
+
+static void fill_batch(Batch *b, int32_t memory[4][CONTEXT], uint64_t index) {
+    *b = (Batch){CONTEXT, memory[0], memory[1], memory[2], memory[3], CONTEXT};
+    for (int t = 0; t < CONTEXT; t++) {
+        uint64_t r = rng_u64(99, index * CONTEXT + (uint64_t)t);
+        b->inputs[t] = (int32_t)(r % VOCAB), b->targets[t] = (int32_t)((r >> 32) % VOCAB);
+        b->positions[t] = t, b->first_key[t] = 0;
+    }
+}
+
+typedef struct Costs {
+    long long waits;
+    int allocations; /* of the program's own */
+    size_t grown;    /* bytes in use after the last step, less those before it */
+} Costs;
+
+/* Of the last of three steps. */
+static Costs costs_of(const Case *c, uint64_t defer) {
+    Device d;
+    Engine *e;
+    RankPlan plan;
+    Layout layout;
+    Error err = {.message = ""};
+    static int32_t memory[MOST_MICROBATCHES][4][CONTEXT];
+    Batch batches[MOST_MICROBATCHES];
+    Costs costs = {0};
+    OptimizerGroup groups[3];
+    OptimizerOptions mixed = mixed_optimizer(groups);
+    RankSpec spec = {.model = shape(c),
+                     .compute = c->compute,
+                     .recompute = c->recompute,
+                     .tokens = CONTEXT,
+                     .positions = CONTEXT,
+                     .loss_rows = 10,
+                     .defer_head = c->split,
+                     .exact = c->exact,
+                     .optimizer = c->mixed ? &mixed : &usual_optimizer};
+    if (device_open_cpu(&d, NULL, 2, &err) != OK) fail_msg("%s", err.message);
+    if (defer) device_defer(&d, defer);
+    if (layout_single(&layout, &spec.model, c->microbatches, c->split, &err) != OK)
+        fail_msg("%s", err.message);
+    if (rank_plan(&plan, &spec, &layout, 0, &d, &err) != OK) fail_msg("%s", err.message);
+    layout_free(&layout);
+    if (engine_open(&e, &plan, &d, NULL, &err) != OK) fail_msg("%s", err.message);
+    engine_initialise(e, INIT_NORMAL, 0.3, 7);
+    StepOptions options = {.lr_factor = 1e-3, .clip = 1, .clip_norm = c->clip_norm};
+    for (int step = 0; step < 3; step++) {
+        StepResult result;
+        for (int m = 0; m < c->microbatches; m++) fill_batch(&batches[m], memory[m], (uint64_t)m);
+        long long waits = d.waits[WAIT_RESULT];
+        size_t before = allocations_in_use();
+        int own = allocations_own();
+        engine_step(e, batches, &options, &result);
+        costs = (Costs){d.waits[WAIT_RESULT] - waits, allocations_own() - own, allocations_in_use() - before};
+        assert_true(isfinite(result.loss) && !result.skipped);
+    }
+    engine_close(e);
+    rank_plan_free(&plan);
+    device_close(&d);
+    return costs;
+}
+
+static const Case cases[] = {
+    {.layers = 1, .microbatches = 1, .clip_norm = 2},
+    {.layers = 3, .microbatches = 5, .clip_norm = 2, .tied = true},
+    {.layers = 7, .microbatches = 2, .clip_norm = INFINITY, .recompute = RECOMPUTE_FULL},
+    {.layers = 2, .microbatches = 3, .clip_norm = 1, .exact = true, .compute = DTYPE_BF16},
+    {.layers = 2, .microbatches = 5, .clip_norm = 3, .exact = true, .split = true},
+    {.layers = 5, .microbatches = 3, .clip_norm = 2, .mixed = true, .recompute = RECOMPUTE_SELECTIVE},
+};
+#define EACH_CASE(c) for (const Case *c = cases; c < cases + sizeof cases / sizeof *cases; c++)
+
+/* One wait, or two where a norm needs the largest gradient first. */
+static void test_waits(void **state) {
+    (void)state;
+    EACH_CASE(c)
+    for (uint64_t seed = 0; seed < 2; seed++)
+        assert_int_equal(costs_of(c, seed).waits, c->clip_norm > 2 && isfinite(c->clip_norm) ? 2 : 1);
+}
+
+/* What libraries take they give back: oneDNN packs operands of fp32 products into memory of its own. */
+static void test_allocations(void **state) {
+    (void)state;
+    if (!COUNTS_ALLOCATIONS) skip();
+    int before = allocations_own();
+    free(mem_alloc(1));
+    assert_int_equal(allocations_own() - before, 1);
+    EACH_CASE(c) {
+        Costs costs = costs_of(c, 0);
+        assert_int_equal(costs.allocations, 0);
+        assert_int_equal(costs.grown, 0);
+    }
+}
+
+int main(void) {
+    unsetenv("WEFT_DEFER"); /* both kinds are tested */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_waits),
+        cmocka_unit_test(test_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
