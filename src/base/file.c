@@ -151,8 +151,8 @@ static ErrorCode write_all(const char *path, int fd, const char *data, size_t le
     return file_sync(fd, path, err);
 }
 
-/* Of a temporary sibling: "<name>.<process>.<number>.tmp" (file_remove_temporaries knows it by that). A sibling
- * that did not exist before, with the permissions an ordinary new file has. */
+/* Of a temporary sibling: "<name>.<process>.<number>.tmp" (file_remove_temporaries knows it by that). A
+ * sibling that did not exist before, with the permissions an ordinary new file has. */
 static ErrorCode open_sibling(const char *path, Text *temporary, int *fd, Error *err) {
     static atomic_uint serial;
     char name[512];
@@ -224,7 +224,8 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
     return code;
 }
 
-/* One directory of the chain; one that is there already is fine. Its own name is on the disk when it returns. */
+/* One directory of the chain; one that is there already is fine. Its own name is on the disk when it
+ * returns. */
 static ErrorCode make_dir(const char *path, bool follow, Error *err) {
     char name[512];
     int result;

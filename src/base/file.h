@@ -1,9 +1,10 @@
 /* Files. Reading is bounded, writing is atomic: a reader sees the old content or the new one.
  *
- * Whose files they are decides about links. A path that the user names (a text, a tokenizer, run.dir itself) is
- * opened as it is, through whatever links. Names that weft itself makes inside a run, a checkpoint or a cache are
- * *own* names: they are opened without following a link, and written only where no other name leads to the same
- * file. So nobody who can put a link into such a directory makes weft read, write or remove anything outside. */
+ * Whose files they are decides about links. A path that the user names (a text, a tokenizer, run.dir itself)
+ * is opened as it is, through whatever links. Names that weft itself makes inside a run, a checkpoint or a
+ * cache are *own* names: they are opened without following a link, and written only where no other name leads
+ * to the same file. So nobody who can put a link into such a directory makes weft read, write or remove
+ * anything outside. */
 #ifndef WEFT_BASE_FILE_H
 #define WEFT_BASE_FILE_H
 
@@ -34,8 +35,8 @@ void file_unmap(FileMap *map);
 /* Writes a sibling temporary file, fsyncs it, renames it over `path`, fsyncs the directory. A signal that
  * would end the process waits until the temporary file is gone, where no other thread takes it. */
 ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err);
-/* Removes what interrupted file_write_atomic calls for `names` (shell patterns) have left in `dir`. Only for who
- * keeps other writers out, by a lock. */
+/* Removes what interrupted file_write_atomic calls for `names` (shell patterns) have left in `dir`. Only for
+ * who keeps other writers out, by a lock. */
 ErrorCode file_remove_temporaries(const char *dir, const char *const *names, size_t count, Error *err);
 
 /* Whether a file can be written there, to be known before work whose result it is to hold. */
@@ -47,20 +48,22 @@ ErrorCode file_open_own(const char *path, int flags, int *fd, Error *err);
 /* What was written is on the disk when it returns. */
 ErrorCode file_sync(int fd, const char *path, Error *err);
 
-/* Files of lines that grow, under own names, one write(2) in append mode a line: a crash tears at most the last one. Opening
- * puts a newline after a torn line, so that the next one starts afresh. `line` ends with its newline. */
+/* Files of lines that grow, under own names, one write(2) in append mode a line: a crash tears at most the
+ * last one. Opening puts a newline after a torn line, so that the next one starts afresh. `line` ends with
+ * its newline. */
 ErrorCode file_open_lines(const char *path, int *fd, Error *err);
 ErrorCode file_add_line(int fd, const char *path, const char *line, size_t length, Error *err);
 
 /* Like mkdir -p; what is made is on the disk when it returns. */
 ErrorCode file_make_dirs(const char *path, Error *err);
-/* Makes one directory under an own name, in one that is there. One that is there already is fine, a link is not. */
+/* Makes one directory under an own name, in one that is there. One that is there already is fine, a link is
+ * not. */
 ErrorCode file_make_own_dir(const char *path, Error *err);
 /* Refuses an own name that stands for anything but a directory; none is fine. */
 ErrorCode file_check_own_dir(const char *path, Error *err);
 
-/* Removes what has this name: a directory and all in it, or a file, or a link and not what it leads to. None is
- * fine. What cannot be removed is passed over, and the first such is the error. */
+/* Removes what has this name: a directory and all in it, or a file, or a link and not what it leads to. None
+ * is fine. What cannot be removed is passed over, and the first such is the error. */
 ErrorCode file_remove_tree(const char *path, Error *err);
 /* The same by another unlinkat(2). */
 typedef int FileUnlink(void *ctx, int dir, const char *name, int flags);

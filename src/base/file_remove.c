@@ -1,8 +1,9 @@
 /* Removing: a tree, files that match, what interrupted writers left.
  *
- * Nothing is ever removed by a path of several components below the first one: each directory is opened in the one
- * above it by openat with O_NOFOLLOW, and what is in it is removed by unlinkat relative to that descriptor. A link is
- * removed, never entered, also where somebody puts it into the place of a directory while this runs. */
+ * Nothing is ever removed by a path of several components below the first one: each directory is opened in
+ * the one above it by openat with O_NOFOLLOW, and what is in it is removed by unlinkat relative to that
+ * descriptor. A link is removed, never entered, also where somebody puts it into the place of a directory
+ * while this runs. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -49,8 +50,8 @@ static void empty_directory(Removal *r, int fd, const char *where) {
     closedir(open);
 }
 
-/* Whatever has the name; `where` is for errors. Opened first and judged by that: between a look at what a name
- * stands for and its use it may have come to stand for something else. */
+/* Whatever has the name; `where` is for errors. Opened first and judged by that: between a look at what a
+ * name stands for and its use it may have come to stand for something else. */
 static void remove_entry(Removal *r, int dir, const char *name, const char *where) {
     int fd, result;
     RETRY(fd, openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

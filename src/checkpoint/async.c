@@ -18,8 +18,7 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
-
-#define ALIGN ((size_t)64)
+#include "base/memory.h"
 
 /* A list whose pieces lie in staging memory, one after the other. */
 typedef struct StagedList {
@@ -64,12 +63,10 @@ struct CheckpointWriter {
     CheckpointBlob *blobs; /* [ranks], rank 0: copies */
 };
 
-static size_t round_up(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
-
 static size_t list_bytes(const TensorList *list) {
     size_t bytes = 0;
     for (int i = 0; list != NULL && i < tensor_pieces(list); i++)
-        bytes += round_up(tensor_piece_bytes(list, i));
+        bytes += pool_round(tensor_piece_bytes(list, i));
     return bytes;
 }
 
@@ -97,7 +94,7 @@ static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error
     for (int i = 0; i < tensor_pieces(list); i++) {
         size_t bytes = tensor_piece_bytes(list, i);
         s->at[i] = *next;
-        *next += round_up(bytes);
+        *next += pool_round(bytes);
         if (bytes > 0) TRY(list->fetch(list->ctx, i, 0, bytes, s->at[i], err));
     }
     return OK;

@@ -1,32 +1,32 @@
 /* The commit protocol.
  *
- *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that
- *     starts with a dot is ever read as a checkpoint.
+ *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that starts
+ *     with a dot is ever read as a checkpoint.
  *  2. Every file is complete and synced before the manifest is written: rank 0 makes the files with their
- *     headers and their full lengths and syncs them, then each rank writes its pieces between and syncs what it
- *     wrote. A rank gives away its blob after that, and rank 0 writes the manifest when it has the blobs of all
- *     ranks and they cover every byte once. The manifest holds the size of each file and a checksum of each header
- *     and piece, made from the bytes as they were written.
- *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory
- *     sees all of it.
- *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories
- *     change places in one step; the old one, now under the dot name, is removed after. Where the file
- *     system cannot exchange, the old one is first renamed to a dot name: then, and only then, step N is
- *     missing for a moment, and the step before it stands in.
+ *     headers and their full lengths and syncs them, then each rank writes its pieces between and syncs what
+ *     it wrote. A rank gives away its blob after that, and rank 0 writes the manifest when it has the blobs
+ *     of all ranks and they cover every byte once. The manifest holds the size of each file and a checksum of
+ *     each header and piece, made from the bytes as they were written.
+ *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory sees
+ *     all of it.
+ *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories change
+ *     places in one step; the old one, now under the dot name, is removed after. Where the file system cannot
+ *     exchange, the old one is first renamed to a dot name: then, and only then, step N is missing for a
+ *     moment, and the step before it stands in.
  *  5. The parent is synced after the rename and before anything older is removed.
- *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it,
- *     and a failure to write it is a warning.
- *  7. Removing renames to a dot name (.trash-step-N) and syncs before it unlinks: a half-removed
- *     checkpoint is never seen.
+ *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it, and
+ *     a failure to write it is a warning.
+ *  7. Removing renames to a dot name (.trash-step-N) and syncs before it unlinks: a half-removed checkpoint
+ *     is never seen.
  *  8. A failure before 4 removes the temporary directory and leaves everything else as it was.
  *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies
  *     every byte first.
  * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make no
  *     names and remove none. What they do to a directory that rank 0 has given up is lost with it.
- * 11. The directory of checkpoints is made in a run's directory that is there, and its name is on the disk before
- *     anything is in it. Neither it nor what is in it is ever entered through a link: a link with one of these
- *     names is refused where something would be read or written through it, and removed, as a link, where what has
- *     the name would be. Leftovers are what has exactly the names above. */
+ * 11. The directory of checkpoints is made in a run's directory that is there, and its name is on the disk
+ *     before anything is in it. Neither it nor what is in it is ever entered through a link: a link with one
+ *     of these names is refused where something would be read or written through it, and removed, as a link,
+ *     where what has the name would be. Leftovers are what has exactly the names above. */
 #include "checkpoint/checkpoint.h"
 
 #include <dirent.h>

@@ -6,8 +6,8 @@
  *                                   optimizer.safetensors, state.json                          (unless weights only)
  *                                   manifest.json
  *
- * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by
- * one process at a time (the run's lock); reading needs no lock. */
+ * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by one
+ * process at a time (the run's lock); reading needs no lock. */
 #ifndef WEFT_CHECKPOINT_CHECKPOINT_H
 #define WEFT_CHECKPOINT_CHECKPOINT_H
 
@@ -44,8 +44,8 @@ typedef struct CheckpointSave {
  * stands. A rank that could not write says so in its blob, and then the commit fails with that cause. ops
  * NULL: the system's. */
 
-/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be in a RUN that is there), the small
- * files, and the tensor files with header and full length. Leaves nothing when it fails. */
+/* Makes the temporary directory under `dir` (RUN/checkpoints, made if need be in a RUN that is there), the
+ * small files, and the tensor files with header and full length. Leaves nothing when it fails. */
 ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const CheckpointSave *save, Error *err);
 /* Writes this rank's pieces. Appends to `blob` what rank 0 has to know, also after a failure. */
 ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
@@ -148,8 +148,8 @@ typedef struct CheckpointKeep {
 ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use,
                            CheckLevel level, int *removed, Error *err);
 
-/* Removes leftovers of saves and removals that were interrupted: when a run starts, which holds its lock. ops NULL:
- * the system's. */
+/* Removes leftovers of saves and removals that were interrupted: when a run starts, which holds its lock. ops
+ * NULL: the system's. */
 void checkpoint_clean(const FileOps *ops, const char *dir);
 
 /* Texts of the files that transformers wants beside the weights. */

@@ -1,4 +1,5 @@
-/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a run. */
+/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a
+ * run. */
 #include "checkpoint/find.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a run. */
+/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a
+ * run. */
 #ifndef WEFT_CHECKPOINT_FIND_H
 #define WEFT_CHECKPOINT_FIND_H
 
@@ -7,8 +8,8 @@
 char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller frees */
 /* The same, refused where it is a link or a file. The caller frees *dir. */
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
-/* The model directory behind `where`: itself, a checkpoint's, or that of the newest checkpoint of a run. The caller frees *dir.
- * ERR_NOINPUT: it is none of these. */
+/* The model directory behind `where`: itself, a checkpoint's, or that of the newest checkpoint of a run. The
+ * caller frees *dir. ERR_NOINPUT: it is none of these. */
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
 
 #endif

@@ -45,8 +45,8 @@ void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uin
 void manifest_write(const Manifest *m, Text *out);
 /* Reads and verifies the manifest of a directory; the files it lists are not touched. */
 ErrorCode manifest_read(Manifest *m, const char *dir, Error *err);
-/* It lists all that its checkpoint consists of: weights, with `resumable` moments and state, and whatever else of
- * the directory weft would read. So no byte of a verified checkpoint that is read went unverified. */
+/* It lists all that its checkpoint consists of: weights, with `resumable` moments and state, and whatever
+ * else of the directory weft would read. So no byte of a verified checkpoint that is read went unverified. */
 ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err);
 /* The files are there, regular, and of the right size. */
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err);

@@ -8,6 +8,7 @@
 #define WEFT_CHECKPOINT_MODELFILES_H
 
 #include "checkpoint/safetensors.h"
+#include "model/config.h"
 
 #define MODEL_FILE "model.safetensors"
 #define MODEL_INDEX "model.safetensors.index.json"
@@ -37,9 +38,15 @@ const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name); /* NU
 ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host,
                           size_t bytes, Error *err);
 
-/* Fills the pieces of the list through its `store`, converting to the `memory` type, and reads no more of the
- * files than that. Every tensor of the list must be there with its shape, and nothing else may be, except
- * what a Llama file is known to repeat (a tied head, rotary frequencies). */
+/* Every tensor of the list is there with its shape, and nothing else is, except what a Llama file is known to
+ * repeat (a tied head, rotary frequencies). */
+ErrorCode modelfiles_check(const ModelFiles *m, const TensorList *list, Error *err);
+/* The same for all weights of a model of this shape, in the model directory `dir`: to be known before memory
+ * is taken by what a config.json says. Reads headers only, and takes no more memory than they do. */
+ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *err);
+
+/* Fills the pieces of the list, which passes modelfiles_check, through its `store`, converting to the
+ * `memory` type, and reads no more of the files than that. */
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err);
 
 /* How the tensors of a list are laid out in files: parts of at most shard_bytes, filled in list order; one

@@ -1,5 +1,6 @@
 /* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one
  * small buffer. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "base/hash.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/modelfiles.h"
+#include "model/params.h"
 
 #define CHUNK ((uint64_t)1 << 20) /* elements */
 
@@ -113,9 +115,43 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
         m->where, error_escape(shown, sizeof shown, unknown, strlen(unknown)));
 }
 
-ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
+ErrorCode modelfiles_check(const ModelFiles *m, const TensorList *list, Error *err) {
     TRY(check_nothing_else(m, list, err));
-    TRY(check_tensors(m, list, err));
+    return check_tensors(m, list, err);
+}
+
+static ErrorCode check_table(const ModelFiles *m, const ParamTable *table, Error *err) {
+    TensorDesc *tensors = mem_alloc_array((size_t)table->count, sizeof *tensors);
+    for (int i = 0; i < table->count; i++) {
+        const Param *p = &table->params[i];
+        tensors[i] = (TensorDesc){p->name, SAFE_F32, SAFE_F32, p->cols ? 2 : 1, {p->rows, p->cols}};
+    }
+    ErrorCode code = modelfiles_check(m, &(TensorList){.count = table->count, .tensors = tensors}, err);
+    free(tensors);
+    return code;
+}
+
+ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *err) {
+    ModelFiles m;
+    ParamTable table;
+    TRY(modelfiles_open(&m, dir, err));
+    /* A table is as long as the model is deep; every block has tensors of its own. */
+    ErrorCode code = OK;
+    if ((uint64_t)c->num_hidden_layers > m.count)
+        code = error_set(err, ERR_DATA,
+                         "%s: config.json says %" PRId64 " layers, the files hold %zu tensors in all",
+                         m.where, c->num_hidden_layers, m.count);
+    if (code == OK) code = param_table_build(&table, c, err);
+    if (code == OK) {
+        code = check_table(&m, &table, err);
+        param_table_free(&table);
+    }
+    modelfiles_close(&m);
+    return code;
+}
+
+ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
+    TRY(modelfiles_check(m, list, err));
     Buffers b = buffers_make();
     ErrorCode code = OK;
     for (int i = 0; i < tensor_pieces(list) && code == OK; i++) code = load_piece(m, list, i, &b, err);

@@ -128,8 +128,8 @@ void checkpoint_set_free(CheckpointSet *set) {
     *set = (CheckpointSet){0};
 }
 
-/* The state, where it names a step, says the same as the manifest: neither is of another checkpoint. What else is
- * in it, and must be, is the caller's. */
+/* The state, where it names a step, says the same as the manifest: neither is of another checkpoint. What
+ * else is in it, and must be, is the caller's. */
 static ErrorCode check_state(const Checkpoint *c, Error *err) {
     cJSON *root;
     int64_t step = c->step;

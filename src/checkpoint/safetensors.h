@@ -4,8 +4,8 @@
  *
  * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size
  * that does not match its shape) a file is refused here when two parsers could disagree about it:
- * duplicate names or metadata keys, bytes before the brace, numbers that are not plain whole ones. Names
- * are keys, never paths. Nothing is allocated beyond a small multiple of the header, which is itself
+ * duplicate names or metadata keys, bytes before the brace, numbers that are not plain whole ones, a NUL in a
+ * name, a metadata key or any other string, JSON nested deeper than 64. Names are keys, never paths. Nothing is allocated beyond a small multiple of the header, which is itself
  * bounded by the file. */
 #ifndef WEFT_CHECKPOINT_SAFETENSORS_H
 #define WEFT_CHECKPOINT_SAFETENSORS_H

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "checkpoint/find.h"
+#include "checkpoint/modelfiles.h"
 #include "train/state.h"
 
 static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err) {
@@ -48,6 +49,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(checkpoint_find_model(where, &m->dir, err));
     TRY(open_tokenizer(m, args, err));
     TRY(read_shape(m, &spec.model, err));
+    TRY(modelfiles_check_shape(m->dir, &spec.model, err));
     TRY(device_open_cpu(&m->device, NULL, (int)threads, err));
     TRY(compute_type(args, &m->device, &spec.compute, err));
     spec.positions = context_of(&spec.model, shape);

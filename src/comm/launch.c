@@ -1,7 +1,7 @@
 /* Starting ranks through mpirun.
  *
- * The signals to stop and SIGCHLD are blocked and read from a descriptor beside mpirun's stderr, so that one poll waits for
- * both. */
+ * The signals to stop and SIGCHLD are blocked and read from a descriptor beside mpirun's stderr, so that one
+ * poll waits for both. */
 #include "comm/launch.h"
 
 #include <errno.h>

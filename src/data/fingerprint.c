@@ -156,8 +156,8 @@ static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, s
     return OK;
 }
 
-/* The directory of records. Many processes write there at once, and share its lock; who finds himself alone removes
- * what those that were killed have left. A file system that does not lock directories keeps it. */
+/* The directory of records. Many processes write there at once, and share its lock; who finds himself alone
+ * removes what those that were killed have left. A file system that does not lock directories keeps it. */
 static ErrorCode open_records(const char *cache_dir, int *lock, Error *err) {
     static const char *const written_whole[] = {"*.json"};
     char *dir = path_join(cache_dir, "fingerprints");

@@ -368,6 +368,11 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row(out, "constants", plan->constants, total, "rotation table");
     row(out, "statistics", plan->statistics, total,
         "of losses and gradients; what changes from step to step");
-    row(out, "staging", plan->staging, total, "copy of what a checkpoint holds, written beside the training");
+    row(out, "staging", plan->staging, total,
+        p->partition->replicas > 1
+            ? "copy of what a checkpoint holds; other replicas than the first have none"
+            : "copy of what a checkpoint holds, written beside the training");
     row(out, "total", total, total, "");
+    text_puts(out, "  outside: 24 to 35 MiB of libraries and heap, 44 MiB while the peak of the processor is "
+                   "measured\n");
 }

@@ -1,5 +1,7 @@
 #include "plan/rank.h"
 
+#include "base/memory.h"
+
 /* auto becomes bf16 where the device multiplies it natively, else fp32. */
 static Dtype compute_of(const Config *c, const Device *d) {
     if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
@@ -21,14 +23,16 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .staged = c->checkpoint.dtype == STORE_BF16 ? 2 : 1};
 }
 
-/* What a checkpoint takes of the elements that this rank counts. */
+/* What a checkpoint takes of the elements that this rank counts: each tensor by itself, as its copy is laid out
+ * (checkpoint_staging_bytes). */
 static size_t staging(const RankPlan *p) {
     size_t sum = 0;
     for (int i = 0; i < p->model.table.count; i++) {
         const Param *param = &p->model.table.params[i];
         if (!partition_counts(&p->partition, param->unit)) continue;
-        size_t width = (size_t)p->spec.staged * sizeof(float) + param_state_bytes(&p->groups, i);
-        sum += (size_t)partition_piece(&p->partition, param).count * width;
+        size_t count = (size_t)partition_piece(&p->partition, param).count;
+        sum += (size_t)p->spec.staged * pool_round(count * sizeof(float));
+        sum += (size_t)param_states(&p->groups, i) * pool_round(count * param_state_width(&p->groups, i));
     }
     return sum;
 }

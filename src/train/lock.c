@@ -1,7 +1,7 @@
 /* The lock of a run directory, and what its holder does first: leftovers of a run that was killed go.
  *
- * The lock is flock(2) on RUN/lock: the system drops it when the process ends. The file itself stays. Whoever has
- * locked a file that meanwhile lost its name (lock_abandon, rm) has locked nothing: is_current. */
+ * The lock is flock(2) on RUN/lock: the system drops it when the process ends. The file itself stays. Whoever
+ * has locked a file that meanwhile lost its name (lock_abandon, rm) has locked nothing: is_current. */
 #include "train/lock.h"
 
 #include <dirent.h>

@@ -13,8 +13,8 @@ typedef struct RunLock {
     char *stop;               /* path of the stop file */
 } RunLock;
 
-/* Makes the directory. ERR_CANTCREATE names the process that holds it. Then what an earlier run has left goes: its
- * stop file, and temporary files of its own in the run directory and among the checkpoints. */
+/* Makes the directory. ERR_CANTCREATE names the process that holds it. Then what an earlier run has left
+ * goes: its stop file, and temporary files of its own in the run directory and among the checkpoints. */
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err);
 /* The directory of this name is still the one that was locked: not moved away, removed or replaced. */
 ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err);

@@ -63,6 +63,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
                          .rank = comm_rank(comm),
                          .ranks = comm_size(comm),
                          .staging_bytes = checkpoint_staging_bytes(&s->model->list, &s->optimizer->list)};
+    CHECK(setup.staging_bytes == engine_plan(e)->memory.staging); /* what is taken is what was planned */
     ErrorCode code = checkpoint_writer_start(&s->writer, &setup, err);
     free(dir);
     return code;

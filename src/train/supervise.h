@@ -6,9 +6,9 @@
  * minutes. One that says that its command line, configuration or inputs are wrong, or that something is not
  * available, would say so again: its status is passed on, as are success and ERR_STOPPED.
  *
- * The signals to stop (base/signals.h) go to the child, each as often as it comes, and end the supervision: whatever
- * becomes of the child then, it is not started again. The child has a process group of its own, so that a
- * Ctrl-C reaches it once; when the supervisor dies the child gets SIGTERM, and saves. */
+ * The signals to stop (base/signals.h) go to the child, each as often as it comes, and end the supervision:
+ * whatever becomes of the child then, it is not started again. The child has a process group of its own, so
+ * that a Ctrl-C reaches it once; when the supervisor dies the child gets SIGTERM, and saves. */
 #ifndef WEFT_TRAIN_SUPERVISE_H
 #define WEFT_TRAIN_SUPERVISE_H
 

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "checkpoint/find.h"
+#include "checkpoint/modelfiles.h"
 #include "observe/audit.h"
 #include "observe/console.h"
 #include "observe/journal.h"
@@ -179,6 +180,19 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     return OK;
 }
 
+/* Shape and weights of model.init are compared before the one takes memory for the other. Where the weights
+ * are gone, a run that goes on does not miss them. */
+static ErrorCode check_init(const Trainer *t, Error *err) {
+    char *dir;
+    if (!t->c->model.init[0]) return OK;
+    ErrorCode code = checkpoint_find_model(t->c->model.init, &dir, err);
+    if (code == OK) {
+        code = modelfiles_check_shape(dir, &t->c->model.shape, err);
+        free(dir);
+    }
+    return code == ERR_NOINPUT ? OK : code;
+}
+
 /* Before any memory is taken. */
 static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err) {
     Text idle = {0};
@@ -193,6 +207,7 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
 }
 
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
+    TOGETHER(t, t->chief ? check_init(t, err) : OK);
     TOGETHER(t, plan(t, set, err));
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
     TOGETHER(t, compare_with_found(t, set, err));
@@ -625,6 +640,9 @@ static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
     TRY(open_all(t, set, err));
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
+    /* A directory that went away is the cause of whatever could not be written to it. */
+    if (code == ERR_CANTCREATE || code == ERR_IO) check_directory(t, err);
+    code = err->code;
     console_clear();
     note(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message, NULL,
          NULL);

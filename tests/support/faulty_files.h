@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -116,7 +117,7 @@ static ssize_t faulty_write(void *ctx, int fd, const void *data, size_t length, 
     return result;
 }
 
-static FileOps faulty_ops(Faults *f) {
+static inline FileOps faulty_ops(Faults *f) {
     return (FileOps){.ctx = f,
                      .create = faulty_create,
                      .open = faulty_open,

@@ -1,5 +1,5 @@
-/* A tiny trainer and its checkpoints: weights and moments that one number fills, so that a checkpoint read back tells
- * whether all of it is of one save, and of which. */
+/* A tiny trainer and its checkpoints: weights and moments that one number fills, so that a checkpoint read
+ * back tells whether all of it is of one save, and of which. */
 #ifndef WEFT_TESTS_SAVED_NUMBERS_H
 #define WEFT_TESTS_SAVED_NUMBERS_H
 
@@ -91,7 +91,7 @@ static ErrorCode save_number(const FileOps *ops, const char *dir, int64_t step, 
     return checkpoint_save(ops, dir, &save, NULL, err);
 }
 
-static void must_save(const char *dir, int64_t step, int number) {
+static inline void must_save(const char *dir, int64_t step, int number) {
     Error err = {.message = ""};
     if (save_number(NULL, dir, step, number, &err) != OK) fail_msg("%s", err.message);
 }
