@@ -4,9 +4,13 @@
 set -eu
 cd "$(dirname "$0")/.."
 tool=$(command -v clang-format-14 || command -v clang-format || true)
-case $("${tool:-true}" --version 2>/dev/null) in
+found=$("${tool:-true}" --version 2>/dev/null || true)
+case $found in
 *"version 14."*) ;;
-*) echo "format: clang-format 14 is not here; nothing done"; exit 0 ;;
+*)
+    echo "format: clang-format 14 is needed, found ${found:-none}: apt-get install clang-format-14" >&2
+    exit 69
+    ;;
 esac
 if [ "${1:-}" != --check ]; then
     find src tests bench -name '*.[ch]' -exec "$tool" -i {} +

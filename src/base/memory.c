@@ -29,39 +29,85 @@ static uint64_t field(const char *text, const char *label, uint64_t unit) {
     return 0;
 }
 
-/* A container's limit and what it has in use (file cache that can go does not count), cgroup version 2 or 1.
- */
-static void apply_container(MemoryUse *use) {
-    static const char *const files[][3] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-         "/sys/fs/cgroup/memory/memory.stat"},
-    };
-    char text[8192];
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        if (!read_small(files[i][0], text, sizeof text)) continue;
-        uint64_t limit = strtoull(text, NULL, 10); /* "max" reads as 0 */
-        if (limit == 0 || limit >= use->machine) return;
-        uint64_t current = read_small(files[i][1], text, sizeof text) ? strtoull(text, NULL, 10) : 0;
-        uint64_t cache = read_small(files[i][2], text, sizeof text) ? field(text, "inactive_file ", 1) : 0;
-        uint64_t used = current > cache ? current - cache : 0, left = limit > used ? limit - used : 1;
-        use->machine = limit;
-        if (left < use->available) use->available = left;
-        return;
+/* ---- control groups ----
+ *
+ * /proc/self/cgroup says in which groups the process is: "0::/a/b" in version 2, "4:memory:/a/b" in version 1. Each group
+ * above it limits it too. In a container that path may be the host's, of which there is nothing to be seen here; then
+ * the group that is seen is the container's, at the top. */
+
+typedef struct GroupFiles {
+    const char *line, *directory; /* in /proc/self/cgroup; below the mount point */
+    const char *limit, *current;
+} GroupFiles;
+
+static const GroupFiles group_versions[] = {
+    {"0::", "", "memory.max", "memory.current"},
+    {"memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"},
+};
+
+static uint64_t group_number(const char *top, const char *group, const char *name) {
+    char path[4352], text[64];
+    snprintf(path, sizeof path, "%s%s/%s", top, group, name);
+    return read_small(path, text, sizeof text) ? strtoull(text, NULL, 10) : 0; /* "max" reads as 0 */
+}
+
+/* One group's limit and what it has in use; file cache that can go does not count. */
+static void apply_group(MemoryUse *use, const GroupFiles *f, const char *top, const char *group) {
+    uint64_t limit = group_number(top, group, f->limit);
+    if (limit == 0 || limit >= use->physical) return;
+    char path[4352], text[8192];
+    snprintf(path, sizeof path, "%s%s/memory.stat", top, group);
+    uint64_t cache = read_small(path, text, sizeof text) ? field(text, "inactive_file ", 1) : 0;
+    uint64_t current = group_number(top, group, f->current);
+    uint64_t used = current > cache ? current - cache : 0, left = limit > used ? limit - used : 1;
+    if (limit < use->machine) use->machine = limit;
+    if (left < use->available) use->available = left;
+}
+
+/* The path behind `line` in the text of /proc/self/cgroup; "" when there is none. Cut to fit. */
+static void group_path(const char *text, const char *line, char *out, size_t size) {
+    *out = 0;
+    for (const char *at = strstr(text, line); at; at = strstr(at + 1, line)) {
+        if (at != text && at[-1] != '\n' && at[-1] != ':') continue;
+        at += strlen(line);
+        snprintf(out, size, "%.*s", (int)strcspn(at, "\n"), at);
+        break;
+    }
+    if (strcmp(out, "/") == 0) *out = 0;
+}
+
+static void apply_groups(MemoryUse *use, const char *proc, const char *control_groups) {
+    char path[4096], text[8192] = "", top[256], group[4000];
+    snprintf(path, sizeof path, "%s/self/cgroup", proc);
+    read_small(path, text, sizeof text);
+    for (size_t i = 0; i < sizeof group_versions / sizeof *group_versions; i++) {
+        const GroupFiles *f = &group_versions[i];
+        snprintf(top, sizeof top, "%s%s", control_groups, f->directory);
+        group_path(text, f->line, group, sizeof group);
+        for (;;) {
+            apply_group(use, f, top, group);
+            char *slash = strrchr(group, '/');
+            if (!slash) break;
+            *slash = 0;
+        }
     }
 }
 
-MemoryUse memory_use(void) {
+MemoryUse memory_use_at(const char *proc, const char *control_groups) {
     MemoryUse use = {0};
-    char text[8192];
-    if (read_small("/proc/self/status", text, sizeof text)) {
+    char path[4096], text[8192];
+    snprintf(path, sizeof path, "%s/self/status", proc);
+    if (read_small(path, text, sizeof text)) {
         use.resident = field(text, "VmRSS:", 1024);
         use.peak = field(text, "VmHWM:", 1024);
     }
-    if (read_small("/proc/meminfo", text, sizeof text)) {
-        use.machine = field(text, "MemTotal:", 1024);
+    snprintf(path, sizeof path, "%s/meminfo", proc);
+    if (read_small(path, text, sizeof text)) {
+        use.machine = use.physical = field(text, "MemTotal:", 1024);
         use.available = field(text, "MemAvailable:", 1024) + field(text, "SwapFree:", 1024);
     }
-    apply_container(&use);
+    apply_groups(&use, proc, control_groups);
     return use;
 }
+
+MemoryUse memory_use(void) { return memory_use_at("/proc", "/sys/fs/cgroup"); }

@@ -32,7 +32,6 @@ typedef struct Findings {
     char processor[128], kernels[32], library[64];
     Text instruction_sets;
     MemoryUse memory;
-    uint64_t memory_limit;       /* of the control group; 0 for none */
     double peak_fp32, peak_bf16; /* FLOP/s */
     bool native_bf16;
     Disk disk;
@@ -109,28 +108,18 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
 
 /* ---- memory ---- */
 
-/* Containers are ended at a limit that the machine's own figures do not show. */
-static uint64_t control_group_limit(void) {
-    static const char *const paths[] = {"/sys/fs/cgroup/memory.max",
-                                        "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        FILE *file = fopen(paths[i], "re");
-        unsigned long long limit = 0;
-        bool read = file && fscanf(file, "%llu", &limit) == 1;
-        if (file) fclose(file);
-        if (read) return limit;
-    }
-    return 0;
+/* Of the control group; 0 for none. */
+static uint64_t memory_limit(const Findings *f) {
+    return f->memory.machine < f->memory.physical ? f->memory.machine : 0;
 }
 
+/* Containers are ended at a limit that the machine's own figures do not show. */
 static void find_memory(Findings *f) {
     char limit[32], machine[32];
     f->memory = memory_use();
-    uint64_t group = control_group_limit();
-    if (group && group < f->memory.machine) f->memory_limit = group;
-    if (f->memory_limit)
+    if (memory_limit(f))
         advise(f, "This process may use %s of the machine's %s: a control group (container) limits it.",
-               text_bytes((double)f->memory_limit, limit), text_bytes((double)f->memory.machine, machine));
+               text_bytes((double)f->memory.machine, limit), text_bytes((double)f->memory.physical, machine));
 }
 
 /* ---- disk ---- */
@@ -233,9 +222,9 @@ static void print_table(Findings *f) {
     printf("cores             %d (%d threads used)\n", f->cores, f->threads);
     printf("instruction sets  %s\n", f->instruction_sets.data);
     printf("kernels           %s, %s\n", f->kernels, f->library);
-    printf("memory            %s, %s available\n", text_bytes((double)f->memory.machine, total),
+    printf("memory            %s, %s available\n", text_bytes((double)f->memory.physical, total),
            text_bytes((double)f->memory.available, available));
-    if (f->memory_limit) printf("memory limit      %s\n", text_bytes((double)f->memory_limit, total));
+    if (memory_limit(f)) printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
     printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
            f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is not native here)");
     printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
@@ -265,9 +254,9 @@ static void print_json(const Findings *f) {
     member_string(&w, "instruction_sets", f->instruction_sets.data);
     member_string(&w, "kernels", f->kernels);
     member_string(&w, "library", f->library);
-    member_int(&w, "memory_bytes", (int64_t)f->memory.machine);
+    member_int(&w, "memory_bytes", (int64_t)f->memory.physical);
     member_int(&w, "memory_available_bytes", (int64_t)f->memory.available);
-    member_int(&w, "memory_limit_bytes", (int64_t)f->memory_limit);
+    member_int(&w, "memory_limit_bytes", (int64_t)memory_limit(f));
     member_double(&w, "peak_fp32_flops", f->peak_fp32);
     member_double(&w, "peak_bf16_flops", f->peak_bf16);
     json_put_bool(&w, "native_bf16", f->native_bf16);

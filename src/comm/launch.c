@@ -22,7 +22,7 @@
 #include "comm/chatter.h"
 #include "comm/facts.h"
 
-enum { QUIET_MS = 500, PATIENCE = 6 /* QUIET_MS */, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
+enum { QUIET_MS = 500, PATIENCE = 20 /* QUIET_MS */, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
 
 typedef struct Launch {
     pid_t mpirun;
@@ -108,6 +108,12 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
 
 /* ---- while it runs ---- */
 
+/* Said, so that who sees ranks end this way knows that they hung. */
+static void end_ranks(const Launch *l) {
+    log_warn("the ranks did not end on the second SIGINT: mpirun ends them");
+    kill(l->mpirun, SIGTERM);
+}
+
 /* mpirun passes SIGUSR1 and SIGUSR2 on to the ranks, and dies of the others, which takes it two seconds. */
 static void take_signal(Launch *l) {
     struct signalfd_siginfo info;
@@ -141,7 +147,7 @@ static void watch(Launch *l) {
         if (ready == 0) {
             chatter_flush(&l->chatter);
             if (l->ended) break;
-            if (l->interrupts > 1 && ++l->patience == PATIENCE) kill(l->mpirun, SIGTERM);
+            if (l->interrupts > 1 && ++l->patience == PATIENCE) end_ranks(l);
         }
         if (ready > 0 && fds[0].revents) take_signal(l);
         if (ready > 0 && fds[1].revents) take_messages(l);

@@ -66,6 +66,7 @@ static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err
                          "and pipeline.microbatches=%d, or take another %s",
                          asked, s->ranks, s->microbatches, ranks, l->microbatches, s->ranks, s->microbatches,
                          ranks > 1 ? "file" : "schedule");
+    TRY(schedule_refuse_parameters(s, asked, err));
     return check_file_stages(s, c, err);
 }
 

@@ -108,6 +108,24 @@ bool schedule_has_transfers(const Schedule *s) { return has_kind(s, cell_is_tran
 
 bool schedule_has_parameters(const Schedule *s) { return has_kind(s, cell_is_parameter); }
 
+/* When parameters are gathered and gradients reduced is what keys ask for, on every mesh: cells that say it
+ * too would be one thing said twice. */
+ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error *err) {
+    int rank = 0, at = 0;
+    if (!schedule_has_parameters(s)) return OK;
+    while (!cell_is_parameter(s->orders[rank].cells[at].kind))
+        if (++at == s->orders[rank].count) rank++, at = 0;
+    Text cell = {0};
+    schedule_write_cell(&s->orders[rank].cells[at], &cell);
+    error_set(
+        err, ERR_CONFIG,
+        "%s: rank %d (line %d) has the cell %s: a run places UNSHARD, RESHARD and REDUCE_GRAD itself, as "
+        "train.reshard_after_forward and train.gradient_sync ask; leave those cells out",
+        path, rank, rank + 1, cell.data);
+    text_free(&cell);
+    return ERR_CONFIG;
+}
+
 const char *cell_kind_name(CellKind kind) {
     static const char *const names[CELL_KINDS] = {
         "", "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};

@@ -88,6 +88,8 @@ bool schedule_has_transfers(const Schedule *s);
  * the same bits. */
 bool schedule_adds_in_order(const Schedule *s);
 bool schedule_has_parameters(const Schedule *s); /* UNSHARD, RESHARD or REDUCE_GRAD */
+/* For a run, which places those itself: ERR_CONFIG names file, rank and cell of the first. */
+ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error *err);
 
 /* A schedule that can run: every stage on one rank; each (stage, microbatch) has one F, and one B or one I
  * then one W; no cycle between ranks (found by running it symbolically). If it has any transfers, each that

@@ -478,6 +478,62 @@ static void test_memory_use(void **state) {
     free(memory);
 }
 
+static void put(const char *name, const char *text) {
+    char *path = mem_strdup(files_path(name));
+    for (char *slash = path + strlen(files_root) + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = 0;
+        mkdir(path, 0755);
+    }
+    files_write(path, text, strlen(text));
+    free(path);
+}
+
+/* A machine of 1000 MiB of which 800 are free, with what the groups of the process leave of that. */
+static void expect_use(uint64_t machine_mib, uint64_t available) {
+    MemoryUse use = memory_use_at(files_path("proc"), files_path("groups"));
+    assert_int_equal(use.resident, 5 << 10);
+    assert_int_equal(use.peak, 9 << 10);
+    assert_int_equal(use.physical, 1000 << 20);
+    assert_int_equal(use.machine, machine_mib << 20);
+    assert_int_equal(use.available, available);
+}
+
+static void test_memory_of_control_groups(void **state) {
+    enum { MIB = 1 << 20 };
+    (void)state;
+    put("proc/self/status", "Name:\tx\nVmHWM:\t9 kB\nVmRSS:\t5 kB\n");
+    put("proc/meminfo", "MemTotal: 1024000 kB\nMemAvailable: 800000 kB\nSwapFree: 19200 kB\n");
+    expect_use(1000, 800 * MIB);
+    /* Version 2: the group itself has no limit, the one above it has. */
+    put("proc/self/cgroup", "4:cpu:/other\n0::/user/run\n");
+    put("groups/user/run/memory.max", "max\n");
+    expect_use(1000, 800 * MIB);
+    put("groups/user/memory.max", "524288000\n"); /* 500 MiB */
+    put("groups/user/memory.current", "314572800\n");
+    expect_use(500, 200 * MIB);
+    put("groups/user/memory.stat", "anon 1\ninactive_file 104857600\n");
+    expect_use(500, 300 * MIB);
+    /* The lowest of all counts; more than the machine has is none. */
+    put("groups/user/run/memory.max", "209715200\n");
+    put("groups/user/run/memory.current", "104857600\n");
+    expect_use(200, 100 * MIB);
+    put("groups/user/run/memory.max", "9223372036854771712\n");
+    expect_use(500, 300 * MIB);
+    /* In a container: the path is the host's, the group is seen at the top. */
+    put("proc/self/cgroup", "0::/host/of/it\n");
+    expect_use(1000, 800 * MIB);
+    put("groups/memory.max", "104857600\n");
+    expect_use(100, 100 * MIB);
+    /* Version 1. */
+    put("groups/memory.max", "max\n");
+    put("proc/self/cgroup", "9:name=systemd:/\n4:memory:/job\n0::/\n");
+    put("groups/memory/job/memory.limit_in_bytes", "419430400\n");
+    put("groups/memory/job/memory.usage_in_bytes", "524288000\n");
+    expect_use(400, 1); /* nothing, which must not read as unknown */
+    MemoryUse unknown = memory_use_at("/nowhere", "/nowhere");
+    assert_true(unknown.machine == 0 && unknown.available == 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_errors),
@@ -500,6 +556,7 @@ int main(void) {
         cmocka_unit_test(test_glob),
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_memory_use),
+        cmocka_unit_test(test_memory_of_control_groups),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -658,14 +658,22 @@ static ErrorCode play_stop(void) {
     return comm_agree(comm, error_set(&err, ERR_STOPPED, "stopped on request"), &err);
 }
 
-/* The last word is said, and signals come too late. */
+/* The last word is said, and a signal comes too late: it is waited for, so that it surely does. */
 static ErrorCode play_through(void) {
+    sigset_t late;
+    int number;
+    sigemptyset(&late);
+    sigaddset(&late, SIGUSR2);
+    sigprocmask(SIG_BLOCK, &late, NULL);
     ErrorCode code = play_stop();
-    signal(SIGUSR1, SIG_IGN);
-    signal(SIGUSR2, SIG_IGN);
     comm_report(comm, &err);
-    nanosleep(&(struct timespec){1, 0}, NULL);
+    sigwait(&late, &number);
     return code;
+}
+
+/* Until something ends it that does not ask. */
+static void stay(void) {
+    for (;;) pause();
 }
 
 /* Stopped in the middle of a wait. */
@@ -683,6 +691,7 @@ static ErrorCode play(const char *name, char **ranks) {
     ErrorCode code = OK;
     signal(SIGUSR1, on_signal);
     TRY(comm_watchdog_start(comm, number_of("TEST_WATCHDOG", 60), describe, doing, &err));
+    if (strcmp(name, "stubborn") == 0) signal(SIGUSR1, SIG_IGN), signal(SIGUSR2, SIG_IGN);
     TRY(comm_barrier(comm, &err));
     if (comm_rank(comm) == 0) printf("ready\n");
     fflush(stdout);
@@ -692,6 +701,7 @@ static ErrorCode play(const char *name, char **ranks) {
         return comm_agree(comm, named ? error_set(&err, ERR_DATA, "bad play") : OK, &err);
     if (strcmp(name, "stop") == 0) return play_stop();
     if (strcmp(name, "through") == 0) return play_through();
+    if (strcmp(name, "stubborn") == 0) stay();
     if (strcmp(name, "kill") == 0 && named) raise(SIGKILL);
     if (strcmp(name, "freeze") == 0 && named) raise(SIGSTOP);
     if (strcmp(name, "doze") == 0 && named) freeze_soon();

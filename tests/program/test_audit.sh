@@ -29,10 +29,7 @@ for kill in 1 2 3; do
     train killed train.microbatch=4 &
     pid=$!
     lines=$(cat killed/audit-00000.log 2>/dev/null | wc -l)
-    for _ in $(seq 1000); do
-        [ "$(cat killed/audit-00000.log 2>/dev/null | wc -l)" -gt $((lines + 15)) ] && break
-        sleep 0.02
-    done
+    await has_lines killed/audit-00000.log $((lines + 16))
     # The process itself, not the shell that waits for it.
     kill -KILL "$(cat killed/lock)"
     wait "$pid" 2>/dev/null
@@ -89,10 +86,7 @@ expect 66 nowhere
 # Under a supervisor.
 train kept restart.backoff_s=0.05 --restarts 3 &
 pid=$!
-for _ in $(seq 1000); do
-    [ "$(cat kept/audit-00000.log 2>/dev/null | wc -l)" -gt 20 ] && break
-    sleep 0.02
-done
+await has_lines kept/audit-00000.log 21
 kill -KILL "$(cat kept/lock)"
 wait "$pid" || fail "the supervised run: $(tail -1 err)"
 expect 0 whole kept

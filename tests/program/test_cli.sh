@@ -76,6 +76,18 @@ exits 73 doctor --seconds 0.01 --dir "$directory/not/there"
 has err "$directory/not/there"
 [ -z "$(find . -name '.weft-doctor*')" ] || fail "doctor left a file behind"
 
+# A control group's limit is told apart from the machine's memory: as in a container, where it is what is seen at the top.
+limited() { unshare -rm sh -c 'mount -t tmpfs none /sys/fs/cgroup && echo 1073741824 >/sys/fs/cgroup/memory.max && "$@"' sh "$@"; }
+if limited true 2>/dev/null; then
+    limited "$weft" doctor --seconds 0.01 >out 2>err || fail "doctor in a control group: $(cat err)"
+    grep -qxE 'memory limit +1\.00 GiB' out || fail "doctor does not say the limit: $(cat out)"
+    has out "This process may use 1.00 GiB of the machine's"
+    limited "$weft" doctor --seconds 0.01 --json >out 2>err
+    has out '"memory_limit_bytes": 1073741824'
+else
+    echo "no namespaces of one's own here: doctor in a control group was left out"
+fi
+
 # The man page is clean, the completion loads and completes.
 "$weft" help --man >weft.1 || fail "help --man"
 if command -v man >/dev/null; then

@@ -18,11 +18,11 @@ expect() {
     for word in "$@"; do grep -qF -- "$word" "$directory/said" || fail "$what: does not say \"$word\""; done
 }
 
-# A failure must reach everyone long before this limit.
+# The limit is there only so that a test does not hang for ever.
 run() {
     what="$*"
     ended=0
-    timeout -k 5 60 "$program" "$@" 2>"$directory/said" >/dev/null || ended=$?
+    timeout -k 5 600 "$program" "$@" 2>"$directory/said" >/dev/null || ended=$?
 }
 
 # What the MPI library says of ranks that have ended (the play says it too) is left out.
@@ -75,16 +75,14 @@ signal_to() {
     : >"$directory/out"
     "$program" launch 2 play "$play" 2>"$directory/said" >"$directory/out" &
     launcher=$!
-    for ((i = 0; i < 300; i++)); do
-        grep -q ready "$directory/out" && break
-        sleep 0.1
-    done
+    await grep -q ready "$directory/out"
+    # Two of the same that come together are one.
     for number in "$@"; do
         kill -"$number" "$launcher"
-        sleep 0.3
+        await took_signals "$launcher"
+        [ "$play" != through ] || await grep -q . "$directory/said"
     done
     ended=0
-    begun=$EPOCHREALTIME
     wait "$launcher" || ended=$?
 }
 signal_to stop TERM
@@ -95,7 +93,9 @@ signal_to stop USR1
 expect 75 1
 signal_to wait INT INT
 expect 130 0
-awk -v from="$begun" -v to="$EPOCHREALTIME" 'BEGIN { exit !(to - from < 1.8) }' || fail "a second SIGINT takes its time"
+# Ranks that do not end on the second are made to, which is said.
+signal_to stubborn INT INT
+expect 130 1 "warning: the ranks did not end on the second SIGINT: mpirun ends them"
 # Too late for a run that has said its last word: the status is what the line says.
 signal_to through INT INT
 expect 75 1 "weft: stopped on request (stopped on request, exit status 75)"

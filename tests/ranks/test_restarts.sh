@@ -15,17 +15,17 @@ run: {threads: 1}
 restart: {backoff_s: 0.05}
 END
 long="train.steps=1000000 schedule.total_steps=100" # never done before it is ended
-lines() { cat "$1/metrics.jsonl" 2>/dev/null | wc -l; }
 # holder DIR [PIDS [STEPS]]: process that trains in it, none of PIDS, once so many steps (1) are recorded.
-holder() {
-    local pid=
-    for _ in $(seq 1000); do
-        pid=$(cat "$1/lock" 2>/dev/null)
-        [ -n "$pid" ] && [[ " ${2:-} " != *" $pid "* ]] && kill -0 "$pid" 2>/dev/null && [ "$(lines "$1")" -ge "${3:-1}" ] && break
-        sleep 0.02
-    done
-    echo "$pid"
+has_holder() {
+    local pid
+    pid=$(cat "$1/lock" 2>/dev/null)
+    [ -n "$pid" ] && [[ " ${2:-} " != *" $pid "* ]] && kill -0 "$pid" 2>/dev/null && has_lines "$1/metrics.jsonl" "${3:-1}"
 }
+holder() {
+    await has_holder "$@" >&2
+    cat "$1/lock"
+}
+restarted() { [ "$(grep -c '"event": "restarted"' "$1/journal.jsonl" 2>/dev/null)" -ge "$2" ]; } # DIR TIMES
 
 "$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
 
@@ -35,10 +35,7 @@ parent=$!
 victim=
 for kill in 1 2; do
     victim=$(holder killed "$victim" $((kill * 8)))
-    for _ in $(seq 1000); do
-        [ "$(grep -c '"event": "restarted"' killed/journal.jsonl)" -ge $((kill - 1)) ] && break
-        sleep 0.02
-    done
+    await restarted killed $((kill - 1))
     kill -KILL "$victim" 2>/dev/null || fail "kill $kill came too late"
 done
 wait "$parent" || fail "a run killed twice ends with $?: $(tail -3 killed.err)"
@@ -53,10 +50,7 @@ rm killed/metrics.jsonl
 "$weft" train run.yaml run.dir=killed run.overwrite=true --restarts 5 >/dev/null 2>anew.err </dev/null &
 parent=$!
 victim=$(holder killed "$victim $parent" 8)
-for _ in $(seq 1000); do
-    [ -e killed/checkpoints/latest ] && break
-    sleep 0.02
-done
+await test -e killed/checkpoints/latest
 kill -KILL "$victim" 2>/dev/null || fail "the kill came too late"
 wait "$parent" || fail "a run started anew and killed ends with $?: $(tail -3 anew.err)"
 grep -q 'resumed after step' anew.err || fail "the restart does not go on from a checkpoint"
@@ -99,10 +93,7 @@ done
 "$weft" train run.yaml run.dir=paused $long restart.backoff_s=60 --restarts 3 >/dev/null 2>paused.err </dev/null &
 parent=$!
 kill -KILL "$(holder paused)"
-for _ in $(seq 1000); do
-    grep -q 'restart 1 of 3 in 60 s' paused.err && break
-    sleep 0.02
-done
+await grep -q 'restart 1 of 3 in 60 s' paused.err
 kill -TERM "$parent"
 wait "$parent"
 status=$?
@@ -115,11 +106,7 @@ parent=$!
 victim=$(holder orphan)
 kill -KILL "$parent"
 wait "$parent" 2>/dev/null
-for _ in $(seq 1000); do
-    kill -0 "$victim" 2>/dev/null || break
-    sleep 0.02
-done
-! kill -0 "$victim" 2>/dev/null || { fail "the child outlives its supervisor"; kill -KILL "$victim"; }
+await is_gone "$victim" || { fail "the child outlives its supervisor"; kill -KILL "$victim"; }
 grep -q '"event": "stopped"' orphan/journal.jsonl || fail "the orphan did not save"
 
 conclude

@@ -21,6 +21,26 @@ needs_ranks() {
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
 }
 
+# await WORDS...: until that command succeeds. No verdict hangs on how long it takes; the limit only keeps a test from hanging for
+# ever. Fails when it is reached.
+await() {
+    local ticks=0
+    until "$@"; do
+        [ $((ticks += 1)) -le 15000 ] || { fail "waited in vain for: $*"; return 1; }
+        sleep 0.02
+    done
+}
+has_lines() { [ "$(cat "$1" 2>/dev/null | wc -l)" -ge "$2" ]; } # FILE COUNT
+is_gone() { ! kill -0 "$1" 2>/dev/null; }
+is_stopped() { grep -q '^State:[[:blank:]]*T' "/proc/$1/status" 2>/dev/null; } # PID
+# pending PID MASK: signals of these bits (hexadecimal) have come to the process, which has not taken them yet.
+pending() {
+    local now
+    now=$(sed -n 's/^ShdPnd:[[:blank:]]*//p' "/proc/$1/status" 2>/dev/null)
+    [ -n "$now" ] && [ $((0x$now & 0x$2)) -eq $((0x$2)) ]
+}
+took_signals() { [ ! -e "/proc/$1/status" ] || grep -q '^ShdPnd:[[:blank:]]*0*$' "/proc/$1/status" 2>/dev/null; } # PID
+
 # exits STATUS WORD...: runs weft WORD..., compares the status; what it prints lands in the files out and err.
 exits() {
     local wanted=$1 status=0
