@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
+#include "device/pool.h"
 
 /* A list whose pieces lie in staging memory, one after the other. */
 typedef struct StagedList {
