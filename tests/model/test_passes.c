@@ -24,6 +24,8 @@ typedef struct Region {
     size_t bytes;
 } Region;
 
+static const float loss_scale = 0.25f;
+
 typedef struct Bench {
     Device device;
     Pool pool;
@@ -33,6 +35,7 @@ typedef struct Bench {
     Gradients gradients;
     Pass pass;
     Region slab, keep, scratch, out, dx, losses, *matrices, *vectors, *matrix_gradients, *vector_gradients;
+    float *loss_scale; /* [1] tensor memory */
 } Bench;
 
 static float uniform(uint64_t stream, uint64_t index) {
@@ -68,7 +71,7 @@ static void set_bytes(Bench *b, void *to, int value, size_t bytes) {
 
 static void *fetch(Bench *b, const Region *r) {
     void *host = mem_alloc(r->bytes + 1);
-    if (r->bytes) OP(&b->device, OP_DOWNLOAD, download, host, r->base, r->bytes);
+    if (r->bytes) device_fetch(&b->device, host, r->base, r->bytes);
     return host;
 }
 
@@ -85,7 +88,7 @@ static Region take(Bench *b, size_t bytes) {
 
 static void check_fence(Bench *b, const Region *r, const char *what) {
     unsigned char fence[FENCE];
-    OP(&b->device, OP_DOWNLOAD, download, fence, r->base + r->bytes, FENCE);
+    device_fetch(&b->device, fence, r->base + r->bytes, FENCE);
     for (int i = 0; i < FENCE; i++)
         if (fence[i] != 0x5a) fail_msg("%s was written %d bytes behind its end", what, i);
 }
@@ -126,6 +129,7 @@ static void lay_out(Bench *b) {
     }
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};
+    b->loss_scale = pool_take(&b->pool, sizeof *b->loss_scale);
     model_layout_constants(&b->model, POSITIONS, &b->pool);
 }
 
@@ -198,12 +202,14 @@ static void open_bench(Bench *b, Case c) {
     Region **lists[] = {&b->matrices, &b->vectors, &b->matrix_gradients, &b->vector_gradients};
     for (int i = 0; i < 4; i++) *lists[i] = mem_alloc_array(units, sizeof **lists[i]);
     lay_out(b);
-    if (pool_commit(&b->pool, &err) != OK) fail_msg("%s", err.message);
+    if (pool_commit(&b->pool, &b->device, &err) != OK) fail_msg("%s", err.message);
     lay_out(b);
     model_compute_constants(&b->model, &b->device);
     b->pass.model = &b->model, b->pass.device = &b->device, b->pass.weights = &b->weights;
     b->pass.gradients = b->gradients, b->pass.losses = (float *)(void *)b->losses.base;
-    b->pass.training = b->pass.first = true, b->pass.loss_scale = 0.25;
+    b->pass.training = b->pass.first = true;
+    OP(&b->device, OP_UPLOAD, upload, b->loss_scale, &loss_scale, sizeof loss_scale);
+    b->pass.loss_scale = b->loss_scale;
     fill_batch(b);
     fill_weights(b);
     clear_gradients(b);
@@ -356,7 +362,7 @@ static double objective(Bench *b) {
     forward(b, false);
     float *out = fetch(b, is_head(b) ? &b->losses : &b->out);
     for (size_t i = 0; i < (is_head(b) ? (size_t)TOKENS : state_count(b)); i++)
-        sum += (double)out[i] * (is_head(b) ? b->pass.loss_scale : (double)uniform(50, i));
+        sum += (double)out[i] * (is_head(b) ? (double)loss_scale : (double)uniform(50, i));
     free(out);
     return sum;
 }
@@ -365,7 +371,7 @@ static void check_slope(Bench *b, float *at, double found, const char *what) {
     float value, moved;
     const float step = 4e-3f;
     double side[2];
-    OP(&b->device, OP_DOWNLOAD, download, &value, at, sizeof value);
+    device_fetch(&b->device, &value, at, sizeof value);
     for (int i = 0; i < 2; i++) {
         moved = i ? value + step : value - step;
         OP(&b->device, OP_UPLOAD, upload, at, &moved, sizeof moved);
@@ -498,7 +504,7 @@ static void check_layer(Case c, int sublayer) {
     Pool first = b.pool;
     b.pool = (Pool){.name = "tensors"};
     lay_out_layer(&b, &l);
-    if (pool_commit(&b.pool, &err) != OK) fail_msg("%s", err.message);
+    if (pool_commit(&b.pool, &b.device, &err) != OK) fail_msg("%s", err.message);
     lay_out_layer(&b, &l);
     fill(&b, l.x.base, state_count(&b), c.compute, 40, 1, 0);
     if (is_head(&b)) fill(&b, l.tensors[0].base, state_count(&b), c.compute, 40, 1, 0);
