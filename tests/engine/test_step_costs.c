@@ -81,7 +81,7 @@ static Costs costs_of(const Case *c, uint64_t defer) {
                      .defer_head = c->split,
                      .exact = c->exact,
                      .optimizer = c->mixed ? &mixed : &usual_optimizer};
-    if (device_open_cpu(&d, NULL, 2, &err) != OK) fail_msg("%s", err.message);
+    if (device_open_cpu(&d, NULL, 1, &err) != OK) fail_msg("%s", err.message);
     if (defer) device_defer(&d, defer);
     if (layout_single(&layout, &spec.model, c->microbatches, c->split, &err) != OK)
         fail_msg("%s", err.message);
