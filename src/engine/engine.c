@@ -10,13 +10,20 @@
 
 /* ---- Memory ---- */
 
-static void layout_training(Engine *e) {
-    for (int u = 0; u <= e->model.table.units; u++) {
-        size_t owned = gradient_owned_bytes(&e->plan->program, u),
-               sum = gradient_sum_bytes(&e->plan->program, u);
-        e->step.sums[u] = sum ? pool_take(&e->pools[POOL_GRADIENTS], sum) : NULL;
-        if (owned) e->step.owned[u].vectors = pool_take(&e->pools[POOL_GRADIENTS], owned);
+static void *take(Engine *e, int pool, size_t bytes) {
+    return bytes > 0 ? pool_take(&e->pools[pool], bytes) : NULL;
+}
+
+static void layout_gradients(Engine *e, int unit) {
+    const Program *p = &e->plan->program;
+    for (int f = 0; f < FLATS; f++) {
+        e->step.sums[unit][f] = take(e, POOL_GRADIENTS, gradient_sum_bytes(p, unit, (Flat)f));
+        e->step.owned[unit].flats[f] = take(e, POOL_GRADIENTS, gradient_owned_bytes(p, unit, (Flat)f));
     }
+}
+
+static void layout_training(Engine *e) {
+    for (int u = 0; u <= e->model.table.units; u++) layout_gradients(e, u);
     e->state.states = pool_take(&e->pools[POOL_OPTIMIZER], e->plan->memory.optimizer);
     e->work.bucket = pool_take(&e->pools[POOL_COMMUNICATION],
                                memory_plan_communication(&e->plan->memory) - e->plan->memory.tie);
@@ -44,31 +51,25 @@ static void layout(Engine *e) {
 
 /* What is held whole stays where it is: passes read the master weights, or their copy. */
 static void point_weights(Engine *e) {
-    for (int u = 0; u < e->model.table.units && e->plan->partition.shards == 1; u++) {
-        const Share *s = &e->plan->partition.share[u];
-        size_t matrices = s->start + s->vectors;
-        if (!partition_holds(&e->plan->partition, u)) continue;
-        e->weights.units[u].vectors = e->state.master + s->start;
-        e->weights.units[u].matrices = e->state.copy ? (const void *)(e->state.copy + matrices)
-                                                     : (const void *)(e->state.master + matrices);
-    }
+    const Partition *p = &e->plan->partition;
+    for (int u = 0; u < e->model.table.units && p->shards == 1; u++)
+        for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
+            size_t start = p->share[u][f].start;
+            bool copied = e->state.copy && flat_dtype((Flat)f, e->model.compute) == DTYPE_BF16;
+            e->weights.units[u].flats[f] =
+                copied ? (const void *)(e->state.copy + start) : (const void *)(e->state.master + start);
+        }
 }
 
-/* Where this rank's share of each gradient will be when it is reduced. */
+/* Where this rank's share of each gradient will be when it is reduced: in the sums, but for fixed point. */
 static void point_owned(Engine *e) {
     const Partition *p = &e->plan->partition;
-    for (int u = 0; u <= e->model.table.units; u++) {
-        const Share *s = &p->share[u];
-        bool whole = e->plan->program.sync == SYNC_STEP;
-        size_t shards = whole ? (size_t)p->shards : 1, shard = whole ? (size_t)p->shard : 0;
-        float *sum = (float *)(void *)e->step.sums[u];
-        if (e->step.owned[u].vectors) {
-            e->step.owned[u].matrices = e->step.owned[u].vectors + s->vectors;
-        } else if (sum) {
-            e->step.owned[u].vectors = sum + shard * s->vectors;
-            e->step.owned[u].matrices = sum + shards * s->vectors + shard * s->matrices;
+    size_t shard = gradient_sum_shards(&e->plan->program) == p->shards ? (size_t)p->shard : 0;
+    for (int u = 0; u <= e->model.table.units; u++)
+        for (int f = 0; f < FLATS; f++) {
+            float **owned = &e->step.owned[u].flats[f], *sums = (float *)(void *)e->step.sums[u][f];
+            if (!*owned && sums) *owned = sums + shard * p->share[u][f].count;
         }
-    }
     /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
@@ -84,8 +85,8 @@ static void allocate_tables(Engine *e) {
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
-    e->traffic.gathers = mem_alloc_array(2 * units, sizeof(CommHandle));
-    e->traffic.reductions = mem_alloc_array(2 * (units + 1), sizeof(CommHandle));
+    e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
+    e->traffic.reductions = mem_alloc_array(units + 1, sizeof *e->traffic.reductions);
     e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
     e->traffic.sends = mem_alloc_array(2 * units, sizeof(CommHandle));
 }
@@ -154,10 +155,8 @@ void *engine_optimizer_state(const Engine *e, int param, int which) {
 }
 
 float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
-    const Share *s = &e->plan->partition.share[p->unit];
-    const UnitGradients *g = &e->step.owned[p->unit];
-    size_t at = piece.at - s->start;
-    return p->cols ? g->matrices + (at - s->vectors) : g->vectors + at;
+    size_t start = e->plan->partition.share[p->unit][p->flat].start;
+    return e->step.owned[p->unit].flats[p->flat] + (piece.at - start);
 }
 
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
@@ -238,99 +237,96 @@ static void load(Execution *x, int m) {
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
 }
 
-static int tied_or(const Execution *x, int unit) {
-    return x->engine->plan->partition.tied ? x->program->units : unit;
+/* Where the gradients go that a pass makes. */
+static void begin_gradients(Execution *x, Action a) {
+    for (int f = 0; x->training && f < FLATS; f++) {
+        int unit = program_gradient_unit(x->program, a, (Flat)f);
+        if (unit >= 0) gradients_begin(x, unit, (Flat)f, a.microbatch);
+    }
 }
 
-/* The memory of a pass; operands of the weight half are shared by all, unless the halves run apart. */
-static UnitPass unit_pass(const Execution *x, int u, int m) {
-    const Engine *e = x->engine;
+static void end_gradients(Execution *x, Action a) {
+    for (int f = 0; x->training && f < FLATS; f++) {
+        int unit = program_gradient_unit(x->program, a, (Flat)f);
+        if (unit >= 0) gradients_end(x, unit, (Flat)f, a.microbatch);
+    }
+}
+
+/* Memory of a unit for a pass over a microbatch. */
+static UnitPass unit_pass(const Execution *x, int unit, int microbatch) {
     return (UnitPass){.pass = &x->pass,
-                      .unit = u,
-                      .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
-                      .keep = e->work.keep,
-                      .scratch = e->work.scratch};
+                      .unit = unit,
+                      .slab = unit > 0 ? execution_buffer(x, BUFFER_SLAB, unit, microbatch) : NULL,
+                      .keep = x->engine->work.keep,
+                      .scratch = x->engine->work.scratch};
 }
 
-static void head(Execution *x, int u, int m) {
+static void forward(Execution *x, Action a) {
     Engine *e = x->engine;
-    bool weight = x->training && !x->program->defer_head;
-    if (e->plan->partition.tied) sharding_ready(x, 0);
-    if (weight) sharding_begin_matrices(x, tied_or(x, u), m);
-    UnitPass unit = unit_pass(x, u, m);
-    unit_forward(&unit, unit_parts(&e->model.config, u));
-    if (weight) sharding_end_matrices(x, tied_or(x, u), m);
-    statistics_add_losses(x, x->pass.losses);
-}
-
-static void forward(Execution *x, int u, int m) {
-    Engine *e = x->engine;
+    int u = a.unit, m = a.microbatch;
+    bool head = u == x->program->units - 1;
     enter_microbatch(x, m);
     boundary_arrived(x, ACT_RECV_F, u, m);
-    sharding_ready(x, u);
-    if (u == x->program->units - 1) {
-        head(x, u, m);
-        return;
-    }
-    bool here = partition_runs(&e->plan->partition, u + 1);
+    parameters_ready(x, u);
+    if (head && e->plan->partition.tied) parameters_ready(x, 0);
+    begin_gradients(x, a);
     UnitPass unit = unit_pass(x, u, m);
-    unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
+    if (!head) {
+        bool here = partition_runs(&e->plan->partition, u + 1);
+        unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
+    }
     unit_forward(&unit, unit_parts(&e->model.config, u));
+    end_gradients(x, a);
+    if (head) statistics_add_losses(x, x->pass.losses);
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
  * are there. */
-static void poison(Execution *x, int u, bool vectors, bool matrices) {
+static void poison(Execution *x, Action a) {
     const ParamTable *t = &x->engine->model.table;
-    const Param *p = &t->params[t->unit_first[u]];
-    if (p->cols ? !matrices : !vectors) return;
+    const Param *p = &t->params[t->unit_first[a.unit]];
+    if (!x->options->poison || x->poisoned || program_gradient_unit(x->program, a, p->flat) < 0) return;
     float *gradient = gradient_of(&x->pass.gradients, p);
     OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_place % (uint64_t)p->count);
     x->poisoned = true;
 }
 
-/* Which gradients of parameters a backward pass makes: those of vectors with the input half, of matrices with
- * the weight half; the head's matrices are done with its forward pass unless they were deferred. */
-static void backward(Execution *x, int u, int m, Half half) {
+static void backward(Execution *x, Action a, Half half) {
     Engine *e = x->engine;
-    int last = x->program->units - 1;
-    bool vectors = half & HALF_INPUT, matrices = (half & HALF_WEIGHT) && (u < last || x->program->defer_head);
-    int to = u == last ? tied_or(x, u) : u;
+    int u = a.unit, m = a.microbatch, last = x->program->units - 1;
     enter_microbatch(x, m);
-    if (vectors) boundary_arrived(x, ACT_RECV_B, u, m);
-    if (vectors) sharding_begin_vectors(x, u, m);
-    if (matrices) sharding_begin_matrices(x, to, m);
-    sharding_ready(x, u);
-    if (u == last && matrices && e->plan->partition.tied) sharding_ready(x, 0);
+    if (half & HALF_INPUT) boundary_arrived(x, ACT_RECV_B, u, m);
+    begin_gradients(x, a);
+    parameters_ready(x, u);
+    if (u == last && x->program->defer_head && e->plan->partition.tied) parameters_ready(x, 0);
     UnitPass unit = unit_pass(x, u, m);
-    if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
     if (half != HALF_WEIGHT || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
+    if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
     Parts parts = unit_parts(&e->model.config, u);
-    if (vectors) unit_recompute(&unit, parts);
+    if (half & HALF_INPUT) unit_recompute(&unit, parts);
     unit_backward(&unit, half, parts);
-    if (x->options->poison && !x->poisoned) poison(x, u, vectors, matrices);
-    if (vectors) sharding_end_vectors(x, u, m);
-    if (matrices) sharding_end_matrices(x, to, m);
+    poison(x, a);
+    end_gradients(x, a);
 }
 
 static void act(Execution *x, Action a) {
     switch (a.kind) {
     case ACT_LOAD: load(x, a.microbatch); break;
-    case ACT_GATHER: sharding_gather(x, a); break;
-    case ACT_RELEASE: sharding_release(x, a); break;
+    case ACT_GATHER: parameters_gather(x, a); break;
+    case ACT_RELEASE: parameters_release(x, a); break;
     case ACT_RECV_F:
     case ACT_RECV_B: boundary_receive(x, a); break;
     case ACT_SEND_F:
     case ACT_SEND_B: boundary_send(x, a); break;
-    case ACT_FWD: forward(x, a.unit, a.microbatch); break;
-    case ACT_BWD: backward(x, a.unit, a.microbatch, HALF_BOTH); break;
-    case ACT_BWD_IN: backward(x, a.unit, a.microbatch, HALF_INPUT); break;
-    case ACT_BWD_W: backward(x, a.unit, a.microbatch, HALF_WEIGHT); break;
+    case ACT_FWD: forward(x, a); break;
+    case ACT_BWD: backward(x, a, HALF_BOTH); break;
+    case ACT_BWD_IN: backward(x, a, HALF_INPUT); break;
+    case ACT_BWD_W: backward(x, a, HALF_WEIGHT); break;
     case ACT_REDUCE_SCATTER:
-    case ACT_ALL_REDUCE: sharding_reduce(x, a); break;
-    case ACT_REDUCED: sharding_reduced(x, a); break;
-    case ACT_TIE: sharding_tie(x); break;
+    case ACT_ALL_REDUCE: gradients_reduce(x, a); break;
+    case ACT_REDUCED: gradients_reduced(x, a); break;
+    case ACT_TIE: gradients_tie(x); break;
     case ACT_NORM: update_norm(x); break;
     default: update_unit(x, a.unit); break;
     }
@@ -357,8 +353,7 @@ static void execute(Execution *x) {
 }
 
 static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
-    Execution x = {
-        .engine = e, .memory = memory, .program = p, .batches = batches, .started = e->step.started};
+    Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches};
     x.pass =
         (Pass){.model = &e->model, .device = e->device, .weights = &e->weights, .gradients = e->gradients};
     memset(e->step.started, 0, (size_t)e->model.table.units + 1);

@@ -1,7 +1,8 @@
 /* Between the files of the engine: one execution of a program, and what each kind of action does.
  *
  *     engine.c      memory, life, the loop over actions
- *     sharding.c    GATHER, RELEASE, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE; gradients of microbatches
+ *     parameters.c  GATHER, RELEASE
+ *     gradients.c   REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE */
@@ -35,9 +36,9 @@ typedef struct OwnedState {
 
 /* Gradients of the step, [units + 1] each; the last is the tied head's. */
 typedef struct StepGradients {
-    char **sums;            /* as they add up; plan/memory.h gradient_sum_bytes */
+    char *(*sums)[FLATS];   /* as they add up; plan/memory.h gradient_sum_bytes */
     UnitGradients *owned;   /* this rank's shares, fp32, once they are reduced */
-    unsigned char *started; /* what of the unit's sums has been set: 1 vectors, 2 matrices */
+    unsigned char *started; /* flats whose sums have been set in the step under way: 1 << flat */
 } StepGradients;
 
 typedef struct Workspace {
@@ -56,11 +57,11 @@ typedef struct Statistics {
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
-    CommHandle *gathers;    /* [units, 2] vectors, matrices */
-    CommHandle *reductions; /* [units + 1, 2] */
-    CommHandle *receives;   /* [2, units, microbatches] forward, backward */
-    CommHandle *sends;      /* [2, units] the last of each boundary */
-    unsigned turn[2];       /* reductions started: scatters, and all-reduces */
+    CommHandle (*gathers)[FLATS];    /* [units] */
+    CommHandle (*reductions)[FLATS]; /* [units + 1] */
+    CommHandle *receives;            /* [2, units, microbatches] forward, backward */
+    CommHandle *sends;               /* [2, units] the last of each boundary */
+    unsigned turn[2];                /* reductions started: scatters, and all-reduces */
 } Traffic;
 
 struct Engine {
@@ -92,8 +93,7 @@ typedef struct Execution {
     StepResult *result;
     StepRecord record;
     bool training, poisoned;
-    unsigned char *started; /* the engine's step.started */
-    double limit;           /* of one element in fixed point */
+    double limit; /* of one element in fixed point */
 } Execution;
 
 /* Memory of a buffer. */
@@ -104,19 +104,18 @@ void execution_must(Engine *e, ErrorCode code, const Error *err);
 /* comm_combine; nothing for a single rank. */
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from));
 
-void sharding_gather(Execution *x, Action a);
-void sharding_release(Execution *x, Action a);
+void parameters_gather(Execution *x, Action a);
+void parameters_release(Execution *x, Action a);
 /* Returns when the parameters of a unit are there. */
-void sharding_ready(Execution *x, int unit);
-void sharding_reduce(Execution *x, Action a);
-void sharding_reduced(Execution *x, Action a);
-void sharding_tie(Execution *x);
+void parameters_ready(Execution *x, int unit);
+
 /* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
-void sharding_begin_vectors(Execution *x, int unit, int microbatch);
-void sharding_begin_matrices(Execution *x, int unit, int microbatch);
+void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
 /* What the pass added is complete: fixed point takes it over. */
-void sharding_end_vectors(Execution *x, int unit, int microbatch);
-void sharding_end_matrices(Execution *x, int unit, int microbatch);
+void gradients_end(Execution *x, int unit, Flat flat, int microbatch);
+void gradients_reduce(Execution *x, Action a);
+void gradients_reduced(Execution *x, Action a);
+void gradients_tie(Execution *x);
 
 void boundary_receive(Execution *x, Action a);
 void boundary_send(Execution *x, Action a);

@@ -1,4 +1,4 @@
-/* The parameter table is made by walking the rows of each unit twice: vectors, then matrices; see params.h
+/* The parameter table is made by walking the rows of each unit once for each flat; see params.h
  * for the invariants. */
 #include "model/params.h"
 
@@ -13,40 +13,39 @@
 
 static size_t align_up(size_t n) { return (n + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelConfig *c, size_t *offset) {
+static Flat flat_of(const ParamRow *row) { return row->cols == DIM_NONE ? FLAT_VECTORS : FLAT_MATRICES; }
+
+static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelConfig *c) {
     Param *p = &t->params[t->count++];
+    size_t *size = &t->flats[unit][flat_of(row)];
     bool in_block = unit > 0 && unit < t->units - 1;
     const char *name = family_parameter_name(model_family(c), row);
-    if (!row->continues) *offset = align_up(*offset);
+    if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,
                  .layer = in_block ? unit - 1 : -1,
                  .rows = model_dim(c, row->rows),
                  .cols = model_dim(c, row->cols),
                  .count = param_elements(c, row),
-                 .offset = *offset};
+                 .flat = flat_of(row),
+                 .place = *size};
     if (in_block)
         snprintf(p->name, sizeof p->name, "model.layers.%d.%s", p->layer, name);
     else
         snprintf(p->name, sizeof p->name, "%s", name);
-    *offset += (size_t)p->count;
+    *size += (size_t)p->count;
     t->elements += p->count;
 }
 
 static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
     const ParamRow *rows[UNIT_ROWS];
     int count = param_rows(c, unit, rows);
-    size_t offset = 0;
     t->unit_first[unit] = t->count;
-    for (int vectors = 1; vectors >= 0; vectors--) {
+    for (int flat = 0; flat < FLATS; flat++) {
         for (int i = 0; i < count; i++)
-            if (param_present(c, rows[i]) && (rows[i]->cols == DIM_NONE) == vectors)
-                add_param(t, rows[i], unit, c, &offset);
-        offset = align_up(offset);
-        if (vectors) t->unit_vectors[unit] = offset;
+            if (param_present(c, rows[i]) && flat_of(rows[i]) == (Flat)flat) add_param(t, rows[i], unit, c);
+        t->flats[unit][flat] = align_up(t->flats[unit][flat]);
     }
-    t->unit_size[unit] = offset;
-    t->unit_start[unit + 1] = t->unit_start[unit] + offset;
 }
 
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
@@ -56,9 +55,7 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
     size_t units = (size_t)c->num_hidden_layers + 2;
     *t = (ParamTable){.units = (int)units};
     t->params = mem_alloc_array(units * UNIT_ROWS, sizeof *t->params);
-    t->unit_size = mem_alloc_array(units, sizeof *t->unit_size);
-    t->unit_vectors = mem_alloc_array(units, sizeof *t->unit_vectors);
-    t->unit_start = mem_alloc_array(units + 1, sizeof *t->unit_start);
+    t->flats = mem_alloc_array(units, sizeof *t->flats);
     t->unit_first = mem_alloc_array(units + 1, sizeof *t->unit_first);
     for (int u = 0; u < t->units; u++) build_unit(t, u, c);
     t->unit_first[units] = t->count;
@@ -67,15 +64,15 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
 
 void param_table_free(ParamTable *t) {
     free(t->params);
-    free(t->unit_size);
-    free(t->unit_vectors);
-    free(t->unit_start);
+    free(t->flats);
     free(t->unit_first);
     *t = (ParamTable){0};
 }
 
-size_t param_place(const ParamTable *t, const Param *p) {
-    return p->offset - (p->cols ? t->unit_vectors[p->unit] : 0);
+size_t param_unit_size(const ParamTable *t, int unit) {
+    size_t sum = 0;
+    for (int f = 0; f < FLATS; f++) sum += t->flats[unit][f];
+    return sum;
 }
 
 const Param *param_find(const ParamTable *t, const char *name) {

@@ -6,12 +6,12 @@
  * blocks, unit L+1 the final norm with the head.
  *
  * Invariants of a unit's flat buffer
- *  1. Vectors (norms, biases) come first, matrices after `unit_vectors` elements: vectors are used in
- *     fp32, matrices in the compute dtype, so the two parts can be held, cast and gathered apart.
+ *  1. It is cut into flats, one after the other: runs of parameters that are read in one dtype, and so can be
+ *     held, cast, gathered and summed by themselves.
  *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one
  *     matrix for the products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h]. Groups start at multiples of
  *     16 elements.
- *  3. The table is ascending by (unit, offset); padding belongs to no parameter and stays zero. */
+ *  3. The table is ascending by (unit, flat, place); padding belongs to no parameter and stays zero. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
 
@@ -40,6 +40,13 @@ typedef enum InitRole {
     ROLE_DOWN /* and the MLP's */
 } InitRole;
 
+/* The flats of a unit's buffer. A unit need not have all. */
+typedef enum Flat {
+    FLAT_VECTORS,  /* norms and biases: read in fp32 */
+    FLAT_MATRICES, /* read by products, in the compute dtype */
+    FLATS
+} Flat;
+
 /* A kind of parameter. */
 typedef struct ParamRow {
     const char *name; /* Llama's; in blocks what follows "model.layers.N." */
@@ -57,17 +64,16 @@ typedef struct Param {
     int unit, layer;    /* layer is -1 outside blocks */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
     int64_t count;      /* elements */
-    size_t offset;      /* elements from the start of its unit's flat buffer */
+    Flat flat;
+    size_t place; /* elements before it in its flat */
 } Param;
 
 typedef struct ParamTable {
     int count, units;
-    Param *params;        /* [count], ascending by (unit, offset) */
-    size_t *unit_size;    /* [units] elements of each unit's flat buffer, padding included */
-    size_t *unit_vectors; /* [units] elements of the vectors' part, padding included */
-    size_t *unit_start;   /* [units + 1] elements before each unit, when units follow each other */
-    int *unit_first;      /* [units + 1] index of each unit's first parameter */
-    int64_t elements;     /* sum of count: the model's parameters */
+    Param *params;          /* [count], ascending by (unit, flat, place) */
+    size_t (*flats)[FLATS]; /* [units] elements of each unit's flats, padding included */
+    int *unit_first;        /* [units + 1] index of each unit's first parameter */
+    int64_t elements;       /* sum of count: the model's parameters */
 } ParamTable;
 
 /* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. */
@@ -75,8 +81,8 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 void param_table_free(ParamTable *t);
 const Param *param_find(const ParamTable *t, const char *name);            /* NULL if none */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row); /* NULL if the unit has none */
-/* Elements before it in its part, vectors or matrices, of its unit. */
-size_t param_place(const ParamTable *t, const Param *p);
+/* Elements of a unit's buffer: of all its flats. */
+size_t param_unit_size(const ParamTable *t, int unit);
 
 /* At most so many kinds of parameters has a unit. */
 enum { UNIT_ROWS = 32 };

@@ -1,14 +1,13 @@
 #include "model/weights.h"
 
-const float *weights_vector(const Weights *w, const Param *p) {
-    return w->units[p->unit].vectors + p->offset;
+Dtype flat_dtype(Flat flat, Dtype compute) { return flat == FLAT_VECTORS ? DTYPE_F32 : compute; }
+
+static const void *weight(const Weights *w, const Param *p) {
+    const char *flat = w->units[p->unit].flats[p->flat];
+    return flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute));
 }
 
-const void *weights_matrix(const Weights *w, const Param *p) {
-    return (const char *)w->units[p->unit].matrices + param_place(w->table, p) * dtype_bytes(w->compute);
-}
+const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
+const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, p); }
 
-float *gradient_of(const Gradients *g, const Param *p) {
-    const UnitGradients *u = &g->units[p->unit];
-    return (p->cols ? u->matrices : u->vectors) + param_place(g->table, p);
-}
+float *gradient_of(const Gradients *g, const Param *p) { return g->units[p->unit].flats[p->flat] + p->place; }

@@ -1,5 +1,5 @@
-/* Where the weights of a model are while products read them: per unit, vectors in fp32 and matrices in the
- * compute dtype. Who holds that memory - the master weights themselves, a copy, or a gathered buffer that
+/* Where the weights of a model are while products read them: per unit, its flats, vectors in
+ * fp32 and matrices in the compute dtype. Who holds that memory - the master weights themselves, a copy, or a gathered buffer that
  * comes and goes - is not the model's business: whoever runs a pass sets the pointers. */
 #ifndef WEFT_MODEL_WEIGHTS_H
 #define WEFT_MODEL_WEIGHTS_H
@@ -8,8 +8,7 @@
 #include "model/params.h"
 
 typedef struct UnitWeights {
-    const float *vectors; /* [unit_vectors] fp32 */
-    const void *matrices; /* [unit_size - unit_vectors] compute dtype */
+    const void *flats[FLATS]; /* in the flat's dtype */
 } UnitWeights;
 
 typedef struct Weights {
@@ -18,6 +17,8 @@ typedef struct Weights {
     UnitWeights *units; /* [units] */
 } Weights;
 
+/* What passes read a flat in. */
+Dtype flat_dtype(Flat flat, Dtype compute);
 const float *weights_vector(const Weights *w, const Param *p);
 /* A matrix in the compute dtype. */
 const void *weights_matrix(const Weights *w, const Param *p);
@@ -26,7 +27,7 @@ const void *weights_matrix(const Weights *w, const Param *p);
  * own, behind the last: it is added to the embedding's once a step, so that its order does not depend on the
  * schedule. */
 typedef struct UnitGradients {
-    float *vectors, *matrices;
+    float *flats[FLATS];
 } UnitGradients;
 
 typedef struct Gradients {

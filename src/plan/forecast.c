@@ -203,7 +203,8 @@ static void put_shares(const Forecast *f, Text *out) {
     double held = 0, needed = (double)p->table->elements;
     for (int i = 0; i < f->places; i++) {
         const Partition *q = &f->ranks[i].plan.partition;
-        size_t copy = q->tied_copy ? q->share[0].vectors + q->share[0].matrices : 0;
+        size_t copy = 0;
+        for (int flat = 0; q->tied_copy && flat < FLATS; flat++) copy += q->share[0][flat].count;
         held += (double)(q->owned - copy) * q->shards;
     }
     if (p->shards > 1)

@@ -9,7 +9,7 @@
 
 Arena buffer_arena(BufferKind kind) {
     if (kind == BUFFER_GATHERED) return ARENA_GATHERED;
-    return kind >= BUFFER_GRAD_VECTORS ? ARENA_GRADIENTS : ARENA_ACTIVATIONS;
+    return kind >= BUFFER_FLAT_GRADIENTS ? ARENA_GRADIENTS : ARENA_ACTIVATIONS;
 }
 
 int gradient_unit(const Program *p, int unit) {
@@ -17,18 +17,30 @@ int gradient_unit(const Program *p, int unit) {
     return unit;
 }
 
+size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
+    size_t at = 0;
+    for (int f = 0; f < (int)flat; f++)
+        at += pool_round(partition_whole(p->partition, unit, (Flat)f) *
+                         dtype_bytes(flat_dtype((Flat)f, m->compute)));
+    return at;
+}
+
+/* Of a kind that there is one of for each flat. */
+static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
+    bool fixed = kind >= BUFFER_FLAT_FIXED;
+    Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
+    return pool_round(partition_whole(p->partition, unit, flat) * (fixed ? sizeof(int64_t) : sizeof(float)));
+}
+
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
-    size_t vectors = partition_vectors(p->partition, unit), matrices = partition_matrices(p->partition, unit);
     switch (kind) {
     case BUFFER_BATCH: return pool_round(5 * pool_round((size_t)m->tokens * sizeof(int32_t)));
     case BUFFER_SLAB: return pool_round(unit_slab_bytes(m, unit));
     case BUFFER_KEEP: return pool_round(unit_keep_bytes(m, unit));
-    case BUFFER_GATHERED:
-        return pool_round(vectors * sizeof(float)) + pool_round(matrices * dtype_bytes(m->compute));
-    case BUFFER_GRAD_VECTORS: return pool_round(vectors * sizeof(float));
-    case BUFFER_GRAD_MATRICES: return pool_round(matrices * sizeof(float));
-    case BUFFER_FIXED: return pool_round((vectors + matrices) * sizeof(int64_t));
-    default: return pool_round(boundary_bytes(m));
+    case BUFFER_GATHERED: return gathered_offset(p, m, unit, FLATS);
+    case BUFFER_OUTPUT:
+    case BUFFER_GRADIENT: return pool_round(boundary_bytes(m));
+    default: return flat_bytes(p, kind, unit);
     }
 }
 
@@ -48,31 +60,19 @@ static void name(Naming *n, BufferKind kind, int unit) {
     n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
 }
 
-/* Gradients of parameters that a pass makes: vectors with the input half, matrices with the weight half, the
- * head's with its forward pass unless that is deferred. */
 static void name_gradients(Naming *n, Action a) {
     const Program *p = n->p;
-    int u = a.unit, head = p->units - 1;
-    if (!program_has_slots(p)) return;
-    bool input = a.kind == ACT_BWD || a.kind == ACT_BWD_IN, weight = a.kind == ACT_BWD || a.kind == ACT_BWD_W;
-    if (u == head) weight = p->defer_head ? weight : a.kind == ACT_FWD;
-    int matrices = u == head && p->partition->tied ? p->units : u;
-    if (input) name(n, BUFFER_GRAD_VECTORS, u);
-    if (weight) name(n, BUFFER_GRAD_MATRICES, matrices);
-    if (!p->exact || p->sync == SYNC_STEP) return;
-    bool vectors = input && p->partition->share[u].vectors > 0;
-    if (vectors || (weight && matrices == u)) name(n, BUFFER_FIXED, u);
-    if (weight && matrices != u) name(n, BUFFER_FIXED, matrices);
+    for (int f = 0; program_has_slots(p) && f < FLATS; f++) {
+        int u = program_gradient_unit(p, a, (Flat)f);
+        if (u < 0) continue;
+        name(n, buffer_of_flat(BUFFER_FLAT_GRADIENTS, (Flat)f), u);
+        if (p->exact && p->sync != SYNC_STEP) name(n, buffer_of_flat(BUFFER_FLAT_FIXED, (Flat)f), u);
+    }
 }
 
 static void name_reduced(Naming *n, Action a) {
-    if (a.microbatch < 0) return;
-    if (n->p->exact) {
-        name(n, BUFFER_FIXED, a.unit);
-        return;
-    }
-    name(n, BUFFER_GRAD_VECTORS, a.unit);
-    name(n, BUFFER_GRAD_MATRICES, a.unit);
+    BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
+    for (int f = 0; a.microbatch >= 0 && f < FLATS; f++) name(n, buffer_of_flat(first, (Flat)f), a.unit);
 }
 
 static void name_pass(Naming *n, Action a) {
@@ -222,18 +222,17 @@ static void place(MemoryPlan *plan) {
 
 /* ---- The whole ---- */
 
-size_t gradient_sum_bytes(const Program *p, int unit) {
-    const Share *s = &p->partition->share[unit];
+int gradient_sum_shards(const Program *p) { return p->sync == SYNC_STEP ? p->partition->shards : 1; }
+
+size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
-    size_t shards = p->sync == SYNC_STEP ? (size_t)p->partition->shards : 1;
     if (!partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round((s->vectors + s->matrices) * shards * element);
+    return pool_round(p->partition->share[unit][flat].count * (size_t)gradient_sum_shards(p) * element);
 }
 
-size_t gradient_owned_bytes(const Program *p, int unit) {
-    const Share *s = &p->partition->share[unit];
+size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
     if (!p->exact || !partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round((s->vectors + s->matrices) * sizeof(float));
+    return pool_round(p->partition->share[unit][flat].count * sizeof(float));
 }
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
@@ -254,15 +253,17 @@ static size_t reduction_bytes(const Program *p, size_t share) {
 
 static void plan_communication(MemoryPlan *plan, const Program *p) {
     const Partition *part = p->partition;
-    plan->reductions = (part->shards > 1) + (part->replicas > 1);
-    for (int u = 0; u <= p->units; u++) {
-        size_t bytes = reduction_bytes(p, part->share[u].vectors),
-               more = reduction_bytes(p, part->share[u].matrices);
-        if (more > bytes) bytes = more;
-        if (partition_makes_gradient(part, u) && bytes > plan->reduction) plan->reduction = bytes;
-    }
     bool embedding = partition_runs(part, 0), head = partition_runs(part, p->units - 1);
-    if (part->tied && embedding != head) plan->tie = pool_round(part->share[0].matrices * sizeof(float));
+    plan->reductions = (part->shards > 1) + (part->replicas > 1);
+    if (part->tied && embedding != head)
+        plan->tie = pool_round(part->share[0][FLAT_MATRICES].count * sizeof(float));
+}
+
+static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat flat) {
+    size_t reduction = reduction_bytes(p, p->partition->share[unit][flat].count);
+    plan->gradients += gradient_sum_bytes(p, unit, flat) + gradient_owned_bytes(p, unit, flat);
+    if (partition_makes_gradient(p->partition, unit) && reduction > plan->reduction)
+        plan->reduction = reduction;
 }
 
 /* Parameter after parameter, since each may have states of another kind. */
@@ -280,7 +281,7 @@ static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups 
 static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {
     plan_communication(plan, p);
     for (int u = 0; u <= p->units; u++)
-        plan->gradients += gradient_sum_bytes(p, u) + gradient_owned_bytes(p, u);
+        for (int f = 0; f < FLATS; f++) plan_gradients(plan, p, u, (Flat)f);
     plan_states(plan, p->partition, optimizer);
 }
 

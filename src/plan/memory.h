@@ -18,12 +18,15 @@ typedef enum BufferKind {
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
     BUFFER_KEEP,   /* keep(u, m), only when the backward halves run apart */
     BUFFER_GRADIENT, /* [T, h] gradient that travels back through adjacent units here; named by the last of them */
-    BUFFER_GATHERED, /* parameters of u, gathered for the how-manieth time */
-    BUFFER_GRAD_VECTORS, /* gradients of one microbatch, fp32, when they do not go straight into those of the step */
-    BUFFER_GRAD_MATRICES,
-    BUFFER_FIXED, /* the same in fixed point, on their way over the network */
-    BUFFER_KINDS
+    BUFFER_GATHERED,       /* parameters of u, gathered for the how-manieth time */
+    BUFFER_FLAT_GRADIENTS, /* ... one kind a flat: gradients of one microbatch, fp32, when they do not go straight into those of the step */
+    BUFFER_FLAT_FIXED =
+        BUFFER_FLAT_GRADIENTS + FLATS, /* ... the same in fixed point, on their way over the network */
+    BUFFER_KINDS = BUFFER_FLAT_FIXED + FLATS
 } BufferKind;
+static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
+    return (BufferKind)((int)first + (int)flat);
+}
 
 typedef enum Arena { ARENA_ACTIVATIONS, ARENA_GATHERED, ARENA_GRADIENTS, ARENAS } Arena;
 Arena buffer_arena(BufferKind kind);
@@ -93,10 +96,13 @@ void memory_plan_free(MemoryPlan *plan);
 const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int unit,
                                  int microbatch); /* CHECKs that it exists */
 
-/* Persistent gradient memory of unit u (or of the tied head): bytes of the sums as they accumulate, and of
- * the owned fp32 gradient where that is not the same memory. */
-size_t gradient_sum_bytes(const Program *p, int unit);
-size_t gradient_owned_bytes(const Program *p, int unit);
+/* Where a flat lies in the buffer of its gathered unit, in bytes. */
+size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat);
+/* Persistent gradient memory of a flat of unit u (or of the tied head): shards of which there are sums, bytes of
+ * the sums as they accumulate, and of the owned fp32 gradient where that is not the same memory. */
+int gradient_sum_shards(const Program *p);
+size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
+size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
 
 size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);

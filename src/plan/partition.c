@@ -34,14 +34,19 @@ int stages_of_unit(const Stages *s, int unit) {
     return stage;
 }
 
-static size_t part(size_t elements, int shards) {
+static size_t share_of(size_t elements, int shards) {
     size_t each = (elements + (size_t)shards - 1) / (size_t)shards;
     return (each + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static Share share_of(const ParamTable *t, int unit, int shards) {
-    size_t vectors = t->unit_vectors[unit], matrices = t->unit_size[unit] - vectors;
-    return (Share){.vectors = part(vectors, shards), .matrices = part(matrices, shards)};
+/* The shares of a unit, and where they begin if this rank holds them. */
+static void share_unit(Partition *p, int unit) {
+    bool held = unit < p->table->units && partition_holds(p, unit);
+    const size_t *flats = p->table->flats[unit < p->table->units ? unit : 0];
+    for (int f = 0; f < FLATS; f++) {
+        p->share[unit][f] = (Share){share_of(flats[f], p->shards), p->owned};
+        if (held) p->owned += p->share[unit][f].count;
+    }
 }
 
 void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank,
@@ -55,11 +60,7 @@ void partition_build(Partition *p, const ParamTable *table, bool tied, const Mes
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     p->tied_copy = tied && partition_runs(p, table->units - 1) && !partition_runs(p, 0);
     p->share = mem_alloc_array((size_t)table->units + 1, sizeof *p->share);
-    for (int u = 0; u <= table->units; u++) {
-        p->share[u] = share_of(table, u < table->units ? u : 0, p->shards);
-        p->share[u].start = p->owned;
-        if (u < table->units && partition_holds(p, u)) p->owned += p->share[u].vectors + p->share[u].matrices;
-    }
+    for (int u = 0; u <= table->units; u++) share_unit(p, u);
 }
 
 void partition_free(Partition *p) {
@@ -90,16 +91,14 @@ int partition_peer(const Partition *p, int unit) {
 bool partition_counts(const Partition *p, int unit) { return p->replica == 0 && partition_runs(p, unit); }
 
 Piece partition_piece(const Partition *p, const Param *param) {
-    const Share *s = &p->share[param->unit];
+    const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit)) return (Piece){0};
-    size_t share = param->cols ? s->matrices : s->vectors;
-    size_t begin = param_place(p->table, param), end = begin + (size_t)param->count;
-    size_t low = share * (size_t)p->shard, high = low + share;
+    size_t begin = param->place, end = begin + (size_t)param->count;
+    size_t low = s->count * (size_t)p->shard, high = low + s->count;
     size_t first = begin > low ? begin : low, last = end < high ? end : high;
     if (first >= last) return (Piece){0};
-    size_t start = s->start + (param->cols ? s->vectors : 0);
     return (Piece){
-        .first = (int64_t)(first - begin), .count = (int64_t)(last - first), .at = start + first - low};
+        .first = (int64_t)(first - begin), .count = (int64_t)(last - first), .at = s->start + first - low};
 }
 
 int64_t partition_counted(const Partition *p) {
@@ -110,7 +109,6 @@ int64_t partition_counted(const Partition *p) {
     return sum;
 }
 
-size_t partition_vectors(const Partition *p, int unit) { return p->share[unit].vectors * (size_t)p->shards; }
-size_t partition_matrices(const Partition *p, int unit) {
-    return p->share[unit].matrices * (size_t)p->shards;
+size_t partition_whole(const Partition *p, int unit, Flat flat) {
+    return p->share[unit][flat].count * (size_t)p->shards;
 }

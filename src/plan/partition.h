@@ -1,10 +1,8 @@
 /* What a rank holds of a model: the units of its pipeline stages, and of each unit its share over dp_shard.
  *
- * A unit's vectors and its matrices are each cut into dp_shard equal shares (the last padded), so a gathered
- * unit is
- *     vectors [dp_shard * share.vectors] fp32 | matrices [dp_shard * share.matrices] compute dtype
- * and a share of a unit is two runs of elements. A rank's master weights, moments and gradients are its
- * shares, unit after unit ("owned" arrays): with one shard they are the whole units.
+ * Each flat of a unit (model/params.h) is cut into dp_shard equal shares (the last padded), so a gathered flat
+ * is [dp_shard * share.count] elements. A rank's master weights, moments and gradients are its shares, flat
+ * after flat and unit after unit ("owned" arrays): with one shard they are the whole units.
  *
  * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
  * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
@@ -27,9 +25,10 @@ void stages_single(Stages *s, int units); /* one stage with everything */
 void stages_free(Stages *s);
 int stages_of_unit(const Stages *s, int unit);
 
+/* Of a flat. */
 typedef struct Share {
-    size_t vectors, matrices; /* elements of one shard */
-    size_t start;             /* of this rank's, in the owned arrays; valid for units held */
+    size_t count; /* elements of one shard, padding included */
+    size_t start; /* of this rank's, in the owned arrays; valid for units held */
 } Share;
 
 typedef struct Partition {
@@ -41,7 +40,7 @@ typedef struct Partition {
     bool tied, tied_copy;
     int pipe;                             /* place in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
-    Share *share;                         /* [units + 1]; the last is the tied head's gradient */
+    Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
     size_t owned; /* elements of the owned arrays, the tied head's gradient not among them */
 } Partition;
 
@@ -72,8 +71,7 @@ Piece partition_piece(const Partition *p, const Param *param);
 int64_t partition_counted(
     const Partition *p); /* elements that this rank counts; over all ranks: the model's parameters */
 
-/* Elements of a gathered unit (or of the tied head's gradient), padding included. */
-size_t partition_vectors(const Partition *p, int unit);
-size_t partition_matrices(const Partition *p, int unit);
+/* Elements of a gathered flat (or of the tied head's gradient), padding included. */
+size_t partition_whole(const Partition *p, int unit, Flat flat);
 
 #endif

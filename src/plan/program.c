@@ -12,6 +12,15 @@ void program_free(Program *p) {
 
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
 
+int program_gradient_unit(const Program *p, Action a, Flat flat) {
+    bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
+    bool weight = whole || a.kind == ACT_BWD_W;
+    if (flat == FLAT_VECTORS) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
+    if (head && !p->defer_head) weight = a.kind == ACT_FWD;
+    if (!weight) return -1;
+    return head && p->partition->tied ? p->units : a.unit;
+}
+
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
         "LOAD",  "GATHER", "RELEASE",        "RECV_F",     "FWD",     "SEND_F", "RECV_B", "BWD",   "BWD_IN",
@@ -266,32 +275,31 @@ static uint64_t all_reduce_bytes(const Program *p, size_t count) {
                                             p->exact ? COMM_I64 : COMM_F32, (int64_t)count);
 }
 
+/* Bytes that a collective over one flat sends. */
+static void count_flat(const Program *p, Action a, Flat flat, size_t compute_bytes, ProgramTraffic *t) {
+    const Partition *part = p->partition;
+    uint64_t share = part->share[a.unit][flat].count, others = (uint64_t)(part->shards - 1);
+    size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
+    if (a.kind == ACT_GATHER)
+        t->parameters += others * share * (flat == FLAT_VECTORS ? sizeof(float) : compute_bytes);
+    if (a.kind == ACT_REDUCE_SCATTER) t->bytes[AXIS_DP_SHARD] += others * share * gradient;
+    if (a.kind == ACT_ALL_REDUCE) t->bytes[AXIS_DP_REPLICATE] += all_reduce_bytes(p, share);
+}
+
+static bool is_collective(ActionKind kind) {
+    return kind == ACT_GATHER || kind == ACT_REDUCE_SCATTER || kind == ACT_ALL_REDUCE;
+}
+
 ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes) {
     const Partition *part = p->partition;
+    bool exchanges = partition_runs(part, 0) != partition_runs(part, p->units - 1);
     ProgramTraffic t = {.parameters = 0};
-    size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        const Share *s = a.unit >= 0 ? &part->share[a.unit] : NULL;
-        switch (a.kind) {
-        case ACT_GATHER:
-            t.parameters +=
-                (uint64_t)(part->shards - 1) * (s->vectors * sizeof(float) + s->matrices * compute_bytes);
-            break;
-        case ACT_REDUCE_SCATTER:
-            t.bytes[AXIS_DP_SHARD] += (uint64_t)(part->shards - 1) * (s->vectors + s->matrices) * gradient;
-            break;
-        case ACT_ALL_REDUCE:
-            t.bytes[AXIS_DP_REPLICATE] += all_reduce_bytes(p, s->vectors) + all_reduce_bytes(p, s->matrices);
-            break;
-        case ACT_SEND_F:
-        case ACT_SEND_B: t.bytes[AXIS_PP] += COMM_HEADER + boundary_bytes; break;
-        case ACT_TIE:
-            if (!partition_runs(part, 0) || !partition_runs(part, p->units - 1))
-                t.bytes[AXIS_PP] += COMM_HEADER + part->share[0].matrices * sizeof(float);
-            break;
-        default: break;
-        }
+        for (int f = 0; is_collective(a.kind) && f < FLATS; f++) count_flat(p, a, (Flat)f, compute_bytes, &t);
+        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.bytes[AXIS_PP] += COMM_HEADER + boundary_bytes;
+        if (a.kind == ACT_TIE && exchanges)
+            t.bytes[AXIS_PP] += COMM_HEADER + part->share[0][FLAT_MATRICES].count * sizeof(float);
     }
     t.bytes[AXIS_DP_SHARD] += t.parameters;
     return t;

@@ -116,6 +116,11 @@ bool program_has_slots(const Program *p);
  * one of its own: of what many microbatches left. */
 int program_inner_ranks(const Program *p);
 
+/* The unit whose flat gets a gradient from this action (of the head's, it may be the tied head's own); -1: none.
+ * Those of vectors are made with the input half of a backward pass, those of matrices with the weight half, the
+ * head's with its forward pass unless that is deferred. */
+int program_gradient_unit(const Program *p, Action a, Flat flat);
+
 /* Bytes that this rank sends in one execution, by axis (AXIS_PP: between stages, and the tied gradient).
  * `compute_bytes` and `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
 typedef struct ProgramTraffic {

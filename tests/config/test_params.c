@@ -130,15 +130,18 @@ static void check_layout(bool tied, bool biases) {
     assert_int_equal(t.units, 5);
     for (int i = 0; i < t.count; i++) {
         const Param *p = &t.params[i];
-        bool continues = p->row->continues;
-        if (continues)
-            assert_int_equal(p->offset, t.params[i - 1].offset + (size_t)t.params[i - 1].count);
+        const Param *before = i > 0 && t.params[i - 1].unit == p->unit ? &t.params[i - 1] : NULL;
+        if (before && before->flat != p->flat) {
+            assert_true(before->flat < p->flat);
+            before = NULL;
+        }
+        if (p->row->continues)
+            assert_true(before && p->place == before->place + (size_t)before->count);
         else
-            assert_int_equal(p->offset % 16, 0);
-        assert_true((p->cols == 0) == (p->offset < t.unit_vectors[p->unit]));
-        assert_true(p->offset + (size_t)p->count <= t.unit_size[p->unit]);
-        if (i > 0 && t.params[i - 1].unit == p->unit)
-            assert_true(p->offset >= t.params[i - 1].offset + (size_t)t.params[i - 1].count);
+            assert_int_equal(p->place % 16, 0);
+        assert_true((p->cols == 0) == (p->flat == FLAT_VECTORS));
+        assert_true(p->place + (size_t)p->count <= t.flats[p->unit][p->flat]);
+        assert_true(before ? p->place >= before->place + (size_t)before->count : p->place == 0);
         assert_ptr_equal(param_find(&t, p->name), p);
         assert_ptr_equal(param_of(&t, p->unit, p->row), p);
         for (int j = 0; j < i; j++) assert_string_not_equal(p->name, t.params[j].name);

@@ -116,9 +116,7 @@ static float *gradients_of(const Run *r) {
     return engine_gradient(r->engine, &r->plan.model.table.params[0], (Piece){0});
 }
 
-static size_t flat_bytes(const Run *r) {
-    return r->plan.model.table.unit_start[r->plan.model.table.units] * sizeof(float);
-}
+static size_t flat_bytes(const Run *r) { return r->plan.partition.owned * sizeof(float); }
 
 static double total_loss(Run *r) {
     double valid = 0;
@@ -157,7 +155,7 @@ static void check_finite_differences(Setup s) {
     for (int i = 0; i < r.plan.model.table.count; i++) {
         const Param *p = &r.plan.model.table.params[i];
         for (int k = 0; k < 3; k++) {
-            size_t at = r.plan.model.table.unit_start[p->unit] + p->offset +
+            size_t at = partition_piece(&r.plan.partition, p).at +
                         (size_t)(rng_u64(5, (uint64_t)(i * 3 + k)) % (uint64_t)p->count);
             double expected = slope(&r, at, weights[at], 1e-2f), found = (double)gradients[at];
             if (fabs(expected - found) > 2e-4 + 2e-2 * fabs(expected))
@@ -252,7 +250,7 @@ static void test_a_bad_step_is_skipped_and_named(void **state) {
     assert_false(result.skipped);
     float *before = fetch(&r, weights_of(&r), flat_bytes(&r));
     const Param *p = param_find(&r.plan.model.table, "model.layers.1.mlp.down_proj.weight");
-    size_t at = r.plan.model.table.unit_start[p->unit] + p->offset;
+    size_t at = partition_piece(&r.plan.partition, p).at;
     float kept = before[at];
     set_weight(&r, at, INFINITY);
     engine_step(r.engine, r.batches, &step, &result);
@@ -313,7 +311,7 @@ static void test_a_bit_turned_on_purpose(void **state) {
         const Param *p = param_find(&r.plan.model.table, strrchr(where, ' ') + 1);
         assert_non_null(p);
         snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(places[i] % 32),
-                 (long long)(at - r.plan.model.table.unit_start[p->unit] - p->offset), p->name);
+                 (long long)(at - partition_piece(&r.plan.partition, p).at), p->name);
         assert_string_equal(where, expected);
         strike_bit(r.engine, places[i], where, sizeof where);
         free(after);

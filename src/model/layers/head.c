@@ -37,7 +37,7 @@ static const Param *matrix(const Model *m) {
 
 static float *matrix_gradient(const Pass *p) {
     const Gradients *g = &p->gradients;
-    return g->tied ? g->units[g->table->units].matrices : gradient_of(g, matrix(p->model));
+    return g->tied ? g->units[g->table->units].flats[FLAT_MATRICES] : gradient_of(g, matrix(p->model));
 }
 
 static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {

@@ -1,0 +1,178 @@
+/* Gradients, from the passes that make them to this rank's shares of the step's: REDUCE_SCATTER, ALL_REDUCE,
+ * REDUCED, TIE. They take one of three ways, each flat of a unit by itself (plan/program.h:
+ * program_has_slots); "own" is this rank's share:
+ *
+ *   1. Straight into the sums of the step, reduced in place once.
+ *
+ *      pass --adds--> sums[all shards] ==reduce==> sums[own]
+ *
+ *   2. By memory of the microbatch (a slot), whose reduced share is added to the sums.
+ *
+ *      pass --sets--> slot[all] ==reduce==> slot[own] --add_share--> sums[own]
+ *
+ *   3. Exact: from the slot in fixed point into the sums of the step, or (reduced once a microbatch) by a copy
+ *      that is reduced and then added. At the end they become fp32 again.
+ *
+ *      pass --sets--> slot[all] --fix, adds--> sums[all] ==reduce==> sums[own] --to_float--> owned
+ *                       |                                              ^
+ *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_share
+ *
+ * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this step
+ * is a bit of `started`, since what nobody has written yet must be set, and not added to. */
+#include "engine/execution.h"
+
+/* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch on its way. */
+typedef struct Region {
+    char *all, *own; /* all shards, or the own one alone; this rank's share in it */
+    int64_t share;   /* elements of one */
+} Region;
+
+static Region region_of(const Execution *x, int unit, Flat flat, int microbatch) {
+    const Partition *p = &x->engine->plan->partition;
+    BufferKind kind = x->program->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
+    Region r = {.share = (int64_t)p->share[unit][flat].count};
+    bool whole = microbatch >= 0 || gradient_sum_shards(x->program) == p->shards;
+    if (r.share == 0) return r;
+    r.all = microbatch >= 0 ? execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch)
+                            : x->engine->step.sums[unit][flat];
+    size_t bytes = (size_t)r.share * (x->program->exact ? sizeof(int64_t) : sizeof(float));
+    r.own = r.all + (whole ? (size_t)p->shard * bytes : 0);
+    return r;
+}
+
+/* Whether nothing has been written to these sums in this step; from now on it has. */
+static bool start_sums(Execution *x, int unit, Flat flat) {
+    unsigned char bit = (unsigned char)(1 << flat), *started = &x->engine->step.started[unit];
+    bool fresh = !(*started & bit);
+    *started |= bit;
+    return fresh;
+}
+
+/* ---- While they are made ---- */
+
+/* Products set what they find on the first time; vectors, and the embedding's rows, are always added to. */
+void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
+    size_t elements = partition_whole(&x->engine->plan->partition, unit, flat);
+    bool slots = program_has_slots(x->program);
+    if (elements == 0) return;
+    char *to = slots ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
+                     : x->engine->step.sums[unit][flat];
+    bool fresh = slots || start_sums(x, unit, flat);
+    x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
+    if (flat == FLAT_MATRICES) x->pass.first = fresh;
+    if (fresh && (flat == FLAT_VECTORS || unit == 0))
+        OP(x->engine->device, OP_ZERO, zero, to, elements * sizeof(float));
+}
+
+/* Parameter by parameter, since what is between them and behind them is never written and may be anything.
+ * What fixed point cannot take makes the step a bad one, and is counted for the parameter. */
+static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
+    const ParamTable *t = &x->engine->model.table;
+    const float *g = x->engine->gradients.units[unit].flats[flat];
+    int shape = unit < t->units ? unit : 0;
+    for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
+        const Param *p = &t->params[i];
+        if (p->flat != flat) continue;
+        OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + p->place, sum + p->place, set, x->limit,
+           x->engine->statistics.refused + i);
+    }
+}
+
+void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
+    bool step = x->program->sync == SYNC_STEP;
+    if (!x->program->exact) return;
+    Region r = region_of(x, unit, flat, step ? -1 : microbatch);
+    if (r.share > 0) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));
+}
+
+/* ---- Reductions ---- */
+
+/* Each axis has workspaces of its own, used in turn: the operations wait for each other, not this rank for
+ * them. */
+static char *workspace(Engine *e, ActionKind kind) {
+    bool second = kind == ACT_ALL_REDUCE && e->plan->partition.shards > 1;
+    size_t turn = e->traffic.turn[second]++ % COMM_TURNS;
+    return e->work.bucket + ((second ? COMM_TURNS : 0) + turn) * e->plan->memory.reduction;
+}
+
+static void reduce(Execution *x, Action a, Flat flat, void *space) {
+    Engine *e = x->engine;
+    Error err = {.message = ""};
+    Region r = region_of(x, a.unit, flat, a.microbatch);
+    CommType type = x->program->exact ? COMM_I64 : COMM_F32;
+    CommHandle *handle = &e->traffic.reductions[a.unit][flat];
+    execution_wait(e, handle);
+    if (r.share == 0) return;
+    /* What microbatches left over the shards is added up before it goes over the replicas: these are two sums. */
+    bool apart = x->program->sync == SYNC_REPLICA;
+    ErrorCode code = a.kind == ACT_REDUCE_SCATTER
+                         ? comm_sum_inner(e->comm, MESH_SHARDS, apart ? 0 : MESH_REPLICAS, type, r.all,
+                                          r.share, space, handle, &err)
+                         : comm_sum_outer(e->comm, apart ? 0 : MESH_SHARDS, MESH_REPLICAS, type, r.all,
+                                          r.share, space, handle, &err);
+    execution_must(e, code, &err);
+}
+
+void gradients_reduce(Execution *x, Action a) {
+    void *space = workspace(x->engine, a.kind);
+    for (int f = 0; f < FLATS; f++) reduce(x, a, (Flat)f, space);
+}
+
+/* sums += what was reduced. */
+static void add_share(Execution *x, Region to, Region from, bool set) {
+    Device *d = x->engine->device;
+    const void *parts[2] = {to.own, from.own};
+    int first = set ? 1 : 0, count = set ? 1 : 2;
+    if (x->program->exact)
+        OP(d, OP_SUM_PARTS, sum_parts_i64, to.share, count,
+           (const int64_t *const *)(const void *)&parts[first], (int64_t *)(void *)to.own);
+    else
+        OP(d, OP_SUM_PARTS, sum_parts, to.share, count, (const float *const *)(const void *)&parts[first],
+           (float *)(void *)to.own);
+}
+
+static void reduced(Execution *x, Action a, Flat flat) {
+    Engine *e = x->engine;
+    Region sums = region_of(x, a.unit, flat, -1);
+    execution_wait(e, &e->traffic.reductions[a.unit][flat]);
+    if (sums.share == 0) return;
+    if (a.microbatch >= 0)
+        add_share(x, sums, region_of(x, a.unit, flat, a.microbatch), start_sums(x, a.unit, flat));
+    else if (x->program->exact)
+        OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, sums.share, (const int64_t *)(void *)sums.own,
+           e->step.owned[a.unit].flats[flat]);
+}
+
+void gradients_reduced(Execution *x, Action a) {
+    for (int f = 0; f < FLATS; f++) reduced(x, a, (Flat)f);
+}
+
+/* ---- The tied head ---- */
+
+static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
+    Error err = {.message = ""};
+    CommHandle receive, send;
+    uint64_t key = comm_key(2, 0, e->steps);
+    execution_must(e, comm_recv(e->comm, peer, key, e->work.tie_buffer, bytes, &receive, &err), &err);
+    execution_must(e, comm_send(e->comm, peer, key, mine, bytes, &send, &err), &err);
+    execution_wait(e, &receive);
+    execution_wait(e, &send);
+}
+
+/* Both uses of a tied weight are summed after each has been reduced, embedding first, so that the order does
+ * not depend on who holds what. */
+void gradients_tie(Execution *x) {
+    Engine *e = x->engine;
+    const Partition *p = &e->plan->partition;
+    int head = p->table->units - 1;
+    int64_t n = (int64_t)p->share[0][FLAT_MATRICES].count;
+    float *embedding = e->step.owned[0].flats[FLAT_MATRICES];
+    const float *parts[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
+    bool here[2] = {partition_runs(p, 0), partition_runs(p, head)};
+    for (int i = 0; i < 2; i++) {
+        if (here[i]) continue;
+        exchange(e, partition_peer(p, i == 0 ? 0 : head), parts[1 - i], (size_t)n * sizeof(float));
+        parts[i] = e->work.tie_buffer;
+    }
+    OP(e->device, OP_SUM_PARTS, sum_parts, n, 2, parts, embedding);
+}

@@ -1,0 +1,38 @@
+/* Parameters over the axes that cut them: GATHER, RELEASE.
+ *
+ * Gathered parameters live in buffers of the plan, flat after flat; a rank casts its own share into its place,
+ * and the all-gather fills the rest. A pass waits for what it reads (parameters_ready). */
+#include "engine/execution.h"
+
+/* Casts this rank's share into its place and starts filling the others. */
+static void gather(Execution *x, int unit, Flat flat, char *all) {
+    Engine *e = x->engine;
+    Error err = {.message = ""};
+    const Share *s = &e->plan->partition.share[unit][flat];
+    Dtype type = flat_dtype(flat, e->model.compute);
+    size_t bytes = s->count * dtype_bytes(type);
+    char *mine = all + (size_t)e->plan->partition.shard * bytes;
+    if (s->count == 0) return;
+    OP(e->device, OP_CAST, cast, (int64_t)s->count, e->state.master + s->start, DTYPE_F32, mine, type);
+    CommHandle *handle = &e->traffic.gathers[unit][flat];
+    execution_must(e, comm_all_gather(e->comm, MESH_SHARDS, mine, all, bytes, handle, &err), &err);
+}
+
+void parameters_gather(Execution *x, Action a) {
+    Engine *e = x->engine;
+    char *buffer = execution_buffer(x, BUFFER_GATHERED, a.unit, a.microbatch);
+    for (int f = 0; f < FLATS; f++) {
+        char *all = buffer + gathered_offset(x->program, &e->model, a.unit, (Flat)f);
+        gather(x, a.unit, (Flat)f, all);
+        e->weights.units[a.unit].flats[f] = all;
+    }
+}
+
+void parameters_ready(Execution *x, int unit) {
+    for (int f = 0; f < FLATS; f++) execution_wait(x->engine, &x->engine->traffic.gathers[unit][f]);
+}
+
+void parameters_release(Execution *x, Action a) {
+    parameters_ready(x, a.unit); /* prefetched, and then not used */
+    x->engine->weights.units[a.unit] = (UnitWeights){{NULL}};
+}
