@@ -237,16 +237,17 @@ static void load(Execution *x, int m) {
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
 }
 
-/* Where the gradients go that a pass makes. */
+/* Where the gradients go that a pass makes: told before its first action over a unit, ... */
 static void begin_gradients(Execution *x, Action a) {
-    for (int f = 0; x->training && f < FLATS; f++) {
+    for (int f = 0; x->training && program_begins_unit(x->program, a) && f < FLATS; f++) {
         int unit = program_gradient_unit(x->program, a, (Flat)f);
         if (unit >= 0) gradients_begin(x, unit, (Flat)f, a.microbatch);
     }
 }
 
+/* ... and complete after its last one. */
 static void end_gradients(Execution *x, Action a) {
-    for (int f = 0; x->training && f < FLATS; f++) {
+    for (int f = 0; x->training && program_ends_unit(x->program, a) && f < FLATS; f++) {
         int unit = program_gradient_unit(x->program, a, (Flat)f);
         if (unit >= 0) gradients_end(x, unit, (Flat)f, a.microbatch);
     }
@@ -275,9 +276,9 @@ static void forward(Execution *x, Action a) {
         bool here = partition_runs(&e->plan->partition, u + 1);
         unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
     }
-    unit_forward(&unit, unit_parts(&e->model.config, u));
+    unit_forward(&unit, a.parts);
     end_gradients(x, a);
-    if (head) statistics_add_losses(x, x->pass.losses);
+    if (head && program_ends_unit(x->program, a)) statistics_add_losses(x, x->pass.losses);
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
@@ -303,10 +304,11 @@ static void backward(Execution *x, Action a, Half half) {
     if (half != HALF_WEIGHT || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
     if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
-    Parts parts = unit_parts(&e->model.config, u);
-    if (half & HALF_INPUT) unit_recompute(&unit, parts);
-    unit_backward(&unit, half, parts);
-    poison(x, a);
+    /* Earlier parts make what later ones read: what was dropped of any is made again before the last one runs. */
+    if ((half & HALF_INPUT) && program_begins_unit(x->program, a))
+        unit_recompute(&unit, unit_parts(&e->model.config, u));
+    unit_backward(&unit, half, a.parts);
+    if (program_ends_unit(x->program, a)) poison(x, a);
     end_gradients(x, a);
 }
 

@@ -117,7 +117,7 @@ static ErrorCode read_action(Reader *r, const cJSON *event, ReadAction *out) {
         return error_set(r->err, ERR_DATA, "%s: a measured event without args", r->where);
     TRY(find_step(r, args, &out->step));
     TRY(read_kind(r, args, &a->action.kind));
-    bool pass = timing_is_pass(a->action.kind);
+    bool pass = action_is_pass(a->action.kind);
     TRY(json_get_int(event, r->where, "pid", true, 0, r->t->ranks - 1, &rank, r->err));
     TRY(json_get_int(args, r->where, "unit", pass, 0, r->events, &unit, r->err));
     TRY(json_get_int(args, r->where, "microbatch", pass, 0, r->events, &microbatch, r->err));

@@ -66,8 +66,8 @@ static ErrorCode estimate(Fit *f, Error *err) {
     ParamGroups g;
     ErrorCode code = param_groups_build(&g, &c->optimizer, &m.table, err);
     for (int u = 0; u < m.table.units && code == OK; u++) {
-        f->fixed[u] = fixed_bytes(f->l, c, (double)param_unit_size(&m.table, u),
-                                  state_bytes(&m.table, &g, u), (double)dtype_bytes(compute));
+        f->fixed[u] = fixed_bytes(f->l, c, (double)param_unit_size(&m.table, u), state_bytes(&m.table, &g, u),
+                                  (double)dtype_bytes(compute));
         f->activation[u] = (double)unit_slab_bytes(&m, u) +
                            (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
     }

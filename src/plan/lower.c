@@ -6,12 +6,17 @@
 
 #include "plan/program.h"
 
-static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
+static void append(Program *p, Action a) {
     if (p->count == p->capacity) {
         p->capacity = p->capacity ? 2 * p->capacity : 64;
         p->actions = mem_grow(p->actions, (size_t)p->capacity * sizeof *p->actions);
     }
-    p->actions[p->count++] = (Action){kind, unit, microbatch};
+    p->actions[p->count++] = a;
+}
+
+static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
+    Parts parts = action_is_pass(kind) ? unit_parts(p->model, unit) : (Parts){0, 0};
+    append(p, (Action){kind, unit, microbatch, parts});
 }
 
 typedef struct Lowering {
@@ -168,7 +173,7 @@ static void place_gathers(Program *p, Reshard reshard) {
     for (int i = 0; i < from.count; i++) {
         for (int u = 0; u < p->units; u++) g.wanted[u] = false;
         gather_ahead(&g, i);
-        emit(p, from.actions[i].kind, from.actions[i].unit, from.actions[i].microbatch);
+        append(p, from.actions[i]);
         for (int k = uses(&from, from.actions[i], used) - 1; k >= 0; k--) {
             int ahead = i + 1, next[2] = {-1, -1};
             while (ahead < from.count && uses(&from, from.actions[ahead], next) == 0) ahead++;
@@ -209,7 +214,8 @@ static GradientSync choose_sync(GradientSync asked, const Partition *p) {
 
 void program_lower(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
-    *p = (Program){.partition = partition,
+    *p = (Program){.model = spec->model,
+                   .partition = partition,
                    .units = partition->table->units,
                    .microbatches = spec->schedule->microbatches,
                    .defer_head = spec->defer_head && spec->schedule->split_backward,
@@ -228,9 +234,12 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
 }
 
-void program_lower_evaluation(Program *p, const Partition *partition) {
-    *p = (Program){
-        .partition = partition, .units = partition->table->units, .microbatches = 1, .ordered = true};
+void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition) {
+    *p = (Program){.model = model,
+                   .partition = partition,
+                   .units = partition->table->units,
+                   .microbatches = 1,
+                   .ordered = true};
     const Stages *s = &partition->stages;
     int rank = partition->pipe;
     emit(p, ACT_LOAD, -1, 0);

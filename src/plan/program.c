@@ -10,6 +10,20 @@ void program_free(Program *p) {
     *p = (Program){0};
 }
 
+bool action_is_pass(ActionKind kind) {
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
+}
+
+bool program_begins_unit(const Program *p, Action a) {
+    Parts all = unit_parts(p->model, a.unit);
+    return a.kind == ACT_FWD ? a.parts.first == all.first : a.parts.end == all.end;
+}
+
+bool program_ends_unit(const Program *p, Action a) {
+    Parts all = unit_parts(p->model, a.unit);
+    return a.kind == ACT_FWD ? a.parts.end == all.end : a.parts.first == all.first;
+}
+
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
 
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
@@ -43,10 +57,12 @@ enum {
 };
 
 enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4 };
+typedef enum Way { WAY_FORWARD, WAY_INPUT, WAY_WEIGHT, WAYS } Way; /* in which parts are run */
 
 typedef struct Check {
     const Program *p;
     unsigned char *done;    /* [units, microbatches] */
+    short *parts[WAYS];     /* [units, microbatches] parts that have run */
     unsigned char *reduced; /* [units + 1, microbatches + 1] of the microbatches, and of the step */
     int *last_weight;       /* [units] microbatch of the last weight half */
     unsigned char *loaded;  /* [microbatches] */
@@ -56,6 +72,23 @@ typedef struct Check {
 } Check;
 
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
+
+static short *parts_done(Check *c, Way way, Action a) {
+    return &c->parts[way][a.unit * c->p->microbatches + a.microbatch];
+}
+
+/* The parts of an action follow those that ran before it; the last of them completes the unit. */
+static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
+    Parts all = unit_parts(c->p->model, a.unit);
+    short *done = parts_done(c, way, a);
+    int next = way == WAY_FORWARD ? a.parts.first - all.first : all.end - a.parts.end;
+    if (a.parts.first < all.first || a.parts.end > all.end || a.parts.first >= a.parts.end)
+        return "names no parts of its unit";
+    if (next != *done) return "runs twice, or skips parts";
+    *done = (short)(*done + a.parts.end - a.parts.first);
+    if (program_ends_unit(c->p, a)) *mark(c, a.unit, a.microbatch) |= (unsigned char)flag;
+    return NULL;
+}
 
 static bool runs(const Check *c, int u) {
     return u >= 0 && u < c->p->units && partition_runs(c->p->partition, u);
@@ -69,31 +102,34 @@ static const char *check_gathered(const Check *c, int u) {
     return NULL;
 }
 
-static const char *check_forward(Check *c, int u, int m) {
-    if (*mark(c, u, m) & DONE_FORWARD) return "runs twice";
+static const char *check_forward(Check *c, Action a) {
+    int u = a.unit, m = a.microbatch;
     bool ready = u == 0           ? c->loaded[m]
                  : runs(c, u - 1) ? *mark(c, u - 1, m) & DONE_FORWARD
                                   : *mark(c, u, m) & GOT_INPUT;
     if (!ready || !c->loaded[m]) return "comes before its input";
-    *mark(c, u, m) |= DONE_FORWARD;
-    return check_gathered(c, u);
+    const char *wrong = run_parts(c, WAY_FORWARD, a, DONE_FORWARD);
+    return wrong ? wrong : check_gathered(c, u);
 }
 
-static const char *check_input(Check *c, int u, int m) {
-    if (*mark(c, u, m) & DONE_INPUT) return "runs twice";
+static const char *check_input(Check *c, Action a) {
+    int u = a.unit, m = a.microbatch;
     bool ready = *mark(c, u, m) & DONE_FORWARD;
     if (ready && u < c->p->units - 1)
         ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_INPUT : *mark(c, u, m) & GOT_GRADIENT;
     if (!ready) return "comes before the gradient of its output";
-    *mark(c, u, m) |= DONE_INPUT;
+    const char *wrong = run_parts(c, WAY_INPUT, a, DONE_INPUT);
+    if (wrong) return wrong;
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
 }
 
-static const char *check_weight(Check *c, int u, int m) {
-    if (*mark(c, u, m) & DONE_WEIGHT) return "runs twice";
-    if (!(*mark(c, u, m) & DONE_INPUT)) return "comes before its input half";
+static const char *check_weight(Check *c, Action a) {
+    int u = a.unit, m = a.microbatch;
+    const char *wrong = run_parts(c, WAY_WEIGHT, a, DONE_WEIGHT);
+    if (wrong) return wrong;
+    if (*parts_done(c, WAY_WEIGHT, a) > *parts_done(c, WAY_INPUT, a)) return "comes before its input half";
+    if (!program_begins_unit(c->p, a)) return NULL;
     if (c->p->ordered && m != c->last_weight[u] + 1) return "adds to weight gradients out of order";
-    *mark(c, u, m) |= DONE_WEIGHT;
     c->last_weight[u] = m;
     return NULL;
 }
@@ -194,7 +230,7 @@ static const char *check_update(Check *c, int u) {
 }
 
 static const char *check_names(const Check *c, Action a) {
-    bool passes = a.kind == ACT_FWD || a.kind == ACT_BWD || a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W;
+    bool passes = action_is_pass(a.kind);
     bool transfers =
         a.kind == ACT_RECV_F || a.kind == ACT_SEND_F || a.kind == ACT_RECV_B || a.kind == ACT_SEND_B;
     bool reduces = a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE || a.kind == ACT_REDUCED;
@@ -216,11 +252,10 @@ static const char *check_action(Check *c, Action a) {
     case ACT_LOAD: return c->loaded[a.microbatch]++ ? "runs twice" : NULL;
     case ACT_GATHER:
     case ACT_RELEASE: return check_gather(c, a);
-    case ACT_FWD: return check_forward(c, a.unit, a.microbatch);
-    case ACT_BWD:
-        return (wrong = check_input(c, a.unit, a.microbatch)) ? wrong : check_weight(c, a.unit, a.microbatch);
-    case ACT_BWD_IN: return check_input(c, a.unit, a.microbatch);
-    case ACT_BWD_W: return check_weight(c, a.unit, a.microbatch);
+    case ACT_FWD: return check_forward(c, a);
+    case ACT_BWD: return (wrong = check_input(c, a)) ? wrong : check_weight(c, a);
+    case ACT_BWD_IN: return check_input(c, a);
+    case ACT_BWD_W: return check_weight(c, a);
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
     case ACT_REDUCED: return check_reduction(c, a);
@@ -251,6 +286,7 @@ ErrorCode program_check(const Program *p, Error *err) {
     Check c = {.p = p, .updated = -1};
     size_t units = (size_t)p->units, microbatches = (size_t)p->microbatches;
     c.done = mem_alloc_array(units * microbatches, 1);
+    for (int w = 0; w < WAYS; w++) c.parts[w] = mem_alloc_array(units * microbatches, sizeof *c.parts[w]);
     c.reduced = mem_alloc_array((units + 1) * (microbatches + 1), 1);
     c.loaded = mem_alloc_array(microbatches, 1);
     c.last_weight = mem_alloc_array(units, sizeof *c.last_weight);
@@ -258,6 +294,7 @@ ErrorCode program_check(const Program *p, Error *err) {
     for (int u = 0; u < p->units; u++) c.last_weight[u] = -1;
     ErrorCode code = check_all(&c, err);
     free(c.done);
+    for (int w = 0; w < WAYS; w++) free(c.parts[w]);
     free(c.reduced);
     free(c.loaded);
     free(c.last_weight);
@@ -318,6 +355,9 @@ static void print_action(const Program *p, int first, int last, Text *out) {
         text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
     if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE)
         text_printf(out, " m%d", a.microbatch);
+    bool whole = !action_is_pass(a.kind) || (program_begins_unit(p, a) && program_ends_unit(p, a));
+    for (int i = a.parts.first; !whole && i < a.parts.end; i++)
+        text_printf(out, " %s", unit_part_name(p->model, a.unit, i));
     text_puts(out, "\n");
 }
 

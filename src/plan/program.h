@@ -34,7 +34,9 @@
  *  6. With more than one data-parallel rank, each gradient is reduced once (a step, or a microbatch) on
  *     each axis, after its
  * last addition and before it is used.
- *  7. TIE, NORM, UPDATE come once, in this order, after everything else. */
+ *  7. TIE, NORM, UPDATE come once, in this order, after everything else.
+ *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other, each
+ *     once: ascending in a forward pass, descending in a backward pass. */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -43,6 +45,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "model/unit.h"
 #include "plan/partition.h"
 #include "plan/schedule.h"
 
@@ -71,7 +74,9 @@ typedef struct Action {
     ActionKind kind;
     int unit;       /* -1 where there is none */
     int microbatch; /* -1 where there is none; of GATHER and RELEASE the how-manieth gather of this unit it is */
+    Parts parts; /* of a pass: those of the unit that it runs; nothing may cross between ranks inside one */
 } Action;
+bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
 
 /* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2,
  * ZeRO-1). Auto: always, but never under pipelines, where each microbatch would gather anew. */
@@ -82,6 +87,7 @@ typedef enum Reshard { RESHARD_AUTO, RESHARD_ALWAYS, RESHARD_NEVER } Reshard;
 typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA } GradientSync;
 
 typedef struct ProgramSpec {
+    const ModelConfig *model;
     const Partition *partition;
     const Schedule *schedule; /* with transfers */
     bool defer_head;          /* the head's weight gradient waits for BWD_W, where halves run apart */
@@ -91,6 +97,7 @@ typedef struct ProgramSpec {
 } ProgramSpec;
 
 typedef struct Program {
+    const ModelConfig *model;
     const Partition *partition;
     int units, microbatches, instances; /* instances: most gathers of a unit */
     bool defer_head;                    /* the head's weight gradient waits for BWD_W */
@@ -102,10 +109,10 @@ typedef struct Program {
     Action *actions;
 } Program;
 
-/* The partition must outlive the program. */
+/* Model and partition must outlive the program. */
 void program_lower(Program *p, const ProgramSpec *spec);
 /* Forward only, over one microbatch: evaluation. */
-void program_lower_evaluation(Program *p, const Partition *partition);
+void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition);
 void program_free(Program *p);
 ErrorCode program_check(const Program *p, Error *err);
 
@@ -116,6 +123,9 @@ bool program_has_slots(const Program *p);
  * one of its own: of what many microbatches left. */
 int program_inner_ranks(const Program *p);
 
+/* Whether a pass is the first, or the last, of those that run a unit's parts on a microbatch. */
+bool program_begins_unit(const Program *p, Action a);
+bool program_ends_unit(const Program *p, Action a);
 /* The unit whose flat gets a gradient from this action (of the head's, it may be the tied head's own); -1: none.
  * Those of vectors are made with the input half of a backward pass, those of matrices with the weight half, the
  * head's with its forward pass unless that is deferred. */

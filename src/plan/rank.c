@@ -40,7 +40,8 @@ static size_t staging(const RankPlan *p) {
 static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
     const RankSpec *s = &p->spec;
     TRY(param_groups_build(&p->groups, s->optimizer, &p->model.table, err));
-    ProgramSpec spec = {.partition = &p->partition,
+    ProgramSpec spec = {.model = &p->model.config,
+                        .partition = &p->partition,
                         .schedule = schedule,
                         .defer_head = s->defer_head,
                         .exact = s->exact,
@@ -66,7 +67,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                     &l->stages);
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
-    program_lower_evaluation(&p->evaluation, &p->partition);
+    program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition);
     memory_plan(&p->evaluation_memory,
                 &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL});
     return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);

@@ -42,10 +42,6 @@ void timing_free(Timing *t) {
     *t = (Timing){0};
 }
 
-bool timing_is_pass(ActionKind kind) {
-    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
-}
-
 static int rank_at(const Timing *t, int pipeline, int row) { return row * timing_pipelines(t) + pipeline; }
 
 static const TimedRank *rank_of(const Timing *t, int step, int pipeline, int row) {
@@ -56,7 +52,7 @@ static const TimedRank *rank_of(const Timing *t, int step, int pipeline, int row
 
 /* The next pass from `i` on, or count. */
 static int next_pass(const TimedRank *r, int i) {
-    while (i < r->count && !timing_is_pass(r->actions[i].action.kind)) i++;
+    while (i < r->count && !action_is_pass(r->actions[i].action.kind)) i++;
     return i;
 }
 
@@ -293,15 +289,15 @@ static void latencies_of(const Timing *t, int pipeline, const Schedule *s, Sampl
 /* ---- prediction ---- */
 
 /* All that one prediction is made of, until it stands. */
-typedef struct Work {
+typedef struct Predicting {
     const Timing *t;
     Prediction *p;
     Schedule *schedules;  /* [pipelines] */
     double *backward;     /* [pipelines, stages] */
     double (*ends)[ENDS]; /* [ranks] by rank_at */
-} Work;
+} Predicting;
 
-static void measure_costs(Work *w, int pipeline) {
+static void measure_costs(Predicting *w, int pipeline) {
     const Timing *t = w->t;
     size_t stages = (size_t)t->stages, first = (size_t)pipeline * stages;
     Costs c = {mem_alloc_array(stages, sizeof *c.cells),
@@ -314,7 +310,7 @@ static void measure_costs(Work *w, int pipeline) {
     free(c.ends);
 }
 
-static ErrorCode simulate_pipeline(Work *w, int pipeline, Error *err) {
+static ErrorCode simulate_pipeline(Predicting *w, int pipeline, Error *err) {
     Simulation sim;
     Timeline *line = &w->p->planned[pipeline];
     size_t first = (size_t)pipeline * (size_t)w->t->stages;
@@ -336,7 +332,7 @@ static double end_of_row(const Timeline *line, int row) {
 }
 
 /* All ranks of all pipelines agree on the norm before any of them goes on. */
-static void add_ends(Work *w) {
+static void add_ends(Predicting *w) {
     double agreed = 0;
     for (int part = BEFORE_NORM; part < ENDS; part++) {
         double latest = agreed;
@@ -363,7 +359,7 @@ static void set_bubble(Prediction *p) {
     }
 }
 
-static ErrorCode predict(Work *w, Error *err) {
+static ErrorCode predict(Predicting *w, Error *err) {
     Samples latencies = {0};
     ErrorCode code = OK;
     for (int i = 0; i < w->p->pipelines && code == OK; i++) {
@@ -387,8 +383,9 @@ ErrorCode timing_predict(Prediction *p, const Timing *t, Error *err) {
     if (t->count == 0) return error_set(err, ERR_DATA, "no step has been traced");
     p->planned = mem_alloc_array(pipelines, sizeof *p->planned);
     p->costs = mem_alloc_array(stages, sizeof *p->costs);
-    Work w = {t, p, mem_alloc_array(pipelines, sizeof *w.schedules),
-              mem_alloc_array(stages, sizeof *w.backward), mem_alloc_array((size_t)t->ranks, sizeof *w.ends)};
+    Predicting w = {t, p, mem_alloc_array(pipelines, sizeof *w.schedules),
+                    mem_alloc_array(stages, sizeof *w.backward),
+                    mem_alloc_array((size_t)t->ranks, sizeof *w.ends)};
     ErrorCode code = predict(&w, err);
     for (size_t i = 0; i < pipelines; i++) schedule_free(&w.schedules[i]);
     free(w.schedules);

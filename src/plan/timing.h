@@ -76,7 +76,4 @@ StepFigures timing_figures(const Timing *t, int step);
 /* "predicted 3.210 s, measured 3.300 s (+2.8 %), bubble predicted 11.1 %, measured 12.0 %" */
 void timing_sentence(const Prediction *p, const StepFigures *measured, Text *out);
 
-/* Whether an action is a forward or (half of) a backward pass. */
-bool timing_is_pass(ActionKind kind);
-
 #endif

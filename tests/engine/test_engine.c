@@ -22,7 +22,7 @@ typedef struct Setup {
     int threads;
     Dtype compute;
     Recompute recompute;
-    bool split, tied, biases, exact;
+    bool split, tied, biases, exact, parts;
 } Setup;
 
 typedef struct Run {
@@ -69,6 +69,23 @@ static void fill_batch(Batch *b, int index) {
     }
 }
 
+/* Each pass over a unit becomes one action for each of its parts. */
+static void split_into_parts(Program *p) {
+    Program whole = *p;
+    p->actions = mem_alloc_array((size_t)whole.count * UNIT_PARTS, sizeof *p->actions);
+    p->count = 0;
+    for (int i = 0; i < whole.count; i++) {
+        Action a = whole.actions[i];
+        int count = action_is_pass(a.kind) ? a.parts.end - a.parts.first : 1;
+        for (int k = 0; k < count; k++) {
+            int part = a.kind == ACT_FWD ? k : count - 1 - k;
+            if (action_is_pass(a.kind)) a.parts = (Parts){part, part + 1};
+            p->actions[p->count++] = a;
+        }
+    }
+    free(whole.actions);
+}
+
 static void open_run(Run *r, Setup s) {
     Error err = {0};
     if (device_open_cpu(&r->device, s.kind, s.threads, &err) != OK) fail_msg("%s", err.message);
@@ -85,6 +102,8 @@ static void open_run(Run *r, Setup s) {
     if (layout_single(&layout, &spec.model, MICROBATCHES, s.split, &err) != OK) fail_msg("%s", err.message);
     if (rank_plan(&r->plan, &spec, &layout, 0, &r->device, &err) != OK) fail_msg("%s", err.message);
     layout_free(&layout);
+    if (s.parts) split_into_parts(&r->plan.program);
+    if (program_check(&r->plan.program, &err) != OK) fail_msg("%s", err.message);
     if (engine_open(&r->engine, &r->plan, &r->device, NULL, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
@@ -218,11 +237,14 @@ static void check_same_bits(Setup s) {
     assert_same(base, train(other), "three threads");
     other = s, other.split = true;
     assert_same(base, train(other), "splitting the backward pass");
+    other = s, other.parts = true;
+    assert_same(base, train(other), "an action for each part of a unit");
     for (int recompute = RECOMPUTE_SELECTIVE; recompute <= RECOMPUTE_FULL; recompute++) {
         other = s, other.recompute = (Recompute)recompute;
         assert_same(base, train(other), "recomputing");
         other.split = true;
-        assert_same(base, train(other), "recomputing with a split backward pass");
+        other.parts = true;
+        assert_same(base, train(other), "recomputing with a split backward pass, part by part");
     }
     free(base.weights);
 }

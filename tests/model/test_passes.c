@@ -115,17 +115,16 @@ static void lay_out(Bench *b) {
     b->losses = take(b, ids);
     for (int u = 0; u <= m->table.units; u++) {
         int like = u < m->table.units ? u : 0; /* the last: the tied head's gradient */
-        size_t vectors = m->table.unit_vectors[like], matrices = m->table.unit_size[like] - vectors;
+        size_t vectors = m->table.flats[like][FLAT_VECTORS], matrices = m->table.flats[like][FLAT_MATRICES];
         if (u < m->table.units) {
             b->vectors[u] = take(b, vectors * sizeof(float));
             b->matrices[u] = take(b, matrices * e);
-            b->weights.units[u] =
-                (UnitWeights){(const float *)(const void *)b->vectors[u].base, b->matrices[u].base};
+            b->weights.units[u] = (UnitWeights){{b->vectors[u].base, b->matrices[u].base}};
         }
         b->vector_gradients[u] = take(b, vectors * sizeof(float));
         b->matrix_gradients[u] = take(b, matrices * sizeof(float));
-        b->gradients.units[u] = (UnitGradients){(float *)(void *)b->vector_gradients[u].base,
-                                                (float *)(void *)b->matrix_gradients[u].base};
+        b->gradients.units[u] = (UnitGradients){
+            {(float *)(void *)b->vector_gradients[u].base, (float *)(void *)b->matrix_gradients[u].base}};
     }
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};
@@ -166,9 +165,8 @@ static void fill(Bench *b, void *to, size_t count, Dtype type, uint64_t stream, 
 static void fill_weights(Bench *b) {
     const Model *m = &b->model;
     for (int u = 0; u < m->table.units; u++) {
-        fill(b, b->vectors[u].base, m->table.unit_vectors[u], DTYPE_F32, 10 + (uint64_t)u, 0.3f, 1);
-        fill(b, b->matrices[u].base, m->table.unit_size[u] - m->table.unit_vectors[u], m->compute,
-             20 + (uint64_t)u, 0.4f, 0);
+        fill(b, b->vectors[u].base, m->table.flats[u][FLAT_VECTORS], DTYPE_F32, 10 + (uint64_t)u, 0.3f, 1);
+        fill(b, b->matrices[u].base, m->table.flats[u][FLAT_MATRICES], m->compute, 20 + (uint64_t)u, 0.4f, 0);
     }
 }
 
@@ -385,10 +383,10 @@ static void check_slope(Bench *b, float *at, double found, const char *what) {
 
 static void check_parameter(Bench *b, const Param *p, const float *gradient) {
     char *base = p->cols ? b->matrices[p->unit].base : b->vectors[p->unit].base;
-    float *values = (float *)(void *)base + param_place(&b->model.table, p);
+    float *values = (float *)(void *)base + p->place;
     for (uint64_t k = 0; k < 4; k++) {
         size_t i = rng_u64(6, k) % (uint64_t)p->count;
-        check_slope(b, values + i, (double)gradient[param_place(&b->model.table, p) + i], p->name);
+        check_slope(b, values + i, (double)gradient[p->place + i], p->name);
     }
 }
 

@@ -86,7 +86,8 @@ static void lower(Lowered *l, const Case *c, int rank) {
     stages = even_stages(&l->schedule, l->model.table.units);
     partition_build(&l->partition, &l->model.table, c->tied, &mesh, rank, &stages);
     stages_free(&stages);
-    program_lower(&l->program, &(ProgramSpec){.partition = &l->partition,
+    program_lower(&l->program, &(ProgramSpec){.model = &l->model.config,
+                                              .partition = &l->partition,
                                               .schedule = &l->schedule,
                                               .defer_head = c->split && c->pp == 1,
                                               .exact = c->exact,
@@ -152,6 +153,10 @@ static void test_lowered_programs_are_valid(void **state) {
     each_case(check_valid);
 }
 
+static Action action(ActionKind kind, int unit, int microbatch) {
+    return (Action){.kind = kind, .unit = unit, .microbatch = microbatch};
+}
+
 static ErrorCode check_after(int index, Action replacement, int swap_with) {
     Lowered l;
     Error err = {0};
@@ -163,6 +168,8 @@ static ErrorCode check_after(int index, Action replacement, int swap_with) {
         p->actions[swap_with] = a;
     } else {
         p->actions[index] = replacement;
+        if (action_is_pass(replacement.kind) && replacement.unit < p->units)
+            p->actions[index].parts = unit_parts(p->model, replacement.unit);
     }
     ErrorCode code = program_check(p, &err);
     release(&l);
@@ -172,19 +179,56 @@ static ErrorCode check_after(int index, Action replacement, int swap_with) {
 /* Program of 4 units, 2 microbatches, split: LOAD 4xFWD 4xBWD_IN 4xBWD_W, twice, then NORM and 4 updates. */
 static void test_broken_programs_are_refused(void **state) {
     (void)state;
-    assert_int_equal(check_after(0, (Action){ACT_LOAD, -1, 0}, -1), OK);
+    assert_int_equal(check_after(0, action(ACT_LOAD, -1, 0), -1), OK);
     assert_int_equal(check_after(1, (Action){0}, 2), ERR_INTERNAL);  /* forward out of order */
     assert_int_equal(check_after(0, (Action){0}, 1), ERR_INTERNAL);  /* forward before its load */
     assert_int_equal(check_after(5, (Action){0}, 6), ERR_INTERNAL);  /* backward out of order */
     assert_int_equal(check_after(8, (Action){0}, 12), ERR_INTERNAL); /* weight half before input half */
-    assert_int_equal(check_after(9, (Action){ACT_BWD_W, 3, 1}, -1),
-                     ERR_INTERNAL); /* microbatches out of order */
-    assert_int_equal(check_after(1, (Action){ACT_FWD, 9, 0}, -1), ERR_INTERNAL); /* no such unit */
-    assert_int_equal(check_after(1, (Action){ACT_FWD, 0, 7}, -1), ERR_INTERNAL); /* no such microbatch */
-    assert_int_equal(check_after(26, (Action){0}, 27), ERR_INTERNAL);            /* update before the norm */
+    assert_int_equal(check_after(9, action(ACT_BWD_W, 3, 1), -1),
+                     ERR_INTERNAL);                                            /* microbatches out of order */
+    assert_int_equal(check_after(1, action(ACT_FWD, 9, 0), -1), ERR_INTERNAL); /* no such unit */
+    assert_int_equal(check_after(1, action(ACT_FWD, 0, 7), -1), ERR_INTERNAL); /* no such microbatch */
+    assert_int_equal(check_after(26, (Action){0}, 27), ERR_INTERNAL);          /* update before the norm */
     assert_int_equal(check_after(25, (Action){0}, 26), ERR_INTERNAL); /* norm before the last gradient */
-    assert_int_equal(check_after(30, (Action){ACT_UPDATE, 2, -1}, -1),
+    assert_int_equal(check_after(30, action(ACT_UPDATE, 2, -1), -1),
                      ERR_INTERNAL); /* one unit updated twice */
+}
+
+/* A pass over a unit may be several actions, of its parts in order. */
+static ErrorCode check_parts(int index, Parts first, Parts second) {
+    Lowered l;
+    Error err = {0};
+    lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2}, 0);
+    Program *p = &l.program;
+    p->actions = mem_grow(p->actions, (size_t)(p->count + 1) * sizeof *p->actions);
+    memmove(p->actions + index + 1, p->actions + index, (size_t)(p->count - index) * sizeof *p->actions);
+    p->count++;
+    p->actions[index].parts = first, p->actions[index + 1].parts = second;
+    ErrorCode code = program_check(p, &err);
+    release(&l);
+    return code;
+}
+
+/* LOAD 4xFWD 4xBWD: action 2 is a block's forward pass, action 6 its backward pass. */
+static void test_parts_of_units(void **state) {
+    (void)state;
+    Lowered l;
+    lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2}, 0);
+    assert_int_equal(l.program.actions[2].kind, ACT_FWD);
+    assert_int_equal(l.program.actions[6].kind, ACT_BWD);
+    int end = unit_parts(l.program.model, 1).end;
+    release(&l);
+    assert_true(end > 2);
+    Parts low = {0, 2}, high = {2, end};
+    assert_int_equal(check_parts(2, low, high), OK);
+    assert_int_equal(check_parts(2, high, low), ERR_INTERNAL);                      /* descending */
+    assert_int_equal(check_parts(2, low, (Parts){3, end}), ERR_INTERNAL);           /* one is skipped */
+    assert_int_equal(check_parts(2, low, (Parts){1, end}), ERR_INTERNAL);           /* one runs twice */
+    assert_int_equal(check_parts(2, low, (Parts){2, end - 1}), ERR_INTERNAL);       /* the last is missing */
+    assert_int_equal(check_parts(2, low, (Parts){2, end + 1}), ERR_INTERNAL);       /* more than there are */
+    assert_int_equal(check_parts(2, (Parts){0, 0}, (Parts){0, end}), ERR_INTERNAL); /* none */
+    assert_int_equal(check_parts(6, high, low), OK);
+    assert_int_equal(check_parts(6, low, high), ERR_INTERNAL); /* ascending */
 }
 
 /* The same for the actions of meshes: drops the first action of a kind, or says it twice. */
@@ -464,6 +508,7 @@ static void test_windows_of_collectives(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lowered_programs_are_valid),
+        cmocka_unit_test(test_parts_of_units),
         cmocka_unit_test(test_broken_programs_are_refused),
         cmocka_unit_test(test_broken_communication_is_refused),
         cmocka_unit_test(test_memory_plans_are_sound),
