@@ -1,0 +1,128 @@
+/* Nothing is allocated by what ranks do in a step once they have done it before: every call of the C library's allocator
+ * in this process is counted, while ranks that are threads (tests/support/ranks.h) go through all operations. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "support/ranks.h"
+
+/* ---- the counting allocator ---- */
+
+static atomic_bool counting;
+static atomic_int allocations;
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define HAS_OWN_ALLOCATOR
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#define HAS_OWN_ALLOCATOR
+#endif
+
+#ifndef HAS_OWN_ALLOCATOR
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *old, size_t size);
+
+static void count(void) {
+    if (atomic_load(&counting)) atomic_fetch_add(&allocations, 1);
+}
+void *malloc(size_t size) {
+    count();
+    return __libc_malloc(size);
+}
+void *calloc(size_t number, size_t size) {
+    count();
+    return __libc_calloc(number, size);
+}
+void *realloc(void *old, size_t size) {
+    count();
+    return __libc_realloc(old, size);
+}
+#endif
+
+/* ---- what ranks do ---- */
+
+enum { RANKS = 6, COUNT = 70000, ROUNDS = 4 };
+
+static void must(Comm *c, ErrorCode code, const Error *err) {
+    if (code == OK) return;
+    comm_fail(c, err);
+    abort();
+}
+#define MUST(call) must(c, call, &err)
+
+static void add(void *into, const void *from) { *(int *)into += *(const int *)from; }
+
+/* Three shards, two replicas: sums in two steps leave several. */
+static void every_operation(Comm *c, float *parts, float *work, float *more) {
+    Error err = {.message = ""};
+    CommHandle h[4];
+    char text[3000] = "";
+    int one = 1, next = (comm_rank(c) + 1) % RANKS, before = (comm_rank(c) + RANKS - 1) % RANKS;
+    int64_t part = COUNT / 3;
+    MUST(comm_send(c, next, comm_key(0, 1, 1), parts, COUNT * sizeof(float), &h[0], &err));
+    MUST(comm_recv(c, before, comm_key(0, 1, 1), more, COUNT * sizeof(float), &h[1], &err));
+    MUST(comm_wait(c, h[0], &err));
+    MUST(comm_wait(c, h[1], &err));
+    MUST(comm_sum_inner(c, MESH_SHARDS, MESH_REPLICAS, COMM_F32, parts, part, work, &h[2], &err));
+    MUST(comm_wait(c, h[2], &err));
+    MUST(comm_sum_outer(c, MESH_SHARDS, MESH_REPLICAS, COMM_F32, parts, part, work, &h[2], &err));
+    MUST(comm_wait(c, h[2], &err));
+    MUST(comm_all_gather(c, MESH_SHARDS, parts + comm_group_rank(c, MESH_SHARDS) * part, parts,
+                         (size_t)part * sizeof(float), &h[3], &err));
+    MUST(comm_wait(c, h[3], &err));
+    MUST(comm_combine(c, &one, sizeof one, add, &err));
+    MUST(comm_broadcast(c, text, sizeof text, 2, &err));
+    MUST(comm_agree(c, OK, &err));
+    must(c, one == RANKS ? OK : error_set(&err, ERR_INTERNAL, "%d ranks were counted", one), &err);
+}
+
+static void body(Comm *c, void *context) {
+    Error err = {.message = ""};
+    Mesh mesh;
+    Pool pool = {.name = "test"};
+    size_t bytes = COUNT * sizeof(float), room = comm_sum_outer_workspace(3, 2, COMM_F32, COUNT / 3),
+           room2 = comm_reduce_scatter_workspace(3, COMM_F32, COUNT / 3);
+    (void)context;
+    MUST(mesh_build(&mesh, &(MeshOptions){1, 2, 3, 1, 1, 1}, RANKS, &err));
+    MUST(comm_set_mesh(c, &mesh, &err));
+    pool_take(&pool, 2 * bytes + room + room2 + 256);
+    MUST(pool_commit(&pool, &err));
+    float *parts = pool_take(&pool, bytes), *more = pool_take(&pool, bytes),
+          *work = pool_take(&pool, room + room2);
+    for (int round = 0; round < ROUNDS; round++) {
+        every_operation(c, parts, work, more);
+        MUST(comm_barrier(c, &err));
+        if (round == 0 && comm_rank(c) == 0) atomic_store(&counting, true);
+        if (round == ROUNDS - 1 && comm_rank(c) == 0) atomic_store(&counting, false);
+        MUST(comm_barrier(c, &err));
+    }
+    pool_free(&pool);
+}
+
+static void test_nothing_is_allocated(void **state) {
+    (void)state;
+#ifdef HAS_OWN_ALLOCATOR
+    skip();
+#else
+    /* The count counts. */
+    atomic_store(&counting, true);
+    void *volatile memory = malloc(100);
+    free(memory);
+    assert_int_equal(atomic_load(&allocations), 1);
+    atomic_store(&counting, false);
+    atomic_store(&allocations, 0);
+#endif
+    ranks_run(RANKS, 3, body, NULL);
+    assert_int_equal(atomic_load(&allocations), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nothing_is_allocated)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
