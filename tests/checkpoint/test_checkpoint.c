@@ -244,8 +244,11 @@ static void a_resealed_manifest_that_leaves_something_out_is_refused(void **stat
     assert_int_equal(manifest_read(&m, one, &err), OK);
     for (size_t i = 0; i < m.file_count; i++) expect_incomplete(one, i, 1, m.files[i].name);
     expect_incomplete(one, 0, m.file_count, "lists no weights");
+    ManifestFile second = m.files[1];
     m.files[1] = m.files[0];
     seal_manifest(one, &m);
+    m.files[1] = second;
+    manifest_free(&m);
     assert_int_equal(checkpoint_verify(one, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "twice"));
     free(one);
