@@ -25,8 +25,8 @@ typedef struct Start {
 } Start;
 
 static const Start starts[INIT_KINDS][ROLE_DOWN + 1] = {
-    [INIT_NORMAL] = {[ROLE_EMBEDDING] = {SCALE_GIVEN}},
-    [INIT_TORCHTITAN] = {[ROLE_EMBEDDING] = {SCALE_FIXED, 1},
+    [INIT_NORMAL] = {[ROLE_EMBEDDING] = {.scale = SCALE_GIVEN}}, /* zeros: so are all the others */
+    [INIT_TORCHTITAN] = {[ROLE_EMBEDDING] = {SCALE_FIXED, .fixed = 1},
                          [ROLE_HEAD] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                          [ROLE_INNER] = {SCALE_FIXED, 0.02, DEPTH_NONE, LIMIT_ABSOLUTE, 2},
                          [ROLE_UP] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2},

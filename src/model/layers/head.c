@@ -23,9 +23,9 @@ static const TensorRow tensors[TENSORS] = {
                  .life = LIFE_INPUT}, /* made by the forward pass, used up by the backward pass */
     [RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [NORMED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH},
-    [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, LIFE_SCRATCH},
+    [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW,
-                 LIFE_SCRATCH}, /* in fp32 they take the logits' place */
+                 .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
 };
 
 static const Product head = {&params[HEAD], NULL, DIM_VOCAB, DIM_HIDDEN};
