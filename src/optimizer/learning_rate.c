@@ -2,13 +2,11 @@
 
 #include <math.h>
 
+/* What is left at share x of the decay, from 1 to 0; linear and wsd fall alike. */
 static double decayed(int kind, double x) {
-    switch (kind) {
-    case SCHEDULE_COSINE: return (1 + cos(acos(-1.0) * x)) / 2;
-    case SCHEDULE_SQRT: return 1 - sqrt(x);
-    case SCHEDULE_CONSTANT: return 1;
-    default: return 1 - x; /* linear, wsd */
-    }
+    if (kind == SCHEDULE_COSINE) return (1 + cos(acos(-1.0) * x)) / 2;
+    if (kind == SCHEDULE_SQRT) return 1 - sqrt(x);
+    return kind == SCHEDULE_CONSTANT ? 1 : 1 - x;
 }
 
 static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step) {

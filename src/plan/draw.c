@@ -37,8 +37,11 @@ static SpanKind span_of_cell(CellKind kind) {
     case CELL_RECV_B: return SPAN_RECV;
     case CELL_UNSHARD: return SPAN_GATHER;
     case CELL_REDUCE_GRAD: return SPAN_REDUCE;
-    default: return SPAN_KINDS;
+    case CELL_RESHARD:
+    case CELL_KINDS:
+    case CELL_IDLE: break;
     }
+    return SPAN_KINDS;
 }
 
 void timeline_from_simulation(Timeline *t, const char *title, const Schedule *s, const Simulation *timing) {

@@ -22,15 +22,6 @@ typedef struct Walk {
     double *gather, *sum;  /* [units + 1] when it was started, or CLOSED */
 } Walk;
 
-static double unit_cost(const StageCost *c, CellKind kind) {
-    switch (kind) {
-    case CELL_F: return c->forward;
-    case CELL_I: return c->input;
-    case CELL_W: return c->weight;
-    default: return c->input + c->weight;
-    }
-}
-
 static bool is_pass(ActionKind kind) {
     return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
 }
@@ -42,7 +33,7 @@ static double cell_cost(const Walk *w, const Cell *cell) {
     const int *first = w->p->partition->stages.first;
     double sum = 0;
     for (int u = first[cell->stage]; u < first[cell->stage + 1]; u++)
-        sum += unit_cost(&w->units[u], cell->kind);
+        sum += stage_cost_of(&w->units[u], cell->kind);
     return sum;
 }
 
@@ -52,7 +43,7 @@ static CellTime pass_time(Walk *w, int unit) {
     while (!is_compute(w->order->cells[w->cell].kind)) w->cell++;
     const Cell *cell = &w->order->cells[w->cell];
     CellTime whole = w->times[w->cell];
-    double all = cell_cost(w, cell), own = unit_cost(&w->units[unit], cell->kind);
+    double all = cell_cost(w, cell), own = stage_cost_of(&w->units[unit], cell->kind);
     double scale = all > 0 ? (whole.end - whole.start) / all : 0;
     CellTime time = {whole.start + w->spent * scale, whole.start + (w->spent + own) * scale};
     w->spent += own;

@@ -83,12 +83,9 @@ static ErrorCode check_weight(Check *c, Cell cell) {
 static ErrorCode check_compute(Check *c, Cell cell) {
     if (c->unshards && !c->resident[cell.stage])
         return fail(c, "the parameters of stage %d are not there: UNSHARD", cell.stage);
-    switch (cell.kind) {
-    case CELL_F: return check_forward(c, cell);
-    case CELL_I: return check_input(c, cell, DID_I);
-    case CELL_W: TRY(check_weight(c, cell)); break;
-    default: TRY(check_input(c, cell, DID_I | DID_W)); break;
-    }
+    if (cell.kind == CELL_F) return check_forward(c, cell);
+    if (cell.kind == CELL_I) return check_input(c, cell, DID_I);
+    TRY(cell.kind == CELL_W ? check_weight(c, cell) : check_input(c, cell, DID_I | DID_W));
     c->weights[cell.stage]++;
     return OK;
 }
@@ -98,14 +95,14 @@ static ErrorCode check_transfer(Check *c, Cell cell) {
     bool up = cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_B;
     if (!schedule_is_remote(c->s, cell.stage, up ? 1 : -1))
         return fail(c, "stage %d has no neighbour %s on another rank", cell.stage, up ? "above" : "below");
-    switch (cell.kind) {
-    case CELL_SEND_F: TRY(need(c, cell, DID_F, CELL_F)); return mark(c, cell, DID_SEND_F);
-    case CELL_SEND_B:
-        if (!(*done(c, cell) & DID_I))
-            return fail(c, "comes before the backward of microbatch %d", cell.microbatch);
-        return mark(c, cell, DID_SEND_B);
-    default: return mark(c, cell, forward ? DID_RECV_F : DID_RECV_B);
+    if (cell.kind == CELL_SEND_F) {
+        TRY(need(c, cell, DID_F, CELL_F));
+        return mark(c, cell, DID_SEND_F);
     }
+    if (cell.kind != CELL_SEND_B) return mark(c, cell, forward ? DID_RECV_F : DID_RECV_B);
+    if (!(*done(c, cell) & DID_I))
+        return fail(c, "comes before the backward of microbatch %d", cell.microbatch);
+    return mark(c, cell, DID_SEND_B);
 }
 
 static ErrorCode check_parameter(Check *c, Cell cell) {

@@ -147,8 +147,18 @@ static bool is_ready(const Sweep *w, Cell cell) {
     case CELL_B:
         return cell.stage == w->s->stages - 1 ||
                w->backward[schedule_pair(w->s, cell.stage + 1, cell.microbatch)];
-    default: return true;
+    case CELL_IDLE:
+    case CELL_W:
+    case CELL_SEND_F:
+    case CELL_RECV_F:
+    case CELL_SEND_B:
+    case CELL_RECV_B:
+    case CELL_UNSHARD:
+    case CELL_RESHARD:
+    case CELL_REDUCE_GRAD:
+    case CELL_KINDS: break; /* needs nothing of another stage */
     }
+    return true;
 }
 
 /* The send of what a cell made, and at once the receive on the other side: one global order of transfers. */

@@ -90,12 +90,7 @@ static double ready_at(const Run *run, Cell cell) {
 
 static double cost_of(const SimulateCosts *costs, Cell cell) {
     const StageCost *c = costs->stages ? &costs->stages[cell.stage] : &costs->uniform;
-    switch (cell.kind) {
-    case CELL_F: return c->forward;
-    case CELL_I: return c->input;
-    case CELL_W: return c->weight;
-    default: return costs->backward ? costs->backward[cell.stage] : c->input + c->weight;
-    }
+    return cell.kind == CELL_B && costs->backward ? costs->backward[cell.stage] : stage_cost_of(c, cell.kind);
 }
 
 static void count_live(Run *run, int rank, CellKind kind) {

@@ -8,6 +8,13 @@
 
 typedef Cost StageCost; /* of the units of a stage, in any unit; B costs input + weight */
 
+/* Of a compute cell. */
+static inline double stage_cost_of(const StageCost *c, CellKind kind) {
+    if (kind == CELL_F) return c->forward;
+    if (kind == CELL_I) return c->input;
+    return kind == CELL_W ? c->weight : c->input + c->weight;
+}
+
 typedef struct SimulateCosts {
     const StageCost *stages; /* [stages], or NULL: `uniform` for each */
     StageCost uniform;

@@ -61,13 +61,11 @@ static bool same_cell(const TimedAction *a, const TimedAction *b) {
            a->action.microbatch == b->action.microbatch;
 }
 
+/* Of a pass. */
 static SpanKind span_of(ActionKind kind) {
-    switch (kind) {
-    case ACT_FWD: return SPAN_F;
-    case ACT_BWD: return SPAN_B;
-    case ACT_BWD_IN: return SPAN_I;
-    default: return SPAN_W;
-    }
+    if (kind == ACT_FWD) return SPAN_F;
+    if (kind == ACT_BWD) return SPAN_B;
+    return kind == ACT_BWD_IN ? SPAN_I : SPAN_W;
 }
 
 /* What a rank has done since `mark`, without what it waited, ends where it ended. */
@@ -193,13 +191,11 @@ static void set_costs(const Costs *c, int stages, StageCost *costs, double *back
 
 /* ---- the order of cells ---- */
 
+/* Of a pass. */
 static CellKind cell_of(SpanKind kind) {
-    switch (kind) {
-    case SPAN_F: return CELL_F;
-    case SPAN_B: return CELL_B;
-    case SPAN_I: return CELL_I;
-    default: return CELL_W;
-    }
+    if (kind == SPAN_F) return CELL_F;
+    if (kind == SPAN_B) return CELL_B;
+    return kind == SPAN_I ? CELL_I : CELL_W;
 }
 
 /* Composites run one part after the other, and messages are what stages on different ranks need. */

@@ -88,8 +88,11 @@ static bool belongs(const Part *p, Key key) {
     case KEY_ATTEMPT: return !random;
     case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
     case KEY_MS: return random || p->kind == FAULT_SLOW;
-    default: return random;
+    case KEY_COUNT:
+    case KEY_KINDS: return random;
+    case KEYS: break;
     }
+    return false;
 }
 
 /* "key=value" */
