@@ -20,11 +20,9 @@ static int peer(const Execution *x, Action a) {
 }
 
 static void *memory_of(const Execution *x, Action a) {
-    switch (a.kind) {
-    case ACT_RECV_F: return execution_buffer(x, BUFFER_SLAB, a.unit, a.microbatch);
-    case ACT_SEND_F: return execution_buffer(x, BUFFER_OUTPUT, a.unit, a.microbatch);
-    default: return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
-    }
+    if (a.kind == ACT_RECV_F) return execution_buffer(x, BUFFER_SLAB, a.unit, a.microbatch);
+    if (a.kind == ACT_SEND_F) return execution_buffer(x, BUFFER_OUTPUT, a.unit, a.microbatch);
+    return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
 }
 
 static CommHandle *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {

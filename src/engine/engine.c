@@ -330,7 +330,8 @@ static void act(Execution *x, Action a) {
     case ACT_REDUCED: gradients_reduced(x, a); break;
     case ACT_TIE: gradients_tie(x); break;
     case ACT_NORM: update_norm(x); break;
-    default: update_unit(x, a.unit); break;
+    case ACT_UPDATE: update_unit(x, a.unit); break;
+    case ACT_KINDS: break;
     }
 }
 

@@ -92,7 +92,11 @@ static void cell(Lowering *l, const Cell *c) {
     case CELL_RECV_F: emit(l->p, ACT_RECV_F, first[c->stage], m); break;
     case CELL_SEND_B: emit(l->p, ACT_SEND_B, first[c->stage], m); break;
     case CELL_RECV_B: emit(l->p, ACT_RECV_B, first[c->stage + 1] - 1, m); break;
-    default: break; /* parameter actions are this file's own */
+    case CELL_UNSHARD:
+    case CELL_RESHARD:
+    case CELL_REDUCE_GRAD: /* parameter actions are this file's own */
+    case CELL_KINDS:
+    case CELL_IDLE: break;
     }
 }
 

@@ -40,8 +40,11 @@ static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, in
     case BUFFER_GATHERED: return gathered_offset(p, m, unit, FLATS);
     case BUFFER_OUTPUT:
     case BUFFER_GRADIENT: return pool_round(boundary_bytes(m));
-    default: return flat_bytes(p, kind, unit);
+    case BUFFER_FLAT_GRADIENTS:
+    case BUFFER_FLAT_FIXED:
+    case BUFFER_KINDS: break; /* one of each for every flat */
     }
+    return flat_bytes(p, kind, unit);
 }
 
 /* ---- Who touches what ---- */
@@ -108,7 +111,10 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
     case ACT_REDUCED: name_reduced(&n, a); break;
-    default: break;
+    case ACT_TIE:
+    case ACT_NORM:
+    case ACT_UPDATE:
+    case ACT_KINDS: break; /* in memory that the engine holds throughout */
     }
     return n.count;
 }

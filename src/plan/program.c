@@ -262,8 +262,13 @@ static const char *check_action(Check *c, Action a) {
     case ACT_TIE: return check_phase(c, 1);
     case ACT_NORM: return check_phase(c, 2);
     case ACT_UPDATE: return check_update(c, a.unit);
-    default: return check_transfer(c, a);
+    case ACT_RECV_F:
+    case ACT_SEND_F:
+    case ACT_RECV_B:
+    case ACT_SEND_B: return check_transfer(c, a);
+    case ACT_KINDS: break;
     }
+    return "is none";
 }
 
 static ErrorCode check_all(Check *c, Error *err) {
