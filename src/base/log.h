@@ -7,6 +7,7 @@
 #define WEFT_BASE_LOG_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/error.h"
 
@@ -41,5 +42,10 @@ Progress *progress_start(const char *label, double total, const char *unit); /* 
 void progress_set(Progress *p, double done);
 void progress_add(Progress *p, double more);
 void progress_finish(Progress *p); /* prints one closing line with the rate; frees; NULL is fine */
+
+/* Long work moved on; set and add say so too, NULL or not. How often it was said so far, by all threads: by
+ * it others know work that takes long from work that hangs. */
+void progress_beat(void);
+uint64_t progress_beats(void);
 
 #endif

@@ -32,9 +32,9 @@ static uint64_t field(const char *text, const char *label, uint64_t unit) {
 
 /* ---- control groups ----
  *
- * /proc/self/cgroup says in which groups the process is: "0::/a/b" in version 2, "4:memory:/a/b" in version 1. Each group
- * above it limits it too. In a container that path may be the host's, of which there is nothing to be seen here; then
- * the group that is seen is the container's, at the top. */
+ * /proc/self/cgroup says in which groups the process is: "0::/a/b" in version 2, "4:memory:/a/b" in version
+ * 1. Each group above it limits it too. In a container that path may be the host's, of which there is nothing
+ * to be seen here; then the group that is seen is the container's, at the top. */
 
 typedef struct GroupFiles {
     const char *line, *directory; /* in /proc/self/cgroup; below the mount point */

@@ -1,6 +1,7 @@
 /* Progress of long work: a bar on a terminal, a plain line now and then elsewhere. */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,7 +82,13 @@ static void show(Progress *p) {
     text_free(&line);
 }
 
+static atomic_ullong beats;
+
+void progress_beat(void) { atomic_fetch_add_explicit(&beats, 1, memory_order_relaxed); }
+uint64_t progress_beats(void) { return atomic_load_explicit(&beats, memory_order_relaxed); }
+
 void progress_set(Progress *p, double done) {
+    progress_beat();
     if (!p) return;
     pthread_mutex_lock(&p->mutex);
     p->done = done;
@@ -90,6 +97,7 @@ void progress_set(Progress *p, double done) {
 }
 
 void progress_add(Progress *p, double more) {
+    progress_beat();
     if (!p) return;
     pthread_mutex_lock(&p->mutex);
     p->done += more;

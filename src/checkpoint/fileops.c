@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/text.h"
 
 /* Linux writes at most this much in one call. */
@@ -124,6 +125,7 @@ ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void
             return error_set(err, ERR_IO, "%s: writing failed: the device takes no more bytes",
                              shown(path, name));
         done += (size_t)wrote;
+        progress_beat();
     }
     return OK;
 }
@@ -183,6 +185,7 @@ ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data
             return error_set(err, ERR_DATA, "%s: the file ends at byte %llu, %zu bytes short",
                              shown(where, name), (unsigned long long)(offset + done), length - done);
         done += (size_t)got;
+        progress_beat();
     }
     return OK;
 }

@@ -18,7 +18,9 @@ static const Flag flags[] = {
     {"--restarts", 0, "N",
      "start the run again, at most N times, when it is killed or fails in a way that may pass"},
     {"--inject", 0, "FAULTS",
-     "break the run on purpose, as in \"kill:rank=1,step=7\"; also stop, slow, nan, bitflip"},
+     "break the run on purpose, as in \"kill:rank=1,step=7\" or \"stop:rank=0,phase=saving\"; also slow, "
+     "nan, "
+     "bitflip"},
     {NULL, 0, NULL, NULL},
 };
 
@@ -32,16 +34,29 @@ static ErrorCode train(const Arguments *args, Error *err) {
     OptionSet set;
     Inject inject = {0};
     Comm *comm;
+    Doing doing;
+    Error unread;
     trainer_catch_signals();
-    TRY(comm_open(&comm, err));
-    ErrorCode code = comm_agree(comm, load(args, &c, &set, err), err);
+    doing_start(&doing);
+    /* Before the ranks join: it says for how long they wait for each other. What is wrong with it they say
+     * together. */
+    ErrorCode code = load(args, &c, &set, &unread);
+    CommWatch watch = {code == OK ? c.comm.watchdog_s : 0, doing_describe, &doing};
+    ErrorCode opened = comm_open_watched(&comm, &watch, err);
+    if (opened != OK) {
+        options_free(&set);
+        return opened;
+    }
+    doing_enter(&doing, PHASE_READING, 0);
+    if (code != OK) *err = unread;
+    code = comm_agree(comm, code, err);
     if (code == OK) code = agree_on_config(comm, &set, err);
     if (code == OK)
         code = comm_agree(
             comm,
             inject_parse(&inject, arguments_flag(args, "--inject"), comm_size(comm), c.train.steps, err),
             err);
-    if (code == OK) code = trainer_run(comm, &c, &set, &inject, err);
+    if (code == OK) code = trainer_run(comm, &c, &set, &inject, &doing, err);
     inject_free(&inject);
     options_free(&set);
     trainer_ignore_signals();
@@ -167,9 +182,8 @@ const Verb verb_train = {
         "curve\" is refused unless run.allow_changes names the key, last bits and other figures are said "
         "in log and journal, and where nothing stands the same bits go on. What a configuration leaves open "
         "(auto, 0) is what the run had.\n\n"
-        "--inject kills, stops, slows or corrupts a rank in a given step, to see that the run "
-        "survives it; see "
-        "docs/reliability.md.\n\n"
+        "--inject kills, stops, slows or corrupts a rank in a given step, or on entering a phase of "
+        "the run, to see that it survives that; see docs/reliability.md.\n\n"
         "Examples:\n"
         "  weft train configs/demo.yaml\n"
         "  weft train configs/demo.yaml -n 4 mesh.pp=2\n"

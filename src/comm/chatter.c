@@ -25,7 +25,7 @@ static bool is_dashes(const Text *line) {
  * errno = 3"). */
 static bool is_echo(const char *line) {
     static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c",
-                                        "] Read -1, expected "};
+                                        "] Read -1, expected ", "[warn] Epoll "};
     if (strncmp(line, "mpi", 3) == 0) return strstr(line, ": Forwarding signal ") != NULL;
     for (size_t i = 0; line[0] == '[' && i < sizeof words / sizeof *words; i++)
         if (strstr(line, words[i])) return true;

@@ -61,8 +61,16 @@ static ErrorCode join(Comm *c, const char *what, int colour, int place, int size
 
 static ErrorCode open_channels(Comm *c, Error *err) {
     int *const channels[] = {&c->small, &c->point, &c->control};
-    for (int i = 0; i < 3; i++) TRY(join(c, "making a group", 0, c->rank, c->size, channels[i], err));
+    ErrorCode code = OK;
+    comm_blocked(c, "MPI start");
+    for (int i = 0; i < 3 && code == OK; i++)
+        code = join(c, "making a group", 0, c->rank, c->size, channels[i], err);
+    comm_blocked(c, NULL);
+    TRY(code);
+    comm_lock(c);
     notice_listen(c);
+    c->listening = true;
+    comm_unlock(c);
     return OK;
 }
 
@@ -77,45 +85,63 @@ static void make_locks(Comm *c) {
     pthread_condattr_destroy(&attributes);
 }
 
+/* The link closes with the Comm from here on, even if this fails. */
 static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
-    *c = (Comm){.size = 1, .local_size = 1, .link = link, .joined = link != NULL};
+    c->link = link;
+    c->joined = link != NULL;
     if (link) {
         c->rank = link->rank, c->size = link->size;
         c->local_rank = link->local_rank, c->local_size = link->local_size;
     }
-    make_locks(c);
     transfer_setup(c);
     c->lowest_notice = c->size;
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
+    c->lines = mem_alloc_array((size_t)c->size, sizeof *c->lines);
     TRY(device_open_cpu(&c->own, NULL, 1, err));
     return link ? open_channels(c, err) : OK;
 }
 
+/* The watchdog is there before MPI is. */
+static ErrorCode open_launched(Comm *c, const Launched *launched, Error *err) {
+    c->rank_variable = launched->rank_variable;
+    if (launched->rank >= 0) c->rank = launched->rank;
+    if (c->watch.describe) TRY(watchdog_start(c, err));
+    comm_blocked(c, "MPI start");
+    ErrorCode code = mpi_link_open(&c->link, COMM_EVENTS, launched->variable, err);
+    comm_blocked(c, NULL);
+    TRY(code);
+    TRY(launched_check(launched, c->link->size, err));
+    TRY(open_parts(c, c->link, err));
+    return c->watch.describe ? watchdog_agree(c, err) : OK;
+}
+
+static Comm *new_comm(const CommWatch *watch) {
+    Comm *c = mem_alloc(sizeof *c);
+    *c = (Comm){.size = 1, .local_size = 1};
+    if (watch) c->watch = *watch;
+    make_locks(c);
+    return c;
+}
+
+static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code) {
+    *out = code == OK ? c : NULL;
+    if (code != OK) comm_close(c);
+    return code;
+}
+
 ErrorCode comm_open_link(Comm **out, Link *link, Error *err) {
-    Comm *c = *out = mem_alloc(sizeof *c);
-    ErrorCode code = open_parts(c, link, err);
-    if (code == OK) return OK;
-    comm_close(c);
-    *out = NULL;
-    return code;
+    Comm *c = new_comm(NULL);
+    return hand_out(out, c, open_parts(c, link, err));
 }
 
-static ErrorCode open_link(Link **link, Error *err) {
+ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {
     Launched launched = launched_find();
-    *link = NULL;
-    if (!launched.by_launcher) return OK;
-    TRY(mpi_link_open(link, COMM_EVENTS, launched.variable, err));
-    return launched_check(&launched, (*link)->size, err);
+    Comm *c = new_comm(watch);
+    return hand_out(out, c,
+                    launched.by_launcher ? open_launched(c, &launched, err) : open_parts(c, NULL, err));
 }
 
-ErrorCode comm_open(Comm **out, Error *err) {
-    Link *link;
-    *out = NULL;
-    ErrorCode code = open_link(&link, err);
-    if (code == OK) return comm_open_link(out, link, err);
-    if (link) link->kind->close(link);
-    return code;
-}
+ErrorCode comm_open(Comm **out, Error *err) { return comm_open_watched(out, NULL, err); }
 
 static void stop_progress(Comm *c) {
     comm_lock(c);
@@ -128,13 +154,21 @@ static void stop_progress(Comm *c) {
 
 void comm_close(Comm *c) {
     if (!c) return;
+    /* A rank that hangs before the end is found here, where it can be asked for. */
+    if (c->has_watchdog && c->listening) comm_barrier(c, NULL);
     stop_progress(c);
-    watchdog_stop(c);
     fflush(stdout); /* when the first rank has ended with a status, a launcher may end the others */
+    comm_lock(c);
+    c->listening = false;
+    comm_unlock(c);
+    comm_blocked(c, "MPI end");
     if (c->link) c->link->kind->close(c->link);
+    comm_blocked(c, NULL);
+    watchdog_stop(c);
     transfer_free(c);
     free(c->small_scratch);
     free(c->heard);
+    free(c->lines);
     device_close(&c->own);
     pthread_mutex_destroy(&c->mutex);
     pthread_cond_destroy(&c->wake);
@@ -166,8 +200,10 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
     c->groups[0] = (Group){.size = 1};
     ErrorCode code = OK;
     comm_lock(c);
+    comm_blocked(c, "making groups");
     for (AxisSet set = 1; set < MESH_SETS && code == OK; set++)
         if ((set & ~c->used) == 0) code = make_group(c, mesh, set, err);
+    comm_blocked(c, NULL);
     comm_unlock(c);
     return code;
 }

@@ -44,6 +44,21 @@ ErrorCode comm_open(Comm **c, Error *err);
 typedef struct Link Link;
 enum { COMM_EVENTS = 21504 };
 ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
+
+/* How ranks that hang are found. A wait in which nothing arrives for `seconds` (0: never) while no rank is at
+ * work that moves on (log.h progress_beat) ends all ranks with ERR_PEER. Printed is what each rank waits for
+ * and is doing, or is busy with: `describe` writes that to out; it is called from other threads, from
+ * comm_open to the end of comm_close. The last line says which ranks do not answer, or keep the others
+ * waiting. A rank that was asleep meanwhile (stopped, say) does not count that time. Starting and ending MPI
+ * may take 15 seconds, however short the limit. */
+typedef struct CommWatch {
+    double seconds;
+    void (*describe)(void *context, char *out, size_t size);
+    void *context;
+} CommWatch;
+/* The same as comm_open, watched from before MPI starts until after it ends. Once all ranks are there the
+ * longest of their limits is that of all. */
+ErrorCode comm_open_watched(Comm **c, const CommWatch *watch, Error *err);
 /* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls
  * comm_fail instead. */
 void comm_close(Comm *c);
@@ -164,15 +179,6 @@ void comm_report(Comm *c, Error *err);
  * within seconds, with err->code as the exit status. When several fail at the same time only the lowest
  * prints. Returns only when there is one rank: its error goes up as any other. */
 void comm_fail(Comm *c, const Error *err);
-
-/* From now on a wait in which nothing arrives for `seconds` (0: never) ends all ranks with ERR_PEER. Each
- * rank that is waiting then prints what it is waiting for and what it is doing, one that is not what it is
- * busy with: `describe` writes that to out; it is called from another thread. One rank prints the last line:
- * which ranks do not answer, or keep the others waiting. A rank that was asleep meanwhile (stopped, say) does
- * not count that time. */
-ErrorCode comm_watchdog_start(Comm *c, double seconds,
-                              void (*describe)(void *context, char *out, size_t size), void *context,
-                              Error *err);
 
 /* ---- counters ---- */
 

@@ -1,8 +1,34 @@
-/* The failure of one rank is the failure of all.
+/* The failure of one rank is the failure of all; and a rank that hangs is found.
  *
- * A rank that fails tells the others (a notice) and listens for a moment. Who hears, on failing, that another
- * failed before, or of a lower rank that fails at the same time, keeps silent; the one that is left prints,
- * then ends the job. A rank that only waits learns from the notice that its wait is over. */
+ * 1. A rank that fails tells the others (a notice) and listens for a moment. Who hears, on failing, that
+ *    another failed before, or of a lower rank that fails at the same time, keeps silent; the one that is
+ *    left prints, then ends the job. A rank that only waits learns from the notice that its wait is over.
+ *
+ * 2. The watchdog is a thread beside every rank, from before MPI is initialised until after it is
+ *    finalised. What it sees of its own rank:
+ *
+ *        WORKS ---- comm_wait ----> WAITS ---- limit, nothing came ----> ASKS ---- verdict ----> the end
+ *         |  ^ <-- what it waited for -|  ^ <--- somebody is at work -----|
+ *         |  |
+ *         |  |<-- the call returned --|
+ *         |------ comm_blocked ----> BLOCKED ---- limit ----> the end
+ *
+ *    WORKS    computes, reads, saves; long work beats (log.h progress_beat): each beat says that it moves on.
+ *    WAITS    in comm_wait: messages move, notices are heard, and what it waits for has a name.
+ *    ASKS     the watchdog's thread asks all (NOTICE_STALL) and listens (ask). Each answers for itself what
+ *             it is: NOTICE_WAITS; NOTICE_WORKS, with a beat within the limit, or a message within half of
+ *             it; NOTICE_BUSY, without; who is stopped, or whose machine is gone, answers nothing. Work of
+ *             others that moves on is waited for, however long it takes: then all wait anew. Else the lowest
+ *             of those who asked prints what each said, and who is to blame.
+ *    BLOCKED  for 15 s at least (what was asked for may be less than starting takes) in one of the few calls
+ *             of MPI that do not come back before all ranks have made them (initialising, making groups,
+ *             finalising): nothing can be asked through MPI, so that the ranks of this machine are looked up
+ *             among its processes (siblings.c).
+ *
+ *    A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread
+ *    did not look either; and it does not answer, since it is the one to blame, whatever it does now.
+ *
+ * 3. The thread does not wait for the main mutex unless it asks: the program may be stuck in MPI with it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +41,9 @@
 enum {
     LISTEN_MS = 300,
     LINGER_MS = 4000,
-    STALL_LISTEN_MS = 1000,
+    LEAST_LISTEN_MS = 1000,
+    MOST_LISTEN_MS = 10000,
+    LEAST_BLOCKED_S = 15, /* starting MPI takes seconds where many share a core */
     LONGEST_TICK = 250000000 /* ns */,
     MOST_NAMED = 8
 };
@@ -39,14 +67,19 @@ void notice_listen(Comm *c) {
     c->notice_event = transfer_post(c, t, c->control, 0, &c->notice);
 }
 
-static void tell_stall(Comm *c);
 static void answer_stall(Comm *c, int peer);
+
+/* What a rank said of itself while this one asks. */
+static void keep_answer(Comm *c, const Notice *n) {
+    c->heard[n->rank] = (NoticeKind)n->kind;
+    free(c->lines[n->rank]);
+    c->lines[n->rank] = *n->message ? mem_strdup(n->message) : NULL;
+}
 
 void notice_arrived(Comm *c) {
     const Notice *n = &c->notice;
     if (n->kind != NOTICE_FAILURE) {
-        c->heard[n->rank] = (NoticeKind)n->kind;
-        if (n->kind == NOTICE_STALL) tell_stall(c);
+        if (c->asking) keep_answer(c, n);
         if (n->kind == NOTICE_STALL && !c->asking) answer_stall(c, n->rank);
     } else {
         if (n->rank < c->lowest_notice) c->lowest_notice = n->rank;
@@ -58,12 +91,12 @@ void notice_arrived(Comm *c) {
     notice_listen(c);
 }
 
-/* To one rank, or to all the others (peer -1). The sends are never waited for: small ones leave at once, and
- * this process ends soon. */
-static void send_notice(Comm *c, NoticeKind kind, int peer, const Error *err) {
+/* To one rank, or to all the others (peer -1). The sends are never waited for, so that what they read from is
+ * kept: small ones leave at once, and most processes that send any end soon. */
+static void send_notice(Comm *c, NoticeKind kind, int peer, ErrorCode code, const char *message) {
     Notice *n = mem_alloc(sizeof *n);
-    *n = (Notice){.kind = kind, .rank = c->rank, .code = err->code};
-    snprintf(n->message, sizeof n->message, "%s", err->message);
+    *n = (Notice){.kind = kind, .rank = c->rank, .code = code};
+    snprintf(n->message, sizeof n->message, "%s", message);
     for (int p = 0; p < c->size; p++) {
         if (p == c->rank || (peer >= 0 && p != peer)) continue;
         transfer_post(c, (Transfer){.peer = p, .bytes = sizeof *n}, c->control, 0, n);
@@ -79,7 +112,7 @@ static bool lock_soon(Comm *c) {
 }
 
 /* True when one had come. */
-static bool take_notice(Comm *c) { return transfer_test(c, c->notice_event); }
+static bool take_notice(Comm *c) { return c->listening && transfer_test(c, c->notice_event); }
 
 /* Only notices still matter; c->failure is set, so that operations rest. */
 static void listen(Comm *c, long ms) {
@@ -130,7 +163,7 @@ void comm_fail(Comm *c, const Error *failure) {
     }
     if (err.told) end_silently(c, locked, err.code);
     if (locked) {
-        send_notice(c, NOTICE_FAILURE, -1, &err);
+        send_notice(c, NOTICE_FAILURE, -1, err.code, err.message);
         listen(c, LISTEN_MS);
     }
     if (c->lowest_notice < c->rank) end_silently(c, locked, err.code);
@@ -141,119 +174,135 @@ void comm_fail(Comm *c, const Error *failure) {
     end_all(c, locked, err.code);
 }
 
-/* ---- watchdog ----
- *
- * A rank that has waited for too long asks the others (NOTICE_STALL). Who lives answers: that it waits too,
- * or that it is busy with something else, which its watchdog's thread says where the program does not come to
- * it. The lowest of those who asked then says who is to blame: who did not answer, else who is busy.
- *
- * A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread did
- * not look either.
- *
- * The thread does not wait for the main mutex unless it is about to end everything: the program may be stuck
- * in MPI with it. */
+/* ---- what this rank is ---- */
 
-static long long limit_of(const Comm *c) { return (long long)(c->watchdog_s * 1e9); }
+static long long limit_of(const Comm *c) { return atomic_load(&c->limit); }
+static double limit_seconds(const Comm *c) { return (double)limit_of(c) / 1e9; }
 
+/* Without a limit the thread still answers others, whose limit may be known before this rank's. */
 static long long tick_of(const Comm *c) {
-    return limit_of(c) / 10 < LONGEST_TICK ? limit_of(c) / 10 : LONGEST_TICK;
+    long long tenth = limit_of(c) / 10;
+    return tenth > 0 && tenth < LONGEST_TICK ? tenth : LONGEST_TICK;
 }
 
 static bool has_slept(const Comm *c, long long now) {
     long long looked = atomic_load(&c->looked_at);
-    return looked && now - looked > limit_of(c) / 2 + tick_of(c);
+    return looked && limit_of(c) && now - looked > limit_of(c) / 2 + tick_of(c);
 }
 
-/* Nanoseconds for which the program has been waiting, awake, and nothing has come; 0: it does not wait. */
+/* Nanoseconds for which the program has been waiting, awake, and nothing has come, nor word of work that it
+ * waits for; 0: it does not wait. */
 static long long stalled(const Comm *c) {
     long long now = comm_nanoseconds(), from = atomic_load(&c->waits_since);
     if (from == 0 || has_slept(c, now)) return 0;
-    const long long later[] = {atomic_load(&c->moved_at), atomic_load(&c->awake_since)};
-    for (int i = 0; i < 2; i++)
+    const long long later[] = {atomic_load(&c->moved_at), atomic_load(&c->awake_since),
+                               atomic_load(&c->excused_at)};
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (later[i] > from) from = later[i];
-    return now - from;
+    return now > from ? now - from : 0;
+}
+
+static bool is_at_work(const Comm *c) {
+    long long beat = atomic_load(&c->beat_at);
+    return beat && comm_nanoseconds() - beat <= limit_of(c);
 }
 
 static void describe_action(Comm *c, char *out, size_t size) {
     *out = 0;
-    if (c->describe) c->describe(c->describe_context, out, size);
+    if (c->watch.describe) c->watch.describe(c->watch.context, out, size);
 }
 
-/* What this rank waits for, in one line; false when it does not wait. The mutex is held, unless the program
- * is stuck in MPI. */
-static bool describe_wait(Comm *c, bool locked, char *out, size_t size) {
+/* What this rank waits for, in one line; "" when it does not wait, or has for a moment only. The mutex is
+ * held, unless it is blocked in MPI. */
+static void describe_wait(Comm *c, char *out, size_t size) {
     char what[192] = "a communication", doing[256];
+    const char *blocked = atomic_load(&c->blocked_in);
     long long since = stalled(c);
-    if (since == 0) return false;
-    uint32_t place = (uint32_t)c->waiting_for;
-    if (locked && place && !op_ended(c, c->waiting_for))
-        op_describe(c, &c->ops[place - 1], what, sizeof what);
+    *out = 0;
+    if (since <= limit_of(c) / 2) return;
+    if (blocked)
+        snprintf(what, sizeof what, "all ranks (%s)", blocked);
+    else if (c->waiting_for && !op_ended(c, c->waiting_for))
+        op_describe(c, &c->ops[(uint32_t)c->waiting_for - 1], what, sizeof what);
     describe_action(c, doing, sizeof doing);
     snprintf(out, size, "weft: rank %d: nothing has come for %.1f s while waiting for %s%s%s", c->rank,
              (double)since / 1e9, what, *doing ? ", in " : "", doing);
-    return true;
 }
 
-/* Who has waited for a moment only has nothing to say. */
-static void tell_stall(Comm *c) {
-    char line[NOTICE_TEXT];
-    if (c->stall_told || stalled(c) <= limit_of(c) / 2) return;
-    c->stall_told = describe_wait(c, true, line, sizeof line);
-    if (c->stall_told) comm_print_line(line);
-}
-
-static void tell_busy(Comm *c) {
-    char line[NOTICE_TEXT], doing[256];
-    if (c->stall_told) return;
+static void describe_busy(Comm *c, char *out, size_t size) {
+    char doing[256];
     describe_action(c, doing, sizeof doing);
-    snprintf(line, sizeof line, "weft: rank %d: is busy, and waits for no rank%s%s", c->rank,
-             *doing ? ", in " : "", doing);
-    c->stall_told = true;
-    comm_print_line(line);
+    snprintf(out, size, "weft: rank %d: is busy, and waits for no rank%s%s", c->rank, *doing ? ", in " : "",
+             doing);
 }
 
-/* Who has been asleep a moment ago is the one to blame, whatever it does now. */
+/* Who waits lets the one that asked find out for both, and would ask by itself only after another limit. */
 static void answer_stall(Comm *c, int peer) {
-    bool waits = atomic_load(&c->waits_since) != 0;
+    char line[NOTICE_TEXT] = "";
+    NoticeKind kind = NOTICE_WAITS;
     long long now = comm_nanoseconds(), awake = atomic_load(&c->awake_since);
     if (has_slept(c, now) || (awake && now - awake < limit_of(c) / 2)) return;
-    send_notice(c, waits ? NOTICE_WAITS : NOTICE_BUSY, peer, &(Error){.code = OK});
-    if (!waits) tell_busy(c);
+    if (atomic_load(&c->waits_since)) {
+        describe_wait(c, line, sizeof line);
+        if (!*line) kind = NOTICE_WORKS; /* something has just come: what the others wait for may follow */
+        atomic_store(&c->excused_at, now);
+    } else if (is_at_work(c)) {
+        kind = NOTICE_WORKS;
+    } else {
+        kind = NOTICE_BUSY;
+        describe_busy(c, line, sizeof line);
+    }
+    send_notice(c, kind, peer, OK, line);
 }
 
-/* "ranks 1, 3": those of whom `kind` was heard. Returns how many. */
-static int list_ranks(const Comm *c, NoticeKind kind, Text *out) {
-    int count = 0, last = -1;
-    for (int p = 0; p < c->size; p++)
-        if (c->heard[p] == kind) count++, last = p;
-    text_printf(out, "rank%s ", count == 1 ? "" : "s");
-    for (int p = 0, named = 0; p <= last && named < MOST_NAMED; p++)
-        if (c->heard[p] == kind) text_printf(out, "%s%d", named++ ? ", " : "", p);
-    if (count > MOST_NAMED) text_printf(out, " and %d more", count - MOST_NAMED);
+/* ---- the verdict ---- */
+
+static int count_heard(const Comm *c, NoticeKind kind) {
+    int count = 0;
+    for (int p = 0; p < c->size; p++) count += c->heard[p] == kind;
     return count;
 }
 
-static void tell_verdict(Comm *c) {
-    static const char again[] = "with --restarts N a run goes on from its last checkpoint";
-    Text silent = {0}, busy = {0};
-    Error err;
-    int mute = list_ranks(c, NOTICE_NONE, &silent), working = list_ranks(c, NOTICE_BUSY, &busy);
-    if (mute > 0)
-        error_set(&err, ERR_PEER, "%s answer%s nobody: %s, or the machine does; %s", silent.data,
-                  mute == 1 ? "s" : "", mute == 1 ? "it hangs" : "they hang", again);
-    else if (working > 0)
-        error_set(&err, ERR_PEER,
-                  "the others have waited for %s for more than comm.watchdog_s = %g s: see what it does, "
-                  "raise the limit if "
-                  "that may take so long; %s",
-                  busy.data, c->watchdog_s, again);
+/* "ranks 1, 3" */
+static void list_ranks(const Comm *c, NoticeKind kind, Text *out) {
+    int count = count_heard(c, kind), named = 0;
+    text_printf(out, "rank%s ", count == 1 ? "" : "s");
+    for (int p = 0; p < c->size && named < MOST_NAMED; p++)
+        if (c->heard[p] == kind) text_printf(out, "%s%d", named++ ? ", " : "", p);
+    if (count > named) text_printf(out, " and %d more", count - named);
+}
+
+#define AGAIN "with --restarts N a run goes on from its last checkpoint"
+
+static void blame(Comm *c, Error *err) {
+    Text ranks = {0};
+    char doing[256];
+    int mute = count_heard(c, NOTICE_NONE), busy = count_heard(c, NOTICE_BUSY);
+    list_ranks(c, mute ? NOTICE_NONE : NOTICE_BUSY, &ranks);
+    describe_action(c, doing, sizeof doing);
+    if (mute)
+        error_set(err, ERR_PEER, "%s answer%s nobody: %s, or the machine does%s%s; " AGAIN, ranks.data,
+                  mute == 1 ? "s" : "", mute == 1 ? "it hangs" : "they hang",
+                  *doing ? "; this was found in " : "", doing);
+    else if (busy)
+        error_set(
+            err, ERR_PEER,
+            "the others have waited for %s for more than comm.watchdog_s = %g s: see what it does, raise the "
+            "limit if that may take so long; " AGAIN,
+            ranks.data, limit_seconds(c));
     else
-        error_set(&err, ERR_PEER,
-                  "all ranks answer, and each waits for another for more than comm.watchdog_s = %g s; %s",
-                  c->watchdog_s, again);
+        error_set(err, ERR_PEER,
+                  "all ranks answer, and each waits for another for more than comm.watchdog_s = %g s; " AGAIN,
+                  limit_seconds(c));
+    text_free(&ranks);
+}
+
+static void tell_verdict(Comm *c) {
+    Error err;
+    for (int p = 0; p < c->size; p++)
+        if (c->lines[p]) comm_print_line(c->lines[p]);
+    blame(c, &err);
     print_failure("", &err);
-    text_free(&silent);
-    text_free(&busy);
 }
 
 static bool is_lowest_asking(const Comm *c) {
@@ -262,21 +311,98 @@ static bool is_lowest_asking(const Comm *c) {
     return true;
 }
 
-static _Noreturn void end_stalled(Comm *c, bool locked) {
-    char line[NOTICE_TEXT];
-    if (!locked) {
-        if (describe_wait(c, false, line, sizeof line)) comm_print_line(line);
-        end_silently(c, false, ERR_PEER);
+static void forget_answers(Comm *c) {
+    for (int p = 0; p < c->size; p++) {
+        free(c->lines[p]);
+        c->lines[p] = NULL;
+        c->heard[p] = NOTICE_NONE;
     }
-    tell_stall(c);
+}
+
+/* Until all have answered, or for as long as one may need that shares its cores with many. */
+static void hear_answers(Comm *c) {
+    long long ms = limit_of(c) / 1000000;
+    if (ms < LEAST_LISTEN_MS) ms = LEAST_LISTEN_MS;
+    if (ms > MOST_LISTEN_MS) ms = MOST_LISTEN_MS;
+    long long until = comm_nanoseconds() + ms * 1000000;
+    while (count_heard(c, NOTICE_NONE) && comm_nanoseconds() < until)
+        if (!take_notice(c)) pause_ms(1);
+}
+
+/* The mutex is held: meanwhile nothing but notices moves on. */
+static void ask(Comm *c) {
+    Notice own = {.kind = NOTICE_STALL, .rank = c->rank};
+    describe_wait(c, own.message, sizeof own.message);
     c->asking = true;
-    c->heard[c->rank] = NOTICE_STALL;
-    send_notice(c, NOTICE_STALL, -1, &(Error){.code = ERR_PEER});
-    listen(c, STALL_LISTEN_MS);
-    if (!is_lowest_asking(c)) end_silently(c, true, ERR_PEER);
-    tell_verdict(c);
+    forget_answers(c);
+    keep_answer(c, &own);
+    send_notice(c, NOTICE_STALL, -1, ERR_PEER, own.message);
+    hear_answers(c);
+    bool excused =
+        count_heard(c, NOTICE_WORKS) && !count_heard(c, NOTICE_NONE) && !count_heard(c, NOTICE_BUSY);
+    if (c->failure.code == OK && !excused) {
+        /* Others who asked leave the verdict to the lowest, which ends them; should it have thought
+         * otherwise, they do not keep it to themselves. */
+        if (!is_lowest_asking(c)) pause_ms(3 * LINGER_MS);
+        tell_verdict(c);
+        pause_ms(50);
+        end_all(c, true, ERR_PEER);
+    }
+    forget_answers(c);
+    c->asking = false;
+    atomic_store(&c->excused_at, comm_nanoseconds());
+}
+
+/* ---- blocked in MPI ---- */
+
+static void list_stopped(const Sibling *ranks, int count, Text *out) {
+    for (int i = 0; i < count; i++)
+        if (ranks[i].state == 'T')
+            text_printf(out, "%srank %d (process %d)", out->length ? ", " : "", ranks[i].rank,
+                        (int)ranks[i].process);
+}
+
+static bool is_lowest_awake(const Comm *c, const Sibling *ranks, int count) {
+    for (int i = 0; i < count; i++)
+        if (ranks[i].state != 'T' && ranks[i].rank < c->rank) return false;
+    return true;
+}
+
+/* Each rank says what it waits for; then one of each machine who is to blame. */
+static _Noreturn void end_blocked(Comm *c) {
+    char line[NOTICE_TEXT];
+    Text stopped = {0};
+    Error err;
+    Sibling *ranks;
+    int count = siblings_find(c->rank_variable, &ranks);
+    describe_wait(c, line, sizeof line);
+    comm_print_line(line);
+    if (!is_lowest_awake(c, ranks, count)) end_silently(c, false, ERR_PEER);
+    pause_ms(LISTEN_MS);
+    list_stopped(ranks, count, &stopped);
+    if (stopped.length)
+        error_set(&err, ERR_PEER, "%s: stopped, and answers nobody; " AGAIN, stopped.data);
+    else
+        error_set(&err, ERR_PEER,
+                  "no rank of this machine is stopped: ranks that did not say above what they wait for hang, "
+                  "here or "
+                  "on another machine; " AGAIN);
+    print_failure("", &err);
     pause_ms(50);
-    end_all(c, true, ERR_PEER);
+    end_all(c, false, ERR_PEER);
+}
+
+void comm_blocked(Comm *c, const char *call) {
+    atomic_store(&c->blocked_in, call);
+    atomic_store(&c->waits_since, call ? comm_nanoseconds() : 0);
+}
+
+/* ---- the thread ---- */
+
+static void count_beats(Comm *c, long long now) {
+    uint64_t beats = progress_beats();
+    if (beats != c->beats) atomic_store(&c->beat_at, now);
+    c->beats = beats;
 }
 
 /* The time of the look before is compared first: a thread that was asleep looks late. */
@@ -284,9 +410,19 @@ static void look(Comm *c) {
     long long now = comm_nanoseconds();
     if (has_slept(c, now)) atomic_store(&c->awake_since, now);
     atomic_store(&c->looked_at, now);
-    if (stalled(c) > limit_of(c)) end_stalled(c, lock_soon(c));
-    if (atomic_load(&c->waits_since) || pthread_mutex_trylock(&c->mutex) != 0) return;
-    if (c->failure.code == OK) take_notice(c);
+    count_beats(c, now);
+    bool asks = limit_of(c) > 0 && stalled(c) > limit_of(c);
+    if (atomic_load(&c->blocked_in)) {
+        if (asks && stalled(c) > LEAST_BLOCKED_S * 1000000000LL) end_blocked(c);
+        return;
+    }
+    if (!asks && atomic_load(&c->waits_since)) return; /* the program takes notices itself */
+    if (asks && !lock_soon(c)) {
+        atomic_store(&c->blocked_in, "a call that does not return");
+        end_blocked(c);
+    }
+    if (!asks && pthread_mutex_trylock(&c->mutex) != 0) return;
+    if (c->failure.code == OK) asks ? ask(c) : (void)take_notice(c);
     pthread_mutex_unlock(&c->mutex);
 }
 
@@ -294,8 +430,11 @@ static void *watchdog_main(void *argument) {
     Comm *c = argument;
     pthread_mutex_lock(&c->watch_mutex);
     while (!c->watch_ending) {
+        pthread_mutex_unlock(&c->watch_mutex);
         look(c);
+        pthread_mutex_lock(&c->watch_mutex);
         long long at = comm_nanoseconds() + tick_of(c);
+        if (c->watch_ending) break;
         pthread_cond_timedwait(&c->watch_wake, &c->watch_mutex,
                                &(struct timespec){at / 1000000000, at % 1000000000});
     }
@@ -303,17 +442,25 @@ static void *watchdog_main(void *argument) {
     return NULL;
 }
 
-ErrorCode comm_watchdog_start(Comm *c, double seconds,
-                              void (*describe)(void *context, char *out, size_t size), void *context,
-                              Error *err) {
-    if (!c->joined || seconds <= 0 || c->has_watchdog) return OK;
-    c->watchdog_s = seconds;
-    c->describe = describe;
-    c->describe_context = context;
+ErrorCode watchdog_start(Comm *c, Error *err) {
+    atomic_store(&c->limit, (long long)(c->watch.seconds * 1e9));
     int code = pthread_create(&c->watchdog, NULL, watchdog_main, c);
     if (code != 0)
         return error_set(err, ERR_MEMORY, "cannot start the watchdog's thread: %s", strerror(code));
     c->has_watchdog = true;
+    return OK;
+}
+
+static void take_longer(void *into, const void *from) {
+    double *a = into;
+    const double *b = from;
+    if (*b > *a) *a = *b;
+}
+
+ErrorCode watchdog_agree(Comm *c, Error *err) {
+    double seconds = c->watch.seconds;
+    TRY(comm_combine(c, &seconds, sizeof seconds, take_longer, err));
+    atomic_store(&c->limit, (long long)(seconds * 1e9));
     return OK;
 }
 

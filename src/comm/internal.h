@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include "base/text.h"
 #include "comm/comm.h"
@@ -93,7 +94,14 @@ typedef struct Transfer {
 
 /* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it
  * waits too, or is busy. */
-typedef enum NoticeKind { NOTICE_NONE, NOTICE_FAILURE, NOTICE_STALL, NOTICE_WAITS, NOTICE_BUSY } NoticeKind;
+typedef enum NoticeKind {
+    NOTICE_NONE,
+    NOTICE_FAILURE,
+    NOTICE_STALL,
+    NOTICE_WAITS,
+    NOTICE_WORKS, /* its work moves on, or its messages do */
+    NOTICE_BUSY
+} NoticeKind;
 typedef struct Notice {
     int32_t kind, rank, code;
     char message[NOTICE_TEXT];
@@ -124,10 +132,12 @@ struct Comm {
     Error failure;        /* the first; code OK: none */
     bool failure_noticed; /* another rank told */
     Notice notice;        /* being received */
-    int notice_event;     /* of the standing receive */
+    int notice_event;     /* of the standing receive, */
+    bool listening;       /* while it stands */
     int lowest_notice;    /* lowest rank that told of a failure, or size */
-    NoticeKind *heard;    /* [size] last of each rank about waiting */
-    bool asking;          /* this rank waits for the answers */
+    NoticeKind *heard;    /* [size] while this rank asks, what each answered, */
+    char **lines;         /* [size] and said; NULL: nothing */
+    bool asking;
 
     pthread_t progress;
     bool has_progress, ending;
@@ -138,14 +148,17 @@ struct Comm {
     atomic_llong looked_at;   /* when the watchdog last did; 0: there is none */
     atomic_llong awake_since; /* when it noticed that it had been asleep */
 
+    CommWatch watch; /* as this rank was opened */
     pthread_t watchdog;
     pthread_mutex_t watch_mutex; /* guards watch_ending */
     pthread_cond_t watch_wake;
     bool has_watchdog, watch_ending;
-    double watchdog_s;
-    void (*describe)(void *, char *, size_t);
-    void *describe_context;
-    bool stall_told;
+    atomic_llong limit;               /* nanoseconds; 0: none */
+    atomic_llong excused_at;          /* when it last learned that what it waits for moves on */
+    atomic_llong beat_at;             /* when its work last did; 0: it has not begun */
+    uint64_t beats;                   /* the watchdog's: as many were there then */
+    _Atomic(const char *) blocked_in; /* a call of MPI in which nothing can be asked; NULL: none */
+    const char *rank_variable;        /* of the environment, in which the launcher gave the rank */
 };
 
 /* comm.c */
@@ -177,10 +190,22 @@ bool transfer_test(Comm *c, int event);
 /* Moves everything on; true when anything happened. */
 bool transfer_progress(Comm *c, Device *device);
 
+/* siblings.c: other ranks of this machine, as far as processes show them. */
+typedef struct Sibling {
+    int rank;
+    pid_t process;
+    char state; /* as in /proc: 'T' is stopped */
+} Sibling;
+/* By rank, to be freed; how many. */
+int siblings_find(const char *variable, Sibling **out);
+
 /* failure.c */
 void notice_listen(Comm *c);  /* posts the standing receive */
 void notice_arrived(Comm *c); /* c->notice is complete */
+ErrorCode watchdog_start(Comm *c, Error *err);
+ErrorCode watchdog_agree(Comm *c, Error *err); /* collective: on the longest limit */
 void watchdog_stop(Comm *c);
-void comm_print_line(const char *line); /* one write */
+void comm_blocked(Comm *c, const char *call); /* from now on in it; NULL: no longer */
+void comm_print_line(const char *line);       /* one write */
 
 #endif

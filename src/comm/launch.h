@@ -9,8 +9,8 @@
 
 typedef struct Launched {
     bool by_launcher;
-    int size, rank;       /* as the launcher says; 0 and -1: it does not */
-    const char *variable; /* of the environment, which says so */
+    int size, rank;                       /* as the launcher says; 0 and -1: it does not */
+    const char *variable, *rank_variable; /* of the environment: which says so; which holds the rank */
 } Launched;
 
 /* Looks for what mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun leave in the environment.

@@ -29,7 +29,7 @@ Launched launched_find(void) {
         if (!getenv(l->mark)) continue;
         int size = number(l->size, 0);
         if (l->size && size <= 1) continue;
-        return (Launched){true, size, number(l->rank, -1), l->mark};
+        return (Launched){true, size, number(l->rank, -1), l->mark, l->rank};
     }
     return (Launched){.rank = -1};
 }

@@ -117,7 +117,7 @@ static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, c
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) break;
         sha256_add(h, buffer, (size_t)n);
-        if (progress) progress_add(progress, (double)n / 1e6);
+        progress_add(progress, (double)n / 1e6);
     }
     ErrorCode code = n < 0 ? error_errno(err, ERR_IO, "%s: reading failed", path) : OK;
     uint8_t digest[32];

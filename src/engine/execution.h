@@ -77,8 +77,8 @@ struct Engine {
     Workspace work;
     Statistics statistics;
     Traffic traffic;
-    StepTimes clock;          /* of the step under way; one ActionTime more, for evaluations */
-    const Action *current;    /* what it is doing */
+    StepTimes clock;                 /* of the step under way; one ActionTime more, for evaluations */
+    _Atomic(const Action *) current; /* what it is doing; other threads look */
     int64_t ahead, own_ahead; /* valid targets of the next step, of all ranks and of this one; -1: unknown */
     int64_t steps;            /* programs executed: tells messages of one from those of the next */
 };

@@ -28,8 +28,19 @@ static const KindFacts kinds[FAULT_KINDS] = {
 const char *fault_name(FaultKind kind) { return kinds[kind].name; }
 
 /* What a part may say. */
-typedef enum Key { KEY_RANK, KEY_STEP, KEY_ATTEMPT, KEY_SEED, KEY_MS, KEY_COUNT, KEY_KINDS, KEYS } Key;
-static const char *const key_names[KEYS] = {"rank", "step", "attempt", "seed", "ms", "count", "kinds"};
+typedef enum Key {
+    KEY_RANK,
+    KEY_STEP,
+    KEY_ATTEMPT,
+    KEY_PHASE,
+    KEY_SEED,
+    KEY_MS,
+    KEY_COUNT,
+    KEY_KINDS,
+    KEYS
+} Key;
+static const char *const key_names[KEYS] = {"rank", "step", "attempt", "phase",
+                                            "seed", "ms",   "count",   "kinds"};
 
 /* One part, "kind:key=value,...", taken to pieces. */
 typedef struct Part {
@@ -69,6 +80,21 @@ static ErrorCode read_kinds(Part *p, const char *text, size_t length, Error *err
     }
 }
 
+/* Those that a fault can be in: MPI start is over when faults are known, and steps have numbers. */
+static bool has_faults(Phase phase) { return phase != PHASE_START && phase != PHASE_STEPS; }
+
+static ErrorCode read_phase(Part *p, const char *text, size_t length, Error *err) {
+    char why[256] = "phases are";
+    for (int i = 0; i < PHASES; i++) {
+        if (!has_faults((Phase)i)) continue;
+        size_t used = strlen(why);
+        snprintf(why + used, sizeof why - used, " %s", phase_name((Phase)i));
+        p->values[KEY_PHASE] = i;
+        if (same(phase_name((Phase)i), text, length)) return OK;
+    }
+    return refuse(p, err, why);
+}
+
 static ErrorCode read_number(Part *p, Key key, const char *text, size_t length, Error *err) {
     int64_t value = 0;
     for (size_t i = 0; i < length; i++) {
@@ -86,6 +112,7 @@ static bool belongs(const Part *p, Key key) {
     case KEY_RANK:
     case KEY_STEP:
     case KEY_ATTEMPT: return !random;
+    case KEY_PHASE: return p->kind == FAULT_KILL || p->kind == FAULT_STOP || p->kind == FAULT_SLOW;
     case KEY_SEED: return random || p->kind == FAULT_BITFLIP || p->kind == FAULT_NAN;
     case KEY_MS: return random || p->kind == FAULT_SLOW;
     case KEY_COUNT:
@@ -102,15 +129,16 @@ static ErrorCode read_pair(Part *p, const char *text, size_t length, Error *err)
     int key = 0;
     while (key < KEYS && !same(key_names[key], text, name)) key++;
     if (!equals || key == KEYS)
-        return refuse(
-            p, err,
-            "expected kind:key=value,... with the keys rank, step, attempt, seed, ms, or count, kinds");
+        return refuse(p, err,
+                      "expected kind:key=value,... with the keys rank, step, attempt, phase, seed, ms, or "
+                      "count, kinds");
     if (!belongs(p, (Key)key)) return refuse(p, err, "a key that this kind of fault does not have");
     if (p->given[key]) return refuse(p, err, "a key is given twice");
     p->given[key] = true;
     size_t rest = length - name - 1;
-    return key == KEY_KINDS ? read_kinds(p, equals + 1, rest, err)
-                            : read_number(p, (Key)key, equals + 1, rest, err);
+    if (key == KEY_KINDS) return read_kinds(p, equals + 1, rest, err);
+    if (key == KEY_PHASE) return read_phase(p, equals + 1, rest, err);
+    return read_number(p, (Key)key, equals + 1, rest, err);
 }
 
 static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err) {
@@ -131,12 +159,19 @@ static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err)
 static ErrorCode add_fault(Inject *in, const Part *p, int ranks, int64_t steps, Error *err) {
     char why[120];
     const int64_t *v = p->values;
-    if (!p->given[KEY_STEP]) return refuse(p, err, "step=N is missing");
+    bool in_phase = p->given[KEY_PHASE], in_step = p->given[KEY_STEP];
+    if (!in_step && !in_phase) return refuse(p, err, "step=N is missing");
     snprintf(why, sizeof why, "the run has ranks 0 to %d and steps 1 to %" PRId64, ranks - 1, steps);
-    if (v[KEY_RANK] >= ranks || v[KEY_STEP] < 1 || v[KEY_STEP] > steps) return refuse(p, err, why);
+    if (v[KEY_RANK] >= ranks || (in_step && v[KEY_STEP] < 1) || v[KEY_STEP] > steps)
+        return refuse(p, err, why);
     if (v[KEY_ATTEMPT] > INT32_MAX) return refuse(p, err, "there is no such attempt");
-    in->faults[in->count++] = (Fault){(FaultKind)p->kind, (int)v[KEY_RANK], (int)v[KEY_ATTEMPT],
-                                      v[KEY_STEP],        v[KEY_MS],        (uint64_t)v[KEY_SEED]};
+    in->faults[in->count++] = (Fault){.kind = (FaultKind)p->kind,
+                                      .rank = (int)v[KEY_RANK],
+                                      .attempt = (int)v[KEY_ATTEMPT],
+                                      .phase = in_phase ? (Phase)v[KEY_PHASE] : PHASE_STEPS,
+                                      .step = v[KEY_STEP],
+                                      .ms = v[KEY_MS],
+                                      .seed = (uint64_t)v[KEY_SEED]};
     return OK;
 }
 
@@ -170,6 +205,7 @@ static void draw_faults(Fault *faults, const Part *p, int64_t count, int ranks, 
             (Fault){.kind = choose(chosen, rng_u64(key, draw) % (uint64_t)count_bits(chosen)),
                     .rank = (int)(rng_u64(key, draw + 1) % (uint64_t)ranks),
                     .step = 1 + (int64_t)rng_permute(key, (uint64_t)steps, (uint64_t)i % (uint64_t)steps),
+                    .phase = PHASE_STEPS,
                     .ms = p->values[KEY_MS],
                     .seed = rng_u64(key, draw + 2)};
     }
@@ -217,7 +253,18 @@ void inject_free(Inject *in) {
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
-        if (f->rank == rank && f->step == step && f->attempt == attempt) return f;
+        if (f->phase == PHASE_STEPS && f->rank == rank && f->step == step && f->attempt == attempt) return f;
+    }
+    return NULL;
+}
+
+const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last) {
+    for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
+        const Fault *f = &in->faults[i];
+        bool now = f->step ? f->step == place->step : place->first;
+        if (has_faults(f->phase) && f->phase == place->phase && f->rank == place->rank &&
+            f->attempt == place->attempt && now)
+            return f;
     }
     return NULL;
 }

@@ -5,7 +5,9 @@
  *     nan:rank=0,step=3           a NaN among its gradients
  *     bitflip:rank=1,step=4       one bit of its master weights flips; seed=S says which
  *     slow:rank=1,step=2,ms=500   it sleeps
- *     random:seed=7,count=3,kinds=kill|stop    so many faults, each in a step and on a rank drawn from the seed
+ *     stop:rank=1,phase=saving    kills, stops and sleeps also on entering a phase (phase.h): the first
+ *                                 time, or with step=N that after step N
+ *     random:seed=7,count=3,kinds=kill|stop    so many faults, each in a step and on a rank drawn from it
  *
  * Several stand one after the other, parted by semicolons or blanks. Steps count from 1, as in the metrics.
  *
@@ -17,10 +19,12 @@
 #ifndef WEFT_TRAIN_INJECT_H
 #define WEFT_TRAIN_INJECT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
+#include "train/phase.h"
 
 typedef enum FaultKind {
     FAULT_KILL,
@@ -35,7 +39,8 @@ const char *fault_name(FaultKind kind); /* "bitflip" */
 typedef struct Fault {
     FaultKind kind;
     int rank, attempt;
-    int64_t step; /* 1-based */
+    Phase phase;  /* PHASE_STEPS: before a step */
+    int64_t step; /* 1-based; of another phase 0: when it is first entered */
     int64_t ms;   /* slow */
     uint64_t seed;
 } Fault;
@@ -54,6 +59,16 @@ void inject_free(Inject *in);
  * there is none:
  *     for (const Fault *f = NULL; (f = inject_at(&in, rank, step, attempt, f));) ... */
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last);
+
+/* Where a rank is when it enters a phase. */
+typedef struct FaultPlace {
+    int rank, attempt;
+    Phase phase;
+    int64_t step; /* steps that are done */
+    bool first;   /* the attempt's first time in it */
+} FaultPlace;
+/* The same on entering a phase. */
+const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last);
 
 /* Does what a fault does to the process: kill, stop, slow. Nothing for the others, which are done to tensors.
  */

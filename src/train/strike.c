@@ -51,3 +51,10 @@ void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions 
     for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->rank, step, attempt, f));)
         strike_one(f, e, options);
 }
+
+void strike_phase(const Inject *in, const FaultPlace *place) {
+    for (const Fault *f = NULL; (f = inject_in(in, place, f));) {
+        log_warn("injected on rank %d, in %s: %s", f->rank, phase_name(f->phase), fault_name(f->kind));
+        inject_strike(f);
+    }
+}

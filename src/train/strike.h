@@ -9,6 +9,9 @@
  * of the log. A NaN is left to the step: options->poison. */
 void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options);
 
+/* All that a rank has to suffer on entering a phase, each said. */
+void strike_phase(const Inject *in, const FaultPlace *place);
+
 /* Turns bit number `place` (modulo how many there are) of the master weights that this rank owns, and says
  * where it is. */
 void strike_bit(Engine *e, uint64_t place, char *where, size_t size);

@@ -27,6 +27,7 @@
 #include "train/changes.h"
 #include "train/feed.h"
 #include "train/lock.h"
+#include "train/phase.h"
 #include "train/save.h"
 #include "train/setup.h"
 #include "train/state.h"
@@ -60,6 +61,8 @@ typedef struct Trainer {
     Tracing tracing;
     Replicas replicas;
     const Inject *inject;
+    Doing *doing;
+    bool entered[PHASES];
     int64_t bad_in_row;
     bool stopping; /* all ranks agreed to */
     bool interval_suggested;
@@ -69,6 +72,18 @@ typedef struct Trainer {
 /* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once.
  */
 #define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
+
+/* Faults on purpose hit who enters, once others may wait for it. */
+static void enter(Trainer *t, Phase phase) {
+    doing_enter(t->doing, phase, t->state.step);
+    FaultPlace place = {.rank = comm_rank(t->comm),
+                        .attempt = supervise_attempt(),
+                        .phase = phase,
+                        .step = t->state.step,
+                        .first = !t->entered[phase]};
+    t->entered[phase] = true;
+    strike_phase(t->inject, &place);
+}
 
 /* First signal: stop after this step. A second SIGINT (of ranks, the launcher's SIGUSR2): at once; whatever
  * was saved stays. */
@@ -150,17 +165,6 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     return OK;
 }
 
-/* What this rank is doing, for the watchdog; from its thread. */
-static void describe(void *trainer, char *out, size_t size) {
-    const Trainer *t = trainer;
-    const Action *a = engine_current(t->engine);
-    char unit[32] = "", microbatch[32] = "";
-    if (a && a->unit >= 0) snprintf(unit, sizeof unit, " of unit %d", a->unit);
-    if (a && a->microbatch >= 0) snprintf(microbatch, sizeof microbatch, ", microbatch %d", a->microbatch);
-    snprintf(out, size, "step %lld, %s%s%s", (long long)t->state.step + 1,
-             a ? action_name(a->kind) : "between steps", unit, microbatch);
-}
-
 /* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be
  * wrong. */
 static ErrorCode check_ownership(Trainer *t, Error *err) {
@@ -207,6 +211,7 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
 }
 
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
+    enter(t, PHASE_ALLOCATING);
     TOGETHER(t, t->chief ? check_init(t, err) : OK);
     TOGETHER(t, plan(t, set, err));
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
@@ -216,6 +221,7 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     TRY(check_ownership(t, err));
     t->device.profiling = t->c->metrics.profile;
     t->flops_per_token = model_flops_per_token(&t->c->model.shape, t->c->train.context);
+    enter(t, PHASE_MEASURING);
     return measure_peak(t, err);
 }
 
@@ -462,6 +468,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
 
 static ErrorCode validate(Trainer *t, Error *err) {
     Evaluation e;
+    enter(t, PHASE_VALIDATION);
     double start = clock_seconds();
     TRY(evaluate(t->engine, t->data, t->tokenizer, t->c->validation.samples, &e, err));
     ValidationMetrics v = {.step = t->state.step,
@@ -519,11 +526,13 @@ static ErrorCode check_directory(const Trainer *t, Error *err) {
 
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
+    enter(t, PHASE_SAVING);
     TRY(check_directory(t, err));
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_sync(&t->log, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));
+    TRY(comm_barrier(t->comm, err)); /* so that all leave the phase together */
     metrics_window_pause(&t->window, clock_seconds() - start);
     return account_saves(t, err);
 }
@@ -532,6 +541,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
 static ErrorCode compare_replicas(Trainer *t, Error *err) {
     bool first = t->replicas.agreed < 0;
     if (!t->replicas.exist || t->c->check.replicas_every == 0) return OK;
+    enter(t, PHASE_COMPARING);
     TRY(replicas_check(&t->replicas, t->state.step, err));
     metrics_window_pause(&t->window, t->replicas.seconds);
     if (first) log_info("copies on several ranks are equal; comparing them took %.3f s", t->replicas.seconds);
@@ -545,6 +555,7 @@ static ErrorCode loop(Trainer *t, Error *err) {
     bool has_validation = dataset_validation_samples(t->data) > 0;
     TRY(compare_replicas(t, err));
     while (t->state.step < c->train.steps && !t->stopping) {
+        enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
         TRY(account_saves(t, err));
         bool last = t->state.step == c->train.steps;
@@ -586,6 +597,7 @@ static void show_profile(const Trainer *t) {
 
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
+    enter(t, PHASE_ENDING);
     TRY(check_directory(t, err));
     TRY(report_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->chief) {
@@ -603,18 +615,23 @@ static ErrorCode finish(Trainer *t, Error *err) {
 }
 
 static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
+    enter(t, PHASE_READING);
     /* What this machine cannot run is said before anything is made. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, open_directory(t, err));
+    enter(t, PHASE_TOKENIZING);
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->chief ? open_data(t, set, err) : OK);
     TOGETHER(t, t->chief ? OK : open_data(t, set, err));
     know_data(t);
     TRY(agree_on_data(t->comm, &t->facts, err));
+    enter(t, PHASE_READING);
     TRY(find_checkpoint(t, err));
     TRY(resolve(t, set, err));
     TRY(open_engine(t, set, err));
+    enter(t, PHASE_LOADING);
     TRY(begin_or_resume(t, set, err));
+    enter(t, PHASE_RECORDS);
     TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
     int64_t left = t->c->train.steps - t->state.step;
@@ -623,7 +640,8 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
     replicas_open(&t->replicas, t->engine, t->comm);
-    return comm_watchdog_start(t->comm, t->c->comm.watchdog_s, describe, t, err);
+    doing_engine(t->doing, t->engine);
+    return OK;
 }
 
 /* Failures that all ranks return at the same time, one of them with err->told unset. */
@@ -652,12 +670,15 @@ static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
     return code;
 }
 
-ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Error *err) {
-    Trainer t = {.c = c, .comm = comm, .inject = inject, .journal = {.fd = -1}, .audit = {.fd = -1}};
+ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Doing *doing, Error *err) {
+    Trainer t = {
+        .c = c, .comm = comm, .inject = inject, .doing = doing, .journal = {.fd = -1}, .audit = {.fd = -1}};
     t.chief = comm_rank(comm) == 0;
     t.asked = log_level();
     hush(&t);
     ErrorCode code = run(&t, set, err);
+    doing_enter(doing, PHASE_ENDING, t.state.step);
+    doing_engine(doing, NULL);
     ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
     if (code == OK) code = saved;
     feed_close(&t.feed);

@@ -17,6 +17,7 @@
 #include "comm/comm.h"
 #include "config/config.h"
 #include "train/inject.h"
+#include "train/phase.h"
 
 /* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends; a second
  * SIGINT, or SIGUSR2, ends the process. To be called before ranks join, which takes a while: a request that
@@ -27,7 +28,7 @@ void trainer_ignore_signals(void);
 
 /* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC after
  * too many non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All ranks of
- * comm take part; rank 0 has the directory's lock, and speaks. inject: faults on purpose. */
-ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Error *err);
+ * comm take part; rank 0 has the directory's lock, and speaks. inject: faults on purpose; doing: is told the phases. */
+ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Doing *doing, Error *err);
 
 #endif

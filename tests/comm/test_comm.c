@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "device/pool.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "comm/comm.h"
@@ -683,14 +684,26 @@ static void freeze_soon(void) {
     setitimer(ITIMER_REAL, &soon, NULL);
 }
 
+/* Those named stop before they join the others. */
+static void before_start(const char *name, char **ranks) {
+    for (; strcmp(name, "late") == 0 && *ranks; ranks++)
+        if (atoi(*ranks) == launched_find().rank) raise(SIGSTOP);
+}
+
+/* For longer than anybody waits, but with a beat now and then. */
+static void work(void) {
+    for (int i = 0; i < 3 * 100 * number_of("TEST_WATCHDOG", 60); i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        progress_beat();
+    }
+}
+
 /* play NAME [RANK...]: what the ranks named do; the others wait for something. Everything ends through
  * comm_fail, but what was agreed. */
 static ErrorCode play(const char *name, char **ranks) {
-    static char doing[] = "the play";
     bool named = is_named(ranks);
     ErrorCode code = OK;
     signal(SIGUSR1, on_signal);
-    TRY(comm_watchdog_start(comm, number_of("TEST_WATCHDOG", 60), describe, doing, &err));
     if (strcmp(name, "stubborn") == 0) signal(SIGUSR1, SIG_IGN), signal(SIGUSR2, SIG_IGN);
     TRY(comm_barrier(comm, &err));
     if (comm_rank(comm) == 0) printf("ready\n");
@@ -708,6 +721,14 @@ static ErrorCode play(const char *name, char **ranks) {
     if (strcmp(name, "nap") == 0 && named) freeze_soon();
     if ((strcmp(name, "busy") == 0 || strcmp(name, "nap") == 0) && named)
         nanosleep(&(struct timespec){30, 0}, NULL), sleep(30);
+    if (strcmp(name, "work") == 0) {
+        if (named) work();
+        return comm_barrier(comm, &err);
+    }
+    if (strcmp(name, "end") == 0) {
+        if (named) raise(SIGSTOP);
+        return OK;
+    }
     if (strcmp(name, "fail") == 0 && named) code = error_set(&err, ERR_DATA, "bad play");
     if (strcmp(name, "sizes") == 0) code = play_sizes();
     if (code == OK) code = wait_in_vain();
@@ -725,7 +746,11 @@ static int launch(int ranks, char **words) {
 
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "launch") == 0) return launch(atoi(argv[2]), argv + 2);
-    if (comm_open(&comm, &err) != OK) {
+    static char doing[] = "the play";
+    bool plays = argc > 2 && strcmp(argv[1], "play") == 0;
+    CommWatch watch = {number_of("TEST_WATCHDOG", 60), describe, doing};
+    if (plays) before_start(argv[2], argv + 3);
+    if ((plays ? comm_open_watched(&comm, &watch, &err) : comm_open(&comm, &err)) != OK) {
         if (!err.told) fprintf(stderr, "test_comm: %s\n", err.message);
         return (int)err.code;
     }
@@ -741,7 +766,7 @@ int main(int argc, char **argv) {
     if (comm_rank(comm) != 0 && !freopen("/dev/null", "w", stdout)) return 1;
     world = comm;
     of_environment[0] = here;
-    if (argc > 2 && strcmp(argv[1], "play") == 0) {
+    if (plays) {
         ErrorCode code = play(argv[2], argv + 3);
         if (code != OK) comm_report(comm, &err);
         comm_close(comm);

@@ -55,6 +55,40 @@ static void a_fault_happens_once(void **state) {
     inject_free(&in);
 }
 
+static void phases_have_faults(void **state) {
+    (void)state;
+    Inject in = parse(
+        "stop:rank=1,phase=saving; kill:rank=2,phase=validation,step=20,attempt=1; kill:rank=1,step=20");
+    FaultPlace place = {.rank = 1, .phase = PHASE_SAVING, .step = 20, .first = true};
+    const Fault *f = inject_in(&in, &place, NULL);
+    assert_true(f == &in.faults[0] && !inject_in(&in, &place, f));
+    /* Only the first time, on that rank, in that phase and attempt; and a step is not a phase. */
+    place.first = false;
+    assert_null(inject_in(&in, &place, NULL));
+    place = (FaultPlace){.rank = 0, .phase = PHASE_SAVING, .first = true};
+    assert_null(inject_in(&in, &place, NULL));
+    place = (FaultPlace){.rank = 1, .phase = PHASE_LOADING, .first = true};
+    assert_null(inject_in(&in, &place, NULL));
+    place = (FaultPlace){.rank = 1, .phase = PHASE_STEPS, .step = 20, .first = true};
+    assert_null(inject_in(&in, &place, NULL));
+    assert_ptr_equal(inject_at(&in, 1, 20, 0, NULL), &in.faults[2]);
+    assert_null(inject_at(&in, 2, 20, 1, NULL));
+    /* After a given step, the first time or not. */
+    place = (FaultPlace){.rank = 2, .attempt = 1, .phase = PHASE_VALIDATION, .step = 20};
+    assert_ptr_equal(inject_in(&in, &place, NULL), &in.faults[1]);
+    place.step = 10, place.first = true;
+    assert_null(inject_in(&in, &place, NULL));
+    inject_free(&in);
+    static const char *const bad[] = {"stop:rank=1,phase=steps",    "stop:phase=MPI start",
+                                      "nan:phase=saving",           "bitflip:phase=saving,step=3",
+                                      "random:phase=saving",        "stop:phase=",
+                                      "stop:phase=saving,step=101", "stop:rank=4,phase=saving"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(inject_parse(&in, bad[i], 4, 100, &err), ERR_USAGE);
+        inject_free(&in);
+    }
+}
+
 static void random_faults_come_from_the_seed(void **state) {
     (void)state;
     Inject a = parse("random:seed=7,count=40,kinds=kill|slow,ms=3"),
@@ -122,11 +156,9 @@ static void places_are_seeded(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_kind_is_read),
-        cmocka_unit_test(a_fault_happens_once),
-        cmocka_unit_test(random_faults_come_from_the_seed),
-        cmocka_unit_test(what_is_wrong_is_named),
-        cmocka_unit_test(places_are_seeded),
+        cmocka_unit_test(each_kind_is_read),      cmocka_unit_test(a_fault_happens_once),
+        cmocka_unit_test(phases_have_faults),     cmocka_unit_test(random_faults_come_from_the_seed),
+        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(places_are_seeded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

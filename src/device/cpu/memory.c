@@ -8,12 +8,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "device/cpu/cpu.h"
 #include "device/pool.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
+#define TOUCH_PART ((size_t)1 << 30)
 
 #ifdef WEFT_GUARD
 typedef struct Region {
@@ -92,6 +94,15 @@ static ErrorCode touch(char *base, size_t bytes) {
     return OK;
 }
 
+/* In parts: a large pool takes as long as some watchdogs wait. */
+static ErrorCode touch_all(char *base, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += TOUCH_PART) {
+        if (touch(base + at, bytes - at < TOUCH_PART ? bytes - at : TOUCH_PART) != OK) return ERR_MEMORY;
+        progress_beat();
+    }
+    return OK;
+}
+
 /* A mapping that starts on a huge page where it is large enough to use one. */
 static char *map_aligned(size_t bytes) {
     size_t extra = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
@@ -109,7 +120,7 @@ void *cpu_take(Device *d, size_t bytes) {
     (void)d;
     size_t mapped = mapping_bytes(bytes);
     char *base = mapped ? map_aligned(mapped) : NULL;
-    if (base && touch(base, mapped) != OK) {
+    if (base && touch_all(base, mapped) != OK) {
         munmap(base, mapped);
         base = NULL;
     }

@@ -1,0 +1,51 @@
+#include "train/phase.h"
+
+#include <stdio.h>
+
+#include "engine/engine.h"
+
+static const char *const names[PHASES] = {
+    [PHASE_START] = "MPI start",       [PHASE_READING] = "reading",     [PHASE_TOKENIZING] = "tokenizing",
+    [PHASE_ALLOCATING] = "allocating", [PHASE_MEASURING] = "measuring", [PHASE_LOADING] = "loading",
+    [PHASE_RECORDS] = "records",       [PHASE_STEPS] = "steps",         [PHASE_COMPARING] = "comparing",
+    [PHASE_VALIDATION] = "validation", [PHASE_SAVING] = "saving",       [PHASE_ENDING] = "ending",
+};
+
+const char *phase_name(Phase phase) { return names[phase]; }
+
+void doing_start(Doing *d) { *d = (Doing){.mutex = PTHREAD_MUTEX_INITIALIZER}; }
+
+void doing_enter(Doing *d, Phase phase, int64_t step) {
+    pthread_mutex_lock(&d->mutex);
+    d->phase = phase;
+    d->step = step;
+    pthread_mutex_unlock(&d->mutex);
+}
+
+void doing_engine(Doing *d, const struct Engine *engine) {
+    pthread_mutex_lock(&d->mutex);
+    d->engine = engine;
+    pthread_mutex_unlock(&d->mutex);
+}
+
+/* The mutex is held: the engine stays, and with it the program whose action is told. */
+static void describe_step(const Doing *d, char *out, size_t size) {
+    const Action *a = d->engine ? engine_current(d->engine) : NULL;
+    char unit[32] = "", microbatch[32] = "";
+    if (a && a->unit >= 0) snprintf(unit, sizeof unit, " of unit %d", a->unit);
+    if (a && a->microbatch >= 0) snprintf(microbatch, sizeof microbatch, ", microbatch %d", a->microbatch);
+    snprintf(out, size, "step %lld, %s%s%s", (long long)d->step + 1,
+             a ? action_name(a->kind) : "between steps", unit, microbatch);
+}
+
+void doing_describe(void *doing, char *out, size_t size) {
+    Doing *d = doing;
+    pthread_mutex_lock(&d->mutex);
+    if (d->phase == PHASE_STEPS)
+        describe_step(d, out, size);
+    else if (d->phase > PHASE_STEPS)
+        snprintf(out, size, "%s after step %lld", names[d->phase], (long long)d->step);
+    else
+        snprintf(out, size, "%s", names[d->phase]);
+    pthread_mutex_unlock(&d->mutex);
+}

@@ -1,0 +1,50 @@
+/* What a rank is doing, for those who wait for it in vain. One for a process, from before the ranks join
+ * until they have parted: the program says which phase it enters, the watchdog's thread reads it.
+ *
+ *     MPI start -> reading -> tokenizing -> allocating -> measuring -> loading -> records -> steps -> ending
+ *                                                                                        |  ^
+ *                                                           comparing, validation, saving <-'
+ *
+ * All ranks enter and leave a phase together: each ends with something that all take part in. So the phase of
+ * a rank that waits is that of the rank that it waits for. */
+#ifndef WEFT_TRAIN_PHASE_H
+#define WEFT_TRAIN_PHASE_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct Engine;
+
+typedef enum Phase {
+    PHASE_START,
+    PHASE_READING,
+    PHASE_TOKENIZING,
+    PHASE_ALLOCATING,
+    PHASE_MEASURING,
+    PHASE_LOADING,
+    PHASE_RECORDS,
+    PHASE_STEPS,
+    PHASE_COMPARING,
+    PHASE_VALIDATION,
+    PHASE_SAVING,
+    PHASE_ENDING,
+    PHASES
+} Phase;
+const char *phase_name(Phase phase); /* "MPI start", "tokenizing" */
+
+typedef struct Doing {
+    pthread_mutex_t mutex;
+    Phase phase;
+    int64_t step;                /* steps that are done */
+    const struct Engine *engine; /* of which the action is told; NULL: there is none (yet, or any more) */
+} Doing;
+
+void doing_start(Doing *d);
+void doing_enter(Doing *d, Phase phase, int64_t step);
+void doing_engine(Doing *d, const struct Engine *engine);
+/* "tokenizing"; "step 12, FWD of unit 3, microbatch 1"; "saving after step 20". From any thread; doing: a
+ * Doing. */
+void doing_describe(void *doing, char *out, size_t size);
+
+#endif
