@@ -31,7 +31,7 @@ demo: ## text in, trained model out, in minutes
 test: ## all tests
 	@tools/setup.sh build test
 	@$(MAKE) --no-print-directory build
-	@ctest --test-dir $(BUILD) --output-on-failure
+	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 
 fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for one
 	@tools/setup.sh build ci
@@ -46,8 +46,9 @@ interop: build ## tests against the Python packages of others, in a venv
 	@.venv-interop/bin/python -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers"
 	@WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" ctest --test-dir $(BUILD) -L interop --verbose
 
-soak: build ## 100 kills, 30 faults on many ranks, all meshes and schedules: the same bits
+soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all meshes and schedules: the same bits
 	@WEFT=$(CURDIR)/$(BUILD)/weft FAULTS=$${FAULTS:-30} tests/ranks/test_faults.sh
+	@WEFT=$(CURDIR)/$(BUILD)/weft HANGS=full tests/ranks/test_hangs.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/program/test_kills.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_curve.sh
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # What becomes of a run when one of its ranks fails, is killed or freezes; signals; launches that would go wrong. The ranks are
 # plays of test_comm.
+# ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 set -e
@@ -41,7 +42,7 @@ expect 137 1 "rank 2 was killed by signal 9 (SIGKILL)"
 
 # A frozen rank: everyone else says what it waits for, and the last line who does not answer. One that was frozen while it
 # waited does not complain when it is woken to be ended.
-export TEST_WATCHDOG=1
+export TEST_WATCHDOG=2
 verdict() { grep . "$directory/said" | tail -1 | grep -qF -- "$1" || fail "$what: the last line is not \"$1\""; }
 run launch 3 play freeze 2
 expect 76 3 "rank 0: nothing has come for" "rank 1: nothing has come for" "a message of 64 bytes from rank 0" "in the play"
@@ -61,10 +62,20 @@ verdict "weft: ranks 1, 3 answer nobody: they hang"
 # One that lives but waits for nobody says what it is busy with; ranks that wait for each other are not told apart.
 run launch 3 play busy 1
 expect 76 4 "rank 1: is busy, and waits for no rank, in the play"
-verdict "weft: the others have waited for rank 1 for more than comm.watchdog_s = 1 s"
+verdict "weft: the others have waited for rank 1 for more than comm.watchdog_s = 2 s"
 run launch 2 play wait
 expect 76 3
 verdict "weft: all ranks answer, and each waits for another"
+# Work that moves on is waited for, however long it takes; all that is found in the end are those who hang.
+run launch 3 play work 1
+expect 0 0
+# Before the ranks have joined, and after their last word, too. (Woken to be ended, MPI complains in the one that was late.)
+run launch 3 play late 1
+expect 76 - "rank 0: nothing has come for" "rank 2: nothing has come for" "while waiting for all ranks (MPI start), in the play"
+grep -q "^weft: rank 1 (process [0-9]*): stopped" "$directory/said" || fail "$what: rank 1 is not named"
+run launch 3 play end 1
+expect 76 3 "rank 0: nothing has come for" "rank 2: nothing has come for"
+verdict "weft: rank 1 answers nobody: it hangs"
 unset TEST_WATCHDOG
 
 # Signals become a request to stop, which the ranks agree on; a second SIGINT does not wait for them.

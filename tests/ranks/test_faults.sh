@@ -3,6 +3,7 @@
 # the words that belong to the fault, is started again, and in the end there are the bits of a run that was left alone. What the
 # restarts took is printed.
 #   FAULTS=30 SEED=1 tests/ranks/test_faults.sh     (make soak)
+# ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 faults=${FAULTS:-3}
@@ -19,7 +20,7 @@ checkpoint: {every: 5}
 check: {replicas_every: 5}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
-comm: {watchdog_s: ${WATCHDOG:-3}}
+comm: {watchdog_s: ${WATCHDOG:-6}}
 restart: {backoff_s: 0}
 EOF_YAML
 stamp() { while IFS= read -r line; do echo "$EPOCHREALTIME $line"; done; }

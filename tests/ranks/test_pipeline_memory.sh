@@ -1,5 +1,6 @@
 #!/bin/bash
 # What weft plan says is what ranks take, and it stays so: steps of every pipeline schedule, the memory of every rank at every step.
+# ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 sanitized=$("$weft" --version | grep -E '^build:.*(address|thread)')

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs of many ranks as users make them: the curve, the validation and the final weights do not depend on the mesh; a run is
 # stopped on one mesh and goes on on another; checkpoints of all meshes are alike; errors are said once, whoever makes them.
+# ranks: 8
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun takes its ranks along
@@ -166,7 +167,7 @@ many="run.threads=$(($(nproc) + 1)) train.steps=2"
 train crowd -n 2 $many
 [ "$status" -eq 0 ] || fail "more threads than cores: exit status $status: $(tail -2 crowd.err)"
 ! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft are told how to wait: $(grep OMP_WAIT crowd.err)"
-mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
+on_ranks 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
 [ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun are not told once how to wait: $(head -5 crowd2.err)"
 
 # bad STATUS TEXT WORD... : fails with that status, said once.

@@ -1,6 +1,7 @@
 #!/bin/bash
 # metrics.trace on real ranks: every pass of every rank once a traced step, arrows in pairs, a prediction in the journal, a picture
 # in the report; and runs whose trace cannot be.
+# ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 

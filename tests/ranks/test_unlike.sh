@@ -1,6 +1,7 @@
 #!/bin/bash
 # Ranks that were started unlike each other (a stale file on a node): every such launch ends before the first step, with one
 # error that names ranks and keys. Unlike processors are no error.
+# ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -16,7 +17,6 @@ train: {steps: 2, context: 16, microbatch: 2, tokens_per_step: 96, compute: fp32
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, dir: $directory/run}
 EOF
-mpirun="mpirun --allow-run-as-root --oversubscribe --bind-to none"
 
 # unlike STATUS TEXT WORD... : two ranks run run.yaml, a third with WORDs too. They end with that status, the reason is said
 # once, and nothing was trained.

@@ -2,6 +2,7 @@
 # They run in a directory of their own, removed at the end (KEEP=1 keeps it), count failures, and end with `conclude`.
 set -uo pipefail
 weft=$(realpath "${WEFT:?the program under test}")
+script=$(realpath "$0")
 directory=$(mktemp -d)
 end_jobs() { kill -KILL $(jobs -p) 2>/dev/null || true; }
 trap 'end_jobs; [ -n "${KEEP:-}" ] || rm -rf "$directory"' EXIT
@@ -15,10 +16,20 @@ conclude() {
     echo "${1:-all as expected}"
 }
 
-# For tests that start ranks.
+# For tests that start ranks. How many at most stands in a line of its own at their head, where ctest finds it too:
+#     # ranks: 4                      or, if they hardly compute: # ranks: 4, mostly waiting
+ranks=$(sed -n 's/^# ranks: \([0-9]*\).*/\1/p' "$script")
+mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none} # as CMakeLists.txt says
 needs_ranks() {
+    [ -n "$ranks" ] || { echo "$0 starts ranks, but has no line \"# ranks: N\""; exit 1; }
     command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
+}
+# on_ranks N WORD...: a program by mpirun. Ranks that wait for each other end in time, too.
+on_ranks() {
+    [ "$1" -le "$ranks" ] || { echo "$0 starts $1 ranks, but declares $ranks"; return 1; }
+    # shellcheck disable=SC2086
+    timeout -k 5 1500 $mpirun -n "$@"
 }
 
 # await WORDS...: until that command succeeds. No verdict hangs on how long it takes; the limit only keeps a test from hanging for
@@ -49,7 +60,7 @@ exits() {
     [ "$status" -eq "$wanted" ] || fail "weft $*: exit status $status, expected $wanted: $(head -c 600 err)"
 }
 is_plain() { ! LC_ALL=C grep -q $'\x1b' out err || fail "escape bytes in the output of $*"; }
-has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(head -c 1200 "$1")"; }
+has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(tail -c 1200 "$1")"; }
 hasnt() { ! grep -qF -- "$2" "$1" || fail "\"$2\" in: $(head -c 1200 "$1")"; }
 
 # letters PARAGRAPHS SEED: text that a model can learn little of, soon made.

@@ -1,0 +1,79 @@
+#!/bin/bash
+# A rank that hangs is found by the others within the limit, whatever the run is at: each phase, rank 0 and another. And what only
+# takes long is not taken for it.
+# ranks: 2, mostly waiting
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+end_jobs() { kill $(jobs -p) 2>/dev/null || true; wait; } # mpirun takes its ranks along
+
+letters 100 3 >text.txt
+cat >run.yaml <<EOF
+model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
+data: {sources: [{path: text.txt, split: paragraphs}], validation_fraction: 0.1}
+train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 128}
+schedule: {warmup_steps: 1}
+mesh: {dp_replicate: 2}
+validation: {every: 2, samples: 2}
+checkpoint: {every: 2}
+metrics: {tensorboard: false}
+run: {threads: 1}
+comm: {watchdog_s: 8}
+EOF
+
+# The limit is there so that a test does not hang for ever: no verdict is taken from it.
+start() { # NAME FAULT WORD...
+    timeout -k 5 500 "$weft" train run.yaml run.dir="$1" data.cache_dir="$1.cache" -n 2 --inject "$2" "${@:3}" >"$1.out" 2>"$1.err" </dev/null
+    echo $? >"$1.status"
+}
+# found NAME RANK PHASE: by the other one.
+found() {
+    [ "$(cat "$1.status")" -eq 76 ] || fail "$1: exit status $(cat "$1.status"), not 76: $(tail -3 "$1.err")"
+    grep -q "^weft: rank $((1 - $2)): nothing has come for .*, in $3" "$1.err" || fail "$1: nobody waits in $3: $(cat "$1.err")"
+    [ "$(grep -c '^weft: .*exit status' "$1.err")" -eq 1 ] || fail "$1: not one verdict: $(cat "$1.err")"
+    has "$1.err" "weft: rank $2 answers nobody: it hangs, or the machine does; this was found in $3"
+}
+
+# Each phase once, of rank 0 and rank 1 in turn; each of both with HANGS=full. All at once: they wait, mostly.
+phases=(reading tokenizing allocating measuring loading records comparing validation saving ending)
+runs=()
+for i in "${!phases[@]}"; do
+    runs+=("$((i % 2)) ${phases[i]}")
+    [ "${HANGS:-}" != full ] || runs+=("$((1 - i % 2)) ${phases[i]}")
+done
+for run in "${runs[@]}"; do start "${run/ /-}" "stop:rank=${run% *},phase=${run#* }" & done
+start step "stop:rank=1,step=3" &
+# Later than the first time, and on resuming.
+start later "stop:rank=1,phase=saving,step=4" &
+{ start resumed "kill:rank=1,phase=validation,step=4" && start resumed "stop:rank=0,phase=loading"; } &
+# One that neither hangs nor works is told from those.
+start busy "slow:rank=1,phase=allocating,ms=600000" &
+# Before MPI knows the ranks.
+cat >late.sh <<'EOF'
+[ "$OMPI_COMM_WORLD_RANK" != 1 ] || kill -STOP $$
+exec "$@"
+EOF
+{
+    on_ranks 2 bash late.sh "$weft" train run.yaml run.dir=late >late.err 2>&1 </dev/null
+    echo $? >late.status
+} &
+wait
+for run in "${runs[@]}"; do found "${run/ /-}" "${run% *}" "${run#* }"; done
+found step 1 "step 3"
+found later 1 "saving after step 4"
+found resumed 0 loading
+[ "$(cat busy.status)" -eq 76 ] || fail "busy: exit status $(cat busy.status)"
+has busy.err "weft: rank 1: is busy, and waits for no rank, in allocating"
+has busy.err "weft: the others have waited for rank 1 for more than comm.watchdog_s = 8 s"
+# There is nobody to ask: the process is named.
+[ "$(cat late.status)" -eq 76 ] || fail "late: exit status $(cat late.status)"
+has late.err "weft: rank 0: nothing has come for"
+has late.err "while waiting for all ranks (MPI start), in MPI start"
+grep -q '^weft: rank 1 (process [0-9]*): stopped, and answers nobody' late.err || fail "late: rank 1 is not named: $(cat late.err)"
+
+# The faults that there are not.
+for fault in stop:rank=0,phase=steps kill:rank=0,phase=MPI nan:rank=0,phase=saving stop:phase=ending,step=5 stop:rank=2,phase=ending; do
+    start refused "$fault"
+    [ "$(cat refused.status)" -eq 2 ] || fail "--inject $fault: exit status $(cat refused.status)"
+    [ "$(grep -c '^weft: ' refused.err)" -eq 1 ] || fail "--inject $fault: $(cat refused.err)"
+done
+conclude "found in every phase"
