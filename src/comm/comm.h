@@ -50,7 +50,7 @@ ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
  * and is doing, or is busy with: `describe` writes that to out; it is called from other threads, from
  * comm_open to the end of comm_close. The last line says which ranks do not answer, or keep the others
  * waiting. A rank that was asleep meanwhile (stopped, say) does not count that time. Starting and ending MPI
- * may take 15 seconds, however short the limit. */
+ * may take 30 seconds, however short the limit. */
 typedef struct CommWatch {
     double seconds;
     void (*describe)(void *context, char *out, size_t size);

@@ -20,7 +20,7 @@
  *             it; NOTICE_BUSY, without; who is stopped, or whose machine is gone, answers nothing. Work of
  *             others that moves on is waited for, however long it takes: then all wait anew. Else the lowest
  *             of those who asked prints what each said, and who is to blame.
- *    BLOCKED  for 15 s at least (what was asked for may be less than starting takes) in one of the few calls
+ *    BLOCKED  for 30 s at least (what was asked for may be less than starting takes) in one of the few calls
  *             of MPI that do not come back before all ranks have made them (initialising, making groups,
  *             finalising): nothing can be asked through MPI, so that the ranks of this machine are looked up
  *             among its processes (siblings.c).
@@ -43,7 +43,7 @@ enum {
     LINGER_MS = 4000,
     LEAST_LISTEN_MS = 1000,
     MOST_LISTEN_MS = 10000,
-    LEAST_BLOCKED_S = 15, /* starting MPI takes seconds where many share a core */
+    LEAST_BLOCKED_S = 30, /* starting MPI takes seconds where many share a core */
     LONGEST_TICK = 250000000 /* ns */,
     MOST_NAMED = 8
 };

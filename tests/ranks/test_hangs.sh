@@ -33,21 +33,7 @@ found() {
     has "$1.err" "weft: rank $2 answers nobody: it hangs, or the machine does; this was found in $3"
 }
 
-# Each phase once, of rank 0 and rank 1 in turn; each of both with HANGS=full. All at once: they wait, mostly.
-phases=(reading tokenizing allocating measuring loading records comparing validation saving ending)
-runs=()
-for i in "${!phases[@]}"; do
-    runs+=("$((i % 2)) ${phases[i]}")
-    [ "${HANGS:-}" != full ] || runs+=("$((1 - i % 2)) ${phases[i]}")
-done
-for run in "${runs[@]}"; do start "${run/ /-}" "stop:rank=${run% *},phase=${run#* }" & done
-start step "stop:rank=1,step=3" &
-# Later than the first time, and on resuming.
-start later "stop:rank=1,phase=saving,step=4" &
-{ start resumed "kill:rank=1,phase=validation,step=4" && start resumed "stop:rank=0,phase=loading"; } &
-# One that neither hangs nor works is told from those.
-start busy "slow:rank=1,phase=allocating,ms=600000" &
-# Before MPI knows the ranks.
+# Before MPI knows the ranks; it takes longest.
 cat >late.sh <<'EOF'
 [ "$OMPI_COMM_WORLD_RANK" != 1 ] || kill -STOP $$
 exec "$@"
@@ -56,6 +42,27 @@ EOF
     on_ranks 2 bash late.sh "$weft" train run.yaml run.dir=late >late.err 2>&1 </dev/null
     echo $? >late.status
 } &
+
+# Each phase once, of rank 0 and rank 1 in turn; each of both with HANGS=full. Some at a time: they wait, mostly, but start first.
+phases=(reading tokenizing allocating measuring loading records comparing validation saving ending)
+runs=()
+for i in "${!phases[@]}"; do
+    runs+=("$((i % 2)) ${phases[i]}")
+    [ "${HANGS:-}" != full ] || runs+=("$((1 - i % 2)) ${phases[i]}")
+done
+started=()
+for run in "${runs[@]}"; do
+    start "${run/ /-}" "stop:rank=${run% *},phase=${run#* }" &
+    started+=($!)
+    [ $((${#started[@]} % 5)) -ne 0 ] || wait "${started[@]}"
+done
+wait "${started[@]}"
+start step "stop:rank=1,step=3" &
+# Later than the first time, and on resuming.
+start later "stop:rank=1,phase=saving,step=4" &
+{ start resumed "kill:rank=1,phase=validation,step=4" && start resumed "stop:rank=0,phase=loading"; } &
+# One that neither hangs nor works is told from those.
+start busy "slow:rank=1,phase=allocating,ms=600000" &
 wait
 for run in "${runs[@]}"; do found "${run/ /-}" "${run% *}" "${run#* }"; done
 found step 1 "step 3"
