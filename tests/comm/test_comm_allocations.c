@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "device/pool.h"
 #include "support/ranks.h"
 
 /* ---- the counting allocator ---- */
@@ -86,13 +87,15 @@ static void body(Comm *c, void *context) {
     Error err = {.message = ""};
     Mesh mesh;
     Pool pool = {.name = "test"};
+    Device device;
     size_t bytes = COUNT * sizeof(float), room = comm_sum_outer_workspace(3, 2, COMM_F32, COUNT / 3),
            room2 = comm_reduce_scatter_workspace(3, COMM_F32, COUNT / 3);
     (void)context;
     MUST(mesh_build(&mesh, &(MeshOptions){1, 2, 3, 1, 1, 1}, RANKS, &err));
     MUST(comm_set_mesh(c, &mesh, &err));
     pool_take(&pool, 2 * bytes + room + room2 + 256);
-    MUST(pool_commit(&pool, &err));
+    MUST(device_open_cpu(&device, NULL, 1, &err));
+    MUST(pool_commit(&pool, &device, &err));
     float *parts = pool_take(&pool, bytes), *more = pool_take(&pool, bytes),
           *work = pool_take(&pool, room + room2);
     for (int round = 0; round < ROUNDS; round++) {
@@ -103,6 +106,7 @@ static void body(Comm *c, void *context) {
         MUST(comm_barrier(c, &err));
     }
     pool_free(&pool);
+    device_close(&device);
 }
 
 static void test_nothing_is_allocated(void **state) {
