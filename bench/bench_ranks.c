@@ -139,10 +139,13 @@ static void measure_peak(Bench *b) {
 
 static void count_bytes(const Bench *b, Figures *f) {
     ProgramTraffic plan = rank_traffic(&b->plan);
+    const double planned[AXES] = {[AXIS_PP] = (double)plan.pipeline,
+                                  [AXIS_DP_REPLICATE] = (double)plan.replicas,
+                                  [AXIS_DP_SHARD] = (double)(plan.parameters + plan.gradients)};
     for (int axis = 0; axis < AXES; axis++) {
         CommTraffic sent = axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_traffic(b->comm, 1u << axis);
         f->sent[axis] = (double)sent.bytes;
-        f->planned[axis] = (double)plan.bytes[axis];
+        f->planned[axis] = planned[axis];
     }
     f->memory = f->most_memory = (double)engine_bytes(b->engine);
     f->resident = (double)memory_use().peak;

@@ -1,3 +1,7 @@
+/* Memory and life of the engine, and the loop over a program's actions.
+ *
+ * Pools are laid out twice by the same code, dry and for real; what they take is what the plan said, to the
+ * byte. An action finds its memory by the plan's buffers alone (execution_buffer). */
 #include "engine/engine.h"
 
 #include <math.h>
@@ -304,7 +308,8 @@ static void backward(Execution *x, Action a, Half half) {
     if (half != HALF_WEIGHT || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
     if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
-    /* Earlier parts make what later ones read: what was dropped of any is made again before the last one runs. */
+    /* Earlier parts make what later ones read: what was dropped of any is made again before the last one
+     * runs. */
     if ((half & HALF_INPUT) && program_begins_unit(x->program, a))
         unit_recompute(&unit, unit_parts(&e->model.config, u));
     unit_backward(&unit, half, a.parts);
@@ -372,8 +377,8 @@ int64_t engine_valid(const Engine *e, const Batch *batches) {
     return partition_first_stage(&e->plan->partition) ? valid : 0;
 }
 
-/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be known
- * first. The record of the step before brought them, unless this is the first step of a life. */
+/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be
+ * known first. The record of the step before brought them, unless this is the first step of a life. */
 static int64_t count_valid(Engine *e, const Batch *batches) {
     int64_t valid = engine_valid(e, batches);
     if (e->ahead >= 0) {

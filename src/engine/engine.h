@@ -1,5 +1,5 @@
-/* The engine executes a rank's plan: it owns the rank's memory, and runs programs on it: one optimizer step, or
- * one evaluation.
+/* The engine executes a rank's plan: it owns the rank's memory, and runs programs on it: one optimizer step,
+ * or one evaluation.
  *
  * Life: engine_open (every byte of the run), then engine_initialise or weights and state from a checkpoint
  * followed by engine_refresh, then steps. Nothing is allocated inside a step.
@@ -35,8 +35,8 @@ typedef struct StepResult {
     double grad_norm;        /* before clipping */
     double clip_coefficient; /* what gradients were multiplied with */
     int64_t nonfinite; /* gradient elements that are NaN or infinite (exact: or too large for fixed point) */
-    char culprit
-        [128]; /* first parameter that has one and the rank that holds it, or "the loss"; empty when all is finite */
+    /* First parameter that has one and the rank that holds it, or "the loss"; empty when all is finite. */
+    char culprit[128];
     bool skipped;      /* no update was made */
     uint64_t any, all; /* flags of all ranks */
 } StepResult;
@@ -54,8 +54,8 @@ typedef struct StepTimes {
     ActionTime *actions; /* [actions of the program] */
 } StepTimes;
 
-/* The plan and the device must stay as long as the engine; comm NULL: a single rank. ERR_MEMORY. Close it also
- * after a failure. */
+/* The plan and the device must stay as long as the engine; comm NULL: a single rank. ERR_MEMORY. Close it
+ * also after a failure. */
 ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, Error *err);
 void engine_close(Engine *e); /* NULL is fine */
 
@@ -77,8 +77,8 @@ const Weights *engine_weights(const Engine *e);
 
 /* Owned memory of a parameter, fp32: `piece` elements of it. */
 float *engine_master(const Engine *e, Piece piece);
-/* One of the states that the optimizer keeps of parameter number `param`: what is owned of it, in the dtype of
- * its group. */
+/* One of the states that the optimizer keeps of parameter number `param`: what is owned of it, in the dtype
+ * of its group. */
 void *engine_optimizer_state(const Engine *e, int param, int which);
 float *engine_gradient(const Engine *e, const Param *p, Piece piece); /* after a step */
 /* Optimizer steps made: AdamW's t. */

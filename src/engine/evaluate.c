@@ -1,3 +1,5 @@
+/* Rounds are the same on every rank, also where the last samples are fewer than the ranks: those without one
+ * evaluate a batch of no valid targets. */
 #include "engine/evaluate.h"
 
 #include <math.h>

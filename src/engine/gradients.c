@@ -10,15 +10,15 @@
  *
  *      pass --sets--> slot[all] ==reduce==> slot[own] --add_share--> sums[own]
  *
- *   3. Exact: from the slot in fixed point into the sums of the step, or (reduced once a microbatch) by a copy
- *      that is reduced and then added. At the end they become fp32 again.
+ *   3. Exact: from the slot in fixed point into the sums of the step, or (reduced once a microbatch) by a
+ *      copy that is reduced and then added. At the end they become fp32 again.
  *
  *      pass --sets--> slot[all] --fix, adds--> sums[all] ==reduce==> sums[own] --to_float--> owned
  *                       |                                              ^
  *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_share
  *
- * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this step
- * is a bit of `started`, since what nobody has written yet must be set, and not added to. */
+ * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this
+ * step is a bit of `started`, since what nobody has written yet must be set, and not added to. */
 #include "engine/execution.h"
 
 /* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch on its way. */
@@ -103,7 +103,8 @@ static void reduce(Execution *x, Action a, Flat flat, void *space) {
     CommHandle *handle = &e->traffic.reductions[a.unit][flat];
     execution_wait(e, handle);
     if (r.share == 0) return;
-    /* What microbatches left over the shards is added up before it goes over the replicas: these are two sums. */
+    /* What microbatches left over the shards is added up before it goes over the replicas: these are two
+     * sums. */
     bool apart = x->program->sync == SYNC_REPLICA;
     ErrorCode code = a.kind == ACT_REDUCE_SCATTER
                          ? comm_sum_inner(e->comm, MESH_SHARDS, apart ? 0 : MESH_REPLICAS, type, r.all,

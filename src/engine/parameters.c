@@ -1,7 +1,7 @@
 /* Parameters over the axes that cut them: GATHER, RELEASE.
  *
- * Gathered parameters live in buffers of the plan, flat after flat; a rank casts its own share into its place,
- * and the all-gather fills the rest. A pass waits for what it reads (parameters_ready). */
+ * Gathered parameters live in buffers of the plan, flat after flat; a rank casts its own share into its
+ * place, and the all-gather fills the rest. A pass waits for what it reads (parameters_ready). */
 #include "engine/execution.h"
 
 /* Casts this rank's share into its place and starts filling the others. */

@@ -1,3 +1,5 @@
+/* Sums are exact (base/exact.h), the rest are maxima, counts and bits: combining in any order gives the same
+ * bytes. */
 #include "engine/record.h"
 
 #include <math.h>

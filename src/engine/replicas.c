@@ -1,3 +1,4 @@
+/* Hashes of what is held go to rank 0, which compares those of equal place and tells all what it found. */
 #include "engine/replicas.h"
 
 #include <stdlib.h>

@@ -1,3 +1,5 @@
+/* Candidates are forecast one after the other (each frees its forecast, so that memory does not grow with
+ * their number), then sorted and printed. What cannot be is left out, and named once with the reason. */
 #include "plan/compare.h"
 
 #include <math.h>

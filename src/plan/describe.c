@@ -1,3 +1,4 @@
+/* The lines that a run says of itself before its first step, and `weft plan` without ranks. */
 #include "plan/describe.h"
 
 #include "base/memory.h"

@@ -59,8 +59,8 @@ void timeline_figures(const Timeline *t, Simulation *out);
 typedef struct TerminalStyle {
     int width; /* columns, at least 40 are used */
     bool utf8, colour;
-    int rows; /* at most so many ranks are drawn and listed, the first and the last; 0: all. A drawing that would be too fine to
-               * read is then left out */
+    int rows; /* at most so many ranks are drawn and listed, the first and the last; 0: all. A drawing that
+               * would be too fine to read is then left out */
 } TerminalStyle;
 /* A row a rank, to scale, then an axis, a legend and the figures. In colour a box is the number of its
  * microbatch on the colour of its kind; without, it begins with the letter of its kind, small for the later

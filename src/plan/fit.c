@@ -1,3 +1,6 @@
+/* Two figures of a split's memory: the estimate, which split_auto can search by and which only has to grow
+ * with the truth, and the plan of every pipeline rank, which is the truth. The search walks estimates; what
+ * it returns, or names in an error, was measured by plans. */
 #include "plan/fit.h"
 
 #include <math.h>
@@ -30,8 +33,8 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
     return sum;
 }
 
-/* Bytes that the parameters of a unit, and `states` of theirs, cost the rank that holds it, whatever the number
- * of microbatches. */
+/* Bytes that the parameters of a unit, and `states` of theirs, cost the rank that holds it, whatever the
+ * number of microbatches. */
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute) {
     double shards = mesh_size(&l->mesh, MESH_SHARDS), share = elements / shards;
     bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;

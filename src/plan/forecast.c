@@ -1,3 +1,5 @@
+/* Plans of one rank a pipeline place, the simulated step, and their tables. FLOPs are those of
+ * layout_unit_costs everywhere, so that shares and times of all tables are of one measure. */
 #include "plan/forecast.h"
 
 #include <math.h>
@@ -82,13 +84,11 @@ size_t forecast_memory(const Forecast *f, int place) {
     return memory_plan_total(rank_memory(&f->ranks[place].plan));
 }
 
-static uint64_t sum_axes(const ProgramTraffic *t) {
-    uint64_t sum = 0;
-    for (int a = 0; a < AXES; a++) sum += t->bytes[a];
-    return sum;
+static uint64_t sum_traffic(const ProgramTraffic *t) {
+    return t->pipeline + t->replicas + t->parameters + t->gradients;
 }
 
-uint64_t forecast_sent(const Forecast *f, int place) { return sum_axes(&f->ranks[place].traffic); }
+uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
 
 double forecast_time(const Forecast *f, double flops) {
     return flops / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
@@ -258,11 +258,11 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
 static void fill_work(const Forecast *f, int place, double *value) {
     const RankForecast *r = &f->ranks[place];
     value[0] = r->flops / 1e12;
-    value[1] = (double)r->traffic.bytes[AXIS_PP];
-    value[2] = (double)r->traffic.bytes[AXIS_DP_REPLICATE];
+    value[1] = (double)r->traffic.pipeline;
+    value[2] = (double)r->traffic.replicas;
     value[3] = (double)r->traffic.parameters;
-    value[4] = (double)(r->traffic.bytes[AXIS_DP_SHARD] - r->traffic.parameters);
-    value[5] = (double)sum_axes(&r->traffic);
+    value[4] = (double)r->traffic.gradients;
+    value[5] = (double)sum_traffic(&r->traffic);
     value[6] = 0;
 }
 
@@ -314,7 +314,7 @@ ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Te
         ProgramTraffic t = rank_traffic(&fast);
         double before = (double)memory_plan_pools(&fast.memory),
                after = (double)memory_plan_pools(&r->plan.memory);
-        uint64_t less = sum_axes(&t), more = sum_axes(&r->traffic);
+        uint64_t less = sum_traffic(&t), more = sum_traffic(&r->traffic);
         text_printf(
             out,
             "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",

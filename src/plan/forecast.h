@@ -30,9 +30,9 @@ typedef struct Forecast {
     int places;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
-    Simulation
-        timing; /* of a step, in FLOPs: a message takes as long as what a rank computes meanwhile. Ranks are pipeline
-                          * ranks; one when there is no pipeline */
+    /* Of a step, in FLOPs: a message takes as long as what a rank computes meanwhile. Ranks are pipeline
+     * ranks. */
+    Simulation timing;
 } Forecast;
 
 /* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on

@@ -1,3 +1,6 @@
+/* From keys of a configuration to mesh, schedule and stages, in this order: the schedule says how many stages
+ * there are, so what else asks for stages (layers_per_stage, split) is held against it, and each refusal
+ * names both sides. A single pipeline rank takes the same way. */
 #include "plan/layout.h"
 
 #include <stdio.h>

@@ -1,3 +1,6 @@
+/* Buffers are collected by walking the program once, each named by what its actions touch (action_buffers);
+ * then placed in their arenas. An action that touches memory which it does not name would find another
+ * buffer there: engine and this file must agree on every action. */
 #include "plan/memory.h"
 
 #include <limits.h>

@@ -13,15 +13,18 @@
 #include "plan/program.h"
 
 typedef enum BufferKind {
-    BUFFER_BATCH, /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses fp32 */
+    /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses fp32 */
+    BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
     BUFFER_KEEP,   /* keep(u, m), only when the backward halves run apart */
-    BUFFER_GRADIENT, /* [T, h] gradient that travels back through adjacent units here; named by the last of them */
-    BUFFER_GATHERED,       /* parameters of u, gathered for the how-manieth time */
-    BUFFER_FLAT_GRADIENTS, /* ... one kind a flat: gradients of one microbatch, fp32, when they do not go straight into those of the step */
-    BUFFER_FLAT_FIXED =
-        BUFFER_FLAT_GRADIENTS + FLATS, /* ... the same in fixed point, on their way over the network */
+    /* [T, h] gradient that travels back through adjacent units here; named by the last of them */
+    BUFFER_GRADIENT,
+    BUFFER_GATHERED, /* parameters of u, gathered for the how-manieth time */
+    /* From here on a kind for each flat. Gradients of one microbatch, fp32, when they do not go straight into
+     * those of the step; the same in fixed point, on their way over the network. */
+    BUFFER_FLAT_GRADIENTS,
+    BUFFER_FLAT_FIXED = BUFFER_FLAT_GRADIENTS + FLATS,
     BUFFER_KINDS = BUFFER_FLAT_FIXED + FLATS
 } BufferKind;
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
@@ -61,19 +64,16 @@ typedef struct MemoryPlan {
     size_t arena[ARENAS];    /* bytes */
     size_t keep, scratch;    /* shared regions of model/unit.h, in the workspace pool */
     size_t parameters, copy; /* owned fp32 master weights; their copy in the compute dtype, when it stays */
-    size_t
-        gradients; /* of the step: sums over microbatches, owned shares; microbatches' own are in their arena */
-    size_t optimizer; /* states of owned elements */
-    size_t
-        *states; /* [parameters, OPTIMIZER_STATES] bytes before each state of what is owned of a parameter */
+    size_t gradients;        /* of the step: sums and owned shares; microbatches' own are in their arena */
+    size_t optimizer;        /* states of owned elements */
+    size_t *states;          /* [parameters, OPTIMIZER_STATES] bytes before each state of what is owned */
     size_t constants;
     size_t statistics; /* StepScalars and StepStatistics */
     size_t reduction;  /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
     int reductions;    /* axes that do */
     size_t tie;        /* the other rank's share of a tied gradient */
     size_t device_scratch;
-    size_t
-        staging; /* beside the pools: host copy for checkpoints that are written while training; set by who saves */
+    size_t staging; /* beside the pools: host copy for checkpoints that are written while training */
 } MemoryPlan;
 
 typedef struct MemorySpec {
@@ -98,8 +98,8 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 
 /* Where a flat lies in the buffer of its gathered unit, in bytes. */
 size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat);
-/* Persistent gradient memory of a flat of unit u (or of the tied head): shards of which there are sums, bytes of
- * the sums as they accumulate, and of the owned fp32 gradient where that is not the same memory. */
+/* Persistent gradient memory of a flat of unit u (or of the tied head): shards of which there are sums,
+ * bytes of the sums as they accumulate, and of the owned fp32 gradient where that is not the same memory. */
 int gradient_sum_shards(const Program *p);
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);

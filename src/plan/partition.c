@@ -1,3 +1,4 @@
+/* Shares are whole cache lines, so that a share of a share, and its bf16 copy, begin on 16 elements. */
 #include "plan/partition.h"
 
 #include <stdlib.h>

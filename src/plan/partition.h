@@ -1,8 +1,8 @@
 /* What a rank holds of a model: the units of its pipeline stages, and of each unit its share over dp_shard.
  *
- * Each flat of a unit (model/params.h) is cut into dp_shard equal shares (the last padded), so a gathered flat
- * is [dp_shard * share.count] elements. A rank's master weights, moments and gradients are its shares, flat
- * after flat and unit after unit ("owned" arrays): with one shard they are the whole units.
+ * Each flat of a unit (model/params.h) is cut into dp_shard equal shares (the last padded), so a gathered
+ * flat is [dp_shard * share.count] elements. A rank's master weights, moments and gradients are its shares,
+ * flat after flat and unit after unit ("owned" arrays): with one shard they are the whole units.
  *
  * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
  * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
@@ -55,7 +55,8 @@ bool partition_holds(const Partition *p,
                      int unit); /* its parameters are: those that run here, and a tied copy */
 /* It makes a gradient of the unit, which may be the tied head's. */
 bool partition_makes_gradient(const Partition *p, int unit);
-/* It is at the first place of the pipeline: of the ranks that see the same batches, the one that counts them. */
+/* It is at the first place of the pipeline: of the ranks that see the same batches, the one that counts
+ * them. */
 bool partition_first_stage(const Partition *p);
 /* The world's rank that has this one's place on every axis but pp. */
 int partition_peer(const Partition *p, int unit);

@@ -1,3 +1,5 @@
+/* What can be said of any program: whether it keeps its invariants (a walk that marks what has been done),
+ * what it sends, and how it reads. Making one is lower.c's. */
 #include "plan/program.h"
 
 #include <stdlib.h>
@@ -324,8 +326,8 @@ static void count_flat(const Program *p, Action a, Flat flat, size_t compute_byt
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
         t->parameters += others * share * (flat == FLAT_VECTORS ? sizeof(float) : compute_bytes);
-    if (a.kind == ACT_REDUCE_SCATTER) t->bytes[AXIS_DP_SHARD] += others * share * gradient;
-    if (a.kind == ACT_ALL_REDUCE) t->bytes[AXIS_DP_REPLICATE] += all_reduce_bytes(p, share);
+    if (a.kind == ACT_REDUCE_SCATTER) t->gradients += others * share * gradient;
+    if (a.kind == ACT_ALL_REDUCE) t->replicas += all_reduce_bytes(p, share);
 }
 
 static bool is_collective(ActionKind kind) {
@@ -339,11 +341,10 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
         for (int f = 0; is_collective(a.kind) && f < FLATS; f++) count_flat(p, a, (Flat)f, compute_bytes, &t);
-        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.bytes[AXIS_PP] += COMM_HEADER + boundary_bytes;
+        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes;
         if (a.kind == ACT_TIE && exchanges)
-            t.bytes[AXIS_PP] += COMM_HEADER + part->share[0][FLAT_MATRICES].count * sizeof(float);
+            t.pipeline += COMM_HEADER + part->share[0][FLAT_MATRICES].count * sizeof(float);
     }
-    t.bytes[AXIS_DP_SHARD] += t.parameters;
     return t;
 }
 

@@ -35,8 +35,8 @@
  *     each axis, after its
  * last addition and before it is used.
  *  7. TIE, NORM, UPDATE come once, in this order, after everything else.
- *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other, each
- *     once: ascending in a forward pass, descending in a backward pass. */
+ *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other,
+ *     each once: ascending in a forward pass, descending in a backward pass. */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -73,8 +73,8 @@ typedef enum ActionKind {
 typedef struct Action {
     ActionKind kind;
     int unit;       /* -1 where there is none */
-    int microbatch; /* -1 where there is none; of GATHER and RELEASE the how-manieth gather of this unit it is */
-    Parts parts; /* of a pass: those of the unit that it runs; nothing may cross between ranks inside one */
+    int microbatch; /* -1 where there is none; of GATHER and RELEASE: the how-manieth gather of this unit */
+    Parts parts;    /* of a pass: those of the unit that it runs; nothing crosses between ranks inside one */
 } Action;
 bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
 
@@ -103,8 +103,8 @@ typedef struct Program {
     bool defer_head;                    /* the head's weight gradient waits for BWD_W */
     bool ordered;                       /* invariant 3 holds */
     bool exact;
-    GradientSync
-        sync; /* as it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP */
+    /* As it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP. */
+    GradientSync sync;
     int count, capacity;
     Action *actions;
 } Program;
@@ -119,24 +119,26 @@ ErrorCode program_check(const Program *p, Error *err);
 /* Whether gradients of a microbatch have memory of their own (else they are added to those of the step at
  * once). */
 bool program_has_slots(const Program *p);
-/* Ranks of the inner step of a sum whose outer step is over the replicas (comm_sum_outer). 1 where the replicas' sum is
- * one of its own: of what many microbatches left. */
+/* Ranks of the inner step of a sum whose outer step is over the replicas (comm_sum_outer). 1 where the
+ * replicas' sum is one of its own: of what many microbatches left. */
 int program_inner_ranks(const Program *p);
 
 /* Whether a pass is the first, or the last, of those that run a unit's parts on a microbatch. */
 bool program_begins_unit(const Program *p, Action a);
 bool program_ends_unit(const Program *p, Action a);
-/* The unit whose flat gets a gradient from this action (of the head's, it may be the tied head's own); -1: none.
- * Those of vectors are made with the input half of a backward pass, those of matrices with the weight half, the
- * head's with its forward pass unless that is deferred. */
+/* The unit whose flat gets a gradient from this action (of the head's, it may be the tied head's own); -1:
+ * none. Those of vectors are made with the input half of a backward pass, those of matrices with the weight
+ * half, the head's with its forward pass unless that is deferred. */
 int program_gradient_unit(const Program *p, Action a, Flat flat);
 
-/* Bytes that this rank sends in one execution, by axis (AXIS_PP: between stages, and the tied gradient).
- * `compute_bytes` and `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
+/* Bytes that this rank sends in one execution, by what they are. */
 typedef struct ProgramTraffic {
-    uint64_t bytes[AXES];
-    uint64_t parameters; /* of those on dp_shard: gathers; the rest are gradients */
+    uint64_t pipeline;   /* between stages: activations, their gradients, and the tied gradient */
+    uint64_t replicas;   /* gradients, over the replicas */
+    uint64_t parameters; /* over the shards: gathers, ... */
+    uint64_t gradients;  /* ... and reductions */
 } ProgramTraffic;
+/* `compute_bytes` and `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
 ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes);
 
 const char *action_name(ActionKind kind);

@@ -1,3 +1,5 @@
+/* The order matters: the model gives the table, the table the partition, both the programs, and these the
+ * memory. */
 #include "plan/rank.h"
 
 #include "base/memory.h"
@@ -23,8 +25,8 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .staged = c->checkpoint.dtype == STORE_BF16 ? 2 : 1};
 }
 
-/* What a checkpoint takes of the elements that this rank counts: each tensor by itself, as its copy is laid out
- * (checkpoint_staging_bytes). */
+/* What a checkpoint takes of the elements that this rank counts: each tensor by itself, as its copy is laid
+ * out (checkpoint_staging_bytes). */
 static size_t staging(const RankPlan *p) {
     size_t sum = 0;
     for (int i = 0; i < p->model.table.count; i++) {

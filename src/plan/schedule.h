@@ -57,8 +57,8 @@ typedef struct Cell {
     CellKind kind;
     int stage;      /* -1 when idle */
     int microbatch; /* -1 where there is none */
-    bool
-        overlap; /* with the next cell of this rank: the two (F, then B or I) make one composite (a;b)OVERLAP_F_B */
+    /* With the next cell of this rank: the two (F, then B or I) make one composite (a;b)OVERLAP_F_B. */
+    bool overlap;
 } Cell;
 
 typedef struct Order {

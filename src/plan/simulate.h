@@ -31,16 +31,16 @@ typedef struct CellTime {
 typedef struct RankTimes {
     double start, end; /* of its first and last compute cell */
     double busy, idle; /* idle: makespan - busy */
-    int peak_input,
-        peak_weight; /* live (stage, microbatch) activations, freed at the end of I or B, or of W or B */
+    /* Live (stage, microbatch) activations, freed at the end of I or B, or of W or B. */
+    int peak_input, peak_weight;
     CellTime *cells; /* [cells of the order]; both cells of a composite have its times */
 } RankTimes;
 
 typedef struct Simulation {
     double makespan; /* last end of all ranks */
     double bubble;   /* worst idle / makespan */
-    double
-        span; /* largest (end - start - busy) of a rank: the bubble of the zero-bubble papers, without a barrier */
+    /* Largest (end - start - busy) of a rank: the bubble of the zero-bubble papers, without a barrier. */
+    double span;
     int ranks;
     RankTimes *rank; /* [ranks] */
 } Simulation;

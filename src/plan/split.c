@@ -1,3 +1,5 @@
+/* TorchTitan's rule and names are arithmetic. split_auto is a search: stages are taken one after the other,
+ * and for each number of blocks given out so far the candidates stay that no other beats in every figure. */
 #include "plan/split.h"
 
 #include <math.h>

@@ -1,3 +1,5 @@
+/* Measured steps become timelines, and their mean costs a simulation: what is compared are two drawings of
+ * the same cells. */
 #include "plan/timing.h"
 
 #include <math.h>

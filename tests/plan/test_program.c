@@ -351,7 +351,7 @@ static ProgramTraffic traffic(const Case *c) { return traffic_of(c, 0); }
 /* Of all ranks. What is over when a tensor is cut into parts makes one rank's figure differ from another's. */
 static uint64_t replicas_traffic(const Case *c) {
     uint64_t sum = 0;
-    for (int rank = 0; rank < ranks_of(c); rank++) sum += traffic_of(c, rank).bytes[AXIS_DP_REPLICATE];
+    for (int rank = 0; rank < ranks_of(c); rank++) sum += traffic_of(c, rank).replicas;
     return sum;
 }
 
@@ -377,17 +377,17 @@ static void test_traffic_is_counted(void **state) {
     release(&l);
     ProgramTraffic t = traffic(&s);
     assert_int_equal(t.parameters, owned);
-    assert_int_equal(t.bytes[AXIS_DP_SHARD],
-                     2 * owned); /* one gather and one reduce-scatter: half of the model each */
+    assert_int_equal(t.gradients, owned); /* one gather and one reduce-scatter: half of the model each */
     assert_int_equal(replicas_traffic(&s), 4 * owned); /* each rank: all-reduce of a half over 2 */
     s.sync = SYNC_MICROBATCH;
     ProgramTraffic each = traffic(&s);
-    assert_int_equal(each.bytes[AXIS_DP_SHARD] - owned, 5 * (t.bytes[AXIS_DP_SHARD] - owned));
-    assert_int_equal(each.bytes[AXIS_DP_REPLICATE], 5 * t.bytes[AXIS_DP_REPLICATE]);
+    assert_int_equal(each.gradients, 5 * t.gradients);
+    assert_int_equal(each.replicas, 5 * t.replicas);
     s.sync = SYNC_REPLICA;
     ProgramTraffic replica = traffic(&s);
-    assert_int_equal(replica.bytes[AXIS_DP_SHARD], each.bytes[AXIS_DP_SHARD]);
-    assert_int_equal(replica.bytes[AXIS_DP_REPLICATE], t.bytes[AXIS_DP_REPLICATE]);
+    assert_int_equal(replica.gradients, each.gradients);
+    assert_int_equal(replica.parameters, each.parameters);
+    assert_int_equal(replica.replicas, t.replicas);
     /* Runs of three are two blocks of the tree over six: the reducing half of the all-reduce carries two sums. */
     Case three = {.pp = 1, .replicas = 2, .shards = 3, .microbatches = 2, .layers = 3};
     Lowered third;
@@ -398,11 +398,11 @@ static void test_traffic_is_counted(void **state) {
     three.sync = SYNC_REPLICA; /* a sum of its own */
     assert_int_equal(replicas_traffic(&three), 6 * owned / 2 * (1 + 1));
     s.sync = SYNC_STEP, s.exact = true;
-    assert_int_equal(traffic(&s).bytes[AXIS_DP_REPLICATE], 2 * t.bytes[AXIS_DP_REPLICATE]);
+    assert_int_equal(traffic(&s).replicas, 2 * t.replicas);
 
     Case pipe = {.pp = 2, .replicas = 1, .shards = 1, .microbatches = 5, .layers = 3, .schedule = "1f1b"};
     Model small = small_model(&pipe);
-    assert_int_equal(traffic(&pipe).bytes[AXIS_PP],
+    assert_int_equal(traffic(&pipe).pipeline,
                      5 * (boundary_bytes(&small) + COMM_HEADER)); /* rank 0 sends activations only */
     model_free(&small);
 }
