@@ -1,6 +1,7 @@
 #!/bin/bash
 # The engine keeps the contract of the device's queue: where ops run only when something waits for them, streams in an order
 # drawn from a seed, a tiny model gets the same bits, on one rank and on several: pipelines, shards, replicas.
+# ranks: 4
 #   DEFERRED_SEEDS="1 2 3 4 5" tests/ranks/test_deferred.sh     more orders
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
