@@ -69,8 +69,8 @@ const char *error_end(char *out, unsigned long out_size, ErrorCode code);
  * name that came from a file: tensor names and keys may carry terminal escapes. Returns out. */
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
 
-/* The trail of this thread's last ERR_INTERNAL: "src/plan/program.c:229 < src/engine/engine.c:31". Empty before
- * the first; places that no longer fit are left out, with "..." in their stead. */
+/* The trail of this thread's last ERR_INTERNAL: "src/plan/program.c:229 < src/engine/engine.c:31". Empty
+ * before the first; places that no longer fit are left out, with "..." in their stead. */
 const char *error_trail(void);
 void error_passed(const char *file, int line);
 

@@ -6,8 +6,8 @@
  *                                   optimizer.safetensors, state.json                          (unless weights only)
  *                                   manifest.json
  *
- * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by one
- * process at a time (the run's lock); reading needs no lock. */
+ * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by
+ * one process at a time (the run's lock); reading needs no lock. */
 #ifndef WEFT_CHECKPOINT_CHECKPOINT_H
 #define WEFT_CHECKPOINT_CHECKPOINT_H
 
@@ -103,8 +103,7 @@ ErrorCode checkpoint_verify(const char *path, Error *err);
  *         ... rank 0 sends set.items[i].path ...
  *         checkpoint_check_part(path, rank, ranks, err);   OK on all of them, agreed upon: this one
  *     }
- *     checkpoint_open_verified(&c, path, true, err);       may refuse one with weights only: go on with the next
- */
+ *     checkpoint_open_verified(&c, path, true, err);       may refuse one with weights only: go on with the next */
 
 /* Every byte of part `rank` of `ranks` is as written: about as many bytes for each. */
 ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err);

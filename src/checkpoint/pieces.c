@@ -1,3 +1,5 @@
+/* The blobs that ranks hand to rank 0 when a save is written, and the check that they cover every element
+ * of every tensor exactly once. What comes in is checked like a file: another rank may run another build. */
 #include "checkpoint/pieces.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
-/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run; and
- * how a run treats its parameters. */
+/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a
+ * run; and how a run treats its parameters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

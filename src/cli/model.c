@@ -1,3 +1,5 @@
+/* Opening a model for use: directory, tokenizer, shape, plan, memory, weights, in this order; the weights'
+ * headers are compared with the shape before memory is taken by it. */
 #include "cli/model.h"
 
 #include <stdlib.h>

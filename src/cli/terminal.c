@@ -1,3 +1,4 @@
+/* Where output goes: to the terminal with its width and colours, or to a file as plain text. */
 #include "cli/terminal.h"
 
 #include <stdio.h>

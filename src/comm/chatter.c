@@ -1,3 +1,5 @@
+/* Lines come in pieces and may never end: what could still become a line of mpirun's is held back,
+ * everything else passes at once, so that a live status line of rank 0 is drawn as it is made. */
 #include "comm/chatter.h"
 
 #include <stdio.h>

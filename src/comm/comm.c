@@ -222,8 +222,8 @@ int comm_group_size(Comm *c, AxisSet set) { return group_of(c, set)->size; }
 static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float) : sizeof(int64_t); }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes of a bucket: a message, less where many shares are kept until they are added up. Depends on what all ranks
- * know, since all must cut alike. arrivals: shares of other ranks, at most. */
+/* Bytes of a bucket: a message, less where many shares are kept until they are added up. Depends on what
+ * all ranks know, since all must cut alike. arrivals: shares of other ranks, at most. */
 static size_t bucket_of(int arrivals, size_t stride) {
     size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(arrivals > 1 ? arrivals : 1), 4096);
     if (most < 65536) most = 65536;
@@ -390,7 +390,8 @@ ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *i
     return reduce_scatter(c, group_of(c, set), NULL, type, in, out, count, workspace, handle, err);
 }
 
-/* inner NULL: the group is the whole sum, and `parts` its data; else the [inner, count] of the step before. */
+/* inner NULL: the group is the whole sum, and `parts` its data; else the [inner, count] of the step
+ * before. */
 static ErrorCode all_reduce(Comm *c, Group *g, const Group *inner, CommType type, void *parts, int64_t count,
                             void *workspace, CommHandle *handle, Error *err) {
     size_t bytes, stride = (size_t)reduce_part(g->size, count) * type_bytes(type);

@@ -4,20 +4,20 @@
  * otherwise there is one rank, MPI is never initialised, and every call below works trivially.
  *
  * Rules
- *  1. Groups are sets of axes (comm/mesh.h). All ranks of a group start the same operations on that set, in the
- *     same order, with the same sizes. Different sets and point-to-point messages are independent of each other.
- *  2. Operations are started and go on by themselves: whenever the program calls comm_poll, waits, or has
- *     a progress thread. Memory that takes part belongs to the operation until it has ended. Nothing is
- *     allocated by operations after comm_set_mesh, but for a record of comm_combine larger than any before, and
- *     what comm_gather returns.
- *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the
- *     group (comm/tree.h), in one step or in two. Integer sums are exact (modulo 2^64).
- *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or
- *     a reduce-scatter, twice that in an all-reduce. The outer step of a sum in two steps is an all-reduce that
+ *  1. Groups are sets of axes (comm/mesh.h). All ranks of a group start the same operations on that set, in
+ *     the same order, with the same sizes. Different sets and point-to-point messages are independent of each
+ *     other.
+ *  2. Operations are started and go on by themselves: whenever the program calls comm_poll, waits, or has a
+ *     progress thread. Memory that takes part belongs to the operation until it has ended. Nothing is
+ *     allocated by operations after comm_set_mesh, but for a record of comm_combine larger than any before,
+ *     and what comm_gather returns.
+ *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the group
+ *     (comm/tree.h), in one step or in two. Integer sums are exact (modulo 2^64).
+ *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or a
+ *     reduce-scatter, twice that in an all-reduce. The outer step of a sum in two steps is an all-reduce that
  *     sends more only where the tree needs it.
- *  5. The first failure stays: every later call returns it. A failure of one rank is made the failure of
- *     all by comm_agree (while everyone takes part, as in setup) or comm_fail (while others may be
- *     waiting).
+ *  5. The first failure stays: every later call returns it. A failure of one rank is made the failure of all
+ *     by comm_agree (while everyone takes part, as in setup) or comm_fail (while others may be waiting).
  *  6. Calls come from one thread; the progress thread and the watchdog are this module's own.
  *
  * Pointers are memory of the CPU device (tensor memory) in the asynchronous operations, plain memory in
@@ -37,10 +37,11 @@ typedef struct Comm Comm;
 
 /* ---- processes ---- */
 
-/* Over MPI when a launcher is there. ERR_UNAVAILABLE when the launcher and the MPI library do not understand each other: then every process
- * would believe that it is alone and all would do the same work. */
+/* Over MPI when a launcher is there. ERR_UNAVAILABLE when the launcher and the MPI library do not
+ * understand each other: then every process would believe that it is alone and all would do the same work. */
 ErrorCode comm_open(Comm **c, Error *err);
-/* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL: alone. */
+/* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL:
+ * alone. */
 typedef struct Link Link;
 enum { COMM_EVENTS = 21504 };
 ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
@@ -70,7 +71,8 @@ int comm_size(const Comm *c);
 int comm_local_rank(const Comm *c); /* among the ranks of this machine */
 int comm_local_size(const Comm *c); /* ranks of this machine: they share its cores */
 
-/* Groups of every set of axes. All ranks must call it with the same mesh, whose world must be comm_size. Once. */
+/* Groups of every set of axes. All ranks must call it with the same mesh, whose world must be comm_size.
+ * Once. */
 ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err);
 /* Axes of one rank make no difference to a set. */
 int comm_group_rank(Comm *c, AxisSet set);
@@ -98,11 +100,12 @@ ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *i
 /* data = sum over ranks of their data. */
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
                           void *workspace, CommHandle *handle, Error *err);
-/* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be some time
- * apart: comm_sum_inner leaves this rank's share of the sum over inner, comm_sum_outer makes it the sum over both.
- * Then parts[place in inner] has the bits of one sum over inner | outer; the other parts are used up from the first
- * step on. Where the groups of inner are no blocks of the canonical tree (a size that is no power of two), the inner
- * step leaves several sums, and the outer one sends them all: comm_sum_outer_traffic. */
+/* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be
+ * some time apart: comm_sum_inner leaves this rank's share of the sum over inner, comm_sum_outer makes it
+ * the sum over both. Then parts[place in inner] has the bits of one sum over inner | outer; the other
+ * parts are used up from the first step on. Where the groups of inner are no blocks of the canonical tree
+ * (a size that is no power of two), the inner step leaves several sums, and the outer one sends them all:
+ * comm_sum_outer_traffic. */
 ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type,
                          void *parts /* [size of inner, count] */, int64_t count, void *workspace,
                          CommHandle *handle, Error *err);
@@ -149,9 +152,9 @@ ErrorCode comm_start_progress(Comm *c, Error *err);
 /* ---- small blocking ones; all ranks of the world take part ---- */
 
 ErrorCode comm_barrier(Comm *c, Error *err);
-/* record = the records of all ranks, combined in one tree over runs of ranks, lower ones on the left: the same bytes
- * on all ranks. `combine` must be associative, but for last bits where those do not matter. About log2(ranks)
- * messages a rank. */
+/* record = the records of all ranks, combined in one tree over runs of ranks, lower ones on the left: the
+ * same bytes on all ranks. `combine` must be associative, but for last bits where those do not matter.
+ * About log2(ranks) messages a rank. */
 ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void *into, const void *from),
                        Error *err);
 /* Combinations: sums of one number. */
@@ -182,8 +185,8 @@ void comm_fail(Comm *c, const Error *err);
 
 /* ---- counters ---- */
 
-/* What collectives and messages of this rank sent since the last reset, to the byte, the COMM_HEADER of each message
- * included. The small blocking operations are not counted. */
+/* What collectives and messages of this rank sent since the last reset, to the byte, the COMM_HEADER of
+ * each message included. The small blocking operations are not counted. */
 typedef struct CommTraffic {
     int64_t bytes, messages;
 } CommTraffic;

@@ -44,7 +44,8 @@ typedef struct Stream {
 typedef enum StreamId { REDUCE_SEND, REDUCE_RECV, GATHER_SEND, GATHER_RECV, STREAMS } StreamId;
 typedef enum OpKind { OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_REDUCE, OP_SEND, OP_RECV } OpKind;
 
-/* Posts that may be open at a time: those of OPS_MAX messages, and of the collectives that move in each group. */
+/* Posts that may be open at a time: those of OPS_MAX messages, and of the collectives that move in each
+ * group. */
 _Static_assert(COMM_EVENTS >= OPS_MAX * MESSAGE_WINDOW + MESH_SETS * COMM_TURNS * STREAMS * WINDOW + 1024,
                "the table of posts is too small");
 
@@ -64,9 +65,9 @@ typedef struct Op {
     char *target;       /* this rank's sum; gathered parts */
     char *workspace;
     int64_t summed; /* buckets whose sum is there */
-    /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree of `leaves`; leaves 0:
-     * the group is the whole sum. The blocks of this rank's run lie in the parts from its own one on, round
-     * about: block k in part (own + k) % run. */
+    /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree of `leaves`;
+     * leaves 0: the group is the whole sum. The blocks of this rank's run lie in the parts from its own
+     * one on, round about: block k in part (own + k) % run. */
     int leaves, run, first, own; /* first: leaf of this rank's run */
     char *parts;
     size_t share;  /* bytes of a part of the inner step */

@@ -25,9 +25,9 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
  *
  * The signals to stop (base/signals.h) reach every rank as SIGUSR1: a request to save and stop. A second
  * SIGINT reaches them as SIGUSR2, on which they are to end at once, unless they are through; those that do
- * not are ended after ten seconds, which is said, or by a third. mpirun has a process group of its own, so that a Ctrl-C
- * reaches the ranks through this process only; when this process dies the ranks get the request too. What
- * mpirun itself says is left out where it only repeats what the ranks or this function say.
+ * not are ended after ten seconds, which is said, or by a third. mpirun has a process group of its own, so
+ * that a Ctrl-C reaches the ranks through this process only; when this process dies the ranks get the request
+ * too. What mpirun itself says is left out where it only repeats what the ranks or this function say.
  *
  * Returns the exit status of the ranks as a code, with err->told set: they have said why. A rank that a
  * signal killed makes it 128 + N, and the message names rank and signal. */

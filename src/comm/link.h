@@ -1,5 +1,6 @@
-/* What carries bytes from rank to rank: the lower storey of comm/. A link posts sends and receives and says which
- * of them have ended; it knows nothing of sums, streams or the mesh. What makes bits (order) stands above it.
+/* What carries bytes from rank to rank: the lower storey of comm/. A link posts sends and receives and says
+ * which of them have ended; it knows nothing of sums, streams or the mesh. What makes bits (order) stands
+ * above it.
  *
  *     mpi/       processes that a launcher started
  *     loopback/  ranks that are threads of one process: for tests

@@ -1,3 +1,5 @@
+/* Coordinates of ranks, by division with remainder from the innermost axis outwards, and the checks that a
+ * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would. */
 #include "comm/mesh.h"
 
 #include <stdio.h>

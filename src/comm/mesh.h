@@ -14,8 +14,8 @@
 typedef enum Axis { AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD, AXIS_CP, AXIS_TP, AXES } Axis;
 const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
 
-/* Ranks talk in groups, and a group is a set of axes: those ranks that differ on these axes alone, in the order
- * of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
+/* Ranks talk in groups, and a group is a set of axes: those ranks that differ on these axes alone, in the
+ * order of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
 typedef uint32_t AxisSet; /* bit a: Axis a */
 enum {
     MESH_PIPELINE = 1 << AXIS_PP,                /* the stages of one pipeline */

@@ -1,6 +1,6 @@
-/* Small things that all ranks do together and wait for, as trees of messages: a rank sends and receives about
- * log2(ranks) of them. They go through the same posts as everything else, so that what is under way moves on, and
- * the watchdog and failures of others are seen. */
+/* Small things that all ranks do together and wait for, as trees of messages: a rank sends and receives
+ * about log2(ranks) of them. They go through the same posts as everything else, so that what is under way
+ * moves on, and the watchdog and failures of others are seen. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,11 +56,11 @@ static char *scratch(Comm *c, size_t bytes) {
 
 /* ---- combining ----
  *
- * Recursive doubling over m places, m the largest power of two up to the number of ranks: in round k the places p
- * and p ^ 2^k exchange what they have of two neighbouring runs of ranks, and both combine the lower with the upper.
- * The first 2 (n - m) ranks share a place in twos: the odd one gives its record to the even one before, and gets the
- * result after. So a record is always that of a run of ranks, and every rank combines the same bytes in the same
- * tree. */
+ * Recursive doubling over m places, m the largest power of two up to the number of ranks: in round k the
+ * places p and p ^ 2^k exchange what they have of two neighbouring runs of ranks, and both combine the
+ * lower with the upper. The first 2 (n - m) ranks share a place in twos: the odd one gives its record to
+ * the even one before, and gets the result after. So a record is always that of a run of ranks, and every
+ * rank combines the same bytes in the same tree. */
 
 static int places_of(int ranks) {
     int m = 1;

@@ -1,20 +1,21 @@
 /* Operations under way: what each has still to send, to receive and to add up.
  *
- * 1. A collective is up to four streams of messages. Items are ordered by bucket, distance d = 1 .. n-1, and block
- *    (most have one): sends go to the rank d ahead, receives come from the rank d behind, so that both sides
- *    of a pair see its messages in one order. Streams are posted in order: the messages of a pair of ranks
- *    never overtake each other, and the first unfinished item of a group can always move.
- * 2. Buckets are added up in ascending order, each when all its parts are there; parts of two buckets fit
- *    the workspace.
+ * 1. A collective is up to four streams of messages. Items are ordered by bucket, distance d = 1 .. n-1, and
+ *    block (most have one): sends go to the rank d ahead, receives come from the rank d behind, so that both
+ *    sides of a pair see its messages in one order. Streams are posted in order: the messages of a pair of
+ *    ranks never overtake each other, and the first unfinished item of a group can always move.
+ * 2. Buckets are added up in ascending order, each when all its parts are there; parts of two buckets fit the
+ *    workspace.
  * 3. In an all-reduce a bucket of another rank's sum is received where this rank's share of it was: not
  *    before that has been sent.
- * 4. A sum over two sets of ranks in two steps has the bits of the canonical tree over both. Where the inner groups
- *    are no blocks of it, the inner step leaves several sums (the blocks of its run) where there would be one:
- *    in the parts that this rank has sent away. The outer step sends them all, and folds those of all ranks.
+ * 4. A sum over two sets of ranks in two steps has the bits of the canonical tree over both. Where the inner
+ *    groups are no blocks of it, the inner step leaves several sums (the blocks of its run) where there would
+ *    be one: in the parts that this rank has sent away. The outer step sends them all, and folds those of all
+ *    ranks.
  * 5. A message is one stream: a header, then the data in pieces. The header says what follows, so that a
  *    receiver never takes one message for another.
- * 6. Every open post has a place in one table, which is the link's event; the table holds as many as the windows
- *    of all operations allow, so that it never grows.
+ * 6. Every open post has a place in one table, which is the link's event; the table holds as many as the
+ *    windows of all operations allow, so that it never grows.
  * 7. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
  *    at any time. */
 #include <stdio.h>
@@ -221,7 +222,8 @@ static char *arrival(const Op *op, int64_t b, int from, int block) {
     return op->workspace + (size_t)at * op->bucket;
 }
 
-/* Where an item goes from, or to. A part's shares go to its owner; its sum goes from its owner to everyone. */
+/* Where an item goes from, or to. A part's shares go to its owner; its sum goes from its owner to
+ * everyone. */
 static char *place(const Op *op, StreamId id, Item at) {
     size_t offset = (size_t)at.bucket * op->bucket, theirs = (size_t)at.peer * op->stride,
            own = (size_t)op->group->rank * op->stride;
@@ -300,8 +302,8 @@ static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) 
     sum(c, op, device, g->size, out + offset, bytes);
 }
 
-/* The inner step: one sum for each block of this rank's run. The first goes where this rank's own part is: the block
- * that needs that comes before. */
+/* The inner step: one sum for each block of this rank's run. The first goes where this rank's own part is:
+ * the block that needs that comes before. */
 static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
     size_t offset = (size_t)b * op->bucket;

@@ -1,9 +1,10 @@
-/* The canonical tree of a sum over ranks 0 .. n-1: a block is split at the largest power of two below its size, down
- * to single ranks. Where the tree depends on n alone, so do the bits.
+/* The canonical tree of a sum over ranks 0 .. n-1: a block is split at the largest power of two below its
+ * size, down to single ranks. Where the tree depends on n alone, so do the bits.
  *
  *     n = 6:  ((0 + 1) + (2 + 3)) + (4 + 5)
  *
- * Who has only the ranks of a run can add up those blocks of the tree that lie in it: 0 .. 2 above gives (0 + 1) and
+ * Who has only the ranks of a run can add up those blocks of the tree that lie in it: 0 .. 2 above gives (0 +
+ * 1) and
  * 2. Aligned runs of a power of two are one block. */
 #ifndef WEFT_COMM_TREE_H
 #define WEFT_COMM_TREE_H
@@ -16,8 +17,8 @@ typedef struct TreeBlock {
 } TreeBlock;
 enum { TREE_BLOCKS = 64 }; /* more than any run has: two a level */
 
-/* The largest blocks of the tree over `total` ranks that lie in the run, ascending; returns how many. out: room for
- * TREE_BLOCKS, or NULL. */
+/* The largest blocks of the tree over `total` ranks that lie in the run, ascending; returns how many. out:
+ * room for TREE_BLOCKS, or NULL. */
 int tree_blocks(int total, TreeBlock run, TreeBlock *out);
 
 #endif

@@ -1,3 +1,11 @@
+/* The option table, and what is checked across its rows.
+ *
+ *  C1. A key is one row: parsing, help, the resolved configuration, agreement of ranks and resuming read
+ *      it there.
+ *  C2. What one row can say (bounds, choices, what another value does to a run) stands in the row; only
+ *      what takes several keys is code, below the table.
+ *  C3. A value that follows from others is set through the options with where it came from, so that what
+ *      is written down reads back to the same values. */
 #include "config/config.h"
 
 #include <math.h>
@@ -1172,6 +1180,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
                          "raise the other",
                          (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
     int64_t sequences, microbatches;
-    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is known. */
+    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is
+     * known. */
     return c->pipeline.microbatches ? OK : divide_step(c, 1, &sequences, &microbatches, err);
 }

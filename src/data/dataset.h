@@ -46,8 +46,8 @@ uint64_t dataset_validation_samples(const Dataset *d); /* 0: no validation data 
 size_t dataset_sources(const Dataset *d);
 uint64_t dataset_source_windows(const Dataset *d, size_t source); /* for training */
 bool dataset_is_mixture(const Dataset *d); /* sources have epochs of their own; else all have one */
-/* "7,2,1": the slots of a cycle that each source has (sampler.h), by whatever weights they came about; "0" when
- * it is no mixture. */
+/* "7,2,1": the slots of a cycle that each source has (sampler.h), by whatever weights they came about; "0"
+ * when it is no mixture. */
 enum { DATASET_MIXTURE = 7 * SAMPLER_SOURCES };
 void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]);
 const char *dataset_source_name(const Dataset *d, size_t source);

@@ -1,3 +1,5 @@
+/* Writing one part of a token cache: header, ids, ends of documents, checksums of blocks. It is written
+ * under a temporary name and renamed when it is whole, so that a name stands for complete content. */
 #include "data/token_part.h"
 
 #include <errno.h>

@@ -1,3 +1,5 @@
+/* The passes of training, forward and one sequence at a time, with keys and values of earlier tokens kept.
+ * A prompt goes through in chunks, each attending to the cache that the ones before it have filled. */
 #include "model/decode.h"
 
 #include <stdlib.h>

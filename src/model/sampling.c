@@ -1,3 +1,6 @@
+/* Tokens are ranked once, by logit and then id; top-k and top-p keep a front part of the ranking, and one
+ * uniform number, a function of (seed, index), picks from it. So a text does not depend on how it was cut
+ * into calls. */
 #include "model/sampling.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
-/* Where the weights of a model are while products read them: per unit, its flats, vectors in
- * fp32 and matrices in the compute dtype. Who holds that memory - the master weights themselves, a copy, or a gathered buffer that
- * comes and goes - is not the model's business: whoever runs a pass sets the pointers. */
+/* Where the weights of a model are while products read them: per unit, its flats, vectors in fp32 and
+ * matrices in the compute dtype. Who holds that memory - the master weights themselves, a copy, or a
+ * gathered buffer that comes and goes - is not the model's business: whoever runs a pass sets the
+ * pointers. */
 #ifndef WEFT_MODEL_WEIGHTS_H
 #define WEFT_MODEL_WEIGHTS_H
 

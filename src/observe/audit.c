@@ -1,3 +1,5 @@
+/* Writing the audit log: what a rank used, line by line, each with a checksum of its own, so that a line
+ * that a kill has torn is known for one. The proof is in audit_check.c. */
 #include "observe/audit.h"
 
 #include <ctype.h>

@@ -43,7 +43,8 @@ double param_weight_decay(const ParamGroups *g, int param, const Param *p);
 
 /* "adamw moments fp32, sgd momentum bf16": what the states are; "none". */
 void param_groups_name_states(const ParamGroups *g, Text *out);
-/* A table with a row a group, or a line where there is only one; with `each` the names of their parameters. */
+/* A table with a row a group, or a line where there is only one; with `each` the names of their
+ * parameters. */
 void param_groups_print(const ParamGroups *g, const ParamTable *t, bool each, Text *out);
 
 #endif

@@ -1,3 +1,5 @@
+/* Two families of schedules: TorchTitan's (warm up, stay, decay to a floor) and Lingua's, each by the
+ * formulas of its source, to the step. Tests compare them with values of the originals. */
 #include "optimizer/learning_rate.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* Optimizers, as a table: what each keeps of an element, what it reads of the configuration, what it costs, and
- * the op it enqueues. Memory plan, checkpoints, replica checks and inspection read the table; to add an
- * optimizer is to add an entry, its op, and its name to optimizer.kind. */
+/* Optimizers, as a table: what each keeps of an element, what it reads of the configuration, what it
+ * costs, and the op it enqueues. Memory plan, checkpoints, replica checks and inspection read the table;
+ * to add an optimizer is to add an entry, its op, and its name to optimizer.kind. */
 #ifndef WEFT_OPTIMIZER_OPTIMIZER_H
 #define WEFT_OPTIMIZER_OPTIMIZER_H
 

@@ -1,6 +1,6 @@
-/* A comparison in three moves: all ranks combine the hashes of their words; only where those differ, rank 0 sends
- * its words to all, and each rank sends back a report of what is other on it: nothing, where it is as on rank 0.
- * Ranks with the same report are told of in one clause. */
+/* A comparison in three moves: all ranks combine the hashes of their words; only where those differ, rank
+ * 0 sends its words to all, and each rank sends back a report of what is other on it: nothing, where it is
+ * as on rank 0. Ranks with the same report are told of in one clause. */
 #include "train/agree.h"
 
 #include <stdio.h>

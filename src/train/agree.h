@@ -1,9 +1,9 @@
 /* What all ranks of a run must have alike, compared before they do anything together.
  *
- * Ranks are started one by one, on machines of their own, where a file may be stale. Nothing later would notice:
- * every rank would train, on other data or by another rule, and the sums of all would be saved. So each rank
- * makes one hash of what it was told to run; where hashes differ, rank 0 tells the ranks apart by the words
- * behind them, and all end with one error that names ranks and keys.
+ * Ranks are started one by one, on machines of their own, where a file may be stale. Nothing later would
+ * notice: every rank would train, on other data or by another rule, and the sums of all would be saved. So
+ * each rank makes one hash of what it was told to run; where hashes differ, rank 0 tells the ranks apart by
+ * the words behind them, and all end with one error that names ranks and keys.
  *
  *     agree_on_config   the configuration and the build, as soon as MPI runs; and again when all is resolved
  *     agree_on_data     what files hold: text, tokenizer, mixture
@@ -18,13 +18,15 @@
 #include "config/config.h"
 #include "train/saved.h"
 
-/* ERR_CONFIG when ranks are other builds, or have other values of keys than those that are local in the table. */
+/* ERR_CONFIG when ranks are other builds, or have other values of keys than those that are local in the
+ * table. */
 ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err);
 /* ERR_DATA */
 ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err);
 /* Derives train.compute where it is auto: bf16 if the processors of all ranks multiply it natively. */
 ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err);
-/* The kernels of all ranks, to be freed: "avx2", or "avx2 on ranks 0-3, avx512 on rank 4", which rank 0 says. */
+/* The kernels of all ranks, to be freed: "avx2", or "avx2 on ranks 0-3, avx512 on rank 4", which rank 0
+ * says. */
 ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err);
 
 /* What this program was built from and by; the hash of its file is part of it. To be freed. */

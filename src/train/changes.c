@@ -12,8 +12,8 @@ static bool allowed(const Config *c, const char *key) {
     return false;
 }
 
-/* What differs: what must not (the first MOST_NAMED of `count` are in the texts), what is to be said, and what
- * does nothing here. */
+/* What differs: what must not (the first MOST_NAMED of `count` are in the texts), what is to be said, and
+ * what does nothing here. */
 typedef struct Differences {
     const Config *c;
     const OptionSet *then, *now;

@@ -1,3 +1,5 @@
+/* Two sets of batches change places: while the engine runs one step, the next one's is complete, so that
+ * its valid targets can be told to all ranks beforehand. */
 #include "train/feed.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* All microbatches of a step at once, on the host, and those of the step after it: the loss is divided by the valid
- * targets of the whole step, which must be known to all ranks before its first microbatch runs, and go with the record
- * of the step before. */
+/* All microbatches of a step at once, on the host, and those of the step after it: the loss is divided by
+ * the valid targets of the whole step, which must be known to all ranks before its first microbatch runs,
+ * and go with the record of the step before. */
 #ifndef WEFT_TRAIN_FEED_H
 #define WEFT_TRAIN_FEED_H
 
@@ -24,13 +24,13 @@ typedef struct Feed {
     AuditSample *used; /* [microbatches * sequences] what the batches hold; NULL without data.audit */
 } Feed;
 
-/* From training sample `first` on, for `steps` more. Each data-parallel rank takes a run of the step's microbatches, in
- * their order. */
+/* From training sample `first` on, for `steps` more. Each data-parallel rank takes a run of the step's
+ * microbatches, in their order. */
 ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t first,
                     int64_t steps, Error *err);
 void feed_close(Feed *f);
-/* Makes f->batches the next step's, and f->next those of the one after it, if the run has one. *waited: seconds that
- * data was waited for. */
+/* Makes f->batches the next step's, and f->next those of the one after it, if the run has one. *waited:
+ * seconds that data was waited for. */
 ErrorCode feed_next(Feed *f, double *waited, Error *err);
 
 #endif

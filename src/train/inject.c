@@ -1,3 +1,9 @@
+/* The words of --inject taken to pieces: faults with their keys, or a seed from which faults are drawn.
+ * What a fault does is in strike.c.
+ *
+ *  I1. A fault is a function of the words, the rank, the step and the attempt: all ranks know of all
+ *      faults without a message.
+ *  I2. Random faults are drawn from the seed alone, so that a run that broke can be broken again. */
 #include "train/inject.h"
 
 #include <errno.h>

@@ -1,3 +1,5 @@
+/* One mutex guards phase, step and engine, since the watchdog's thread reads them while the program's
+ * changes them. It is held for the time of a few words only. */
 #include "train/phase.h"
 
 #include <stdio.h>

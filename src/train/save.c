@@ -1,3 +1,5 @@
+/* What a checkpoint of a run holds, gathered: state.json, the files of transformers, tensors; and the save
+ * under way, which each step moves on by a word in the step's record (checkpoint/async.h). */
 #include "train/save.h"
 
 #include <stdlib.h>

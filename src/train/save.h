@@ -24,9 +24,8 @@ typedef struct Saver {
     CheckpointFile files[4];
 } Saver;
 
-/* Configuration, set and facts are kept, not copied. in_use: step of the checkpoint that the run goes on from, -1
- * for none; it is never removed. Close it also
- * after a failure. */
+/* Configuration, set and facts are kept, not copied. in_use: step of the checkpoint that the run goes on
+ * from, -1 for none; it is never removed. Close it also after a failure. */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
                      Comm *comm, const Tokenizer *t, int64_t in_use, Error *err);
 /* Starts a save of the weights as they are now, after the one before. A failure of that is returned here. All

@@ -28,8 +28,8 @@ static ErrorCode read_count(const cJSON *state, const char *key, int64_t *out, E
     return json_get_int(state, CHECKPOINT_STATE, key, true, 0, INT64_C(1) << 53, out, err);
 }
 
-/* Tokens are counted as they are taken, so they tell the samples of a version that did not count them. What it left
- * open is what it made of it: the tokens of a step were the same in all of them. */
+/* Tokens are counted as they are taken, so they tell the samples of a version that did not count them.
+ * What it left open is what it made of it: the tokens of a step were the same in all of them. */
 static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
     RunState *s = &saved->state;
     char tokens[24];

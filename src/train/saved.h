@@ -1,8 +1,9 @@
 /* state.json of a checkpoint: what run it is of, and how far it came.
  *
- * The configuration in it is the resolved one: nothing is left open in it (compute: auto, microbatch: 0), so that a
- * run that goes on can take from it what it leaves open itself. Facts are what no key says. Version 1 counted steps
- * instead of samples and knew fewer facts; it is read, and what it does not say is empty. */
+ * The configuration in it is the resolved one: nothing is left open in it (compute: auto, microbatch: 0),
+ * so that a run that goes on can take from it what it leaves open itself. Facts are what no key says.
+ * Version 1 counted steps instead of samples and knew fewer facts; it is read, and what it does not say is
+ * empty. */
 #ifndef WEFT_TRAIN_SAVED_H
 #define WEFT_TRAIN_SAVED_H
 

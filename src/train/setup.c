@@ -1,3 +1,5 @@
+/* What a configuration leaves open is settled here once, through the options: by the device, the
+ * tokenizer, the mesh. Nothing here decides anew what a run that goes on has decided before (changes.c). */
 #include "train/setup.h"
 
 #include <math.h>
@@ -117,8 +119,8 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
                          err);
 }
 
-/* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the canonical
- * tree, only where the shards are a power of two. */
+/* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the
+ * canonical tree, only where the shards are a power of two. */
 static void describe_crossing(const Config *c, int ranks, int shards, char *out, size_t size) {
     GradientSync sync = (GradientSync)c->train.gradient_sync;
     if (sync == SYNC_REPLICA && shards == 1) sync = SYNC_STEP;

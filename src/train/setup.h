@@ -17,8 +17,9 @@ void setup_before_ranks(const Config *c, int ranks);
  * be NULL: one. Warns where they have more threads than cores and nobody said how to wait. The configuration
  * stays: all ranks must plan the same, and machines differ. */
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err);
-/* Shape of the model, completed, in c and its set: by what the tokenizer says, the vocabulary (when 0) and the
- * ids of BOS and EOS, and by the shape itself. Refuses a vocabulary that is smaller than the tokenizer's. */
+/* Shape of the model, completed, in c and its set: by what the tokenizer says, the vocabulary (when 0) and
+ * the ids of BOS and EOS, and by the shape itself. Refuses a vocabulary that is smaller than the
+ * tokenizer's. */
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err);
 /* The same where nothing else needs the tokenizer, which is opened only to ask for the vocabulary. */
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err);
@@ -26,14 +27,15 @@ ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err);
 ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err);
 /* What the run leaves open is what it had when it was saved (`saved`, or NULL): compute: auto. */
 ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err);
-/* Derives what the configuration leaves open of a step: train.tokens_per_step from the saved run, or as one
- * microbatch (pipeline.microbatches) of each data-parallel rank; train.microbatch from the saved run where that
- * divides the step, or as config_geometry chooses; train.loss_rows from the saved run where the microbatch is. */
+/* Derives what the configuration leaves open of a step: train.tokens_per_step from the saved run, or as
+ * one microbatch (pipeline.microbatches) of each data-parallel rank; train.microbatch from the saved run
+ * where that divides the step, or as config_geometry chooses; train.loss_rows from the saved run where the
+ * microbatch is. */
 ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err);
 /* Derives train.loss_rows as the plan has it: chosen where it is 0, never more than a microbatch has. */
 ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err);
-/* The order in which the gradients of a step are added up, in words: two runs with the same have the same bits,
- * as far as that goes. */
+/* The order in which the gradients of a step are added up, in words: two runs with the same have the same
+ * bits, as far as that goes. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size);
 StepOptions setup_step(const Config *c, int64_t step); /* 0-based */
 /* Groups of the mesh, who adds up what arrives, and a progress thread where there is to be one. Collective.

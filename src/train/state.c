@@ -1,3 +1,6 @@
+/* Every rank reads its part of a checkpoint, and all agree on what they found: one that is damaged for a
+ * single rank is passed over by all. Nothing of the engine is touched before the run has been compared
+ * with the file. */
 #include "train/state.h"
 
 #include <stdio.h>

@@ -1,3 +1,5 @@
+/* Faults as they happen: a rank kills itself, stops, sleeps, or spoils a bit or a gradient. Only what
+ * --inject asked for, and never what is still being saved of the step before. */
 #include "train/strike.h"
 
 #include <stdio.h>

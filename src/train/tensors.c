@@ -1,3 +1,5 @@
+/* A description for each tensor of the parameter table, and of the optimizer's table for each of its
+ * states. Bytes move through the device's ops: tensor memory is not read here. */
 #include "train/tensors.h"
 
 #include <stdlib.h>
@@ -33,7 +35,8 @@ static Piece piece_of(const Tensors *t, const Param *p) {
     return partition_piece(&engine_plan(t->engine)->partition, p);
 }
 
-/* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at`, as `memory`. */
+/* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at`, as
+ * `memory`. */
 static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
                         SafeType stored) {
     Piece piece = piece_of(t, p);

@@ -1,3 +1,5 @@
+/* Traced steps: each rank keeps the times of its actions; when the last of them is done rank 0 gathers
+ * all, predicts the steps from their mean costs (plan/timing.h) and writes trace.json. */
 #include "train/tracing.h"
 
 #include <math.h>

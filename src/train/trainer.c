@@ -1,3 +1,13 @@
+/* The life of a run, from a configuration to its last checkpoint. All ranks go through it together:
+ *
+ *       open_all:  device, directory, data, plan, memory, the checkpoint to go on from, records
+ *         loop:    one_step -> compare_replicas -> validate -> save, each when it is due
+ *       finish:    curve, journal; what was opened is closed in trainer_run, however it ended
+ *
+ *  T1. What a rank does by itself and may fail is agreed on at once (TOGETHER): a failure of one is
+ *      returned by all, and said once.
+ *  T2. Inside a step there is nothing to agree on: a failure there ends all ranks (comm_fail).
+ *  T3. Rank 0, the chief, holds the run's lock, writes the records of the run and speaks. */
 #include "train/trainer.h"
 
 #include <math.h>
@@ -239,8 +249,8 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
     return code;
 }
 
-/* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks together.
- * All of them then have the same. */
+/* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks
+ * together. All of them then have the same. */
 static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     char *build = agree_build(), *kernels = NULL;
     const Config *saved = t->found.exists ? &t->found.saved.config : NULL;

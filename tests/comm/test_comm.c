@@ -1,7 +1,7 @@
-/* Ranks and what they tell each other: every operation is held against what one process computes, over each link
- * (`links` below). Under mpirun with any number of ranks it tests them over MPI, in the mesh that the environment
- * says; otherwise one rank alone, and several over the loopback. With an argument it plays a failure, for
- * test_comm_failures.sh. */
+/* Ranks and what they tell each other: every operation is held against what one process computes, over
+ * each link (`links` below). Under mpirun with any number of ranks it tests them over MPI, in the mesh
+ * that the environment says; otherwise one rank alone, and several over the loopback. With an argument it
+ * plays a failure, for test_comm_failures.sh. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -209,8 +209,8 @@ static void test_sums(void) {
 
 /* ---- a sum of sums has the bits of the whole sum ---- */
 
-/* A sum over shards, then over replicas: element i of all data-parallel ranks, in the tree over them, and not a byte
- * more or less than was said. */
+/* A sum over shards, then over replicas: element i of all data-parallel ranks, in the tree over them, and
+ * not a byte more or less than was said. */
 static void check_sum_in_two_steps(CommType type, int64_t count) {
     int shards = comm_group_size(comm, MESH_SHARDS), replicas = comm_group_size(comm, MESH_REPLICAS),
         ranks[64], me = comm_group_rank(comm, MESH_SHARDS), dp = set_ranks(MESH_DATA, ranks);

@@ -1,5 +1,6 @@
-/* Nothing is allocated by what ranks do in a step once they have done it before: every call of the C library's allocator
- * in this process is counted, while ranks that are threads (tests/support/ranks.h) go through all operations. */
+/* Nothing is allocated by what ranks do in a step once they have done it before: every call of the C
+ * library's allocator in this process is counted, while ranks that are threads (tests/support/ranks.h) go
+ * through all operations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Every op of every backend that runs here, against the plain-C reference, in both dtypes, with odd shapes and
- * tails; bits that do not depend on the number of threads. The numbers are the same on every machine.
+/* Every op of every backend that runs here, against the plain-C reference, in both dtypes, with odd shapes
+ * and tails; bits that do not depend on the number of threads. The numbers are the same on every machine.
  *
  *     test_ops [BACKEND]     one of them: avx2, portable, deferred, ... */
 #include <float.h>
@@ -54,12 +54,14 @@ static void *copy_of(const void *from, int64_t n, Dtype t) {
 }
 
 /* How far two ways to compute a tensor may be apart, in Frobenius norms:
- *  - of the numbers themselves, 64 roundings of fp32 (exponentials by polynomials and the like), or one to bf16;
+ *  - of the numbers themselves, 64 roundings of fp32 (exponentials by polynomials and the like), or one to
+ *    bf16;
  *  - two roundings to bf16 of nearly the same number may fall one step apart, now and then: one step of the
  *    largest;
- *  - where an element is the sum of `terms` numbers of about `size`, of which little may be left, the sum is
- *    taken in fp32 in some order. A partial sum of k such numbers of both signs is about sqrt(k) size, so the
- *    roundings come to terms * size / sqrt(2) of them: four times that, and four for what is around the sum. */
+ *  - where an element is the sum of `terms` numbers of about `size`, of which little may be left, the sum
+ *    is taken in fp32 in some order. A partial sum of k such numbers of both signs is about sqrt(k) size,
+ *    so the roundings come to terms * size / sqrt(2) of them: four times that, and four for what is around
+ *    the sum. */
 static void assert_sums(const char *what, const Device *d, const void *got, const void *want, int64_t n,
                         Dtype t, double terms, double size) {
     const double round32 = 0x1p-24, round16 = 0x1p-8;

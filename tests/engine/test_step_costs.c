@@ -1,5 +1,5 @@
-/* What a step costs the host, whatever the model and however many microbatches: at most two waits for results of
- * the device, and no memory. */
+/* What a step costs the host, whatever the model and however many microbatches: at most two waits for
+ * results of the device, and no memory. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

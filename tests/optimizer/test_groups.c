@@ -49,8 +49,8 @@ static OptimizerOptions options_of(OptimizerGroup *groups, size_t count) {
 
 /* ---- the table ---- */
 
-/* Each has the name that optimizer.kind knows it by, ops that move weights, and states with names of their own.
- */
+/* Each has the name that optimizer.kind knows it by, ops that move weights, and states with names of their
+ * own. */
 static void table_is_whole(void **state) {
     (void)state;
     const Option *kind = config_options;

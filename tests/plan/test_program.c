@@ -348,7 +348,8 @@ static ProgramTraffic traffic_of(const Case *c, int rank) {
 
 static ProgramTraffic traffic(const Case *c) { return traffic_of(c, 0); }
 
-/* Of all ranks. What is over when a tensor is cut into parts makes one rank's figure differ from another's. */
+/* Of all ranks. What is over when a tensor is cut into parts makes one rank's figure differ from
+ * another's. */
 static uint64_t replicas_traffic(const Case *c) {
     uint64_t sum = 0;
     for (int rank = 0; rank < ranks_of(c); rank++) sum += traffic_of(c, rank).replicas;
@@ -388,7 +389,8 @@ static void test_traffic_is_counted(void **state) {
     assert_int_equal(replica.gradients, each.gradients);
     assert_int_equal(replica.parameters, each.parameters);
     assert_int_equal(replica.replicas, t.replicas);
-    /* Runs of three are two blocks of the tree over six: the reducing half of the all-reduce carries two sums. */
+    /* Runs of three are two blocks of the tree over six: the reducing half of the all-reduce carries two
+     * sums. */
     Case three = {.pp = 1, .replicas = 2, .shards = 3, .microbatches = 2, .layers = 3};
     Lowered third;
     lower(&third, &three, 0);

@@ -1,8 +1,8 @@
 /* What does not hang on how ranks are laid out: a tiny model on meshes of threads (tests/support/ranks.h).
  *
- * DDP, FSDP and HSDP have the same bits at one data-parallel degree, whatever that is; each rank sends on each axis what
- * its plan says, to the byte; and the count of valid targets is the same whether it rides on the record of the step
- * before or not. */
+ * DDP, FSDP and HSDP have the same bits at one data-parallel degree, whatever that is; each rank sends on
+ * each axis what its plan says, to the byte; and the count of valid targets is the same whether it rides
+ * on the record of the step before or not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

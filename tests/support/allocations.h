@@ -1,6 +1,6 @@
-/* Counts what a test program allocates, apart from what the libraries do that it calls. Include it in one file of
- * the program: it replaces malloc and its relatives, for the libraries too. Under sanitizers, which do so
- * themselves, nothing is counted. */
+/* Counts what a test program allocates, apart from what the libraries do that it calls. Include it in one
+ * file of the program: it replaces malloc and its relatives, for the libraries too. Under sanitizers,
+ * which do so themselves, nothing is counted. */
 #ifndef WEFT_SUPPORT_ALLOCATIONS_H
 #define WEFT_SUPPORT_ALLOCATIONS_H
 

@@ -1,4 +1,5 @@
-/* Optimizers that tests of training use. Learning rates are 1: what a step multiplies them with is the rate. */
+/* Optimizers that tests of training use. Learning rates are 1: what a step multiplies them with is the
+ * rate. */
 #ifndef WEFT_TESTS_OPTIMIZERS_H
 #define WEFT_TESTS_OPTIMIZERS_H
 

@@ -29,8 +29,8 @@ static void *test_rank_main(void *argument) {
     return NULL;
 }
 
-/* Runs body on so many ranks over the loopback and waits for their end. seed: comm/loopback. A rank that fails
- * calls comm_fail, which ends the test. */
+/* Runs body on so many ranks over the loopback and waits for their end. seed: comm/loopback. A rank that
+ * fails calls comm_fail, which ends the test. */
 static void ranks_run(int ranks, uint64_t seed, void (*body)(Comm *comm, void *context), void *context) {
     Loopback *hub = loopback_new(ranks, COMM_EVENTS, seed);
     pthread_t *threads = calloc((size_t)ranks, sizeof *threads);

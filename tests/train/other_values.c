@@ -1,10 +1,10 @@
-/* For tests of what a run does with other values: walks the option table and prints, for each row, key, effect and
- * a value other than the one that a configuration gives it.
+/* For tests of what a run does with other values: walks the option table and prints, for each row, key,
+ * effect and a value other than the one that a configuration gives it.
  *
  *     other_values CONFIG.yaml [section.key=value ...]
  *
- * Numbers are doubled, choices move to the next one. A text gets a "2" behind it, and an empty
- * one becomes the key itself: a test makes files of those names. Lists are emptied, and empty ones filled. */
+ * Numbers are doubled, choices move to the next one. A text gets a "2" behind it, and an empty one becomes
+ * the key itself: a test makes files of those names. Lists are emptied, and empty ones filled. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  *
  *     (unused) --post--> held --end--> sends or receives --match--> ended --finished, test--> (unused)
  *
- * held: between begin and end. Lists are in the order of posting, so that the k-th send meets the k-th receive. One
- * mutex guards the hub; who posts the second half of a pair copies. */
+ * held: between begin and end. Lists are in the order of posting, so that the k-th send meets the k-th
+ * receive. One mutex guards the hub; who posts the second half of a pair copies. */
 #include "comm/loopback/loopback.h"
 
 #include <pthread.h>

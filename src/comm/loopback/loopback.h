@@ -1,6 +1,6 @@
-/* Ranks in one process: a link for tests, whose ranks are threads. What is sent is copied when its receive is there
- * (no message goes ahead of it, as over a network where none is small), and ends are told late and out of order if
- * asked for, so that whatever hangs on timing is found. */
+/* Ranks in one process: a link for tests, whose ranks are threads. What is sent is copied when its receive
+ * is there (no message goes ahead of it, as over a network where none is small), and ends are told late
+ * and out of order if asked for, so that whatever hangs on timing is found. */
 #ifndef WEFT_COMM_LOOPBACK_H
 #define WEFT_COMM_LOOPBACK_H
 

@@ -1,7 +1,8 @@
 /* A link over MPI: a channel is a communicator, a post is a request.
  *
- * Open requests stand in one dense array, so that one MPI_Testsome looks at all of them; where[event] is an event's
- * place in it, or -1. MPI is used by several threads in turn (MPI_THREAD_SERIALIZED): the Comm's mutex sees to it. */
+ * Open requests stand in one dense array, so that one MPI_Testsome looks at all of them; where[event] is
+ * an event's place in it, or -1. MPI is used by several threads in turn (MPI_THREAD_SERIALIZED): the
+ * Comm's mutex sees to it. */
 #include "comm/mpi/mpi_link.h"
 
 #include <mpi.h>
@@ -129,8 +130,8 @@ static void take_out(MpiLink *m, int at) {
 
 static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
-/* Gaps are filled from the end, so that no open request is lost. What MPI says of a failed set, it says in the
- * statuses; MPI_ERR_PENDING there means neither. */
+/* Gaps are filled from the end, so that no open request is lost. What MPI says of a failed set, it says in
+ * the statuses; MPI_ERR_PENDING there means neither. */
 static int finished(Link *link, LinkEnd *ends, int most, int *error) {
     MpiLink *m = (MpiLink *)link;
     int count = 0, told = 0, looked = m->open < most ? m->open : most;

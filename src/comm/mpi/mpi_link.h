@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "comm/link.h"
 
-/* Joins the others, once in the life of a process. `events` is how many posts may be open at a time; `variable`
- * is what says that a launcher is there, for messages. */
+/* Joins the others, once in the life of a process. `events` is how many posts may be open at a time;
+ * `variable` is what says that a launcher is there, for messages. */
 ErrorCode mpi_link_open(Link **link, int events, const char *variable, Error *err);
 
 #endif
