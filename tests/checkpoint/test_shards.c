@@ -485,8 +485,8 @@ static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
     static const char *const pieces[] = {
         "[]",
         "[1]",
-        "[{\"bytes\": 4, \"checksum\": \"0123456789abcdef\"}, {\"bytes\": 0, \"checksum\": "
-        "\"2d06800538d394c2\"}]",
+        ("[{\"bytes\": 4, \"checksum\": \"0123456789abcdef\"}, "
+         "{\"bytes\": 0, \"checksum\": \"2d06800538d394c2\"}]"),
         "[{\"bytes\": 400, \"checksum\": \"0123456789abcdef\"}]",
         "[{\"bytes\": 4503599627370496, \"checksum\": \"0123456789abcdef\"}]",
         "[{\"bytes\": 2}]"};
