@@ -120,14 +120,13 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
 }
 
 /* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the
- * canonical tree, only where the shards are a power of two. */
+ * canonical tree (comm/tree.h), unless other microbatches are added between the two. */
 static void describe_crossing(const Config *c, int ranks, int shards, char *out, size_t size) {
     GradientSync sync = (GradientSync)c->train.gradient_sync;
     if (sync == SYNC_REPLICA && shards == 1) sync = SYNC_STEP;
     if (sync == SYNC_REPLICA && shards == ranks) sync = SYNC_MICROBATCH;
-    bool in_two = sync == SYNC_REPLICA || (shards < ranks && (shards & (shards - 1)) != 0);
     int at = snprintf(out, size, sync == SYNC_STEP ? " once a step" : " once a microbatch");
-    if (in_two) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
+    if (sync == SYNC_REPLICA) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
 }
 
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
