@@ -58,12 +58,14 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
     TRY(layout_single(&m->layout, &spec.model, 1, false, err));
     TRY(rank_plan(&m->plan, &spec, &m->layout, 0, &m->device, err));
-    TRY(engine_open(&m->engine, &m->plan, &m->device, NULL, err));
+    TRY(comm_open_link(&m->comm, NULL, err));
+    TRY(engine_open(&m->engine, &m->plan, &m->device, m->comm, err));
     return state_load_weights(m->engine, m->dir, err);
 }
 
 void close_model(OpenModel *m) {
     engine_close(m->engine);
+    comm_close(m->comm);
     rank_plan_free(&m->plan);
     layout_free(&m->layout);
     device_close(&m->device);

@@ -12,6 +12,7 @@ typedef struct OpenModel {
     Device device;
     Layout layout;
     RankPlan plan; /* inference only */
+    Comm *comm;    /* of this process alone */
     Engine *engine;
 } OpenModel;
 

@@ -18,11 +18,11 @@ const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
  * order of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
 typedef uint32_t AxisSet; /* bit a: Axis a */
 enum {
-    MESH_PIPELINE = 1 << AXIS_PP,                /* the stages of one pipeline */
-    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,      /* those with equal shares of the parameters */
-    MESH_SHARDS = 1 << AXIS_DP_SHARD,            /* those that share the parameters out */
-    MESH_DATA = MESH_REPLICAS | MESH_SHARDS,     /* those that read different data */
-    MESH_COPIES = MESH_PIPELINE | MESH_REPLICAS, /* those that may hold copies of one share */
+    MESH_PIPELINE = 1 << AXIS_PP,                            /* the stages of one pipeline */
+    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,                  /* those with equal shares of the parameters */
+    MESH_SHARDS = 1 << AXIS_DP_SHARD | 1 << AXIS_CP,         /* those that share the parameters out */
+    MESH_TENSOR = 1 << AXIS_TP,                              /* those that share single matrices out */
+    MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD, /* those that read different data */
     MESH_SETS = 1 << AXES
 };
 /* "dp_replicate x dp_shard" into out; returns out. */

@@ -11,7 +11,7 @@ static uint64_t key_of(const Execution *x, Action a) {
     int upper = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit : a.unit + 1;
     int stage = stages_of_unit(&e->plan->partition.stages, upper);
     return comm_key(is_forward(a.kind) ? 0 : 1, stage,
-                    e->steps * e->plan->program.microbatches + a.microbatch);
+                    e->progress.executed * e->plan->program.microbatches + a.microbatch);
 }
 
 static int peer(const Execution *x, Action a) {

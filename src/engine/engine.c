@@ -113,8 +113,7 @@ static ErrorCode allocate(Engine *e, Error *err) {
 
 ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
     Engine *e = *out = mem_alloc(sizeof *e);
-    *e = (Engine){.plan = plan, .device = d, .model = plan->model, .ahead = -1};
-    e->comm = plan->partition.mesh.world > 1 ? comm : NULL;
+    *e = (Engine){.plan = plan, .device = d, .comm = comm, .model = plan->model, .next = {.all = -1}};
     return allocate(e, err);
 }
 
@@ -150,7 +149,7 @@ const Weights *engine_weights(const Engine *e) { return &e->weights; }
 int64_t engine_updates(const Engine *e) { return e->state.updates; }
 void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates; }
 const StepTimes *engine_times(const Engine *e) { return &e->clock; }
-const Action *engine_current(const Engine *e) { return e->current; }
+const Action *engine_current(const Engine *e) { return e->progress.current; }
 
 float *engine_master(const Engine *e, Piece piece) { return e->state.master + piece.at; }
 
@@ -163,19 +162,24 @@ float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
     return e->step.owned[p->unit].flats[p->flat] + (piece.at - start);
 }
 
-void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
-    for (int i = 0; i < e->model.table.count; i++) {
-        const Param *p = &e->model.table.params[i];
-        Piece piece = partition_piece(&e->plan->partition, p);
-        InitRule r = param_init_rule(p, &e->model.config, kind, std);
-        float *to = engine_master(e, piece);
-        if (piece.count == 0) continue;
+/* Elements are drawn by their numbers in the whole parameter, whoever holds them. */
+static void initialise(Engine *e, const Param *p, InitKind kind, double std, uint64_t seed) {
+    Piece piece = partition_piece(&e->plan->partition, p);
+    InitRule r = param_init_rule(p, &e->plan->spec.model, kind, std);
+    PieceRun run;
+    for (int64_t at = 0; at < piece.count; at += run.count) {
+        float *to = engine_master(e, piece) + at;
+        run = piece_run(&piece, at);
         if (r.std > 0)
-            OP(e->device, OP_INIT_NORMAL, init_normal, piece.count, rng_key(seed, p->name),
-               (uint64_t)piece.first, 0.0, r.std, r.lo, r.hi, to);
+            OP(e->device, OP_INIT_NORMAL, init_normal, run.count, rng_key(seed, p->name),
+               (uint64_t)run.element, 0.0, r.std, r.lo, r.hi, to);
         else
-            OP(e->device, OP_FILL, fill, piece.count, (float)r.value, to);
+            OP(e->device, OP_FILL, fill, run.count, (float)r.value, to);
     }
+}
+
+void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
+    for (int i = 0; i < e->model.table.count; i++) initialise(e, &e->model.table.params[i], kind, std, seed);
     engine_refresh(e);
 }
 
@@ -206,7 +210,6 @@ void execution_wait(Engine *e, CommHandle *handle) {
 
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from)) {
     Error err = {.message = ""};
-    if (!e->comm) return;
     double start = clock_seconds();
     execution_must(e, comm_combine(e->comm, record, bytes, combine, &err), &err);
     e->clock.waited += clock_seconds() - start;
@@ -347,17 +350,17 @@ static void execute(Execution *x) {
     e->clock.began = begin;
     for (int i = 0; i < x->program->count; i++) {
         ActionTime *time = x->training ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
-        e->current = &x->program->actions[i];
+        e->progress.current = &x->program->actions[i];
         double waited = e->clock.waited;
         time->start = clock_seconds() - begin;
         act(x, x->program->actions[i]);
         time->end = clock_seconds() - begin;
         time->waited = e->clock.waited - waited;
-        if (e->comm) execution_must(e, comm_poll(e->comm, &err), &err);
+        execution_must(e, comm_poll(e->comm, &err), &err);
     }
     boundary_finish(x);
-    e->current = NULL;
-    e->steps++;
+    e->progress.current = NULL;
+    e->progress.executed++;
 }
 
 static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
@@ -381,9 +384,9 @@ int64_t engine_valid(const Engine *e, const Batch *batches) {
  * known first. The record of the step before brought them, unless this is the first step of a life. */
 static int64_t count_valid(Engine *e, const Batch *batches) {
     int64_t valid = engine_valid(e, batches);
-    if (e->ahead >= 0) {
-        CHECK(valid == e->own_ahead);
-        return e->ahead;
+    if (e->next.all >= 0) {
+        CHECK(valid == e->next.own);
+        return e->next.all;
     }
     execution_combine(e, &valid, sizeof valid, comm_add_int64);
     return valid;

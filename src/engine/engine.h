@@ -54,8 +54,8 @@ typedef struct StepTimes {
     ActionTime *actions; /* [actions of the program] */
 } StepTimes;
 
-/* The plan and the device must stay as long as the engine; comm NULL: a single rank. ERR_MEMORY. Close it
- * also after a failure. */
+/* Plan, device and comm must stay as long as the engine. The comm has the plan's mesh (comm_set_mesh); of a
+ * plan for one rank, any will do that is alone. ERR_MEMORY. Close it also after a failure. */
 ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, Error *err);
 void engine_close(Engine *e); /* NULL is fine */
 

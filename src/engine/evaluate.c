@@ -69,7 +69,7 @@ ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samp
     TRY(loader_open(&loader, d, &layout, PREFETCH, err));
     ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
     loader_close(loader);
-    if (code == OK && e->comm) code = comm_combine(e->comm, &sums, sizeof sums, combine, err);
+    if (code == OK) code = comm_combine(e->comm, &sums, sizeof sums, combine, err);
     double sum = exact_value(&sums.loss);
     *out = (Evaluation){.loss = sum / (double)sums.tokens,
                         .tokens = sums.tokens,

@@ -64,10 +64,20 @@ typedef struct Traffic {
     unsigned turn[2];                /* reductions started: scatters, and all-reduces */
 } Traffic;
 
+typedef struct Progress {
+    _Atomic(const Action *) current; /* what it is doing; other threads look */
+    int64_t executed;                /* programs: tells messages of one from those of the next */
+} Progress;
+
+/* Valid targets of the next step, as far as they are known. */
+typedef struct Targets {
+    int64_t all, own; /* of all ranks, -1: unknown; of this one */
+} Targets;
+
 struct Engine {
     const RankPlan *plan;
     Device *device;
-    Comm *comm;  /* NULL: a single rank */
+    Comm *comm;
     Model model; /* the plan's, with its constants */
     Pool pools[POOL_COUNT];
     Weights weights;     /* where passes read */
@@ -77,10 +87,9 @@ struct Engine {
     Workspace work;
     Statistics statistics;
     Traffic traffic;
-    StepTimes clock;                 /* of the step under way; one ActionTime more, for evaluations */
-    _Atomic(const Action *) current; /* what it is doing; other threads look */
-    int64_t ahead, own_ahead; /* valid targets of the next step, of all ranks and of this one; -1: unknown */
-    int64_t steps;            /* programs executed: tells messages of one from those of the next */
+    StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
+    Progress progress;
+    Targets next;
 };
 
 typedef struct Execution {
@@ -101,7 +110,7 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
 /* None comes back when communication failed. *handle becomes 0. */
 void execution_wait(Engine *e, CommHandle *handle);
 void execution_must(Engine *e, ErrorCode code, const Error *err);
-/* comm_combine; nothing for a single rank. */
+/* comm_combine, waited for. */
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from));
 
 void parameters_gather(Execution *x, Action a);

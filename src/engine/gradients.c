@@ -153,7 +153,7 @@ void gradients_reduced(Execution *x, Action a) {
 static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
     Error err = {.message = ""};
     CommHandle receive, send;
-    uint64_t key = comm_key(2, 0, e->steps);
+    uint64_t key = comm_key(2, 0, e->progress.executed);
     execution_must(e, comm_recv(e->comm, peer, key, e->work.tie_buffer, bytes, &receive, &err), &err);
     execution_must(e, comm_send(e->comm, peer, key, mine, bytes, &send, &err), &err);
     execution_wait(e, &receive);

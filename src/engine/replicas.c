@@ -42,12 +42,6 @@ static void print_all(Replicas *r) {
 
 /* ---- comparison ---- */
 
-/* Ranks of one place that hold a parameter hold the same elements of it: they differ on axes of copies only.
- */
-static int place_of(const Mesh *mesh, int rank) {
-    return mesh_place(mesh, MESH_SETS - 1 - MESH_COPIES, rank);
-}
-
 typedef struct Copies {
     int count;
     int *rank;      /* [world] of each copy, ascending */
@@ -55,23 +49,29 @@ typedef struct Copies {
 } Copies;
 
 typedef struct Comparison {
+    const ReplicaScene *scene;
     const ParamPrint *all; /* [world, params] */
-    int params, world;
-    int *place; /* [world] */
-    int *first; /* [world] of each place, the first rank that holds the parameter; -1 */
+    int world;
+    int *share; /* [world] of the parameter at hand: ranks of one number must be equal */
+    int *first; /* [world] of each share, the first rank that holds it; -1 */
     Copies copies;
 } Comparison;
 
 static const ParamPrint *print_of(const Comparison *c, int rank, int param) {
-    return &c->all[(size_t)rank * (size_t)c->params + (size_t)param];
+    return &c->all[(size_t)rank * (size_t)c->scene->table->count + (size_t)param];
 }
 
-/* A rank whose copy is not that of the first with its place; -1: all are equal. */
+static void find_shares(Comparison *c, const Param *p) {
+    for (int rank = 0; rank < c->world; rank++)
+        c->share[rank] = axes_share(c->scene->model, p, c->scene->mesh, rank);
+}
+
+/* A rank whose copy is not that of the first with its share; -1: all are equal. */
 static int find_difference(Comparison *c, int param, int array) {
     for (int i = 0; i < c->world; i++) c->first[i] = -1;
     for (int rank = 0; rank < c->world; rank++) {
         const ParamPrint *p = print_of(c, rank, param);
-        int *first = &c->first[c->place[rank]];
+        int *first = &c->first[c->share[rank]];
         if (!p->held) continue;
         if (*first < 0) *first = rank;
         if (p->hash[array] != print_of(c, *first, param)->hash[array]) return rank;
@@ -79,11 +79,11 @@ static int find_difference(Comparison *c, int param, int array) {
     return -1;
 }
 
-static void find_copies(Comparison *c, int param, int array, int place) {
+static void find_copies(Comparison *c, int param, int array, int share) {
     c->copies.count = 0;
     for (int rank = 0; rank < c->world; rank++) {
         const ParamPrint *p = print_of(c, rank, param);
-        if (!p->held || c->place[rank] != place) continue;
+        if (!p->held || c->share[rank] != share) continue;
         c->copies.rank[c->copies.count] = rank;
         c->copies.hash[c->copies.count++] = p->hash[array];
     }
@@ -149,29 +149,31 @@ static const char *array_title(const ParamGroups *g, int param, int array) {
     return array == 0 ? "the weights" : param_group(g, param)->optimizer->state[array - 1].title;
 }
 
-static ErrorCode compare(Comparison *c, const ParamTable *table, const ParamGroups *g, int64_t step,
-                         int64_t agreed, Error *err) {
-    for (int i = 0; i < table->count; i++)
+static ErrorCode compare(Comparison *c, int64_t step, int64_t agreed, Error *err) {
+    const ReplicaScene *s = c->scene;
+    for (int i = 0; i < s->table->count; i++) {
+        find_shares(c, &s->table->params[i]);
         for (int array = 0; array < PRINTED_ARRAYS; array++) {
             int rank = find_difference(c, i, array);
             if (rank < 0) continue;
-            find_copies(c, i, array, c->place[rank]);
-            return refuse(&c->copies, &table->params[i], array_title(g, i, array), step, agreed, err);
+            find_copies(c, i, array, c->share[rank]);
+            return refuse(&c->copies, &s->table->params[i], array_title(s->groups, i, array), step, agreed,
+                          err);
         }
+    }
     return OK;
 }
 
-ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const ParamGroups *groups,
-                         const Mesh *mesh, int64_t step, int64_t agreed, Error *err) {
-    size_t world = (size_t)mesh->world;
-    Comparison c = {.all = all, .params = table->count, .world = mesh->world};
-    c.place = mem_alloc_array(world, sizeof *c.place);
+ErrorCode replicas_judge(const ParamPrint *all, const ReplicaScene *scene, int64_t step, int64_t agreed,
+                         Error *err) {
+    size_t world = (size_t)scene->mesh->world;
+    Comparison c = {.scene = scene, .all = all, .world = scene->mesh->world};
+    c.share = mem_alloc_array(world, sizeof *c.share);
     c.first = mem_alloc_array(world, sizeof *c.first);
     c.copies.rank = mem_alloc_array(world, sizeof *c.copies.rank);
     c.copies.hash = mem_alloc_array(world, sizeof *c.copies.hash);
-    for (int rank = 0; rank < mesh->world; rank++) c.place[rank] = place_of(mesh, rank);
-    ErrorCode code = compare(&c, table, groups, step, agreed, err);
-    free(c.place);
+    ErrorCode code = compare(&c, step, agreed, err);
+    free(c.share);
     free(c.first);
     free(c.copies.rank);
     free(c.copies.hash);
@@ -180,14 +182,9 @@ ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const P
 
 /* ---- together ---- */
 
-static bool copies_exist(const Partition *p) {
-    int last = p->table->units - 1;
-    return p->replicas > 1 || (p->tied && partition_pipeline_rank(p, 0) != partition_pipeline_rank(p, last));
-}
-
 void replicas_open(Replicas *r, Engine *e, Comm *comm) {
     *r = (Replicas){
-        .engine = e, .comm = comm, .exist = comm && copies_exist(&e->plan->partition), .agreed = -1};
+        .engine = e, .comm = comm, .exist = partition_has_copies(&e->plan->partition), .agreed = -1};
     if (!r->exist) return;
     r->buffer = mem_alloc(PIECE);
     r->hash = XXH3_createState();
@@ -215,8 +212,10 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
     free(lengths);
     TRY(code);
     if (all)
-        replicas_judge((const ParamPrint *)(const void *)all, &e->model.table, &e->plan->groups,
-                       &e->plan->partition.mesh, step, r->agreed, &verdict);
+        replicas_judge((const ParamPrint *)(const void *)all,
+                       &(ReplicaScene){&e->plan->spec.model, &e->model.table, &e->plan->groups,
+                                       &e->plan->partition.mesh},
+                       step, r->agreed, &verdict);
     free(all);
     TRY(comm_broadcast(r->comm, &verdict, sizeof verdict, 0, err));
     r->seconds = clock_seconds() - start;

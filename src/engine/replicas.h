@@ -31,7 +31,7 @@ typedef struct Replicas {
     double seconds;   /* that the last check took here */
 } Replicas;
 
-/* The engine is allocated; comm NULL: a single rank. */
+/* The engine is allocated. */
 void replicas_open(Replicas *r, Engine *e, Comm *comm);
 void replicas_close(Replicas *r);
 
@@ -40,8 +40,15 @@ void replicas_close(Replicas *r);
  * the last step at which all were equal. err->told is set on all ranks but 0. */
 ErrorCode replicas_check(Replicas *r, int64_t step, Error *err);
 
+/* Who can hold what. */
+typedef struct ReplicaScene {
+    const ModelConfig *model; /* of the mesh */
+    const ParamTable *table;
+    const ParamGroups *groups;
+    const Mesh *mesh;
+} ReplicaScene;
 /* The comparison alone: `all` is [ranks, parameters]. */
-ErrorCode replicas_judge(const ParamPrint *all, const ParamTable *table, const ParamGroups *groups,
-                         const Mesh *mesh, int64_t step, int64_t agreed, Error *err);
+ErrorCode replicas_judge(const ParamPrint *all, const ReplicaScene *scene, int64_t step, int64_t agreed,
+                         Error *err);
 
 #endif

@@ -61,7 +61,7 @@ void statistics_read_losses(Engine *e, StepRecord *r) {
 
 /* Elements of a parameter that this rank answers for. */
 static int64_t counted(const Engine *e, const Param *p) {
-    return partition_counts(&e->plan->partition, p->unit) ? partition_piece(&e->plan->partition, p).count : 0;
+    return partition_counts(&e->plan->partition, p) ? partition_piece(&e->plan->partition, p).count : 0;
 }
 
 /* Enqueues the figures of every gradient here, and waits for them. */

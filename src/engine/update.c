@@ -26,7 +26,7 @@ static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) 
         const Param *p = &e->model.table.params[r->culprit];
         snprintf(out->culprit, sizeof out->culprit, "%s", p->name);
         size_t length = strlen(out->culprit);
-        if (e->comm)
+        if (comm_size(e->comm) > 1)
             snprintf(out->culprit + length, sizeof out->culprit - length, " (held by rank %lld, stage %d)",
                      (long long)r->culprit_rank, stages_of_unit(&e->plan->partition.stages, p->unit));
     } else if (!isfinite(out->loss)) {
@@ -43,10 +43,10 @@ void update_norm(Execution *x) {
     StepRecord *record = &x->record;
     statistics_read(e, o->clip_norm, true, record);
     record->any = o->any, record->all = o->all;
-    e->own_ahead = o->next ? engine_valid(e, o->next) : 0;
-    record->ahead = e->own_ahead, record->ahead_unknown = o->next == NULL;
+    e->next.own = o->next ? engine_valid(e, o->next) : 0;
+    record->ahead = e->next.own, record->ahead_unknown = o->next == NULL;
     execution_combine(e, record, sizeof *record, record_combine);
-    e->ahead = record->ahead_unknown ? -1 : record->ahead;
+    e->next.all = record->ahead_unknown ? -1 : record->ahead;
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
     r->loss = record_loss(record);
@@ -64,22 +64,32 @@ void update_norm(Execution *x) {
     if (o->before_update) o->before_update(o->context);
 }
 
-static void update_parameter(Engine *e, int i) {
+/* Rounding of states is drawn by an element's number in the whole parameter, so runs of these are updated. */
+static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
     const ParamGroup *group = param_group(g, i);
-    Piece piece = partition_piece(&e->plan->partition, p);
-    if (piece.count == 0) return;
-    UpdateRun run = {.count = piece.count,
-                     .param = engine_master(e, piece),
-                     .grad = engine_gradient(e, p, piece),
-                     .copy = e->state.copy && p->cols ? e->state.copy + piece.at : NULL,
+    size_t place = piece.at + (size_t)at, before = (size_t)at * param_state_width(g, i);
+    UpdateRun run = {.count = elements.count,
+                     .param = e->state.master + place,
+                     .grad = engine_gradient(e, p, piece) + at,
+                     .copy = e->state.copy && p->cols ? e->state.copy + place : NULL,
                      .weight_decay = param_weight_decay(g, i, p),
                      .store = {.type = (Dtype)group->settings.states,
                                .key = rng_key(g->seed, p->name),
-                               .first = piece.first}};
-    for (int k = 0; k < param_states(g, i); k++) run.state[k] = engine_optimizer_state(e, i, k);
+                               .first = elements.element}};
+    for (int k = 0; k < param_states(g, i); k++)
+        run.state[k] = (char *)engine_optimizer_state(e, i, k) + before;
     group->optimizer->update(e->device, &group->settings, &e->statistics.scalars->optimizer[g->of[i]], &run);
+}
+
+static void update_parameter(Engine *e, int i) {
+    Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
+    PieceRun run;
+    for (int64_t at = 0; at < piece.count; at += run.count) {
+        run = piece_run(&piece, at);
+        update_run(e, i, piece, at, run);
+    }
 }
 
 void update_unit(Execution *x, int unit) {

@@ -50,16 +50,26 @@ static void share_unit(Partition *p, int unit) {
     }
 }
 
-void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank,
-                     const Stages *stages) {
-    *p = (Partition){.table = table, .mesh = *mesh, .rank = rank, .tied = tied};
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own,
+                          Error *err) {
+    int tensors = mesh_size(mesh, MESH_TENSOR);
+    TRY(axes_check(whole, tensors, err));
+    *own = axes_local(whole, tensors, mesh_place(mesh, MESH_TENSOR, rank));
+    return OK;
+}
+
+void partition_build(Partition *p, const ParamTable *table, const ModelConfig *whole, const Mesh *mesh,
+                     int rank, const Stages *stages) {
+    *p = (Partition){
+        .table = table, .whole = whole, .mesh = *mesh, .rank = rank, .tied = whole->tie_word_embeddings};
     p->pipe = mesh_place(mesh, MESH_PIPELINE, rank);
     stages_copy(&p->stages, stages);
     p->place = mem_alloc_array((size_t)table->units + 1, sizeof *p->place);
     for (int u = 0; u <= table->units; u++) p->place[u] = stages->rank[stages_of_unit(stages, u)];
     p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
-    p->tied_copy = tied && partition_runs(p, table->units - 1) && !partition_runs(p, 0);
+    p->tensors = mesh_size(mesh, MESH_TENSOR), p->tensor = mesh_place(mesh, MESH_TENSOR, rank);
+    p->tied_copy = p->tied && partition_runs(p, table->units - 1) && !partition_runs(p, 0);
     p->share = mem_alloc_array((size_t)table->units + 1, sizeof *p->share);
     for (int u = 0; u <= table->units; u++) share_unit(p, u);
 }
@@ -89,25 +99,54 @@ int partition_peer(const Partition *p, int unit) {
     return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));
 }
 
-bool partition_counts(const Partition *p, int unit) { return p->replica == 0 && partition_runs(p, unit); }
+/* ---- pieces ---- */
 
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
-    if (!partition_holds(p, param->unit)) return (Piece){0};
+    if (!partition_holds(p, param->unit)) return (Piece){.count = 0};
+    Box box = axes_box(p->whole, param, p->tensors, p->tensor).box;
+    CHECK(box.rows * box.columns == param->count);
     size_t begin = param->place, end = begin + (size_t)param->count;
     size_t low = s->count * (size_t)p->shard, high = low + s->count;
     size_t first = begin > low ? begin : low, last = end < high ? end : high;
-    if (first >= last) return (Piece){0};
-    return (Piece){
-        .first = (int64_t)(first - begin), .count = (int64_t)(last - first), .at = s->start + first - low};
+    if (first >= last) return (Piece){.box = box};
+    return (Piece){.box = box,
+                   .first = (int64_t)(first - begin),
+                   .count = (int64_t)(last - first),
+                   .at = s->start + first - low};
+}
+
+bool partition_counts(const Partition *p, const Param *param) {
+    return partition_runs(p, param->unit) && axes_first(p->whole, param, &p->mesh, p->rank);
+}
+
+bool partition_has_copies(const Partition *p) {
+    int last = p->table->units - 1;
+    return p->replicas * p->tensors > 1 ||
+           (p->tied && partition_pipeline_rank(p, 0) != partition_pipeline_rank(p, last));
 }
 
 int64_t partition_counted(const Partition *p) {
     int64_t sum = 0;
     for (int i = 0; i < p->table->count; i++)
-        if (partition_counts(p, p->table->params[i].unit))
-            sum += partition_piece(p, &p->table->params[i]).count;
+        if (partition_counts(p, &p->table->params[i])) sum += partition_piece(p, &p->table->params[i]).count;
     return sum;
+}
+
+static bool is_full_width(const Box *b) { return b->columns == b->stride; }
+
+PieceRun piece_run(const Piece *piece, int64_t at) {
+    const Box *b = &piece->box;
+    int64_t place = piece->first + at, row = place / b->columns, column = place % b->columns;
+    PieceRun run = {(b->row + row) * b->stride + b->column + column, piece->count - at};
+    if (!is_full_width(b) && b->columns - column < run.count) run.count = b->columns - column;
+    return run;
+}
+
+int64_t piece_runs(const Piece *piece) {
+    const Box *b = &piece->box;
+    if (piece->count == 0 || is_full_width(b)) return piece->count > 0;
+    return (piece->first + piece->count - 1) / b->columns - piece->first / b->columns + 1;
 }
 
 size_t partition_whole(const Partition *p, int unit, Flat flat) {

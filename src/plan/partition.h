@@ -1,4 +1,5 @@
-/* What a rank holds of a model: the units of its pipeline stages, and of each unit its share over dp_shard.
+/* What a rank holds of a model: the units of its pipeline stages; of each parameter of these a box of rows
+ * and columns, which tp leaves it (plan/axes.h); of each flat that the boxes make up, its share over dp_shard.
  *
  * Each flat of a unit (model/params.h) is cut into dp_shard equal shares (the last padded), so a gathered
  * flat is [dp_shard * share.count] elements. A rank's master weights, moments and gradients are its shares,
@@ -11,8 +12,7 @@
 #ifndef WEFT_PLAN_PARTITION_H
 #define WEFT_PLAN_PARTITION_H
 
-#include "comm/mesh.h"
-#include "model/params.h"
+#include "plan/axes.h"
 
 /* Pipeline stages: runs of units. */
 typedef struct Stages {
@@ -32,7 +32,8 @@ typedef struct Share {
 } Share;
 
 typedef struct Partition {
-    const ParamTable *table;
+    const ParamTable *table;  /* of the rank's own model: axes_local of the whole */
+    const ModelConfig *whole; /* the model of the mesh */
     Mesh mesh;
     int rank;
     Stages stages;
@@ -40,19 +41,23 @@ typedef struct Partition {
     bool tied, tied_copy;
     int pipe;                             /* place in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
+    int tensors, tensor;                  /* MESH_TENSOR: the same */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
     size_t owned; /* elements of the owned arrays, the tied head's gradient not among them */
 } Partition;
 
-/* Copies what it needs of `stages`; the table must outlive it. */
-void partition_build(Partition *p, const ParamTable *table, bool tied, const Mesh *mesh, int rank,
-                     const Stages *stages);
+/* Copies what it needs of `stages`; table and model must outlive it. The table is that of the rank's own
+ * model (partition_model). */
+void partition_build(Partition *p, const ParamTable *table, const ModelConfig *whole, const Mesh *mesh,
+                     int rank, const Stages *stages);
 void partition_free(Partition *p);
+/* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own, Error *err);
 
 int partition_pipeline_rank(const Partition *p, int unit);
 bool partition_runs(const Partition *p, int unit); /* forward and backward of the unit are this rank's */
-bool partition_holds(const Partition *p,
-                     int unit); /* its parameters are: those that run here, and a tied copy */
+/* Its parameters are: those that run here, and a tied copy. */
+bool partition_holds(const Partition *p, int unit);
 /* It makes a gradient of the unit, which may be the tied head's. */
 bool partition_makes_gradient(const Partition *p, int unit);
 /* It is at the first place of the pipeline: of the ranks that see the same batches, the one that counts
@@ -60,17 +65,32 @@ bool partition_makes_gradient(const Partition *p, int unit);
 bool partition_first_stage(const Partition *p);
 /* The world's rank that has this one's place on every axis but pp. */
 int partition_peer(const Partition *p, int unit);
-/* Whether this rank is the one that counts the elements it owns of `unit`: not a replica, not a tied copy. */
-bool partition_counts(const Partition *p, int unit);
 
-/* The elements of a parameter that this rank owns: one run, possibly empty. */
+/* The elements of a parameter that this rank owns: of those of its box, row after row, one run, possibly
+ * empty. */
 typedef struct Piece {
-    int64_t first, count; /* elements of the parameter */
+    Box box;
+    int64_t first, count; /* elements of the box */
     size_t at;            /* of the first, in the owned arrays */
 } Piece;
 Piece partition_piece(const Partition *p, const Param *param);
+/* Whether this rank is the one that counts what it owns of the parameter: the first of those that hold a
+ * copy, and not a tied copy. */
+bool partition_counts(const Partition *p, const Param *param);
 int64_t partition_counted(
     const Partition *p); /* elements that this rank counts; over all ranks: the model's parameters */
+/* Whether other ranks hold copies of any parameter: somewhere on the mesh, not only of this rank's. */
+bool partition_has_copies(const Partition *p);
+
+/* Where a piece lies in the parameter as model files have it, and as names and seeds number it: a run for
+ * each row of a box that is narrower than the matrix, else one. */
+typedef struct PieceRun {
+    int64_t element, count; /* elements of the whole parameter */
+} PieceRun;
+/* The run that begins `at` elements behind the first of the piece; for (at = 0; at < count; at += run.count)
+ * sees all. */
+PieceRun piece_run(const Piece *piece, int64_t at);
+int64_t piece_runs(const Piece *piece); /* how many */
 
 /* Elements of a gathered flat (or of the tied head's gradient), padding included. */
 size_t partition_whole(const Partition *p, int unit, Flat flat);

@@ -31,7 +31,7 @@ static size_t staging(const RankPlan *p) {
     size_t sum = 0;
     for (int i = 0; i < p->model.table.count; i++) {
         const Param *param = &p->model.table.params[i];
-        if (!partition_counts(&p->partition, param->unit)) continue;
+        if (!partition_counts(&p->partition, param)) continue;
         size_t count = (size_t)partition_piece(&p->partition, param).count;
         sum += (size_t)p->spec.staged * pool_round(count * sizeof(float));
         sum += (size_t)param_states(&p->groups, i) * pool_round(count * param_state_width(&p->groups, i));
@@ -63,10 +63,10 @@ static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scr
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
-    TRY(model_build(&p->model, &spec->model, spec->compute, spec->recompute, spec->tokens, spec->loss_rows,
-                    err));
-    partition_build(&p->partition, &p->model.table, spec->model.tie_word_embeddings, &l->mesh, rank,
-                    &l->stages);
+    ModelConfig own;
+    TRY(partition_model(&p->spec.model, &l->mesh, rank, &own, err));
+    TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
+    partition_build(&p->partition, &p->model.table, &p->spec.model, &l->mesh, rank, &l->stages);
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition);

@@ -33,7 +33,7 @@ void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
         if (element < (uint64_t)piece.count) {
             turn(e, engine_master(e, piece) + element, bit);
             snprintf(where, size, "bit %u of element %lld of %s", bit,
-                     (long long)piece.first + (long long)element, p->name);
+                     (long long)piece_run(&piece, (int64_t)element).element, p->name);
             return;
         }
         element -= (uint64_t)piece.count;

@@ -21,41 +21,59 @@ static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const 
     return OK;
 }
 
+/* As the model file has it, whatever this rank's box of it is. */
 static void describe(Tensors *t, const Param *p, const char *prefix, SafeType memory, SafeType stored) {
+    const ModelConfig *whole = &engine_plan(t->engine)->spec.model;
     Text name = {0};
     text_printf(&name, "%s%s%s", prefix, *prefix ? "." : "", p->name);
-    t->descriptions[t->list.count++] = (TensorDesc){.name = name.data,
-                                                    .memory = memory,
-                                                    .stored = stored,
-                                                    .rank = p->cols ? 2 : 1,
-                                                    .shape = {p->rows, p->cols}};
+    t->descriptions[t->list.count++] =
+        (TensorDesc){.name = name.data,
+                     .memory = memory,
+                     .stored = stored,
+                     .rank = p->cols ? 2 : 1,
+                     .shape = {model_dim(whole, p->row->rows), model_dim(whole, p->row->cols)}};
 }
 
-static Piece piece_of(const Tensors *t, const Param *p) {
-    return partition_piece(&engine_plan(t->engine)->partition, p);
+static Piece piece_of(const Engine *e, const Param *p) {
+    return partition_piece(&engine_plan(e)->partition, p);
 }
 
 /* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at`, as
  * `memory`. */
 static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
                         SafeType stored) {
-    Piece piece = piece_of(t, p);
+    Piece piece = piece_of(t->engine, p);
+    PieceRun run;
     int tensor = t->list.count;
-    bool counts = partition_counts(&engine_plan(t->engine)->partition, p->unit);
+    size_t width = safe_type_bits(memory) / 8;
     describe(t, p, prefix, memory, stored);
-    if (piece.count == 0 || (t->use == TENSORS_TO_SAVE && !counts)) return;
-    t->memory[t->list.piece_count] = at;
-    t->pieces[t->list.piece_count++] = (TensorPiece){tensor, piece.first, piece.count};
+    if (t->use == TENSORS_TO_SAVE && !partition_counts(&engine_plan(t->engine)->partition, p)) return;
+    for (int64_t first = 0; first < piece.count; first += run.count) {
+        run = piece_run(&piece, first);
+        t->memory[t->list.piece_count] = (char *)at + (size_t)first * width;
+        t->pieces[t->list.piece_count++] = (TensorPiece){tensor, run.element, run.count};
+    }
+}
+
+/* Pieces of all parameters: each may be several runs. */
+static int64_t count_runs(const Engine *e) {
+    int64_t sum = 0;
+    for (int i = 0; i < engine_model(e)->table.count; i++) {
+        Piece piece = piece_of(e, &engine_model(e)->table.params[i]);
+        sum += piece_runs(&piece);
+    }
+    return sum;
 }
 
 static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) {
-    size_t room = (size_t)(engine_model(e)->table.count * per_parameter);
+    size_t room = (size_t)(engine_model(e)->table.count * per_parameter),
+           runs = (size_t)(count_runs(e) * per_parameter);
     Tensors *t = mem_alloc(sizeof *t);
     t->engine = e;
     t->use = use;
     t->descriptions = mem_alloc_array(room, sizeof *t->descriptions);
-    t->pieces = mem_alloc_array(room, sizeof *t->pieces);
-    t->memory = mem_alloc_array(room, sizeof *t->memory);
+    t->pieces = mem_alloc_array(runs, sizeof *t->pieces);
+    t->memory = mem_alloc_array(runs, sizeof *t->memory);
     t->list = (TensorList){
         .tensors = t->descriptions, .ctx = t, .fetch = fetch, .store = store, .pieces = t->pieces};
     return t;
@@ -66,7 +84,7 @@ Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        tensors_add(t, p, "", engine_master(e, piece_of(t, p)), SAFE_F32, stored);
+        tensors_add(t, p, "", engine_master(e, piece_of(t->engine, p)), SAFE_F32, stored);
     }
     return t;
 }
@@ -85,7 +103,7 @@ Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         add_states(t, i, p);
-        if (master) tensors_add(t, p, "master", engine_master(e, piece_of(t, p)), SAFE_F32, SAFE_F32);
+        if (master) tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
     return t;
 }

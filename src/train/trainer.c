@@ -180,9 +180,10 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
 static ErrorCode check_ownership(Trainer *t, Error *err) {
     int64_t counted = partition_counted(&t->rank.partition);
     TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
-    if (counted == t->rank.model.table.elements) return OK;
+    int64_t expected = model_parameter_count(&t->c->model.shape);
+    if (counted == expected) return OK;
     return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld",
-                     (long long)counted, (long long)t->rank.model.table.elements);
+                     (long long)counted, (long long)expected);
 }
 
 static ErrorCode measure_peak(Trainer *t, Error *err) {
@@ -315,7 +316,7 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     TRY(journal_open(&t->journal, dir, err));
     TRY(record_restart(t, err));
     if (t->c->metrics.tensorboard) TRY(tensorboard_open(&t->board, dir, step, err));
-    const JournalFact facts[] = {{"parameters", (double)t->rank.model.table.elements},
+    const JournalFact facts[] = {{"parameters", (double)model_parameter_count(&t->c->model.shape)},
                                  {"tokens_per_step", (double)t->feed.tokens},
                                  {"total_steps", (double)t->c->train.steps},
                                  {"flops_per_token", t->flops_per_token},

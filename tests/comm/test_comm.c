@@ -113,7 +113,8 @@ static const int64_t counts[] = {0, 1, 2, 3, 15, 64, 1001, 65537, 1500017};
 enum { COUNTS = sizeof counts / sizeof *counts };
 /* Many threads on few cores take their time: the largest part is for two of them, and for processes. */
 static _Thread_local int64_t largest;
-static const AxisSet sets[] = {MESH_PIPELINE, MESH_REPLICAS, MESH_SHARDS, MESH_DATA, MESH_COPIES};
+static const AxisSet sets[] = {MESH_PIPELINE, MESH_REPLICAS, MESH_SHARDS, MESH_DATA,
+                               MESH_PIPELINE | MESH_REPLICAS};
 enum { SETS = sizeof sets / sizeof *sets };
 
 /* ---- collectives ---- */

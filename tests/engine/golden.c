@@ -26,6 +26,7 @@ typedef struct Golden {
     StepOptions options;
     Device device;
     RankPlan plan;
+    Comm *comm;
     Engine *engine;
 } Golden;
 
@@ -103,7 +104,8 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     ErrorCode planned = rank_plan(&g->plan, &spec, &layout, 0, &g->device, err);
     layout_free(&layout);
     TRY(planned);
-    return engine_open(&g->engine, &g->plan, &g->device, NULL, err);
+    TRY(comm_open_link(&g->comm, NULL, err));
+    return engine_open(&g->engine, &g->plan, &g->device, g->comm, err);
 }
 
 /* Calls visit with each parameter and its values in a file of the directory. */
@@ -236,6 +238,7 @@ static void release(Golden *g) {
     free(g->tokens);
     free(g->targets);
     engine_close(g->engine);
+    comm_close(g->comm);
     rank_plan_free(&g->plan);
     device_close(&g->device);
 }

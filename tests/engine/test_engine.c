@@ -28,6 +28,7 @@ typedef struct Setup {
 typedef struct Run {
     Device device;
     RankPlan plan;
+    Comm *comm;
     Engine *engine;
     Batch batches[MICROBATCHES];
 } Run;
@@ -104,7 +105,8 @@ static void open_run(Run *r, Setup s) {
     layout_free(&layout);
     if (s.parts) split_into_parts(&r->plan.program);
     if (program_check(&r->plan.program, &err) != OK) fail_msg("%s", err.message);
-    if (engine_open(&r->engine, &r->plan, &r->device, NULL, &err) != OK) fail_msg("%s", err.message);
+    if (comm_open_link(&r->comm, NULL, &err) != OK) fail_msg("%s", err.message);
+    if (engine_open(&r->engine, &r->plan, &r->device, r->comm, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
 }
@@ -117,6 +119,7 @@ static void close_run(Run *r) {
         free(r->batches[m].first_key);
     }
     engine_close(r->engine);
+    comm_close(r->comm);
     rank_plan_free(&r->plan);
     device_close(&r->device);
 }

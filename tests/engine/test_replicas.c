@@ -14,8 +14,10 @@
 enum { PARAMS = 2, MOST = 12 };
 
 static Error err;
-static Param params[PARAMS] = {{.name = "model.embed_tokens.weight", .unit = 0},
-                               {.name = "lm_head.weight", .unit = 3}};
+static const ParamRow row = {.rows = DIM_VOCAB, .cols = DIM_HIDDEN, .cut = CUT_ROWS};
+static Param params[PARAMS] = {{.name = "model.embed_tokens.weight", .row = &row, .cols = 8, .unit = 0},
+                               {.name = "lm_head.weight", .row = &row, .cols = 8, .unit = 3}};
+static ModelConfig model = {.vocab_size = 16, .hidden_size = 8, .tie_word_embeddings = true};
 static const ParamTable table = {.count = PARAMS, .units = 4, .params = params};
 static ParamGroup group;
 static int group_of_param[PARAMS];
@@ -48,7 +50,7 @@ static ErrorCode judge(const Mesh *mesh, int64_t agreed) {
     memcpy(all, prints, (size_t)mesh->world * sizeof prints[0]);
     err.message[0] = 0;
     group.optimizer = optimizer_of(OPTIMIZER_ADAMW);
-    ErrorCode code = replicas_judge(all, &table, &groups, mesh, 40, agreed, &err);
+    ErrorCode code = replicas_judge(all, &(ReplicaScene){&model, &table, &groups, mesh}, 40, agreed, &err);
     free(all);
     return code;
 }

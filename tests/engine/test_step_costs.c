@@ -63,6 +63,7 @@ typedef struct Costs {
 /* Of the last of three steps. */
 static Costs costs_of(const Case *c, uint64_t defer) {
     Device d;
+    Comm *comm;
     Engine *e;
     RankPlan plan;
     Layout layout;
@@ -87,7 +88,8 @@ static Costs costs_of(const Case *c, uint64_t defer) {
         fail_msg("%s", err.message);
     if (rank_plan(&plan, &spec, &layout, 0, &d, &err) != OK) fail_msg("%s", err.message);
     layout_free(&layout);
-    if (engine_open(&e, &plan, &d, NULL, &err) != OK) fail_msg("%s", err.message);
+    if (comm_open_link(&comm, NULL, &err) != OK) fail_msg("%s", err.message);
+    if (engine_open(&e, &plan, &d, comm, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(e, INIT_NORMAL, 0.3, 7);
     StepOptions options = {.lr_factor = 1e-3, .clip = 1, .clip_norm = c->clip_norm};
     for (int step = 0; step < 3; step++) {
@@ -101,6 +103,7 @@ static Costs costs_of(const Case *c, uint64_t defer) {
         assert_true(isfinite(result.loss) && !result.skipped);
     }
     engine_close(e);
+    comm_close(comm);
     rank_plan_free(&plan);
     device_close(&d);
     return costs;

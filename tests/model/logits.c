@@ -36,7 +36,8 @@ static ErrorCode read_ids(TokenList *list, const ModelConfig *c, Error *err) {
     return list->count > 0 ? OK : error_set(err, ERR_DATA, "stdin: no ids");
 }
 
-static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, const char *where, Error *err) {
+static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, Comm **alone, const char *where,
+                             Error *err) {
     RankSpec spec = {.compute = DTYPE_F32,
                      .recompute = RECOMPUTE_FULL,
                      .tokens = CHUNK,
@@ -51,7 +52,8 @@ static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, const char *
     if (code == OK) code = layout_single(&layout, &spec.model, 1, false, err);
     if (code == OK) code = rank_plan(plan, &spec, &layout, 0, d, err);
     layout_free(&layout);
-    if (code == OK) code = engine_open(e, plan, d, NULL, err);
+    if (code == OK) code = comm_open_link(alone, NULL, err);
+    if (code == OK) code = engine_open(e, plan, d, *alone, err);
     if (code == OK) code = state_load_weights(*e, dir, err);
     free(path);
     free(dir);
@@ -80,6 +82,7 @@ int main(int argc, char **argv) {
     Error err = {0};
     Device device = {0};
     RankPlan plan = {0};
+    Comm *alone = NULL;
     Engine *engine = NULL;
     TokenList list = {0};
     bool prefill = argc == 3 && strcmp(argv[1], "--prefill") == 0;
@@ -87,12 +90,13 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: logits [--prefill] DIR < IDS\n");
         return 2;
     }
-    ErrorCode code = open_engine(&engine, &plan, &device, argv[argc - 1], &err);
+    ErrorCode code = open_engine(&engine, &plan, &device, &alone, argv[argc - 1], &err);
     if (code == OK) code = read_ids(&list, &plan.model.config, &err);
     if (code == OK) code = print_logits(engine, &list, prefill, &err);
     if (code != OK) fprintf(stderr, "logits: %s\n", err.message);
     token_list_free(&list);
     engine_close(engine);
+    comm_close(alone);
     rank_plan_free(&plan);
     device_close(&device);
     return code != OK;

@@ -84,7 +84,7 @@ static void lower(Lowered *l, const Case *c, int rank) {
         fail_msg("%s", err.message);
     if (schedule_add_transfers(&l->schedule, &err) != OK) fail_msg("%s", err.message);
     stages = even_stages(&l->schedule, l->model.table.units);
-    partition_build(&l->partition, &l->model.table, c->tied, &mesh, rank, &stages);
+    partition_build(&l->partition, &l->model.table, &l->model.config, &mesh, rank, &stages);
     stages_free(&stages);
     program_lower(&l->program, &(ProgramSpec){.model = &l->model.config,
                                               .partition = &l->partition,

@@ -159,7 +159,7 @@ static uint64_t digest_weights(World *w, Engine *e) {
     all[0] = (uint32_t)t->elements;
     for (int i = 0; i < t->count; i++) {
         Piece p = partition_piece(&engine_plan(e)->partition, &t->params[i]);
-        if (p.count && partition_counts(&engine_plan(e)->partition, t->params[i].unit))
+        if (p.count && partition_counts(&engine_plan(e)->partition, &t->params[i]))
             device_fetch(engine_device(e), all + at + p.first, engine_master(e, p),
                          (size_t)p.count * sizeof(float));
         at += (size_t)t->params[i].count;

@@ -1,0 +1,167 @@
+/* The table, and the arithmetic of dealing a dimension out. Nothing here knows which ranks there are: a place
+ * on an axis is enough. */
+#include "plan/axes.h"
+
+#include "base/text.h"
+
+/* ---- the table ---- */
+
+enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
+
+static const int table[KINDS][AXES] = {
+    [KIND_WHOLE] = {[AXIS_PP] = DOES_CUT,
+                    [AXIS_DP_REPLICATE] = COPY_SUM,
+                    [AXIS_DP_SHARD] = CUT_SUM,
+                    [AXIS_CP] = CUT_SUM,
+                    [AXIS_TP] = COPY_SUM},
+    [KIND_ROWS] = {[AXIS_PP] = DOES_CUT,
+                   [AXIS_DP_REPLICATE] = COPY_SUM,
+                   [AXIS_DP_SHARD] = CUT_SUM,
+                   [AXIS_CP] = CUT_SUM,
+                   [AXIS_TP] = DOES_CUT},
+    [KIND_COLUMNS] = {[AXIS_PP] = DOES_CUT,
+                      [AXIS_DP_REPLICATE] = COPY_SUM,
+                      [AXIS_DP_SHARD] = CUT_SUM,
+                      [AXIS_CP] = CUT_SUM,
+                      [AXIS_TP] = DOES_CUT},
+    [KIND_TIED] = {[AXIS_PP] = COPY_SUM,
+                   [AXIS_DP_REPLICATE] = COPY_SUM,
+                   [AXIS_DP_SHARD] = CUT_SUM,
+                   [AXIS_CP] = CUT_SUM,
+                   [AXIS_TP] = DOES_CUT},
+};
+
+ParamKind axes_kind(const ModelConfig *c, const Param *p) {
+    static const ParamKind kind[] = {
+        [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
+    bool embedding = p->unit == 0 && p->cols > 0;
+    return embedding && c->tie_word_embeddings ? KIND_TIED : kind[p->row->cut];
+}
+
+AxisSet axes_that(ParamKind kind, int does) {
+    AxisSet set = 0;
+    for (int axis = 0; axis < AXES; axis++)
+        if (table[kind][axis] == does) set |= 1u << axis;
+    return set;
+}
+
+AxisSet axes_any(ParamKind kind, int does) {
+    AxisSet set = 0;
+    for (int axis = 0; axis < AXES; axis++)
+        if (table[kind][axis] & does) set |= 1u << axis;
+    return set;
+}
+
+/* ---- dealing out ---- */
+
+/* How a dimension that tp cuts may be cut. */
+typedef struct Rule {
+    Dim dim;
+    const char *name; /* in config.json, of what is counted */
+    bool heads;       /* dealt out in heads, else in single elements */
+    bool copies;      /* fewer than the ranks: several ranks hold one */
+    bool uneven;      /* the last parts may be shorter, though not empty */
+} Rule;
+
+static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
+                             {DIM_KEY, "num_key_value_heads", true, true, false},
+                             {DIM_INTER, "intermediate_size", false, false, false},
+                             {DIM_VOCAB, "vocab_size", false, false, true}};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static const Rule *rule_of(Dim dim) {
+    for (int i = 0; i < RULES; i++)
+        if (rules[i].dim == dim) return &rules[i];
+    return NULL;
+}
+
+static int64_t grain(const ModelConfig *c, const Rule *r) { return r->heads ? c->head_dim : 1; }
+static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c, r->dim) / grain(c, r); }
+
+static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Deal axes_deal(const ModelConfig *c, Dim dim, int ranks, int place) {
+    const Rule *r = rule_of(dim);
+    CHECK(r != NULL && place >= 0 && place < ranks);
+    int64_t all = grains(c, r), each = round_up_quotient(all, ranks), size = grain(c, r);
+    int copies = r->copies && all < ranks ? ranks / (int)all : 1;
+    int64_t first = place / copies * each, left = all - first;
+    return (Deal){.first = first * size, .count = (left < each ? left : each) * size, .copy = place % copies};
+}
+
+Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place) {
+    int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
+    Held h = {.box = {0, rows, 0, columns, columns}, .copy = place};
+    ParamKind kind = axes_kind(c, p);
+    if (!(table[kind][AXIS_TP] & DOES_CUT)) return h;
+    bool by_columns = kind == KIND_COLUMNS;
+    Deal d = axes_deal(c, by_columns ? p->row->cols : p->row->rows, ranks, place);
+    *(by_columns ? &h.box.column : &h.box.row) = d.first;
+    *(by_columns ? &h.box.columns : &h.box.rows) = d.count;
+    h.copy = d.copy;
+    return h;
+}
+
+/* The axes on which a parameter is copied to all ranks. On tp some may have copies of each other, and others
+ * not: there its box tells. */
+static AxisSet copied(const ModelConfig *c, const Param *p) {
+    return axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_TENSOR;
+}
+
+static int copy_on_tp(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
+    return axes_box(c, p, mesh_size(mesh, MESH_TENSOR), mesh_place(mesh, MESH_TENSOR, rank)).copy;
+}
+
+int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
+    AxisSet others = (AxisSet)(MESH_SETS - 1) & ~copied(c, p);
+    return mesh_place(mesh, others, rank) - copy_on_tp(c, p, mesh, rank); /* tp varies fastest */
+}
+
+bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
+    return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0 &&
+           copy_on_tp(c, p, mesh, rank) == 0;
+}
+
+ModelConfig axes_local(const ModelConfig *c, int ranks, int place) {
+    ModelConfig local = *c;
+    local.num_attention_heads = axes_deal(c, DIM_QUERY, ranks, place).count / c->head_dim;
+    local.num_key_value_heads = axes_deal(c, DIM_KEY, ranks, place).count / c->head_dim;
+    local.intermediate_size = axes_deal(c, DIM_INTER, ranks, place).count;
+    local.vocab_size = axes_deal(c, DIM_VOCAB, ranks, place).count;
+    return local;
+}
+
+/* ---- what fits ---- */
+
+static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
+    int64_t all = grains(c, r);
+    if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
+    return all % ranks == 0 || (r->copies && ranks % all == 0);
+}
+
+/* The first rule that so many ranks break; NULL: none. */
+static const Rule *broken(const ModelConfig *c, int64_t ranks) {
+    for (int i = 0; i < RULES; i++)
+        if (!fits(c, &rules[i], ranks)) return &rules[i];
+    return NULL;
+}
+
+/* "1, 2 or 4": all that fit; there are no more than heads have divisors. */
+static void put_fitting(const ModelConfig *c, Text *out) {
+    int64_t last = 0;
+    for (int64_t n = 1; n <= c->num_attention_heads; n++)
+        if (!broken(c, n)) last = n;
+    for (int64_t n = 1; n <= last; n++)
+        if (!broken(c, n)) text_printf(out, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
+}
+
+ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
+    const Rule *r = broken(c, ranks);
+    Text fitting = {0};
+    if (!r) return OK;
+    put_fitting(c, &fitting);
+    error_set(err, ERR_CONFIG, "mesh.tp %d does not fit %s %lld%s: %s would", ranks, r->name,
+              (long long)grains(c, r), r->uneven ? ", for a rank would have none of them" : "", fitting.data);
+    text_free(&fitting);
+    return ERR_CONFIG;
+}

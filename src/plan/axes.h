@@ -1,0 +1,69 @@
+/* What each kind of parameter does on each axis of the mesh: the one table that partition, norm, checks,
+ * checkpoints, lowering and tests read.
+ *
+ *                       pp           dp_replicate   dp_shard, cp   tp
+ *     whole             cut          copied, sum    cut, sum       copied, sum
+ *     rows, columns     cut          copied, sum    cut, sum       cut
+ *     tied embedding    copied, sum  copied, sum    cut, sum       cut
+ *
+ *   cut      ranks along the axis hold different elements of it
+ *   copied   they hold the same elements, which the first of them counts
+ *   sum      the gradients that they make are terms of one sum, and no rank has the others' terms
+ *
+ * What is cut and summed is reduce-scattered, what is copied and summed is all-reduced, and what is cut alone
+ * is complete where it was made. On pp a parameter is with its unit. "Whole" are norms, and biases that are
+ * added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that
+ * their gradients are sums; this is what other trainers have forgotten most often.
+ *
+ * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
+ * queries, keys and values, single elements else. Key and value heads that are fewer than the ranks are held
+ * by several ranks each. A vocabulary may be dealt out in unequal parts. What does not fit is refused by
+ * name.
+ *
+ * Once dealt out, a rank's model is a model of smaller dimensions (axes_local): names, rows of layers and
+ * flats are those of any other. */
+#ifndef WEFT_PLAN_AXES_H
+#define WEFT_PLAN_AXES_H
+
+#include "comm/mesh.h"
+#include "model/params.h"
+
+typedef enum ParamKind { KIND_WHOLE, KIND_ROWS, KIND_COLUMNS, KIND_TIED, KINDS } ParamKind;
+enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
+
+ParamKind axes_kind(const ModelConfig *c, const Param *p);
+/* The axes on which a kind does all of `does`, and nothing else. */
+AxisSet axes_that(ParamKind kind, int does);
+/* The axes on which it does any of `does`. */
+AxisSet axes_any(ParamKind kind, int does);
+
+/* What one of `ranks` ranks along tp has of a dimension; copy: how many before it have the same. */
+typedef struct Deal {
+    int64_t first, count;
+    int copy;
+} Deal;
+Deal axes_deal(const ModelConfig *c, Dim dim, int ranks, int place);
+
+/* What tp leaves a rank of a parameter: rows and columns of the matrix that the model file has, whose rows
+ * have `stride` elements. A vector is a matrix of one column. */
+typedef struct Box {
+    int64_t row, rows, column, columns, stride;
+} Box;
+typedef struct Held {
+    Box box;
+    int copy; /* as in Deal */
+} Held;
+Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place);
+
+/* Ranks of one number hold the same elements of a parameter, if they hold any: they differ on axes only along
+ * which it is copied. */
+int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
+/* Whether a rank is the first of those, stages apart: a unit's own stage comes before a copy's. */
+bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
+
+/* The model of the rank at `place` of `ranks` along tp. */
+ModelConfig axes_local(const ModelConfig *c, int ranks, int place);
+/* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
+ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
+
+#endif

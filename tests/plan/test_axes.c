@@ -1,0 +1,247 @@
+/* Who holds what, on meshes with tensor parallelism too: boxes tile the model, each element is counted once,
+ * and what is copied is counted by the first that has it. No rank is run. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "plan/partition.h"
+#include "model/unit.h"
+
+/* Heads, key and value heads, and a vocabulary that most degrees do not divide. */
+static ModelConfig shape(bool tied) {
+    return (ModelConfig){.vocab_size = 101,
+                         .hidden_size = 20,
+                         .intermediate_size = 24,
+                         .num_hidden_layers = 4,
+                         .num_attention_heads = 8,
+                         .num_key_value_heads = 4,
+                         .head_dim = 6,
+                         .max_position_embeddings = 16,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 1e4,
+                         .tie_word_embeddings = tied,
+                         .attention_bias = true,
+                         .mlp_bias = true};
+}
+
+static Mesh mesh_of(int pp, int replicas, int shards, int cp, int tp) {
+    return (Mesh){.degree = {pp, replicas, shards, cp, tp}, .world = pp * replicas * shards * cp * tp};
+}
+
+/* Of each element of each parameter of the whole model: how often it is held, and counted. */
+typedef struct Tally {
+    ParamTable table;
+    int **held, **counted;
+} Tally;
+
+static void tally_open(Tally *t, const ModelConfig *c) {
+    Error err = {0};
+    assert_int_equal(param_table_build(&t->table, c, &err), OK);
+    t->held = mem_alloc_array((size_t)t->table.count, sizeof *t->held);
+    t->counted = mem_alloc_array((size_t)t->table.count, sizeof *t->counted);
+    for (int i = 0; i < t->table.count; i++) {
+        t->held[i] = mem_alloc_array((size_t)t->table.params[i].count, sizeof(int));
+        t->counted[i] = mem_alloc_array((size_t)t->table.params[i].count, sizeof(int));
+    }
+}
+
+static void tally_close(Tally *t) {
+    for (int i = 0; i < t->table.count; i++) free(t->held[i]), free(t->counted[i]);
+    free(t->held);
+    free(t->counted);
+    param_table_free(&t->table);
+}
+
+/* Every owned place belongs to one element at most. */
+static void add_piece(Tally *t, const Partition *p, int param, char *used) {
+    const Param *local = &p->table->params[param], *whole = &t->table.params[param];
+    Piece piece = partition_piece(p, local);
+    PieceRun run;
+    int64_t runs = 0;
+    assert_string_equal(local->name, whole->name);
+    for (int64_t at = 0; at < piece.count; at += run.count, runs++) {
+        run = piece_run(&piece, at);
+        assert_true(run.count > 0 && run.element >= 0 && run.element + run.count <= whole->count);
+        for (int64_t e = run.element; e < run.element + run.count; e++) {
+            t->held[param][e]++;
+            t->counted[param][e] += partition_counts(p, local);
+        }
+    }
+    assert_int_equal(runs, piece_runs(&piece));
+    for (int64_t i = 0; i < piece.count; i++) {
+        assert_true(piece.at + (size_t)i < p->owned);
+        assert_int_equal(used[piece.at + (size_t)i]++, 0);
+    }
+}
+
+static void add_rank(Tally *t, const ModelConfig *c, const Mesh *mesh, const Stages *stages, int rank) {
+    Error err = {0};
+    ModelConfig own;
+    ParamTable table;
+    Partition p;
+    if (partition_model(c, mesh, rank, &own, &err) != OK) fail_msg("%s", err.message);
+    assert_int_equal(param_table_build(&table, &own, &err), OK);
+    partition_build(&p, &table, c, mesh, rank, stages);
+    char *used = mem_alloc_array(p.owned + 1, 1);
+    for (int i = 0; i < table.count; i++) add_piece(t, &p, i, used);
+    free(used);
+    partition_free(&p);
+    param_table_free(&table);
+}
+
+/* Copies of a parameter that there must be: the product of the degrees of the axes where it is copied. */
+static int copies_of(const ModelConfig *c, const Param *p, const Mesh *mesh) {
+    AxisSet copied = axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_PIPELINE;
+    int tp = mesh_size(mesh, MESH_TENSOR), groups = (int)c->num_key_value_heads;
+    int heads = p->row->rows == DIM_KEY && tp > groups ? tp / groups : 1;
+    return mesh_size(mesh, copied) * heads;
+}
+
+static void check_mesh(const ModelConfig *c, Mesh mesh) {
+    Tally t;
+    Stages stages;
+    int units = (int)c->num_hidden_layers + 2, pp = mesh_size(&mesh, MESH_PIPELINE);
+    tally_open(&t, c);
+    stages =
+        (Stages){pp, mem_alloc_array((size_t)pp + 1, sizeof(int)), mem_alloc_array((size_t)pp, sizeof(int))};
+    for (int i = 0; i <= pp; i++) stages.first[i] = units * i / pp;
+    for (int i = 0; i < pp; i++) stages.rank[i] = i;
+    for (int rank = 0; rank < mesh.world; rank++) add_rank(&t, c, &mesh, &stages, rank);
+    for (int i = 0; i < t.table.count; i++) {
+        const Param *p = &t.table.params[i];
+        bool twice = p->unit == 0 && c->tie_word_embeddings && pp > 1; /* beside the head too */
+        int held = copies_of(c, p, &mesh) * (twice ? 2 : 1);
+        for (int64_t e = 0; e < p->count; e++)
+            if (t.held[i][e] != held || t.counted[i][e] != 1)
+                fail_msg(
+                    "pp %d replicas %d shards %d tp %d: element %lld of %s is held %d times, not %d, and "
+                    "counted %d times",
+                    pp, mesh_size(&mesh, MESH_REPLICAS), mesh_size(&mesh, MESH_SHARDS),
+                    mesh_size(&mesh, MESH_TENSOR), (long long)e, p->name, t.held[i][e], held,
+                    t.counted[i][e]);
+    }
+    stages_free(&stages);
+    tally_close(&t);
+}
+
+static void boxes_tile_the_model(void **state) {
+    (void)state;
+    static const int degrees[][5] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 1, 2}, {1, 1, 1, 1, 4},
+                                     {1, 1, 1, 1, 8}, {1, 2, 3, 1, 2}, {2, 1, 2, 1, 4}, {3, 2, 1, 1, 8},
+                                     {2, 2, 3, 1, 2}, {1, 1, 2, 2, 2}, {1, 2, 5, 1, 8}};
+    for (int tied = 0; tied < 2; tied++)
+        for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
+            ModelConfig c = shape(tied);
+            const int *d = degrees[i];
+            check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
+        }
+}
+
+/* A matrix that is cut by columns lies in the model file as a run for each of its rows. */
+static void columns_are_strips(void **state) {
+    (void)state;
+    Piece whole = {.box = {0, 4, 0, 6, 6}, .first = 7, .count = 10};
+    assert_int_equal(piece_runs(&whole), 1);
+    assert_int_equal(piece_run(&whole, 0).element, 7);
+    assert_int_equal(piece_run(&whole, 0).count, 10);
+    Piece strip = {.box = {0, 4, 2, 3, 6}, .first = 1, .count = 7}; /* columns 2 to 4 of 6 */
+    assert_int_equal(piece_runs(&strip), 3);
+    assert_int_equal(piece_run(&strip, 0).element, 3);
+    assert_int_equal(piece_run(&strip, 0).count, 2);
+    assert_int_equal(piece_run(&strip, 2).element, 6 + 2);
+    assert_int_equal(piece_run(&strip, 2).count, 3);
+    assert_int_equal(piece_run(&strip, 5).element, 12 + 2);
+    assert_int_equal(piece_run(&strip, 5).count, 2);
+}
+
+/* The model of a rank has the sizes of its boxes: what tp cuts of a parameter and what it makes of the model
+ * are one thing. */
+static void a_ranks_model_is_a_model(void **state) {
+    (void)state;
+    ModelConfig c = shape(false);
+    for (int tp = 1; tp <= 8; tp *= 2)
+        for (int place = 0; place < tp; place++) {
+            Error err = {0};
+            ModelConfig own = axes_local(&c, tp, place);
+            ParamTable table;
+            assert_int_equal(param_table_build(&table, &own, &err), OK);
+            for (int i = 0; i < table.count; i++) {
+                const Param *p = &table.params[i];
+                Box b = axes_box(&c, p, tp, place).box;
+                assert_int_equal(b.rows, p->rows);
+                assert_int_equal(b.columns, p->cols ? p->cols : 1);
+            }
+            param_table_free(&table);
+        }
+}
+
+static void refused(ModelConfig c, int tp, const char *words) {
+    Error err = {0};
+    assert_int_equal(axes_check(&c, tp, &err), ERR_CONFIG);
+    if (!strstr(err.message, words)) fail_msg("\"%s\" does not say \"%s\"", err.message, words);
+}
+
+static void odd_sizes_are_refused_by_name(void **state) {
+    (void)state;
+    Error err = {0};
+    ModelConfig c = shape(false);
+    for (int tp = 1; tp <= 8; tp *= 2) assert_int_equal(axes_check(&c, tp, &err), OK);
+    refused(c, 3, "mesh.tp 3 does not fit num_attention_heads 8: 1, 2, 4 or 8 would");
+    refused(c, 16, "mesh.tp 16 does not fit num_attention_heads 8: 1, 2, 4 or 8 would");
+    c.intermediate_size = 20;
+    refused(c, 8, "mesh.tp 8 does not fit intermediate_size 20: 1, 2 or 4 would");
+    c = shape(false), c.num_attention_heads = 12, c.num_key_value_heads = 6;
+    refused(c, 4, "mesh.tp 4 does not fit num_key_value_heads 6: 1, 2, 3, 6 or 12 would");
+    c = shape(false), c.vocab_size = 9;
+    refused(c, 8, "mesh.tp 8 does not fit vocab_size 9, for a rank would have none of them: 1 or 2 would");
+}
+
+/* Groups have names, which say the same as the table. */
+static void groups_are_those_of_the_table(void **state) {
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        assert_int_equal(axes_that((ParamKind)kind, DOES_CUT | DOES_SUM), MESH_SHARDS);
+        AxisSet summed = axes_that((ParamKind)kind, DOES_COPY | DOES_SUM);
+        assert_true(summed & MESH_REPLICAS);
+        assert_int_equal(summed & MESH_TENSOR, kind == KIND_WHOLE ? MESH_TENSOR : 0);
+        assert_int_equal(summed & MESH_PIPELINE, kind == KIND_TIED ? MESH_PIPELINE : 0);
+        assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) | summed,
+                         MESH_SETS - 1); /* no axis is left out */
+        assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) & axes_any((ParamKind)kind, DOES_COPY), 0);
+    }
+}
+
+/* Shares that must be equal have one number, others another. */
+static void copies_have_one_number(void **state) {
+    (void)state;
+    ModelConfig c = shape(false);
+    Mesh mesh = mesh_of(1, 2, 1, 1, 8);
+    ParamTable table;
+    Error err = {0};
+    assert_int_equal(param_table_build(&table, &c, &err), OK);
+    const Param *norm = param_find(&table, "model.norm.weight"),
+                *key = param_find(&table, "model.layers.0.self_attn.k_proj.weight"),
+                *query = param_find(&table, "model.layers.0.self_attn.q_proj.weight");
+    for (int rank = 0; rank < 16; rank++) {
+        assert_int_equal(axes_share(&c, norm, &mesh, rank), 0);
+        assert_int_equal(axes_share(&c, key, &mesh, rank), rank % 8 / 2 * 2);
+        assert_int_equal(axes_share(&c, query, &mesh, rank), rank % 8);
+        assert_int_equal(axes_first(&c, norm, &mesh, rank), rank == 0);
+        assert_int_equal(axes_first(&c, key, &mesh, rank), rank < 8 && rank % 2 == 0);
+        assert_int_equal(axes_first(&c, query, &mesh, rank), rank < 8);
+    }
+    param_table_free(&table);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(boxes_tile_the_model),          cmocka_unit_test(columns_are_strips),
+        cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
+        cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
