@@ -271,8 +271,8 @@ typedef struct Ops {
     void (*cast)(Device *d, int64_t n, const void *in /* [n] in_type */, Dtype in_type,
                  void *out /* [n] out_type */, Dtype out_type);
     void (*zero)(Device *d, void *p, size_t bytes);
-    /* out[i] = mean + std * normal(key, first + i) cut to [lo, hi] standard deviations; rng_normal of
-     * base/rng.h. */
+    /* out[i] = mean + std * normal(key, first + i) cut to [lo, hi] standard deviations; rng_normals
+     * of base/rng.h. */
     void (*init_normal)(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out /* [n] */);
     void (*fill)(Device *d, int64_t n, float value, float *out /* [n] */);

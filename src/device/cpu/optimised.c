@@ -289,9 +289,12 @@ static void zero(Device *d, void *p, size_t bytes) {
 
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
-    EACH_PIECE(d, i, n, GRAIN) {
-        for (int64_t e = i; e < min_i64(n, i + GRAIN); e++)
-            out[e] = (float)(mean + std * rng_normal(key, first + (uint64_t)e, lo, hi));
+    enum { AT_A_TIME = 1024 };
+    EACH_PIECE(d, i, n, AT_A_TIME) {
+        double normal[AT_A_TIME];
+        int64_t count = min_i64(AT_A_TIME, n - i);
+        rng_normals(key, first + (uint64_t)i, count, lo, hi, normal);
+        for (int64_t e = 0; e < count; e++) out[i + e] = (float)(mean + std * normal[e]);
     }
 }
 
