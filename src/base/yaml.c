@@ -160,8 +160,8 @@ static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
 /* The node that starts with the current event; ends on its last event. */
 static ErrorCode build(Reader *r, int depth, YamlNode **out) {
     if (depth >= MAX_DEPTH) return fail_here(r, "nested more than 32 deep");
-    YamlNode *node;
-    ErrorCode code;
+    YamlNode *node = NULL;
+    ErrorCode code = OK;
     switch (r->event.type) {
     case YAML_SCALAR_EVENT:
         node = new_node(r, YAML_NODE_SCALAR);
@@ -177,8 +177,15 @@ static ErrorCode build(Reader *r, int depth, YamlNode **out) {
         code = build_map(r, depth + 1, node);
         break;
     case YAML_ALIAS_EVENT: return fail_here(r, "aliases (*name) are not supported");
-    default: return fail_here(r, "expected a value");
+    case YAML_NO_EVENT:
+    case YAML_STREAM_START_EVENT:
+    case YAML_STREAM_END_EVENT:
+    case YAML_DOCUMENT_START_EVENT:
+    case YAML_DOCUMENT_END_EVENT:
+    case YAML_SEQUENCE_END_EVENT:
+    case YAML_MAPPING_END_EVENT: break;
     }
+    if (!node) return fail_here(r, "expected a value");
     if (code != OK) {
         yaml_tree_free(node);
         return code;

@@ -48,13 +48,18 @@ static void assert_csv(const Schedule *s, const char *expected) {
 static bool possible(ScheduleName name, int ranks, int m, int chunks) {
     int rounds = m / ranks > 1 ? m / ranks : 1;
     switch (name) {
+    case PIPE_NAMES: return false;
     case PIPE_LOOPED_BFS: return true;
     case PIPE_INTERLEAVED_1F1B:
     case PIPE_INTERLEAVED_ZERO_BUBBLE: return m % rounds == 0;
     case PIPE_ZBV: return chunks == 2;
     case PIPE_DUALPIPEV: return chunks == 2 && m >= 2 * ranks;
-    default: return chunks == 1;
+    case PIPE_GPIPE:
+    case PIPE_1F1B:
+    case PIPE_ZB_H1:
+    case PIPE_ZB_H2: return chunks == 1;
     }
+    return false;
 }
 
 /* Calls `look` with every possible schedule of many sizes. */
@@ -118,8 +123,11 @@ static Closed closed_form(ScheduleName name, const Schedule *s, int v, int r) {
                         least(m, 2 * P - 1)};
     case PIPE_ZBV: return plenty ? (Closed){6 * m + P - 1, 0, 2 * P, 2 * P} : (Closed){-1, -1, -1, -1};
     case PIPE_DUALPIPEV: return (Closed){6 * m + 2 * (P - 1), -1, 2 * P + 1, 2 * P + 1};
-    default: return closed_interleaved(s, v, r, name == PIPE_INTERLEAVED_ZERO_BUBBLE);
+    case PIPE_INTERLEAVED_1F1B:
+    case PIPE_INTERLEAVED_ZERO_BUBBLE:
+    case PIPE_NAMES: break;
     }
+    return closed_interleaved(s, v, r, name == PIPE_INTERLEAVED_ZERO_BUBBLE);
 }
 
 static void look_closed_form(ScheduleName name, Schedule *s, int v) {

@@ -33,12 +33,7 @@ static void act(Made *m, ActionKind kind, int unit, int microbatch, double start
 }
 
 static ActionKind kind_of(CellKind kind) {
-    switch (kind) {
-    case CELL_F: return ACT_FWD;
-    case CELL_B: return ACT_BWD;
-    case CELL_I: return ACT_BWD_IN;
-    default: return ACT_BWD_W;
-    }
+    return kind == CELL_F ? ACT_FWD : kind == CELL_B ? ACT_BWD : kind == CELL_I ? ACT_BWD_IN : ACT_BWD_W;
 }
 
 /* The rank waits from where it stands to where the cell starts. */
