@@ -120,10 +120,8 @@ static ErrorCode measure(Model *m, const char *dir, double between, Error *err) 
     if (code != OK) return code;
     double bytes = (double)b.whole.bytes;
     printf("{\"bytes\": %.0f, \"save_seconds\": %.3f, \"save_gb_per_second\": %.3f, "
-           "\"verify_gb_per_second\": %.3f, "
-           "\"blocking_stall\": %.3f, \"blocking_share\": %.4f, \"seconds_between\": %.1f, \"beside_stall\": "
-           "%.4f, "
-           "\"beside_share\": %.5f}\n",
+           "\"verify_gb_per_second\": %.3f, \"blocking_stall\": %.3f, \"blocking_share\": %.4f, "
+           "\"seconds_between\": %.1f, \"beside_stall\": %.4f, \"beside_share\": %.5f}\n",
            bytes, b.whole.seconds, bytes / b.whole.seconds / 1e9, bytes / b.verify / 1e9, b.blocking,
            b.blocking / b.whole.seconds, between, b.beside, b.beside / b.whole.seconds);
     return OK;

@@ -1,7 +1,7 @@
-/* Training speed on a mesh of ranks: whole steps on random tokens, laid out as the keys of a configuration
- * say.
+/* Training speed on a mesh of ranks: whole steps on random tokens, laid out as a configuration says.
  *
- *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--steps N] [--name TEXT] [--profile] [section.key=value ...]
+ *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--steps N] [--name TEXT] [--profile]
+ *                                              [section.key=value ...]
  *
  * Any key of `weft train` may be given; train.tokens_per_step is 16384 and train.context 1024 unless told
  * otherwise. A forward pass warms up; of the steps the fastest counts. Rank 0 prints one JSON object on

@@ -2,8 +2,8 @@
  * matrix-product peak measured in the same process, before and after. Prints one JSON object on stdout and a
  * readable line on stderr.
  *
- *     bench_train --size 125M --context 1024 [--compute fp32|bf16|best] [--microbatch SEQUENCES] [--loss-rows N] [--steps N]
- *                 [--threads N] [--profile]
+ *     bench_train --size 125M --context 1024 [--compute fp32|bf16|best] [--microbatch SEQUENCES]
+ *                 [--loss-rows N] [--steps N] [--threads N] [--profile]
  *
  * Without --microbatch the fastest of a few is taken, as the benchmark of PyTorch does. */
 #include <math.h>

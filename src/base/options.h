@@ -4,8 +4,10 @@
  * A table is an array of Option, one per dotted key ("optimizer.lr"), each naming a field of one plain struct
  * by offset. Nothing else knows about configuration keys. Value storage by type:
  *
- *     OPT_BOOL bool     OPT_INT int64_t     OPT_DOUBLE double     OPT_STRING char * (owned, never NULL after defaults)
- *     OPT_CHOICE int (index into choices)   OPT_STRINGS StringList    OPT_LIST ObjectList (maps, by an item table)
+ *     OPT_BOOL    bool                      OPT_STRING   char * (owned, never NULL after defaults)
+ *     OPT_INT     int64_t                   OPT_STRINGS  StringList
+ *     OPT_DOUBLE  double                    OPT_LIST     ObjectList (maps, by an item table)
+ *     OPT_CHOICE  int (index into choices)
  *
  * OPT_INT takes "1_000_000", "64k", "2M" (powers of ten: k, M, G) as well as plain numbers. */
 #ifndef WEFT_BASE_OPTIONS_H
@@ -41,8 +43,8 @@ typedef struct ObjectList {
     char *items; /* count * item_size bytes */
 } ObjectList;
 
-/* What a run does with another value of a key than it began with: what changing the key changes, in a run that
- * goes on from what it saved. */
+/* What a run does with another value of a key than it began with: what changing the key changes, in a run
+ * that goes on from what it saved. */
 typedef enum OptionEffect {
     EFFECT_UNKNOWN,  /* nobody asks this table */
     EFFECT_NOTHING,  /* the bits of the run go on */

@@ -1,10 +1,11 @@
 /* Checkpoints of a run: directories that Hugging Face opens as they are, and that survive anything.
  *
  *     RUN/checkpoints/latest -> step-00000200
- *     RUN/checkpoints/step-00000200/config.json, generation_config.json, tokenizer.json, ...   (files of the caller)
- *                                   model.safetensors, or shards with model.safetensors.index.json
- *                                   optimizer.safetensors, state.json                          (unless weights only)
- *                                   manifest.json
+ *     RUN/checkpoints/step-00000200/
+ *         config.json, generation_config.json, tokenizer.json, ...          files of the caller
+ *         model.safetensors, or shards with model.safetensors.index.json
+ *         optimizer.safetensors, state.json                                 unless weights only
+ *         manifest.json
  *
  * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by
  * one process at a time (the run's lock); reading needs no lock. */
@@ -103,7 +104,8 @@ ErrorCode checkpoint_verify(const char *path, Error *err);
  *         ... rank 0 sends set.items[i].path ...
  *         checkpoint_check_part(path, rank, ranks, err);   OK on all of them, agreed upon: this one
  *     }
- *     checkpoint_open_verified(&c, path, true, err);       may refuse one with weights only: go on with the next */
+ *     checkpoint_open_verified(&c, path, true, err);       may refuse one with weights only: go on with the
+ *                                                          next */
 
 /* Every byte of part `rank` of `ranks` is as written: about as many bytes for each. */
 ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err);

@@ -44,8 +44,7 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
         free(inside);
         return error_set(err, ERR_NOINPUT,
                          "%s: neither a model directory (it holds no config.json) nor a run with "
-                         "checkpoints: expected one of "
-                         "these, or a checkpoint",
+                         "checkpoints: expected one of these, or a checkpoint",
                          where);
     }
     ErrorCode code = checkpoint_open(&ckpt, inside, false, err);

@@ -280,10 +280,11 @@ static bool is_there(const char *dir, const char *name) {
 
 /* Shards are named by the index: check_shards. */
 ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err) {
+    /* `resuming`: must be there in a checkpoint that can be resumed. The others must be listed if they are
+     * there: a file that weft reads and no checksum covers could be anybody's. */
     static const struct {
         const char *name;
-        bool
-            resuming; /* of a checkpoint that can be resumed: must be there. Others: listed if they are there */
+        bool resuming;
     } read_by_weft[] = {{MODEL_FILE, false},       {MODEL_INDEX, false},     {"config.json", false},
                         {"tokenizer.json", false}, {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true}};
     TRY(check_once(m, dir, err));

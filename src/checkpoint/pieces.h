@@ -1,11 +1,15 @@
 /* What the ranks of a save tell each other: which pieces each of them wrote, with their checksums.
  *
  * A blob is made of little-endian 64-bit words:
- *     "weftblob" | kind | step | layout | count | count times (list, tensor, first, count, sum) | checksum of all before
+ *
+ *     "weftblob" | kind | step | layout | count | count times (list, tensor, first, count, sum) | checksum
+ *
  * or, of a rank that failed,
- *     "weftblob" | kind | error code | length of the message | message, padded to words | checksum of all before
- * `layout` is a digest of the headers of all files: two ranks that mean different tensors do not get to
- * the same manifest. */
+ *
+ *     "weftblob" | kind | error code | length of the message | message, padded to words | checksum
+ *
+ * The checksum is that of all words before it. `layout` is a digest of the headers of all files: two ranks
+ * that mean different tensors do not get to the same manifest. */
 #ifndef WEFT_CHECKPOINT_PIECES_H
 #define WEFT_CHECKPOINT_PIECES_H
 

@@ -37,8 +37,8 @@ static ErrorCode check_name(const char *path, const Manifest *m, Error *err) {
     if (!named || step == m->step) return OK;
     return error_set(err, ERR_DATA,
                      "%s: it holds the checkpoint of step %" PRId64
-                     ": a directory that was copied or renamed; give "
-                     "it back its name, or another that does not begin with \"step-\"",
+                     ": a directory that was copied or renamed; give it back its name, or another that does "
+                     "not begin with \"step-\"",
                      path, m->step);
 }
 

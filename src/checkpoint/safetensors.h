@@ -1,12 +1,13 @@
 /* The safetensors format: a file of named tensors.
  *
- *     u64 little-endian N | N bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...} | tensor bytes
+ *     u64 little-endian N | N bytes of JSON | tensor bytes
+ *                           {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...}
  *
  * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size
  * that does not match its shape) a file is refused here when two parsers could disagree about it:
  * duplicate names or metadata keys, bytes before the brace, numbers that are not plain whole ones, a NUL in a
- * name, a metadata key or any other string, JSON nested deeper than 64. Names are keys, never paths. Nothing is allocated beyond a small multiple of the header, which is itself
- * bounded by the file. */
+ * name, a metadata key or any other string, JSON nested deeper than 64. Names are keys, never paths. Nothing
+ * is allocated beyond a small multiple of the header, which is itself bounded by the file. */
 #ifndef WEFT_CHECKPOINT_SAFETENSORS_H
 #define WEFT_CHECKPOINT_SAFETENSORS_H
 

@@ -122,11 +122,9 @@ const Verb verb_checkpoint = {
     .synopsis = "list | verify | prune DIR",
     .details = "DIR is a run or its directory of checkpoints; verify also takes one checkpoint.\n\n"
                "list reads manifests and sizes: a checkpoint that it calls complete may still hold damaged "
-               "bytes. verify reads "
-               "every byte "
-               "and names what is damaged. prune removes all good "
-               "checkpoints but the newest; damaged ones neither count nor go. A run that is training "
-               "is not pruned: it does so by itself.\n\n"
+               "bytes. verify reads every byte and names what is damaged. prune removes all good checkpoints "
+               "but the newest; damaged ones neither count nor go. A run that is training is not pruned: it "
+               "does so by itself.\n\n"
                "Examples:\n"
                "  weft checkpoint verify runs/demo\n"
                "  weft checkpoint prune runs/demo --keep 3 --keep-every 1000",

@@ -317,10 +317,8 @@ const Verb verb_doctor = {
     .summary = "examine this machine: kernels, memory, speed, disk, MPI",
     .synopsis = "[--dir DIR] [--json]",
     .details = "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU "
-               "is a share of), memory, "
-               "the "
-               "time that a sync to the disk takes. Says what is missing and how to get it. 64 MiB are "
-               "written to DIR and removed.\n",
+               "is a share of), memory, the time that a sync to the disk takes. Says what is missing and how "
+               "to get it. 64 MiB are written to DIR and removed.\n",
     .flags = doctor_flags,
     .run = run_doctor,
 };

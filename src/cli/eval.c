@@ -35,9 +35,11 @@ static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
 
 static void print(const Evaluation *e, bool as_json) {
     if (!as_json) {
-        printf("loss           %.6f nats a token\nperplexity     %.4f\nbits per byte  %.5f\ntokens         "
-               "%lld\nbytes         "
-               " %lld\n",
+        printf("loss           %.6f nats a token\n"
+               "perplexity     %.4f\n"
+               "bits per byte  %.5f\n"
+               "tokens         %lld\n"
+               "bytes          %lld\n",
                e->loss, exp(e->loss), e->bits_per_byte, (long long)e->tokens, (long long)e->bytes);
         return;
     }
@@ -108,8 +110,7 @@ const Verb verb_eval = {
     .summary = "loss, perplexity and bits per byte of a model on a text",
     .synopsis = "RUN|CHECKPOINT FILE",
     .details = "The text is cut into windows; each token is predicted from those before it in its window. "
-               "Bits per byte "
-               "compare models with\n"
+               "Bits per byte compare models with\n"
                "different tokenizers.\n\n"
                "Examples:\n"
                "  weft eval runs/demo some-text.txt\n"

@@ -206,13 +206,10 @@ const Verb verb_inspect = {
     .summary = "show the tensors of a model or a checkpoint, or its digest",
     .synopsis = "FILE_OR_DIR [--digest | --header | --groups]",
     .details = "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or "
-               "a run, of which it takes "
-               "the newest good checkpoint. Everything is checked on the way: the status is 0 for what is "
-               "well formed, and "
-               "another, with one error, for what is not.\n\n"
+               "a run, of which it takes the newest good checkpoint. Everything is checked on the way: the "
+               "status is 0 for what is well formed, and another, with one error, for what is not.\n\n"
                "The digest is equal for equal weights, however they are stored: one file or shards, any "
-               "order, fp32 or a shorter "
-               "float type that holds the same values.\n\n"
+               "order, fp32 or a shorter float type that holds the same values.\n\n"
                "Examples:\n"
                "  weft inspect runs/demo\n"
                "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"

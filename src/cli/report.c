@@ -37,12 +37,11 @@ const Verb verb_report = {
     .summary = "write one HTML file with the curves of a run",
     .synopsis = "RUN [--out FILE]",
     .details = "RUN is a directory that \"weft train\" wrote, of a run that ended or one that is still going "
-               "on. The page holds the "
-               "curves of loss, gradient norm, learning rate, throughput and memory, the run's journal and "
-               "its configuration, and a "
-               "traced step (metrics.trace), planned above measured. It "
-               "needs no network and no server: open it in a browser, or mail it.\n\n"
-               "Example:\n  weft report runs/demo",
+               "on. The page holds the curves of loss, gradient norm, learning rate, throughput and memory, "
+               "the run's journal and its configuration, and a traced step (metrics.trace), planned above "
+               "measured. It needs no network and no server: open it in a browser, or mail it.\n\n"
+               "Example:\n"
+               "  weft report runs/demo",
     .flags = flags,
     .min_operands = 1,
     .max_operands = 1,

@@ -115,8 +115,7 @@ static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) 
     if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
     return error_set(err, ERR_USAGE,
                      "schedule: %lld ranks x %lld microbatches x %d stage%s a rank are more than the %d "
-                     "cells that this is made "
-                     "for",
+                     "cells that this is made for",
                      (long long)q->ranks, (long long)q->microbatches, stages_per_rank,
                      stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
@@ -310,10 +309,11 @@ static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
         "schedule                 stages  makespan    bubble  no barrier  peak to I  peak to W  messages\n",
         (long long)q->ranks, (long long)q->microbatches, u.forward, u.input, u.weight, q->costs.latency);
     for (int i = 0; i < PIPE_NAMES; i++) compare_one((ScheduleName)i, q, &out);
-    text_puts(&out, "\nstages: of a rank. peak: activations of a rank's share of the model and one "
-                    "microbatch, alive at most on "
-                    "any rank,\nkept to the end of I (or B), or of W (or B). messages: those the busiest "
-                    "rank sends in a step\n");
+    text_puts(&out, "\n"
+                    "stages: of a rank. peak: activations of a rank's share of the model and one microbatch, "
+                    "alive at most on any rank,\n"
+                    "kept to the end of I (or B), or of W (or B). messages: those the busiest rank sends in "
+                    "a step\n");
     ErrorCode code = terminal_print(&out, err);
     text_free(&out);
     return code;
@@ -335,12 +335,10 @@ const Verb verb_schedule = {
     .summary = "draw, time and compare pipeline schedules",
     .synopsis = "[NAME|FILE.csv] --pp N --microbatches N",
     .details = "Without a name all schedules are compared: time of a step, bubble (the share of it that the "
-               "idlest rank idles), the "
-               "bubble that a run without a barrier between steps would see, memory, messages. With a name, "
-               "one is drawn, to scale. "
-               "A file holds a schedule as CSV, a line a rank and a cell an action: 0F0 is the forward of "
-               "stage 0 on microbatch 0, "
-               "B a backward, I and W its halves. What --csv prints can be edited and read back.\n\n"
+               "idlest rank idles), the bubble that a run without a barrier between steps would see, memory, "
+               "messages. With a name, one is drawn, to scale. A file holds a schedule as CSV, a line a rank "
+               "and a cell an action: 0F0 is the forward of stage 0 on microbatch 0, B a backward, I and W "
+               "its halves. What --csv prints can be edited and read back.\n\n"
                "Names: gpipe, 1f1b, looped_bfs, interleaved_1f1b, zb_h1, zb_h2, interleaved_zero_bubble, "
                "zbv, dualpipev.\n\n"
                "Examples:\n"

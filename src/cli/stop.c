@@ -39,8 +39,7 @@ const Verb verb_stop = {
     .summary = "ask a run to finish its step, save and end",
     .synopsis = "RUN",
     .details = "Writes a file that the run looks for after each step; it then saves and exits with status "
-               "75. The same command "
-               "that started it\n"
+               "75. The same command that started it\n"
                "goes on from there.",
     .flags = flags,
     .min_operands = 1,

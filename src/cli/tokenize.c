@@ -65,8 +65,8 @@ const Verb verb_tokenize = {
     .synopsis = "CONFIG.yaml [section.key=value ...]",
     .details =
         "Tokenizes the sources of data.* that data.cache_dir does not hold yet. May be interrupted and run "
-        "again: it goes on "
-        "where it was. Training does the same by itself; this is for doing it elsewhere, or before.\n\n"
+        "again: it goes on where it was. Training does the same by itself; this is for doing it elsewhere, "
+        "or before.\n\n"
         "Examples:\n"
         "  weft tokenize configs/demo.yaml\n"
         "  weft tokenize my.yaml data.sources=[more/*.jsonl.zst] --verify",

@@ -77,9 +77,8 @@ const Verb verb_tokenizer_train = {
     .summary = "learn a byte-level BPE tokenizer from text",
     .synopsis = "FILE... --vocab N --out tokenizer.json",
     .details = "Counts the words of text and JSON-lines files (.jsonl), zstd-compressed or not, and merges "
-               "the most frequent "
-               "pair of neighbours until the vocabulary is full. "
-               "The result is a Hugging Face tokenizer.json, and depends on the text alone.\n\n"
+               "the most frequent pair of neighbours until the vocabulary is full. The result is a Hugging "
+               "Face tokenizer.json, and depends on the text alone.\n\n"
                "  weft tokenizer train bible.txt --vocab 4096 --out tokenizer.json",
     .flags = train_flags,
     .min_operands = 1,
@@ -156,8 +155,7 @@ const Verb verb_tokenizer_encode = {
     .summary = "turn text on standard input into token ids",
     .synopsis = "TOKENIZER",
     .details = "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank "
-               "file. Special tokens in the "
-               "text are plain text.\n\n"
+               "file. Special tokens in the text are plain text.\n\n"
                "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
     .min_operands = 1,
     .max_operands = 1,
@@ -215,9 +213,7 @@ const Verb verb_tokenizer_decode = {
     .summary = "turn token ids on standard input into text",
     .synopsis = "TOKENIZER",
     .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The "
-               "output is exactly "
-               "the bytes "
-               "of the tokens.\n\n"
+               "output is exactly the bytes of the tokens.\n\n"
                "  weft tokenizer decode tokenizer.json < ids.txt",
     .min_operands = 1,
     .max_operands = 1,

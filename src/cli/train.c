@@ -19,8 +19,7 @@ static const Flag flags[] = {
      "start the run again, at most N times, when it is killed or fails in a way that may pass"},
     {"--inject", 0, "FAULTS",
      "break the run on purpose, as in \"kill:rank=1,step=7\" or \"stop:rank=0,phase=saving\"; also slow, "
-     "nan, "
-     "bitflip"},
+     "nan, bitflip"},
     {NULL, 0, NULL, NULL},
 };
 
@@ -163,33 +162,26 @@ const Verb verb_train = {
     .summary = "train a model from text and one configuration file",
     .synopsis = "CONFIG.yaml [section.key=value ...] [-n RANKS] [--restarts N] [--inject FAULTS]",
     .details =
-        "Prints the plan, takes all its memory, then trains. Everything goes to run.dir. A run that "
-        "finds a checkpoint there "
-        "goes on\n"
-        "from it. SIGINT, SIGTERM, SIGHUP or SIGUSR1 finish the step, save, and exit with status 75; "
-        "a second "
-        "SIGINT exits at once.\n\n"
-        "With --restarts the run is a process of its own, started again from its last checkpoint when "
-        "a signal kills it or it "
-        "fails in a\n"
-        "way that may pass; what is wrong with the command line, the configuration or the data is not "
-        "tried again.\n\n"
-        "With -n N it runs as N processes on this machine, started by mpirun; on several machines "
-        "start it by mpirun or srun "
-        "yourself.\n"
-        "The keys of mesh say how they divide the work.\n\n"
+        "Prints the plan, takes all its memory, then trains. Everything goes to run.dir. A run that finds a "
+        "checkpoint there goes on from it. SIGINT, SIGTERM, SIGHUP or SIGUSR1 finish the step, save, and "
+        "exit with status 75; a second SIGINT exits at once.\n\n"
+        "With --restarts the run is a process of its own, started again from its last checkpoint when a "
+        "signal kills it or it fails in a way that may pass; what is wrong with the command line, the "
+        "configuration or the data is not tried again.\n\n"
+        "With -n N it runs as N processes on this machine, started by mpirun; on several machines start it "
+        "by mpirun or srun yourself. The keys of mesh say how they divide the work.\n\n"
         "Behind a key stands what another value of it does to a run that goes on: \"on resume: another "
-        "curve\" is refused unless run.allow_changes names the key, last bits and other figures are said "
-        "in log and journal, and where nothing stands the same bits go on. What a configuration leaves open "
+        "curve\" is refused unless run.allow_changes names the key, last bits and other figures are said in "
+        "log and journal, and where nothing stands the same bits go on. What a configuration leaves open "
         "(auto, 0) is what the run had.\n\n"
-        "--inject kills, stops, slows or corrupts a rank in a given step, or on entering a phase of "
-        "the run, to see that it survives that; see docs/reliability.md.\n\n"
+        "--inject kills, stops, slows or corrupts a rank in a given step, or on entering a phase of the run, "
+        "to see that it survives that; see docs/reliability.md.\n\n"
         "Examples:\n"
         "  weft train configs/demo.yaml\n"
         "  weft train configs/demo.yaml -n 4 mesh.pp=2\n"
         "  weft train configs/demo.yaml --restarts 10\n"
-        "  weft train my.yaml run.dir=runs/a optimizer.lr=1e-3 'data.sources=[a.txt, {path: "
-        "b.jsonl.zst, weight: 2}]'",
+        "  weft train my.yaml run.dir=runs/a optimizer.lr=1e-3 'data.sources=[a.txt, {path: b.jsonl.zst, "
+        "weight: 2}]'",
     .flags = flags,
     .options = config_options,
     .min_operands = 1,

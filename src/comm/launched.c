@@ -38,10 +38,8 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
     if (launched->size == 0 || launched->size == mpi_size) return OK;
     error_set(err, ERR_UNAVAILABLE,
               "the launcher started %d processes (%s), but for the MPI library that weft was built with "
-              "there %s %d: each "
-              "would do the whole work. Start weft with the mpirun of that library (\"weft doctor\" names "
-              "it), or with srun "
-              "--mpi=pmix; \"weft train -n %d\" does it by itself",
+              "there %s %d: each would do the whole work. Start weft with the mpirun of that library (\"weft "
+              "doctor\" names it), or with srun --mpi=pmix; \"weft train -n %d\" does it by itself",
               launched->size, launched->variable, mpi_size == 1 ? "is" : "are", mpi_size, launched->size);
     if (err) err->told = launched->rank > 0;
     return ERR_UNAVAILABLE;

@@ -60,8 +60,7 @@ static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Erro
     if (below == 0)
         return error_set(err, ERR_CONFIG,
                          "mesh.pp %lld x mesh.dp_replicate %lld needs at least %lld ranks, and there are %d: "
-                         "start so many or "
-                         "lower a degree",
+                         "start so many or lower a degree",
                          (long long)o->pp, (long long)o->dp_replicate, (long long)others, world);
     return error_set(
         err, ERR_CONFIG,
@@ -80,8 +79,7 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
                  (long long)(world / others));
     return error_set(err, ERR_CONFIG,
                      "mesh.pp %lld x mesh.dp_replicate %lld x mesh.dp_shard %lld = %lld, but there are %d "
-                     "ranks: start %lld "
-                     "ranks%s",
+                     "ranks: start %lld ranks%s",
                      (long long)o->pp, (long long)o->dp_replicate, (long long)o->dp_shard, (long long)ranks,
                      world, (long long)ranks, instead);
 }

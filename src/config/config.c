@@ -327,8 +327,7 @@ const Option config_options[] = {
      .offset = AT(model.init),
      .fallback = "",
      .help = "A Llama-family Hugging Face directory, checkpoint or run to take shape and weights from; empty "
-             "means random "
-             "weights."},
+             "means random weights."},
     {.key = "model.initialiser",
      .type = OPT_CHOICE,
      .effect = EFFECT_START,
@@ -508,8 +507,8 @@ const Option config_options[] = {
      .fallback = "fast",
      .choices = "fast|exact",
      .help = "exact: gradients of microbatches are summed in fixed point, the same bits however the "
-             "microbatches of a step are "
-             "shared out among ranks and accumulation; another train.microbatch makes other bits."},
+             "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
+             "makes other bits."},
     {.key = "train.gradient_sync",
      .type = OPT_CHOICE,
      .effect = EFFECT_SUMS,
@@ -517,8 +516,7 @@ const Option config_options[] = {
      .fallback = "step",
      .choices = "step|microbatch|replica",
      .help = "When gradients cross the network: once a step; once a microbatch (less memory when sharded); "
-             "or over dp_shard "
-             "once a microbatch and over dp_replicate once a step."},
+             "or over dp_shard once a microbatch and over dp_replicate once a step."},
     {.key = "train.reshard_after_forward",
      .type = OPT_CHOICE,
      .effect = EFFECT_NOTHING,
@@ -526,8 +524,7 @@ const Option config_options[] = {
      .fallback = "auto",
      .choices = "auto|always|never",
      .help = "Whether gathered parameters are dropped after use and gathered again for the backward pass; "
-             "auto: yes, but not in "
-             "pipelines."},
+             "auto: yes, but not in pipelines."},
 
     {.key = "mesh.pp",
      .type = OPT_INT,
@@ -603,8 +600,7 @@ const Option config_options[] = {
      .offset = AT(pipeline.schedule),
      .fallback = "1f1b",
      .help = "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zero_bubble, zbv, "
-             "dualpipev, or a CSV file of "
-             "compute actions."},
+             "dualpipev, or a CSV file of compute actions."},
     {.key = "pipeline.microbatches",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -947,8 +943,7 @@ const Option config_options[] = {
      .offset = AT(metrics.trace),
      .fallback = "",
      .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a "
-             "picture in the report, "
-             "planned beside measured."},
+             "picture in the report, planned beside measured."},
     {.key = "metrics.profile",
      .type = OPT_BOOL,
      .effect = EFFECT_NOTHING,
@@ -964,8 +959,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Steps between comparisons of what several ranks hold alike (dp_replicate, tied embeddings "
-             "across stages), which "
-             "also come before each checkpoint; 0 means never."},
+             "across stages), which also come before each checkpoint; 0 means never."},
 
     {.key = "restart.backoff_s",
      .type = OPT_DOUBLE,
@@ -1003,8 +997,7 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
         if (options_is_set(set, sizes[i].key) && sizes[i].own != sizes[i].asked)
             return error_set(err, ERR_CONFIG,
                              "%s does not fit the weights of model.init, %s, which have the shape in its "
-                             "config.json: leave "
-                             "the key out",
+                             "config.json: leave the key out",
                              sizes[i].key, dir);
     return OK;
 }
@@ -1142,8 +1135,8 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
     if (asked > 0 && asked != *microbatches)
         return error_set(err, ERR_CONFIG,
                          "pipeline.microbatches is %lld, but %lld tokens a step in microbatches of %lld "
-                         "sequences of %lld tokens on "
-                         "%d data-parallel ranks are %lld: leave one of them to weft (0)",
+                         "sequences of %lld tokens on %d data-parallel ranks are %lld: leave one of them to "
+                         "weft (0)",
                          (long long)asked, (long long)(*sequences * *microbatches * context * ranks),
                          (long long)*sequences, (long long)context, ranks, (long long)*microbatches);
     return OK;

@@ -137,8 +137,7 @@ static ErrorCode refuse(const Copies *c, const Param *p, const char *what, int64
         text_puts(&before, "they were not compared before");
     error_set(err, ERR_REPLICAS,
               "replicas differ after step %lld: %s of %s (unit %d) %s; %s. Memory or arithmetic failed on a "
-              "machine: go on from a "
-              "checkpoint no later than that",
+              "machine: go on from a checkpoint no later than that",
               (long long)step, what, p->name, p->unit, where.data, before.data);
     text_free(&where);
     text_free(&before);

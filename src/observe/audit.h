@@ -3,22 +3,25 @@
  *
  * RUN/audit-00003.log, that of rank 3, is a file of lines that only grows, over all restarts:
  *
- *     begin attempt=1 after=6 rank=3 dp=1/2 writers=4 windows=120,30 mixture=3,1 seed=42 data=51c0... tokenizer=77e1... *5ce0a1f2
- *     step attempt=1 step=7 rank=3 dp=1/2 writers=4 | 24:0.0.17:1a2b3c4d 25:1.0.4:99887766 | 26:0.0.3:5e6f7a8b ... *00c0ffee
+ *     begin attempt=1 after=6 rank=3 dp=1/2 writers=4 windows=120,30 mixture=3,1 seed=42 data=51c0...
+ *         tokenizer=77e1... *5ce0a1f2
+ *     step attempt=1 step=7 rank=3 dp=1/2 writers=4 | 24:0.0.17:1a2b3c4d 25:1.0.4:99887766 |
+ *         26:0.0.3:5e6f7a8b ... *00c0ffee
  *
+ * each on one line.
  * An attempt is one process of the run, counted from 0, which goes on after step `after`. After each bar come
  * the samples of a microbatch: number in the run, source.epoch.window that it stands for (data/sampler.h),
  * and a hash of the tokens that were trained on, taken from the batch itself. `writers` ranks write a record
  * of each step; together they are all dp ranks, and those that are the same dp rank (stages of a pipeline)
  * must have used the same samples.
  *
- *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of what stands before "
- *      *"). Others are torn,
- * by a kill, and mean nothing. A2. A step is recorded after it was made, and on the disk (audit_sync)
- * before a checkpoint holds it. So a step whose records are not complete is in no checkpoint, unless
- * records were lost. A3. Which attempt's step k is part of the run: the last attempt's, back to where it
- * began; before that, those of the attempt whose checkpoint it began from, the latest before it that has
- * step `after`; and so on. All else was done in vain. */
+ *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of what stands before
+ *      " *"). Others are torn, by a kill, and mean nothing.
+ *  A2. A step is recorded after it was made, and on the disk (audit_sync) before a checkpoint holds it. So a
+ *      step whose records are not complete is in no checkpoint, unless records were lost.
+ *  A3. Which attempt's step k is part of the run: the last attempt's, back to where it began; before that,
+ *      those of the attempt whose checkpoint it began from, the latest before it that has step `after`; and
+ *      so on. All else was done in vain. */
 #ifndef WEFT_OBSERVE_AUDIT_H
 #define WEFT_OBSERVE_AUDIT_H
 
@@ -119,9 +122,9 @@ typedef struct AuditFigures {
 
 /* Requires that records of every rank are there for each step of the run, that its samples are 0, 1, 2, ...
  * each once, that no window comes twice in an epoch and none is missing from one that is over, that a window
- * always has the same tokens, and that all attempts drew from the same data in the same way. `saved` is the step of the newest checkpoint, 0 for none: up to there nothing
- * may be missing; behind it the last step may be unfinished. What is found goes to `out`, up to 20 violations
- * among it; any makes ERR_DATA. */
+ * always has the same tokens, and that all attempts drew from the same data in the same way. `saved` is the
+ * step of the newest checkpoint, 0 for none: up to there nothing may be missing; behind it the last step may
+ * be unfinished. What is found goes to `out`, up to 20 violations among it; any makes ERR_DATA. */
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err);
 void audit_figures_free(AuditFigures *f);
 

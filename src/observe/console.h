@@ -6,8 +6,9 @@
 
 #include "observe/metrics.h"
 
-/*     step:  10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  tflops: 0.21  mfu: 61.20%
- *     data: 0.1%  lr: 3.00e-04  eta: 3m05s  SPIKE                                                      (all on one line)
+/* All on one line:
+ *     step:  10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  tflops: 0.21
+ *     mfu: 61.20%  data: 0.1%  lr: 3.00e-04  eta: 3m05s  SPIKE
  * With a rank of 0 or more the line begins with "[rank 3] "; CONSOLE_UNNAMED leaves that out. */
 #define CONSOLE_UNNAMED (-1)
 void console_step(const StepMetrics *m, int rank);

@@ -1,6 +1,6 @@
 /* RUN/journal.jsonl: what happened to a run, one JSON object a line, never rewritten:
  *
- *     {"time": "2026-01-31T12:34:56Z", "event": "checkpoint", "step": 500, "detail": "step-500", "bytes": 75497472}
+ *     {"time": "2026-01-31T12:34:56Z", "event": "checkpoint", "step": 500, "bytes": 75497472}
  *
  * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line
  * starts afresh. Events that somebody may have to account for (everything but validations and spikes) are

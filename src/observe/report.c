@@ -259,8 +259,7 @@ static void write_journal(Text *out, const JournalTable *t) {
     if (first > 0)
         text_printf(out, "<p class=\"sub\">The newest %d of %zu events.</p>\n", JOURNAL_ROWS, t->count);
     text_puts(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Time</th><th "
-                   "class=\"n\">Step</th><th>Event</th>"
-                   "<th>Detail</th></tr></thead><tbody>\n");
+                   "class=\"n\">Step</th><th>Event</th><th>Detail</th></tr></thead><tbody>\n");
     for (size_t i = first; i < t->count; i++) write_entry(out, &t->entries[i]);
     text_puts(out, "</tbody></table></div>\n");
 }
@@ -276,11 +275,14 @@ static void write_config(Text *out, const ReportRun *run) {
 
 /* The policy makes sure of what the text promises: nothing is fetched, whatever stands in a journal. */
 static void write_head(Text *out, const ReportRun *run) {
-    text_puts(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+    text_puts(out, "<!DOCTYPE html>\n"
+                   "<html lang=\"en\">\n"
+                   "<head>\n"
+                   "<meta charset=\"utf-8\">\n"
                    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
-                   "'unsafe-inline'; "
-                   "script-src 'unsafe-inline'\">\n"
-                   "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>");
+                   "'unsafe-inline'; script-src 'unsafe-inline'\">\n"
+                   "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                   "<title>");
     html_puts(out, run->name);
     text_puts(out, " · weft</title>\n<style>\n");
     text_puts(out, report_style);

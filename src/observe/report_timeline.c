@@ -16,8 +16,7 @@ static void write_figures(Text *out, const Timing *t, const Prediction *p) {
         StepFigures f = timing_figures(t, i);
         text_printf(out,
                     "<tr><td class=\"n\">%lld</td><td class=\"n\">%.4g</td><td class=\"n\">%.4g</td><td "
-                    "class=\"n\">%.1f %%</td>"
-                    "<td class=\"n\">%.1f %%</td></tr>\n",
+                    "class=\"n\">%.1f %%</td><td class=\"n\">%.1f %%</td></tr>\n",
                     (long long)t->steps[i].step, f.seconds, p->seconds, 100 * f.bubble, 100 * p->bubble);
     }
     text_puts(out, "</tbody></table></div>\n");
@@ -39,8 +38,7 @@ static void write_picture(Text *out, const Timing *t, const Prediction *p) {
 
 static void write_traced(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out, "<p class=\"sub\">Planned: the order of the schedule, with the mean costs of these steps "
-                   "and nothing else "
-                   "that takes time");
+                   "and nothing else that takes time");
     if (p->latency > 0) text_printf(out, " but %.3g ms for a message", 1e3 * p->latency);
     text_puts(out, ". Bubble: what the idlest rank idles.");
     if (p->pipelines > 1) text_printf(out, " Of %d pipelines that work alike, the first.", p->pipelines);

@@ -156,8 +156,7 @@ static void put_chain(ForecastSpeed speed, Text *out) {
     else
         text_printf(out,
                     "%s of the longest chain of work: messages and collectives take no time here; --tflops X "
-                    "--link GB_PER_S "
-                    "count messages\n",
+                    "--link GB_PER_S count messages\n",
                     unit);
 }
 

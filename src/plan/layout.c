@@ -44,14 +44,12 @@ static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *er
     if (p->stages_per_rank > 0 && p->stages_per_rank * s->ranks != s->stages)
         return error_set(err, ERR_CONFIG,
                          "pipeline.stages_per_rank is %lld, but %s has %d stages on %d ranks: leave "
-                         "stages_per_rank to the file "
-                         "(0)",
+                         "stages_per_rank to the file (0)",
                          (long long)p->stages_per_rank, p->schedule, s->stages, s->ranks);
     if (p->layers_per_stage > 0 && (effective + p->layers_per_stage - 1) / p->layers_per_stage != s->stages)
         return error_set(err, ERR_CONFIG,
                          "pipeline.layers_per_stage is %lld, which makes %lld stages of %d layers (embedding "
-                         "and head counted), "
-                         "but %s has %d stages: leave layers_per_stage to the file (0)",
+                         "and head counted), but %s has %d stages: leave layers_per_stage to the file (0)",
                          (long long)p->layers_per_stage,
                          (long long)((effective + p->layers_per_stage - 1) / p->layers_per_stage), effective,
                          p->schedule, s->stages);
@@ -65,8 +63,7 @@ static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err
     if (s->ranks != ranks || s->microbatches != l->microbatches)
         return error_set(err, ERR_CONFIG,
                          "%s is for %d ranks and %d microbatches, but the mesh has pp %d and a step %d "
-                         "microbatches: set mesh.pp=%d "
-                         "and pipeline.microbatches=%d, or take another %s",
+                         "microbatches: set mesh.pp=%d and pipeline.microbatches=%d, or take another %s",
                          asked, s->ranks, s->microbatches, ranks, l->microbatches, s->ranks, s->microbatches,
                          ranks > 1 ? "file" : "schedule");
     TRY(schedule_refuse_parameters(s, asked, err));
@@ -97,8 +94,7 @@ static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int 
     bool fewer = most >= allowed.least; /* stages on each rank would do */
     return error_set(err, ERR_CONFIG,
                      "%s with %d stage%s a rank has %lld on %d pipeline ranks, but there are %d units "
-                     "(embedding, %d layers, "
-                     "head): set %s to at most %d",
+                     "(embedding, %d layers, head): set %s to at most %d",
                      schedule_name(name), each, each == 1 ? "" : "s", (long long)stages, ranks, units, blocks,
                      fewer ? "pipeline.stages_per_rank" : "mesh.pp", fewer ? most : units / allowed.least);
 }
@@ -152,8 +148,7 @@ static ErrorCode read_points(const Config *c, Split *split, Error *err) {
         if (strncmp(how->items[i], "layers_per_stage", 16) == 0)
             return error_set(err, ERR_CONFIG,
                              "pipeline.split names the units where stages start, such as layers.4; the "
-                             "number of layers of a "
-                             "stage is pipeline.layers_per_stage");
+                             "number of layers of a stage is pipeline.layers_per_stage");
     ErrorCode code = split_points(split, (int)c->model.shape.num_hidden_layers,
                                   (const char *const *)how->items, (int)how->count, err);
     return code == OK ? OK : error_context(err, "pipeline.split");

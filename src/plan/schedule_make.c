@@ -246,8 +246,7 @@ ErrorCode schedule_check_stages_per_rank(ScheduleName name, int chunks, Error *e
     if (any || chunks == wanted) return OK;
     return error_set(err, ERR_CONFIG,
                      "schedule %s has %d stage%s a rank, not %d; looped_bfs, interleaved_1f1b and "
-                     "interleaved_zero_bubble take "
-                     "any number",
+                     "interleaved_zero_bubble take any number",
                      schedule_name(name), wanted, wanted == 1 ? "" : "s", chunks);
 }
 
@@ -259,8 +258,7 @@ static ErrorCode check_rounds(ScheduleName name, int ranks, int microbatches, Er
     while (!round_size(ranks, above)) above++;
     return error_set(err, ERR_CONFIG,
                      "schedule %s cuts the microbatches into %d equal rounds (microbatches / %d ranks): %d "
-                     "do not divide; %d or "
-                     "%d would",
+                     "do not divide; %d or %d would",
                      schedule_name(name), max_int(1, microbatches / ranks), ranks, microbatches, below,
                      above);
 }

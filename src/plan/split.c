@@ -33,8 +33,7 @@ static ErrorCode check_uniform(int blocks, int stages, SplitWeights w, Error *er
     if (stages > 1 && heaviest > effective / stages)
         return error_set(err, ERR_CONFIG,
                          "%d stages have %d layers each, which the %s, counted as %d, exceeds: at most %d "
-                         "stages fit, or a "
-                         "weight of %d",
+                         "stages fit, or a weight of %d",
                          stages, effective / stages, heaviest == w.input_weight ? "embedding" : "head",
                          heaviest, effective / heaviest, effective / stages);
     return OK;
@@ -387,8 +386,7 @@ static ErrorCode find_limited(Split *s, const SplitModel *m, const int *rank_of_
                          m->blocks + 2, s->stages, text_bytes(m->rank_bytes, limit));
     return error_set(err, ERR_CONFIG,
                      "%d stages of unlike blocks within the memory limit: too many splits to weigh; name the "
-                     "first unit of each "
-                     "stage instead",
+                     "first unit of each stage instead",
                      s->stages);
 }
 

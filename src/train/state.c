@@ -59,8 +59,7 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *
     }
     return error_set(err, ERR_DATA,
                      "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a "
-                     "copy, or start anew "
-                     "with run.overwrite=true");
+                     "copy, or start anew with run.overwrite=true");
 }
 
 ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {

@@ -430,8 +430,7 @@ static void suffer(Trainer *t, StepOptions *options) {
 static ErrorCode give_up(const Trainer *t, const StepResult *r, Error *err) {
     error_set(err, ERR_NUMERIC,
               "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the "
-              "learning rate "
-              "or go back to a checkpoint",
+              "learning rate or go back to a checkpoint",
               (long long)t->bad_in_row, r->culprit, (long long)t->state.step);
     err->told = !t->chief;
     return ERR_NUMERIC;

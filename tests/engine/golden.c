@@ -3,8 +3,8 @@
  * gradients of step 1 and the final weights. Prints the worst deviations beside their limits; exits 1 when
  * one is exceeded.
  *
- *     config.json  model.safetensors  batch.safetensors (tokens [steps, rows, context + 1], targets [steps, rows, context] or
- *     none)  expected.json  grads.safetensors  final.safetensors */
+ *     config.json  model.safetensors  expected.json  grads.safetensors  final.safetensors
+ *     batch.safetensors: tokens [steps, rows, context + 1], and targets [steps, rows, context] or none */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

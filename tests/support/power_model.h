@@ -1,8 +1,8 @@
 /* A disk that loses power, in the strictest reading of what a system promises:
  *
  *   bytes and length of a file    are on the disk after sync of that file; before, each write may be or not
- *   a name in a directory         is on the disk after sync of that directory; before, each change of a name may
- *                                 be or not: a rename is two of them, and neither holds the other
+ *   a name in a directory         is on the disk after sync of that directory; before, each change of a name
+ *                                 may be or not: a rename is two of them, and neither holds the other
  *
  * The calls of saving are recorded while it really works; then a cut at any call of the record makes a
  * directory that such a disk might hold, drawn from a seed. No order among what was not synced is kept. */
