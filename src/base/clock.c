@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+/* As a double: 53 bits of seconds since 1970 still tell 0.3 microseconds apart. */
 static double read_clock(clockid_t id) {
     struct timespec t;
     clock_gettime(id, &t);
@@ -31,6 +32,7 @@ char *clock_iso8601(double wall, char out[21]) {
 /* Two units at most, rounded to the smaller: what a person plans by. */
 char *clock_duration(double seconds, char out[16]) {
     if (!(seconds >= 0)) return strcpy(out, "?");
+    /* 59.95 would print as "60.0s". */
     if (seconds < 59.95) {
         snprintf(out, 16, "%.1fs", seconds);
         return out;

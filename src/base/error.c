@@ -17,6 +17,8 @@
 
 #include "base/text.h"
 
+/* Room for some fifteen places: a call chain of weft from a verb down to an op is shorter. Fixed, since
+ * failing must not need memory. */
 static _Thread_local char trail[480];
 
 /* Sources are named from the root of the tree, however the compiler was told of them. */
@@ -49,6 +51,7 @@ static void mark_cut(char *message, size_t size) {
     memcpy(message + end, "...", 4);
 }
 
+/* `err` may be what `args` point into, so nothing of it changes before the message is made. */
 static void store(Error *err, ErrorCode code, const char *format, va_list args) {
     char message[sizeof err->message];
     int length = vsnprintf(message, sizeof message, format, args);
@@ -84,6 +87,8 @@ ErrorCode error_errno(Error *err, ErrorCode code, const char *format, ...) {
     return error_set(err, code, "%s: %s", err->message, text);
 }
 
+/* In front of what stands there: the outermost caller's words come first. Where both do not fit the tail
+ * is cut, that is the cause; contexts are therefore kept short. */
 ErrorCode error_context(Error *err, const char *format, ...) {
     if (!err) return ERR_INTERNAL;
     Error context;
@@ -98,6 +103,7 @@ ErrorCode error_context(Error *err, const char *format, ...) {
     return err->code;
 }
 
+/* Exit statuses are sysexits.h's where it has one; the table is in README.md. */
 const char *error_name(ErrorCode code) {
     switch (code) {
     case OK: return "success";
@@ -141,6 +147,7 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
         size_t bytes = text_utf8(text + at, length - at, &code);
         int escape = bytes == 0 || is_unprintable(code);
         if (bytes == 0) bytes = 1;
+        /* A character of four bytes, each as \xNN. */
         char piece[4 * 4 + 1];
         size_t piece_length = bytes;
         if (escape) {
@@ -158,6 +165,8 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
         memcpy(out + used, piece, piece_length);
         used += piece_length;
         at += bytes;
+        /* The last place where "..." and the NUL fit is kept as we go: what is cut is cut between
+         * characters. */
         if (used + 3 < out_size) room_for_dots = used;
     }
     out[used] = 0;

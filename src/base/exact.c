@@ -1,4 +1,13 @@
-/* Exact sums. Right shifts of negative numbers keep the sign, as every compiler that builds this does. */
+/* Exact sums: a number wide enough for every double, in limbs of 32 bits that are kept in 64.
+ *
+ *     limb      0              1              ...   TOP - 1        TOP
+ *     unit      2^-1088        2^-1056        ...                  the sign's
+ *
+ * A term touches three limbs and carries nothing; the upper half of each limb takes what would be carries,
+ * until PENDING_MAX of them might have filled it, and then exact_normalise moves them up (Kulisch's long
+ * accumulator; the delayed carries are Neal's, "Fast exact summation using small and large
+ * superaccumulators", 2015). Right shifts of negative numbers keep the sign, as every compiler that builds
+ * this does. */
 #include "base/exact.h"
 
 #include <math.h>

@@ -1,7 +1,15 @@
 /* Files: bounded reading, atomic writing.
  *
  * A write goes to a temporary sibling, which is synced before it takes the name, and the directory is synced
- * after: at every moment the name holds the whole old content or the whole new one. */
+ * after: at every moment the name holds the whole old content or the whole new one.
+ *
+ * Two kinds of paths are told apart throughout. A user's may be links; weft's own, inside its run
+ * directory, never are (O_NOFOLLOW): a link there would have weft write, or delete, somewhere else. Every
+ * function says which kind it takes by its name: file_read, file_make_dirs follow, *_own and file_map do
+ * not.
+ *
+ * Every path in a message goes through shown(): names of files are bytes of somebody else, and terminals
+ * obey escapes. */
 #include "base/file.h"
 
 #include <errno.h>
@@ -37,7 +45,8 @@ static ErrorCode refuse_link(const char *path, ErrorCode code, Error *err) {
         shown(path, name));
 }
 
-/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. */
+/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. O_NONBLOCK lets
+ * open return from a pipe without a writer, to be refused here; regular files ignore it. */
 static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat *info, Error *err) {
     char name[512];
     RETRY(*fd, open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | extra));
@@ -57,6 +66,7 @@ static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat 
 /* Reads until the end, whatever size was promised: files in /proc promise none, others may be growing. */
 static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit, Text *out, Error *err) {
     char name[512];
+    /* One byte more than expected, so that a file of that size ends with a read of 0 and no growing. */
     size_t room = (expect < limit ? expect : limit) + 1;
     for (;;) {
         if (out->length == out->capacity || !out->data) {
@@ -81,6 +91,7 @@ static ErrorCode read_file(const char *path, int extra, size_t limit, char **dat
     struct stat info;
     int fd;
     char name[512];
+    /* So that doubling in read_all cannot overflow. */
     if (limit > SIZE_MAX / 4) limit = SIZE_MAX / 4;
     TRY(open_regular(path, extra, &fd, &info, err));
     Text content = {0};
@@ -95,6 +106,7 @@ static ErrorCode read_file(const char *path, int extra, size_t limit, char **dat
         text_free(&content);
         return code;
     }
+    /* The NUL behind the content, which every text reader relies on. */
     text_add(&content, "", 0);
     *data = content.data;
     *length = content.length;
@@ -117,6 +129,8 @@ ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     TRY(open_regular(path, O_NOFOLLOW, &fd, &info, err));
     ErrorCode code = OK;
     if (info.st_size > 0) {
+        /* A private map of a file that somebody truncates meanwhile ends the process by SIGBUS; the files
+         * mapped here are weft's own: they only grow, or are replaced by rename. */
         void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (data == MAP_FAILED)
             code = error_errno(err, ERR_IO, "%s: cannot map into memory", shown(path, name));
@@ -139,10 +153,13 @@ ErrorCode file_sync(int fd, const char *path, Error *err) {
     return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot sync to the disk", shown(path, name));
 }
 
+/* Returns with the bytes on the disk: the rename that follows must not overtake them, or a power cut would
+ * leave the name on an empty file. */
 static ErrorCode write_all(const char *path, int fd, const char *data, size_t length, Error *err) {
     char name[512];
     for (size_t done = 0; done < length;) {
         ssize_t wrote = write(fd, data + done, length - done);
+        /* A signal before anything was written; a short write goes round again by itself. */
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0)
             return error_errno(err, ERR_IO, "%s: writing failed at byte %zu", shown(path, name), done);
@@ -161,12 +178,14 @@ static ErrorCode open_sibling(const char *path, Text *temporary, int *fd, Error 
         text_printf(temporary, "%s.%ld.%u.tmp", path, (long)getpid(), atomic_fetch_add(&serial, 1));
         RETRY(*fd, open(temporary->data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
         if (*fd >= 0) return OK;
+        /* Left by a killed process whose number this one has got; the next serial is free. */
         if (errno != EEXIST) break;
     }
     return error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
 }
 
-/* Syncs the directory that holds `path`. */
+/* Syncs the directory that holds `path`. A name is on the disk when its directory is, not when its file
+ * is. */
 static ErrorCode sync_parent(const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
     if (!slash) return file_sync_dir(".", err);
@@ -177,6 +196,8 @@ static ErrorCode sync_parent(const char *path, Error *err) {
     return code;
 }
 
+/* Asked before hours of work, of which this file is to hold the result. It makes and removes a sibling:
+ * permissions can be read in advance, a full or read-only file system only tried. */
 ErrorCode file_check_write(const char *path, Error *err) {
     char name[512];
     Text temporary = {0};
@@ -192,6 +213,8 @@ ErrorCode file_check_write(const char *path, Error *err) {
     return code;
 }
 
+/* A signal that ends the process between creating the sibling and renaming it would leave the sibling
+ * behind. SIGKILL does; file_remove_temporaries finds those. */
 static void hold_signals(sigset_t *before) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t held;
@@ -209,11 +232,14 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
     ErrorCode code = open_sibling(path, &temporary, &fd, err);
     if (code == OK) {
         code = write_all(path, fd, data, length, err);
+        /* Network file systems report a failed write as late as here. */
         if (close(fd) != 0 && code == OK)
             code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
         int renamed = 0;
         if (code == OK) RETRY(renamed, rename(temporary.data, path));
         if (renamed != 0) code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
+        /* Renamed, but not known to be on the disk: nothing to undo, and the caller is told. Otherwise the
+         * name still has its old content. */
         if (code != OK)
             unlink(temporary.data);
         else
@@ -225,7 +251,7 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
 }
 
 /* One directory of the chain; one that is there already is fine. Its own name is on the disk when it
- * returns. */
+ * returns. Two ranks may make the same one at once: EEXIST is judged by what is there, not by who made it. */
 static ErrorCode make_dir(const char *path, bool follow, Error *err) {
     char name[512];
     int result;
@@ -239,6 +265,7 @@ static ErrorCode make_dir(const char *path, bool follow, Error *err) {
                      "%s: cannot create the directory: a file of that name is in the way", shown(path, name));
 }
 
+/* One level only: what it lies in has been made before, and is weft's own too. */
 ErrorCode file_make_own_dir(const char *path, Error *err) { return make_dir(path, false, err); }
 
 ErrorCode file_check_own_dir(const char *path, Error *err) {
@@ -256,13 +283,15 @@ ErrorCode file_check_own_dir(const char *path, Error *err) {
         shown(path, name), S_ISREG(info.st_mode) ? "file" : kind_of(info.st_mode));
 }
 
+/* True of an empty file, and of one that cannot be read: then there is nothing to repair. */
 static bool ends_in_newline(int fd) {
     char last;
     off_t end = lseek(fd, 0, SEEK_END);
     return end <= 0 || (pread(fd, &last, 1, end - 1) == 1 && last == '\n');
 }
 
-/* What is open is a file that only this name leads to. */
+/* What is open is a file that only this name leads to. A file with two names is changed under both: cp -l
+ * of a run directory would share its records with the original. */
 static ErrorCode check_own(int fd, const char *path, Error *err) {
     char name[512];
     struct stat info;
@@ -290,6 +319,8 @@ ErrorCode file_open_own(const char *path, int flags, int *fd, Error *err) {
     return code;
 }
 
+/* A crash may have torn the last line; the newline ends it, so that the next record starts on a line of
+ * its own and the torn one is passed over by readers. */
 ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
     TRY(file_open_own(path, O_RDWR | O_APPEND | O_CREAT, fd, err));
     ErrorCode code = ends_in_newline(*fd) ? OK : file_add_line(*fd, path, "\n", 1, err);
@@ -300,6 +331,8 @@ ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
     return code;
 }
 
+/* One write: in append mode the system does not mix it with another process's line, and a kill tears it at
+ * most. */
 ErrorCode file_add_line(int fd, const char *path, const char *line, size_t length, Error *err) {
     char name[512];
     ssize_t written;
@@ -312,6 +345,7 @@ ErrorCode file_add_line(int fd, const char *path, const char *line, size_t lengt
 ErrorCode file_make_dirs(const char *path, Error *err) {
     char *prefix = mem_strdup(path);
     ErrorCode code = OK;
+    /* From the top: each directory is cut off at its slash, made, and the slash put back. */
     for (char *p = prefix; *p && code == OK; p++) {
         if (*p != '/' || p == prefix) continue;
         *p = 0;
@@ -323,6 +357,7 @@ ErrorCode file_make_dirs(const char *path, Error *err) {
     return code;
 }
 
+/* Follows links; a link to nothing does not exist. */
 bool file_exists(const char *path) {
     struct stat info;
     return stat(path, &info) == 0;
@@ -333,6 +368,7 @@ bool file_is_dir(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+/* By name, following links: for inputs of the user, before they are opened. */
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err) {
     char name[512];
     struct stat info;
@@ -363,6 +399,7 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* *paths and each path are the caller's, freed by file_glob_free; nothing is left to free after an error. */
 ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *err) {
     char name[512];
     /* A file whose name happens to hold brackets or stars is still that file. */
@@ -384,6 +421,7 @@ ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *er
     *paths = mem_alloc_array(*count, sizeof **paths);
     for (size_t i = 0; i < *count; i++) (*paths)[i] = mem_strdup(found.gl_pathv[i]);
     globfree(&found);
+    /* By bytes: glob's own order follows the locale, and the order of files is the order of the data. */
     qsort(*paths, *count, sizeof **paths, compare_paths);
     return OK;
 }
@@ -393,6 +431,7 @@ void file_glob_free(char **paths, size_t count) {
     free(paths);
 }
 
+/* An absolute name stands for itself, whatever the directory. */
 char *path_join(const char *dir, const char *name) {
     if (!dir || !*dir || name[0] == '/') return mem_strdup(name);
     Text path = {0};

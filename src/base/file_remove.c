@@ -22,6 +22,7 @@ typedef struct Removal {
     ErrorCode code; /* of the first that could not be removed */
 } Removal;
 
+/* The first failure is told, but removing goes on: what can go does. */
 static void failed(Removal *r, const char *where) {
     char name[512];
     if (r->code == OK)
@@ -70,6 +71,7 @@ ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, E
     return r.code;
 }
 
+/* The system's, in the place of which tests put one that fails or records (FileUnlink). */
 static int system_unlink(void *ctx, int dir, const char *name, int flags) {
     (void)ctx;
     return unlinkat(dir, name, flags);
@@ -81,6 +83,7 @@ ErrorCode file_remove_tree(const char *path, Error *err) {
 
 /* ---- some files of one directory ---- */
 
+/* unlinkat by the open directory, as above. A directory of that name is not removed: unlinkat refuses it. */
 static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, const char *name),
                               const void *ctx, Error *err) {
     char name[512];
@@ -90,6 +93,7 @@ static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, c
     if (!open)
         return error_errno(err, ERR_IO, "%s: cannot read the directory",
                            error_escape(name, 512, dir, strlen(dir)));
+    /* Here the first failure ends it: these are files that a run is about to write again. */
     for (struct dirent *entry; code == OK && (entry = readdir(open));) {
         int result = 0;
         if (!wanted(ctx, entry->d_name)) continue;
@@ -113,7 +117,8 @@ typedef struct Names {
     size_t count;
 } Names;
 
-/* Takes ".<digits>" off the end of a name of so many bytes; 0 when there is none. */
+/* Takes ".<digits>" off the end of a name of so many bytes; 0 when there is none. end > 1: a name of
+ * nothing but ".<digits>" is no sibling of a file. */
 static size_t without_number(const char *name, size_t length) {
     size_t end = length;
     while (end > 0 && name[end - 1] >= '0' && name[end - 1] <= '9') end--;

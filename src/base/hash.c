@@ -1,5 +1,8 @@
 /* Hashes: libcrypto and xxhash do the work; CRC-32C is a table of sixteen entries, enough for TensorBoard's
- * small records. */
+ * small records.
+ *
+ * CHECK on libcrypto's results: with a digest that the library always has, and small memory that never
+ * fails (base/text.h), an error there is a bug, not an event. */
 #include "base/hash.h"
 
 #include <openssl/evp.h>
@@ -44,6 +47,8 @@ void sha256_hex(const uint8_t digest[32], char out[65]) {
     for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
 }
 
+/* XXH3, 64 bits: checksums of pieces on the way, fingerprints, seeds from names. Not against anybody: what
+ * must withstand an adversary is a SHA-256. */
 uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, length); }
 
 uint32_t crc32c(const void *data, size_t length) {

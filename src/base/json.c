@@ -3,7 +3,11 @@
  * A scan of our own checks the grammar, with positions; cJSON then builds the tree from text that is known to
  * be well formed; last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits
  * (nesting, digits), and its C strings are whole but for values of lines, whose text is then taken from the
- * source. */
+ * source.
+ *
+ *     bytes -> scan_document (grammar, UTF-8, depth, digits) -> cJSON -> find_duplicate -> tree
+ *                                                                          |
+ *                       scan_document again, which stops at that key and so knows its line <+ */
 #include "base/json.h"
 
 #include <math.h>
@@ -13,6 +17,8 @@
 
 #include "base/file.h"
 
+/* cJSON itself stops at 1000 levels by default; the scan and find_duplicate recurse as deep as a document,
+ * so the bound is set here, where the position is known. */
 #define MAX_DEPTH 64
 #define MAX_NUMBER 63 /* cJSON copies a number into 64 bytes */
 
@@ -50,8 +56,10 @@ static ErrorCode expected(const Scan *s, const char *what) {
     return fail(s, s->at, message);
 }
 
+/* -1 at the end compares unlike every byte, so that no caller asks for the end first. */
 static int peek(const Scan *s) { return s->at < s->length ? (unsigned char)s->data[s->at] : -1; }
 
+/* JSON's four, not isspace's six: a reader that takes a form feed disagrees with those that do not. */
 static void skip_space(Scan *s) {
     int c;
     while ((c = peek(s)) == ' ' || c == '\t' || c == '\n' || c == '\r') s->at++;
@@ -93,6 +101,7 @@ static ErrorCode scan_escape(Scan *s, bool may_be_nul) {
     return OK;
 }
 
+/* Bytes beyond ASCII must be UTF-8, since every later stage takes strings as such. */
 static ErrorCode scan_string(Scan *s, bool may_hold_nul) {
     size_t start = s->at++;
     for (;;) {
@@ -122,6 +131,7 @@ static size_t skip_digits(Scan *s) {
 static ErrorCode scan_number(Scan *s) {
     size_t start = s->at;
     if (peek(s) == '-') s->at++;
+    /* "01" is octal to some readers and 1 to others. */
     size_t whole = s->at;
     if (!skip_digits(s)) return expected(s, "a digit");
     if (s->data[whole] == '0' && s->at - whole > 1) return fail(s, start, "a number must not start with 0");
@@ -135,12 +145,15 @@ static ErrorCode scan_number(Scan *s) {
         if (!skip_digits(s)) return expected(s, "a digit in the exponent");
     }
     if (s->at - start > MAX_NUMBER) return fail(s, start, "this number has too many digits");
+    /* strtod wants a string that ends; the text is bytes with a length, and may end here. */
     char copy[MAX_NUMBER + 1] = {0};
     memcpy(copy, s->data + start, s->at - start);
     if (!isfinite(strtod(copy, NULL))) return fail(s, start, "this number is out of range");
     return OK;
 }
 
+/* A word that only begins like one ("trueish") is caught by what must follow a value: a comma, a bracket,
+ * the end. */
 static ErrorCode scan_word(Scan *s, const char *word) {
     size_t length = strlen(word);
     if (s->length - s->at < length || memcmp(s->data + s->at, word, length) != 0)
@@ -151,6 +164,8 @@ static ErrorCode scan_word(Scan *s, const char *word) {
 
 static ErrorCode scan_value(Scan *s, int depth);
 
+/* Keys are numbered in the order of the document, as find_duplicate counts them in the tree; stop_key is
+ * SIZE_MAX in the first scan. */
 static ErrorCode scan_key(Scan *s) {
     if (peek(s) != '"') return expected(s, "a key in double quotes");
     if (s->keys++ == s->stop_key) return fail(s, s->at, "duplicate key");
@@ -161,7 +176,8 @@ static ErrorCode scan_key(Scan *s) {
     return OK;
 }
 
-/* The members of an object or the elements of an array, brackets included. */
+/* The members of an object or the elements of an array, brackets included. After a comma a value must
+ * follow: a trailing comma fails in scan_value or scan_key. */
 static ErrorCode scan_items(Scan *s, int depth, bool object) {
     const char close = object ? '}' : ']';
     if (depth > MAX_DEPTH) return fail(s, s->at, "nested more than 64 deep");
@@ -184,6 +200,7 @@ static ErrorCode scan_items(Scan *s, int depth, bool object) {
     return OK;
 }
 
+/* By its first byte, which in JSON decides. */
 static ErrorCode scan_value(Scan *s, int depth) {
     skip_space(s);
     const int c = peek(s);
@@ -207,6 +224,7 @@ static ErrorCode scan_document(Scan *s) {
     return OK;
 }
 
+/* A key of one object, and its number among all keys of the document. */
 typedef struct KeyPlace {
     const char *key;
     size_t ordinal;
@@ -225,6 +243,7 @@ static size_t find_duplicate(const cJSON *node, size_t *keys) {
     KeyPlace *places = cJSON_IsObject(node) && count ? mem_alloc_array(count, sizeof *places) : NULL;
     size_t i = 0;
     for (const cJSON *child = node->child; child && found == SIZE_MAX; child = child->next, i++) {
+        /* Numbered before the child's own keys: the order in which the scan met them. */
         if (places) places[i] = (KeyPlace){child->string, (*keys)++};
         found = find_duplicate(child, keys);
     }
@@ -237,6 +256,7 @@ static size_t find_duplicate(const cJSON *node, size_t *keys) {
     return found;
 }
 
+/* A byte order mark is not JSON, but editors on Windows write one. */
 static void skip_mark(const char **data, size_t *length) {
     if (*length >= 3 && memcmp(*data, "\xef\xbb\xbf", 3) == 0) *data += 3, *length -= 3;
 }
@@ -250,6 +270,8 @@ static ErrorCode parse(Scan *s, cJSON **root) {
     skip_mark(&s->data, &s->length);
     TRY(scan_document(s));
     cJSON *tree = cJSON_ParseWithLength(s->data, s->length);
+    /* Cannot happen while the scan is stricter than cJSON; said all the same, not checked, since it hangs
+     * on input. */
     if (!tree) return error_set(s->err, ERR_DATA, "%s: cJSON could not parse this", name);
     size_t keys = 0, duplicate = find_duplicate(tree, &keys);
     if (duplicate != SIZE_MAX) {
@@ -266,6 +288,7 @@ ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON *
     return parse(&scan, root);
 }
 
+/* Of a corpus: its texts are somebody's data, NULs and all, and errors name the line of the file. */
 ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root,
                           Error *err) {
     Scan scan = {
@@ -318,6 +341,8 @@ static void find_value(Scan *s, size_t ordinal) {
     }
 }
 
+/* Most lines have no such escape, and then cJSON's string is whole. Else the value is found again in the
+ * source: cJSON would have cut it at the NUL. */
 void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out) {
     if (!memmem(data, length, "\\u0000", 6)) {
         text_puts(out, member->valuestring);
@@ -341,6 +366,7 @@ ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err) {
     return code;
 }
 
+/* cJSON_IsRaw and invalid nodes do not come out of a parser. */
 static const char *kind_of(const cJSON *node) {
     if (!node) return "nothing";
     if (cJSON_IsObject(node)) return "an object";
@@ -351,7 +377,8 @@ static const char *kind_of(const cJSON *node) {
     return "null";
 }
 
-/* *member is NULL when the key is missing or null and need not be there. */
+/* *member is NULL when the key is missing or null and need not be there. Keys compare with their case,
+ * unlike cJSON's default: {"Vocab_Size"} is another key. */
 static ErrorCode find_member(const cJSON *object, const char *where, const char *key, bool required,
                              const cJSON **member, Error *err) {
     *member = NULL;
@@ -368,7 +395,8 @@ static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *
     return error_set(err, ERR_DATA, "%s: \"%s\": expected %s, found %s", where, key, wanted, kind_of(member));
 }
 
-/* 2^53 is where doubles, as which cJSON holds numbers, stop being able to tell neighbours apart. */
+/* 2^53 is where doubles, as which cJSON holds numbers, stop being able to tell neighbours apart. Beyond it
+ * a number in the file could have been another one. */
 ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min,
                        int64_t max, int64_t *out, Error *err) {
     const cJSON *member = NULL;
@@ -385,6 +413,8 @@ ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, 
     return OK;
 }
 
+/* As all of these: a key that is missing or null and need not be there leaves *out alone, so that the
+ * caller's default stands. */
 ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out,
                           Error *err) {
     const cJSON *member = NULL;
@@ -405,6 +435,7 @@ ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key,
     return OK;
 }
 
+/* The text belongs to the tree. */
 ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required,
                           const char **out, Error *err) {
     const cJSON *member = NULL;

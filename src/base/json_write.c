@@ -1,7 +1,9 @@
 /* Writing JSON as it comes.
  *
  * `first` says that nothing stands in the innermost container yet; `after_key` that the next value belongs to
- * a key on the same line. Both are settled by begin_item, which every value and key passes. */
+ * a key on the same line. Both are settled by begin_item, which every value and key passes.
+ *
+ * With indent 0 all stands on one line, separated by ", ", as Python's json.dumps writes it. */
 #include <math.h>
 #include <string.h>
 
@@ -17,6 +19,7 @@ static void new_line(JsonWriter *w) {
     for (int i = 0; i < w->depth * w->indent; i++) text_puts(w->out, " ");
 }
 
+/* At depth 0 there is nothing to separate: the document is one value. */
 static void begin_item(JsonWriter *w) {
     if (w->after_key) {
         w->after_key = false;
@@ -35,6 +38,7 @@ static void open(JsonWriter *w, const char *bracket) {
     w->first = true;
 }
 
+/* An empty container closes on its line: {} and []. */
 static void close(JsonWriter *w, const char *bracket) {
     CHECK(w->depth > 0 && !w->after_key);
     w->depth--;
@@ -82,6 +86,7 @@ void json_int(JsonWriter *w, int64_t value) {
     text_printf(w->out, "%lld", (long long)value);
 }
 
+/* JSON has no NaN and no infinities: null is what readers of metrics take for "not finite". */
 void json_double(JsonWriter *w, double value) {
     char number[32];
     begin_item(w);

@@ -17,7 +17,10 @@
 
 #define CLEAR_LINE "\r\033[K"
 
+/* Guards all below. Nothing else of weft is locked while it is held, so any code may log, whatever it
+ * holds. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Quiet shows nothing, not even errors: the exit status says it. */
 static LogLevel threshold = LOG_INFO;
 static Text status; /* what the status line shows; empty when there is none */
 
@@ -34,12 +37,14 @@ LogLevel log_level(void) {
     return level;
 }
 
-/* Columns of the terminal behind a launcher that passes messages on (comm/launch.c); 0: there is none. */
+/* Columns of the terminal behind a launcher that passes messages on (comm/launch.c); 0: there is none.
+ * That process has the terminal, this one a pipe. */
 static int columns_behind(void) {
     const char *columns = getenv(LOG_TERMINAL);
     return columns ? atoi(columns) : 0;
 }
 
+/* Not decided once: a test, or a launcher in between, may change what stderr is. */
 bool log_is_terminal(void) {
     const char *term = getenv("TERM");
     return (isatty(STDERR_FILENO) || columns_behind() > 0) && term && *term && strcmp(term, "dumb") != 0;
@@ -50,6 +55,7 @@ bool log_has_colour(void) {
     return log_is_terminal() && !(no_colour && *no_colour);
 }
 
+/* 80 is what everybody assumes where nothing is known. */
 int log_width(void) {
     struct winsize size;
     if (columns_behind() > 0) return columns_behind();
@@ -80,6 +86,7 @@ static void append(Text *t, const char *format, va_list args) {
     free(line);
 }
 
+/* One text and one write: clear the status line, the message, the status line again below it. */
 static void print(LogLevel level, const char *label, const char *colour, const char *format, va_list args) {
     pthread_mutex_lock(&mutex);
     if (level <= threshold) {
@@ -103,6 +110,7 @@ static void print(LogLevel level, const char *label, const char *colour, const c
         print(level, label, colour, format, args); \
         va_end(args);                              \
     }
+/* The label is said in words, colour only adds. */
 DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m")
 DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m")
 DEFINE_LOG(log_info, LOG_INFO, "", "")
@@ -142,12 +150,15 @@ void log_status(const char *format, ...) {
     va_start(args, format);
     append(&line, format, args);
     va_end(args);
+    /* A line as wide as the terminal would wrap, and its first half could not be cleared again. One column
+     * stays free, since some terminals wrap after the last. */
     size_t kept = visible_prefix(&line, log_width() - 1);
     pthread_mutex_lock(&mutex);
     bool was_shown = status.length > 0;
     text_clear(&status);
     if (threshold >= LOG_INFO && kept) {
         text_add(&status, line.data, kept);
+        /* What was cut off may have held the end of a colour. */
         if (kept < line.length && log_has_colour()) text_puts(&status, "\033[0m");
     }
     if (status.length || was_shown) {
@@ -159,6 +170,7 @@ void log_status(const char *format, ...) {
     bool must_register = status.length && !registered;
     if (must_register) registered = true;
     pthread_mutex_unlock(&mutex);
+    /* Behind the lock: atexit takes a lock of the library's own, which exit holds while it calls us. */
     if (must_register) atexit(remove_status_at_exit);
     text_free(&line);
 }

@@ -21,7 +21,8 @@ static bool read_small(const char *path, char *out, size_t size) {
     return length > 0;
 }
 
-/* The number after `label` at the start of a line, times `unit`; 0 when absent. */
+/* The number after `label` at the start of a line, times `unit`; 0 when absent. Labels only at the start
+ * of a line, since "VmRSS:" could be part of another name. */
 static uint64_t field(const char *text, const char *label, uint64_t unit) {
     for (const char *line = text; line; line = strchr(line, '\n')) {
         if (*line == '\n') line++;
@@ -54,6 +55,7 @@ static uint64_t group_number(const char *top, const char *group, const char *nam
 
 /* One group's limit and what it has in use; file cache that can go does not count. */
 static void apply_group(MemoryUse *use, const GroupFiles *f, const char *top, const char *group) {
+    /* Version 1 says "no limit" by a huge number, version 2 by "max": both are no less than the machine. */
     uint64_t limit = group_number(top, group, f->limit);
     if (limit == 0 || limit >= use->physical) return;
     char path[4352], text[8192];
@@ -85,6 +87,7 @@ static void apply_groups(MemoryUse *use, const char *proc, const char *control_g
         const GroupFiles *f = &group_versions[i];
         snprintf(top, sizeof top, "%s%s", control_groups, f->directory);
         group_path(text, f->line, group, sizeof group);
+        /* The group, then each above it up to the top: the least of their limits holds. */
         for (;;) {
             apply_group(use, f, top, group);
             char *slash = strrchr(group, '/');

@@ -1,7 +1,11 @@
 /* Values of options by type.
  *
  * A value is made whole before it replaces the old one, so that a failure leaves the field as it was. Strings
- * in a field are owned by it and never NULL once it has its default. */
+ * in a field are owned by it and never NULL once it has its default.
+ *
+ * A struct is told from a list of fields by the table alone; fields are reached as `char **`, `int *` and
+ * so on at their offset, by the type that the row declares. That cast is the price of one table, and stays
+ * in this file, options.c and options_write.c. */
 #include "base/option_value.h"
 
 #include <math.h>
@@ -10,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The one form of all complaints about values: WHERE[:LINE:COLUMN]: KEY: what. Formatted apart first,
+ * since an argument may point into origin->err. */
 ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format,
                      ...) {
     Error reason;
@@ -24,6 +30,7 @@ ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char
     return error_set(origin->err, ERR_CONFIG, "%s:%d:%d: %s: %s", origin->where, line, column, name, message);
 }
 
+/* What was found, for messages: a text is shown escaped and cut, since it may be anything. */
 const char *value_describe(const YamlNode *node, char out[128]) {
     char text[80];
     if (node->kind == YAML_NODE_MAP) return strcpy(out, "a map");
@@ -33,6 +40,7 @@ const char *value_describe(const YamlNode *node, char out[128]) {
     return out;
 }
 
+/* Both zero is "none given": no option has only 0 as its value. */
 static bool has_bounds(const Option *o) { return o->min != 0 || o->max != 0; }
 
 /* "a number between 0 and 10": what the option takes, for "expected ...". */
@@ -66,6 +74,8 @@ static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node
                           const ValueOrigin *origin) {
     Text wanted = {0};
     char found[128];
+    /* Quoted numbers are the mistake of those who think in JSON or shells; "expected a number, found 5"
+     * would not help them. */
     bool unquote = node->kind == YAML_NODE_SCALAR && node->quoted && o->type != OPT_CHOICE;
     describe_type(o, &wanted);
     ErrorCode code =
@@ -77,7 +87,8 @@ static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* Digits, single underscores between them, one of k, M, G at the end. */
+/* Digits, single underscores between them, one of k, M, G at the end. Powers of ten, since tokens and
+ * steps are counted so; bytes are never configured. */
 static bool parse_int(const char *text, int64_t *out) {
     bool negative = *text == '-';
     if (*text == '-' || *text == '+') text++;
@@ -87,6 +98,7 @@ static bool parse_int(const char *text, int64_t *out) {
         if (*text == '_') continue;
         int digit = *text - '0';
         if (__builtin_mul_overflow(value, 10, &value)) return false;
+        /* Built up with its sign, since the least int64 has no positive counterpart. */
         if (__builtin_add_overflow(value, negative ? -digit : digit, &value)) return false;
     }
     if (*text == 'k') scale = 1000;
@@ -105,6 +117,7 @@ static bool parse_double(const char *text, double *out) {
         *out = negative ? -(double)INFINITY : (double)INFINITY;
         return true;
     }
+    /* ".5" and "5." are numbers, "." is none. */
     size_t digits = 0;
     for (; is_digit(*p); p++) digits++;
     if (*p == '.') p++;
@@ -129,7 +142,7 @@ static bool int_in_bounds(const Option *o, int64_t value) {
 }
 
 /* YAML 1.1 has eleven ways to say yes, and readers differ in which they take: one is accepted, and the
- * others are told so. */
+ * others are told so. Quoted "true" is refused as well: it is text to every reader. */
 static ErrorCode set_bool(const Option *o, bool *field, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     static const char *const like_true[] = {"yes", "Yes", "YES", "on", "On", "ON", "True", "TRUE", "1", "y"};
@@ -150,6 +163,8 @@ static ErrorCode set_bool(const Option *o, bool *field, const char *key, const Y
 
 static ErrorCode set_choice(const Option *o, int *field, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
+    /* Two slips at most, and fewer than the name has letters: every two-letter name is near to every
+     * other. */
     char name[64], nearest[64] = "", advice[96] = "";
     int best = 3;
     for (int i = 0; *options_choice_name(o, i, name); i++) {
@@ -167,6 +182,8 @@ static ErrorCode set_choice(const Option *o, int *field, const char *key, const 
     return mismatch(o, key, node, advice, origin);
 }
 
+/* `!(a && b)` instead of comparisons the other way around: a NaN, if one came here, would be out of
+ * bounds. */
 static ErrorCode set_number(const Option *o, void *field, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
     if (o->type == OPT_INT) {
@@ -184,6 +201,7 @@ static ErrorCode set_number(const Option *o, void *field, const char *key, const
     return OK;
 }
 
+/* "key:" with nothing behind it. Quoted empty text is something. */
 static bool is_nothing(const YamlNode *node) {
     return node->kind == YAML_NODE_SCALAR && !node->quoted && !*node->text;
 }
@@ -194,7 +212,8 @@ static void free_strings(StringList *list) {
     *list = (StringList){0};
 }
 
-/* Nothing is an empty list, and one bare text a list of one. */
+/* Nothing is an empty list, and one bare text a list of one. The new list is whole before the old one
+ * goes. */
 static ErrorCode set_strings(const Option *o, StringList *field, const char *key, const YamlNode *node,
                              const ValueOrigin *origin) {
     char advice[160] = "";
@@ -216,6 +235,7 @@ static ErrorCode set_strings(const Option *o, StringList *field, const char *key
     return OK;
 }
 
+/* Item tables are a handful of rows, without sections. */
 static const Option *find_item_option(const Option *table, const char *name) {
     for (const Option *o = table; o->key; o++)
         if (strcmp(o->key, name) == 0) return o;
@@ -228,6 +248,7 @@ static ErrorCode unknown_item_key(const Option *table, const char *path, const Y
     Text names = {0};
     const char *nearest = NULL;
     int best = 3;
+    /* Defaults come anew for each item: an item says nothing about the next. */
     for (const Option *o = table; o->key; o++) {
         int distance = text_distance(map->keys[i], o->key);
         if (distance < best) best = distance, nearest = o->key;
@@ -241,6 +262,8 @@ static ErrorCode unknown_item_key(const Option *table, const char *path, const Y
     return code;
 }
 
+/* After all keys of an item, since they come in any order. Only texts are ever required: a number has a
+ * default. */
 static ErrorCode check_item(const Option *table, const char *item, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
     for (const Option *o = table; o->key; o++)
@@ -255,6 +278,8 @@ bool option_is_unset(const Option *o, const void *field) {
     return o->type == OPT_DOUBLE ? isnan(*(const double *)field) : *(const int *)field < 0;
 }
 
+/* What no value of the type can be: NaN cannot be parsed (parse_double), choices count from 0. So an
+ * item's field can say "not given", and what it then takes is decided where its section is known. */
 static void unset(const Option *o, void *field) {
     if (o->type == OPT_DOUBLE)
         *(double *)field = (double)NAN;
@@ -271,6 +296,7 @@ static ErrorCode set_item(const Option *table, char *item, const char *key, cons
             unset(o, item + o->offset);
         else
             TRY(value_set_text(o, item + o->offset, o->key, o->fallback, &defaults));
+    /* A bare text is the item's first option, as in `sources: [a.txt]`. */
     if (node->kind != YAML_NODE_MAP) return value_set(table, item + table->offset, key, node, origin);
     ErrorCode code = OK;
     Text path = {0};
@@ -285,6 +311,8 @@ static ErrorCode set_item(const Option *table, char *item, const char *key, cons
     return code == OK ? check_item(table, item, key, node, origin) : code;
 }
 
+/* Also of a list that is half made: mem_alloc_array has zeroed what was not reached, and value_free takes
+ * NULL. */
 static void free_list(const Option *o, ObjectList *list) {
     for (size_t i = 0; i < list->count; i++)
         for (const Option *part = o->item; part->key; part++)
@@ -317,6 +345,7 @@ static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, c
     return OK;
 }
 
+/* Lists first: they take every kind of node. All else wants a scalar. */
 ErrorCode value_set(const Option *option, void *field, const char *key, const YamlNode *node,
                     const ValueOrigin *origin) {
     if (option->type == OPT_STRINGS) return set_strings(option, field, key, node, origin);
@@ -363,7 +392,9 @@ void value_free(const Option *option, void *field) {
     *(char **)field = NULL;
 }
 
-/* Plain only where no YAML reader could take it for anything but this text. */
+/* Plain only where no YAML reader could take it for anything but this text: letters, digits and a few
+ * marks, beginning with a letter or a slash, and none of the words that some version of YAML reads as a
+ * boolean or null. */
 static bool is_plain(const char *text) {
     static const char *const words[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
     const bool letter = (*text >= 'a' && *text <= 'z') || (*text >= 'A' && *text <= 'Z') || *text == '/';
@@ -376,13 +407,14 @@ static bool is_plain(const char *text) {
 }
 
 /* Characters that YAML takes as they are inside double quotes, and that are no line breaks or byte order
- * marks. */
+ * marks. 0x7f to 0x9f are control characters. */
 static bool is_literal(uint32_t code) {
     if (code < 0x7f) return code >= 0x20 && code != '"' && code != '\\';
     return (code >= 0xa0 && code != 0x2028 && code != 0x2029 && code != 0xfeff && code < 0xfffe) ||
            code >= 0x10000;
 }
 
+/* Always UTF-8 that reads back the same bytes: these lines become config.yaml of a run, and are hashed. */
 static void write_string(const char *text, Text *out) {
     if (is_plain(text)) {
         text_puts(out, text);
@@ -412,6 +444,7 @@ static void write_double(double value, Text *out) {
     text_puts(out, isinf(value) ? (value > 0 ? ".inf" : "-.inf") : text_double(value, number));
 }
 
+/* In the order of the table, whatever order the file had: equal items have equal texts. */
 void value_write_item(const Option *option, const ObjectList *list, size_t index, Text *out) {
     const char *gap = "";
     text_puts(out, "{");
@@ -425,6 +458,7 @@ void value_write_item(const Option *option, const ObjectList *list, size_t index
     text_puts(out, "}");
 }
 
+/* The text from which value_set makes the same value, for every type; digests and comparisons rely on it. */
 void value_write(const Option *option, const void *field, Text *out) {
     char name[64];
     switch (option->type) {

@@ -1,7 +1,17 @@
 /* Option tables applied: defaults, files, overrides, and where each value came from.
  *
  * Invariant of an OptionSet after options_init: every field holds a valid value of its type, and every source
- * is set. */
+ * is set.
+ *
+ * Each way in ends in value_set of option_value.c, which makes a whole value or leaves the old one, and
+ * then in set_source. What differs is who speaks, and with it what an error can point at:
+ *
+ *     way in                      origin     where
+ *     options_init                default    "default"
+ *     options_apply_yaml, _file   given      FILE:LINE, and the column in errors
+ *     options_apply_written       given      the name of what was written; unknown keys are passed over
+ *     options_apply_override      given      "command line"
+ *     options_derive, _follow     derived    what it follows from, in words */
 #include "base/options.h"
 
 #include <stdarg.h>
@@ -11,19 +21,24 @@
 
 #include "base/option_value.h"
 
+/* The only places that turn a row of the table into memory are this and its const twin in options_write.c. */
 static void *field_of(const OptionSet *set, size_t i) { return (char *)set->target + set->table[i].offset; }
 
+/* Copied before the old one is freed: `where` may be the old one. */
 static void set_source(OptionSet *set, size_t i, OptionOrigin origin, const char *where) {
     char *copy = mem_strdup(where);
     free(set->sources[i].where);
     set->sources[i] = (OptionSource){origin, copy};
 }
 
+/* A default goes through the same parser as a user's value, so that the table cannot hold what a file
+ * could not say. One that does not parse is a bug of the table, found by whichever program starts first. */
 ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error *err) {
     const ValueOrigin origin = {.where = "default", .err = err};
     *set = (OptionSet){.table = table, .target = target};
     while (table[set->count].key) set->count++;
     set->sources = mem_alloc_array(set->count, sizeof *set->sources);
+    /* All sources before the first value: options_free, which the next loop may call, walks them all. */
     for (size_t i = 0; i < set->count; i++) set_source(set, i, ORIGIN_DEFAULT, "default");
     for (size_t i = 0; i < set->count; i++) {
         if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].fallback, &origin) == OK)
@@ -36,6 +51,8 @@ ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error 
     return OK;
 }
 
+/* Also of a set whose initialisation failed: fields that have no value yet are zero, which value_free
+ * takes. */
 void options_free(OptionSet *set) {
     for (size_t i = 0; i < set->count; i++) {
         value_free(&set->table[i], field_of(set, i));
@@ -45,12 +62,14 @@ void options_free(OptionSet *set) {
     *set = (OptionSet){0};
 }
 
+/* Linear: a table has some 120 rows, and each is looked for a few times in the life of a process. */
 static size_t find_option(const OptionSet *set, const char *key) {
     for (size_t i = 0; i < set->count; i++)
         if (strcmp(set->table[i].key, key) == 0) return i;
     return SIZE_MAX;
 }
 
+/* Said by the user, in a file or on the command line; what was derived from something else does not count. */
 bool options_is_set(const OptionSet *set, const char *key) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);
@@ -65,6 +84,7 @@ void options_write_value(const OptionSet *set, const char *key, Text *out) {
 
 /* ---- values that follow from others ---- */
 
+/* The source changes only after the value did: a refused value leaves both. */
 static ErrorCode derive(OptionSet *set, size_t i, const char *text, const char *where, Error *err) {
     const ValueOrigin origin = {.where = where, .err = err};
     TRY(value_set_text(&set->table[i], field_of(set, i), set->table[i].key, text, &origin));
@@ -78,6 +98,9 @@ ErrorCode options_derive(OptionSet *set, const char *key, const char *text, cons
     return derive(set, i, text, where, err);
 }
 
+/* Fields are compared as they would be written, not by their bytes: a struct has padding, and two texts
+ * that are equal lie at different addresses. Only what differs is derived anew, so that a key keeps its
+ * source where it had the value already. */
 ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from, size_t size, bool given,
                               const char *where, Error *err) {
     ErrorCode code = OK;
@@ -85,6 +108,7 @@ ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from
     const size_t first = (size_t)((const char *)part - (const char *)set->target);
     for (size_t i = 0; i < set->count && code == OK; i++) {
         const Option *o = &set->table[i];
+        /* The rows of a part are known by where their fields lie: inside `part`. */
         if (o->offset < first || o->offset >= first + size) continue;
         if (!given && set->sources[i].origin == ORIGIN_GIVEN) continue;
         text_clear(&has);
@@ -98,6 +122,8 @@ ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from
     return code;
 }
 
+/* Only whole numbers follow, and 0 stands for "not said". The table is walked once, in its order, so a
+ * leader that itself follows another must stand above its follower. */
 ErrorCode options_follow(OptionSet *set, Error *err) {
     ErrorCode code = OK;
     Text value = {0}, where = {0};
@@ -117,6 +143,7 @@ ErrorCode options_follow(OptionSet *set, Error *err) {
 
 /* ---- two sets beside each other ---- */
 
+/* In the order of the table, as a person reads it; the texts live until `differs` returns. */
 void options_compare(const OptionSet *a, const OptionSet *b,
                      void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
                      void *context) {
@@ -133,6 +160,8 @@ void options_compare(const OptionSet *a, const OptionSet *b,
     text_free(&in_b);
 }
 
+/* For cross-checks, which speak of a key long after it was read: the complaint still points at the line
+ * that gave it. `where` of a given key already ends in its line. */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);
@@ -145,6 +174,7 @@ ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const 
     return value_fail(&origin, 0, 0, key, "%s", reason.message);
 }
 
+/* A section exists because a key lies in it: there is no list of sections to forget one in. */
 static bool is_section(const OptionSet *set, const char *path) {
     size_t length = strlen(path);
     for (size_t i = 0; i < set->count; i++)
@@ -161,13 +191,17 @@ static const char *last_part(const char *path) {
  * section. NULL when nothing is near. The text lives in `out`. */
 static const char *nearest_key(const OptionSet *set, const char *path, Text *out) {
     const char *last = last_part(path);
+    /* One more slip is forgiven for each four letters; beyond that "did you mean" would be a guess. */
     int best = 2 + (int)(strlen(last) / 4);
     bool found = false;
     for (size_t i = 0; i < set->count; i++) {
         const char *key = set->table[i].key, *dot = strrchr(key, '.');
+        /* The right name in the wrong section costs 1, so that it loses against the same key misspelt by
+         * nothing. */
         int whole = text_distance(path, key), part = 1 + text_distance(last, last_part(key));
         int distance = whole < part ? whole : part;
         size_t length = strlen(key);
+        /* A bare word may also be meant as a section: "optimiser" for "optimizer". */
         if (dot && !strchr(path, '.')) {
             Text section = {0};
             text_add(&section, key, (size_t)(dot - key));
@@ -184,6 +218,7 @@ static const char *nearest_key(const OptionSet *set, const char *path, Text *out
     return found ? out->data : NULL;
 }
 
+/* An unknown key always fails: one that were passed over would train another model than its author thinks. */
 static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, int column,
                              const ValueOrigin *origin) {
     Text nearest = {0};
@@ -211,6 +246,8 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
     const YamlNode *value = map->items[i];
     char found[128];
     size_t option = find_option(set, path);
+    /* `a.b: 1` as one key of a file would be found too, and then a section `a` could say something else
+     * beside it. */
     if (option != SIZE_MAX && strchr(map->keys[i], '.'))
         return value_fail(origin, line, column, path,
                           "keys with dots are for the command line; write a section with a key in it");
@@ -222,8 +259,10 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
         text_free(&where);
         return OK;
     }
+    /* What another version of weft wrote may have keys that this one no longer knows. */
     if (!is_section(set, path)) return origin->written ? OK : unknown_key(set, path, line, column, origin);
     if (value->kind == YAML_NODE_MAP) return apply_section(set, path, value, origin);
+    /* "section:" with nothing below it, all its keys commented out. */
     if (value->kind == YAML_NODE_SCALAR && !value->quoted && !*value->text) return OK;
     return value_fail(origin, value->line, value->column, path,
                       "expected a section with keys of its own, found %s", value_describe(value, found));
@@ -242,6 +281,8 @@ static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNo
     return code;
 }
 
+/* Sections may come in several files and calls: the later value wins, key by key. A failure leaves those
+ * that came before it applied; callers give up then. */
 ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *root, Error *err) {
     char name[512], found[128];
     const ValueOrigin origin = {
@@ -287,6 +328,7 @@ static ErrorCode check_argument(const char *assignment, Error *err) {
     return OK;
 }
 
+/* The key ends at the first '=': values may hold more of them, as patterns and paths do. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err) {
     const ValueOrigin origin = {.where = "command line", .err = err};
     TRY(check_argument(assignment, err));
@@ -308,6 +350,7 @@ ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *
     return code;
 }
 
+/* Choices are one text, "a|b|c", as help shows them; "" behind the last, which ends the loops over them. */
 const char *options_choice_name(const Option *option, int index, char out[64]) {
     const char *name = option->choices;
     for (; index > 0 && name; index--) {

@@ -1,4 +1,8 @@
-/* Option tables written out: the resolved configuration, its digest, help. */
+/* Option tables written out: the resolved configuration, its digest, help.
+ *
+ * What is written here is read again by options_apply_written, and two ranks compare its digest: the order
+ * is that of the table, or of the keys where it must outlive an edit of the table, and a value has one
+ * spelling (value_write). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +24,8 @@ static void end_line(const OptionSet *set, size_t i, Text *out, bool with_source
     text_puts(out, "\n");
 }
 
+/* A list of items takes a line for each: one on a single line could not be read by a person, nor compared
+ * by diff. */
 static void write_option(const OptionSet *set, size_t i, const char *name, size_t indent, Text *out,
                          bool with_sources) {
     const Option *o = &set->table[i];
@@ -41,7 +47,8 @@ static void write_option(const OptionSet *set, size_t i, const char *name, size_
     }
 }
 
-/* Whether an earlier option opened the section that key starts with up to `length`. */
+/* Whether an earlier option opened the section that key starts with up to `length`. Section and dot, so
+ * that "data." does not take "database.x" for its own. */
 static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
     for (size_t j = 0; j < i; j++)
         if (strncmp(set->table[j].key, set->table[i].key, length) == 0) return true;
@@ -49,7 +56,8 @@ static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
 }
 
 /* Everything below the first `length` bytes of a key ("section."), sections once each even where the table
- * interleaves them. */
+ * interleaves them. "a.b.c" makes nested sections. A section is written where its first key stands, with
+ * all its keys. */
 static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out,
                           bool with_sources) {
     for (size_t i = 0; i < set->count; i++) {
@@ -70,10 +78,12 @@ static void write_section(const OptionSet *set, const char *section, size_t leng
 }
 
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources) {
+    /* An empty table writes "", not NULL. */
     text_add(out, "", 0);
     write_section(set, "", 0, 0, out, with_sources);
 }
 
+/* Keys are unique, so the order is total. */
 static int compare_options(const void *a, const void *b) {
     return strcmp((*(const Option *const *)a)->key, (*(const Option *const *)b)->key);
 }
@@ -101,6 +111,7 @@ void options_digest(const OptionSet *set, bool (*keep)(const Option *option), ch
     free(kept);
 }
 
+/* As shells show arguments: what the user has to replace is in capitals. */
 static const char *type_name(const Option *o) {
     switch (o->type) {
     case OPT_BOOL: return "true|false";
@@ -119,6 +130,7 @@ static void wrap(Text *out, const char *words, size_t indent, size_t column, siz
     bool at_start = true;
     while (*words) {
         size_t length = strcspn(words, " "), columns = 0;
+        /* Columns of a terminal are characters, not bytes: continuation bytes of UTF-8 take none. */
         for (size_t i = 0; i < length; i++) columns += ((unsigned char)words[i] & 0xc0) != 0x80;
         if (!at_start && column + 1 + columns > width) {
             text_puts(out, "\n");
@@ -136,6 +148,7 @@ static void wrap(Text *out, const char *words, size_t indent, size_t column, siz
     text_puts(out, "\n");
 }
 
+/* NULL says nothing to the user: either nobody asked, or the bits go on and there is nothing to warn of. */
 const char *options_effect_name(OptionEffect effect) {
     switch (effect) {
     case EFFECT_UNKNOWN:
@@ -175,6 +188,8 @@ static void add_facts(const Option *o, Text *out) {
     text_puts(out, ")");
 }
 
+/* Longer keys get a line of their own, and the help begins below: they must not push everybody's help to
+ * the right. */
 enum { MAX_LEFT = 34 };
 
 static void write_help_line(const Option *o, size_t indent, size_t column, size_t width, Text *out) {
@@ -203,6 +218,7 @@ static bool same_section(const char *a, const char *b) {
     return section_length(a) == section_length(b) && strncmp(a, b, section_length(a)) == 0;
 }
 
+/* Tables may interleave sections, help does not. */
 static bool is_section_listed(const Option *table, const Option *o) {
     for (const Option *earlier = table; earlier < o; earlier++)
         if (same_section(earlier->key, o->key)) return true;
@@ -210,6 +226,7 @@ static bool is_section_listed(const Option *table, const Option *o) {
 }
 
 void options_write_help(const Option *table, Text *out, int width) {
+    /* Narrower than 60 the help column would be a word wide. */
     size_t column = 0, columns = width < 60 ? 60 : (size_t)width;
     for (const Option *o = table; o->key; o++) {
         size_t left = 2 + strlen(o->key) + 1 + strlen(type_name(o)) + 2;

@@ -1,4 +1,7 @@
-/* Progress of long work: a bar on a terminal, a plain line now and then elsewhere. */
+/* Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+ *
+ * A bar may be advanced by any thread: all fields but those set by progress_start change under the mutex.
+ * Whoever advances it also draws, at most ten times a second, so there is no thread of its own. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,6 +12,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
+/* As fast as an eye can use, and as rarely as a log file should grow. */
 #define REDRAW_SECONDS 0.1
 #define PLAIN_SECONDS 10.0
 
@@ -33,6 +37,7 @@ Progress *progress_start(const char *label, double total, const char *unit) {
 
 /* Whole numbers with separators from a thousand on, one decimal below. */
 static const char *amount(double value, char out[32]) {
+    /* Beyond 2^53 there are no whole numbers to separate; NaN too goes here. */
     if (!(fabs(value) < 9e15)) return text_double(value, out);
     if (fabs(value) >= 1000 || value == floor(value)) return text_count((int64_t)llround(value), out);
     Text t = {0};
@@ -82,6 +87,8 @@ static void show(Progress *p) {
     text_free(&line);
 }
 
+/* The watchdog of many ranks reads it (comm/failure.c): a rank that moves on, however slowly, does not
+ * hang. Relaxed, since nothing else is told by it. */
 static atomic_ullong beats;
 
 void progress_beat(void) { atomic_fetch_add_explicit(&beats, 1, memory_order_relaxed); }

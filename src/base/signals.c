@@ -1,3 +1,5 @@
+/* Which signals end a run well: see signals.h. The set is asked for by the trainer, which waits for them,
+ * and by the supervisor, which passes them on. */
 #include "base/signals.h"
 
 #include <stddef.h>

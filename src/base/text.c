@@ -1,6 +1,9 @@
 /* Growing strings, numbers as text, and allocation that cannot fail.
  *
- * Invariant of Text: data is NULL with capacity 0, or length < capacity and data[length] is NUL. */
+ * Invariant of Text: data is NULL with capacity 0, or length < capacity and data[length] is NUL.
+ *
+ * Memory here is small memory: texts, names, tables. Tensor memory comes from pools (device/pool.h), and
+ * running out of that is an error with advice. */
 #include "base/text.h"
 
 #include <float.h>
@@ -10,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Not through the log, which allocates. */
 static _Noreturn void out_of_memory(size_t bytes) {
     fprintf(stderr, "weft: error: the system gave no memory for %zu bytes\n", bytes);
     exit(ERR_MEMORY);
@@ -30,6 +34,8 @@ void *mem_alloc(size_t bytes) {
     return p;
 }
 
+/* The way for every count that came from outside: an overflow ends as want of memory, not as a short
+ * array. */
 void *mem_alloc_array(size_t count, size_t each) {
     size_t bytes;
     if (!size_multiply(count, each, &bytes)) out_of_memory(SIZE_MAX);
@@ -47,7 +53,8 @@ char *mem_strdup(const char *s) {
     return memcpy(mem_alloc(bytes), s, bytes);
 }
 
-/* Room for `more` bytes and the NUL. */
+/* Room for `more` bytes and the NUL. Doubling, so that n bytes added one by one cost n, not n * n. At
+ * least 64: most texts are lines. */
 static void reserve(Text *t, size_t more) {
     if (more >= SIZE_MAX / 2 - t->length) out_of_memory(SIZE_MAX);
     size_t need = t->length + more + 1;
@@ -66,10 +73,12 @@ void text_add(Text *t, const char *bytes, size_t length) {
 
 void text_puts(Text *t, const char *string) { text_add(t, string, strlen(string)); }
 
+/* CHECK: a negative length means a bad format, which the compiler has seen (PRINTF_LIKE). */
 void text_printf(Text *t, const char *format, ...) {
     va_list args, again;
     va_start(args, format);
     va_copy(again, args);
+    /* Once for the length, once for the bytes; `args` is used up by the first. */
     int length = vsnprintf(NULL, 0, format, args);
     va_end(args);
     CHECK(length >= 0);
@@ -119,6 +128,7 @@ char *text_count(int64_t value, char out[32]) {
 char *text_bytes(double bytes, char out[32]) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     size_t unit = 0;
+    /* 1023.995 would print as "1024.00". */
     while (fabs(bytes) >= 1023.995 && unit + 1 < sizeof units / sizeof *units) bytes /= 1024, unit++;
     snprintf(out, 32, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
     return out;
@@ -130,6 +140,7 @@ size_t text_utf8(const char *bytes, size_t length, uint32_t *code) {
     uint32_t value;
     size_t count;
     if (length == 0) return 0;
+    /* 0xc0 and 0xc1 could only begin overlong forms of ASCII, 0xf5 and on something beyond U+10FFFF. */
     if (b[0] < 0x80)
         count = 1, value = b[0];
     else if (b[0] >= 0xc2 && b[0] <= 0xdf)
@@ -151,6 +162,8 @@ size_t text_utf8(const char *bytes, size_t length, uint32_t *code) {
     return count;
 }
 
+/* Levenshtein's distance by one row of the matrix: row[j] is that between a's first i letters and b's
+ * first j, `diagonal` what row[j - 1] was before. Names longer than CAP are equal or far. */
 int text_distance(const char *a, const char *b) {
     enum { CAP = 99 };
     size_t na = strlen(a), nb = strlen(b);

@@ -2,7 +2,11 @@
  *
  * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would
  * let one place of a file change another (anchors, aliases, tags, repeated keys, further documents) is
- * refused where it stands. */
+ * refused where it stands.
+ *
+ * Ownership: a node owns its text, keys and children, and whoever gets the root frees all by
+ * yaml_tree_free. While a tree is built each node hangs on its parent as soon as it is whole; one that
+ * fails is freed by build, which made it, so that an error leaves nothing behind. */
 #include "base/yaml.h"
 
 #include <stdbool.h>
@@ -13,6 +17,8 @@
 #include "base/file.h"
 #include "base/text.h"
 
+/* Depth bounds the recursion, and so the stack, whatever a file says. A configuration is a page or two; at
+ * a megabyte somebody has named the wrong file. */
 #define MAX_DEPTH 32
 #define MAX_BYTES ((size_t)1 << 20)
 
@@ -46,12 +52,14 @@ static ErrorCode fail_parser(const Reader *r) {
     return fail_at(r, p->problem_mark, problem);
 }
 
+/* The one place that replaces the current event: after a failure there is none, and nothing to delete. */
 static ErrorCode next_event(Reader *r) {
     if (r->has_event) yaml_event_delete(&r->event);
     r->has_event = yaml_parser_parse(&r->parser, &r->event) == 1;
     return r->has_event ? OK : fail_parser(r);
 }
 
+/* Lines and columns count from 1 for people, from 0 in libyaml. */
 static YamlNode *new_node(const Reader *r, YamlKind kind) {
     YamlNode *node = mem_alloc(sizeof *node);
     node->kind = kind;
@@ -60,6 +68,8 @@ static YamlNode *new_node(const Reader *r, YamlKind kind) {
     return node;
 }
 
+/* Anchors alone would be harmless, but they exist for aliases, and those make a tree a graph: a few lines
+ * could stand for gigabytes ("billion laughs"). */
 static ErrorCode refuse_properties(const Reader *r, const yaml_char_t *anchor, const yaml_char_t *tag) {
     if (anchor) return fail_here(r, "anchors (&name) are not supported");
     if (tag) return fail_here(r, "tags (!name) are not supported; the option's declared type decides");
@@ -71,7 +81,9 @@ static ErrorCode take_text(const Reader *r, char **text) {
     const char *value = (const char *)r->event.data.scalar.value;
     const bool plain = r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     TRY(refuse_properties(r, r->event.data.scalar.anchor, r->event.data.scalar.tag));
+    /* A lone "!" is a tag without a name, which libyaml reports only by this flag. */
     if (plain && !r->event.data.scalar.plain_implicit) return fail_here(r, "tags (!) are not supported");
+    /* "\0" in double quotes is YAML; behind it a C string would hide the rest. */
     if (strlen(value) != r->event.data.scalar.length) return fail_here(r, "a scalar must not hold NUL");
     *text = mem_strdup(value);
     return OK;
@@ -79,7 +91,8 @@ static ErrorCode take_text(const Reader *r, char **text) {
 
 static ErrorCode build(Reader *r, int depth, YamlNode **out);
 
-/* Room for one more item; capacities are the powers of two. */
+/* Room for one more item; capacities are the powers of two. The arrays of a map grow together: their
+ * common length is `count`. */
 static void grow(YamlNode *node) {
     if (node->count & (node->count - 1)) return;
     size_t capacity = node->count ? 2 * node->count : 1;
@@ -90,6 +103,7 @@ static void grow(YamlNode *node) {
     node->key_columns = mem_grow(node->key_columns, capacity * sizeof *node->key_columns);
 }
 
+/* Each item is built from its first event to its last; the event after that is the next item's or the end. */
 static ErrorCode build_list(Reader *r, int depth, YamlNode *list) {
     TRY(refuse_properties(r, r->event.data.sequence_start.anchor, r->event.data.sequence_start.tag));
     for (;;) {
@@ -113,6 +127,8 @@ static int compare_keys(const void *a, const void *b) {
     return order ? order : (x->index > y->index) - (x->index < y->index);
 }
 
+/* Sorted, so that a map of many keys is no quadratic work; by place among equals, so that the error is at
+ * the second one and names the line of the first. */
 static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
     KeyPlace *places = mem_alloc_array(map->count, sizeof *places);
     for (size_t i = 0; i < map->count; i++) places[i] = (KeyPlace){map->keys[i], i};
@@ -141,6 +157,7 @@ static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
             return fail_here(r, "expected a plain key, found a map or a list");
         char *key;
         TRY(take_text(r, &key));
+        /* Taken now: the value's events will have replaced this one when the map grows. */
         int line = (int)r->event.start_mark.line + 1, column = (int)r->event.start_mark.column + 1;
         YamlNode *value;
         ErrorCode code = next_event(r);
