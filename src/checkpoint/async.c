@@ -6,7 +6,21 @@
  *     the save rests until the caller brings word of the others.
  *  3. A failure of a part goes into the blob and through the commit; that of a save is kept until it has
  *     been returned once.
- *  4. The worker touches host memory only: staged tensors, never tensor memory. */
+ *  4. The worker touches host memory only: staged tensors, never tensor memory.
+ *
+ * The phases of a save, and what moves a rank from one to the next. "Heard" is what
+ * checkpoint_writer_advance is told of the words of all ranks; all other moves are the worker's:
+ *
+ *   rank 0   IDLE --begin--> BUSY --files made--> PREPARED --pieces written--> WRITTEN --commit--> COMMITTED
+ *              ^               |                     |                            |                    |
+ *              |               +------ a failure ----+----> FAILED ----commit-----+---> LOST           |
+ *              +-------------------------- its own word heard ----------------------------+-----------+
+ *
+ *   others   IDLE --begin--> BUSY --PREPARED heard, pieces written--> WRITTEN --COMMITTED, LOST heard--> IDLE
+ *                              +--a failure, or REFUSED heard-------> FAILED  --LOST heard-------------> IDLE
+ *
+ * The commit starts when every rank is in WRITTEN or FAILED. One rank goes through the same phases with
+ * nobody to hear: the worker runs the commit behind the write and ends in IDLE. */
 #include "checkpoint/async.h"
 
 #include <errno.h>
@@ -70,14 +84,19 @@ static size_t list_bytes(const TensorList *list) {
     return bytes;
 }
 
+/* Each piece at a multiple of the pools' alignment, so that copies are as fast as they can be. */
 size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer) {
     return list_bytes(model) + list_bytes(optimizer);
 }
 
+/* Young, "A first order approximation to the optimum checkpoint interval", 1974: sqrt(2 * M * C), with C
+ * only what the training waits for, and never faster than the disk takes one. */
 double checkpoint_interval(double mean_time_to_failure, double stall, double save_seconds) {
     return fmax(sqrt(2.0 * mean_time_to_failure * stall), save_seconds);
 }
 
+/* In place of the caller's fetch: from here on the lists lead to staging memory, and checkpoint_write
+ * cannot tell the difference. Copying memory cannot fail. */
 static ErrorCode fetch_staged(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
     const StagedList *s = ctx;
     (void)err;
@@ -85,7 +104,8 @@ static ErrorCode fetch_staged(void *ctx, int piece, size_t offset, size_t bytes,
     return OK;
 }
 
-/* Copies a list to *next and moves it on. */
+/* Copies a list to *next and moves it on. `at` is kept from save to save; the descriptions stay the
+ * caller's. */
 static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error *err) {
     s->at = mem_grow(s->at, (size_t)tensor_pieces(list) * sizeof *s->at);
     s->list = *list;
@@ -100,7 +120,8 @@ static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error
     return OK;
 }
 
-/* Turns w->save from the caller's lists to staged ones. */
+/* Turns w->save from the caller's lists to staged ones. Both are staged before either is switched, so that
+ * a failure leaves the caller's lists whole. */
 static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     char *next = w->staging;
     const TensorList *model = w->save.model, *optimizer = w->save.optimizer;
@@ -111,6 +132,8 @@ static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     return OK;
 }
 
+/* `prepared` outlives the phase: rank 0 must go on saying that the files are there when it has come
+ * further. */
 static void set_phase(CheckpointWriter *w, Phase phase) {
     pthread_mutex_lock(&w->lock);
     w->phase = phase;
@@ -119,6 +142,7 @@ static void set_phase(CheckpointWriter *w, Phase phase) {
     pthread_mutex_unlock(&w->lock);
 }
 
+/* Said before anything is written: from now on the caller may update the weights. */
 static void end_copy(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
     w->copying = false;
@@ -126,6 +150,8 @@ static void end_copy(CheckpointWriter *w) {
     pthread_mutex_unlock(&w->lock);
 }
 
+/* A blob that tells of a failure takes the place of one that lists pieces; the commit, which reads all of
+ * them, fails with it and names the rank. */
 static void fail_part(CheckpointWriter *w, const Error *failure) {
     checkpoint_blob_failure(failure, &w->blob);
     set_phase(w, PHASE_FAILED);
@@ -137,6 +163,7 @@ static void write_part(CheckpointWriter *w) {
     set_phase(w, code == OK ? PHASE_WRITTEN : PHASE_FAILED);
 }
 
+/* On ranks other than 0 it ends with the copy: they stay BUSY until they hear that the files are there. */
 static void run_stage(CheckpointWriter *w) {
     Error err = {.message = ""};
     ErrorCode code = stage_all(w, &err);
@@ -151,7 +178,7 @@ static void run_stage(CheckpointWriter *w) {
     }
 }
 
-/* On ranks other than 0. The copy may have failed meanwhile. */
+/* On ranks other than 0. The copy may have failed meanwhile. Then its blob tells of that already. */
 static void run_write(CheckpointWriter *w) {
     Error err;
     if (w->phase == PHASE_FAILED) return;
@@ -164,7 +191,8 @@ static void run_write(CheckpointWriter *w) {
     }
 }
 
-/* The end of a save on this rank; under the lock. */
+/* The end of a save on this rank; under the lock. The failure of another rank is told by rank 0, which has
+ * the cause; here it is marked as told, so that it is not said a second time. */
 static void release(CheckpointWriter *w, bool committed) {
     w->phase = PHASE_IDLE;
     w->has_report = committed;
@@ -176,6 +204,9 @@ static void release(CheckpointWriter *w, bool committed) {
     w->failure.told = true;
 }
 
+/* Pruning comes after the commit and counts as part of the save: what could not be removed is reported as
+ * a failure, though the checkpoint is there. The fields of the report change under the lock, since the
+ * caller may ask for it at any time. */
 static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
     const WriterSetup *s = &w->setup;
     Error err = {.message = ""};
@@ -207,6 +238,8 @@ static void run(CheckpointWriter *w, Job job) {
         run_commit(w, &(CheckpointBlob){w->blob.data, w->blob.length});
 }
 
+/* `running` is false exactly while the worker waits here, which is what checkpoint_writer_settle waits
+ * for. */
 static Job next_job(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
     w->running = false;
@@ -225,13 +258,15 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Under the lock. */
+/* Under the lock. There is room for one job: none is given before the one before it was taken, since
+ * phases follow each other. */
 static void give_job(CheckpointWriter *w, Job job) {
     w->job = job;
     pthread_cond_broadcast(&w->changed);
 }
 
-/* Mapped and touched now, so that the first save does not pay for it. */
+/* Mapped and touched now, so that the first save does not pay for it. At least a byte: a mapping of none
+ * is an error. */
 static ErrorCode map_staging(CheckpointWriter *w, Error *err) {
     size_t bytes = w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -260,6 +295,7 @@ static void writer_free(CheckpointWriter *w) {
     free(w);
 }
 
+/* No thread, no memory and NULL in *writer after a failure. */
 ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *setup, Error *err) {
     CHECK(setup->rank >= 0 && setup->rank < setup->ranks);
     CheckpointWriter *w = mem_alloc(sizeof *w);
@@ -275,12 +311,15 @@ ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *
     return code;
 }
 
+/* Several ranks cannot wait here: what ends their save is word of the others, which only the caller
+ * brings. */
 ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
     pthread_mutex_lock(&w->lock);
     CHECK(w->setup.ranks == 1 || w->phase == PHASE_IDLE);
     while (w->phase != PHASE_IDLE) pthread_cond_wait(&w->changed, &w->lock);
     ErrorCode code = w->failure.code;
     if (code != OK && err != NULL) *err = w->failure;
+    /* Returned once: a save that failed does not fail the next. */
     w->failure.code = OK;
     pthread_mutex_unlock(&w->lock);
     return code;
@@ -289,9 +328,12 @@ ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
 ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
     double start = clock_seconds();
     CHECK(checkpoint_staging_bytes(save->model, save->optimizer) <= w->setup.staging_bytes);
+    /* With one rank a save may be in flight still: this is the back-pressure that the report counts as
+     * `waited`. */
     TRY(checkpoint_writer_wait(w, err));
     free(w->state);
     w->state = save->state != NULL ? mem_strdup(save->state) : NULL;
+    /* The worker rests in PHASE_IDLE, so all this may change without the lock until the job is given. */
     w->save = *save;
     w->save.state = w->state;
     text_clear(&w->blob);
@@ -321,6 +363,7 @@ ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save
     return OK;
 }
 
+/* A pure reading, but for `told`: settle returns when the phase is no longer what the others were told. */
 WriterWord checkpoint_writer_word(CheckpointWriter *w) {
     WriterWord word = {0, 0};
     pthread_mutex_lock(&w->lock);
@@ -333,7 +376,8 @@ WriterWord checkpoint_writer_word(CheckpointWriter *w) {
     return word;
 }
 
-/* Rank 0 has come to where the others may write, or must not. Under the lock. */
+/* Rank 0 has come to where the others may write, or must not. The job is given in both cases: refused, it
+ * ends as a blob that says so, and the save goes the same way on all ranks. Under the lock. */
 static void hear(CheckpointWriter *w, unsigned any) {
     if (w->setup.rank == 0 || w->prepared || w->refused) return;
     w->prepared = (any & WRITER_PREPARED) != 0;
@@ -345,6 +389,7 @@ bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined) {
     bool gather = false;
     pthread_mutex_lock(&w->lock);
     if (w->setup.ranks > 1 && w->phase != PHASE_IDLE) {
+        /* Once a save, and on all ranks at the same boundary, since all are told the same. */
         gather = !w->gathered && (combined.all & WRITER_WRITTEN);
         w->gathered = w->gathered || gather;
         hear(w, combined.any);
@@ -362,10 +407,12 @@ bool checkpoint_writer_idle(CheckpointWriter *w) {
     return idle;
 }
 
+/* Not under the lock: it is asked for after WRITTEN, when the worker has nothing more to write into it. */
 CheckpointBlob checkpoint_writer_blob(CheckpointWriter *w) {
     return (CheckpointBlob){w->blob.data, w->blob.length};
 }
 
+/* The caller's buffers are used again before the worker has read them. */
 static CheckpointBlob copy_blob(const CheckpointBlob *blob) {
     char *data = mem_alloc(blob->length);
     if (blob->length > 0) memcpy(data, blob->data, blob->length);
@@ -405,6 +452,8 @@ ErrorCode checkpoint_writer_stop(CheckpointWriter *w, Error *err) {
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     pthread_join(w->thread, NULL);
+    /* With several ranks one may be stopped in the middle of a save, at the end of a run that failed; then
+     * its temporary directory stays, and the next start removes it (checkpoint_clean). */
     if (w->phase == PHASE_IDLE && code == OK) code = checkpoint_writer_wait(w, err);
     writer_free(w);
     return code;

@@ -46,6 +46,8 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/pieces.h"
 
+/* Eight digits, so that names sort as steps do, up to a hundred million of them; more digits where there
+ * are more. */
 static char *step_path(const char *dir, const char *prefix, int64_t step) {
     char name[64];
     snprintf(name, sizeof name, "%sstep-%08" PRId64, prefix, step);
@@ -71,6 +73,8 @@ typedef struct Saving {
     SaveLayout layout;
 } Saving;
 
+/* The layout is made anew by each call, not kept between them: it is a function of the lists alone, the
+ * same on every rank, and a Saving so needs no owner that lives as long as a save. */
 static Saving saving_make(const FileOps *ops, const char *dir, const CheckpointSave *save) {
     Saving s = {.ops = ops ? ops : &file_ops_system, .save = save, .dir = dir};
     s.temporary = step_path(dir, ".tmp-", save->step);
@@ -94,10 +98,13 @@ static ErrorCode put_small(const Saving *s, const char *name, const void *data, 
 static ErrorCode make_temporary(const Saving *s, Error *err) {
     const CheckpointSave *save = s->save;
     int result;
+    /* What a killed save of this step has left. Nobody writes there: the run's lock is held, and the ranks
+     * of an earlier attempt have ended with it. */
     remove_tree(s->ops, s->temporary);
     RETRY(result, s->ops->mkdir(s->ops->ctx, s->temporary));
     if (result != 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", s->temporary);
     for (int i = 0; i < save->file_count; i++) {
+        /* The caller's own names, so a bad one is a bug. */
         CHECK(modelfiles_name_is_safe(save->files[i].name));
         TRY(put_small(s, save->files[i].name, save->files[i].data, save->files[i].length, err));
     }
@@ -133,6 +140,8 @@ ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const Checkpoint
     return code;
 }
 
+/* A failure of this rank is in its blob, for rank 0 to find, and in the result, for this rank to log. The
+ * blob is good in both cases. */
 ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
                            Error *err) {
     Saving s = saving_make(ops, dir, save);
@@ -166,11 +175,13 @@ static ManifestTensor list_tensor(const SavedPieces *all, size_t *next, int list
         const SavedPiece *p = &all->items[first + i];
         out.pieces[i] = (ManifestPiece){(uint64_t)p->count * (uint64_t)safe_type_bits(t->stored) / 8, p->sum};
     }
+    /* A tensor without elements has no piece, but an entry: every tensor of the file is listed. */
     if (out.count == 0) out.pieces[0].sum = hash64("", 0);
     if (out.count <= 1) out.count = 1, out.pieces[0].bytes = MANIFEST_WHOLE;
     return out;
 }
 
+/* By header and by tensor, as they lie in this file. */
 static void list_file(Manifest *m, const ModelLayout *l, int file, const ManifestTensor *tensors) {
     const LayoutFile *f = &l->files[file];
     ManifestTensor *here = mem_alloc_array((size_t)l->list->count, sizeof *here);
@@ -180,6 +191,7 @@ static void list_file(Manifest *m, const ModelLayout *l, int file, const Manifes
     manifest_add_safetensors(m, f->name, f->bytes, hash64(f->header.data, f->header.length), here, count);
 }
 
+/* Pieces are in order of list, tensor and place (pieces_collect), so one cursor walks through them all. */
 static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedPieces *all) {
     size_t next = 0;
     for (int i = 0; i < layout->count; i++) {
@@ -194,6 +206,8 @@ static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedPiece
     }
 }
 
+/* Small files are listed from the bytes in memory, which is what was written: reading them back would only
+ * tell what the page cache holds. */
 static void make_manifest(Manifest *m, const Saving *s, const SavedPieces *all) {
     const CheckpointSave *save = s->save;
     *m = (Manifest){.step = save->step, .resumable = save->optimizer != NULL && save->state != NULL};
@@ -215,6 +229,8 @@ static ErrorCode seal(const Saving *s, const Manifest *m, Error *err) {
     return code == OK ? sync_dir(s->ops, s->temporary, err) : code;
 }
 
+/* What kernels and file systems answer that have no RENAME_EXCHANGE; EPERM is that of some network and
+ * stacked ones. */
 static bool cannot_exchange(int error) {
     return error == ENOSYS || error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP || error == EPERM;
 }
@@ -249,7 +265,7 @@ static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     return code == OK ? sync_dir(s->ops, s->dir, err) : code;
 }
 
-/* Invariant 6. */
+/* Invariant 6. A link cannot be replaced, only renamed over: it is made under a dot name first. */
 static void point_latest(const FileOps *ops, const char *dir, int64_t step) {
     char target[64];
     int result;
@@ -291,6 +307,7 @@ ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const Checkpoin
     return code;
 }
 
+/* The phases of the protocol one after the other, for one rank and without a thread. */
 ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointSave *save,
                           SaveFigures *figures, Error *err) {
     double start = clock_seconds();

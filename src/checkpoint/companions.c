@@ -1,7 +1,11 @@
-/* Small files beside the weights, so that transformers needs nothing else. */
+/* Small files beside the weights, so that transformers needs nothing else.
+ *
+ * Both are texts that the caller hands to a save as CheckpointFile. generation_config.json says where to
+ * stop, tokenizer_config.json which class reads tokenizer.json. */
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
 
+/* A token that the tokenizer does not have is left out, not written as null. */
 static void write_id(JsonWriter *w, const char *key, int64_t id) {
     if (id < 0) return;
     json_key(w, key);
@@ -38,6 +42,8 @@ void checkpoint_tokenizer_config(const char *bos, const char *eos, int64_t conte
     write_token(&w, "eos_token", eos);
     json_key(&w, "model_max_length");
     json_int(&w, context);
+    /* Else decoding would change the text ("do n't" to "don't"), and a byte-level tokenizer gives back
+     * what it took. */
     json_key(&w, "clean_up_tokenization_spaces");
     json_bool(&w, false);
     json_end_object(&w);

@@ -20,6 +20,8 @@ static uint32_t to_bits(float value) {
     return bits;
 }
 
+/* Bit fields of IEEE 754: 1 sign, 5 exponent (bias 15), 10 fraction. 112 is the difference of the biases,
+ * 127 - 15. Subnormals are fraction * 2^-24, which fp32 has as normal numbers. */
 static float half_to_float(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
     if (exponent == 31) return from_bits(sign | 0x7f800000 | fraction << 13);
@@ -28,8 +30,11 @@ static float half_to_float(uint16_t half) {
     return sign ? -value : value;
 }
 
+/* To nearest, ties to even, as the processors do it. */
 static uint16_t float_to_half(float value) {
     uint32_t bits = to_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    /* A NaN keeps its sign and upper digits, and is made quiet: without the bit 0x200 some would become
+     * infinity. */
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
     if (rest >= 0x477ff000)
         return (uint16_t)(sign | 0x7c00); /* halfway above the largest finite, and all beyond */
@@ -37,10 +42,13 @@ static uint16_t float_to_half(float value) {
         /* Below the smallest normal: the unit is 2^-24, and rintf rounds to even. */
         return (uint16_t)(sign | (uint32_t)rintf(ldexpf(fabsf(value), 24)));
     }
+    /* Half a unit less one, plus the last digit that stays: ties go to the even neighbour. A carry out of
+     * the fraction raises the exponent, as it should. */
     uint32_t rounded = rest + 0xfff + (rest >> 13 & 1);
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
+/* The upper half of an fp32, rounded to nearest, ties to even; overflow becomes infinity by itself. */
 static uint16_t float_to_bf16(float value) {
     uint32_t bits = to_bits(value);
     if ((bits & 0x7fffffff) > 0x7f800000)
@@ -64,6 +72,7 @@ static void widen_f16(const char *in, float *out, size_t n) {
     }
 }
 
+/* Files of others; weft writes none. */
 static void round_f64(const char *in, float *out, size_t n) {
     for (size_t i = 0; i < n; i++) {
         double v;

@@ -1,4 +1,8 @@
-/* System calls of saving, and loops over those that may do less than they were asked to. */
+/* System calls of saving, and loops over those that may do less than they were asked to.
+ *
+ * Everything that a save does to a disk goes through the table, and nothing else does: tests so make each
+ * call fail, cut it short, end the process behind it, or record it and replay what a power cut would leave
+ * (tests/checkpoint/). Reading has no table: it changes nothing. */
 #include "checkpoint/fileops.h"
 
 #include <errno.h>
@@ -14,9 +18,10 @@
 #include "base/log.h"
 #include "base/text.h"
 
-/* Linux writes at most this much in one call. */
+/* Linux writes at most this much in one call. 2 GiB less a page, in fact; half of it keeps offsets round. */
 #define MAX_WRITE ((size_t)1 << 30)
 
+/* O_EXCL: a name that is taken in a directory that was just made means that somebody else writes there. */
 static int system_create(void *ctx, const char *path) {
     (void)ctx;
     return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -54,6 +59,7 @@ static int system_mkdir(void *ctx, const char *path) {
     return mkdir(path, 0777);
 }
 
+/* errno is the caller's result, and close may change it. */
 static int system_sync_dir(void *ctx, const char *path) {
     (void)ctx;
     int fd, result;
@@ -73,6 +79,7 @@ static int system_rename(void *ctx, const char *from, const char *to) {
     return rename(from, to);
 }
 
+/* Where headers do not know it, checkpoint.c takes its other way (invariant 4). */
 static int system_exchange(void *ctx, const char *a, const char *b) {
     (void)ctx;
 #ifdef RENAME_EXCHANGE
@@ -111,6 +118,7 @@ static const char *shown(const char *path, char out[512]) {
     return error_escape(out, 512, path, strlen(path));
 }
 
+/* A beat for each call: the watchdog sees that a slow disk moves on. */
 ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length,
                         uint64_t offset, Error *err) {
     const char *bytes = data;
@@ -166,6 +174,8 @@ ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *er
     return code;
 }
 
+/* After a failed write the file is closed without a word: it lies in a directory that is about to be
+ * removed. */
 ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err) {
     int fd;
     TRY(fileops_create(ops, path, &fd, err));
@@ -175,6 +185,8 @@ ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, si
     return code;
 }
 
+/* The end of the file before `length` bytes is an error of the data: sizes were checked when it was
+ * opened, so it was cut off since. */
 ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err) {
     char *bytes = data, name[512];
     for (size_t done = 0; done < length;) {
@@ -201,6 +213,8 @@ static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error 
     return OK;
 }
 
+/* By descriptor and without following: between checking a path and opening it somebody could put a link
+ * there. */
 static ErrorCode open_below(int dir_fd, const char *where, const char *name, int *fd, Error *err) {
     char shown_where[512];
     RETRY(*fd, openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
@@ -232,6 +246,7 @@ static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t lim
     if (size > limit)
         return error_set(err, ERR_DATA, "%s: %llu bytes, expected at most %zu", shown(where, name),
                          (unsigned long long)size, limit);
+    /* Zeroed, so that a text ends in a NUL. */
     *data = mem_alloc((size_t)size + 1);
     ErrorCode code = fileops_read_at(fd, where, 0, *data, (size_t)size, err);
     if (code == OK) return OK;
@@ -240,6 +255,7 @@ static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t lim
     return code;
 }
 
+/* *data is the caller's on success and NULL after a failure. */
 ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length,
                           Error *err) {
     char where[1024];

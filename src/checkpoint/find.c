@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
+/* The caller's, to free. */
 char *checkpoint_directory(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) {
@@ -24,6 +25,8 @@ static bool holds(const char *dir, const char *name) {
     return there;
 }
 
+/* In this order: a model directory, a run, a directory of checkpoints. Of the latter two the newest good
+ * checkpoint is meant; weights are enough. *dir is the caller's on success. */
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
     CheckpointSet there = {0};
@@ -38,6 +41,8 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
         TRY(checkpoint_own_directory(where, &inside, err));
     else
         inside = mem_strdup(where);
+    /* Asked first for the sake of the message: "no checkpoint is good" would be beside the point for a
+     * directory that is something else altogether. */
     bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
     checkpoint_set_free(&there);
     if (empty) {

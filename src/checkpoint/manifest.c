@@ -1,5 +1,17 @@
 /* The manifest's own checksum stands in its last line, which has a fixed form: it is compared as text after
- * hashing what comes before, so no byte of the file is free to change. */
+ * hashing what comes before, so no byte of the file is free to change.
+ *
+ * The file, in the form that manifest_write gives it and json_parse reads:
+ *
+ *     { "format": "weft-checkpoint", "version": 2, "step": 200, "time": "2026-01-31T12:34:56Z",
+ *       "resumable": true,
+ *       "files": [ {"name": "config.json", "bytes": 651, "checksum": "..."},
+ *                  {"name": "model.safetensors", "bytes": 22020448, "header": "...",
+ *                   "tensors": {"lm_head.weight": "...",
+ *                               "model.norm.weight": [{"bytes": 512, "checksum": "..."}, ...]}} ],
+ *       "checksum": "..." }
+ *
+ * Checksums are XXH3, 64 bits, as 16 hexadecimal digits: against disks and networks, not against people. */
 #include "checkpoint/manifest.h"
 
 #include <inttypes.h>
@@ -18,11 +30,13 @@
 #define FORMAT "weft-checkpoint"
 #define VERSION 2 /* 1: without pieces */
 #define MANIFEST_LIMIT ((size_t)SAFE_MAX_HEADER)
+/* What is read at a time to be checked: some milliseconds of a disk. */
 #define BUFFER ((size_t)4 << 20)
 /* The last line: ` "checksum": "0123456789abcdef"` and the closing brace. */
 #define SEAL_FORMAT "  \"checksum\": \"%016" PRIx64 "\"\n}\n"
 #define SEAL_LENGTH ((size_t)35)
 
+/* The result is good until the next file is added. */
 static ManifestFile *add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum) {
     m->files = mem_grow(m->files, (m->file_count + 1) * sizeof *m->files);
     m->files[m->file_count] = (ManifestFile){.name = mem_strdup(name), .bytes = bytes, .sum = sum};
@@ -37,6 +51,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const ManifestTensor *)a)->name, ((const ManifestTensor *)b)->name);
 }
 
+/* By name, as safetensors.c has its tensors: check_tensors walks both in step. */
 void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header,
                               ManifestTensor *tensors, size_t count) {
     ManifestFile *f = add_file(m, name, bytes, header);
@@ -67,6 +82,7 @@ uint64_t manifest_bytes(const Manifest *m) {
     return bytes;
 }
 
+/* As text: JSON's numbers are doubles to many readers, and 64 bits do not fit. */
 static void write_sum(JsonWriter *w, const char *key, uint64_t sum) {
     char hex[17];
     snprintf(hex, sizeof hex, "%016" PRIx64, sum);
@@ -126,13 +142,18 @@ void manifest_write(const Manifest *m, Text *out) {
     json_begin_array(&w);
     for (size_t i = 0; i < m->file_count; i++) write_file(&w, &m->files[i]);
     json_end_array(&w);
+    /* The seal is written by hand: it covers every byte before it, so it must stand behind them, in a form
+     * that does not depend on the writer's indentation. */
     text_puts(out, ",\n");
     text_printf(out, SEAL_FORMAT, hash64(out->data, out->length));
 }
 
+/* Before the text is parsed: what is not sealed is not looked at. */
 static ErrorCode check_seal(const char *where, const char *text, size_t length, Error *err) {
     char seal[64];
     if (length <= SEAL_LENGTH) return error_set(err, ERR_DATA, "%s: not a manifest: too short", where);
+    /* The seal of what the file holds is made anew and compared with its last bytes: nothing of it is
+     * parsed. */
     size_t body = length - SEAL_LENGTH;
     int n = snprintf(seal, sizeof seal, SEAL_FORMAT, hash64(text, body));
     CHECK(n == (int)SEAL_LENGTH);
@@ -148,6 +169,8 @@ static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, 
     return OK;
 }
 
+/* At least a byte: a piece of none could be repeated without end. 2^52 bytes are beyond any file, and
+ * exact in JSON's doubles. */
 static ErrorCode parse_piece(ManifestPiece *p, const cJSON *item, const char *where, Error *err) {
     int64_t bytes = 0;
     if (!cJSON_IsObject(item))
@@ -157,6 +180,7 @@ static ErrorCode parse_piece(ManifestPiece *p, const cJSON *item, const char *wh
     return parse_sum(cJSON_GetObjectItemCaseSensitive(item, "checksum"), where, &p->sum, err);
 }
 
+/* One checksum is the whole tensor; version 1 knew only that. */
 static ErrorCode parse_tensor(ManifestTensor *t, const cJSON *item, const char *where, Error *err) {
     const cJSON *piece;
     bool whole = !cJSON_IsArray(item);
@@ -189,9 +213,11 @@ static ErrorCode parse_file(Manifest *m, const cJSON *item, const char *where, E
     int64_t bytes = 0;
     TRY(json_get_string(item, where, "name", true, &name, err));
     TRY(json_get_int(item, where, "bytes", true, 0, (int64_t)1 << 52, &bytes, err));
+    /* A manifest is a file like any other: a name with a slash would lead out of the directory. */
     if (!modelfiles_name_is_safe(name))
         return error_set(err, ERR_DATA, "%s: a file name is not a plain one", where);
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(item, "tensors");
+    /* Added first, so that manifest_free finds it whatever fails after. */
     ManifestFile *f = add_file(m, name, (uint64_t)bytes, 0);
     TRY(parse_sum(cJSON_GetObjectItemCaseSensitive(item, tensors ? "header" : "checksum"), where, &f->sum,
                   err));
@@ -215,6 +241,7 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     TRY(json_get_bool(root, where, "resumable", true, &m->resumable, err));
     if (strlen(time) >= sizeof m->time || strspn(time, "0123456789-:TZ") != strlen(time))
         return error_set(err, ERR_DATA, "%s: time is not of the form 2026-01-31T12:34:56Z", where);
+    /* Shown to people by `weft checkpoint list`, hence the check of its letters. */
     memcpy(m->time, time, strlen(time) + 1);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(root, "files");
     if (!cJSON_IsArray(files)) return error_set(err, ERR_DATA, "%s: files is not a list", where);
@@ -239,6 +266,8 @@ ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
     return code;
 }
 
+/* The length is compared before anything is read: the cheap half of the check, and all of it for
+ * CHECK_MANIFEST. */
 static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Error *err) {
     uint64_t size = 0;
     TRY(fileops_open_in(dir, f->name, fd, &size, err));
@@ -248,6 +277,7 @@ static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Er
                      size, f->bytes);
 }
 
+/* A checkpoint has a handful of files, or some hundred shards. */
 static bool lists(const Manifest *m, const char *name) {
     for (size_t i = 0; i < m->file_count; i++)
         if (strcmp(m->files[i].name, name) == 0) return true;
@@ -258,6 +288,7 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+/* Two entries of one name could have different checksums, and the file would pass by one of them. */
 static ErrorCode check_once(const Manifest *m, const char *dir, Error *err) {
     const char **names = mem_alloc_array(m->file_count + 1, sizeof *names);
     ErrorCode code = OK;
@@ -270,6 +301,7 @@ static ErrorCode check_once(const Manifest *m, const char *dir, Error *err) {
     return code;
 }
 
+/* Also a dangling link is there: what reads the directory would trip over it. */
 static bool is_there(const char *dir, const char *name) {
     struct stat info;
     char *path = path_join(dir, name);
@@ -331,6 +363,7 @@ static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t 
     return code;
 }
 
+/* The error names file and tensor, for the user to see whether it is one shard or the disk. */
 static ErrorCode check_range(int fd, const char *where, const char *part, uint64_t offset, uint64_t bytes,
                              uint64_t expect, char *buffer, Error *err) {
     uint64_t sum = 0;
@@ -350,11 +383,14 @@ typedef struct Checking {
     uint64_t start; /* bytes of the files before this one */
 } Checking;
 
+/* Equal shares of all bytes, not of files: one shard may be most of a checkpoint. The last part takes what
+ * rounding leaves. */
 static bool is_mine(const Checking *c, uint64_t offset) {
     uint64_t part = (c->start + offset) / c->share, last = (uint64_t)c->ranks - 1;
     return (part < last ? part : last) == (uint64_t)c->rank;
 }
 
+/* The pieces must end where the tensor does; one that reaches beyond it ends the loop before it is read. */
 static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, const SafeFile *s,
                               const SafeTensor *t, Error *err) {
     uint64_t at = s->data_start + t->begin, end = s->data_start + t->end;
@@ -392,6 +428,8 @@ static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, con
     uint64_t header = 0;
     ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where)
                                   : fileops_read_at(fd, where, 0, field, 8, err);
+    /* The length of the header, little-endian: it is under the header's checksum itself, but must be known
+     * to compute that. */
     for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
     if (code == OK && header > f->bytes - 8)
         code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
@@ -400,12 +438,14 @@ static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, con
         close(fd);
         return code;
     }
+    /* Only a header whose checksum was right is parsed, and it is parsed as strictly as any. */
     TRY(safe_open_fd(&s, where, fd, f->bytes, err));
     code = check_tensors(c, f, &s, err);
     safe_close(&s);
     return code;
 }
 
+/* `where` is for messages; the file was opened inside the directory. */
 static ErrorCode check_file(const Checking *c, const ManifestFile *f, const char *dir, Error *err) {
     int fd;
     TRY(open_listed(f, dir, &fd, err));
@@ -439,6 +479,7 @@ static ErrorCode check_shards(const Manifest *m, const char *dir, Error *err) {
 
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err) {
     CHECK(rank >= 0 && rank < ranks);
+    /* Plus one, so that a share is never 0 and the parts cover everything. */
     Checking c = {mem_alloc(BUFFER), rank, ranks, manifest_bytes(m) / (uint64_t)ranks + 1, 0};
     ErrorCode code = OK;
     for (size_t i = 0; i < m->file_count && code == OK; i++) {
@@ -446,5 +487,6 @@ ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, 
         c.start += m->files[i].bytes;
     }
     free(c.buffer);
+    /* Every part checks this: it reads an index, not the weights. */
     return code == OK ? check_shards(m, dir, err) : code;
 }

@@ -1,4 +1,10 @@
-/* Opening a model directory; the rules for the index are in the header. */
+/* Opening a model directory; the rules for the index are in the header.
+ *
+ *     DIR/model.safetensors             one file: all its tensors
+ *     DIR/model.safetensors.index.json  shards: the tensors that the index lists, each in the shard it names
+ *     FILE.safetensors                  one file, by its own name (the optimizer's; `weft inspect`)
+ *
+ * Where both of the first two are there, the single file counts, as for transformers. */
 #include "checkpoint/modelfiles.h"
 
 #include <fcntl.h>
@@ -12,10 +18,13 @@
 #include "base/log.h"
 
 #define INDEX_LIMIT ((size_t)SAFE_MAX_HEADER)
+/* Each is an open descriptor; the largest models have some two hundred. */
 #define MAX_SHARDS 10000
 
 static char *shown(char out[128], const char *name) { return error_escape(out, 128, name, strlen(name)); }
 
+/* No slash, so no way out of the directory, and no leading dot, so neither ".." nor a name of the commit
+ * protocol. */
 bool modelfiles_name_is_safe(const char *name) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     size_t length = strlen(name);
@@ -29,6 +38,7 @@ static bool is_shard_name(const char *name) {
            strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
 }
 
+/* f is safe to close after a failure too. */
 static ErrorCode open_shard(SafeFile *f, const char *dir, const char *name, Error *err) {
     int fd;
     uint64_t size;
@@ -55,6 +65,7 @@ static int by_tensor_name(const void *a, const void *b) {
     return strcmp(((const ModelTensor *)a)->tensor->name, ((const ModelTensor *)b)->tensor->name);
 }
 
+/* Sorted by shard, so that each is opened once and its tensors are a run of the list. */
 static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Error *err) {
     const cJSON *item;
     char name[128], file[128];
@@ -82,6 +93,7 @@ static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed,
         return error_set(err, ERR_DATA, "%s: more than %d shards", m->where, MAX_SHARDS);
     SafeFile *f = &m->files[m->file_count];
     TRY(open_shard(f, dir, listed[0].file, err));
+    /* Counted as soon as it is open: modelfiles_close then closes it whatever comes. */
     m->file_count++;
     for (size_t i = 0; i < n; i++) {
         const SafeTensor *t = safe_find(f, listed[i].name);
@@ -95,7 +107,8 @@ static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed,
     return OK;
 }
 
-/* A tensor that is in two shards would be read differently by different programs. */
+/* A tensor that is in two shards would be read differently by different programs. Only tensors that a
+ * shard has and the index does not place there can be such, so without any there is nothing to look for. */
 static ErrorCode check_once(const ModelFiles *m, Error *err) {
     char name[128];
     for (int f = 0; f < m->file_count && m->unlisted > 0; f++)
@@ -108,6 +121,7 @@ static ErrorCode check_once(const ModelFiles *m, Error *err) {
     return OK;
 }
 
+/* Only a warning: total_size is written by many programs and right in few, and nothing here depends on it. */
 static void check_total(const ModelFiles *m, const cJSON *root) {
     const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(root, "metadata");
     const cJSON *total = cJSON_GetObjectItemCaseSensitive(metadata, "total_size");
@@ -170,6 +184,7 @@ static void take_all(ModelFiles *m) {
     for (size_t i = 0; i < m->count; i++) m->tensors[i] = (ModelTensor){&m->files[0].tensors[i], 0};
 }
 
+/* A link counts as there and is then refused by name, instead of "found neither". */
 static bool has_file(const char *dir, const char *name) {
     char *path = path_join(dir, name);
     bool there = faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
@@ -191,6 +206,7 @@ static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
     return OK;
 }
 
+/* m is empty after a failure, and closing it again does nothing. */
 ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err) {
     char where[512];
     *m = (ModelFiles){.where = mem_strdup(error_escape(where, sizeof where, path, strlen(path)))};

@@ -1,5 +1,9 @@
 /* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one
- * small buffer. */
+ * small buffer.
+ *
+ * The digest is over names, shapes and values as fp32, in order of names. So it does not depend on how a
+ * model is cut into shards, nor on a dtype that holds the same values: fp32 and bf16 files of bf16 weights
+ * have one digest. `weft inspect` prints it, and tests compare runs by it. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -12,6 +16,7 @@
 
 #define CHUNK ((uint64_t)1 << 20) /* elements */
 
+/* Fixed, so that a model of any size is read in the same few megabytes. */
 typedef struct Buffers {
     char *raw;    /* CHUNK elements of up to 8 bytes */
     float *wide;  /* CHUNK */
@@ -28,7 +33,9 @@ static void buffers_free(Buffers *b) {
     free(b->narrow);
 }
 
+/* A wrong shape most often means a config.json of another size; both shapes are shown. */
 static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const SafeTensor *t, Error *err) {
+    /* Whole numbers stay what they are; floats may become each other, and F64 may be rounded down to one. */
     bool same = t->rank == want->rank;
     for (int i = 0; i < want->rank && same; i++) same = t->shape[i] == (uint64_t)want->shape[i];
     if (!same) {
@@ -61,6 +68,8 @@ static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Erro
     return OK;
 }
 
+/* The tensor is there and matches (modelfiles_check). Values that need no conversion go through without
+ * it, so that a resumed run has the bits that were saved. */
 static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int piece, Buffers *b, Error *err) {
     TensorPiece p = tensor_piece(list, piece);
     const TensorDesc *want = &list->tensors[p.tensor];
@@ -82,7 +91,9 @@ static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int pie
     return OK;
 }
 
-/* What files of the family repeat without changing the model. */
+/* What files of the family repeat without changing the model: the head of a tied one, which is the
+ * embedding, and frequencies of the rotary embedding, which follow from config.json. An untied head is in
+ * the list and never comes here. */
 static bool is_harmless(const char *name) {
     size_t length = strlen(name);
     static const char rotary[] = "rotary_emb.inv_freq";
@@ -120,6 +131,7 @@ ErrorCode modelfiles_check(const ModelFiles *m, const TensorList *list, Error *e
     return check_tensors(m, list, err);
 }
 
+/* As fp32, from which any float in the file can become it: only names and shapes are of interest. */
 static ErrorCode check_table(const ModelFiles *m, const ParamTable *table, Error *err) {
     TensorDesc *tensors = mem_alloc_array((size_t)table->count, sizeof *tensors);
     for (int i = 0; i < table->count; i++) {
@@ -159,6 +171,7 @@ ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *er
     return code;
 }
 
+/* Its length first, so that no two lists of names run together to the same bytes. */
 static void digest_string(Sha256 *h, const char *s) {
     sha256_add_u64(h, strlen(s));
     sha256_add(h, s, strlen(s));
@@ -205,6 +218,7 @@ ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
     return code;
 }
 
+/* Values that are not finite are counted and left out, or the norm would say nothing of the rest. */
 static void add_figures(TensorFigures *f, double *squares, double value) {
     double size = fabs(value);
     if (!isfinite(value)) {

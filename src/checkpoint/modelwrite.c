@@ -1,4 +1,7 @@
-/* Writing the weights of a model directory, cut into shards where they are large. */
+/* Writing the weights of a model directory, cut into shards where they are large.
+ *
+ * Everything here is a function of the list's descriptions and the limit: each rank makes the same layout
+ * for itself, and none has to be told where its pieces go. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +10,8 @@
 #include "base/json.h"
 #include "checkpoint/modelfiles.h"
 
-/* In list order; a shard is closed when the next tensor would take it over the limit. A larger tensor has one
- * to itself. */
+/* In list order; a shard is closed when the next tensor would take it over the limit. A larger tensor has
+ * one to itself. The list is in the order of the model, so neighbours land in one shard. */
 static void cut(ModelLayout *l, uint64_t limit) {
     uint64_t used = 0;
     l->file_count = 1;
@@ -23,6 +26,7 @@ static void cut(ModelLayout *l, uint64_t limit) {
     }
 }
 
+/* "model-00001-of-00003.safetensors", as transformers has them: it looks for no other form. */
 static void lay_out(ModelLayout *l, const char *stem, int file) {
     LayoutFile *f = &l->files[file];
     int *order = mem_alloc_array((size_t)l->list->count, sizeof *order), n = 0;
@@ -36,6 +40,7 @@ static void lay_out(ModelLayout *l, const char *stem, int file) {
     free(order);
 }
 
+/* In list order; total_size is of the tensors, without headers. */
 static void make_index(ModelLayout *l, const char *stem) {
     JsonWriter w;
     int64_t total = 0;
@@ -78,6 +83,7 @@ void modellayout_free(ModelLayout *l) {
     *l = (ModelLayout){0};
 }
 
+/* Synced one by one; a failure leaves files in a directory that the caller removes. */
 ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err) {
     ErrorCode code = OK;
     for (int i = 0; i < l->file_count && code == OK; i++) {
@@ -92,7 +98,9 @@ ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayo
     return code;
 }
 
-/* Where a piece begins, for writing each file from front to back. */
+/* Where a piece begins, for writing each file from front to back. Pieces come in list order, a file has
+ * its own: sorted by place a rank writes without seeking back, which disks and network file systems like
+ * better. */
 typedef struct Start {
     int file, piece;
     uint64_t at;
@@ -117,6 +125,7 @@ static int sort_pieces(const ModelLayout *l, Start *starts) {
     return n;
 }
 
+/* sums[p] is the checksum of piece p of the list, as the blob needs them; pieces without elements keep 0. */
 ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums,
                            Error *err) {
     Start *starts = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *starts);

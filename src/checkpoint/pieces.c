@@ -1,5 +1,10 @@
 /* The blobs that ranks hand to rank 0 when a save is written, and the check that they cover every element
- * of every tensor exactly once. What comes in is checked like a file: another rank may run another build. */
+ * of every tensor exactly once. What comes in is checked like a file: another rank may run another build.
+ *
+ * Order: blobs are read rank by rank, then all pieces are sorted by place, then each tensor is walked from
+ * its first element to its last. What is missing or doubled shows as the first place where the walk does
+ * not meet a piece; the error says which elements, and by whom. It is ERR_INTERNAL: who writes what was
+ * decided by weft alone (plan/partition.c). */
 #include "checkpoint/pieces.h"
 
 #include <inttypes.h>
@@ -14,6 +19,7 @@ enum { KIND_PIECES = 1, KIND_FAILURE = 2, WORD = 8, PIECE_WORDS = 5, HEAD_WORDS 
 
 /* Layout. */
 
+/* Headers hold names, shapes, types and offsets: equal headers mean equal files, but for the values. */
 static uint64_t digest_of(const SaveLayout *l) {
     Text all = {0};
     for (int i = 0; i < l->count; i++)
@@ -29,6 +35,7 @@ static uint64_t digest_of(const SaveLayout *l) {
 
 void savelayout_make(SaveLayout *l, const CheckpointSave *save) {
     *l = (SaveLayout){.step = save->step, .count = save->optimizer != NULL ? 2 : 1};
+    /* Only weights are cut into shards: other programs read them. The optimizer's file is weft's alone. */
     modellayout_make(&l->lists[0], save->model, "model", save->shard_bytes ? save->shard_bytes : SHARD_BYTES);
     if (save->optimizer != NULL) modellayout_make(&l->lists[1], save->optimizer, "optimizer", UINT64_MAX);
     l->digest = digest_of(l);
@@ -51,6 +58,7 @@ static void put_checksum(Text *blob, size_t start) {
     put(blob, hash64(blob->data + start, blob->length - start));
 }
 
+/* Empty pieces are left out on both sides; a rank may hold nothing of a tensor. */
 static uint64_t count_pieces(const SaveLayout *l) {
     uint64_t count = 0;
     for (int i = 0; i < l->count; i++)
@@ -59,6 +67,7 @@ static uint64_t count_pieces(const SaveLayout *l) {
     return count;
 }
 
+/* Appended to what the text holds; the checksum is of this blob only. */
 void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]) {
     size_t start = blob->length;
     put(blob, MAGIC);
@@ -79,6 +88,7 @@ void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]) {
     put_checksum(blob, start);
 }
 
+/* A message is padded with NULs to whole words; a word of its own tells its length. */
 void checkpoint_blob_failure(const Error *failure, Text *blob) {
     size_t start = blob->length, length = strlen(failure->message);
     put(blob, MAGIC);
@@ -102,7 +112,8 @@ static ErrorCode bad_blob(int rank, const char *what, Error *err) {
     return error_set(err, ERR_DATA, "what rank %d tells of its part %s", rank, what);
 }
 
-/* In the checksum, and a whole number of words; returns how many there are without it, 0 when it is none. */
+/* The checksum is right and the length a whole number of words; returns how many there are without the
+ * checksum, 0 when it is no blob. */
 static size_t words_of(const CheckpointBlob *blob) {
     size_t words = blob->length / WORD;
     if (blob->length % WORD != 0 || words < HEAD_WORDS) return 0;
@@ -110,6 +121,7 @@ static size_t words_of(const CheckpointBlob *blob) {
     return words - 1;
 }
 
+/* The rank's own words and code, which become those of the save. */
 static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, int ranks, Error *err) {
     uint64_t code = word(blob, 2), length = word(blob, 3);
     char shown[sizeof err->message];
@@ -120,7 +132,8 @@ static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, 
     return error_set(err, (ErrorCode)code, "rank %d: %s", rank, shown);
 }
 
-/* The piece whose words begin at `at`. */
+/* The piece whose words begin at `at`. Checked as unsigned, before any of it becomes an index; `count >
+ * elements - first` cannot overflow. */
 static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at,
                             int rank, Error *err) {
     uint64_t list = word(blob, at), tensor = word(blob, at + 1), first = word(blob, at + 2),
@@ -138,6 +151,8 @@ static ErrorCode read_pieces(SavedPieces *all, const SaveLayout *l, const Checkp
                              int rank, Error *err) {
     if (word(blob, 2) != (uint64_t)l->step) return bad_blob(rank, "is of another step", err);
     if (word(blob, 3) != l->digest) return bad_blob(rank, "is of other tensors", err);
+    /* The count must be told twice, by its word and by the length: a blob cut off at a piece would else
+     * pass its own check. */
     size_t count = (words - HEAD_WORDS) / PIECE_WORDS;
     if (words != HEAD_WORDS + count * PIECE_WORDS || word(blob, 4) != count)
         return bad_blob(rank, "is malformed", err);
@@ -165,6 +180,7 @@ static int by_place(const void *a, const void *b) {
     return (x->first > y->first) - (x->first < y->first);
 }
 
+/* Elements count from 0, and `end` is the first that is not meant. */
 static ErrorCode not_once(const TensorDesc *t, int64_t first, int64_t end, const char *what, Error *err) {
     return error_set(err, ERR_INTERNAL, "tensor %s: elements %" PRId64 " to %" PRId64 " were written by %s",
                      t->name, first, end - 1, what);

@@ -1,4 +1,12 @@
-/* Finding, verifying, opening and retiring checkpoints (invariants 7 and 9 of checkpoint.c). */
+/* Finding, verifying, opening and retiring checkpoints (invariants 7 and 9 of checkpoint.c).
+ *
+ *     checkpoint_open         a checkpoint, or the newest good one of a directory of them
+ *     checkpoint_candidates   names only: for ranks that share out the reading
+ *     checkpoint_list         all of them, good or not, for people
+ *     checkpoint_prune        removes what is old and good; never what it cannot read
+ *
+ * A checkpoint is verified as a whole before anything of it is opened; between the two nobody may write
+ * there, which the run's lock sees to. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -12,8 +20,11 @@
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
 
+/* State is a page of JSON and a few windows of losses; the rest is room. */
 #define STATE_LIMIT ((size_t)64 << 20)
 
+/* The name must be the one that step_path would give: "step-1" and "step-00000001" cannot both be there.
+ * 15 digits stay within an int64. */
 bool checkpoint_step(const char *name, int64_t *step) {
     char canonical[64];
     if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) ||
@@ -24,7 +35,8 @@ bool checkpoint_step(const char *name, int64_t *step) {
     return strcmp(name, canonical) == 0;
 }
 
-/* A directory that is called like a checkpoint holds the one of that step, and not a copy of another. */
+/* A directory that is called like a checkpoint holds the one of that step, and not a copy of another. A
+ * copy under another step would be taken for the newest, and the run would go on from elsewhere. */
 static ErrorCode check_name(const char *path, const Manifest *m, Error *err) {
     int64_t step;
     size_t end = strlen(path);
@@ -74,7 +86,8 @@ static int by_step(const void *a, const void *b) {
     return (x->step > y->step) - (x->step < y->step);
 }
 
-/* A name of a checkpoint that stands for something else has its problem said. */
+/* A name of a checkpoint that stands for something else has its problem said. It is listed all the same: a
+ * link in the place of a checkpoint should be seen, not passed over in silence. */
 static CheckpointInfo named(const char *dir, const char *name, int64_t step) {
     CheckpointInfo info = {.step = step, .path = path_join(dir, name)};
     Error problem = {.message = ""};
@@ -100,6 +113,7 @@ static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
     return OK;
 }
 
+/* A checkpoint that is not good is no error here: it is what the list is asked for. */
 static void examine(CheckpointInfo *info, CheckLevel level) {
     Manifest m;
     Error problem = {.message = ""};
@@ -141,6 +155,7 @@ static ErrorCode check_state(const Checkpoint *c, Error *err) {
                      CHECKPOINT_STATE, step, c->step);
 }
 
+/* The files are opened by what the manifest says of them, which read_manifest has checked to be complete. */
 static ErrorCode open_parts(Checkpoint *c, Error *err) {
     size_t length = 0;
     TRY(modelfiles_open(&c->model, c->path, err));
@@ -169,6 +184,7 @@ ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumab
     return code;
 }
 
+/* What has a manifest is a checkpoint, a good one or not; anything else is a directory of them. */
 static bool is_one(const char *path) {
     char *manifest = path_join(path, MANIFEST_FILE);
     bool there = file_exists(manifest);
@@ -176,6 +192,7 @@ static bool is_one(const char *path) {
     return there;
 }
 
+/* Said once, here: the caller tries the rest without a word about these. */
 static void drop_strangers(CheckpointSet *set) {
     size_t kept = 0;
     for (size_t i = 0; i < set->count; i++) {
@@ -201,13 +218,15 @@ ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err
     return OK;
 }
 
+/* Every byte is read twice: all are verified before one is used. */
 static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error *err) {
     *c = (Checkpoint){0};
     TRY(checkpoint_verify(path, err));
     return checkpoint_open_verified(c, path, resumable, err);
 }
 
-/* The newest that is good. */
+/* The newest that is good. From the newest back. A run so goes on after a damaged disk or an interrupted
+ * copy, at the price of some steps, and says so. */
 static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resumable, Error *err) {
     for (size_t i = set->count; i-- > 0;) {
         Error problem = {.message = ""};
@@ -240,6 +259,8 @@ void checkpoint_close(Checkpoint *c) {
     *c = (Checkpoint){0};
 }
 
+/* Two at least are kept: were the newest found damaged later, there is one before it. Only good ones count
+ * among the newest, so that damaged ones never push a good one out; they stay for a person to look at. */
 ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use,
                            CheckLevel level, int *removed, Error *err) {
     CheckpointSet set;

@@ -3,7 +3,11 @@
  * Order of the checks, each relying on those before: the size field against the file; the text as strict JSON
  * (json_parse: grammar, UTF-8, duplicates, nesting); numbers as they are written (cJSON would turn 2.0, 2e0
  * and -0 into plain numbers); each entry by itself (type, shape, size); all entries together (offsets cover
- * the data exactly once). */
+ * the data exactly once).
+ *
+ * All sizes of a file are numbers that somebody else wrote. Each is bounded before it is multiplied, and
+ * each product is checked before it is used; memory is taken for a header, never for what a header
+ * promises. */
 #include "checkpoint/safetensors.h"
 
 #include <fcntl.h>
@@ -18,6 +22,7 @@
 /* Whole numbers up to here are exact in the doubles of cJSON; no offset of a real file comes near. */
 #define MAX_WHOLE 9007199254740992.0
 
+/* In the order of the format's own list, which is that of falling alignment: writers sort by it. */
 static const struct {
     const char *name;
     int bits;
@@ -49,7 +54,7 @@ static const struct {
 const char *safe_type_name(SafeType type) { return types[type].name; }
 int safe_type_bits(SafeType type) { return types[type].bits; }
 
-/* An error about one tensor. */
+/* An error about one tensor. A name comes from the file, so it is escaped. */
 static ErrorCode bad(const SafeFile *f, const char *name, const char *what, Error *err) {
     char shown[128];
     return error_set(err, ERR_DATA, "%s: tensor \"%s\": %s", f->where,
@@ -83,6 +88,7 @@ static bool read_whole(const cJSON *item, uint64_t *out) {
     return true;
 }
 
+/* An unknown type is an error, not a tensor to be skipped: its size could not be checked. */
 static ErrorCode read_type(const SafeFile *f, SafeTensor *t, const cJSON *item, Error *err) {
     if (!cJSON_IsString(item)) return bad(f, t->name, "dtype is missing or not a string", err);
     for (int i = 0; i < SAFE_TYPES; i++) {
@@ -92,6 +98,8 @@ static ErrorCode read_type(const SafeFile *f, SafeTensor *t, const cJSON *item, 
     return bad(f, t->name, "unknown dtype", err);
 }
 
+/* A scalar has no dimensions and one element. A dimension of 0 is allowed, and what follows may then be
+ * anything without an overflow. */
 static ErrorCode read_shape(const SafeFile *f, SafeTensor *t, const cJSON *item, Error *err) {
     const cJSON *dim;
     if (!cJSON_IsArray(item)) return bad(f, t->name, "shape is missing or not a list", err);
@@ -117,6 +125,8 @@ static ErrorCode read_offsets(const SafeFile *f, SafeTensor *t, const cJSON *ite
     return OK;
 }
 
+/* Types below a byte (F4, F6) count in bits, hence bits here and bytes only once it is known that they are
+ * whole. */
 static ErrorCode check_extent(const SafeFile *f, const SafeTensor *t, Error *err) {
     uint64_t bits;
     if (__builtin_mul_overflow(t->elements, (uint64_t)types[t->type].bits, &bits))
@@ -127,6 +137,8 @@ static ErrorCode check_extent(const SafeFile *f, const SafeTensor *t, Error *err
     return OK;
 }
 
+/* Unknown fields are counted and passed over, as the reference reader does: later versions of the format
+ * may add some. */
 static ErrorCode read_entry(SafeFile *f, SafeTensor *t, const cJSON *entry, Error *err) {
     const cJSON *field, *type = NULL, *shape = NULL, *offsets = NULL;
     t->name = mem_strdup(entry->string);
@@ -147,6 +159,7 @@ static ErrorCode read_entry(SafeFile *f, SafeTensor *t, const cJSON *entry, Erro
     return check_extent(f, t, err);
 }
 
+/* Kept for who asks; weft itself reads nothing from it. */
 static ErrorCode read_metadata(SafeFile *f, const cJSON *object, Error *err) {
     const cJSON *item;
     if (!cJSON_IsObject(object))
@@ -175,6 +188,8 @@ static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
     return OK;
 }
 
+/* By end among those that begin at the same byte, so that empty tensors come before the one that has bytes
+ * there. */
 static int by_place(const void *a, const void *b) {
     const SafeTensor *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -188,6 +203,7 @@ static int by_name(const void *a, const void *b) {
 /* Each byte of the data belongs to one tensor. Empty tensors may stand where another begins. */
 static ErrorCode check_coverage(SafeFile *f, Error *err) {
     uint64_t covered = 0;
+    /* First by place, for the check, then by name for good: safe_find searches. */
     if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_place);
     for (size_t i = 0; i < f->count; i++) {
         const SafeTensor *t = &f->tensors[i];
@@ -203,6 +219,8 @@ static ErrorCode check_coverage(SafeFile *f, Error *err) {
     return OK;
 }
 
+/* The brace first: json_parse would allow blanks and a byte order mark before it, which the format does
+ * not. */
 static ErrorCode parse_header(SafeFile *f, const char *header, size_t length, Error *err) {
     cJSON *root = NULL;
     if (length == 0 || header[0] != '{')
@@ -215,6 +233,7 @@ static ErrorCode parse_header(SafeFile *f, const char *header, size_t length, Er
     return code == OK ? check_coverage(f, err) : code;
 }
 
+/* Escaped once, here, since it goes into every message about this file. */
 static char *shown_path(const char *path) {
     char shown[512];
     return mem_strdup(error_escape(shown, sizeof shown, path, strlen(path)));
@@ -229,6 +248,7 @@ ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, 
     return code;
 }
 
+/* Byte by byte: the file says which byte is which, not this machine. */
 static uint64_t little_endian(const uint8_t bytes[8]) {
     uint64_t value = 0;
     for (int i = 7; i >= 0; i--) value = value << 8 | bytes[i];
@@ -245,7 +265,8 @@ static bool is_text(const uint8_t bytes[8]) {
     return true;
 }
 
-/* N, checked against the file. */
+/* N, checked against the file. A wrong kind of file is by far the likeliest mistake (a pointer of Git LFS,
+ * a page of HTML, an index), and is called by its name. */
 static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes, size_t *size, Error *err) {
     uint8_t field[8];
     char shown[512];
@@ -292,6 +313,7 @@ ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_byt
     return code;
 }
 
+/* O_NONBLOCK, so that a pipe of that name does not hang the program before it is refused. */
 ErrorCode safe_open(SafeFile *f, const char *path, Error *err) {
     struct stat info;
     char shown[512];
@@ -331,6 +353,7 @@ const SafeTensor *safe_find(const SafeFile *f, const char *name) {
 
 ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes,
                     Error *err) {
+    /* A caller that reads beyond a tensor would read its neighbour, in silence. */
     CHECK(offset <= t->end - t->begin && bytes <= t->end - t->begin - offset);
     return fileops_read_at(f->fd, f->where, f->data_start + t->begin + offset, host, bytes, err);
 }

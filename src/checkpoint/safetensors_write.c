@@ -1,5 +1,15 @@
 /* Writing safetensors: the header first, then pieces of tensors through one staging buffer, with checksums on
- * the way. */
+ * the way.
+ *
+ * A file as it is laid out, and who writes what. Rank 0 makes the header and the full length; the data is
+ * a hole until the ranks, each for itself, have written their pieces into it:
+ *
+ *     8 bytes N | N bytes of header, blanks up to a multiple of 8 | tensor, tensor, ...
+ *     `-------------------- safe_create -----------------------'    safe_write_pieces
+ *
+ * Tensors lie in falling alignment of their types and, among equals, in order of names: every tensor so
+ * begins at a multiple of its element, without padding, and the order depends on nothing but the
+ * descriptions. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -20,12 +30,14 @@ typedef struct Writer {
     void *fetched, *converted; /* CHUNK elements of up to 8 bytes */
 } Writer;
 
+/* CHECK: these shapes are weft's own, made from a configuration that was bounded when it was read. */
 int64_t tensor_elements(const TensorDesc *t) {
     int64_t count = 1;
     for (int i = 0; i < t->rank; i++) CHECK(!__builtin_mul_overflow(count, t->shape[i], &count));
     return count;
 }
 
+/* Types below a byte are never written. */
 static size_t bytes_of(int64_t elements, SafeType type) {
     size_t bytes;
     CHECK(safe_type_bits(type) % 8 == 0 &&
@@ -35,10 +47,12 @@ static size_t bytes_of(int64_t elements, SafeType type) {
 
 size_t tensor_stored_bytes(const TensorDesc *t) { return bytes_of(tensor_elements(t), t->stored); }
 
+/* No list of pieces: each tensor is one. */
 int tensor_pieces(const TensorList *list) { return list->pieces != NULL ? list->piece_count : list->count; }
 
 TensorPiece tensor_piece(const TensorList *list, int piece) {
     if (list->pieces == NULL) return (TensorPiece){piece, 0, tensor_elements(&list->tensors[piece])};
+    /* A piece that reaches out of its tensor would be written over the next one. */
     TensorPiece p = list->pieces[piece];
     CHECK(p.tensor >= 0 && p.tensor < list->count && p.first >= 0 && p.count >= 0);
     int64_t elements = tensor_elements(&list->tensors[p.tensor]);
@@ -113,7 +127,8 @@ uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header
     sort_order(list, order, count);
     text_add(header, "\0\0\0\0\0\0\0\0", 8);
     write_entries(header, list, order, count, at);
-    /* The data starts at a multiple of 8. */
+    /* The data starts at a multiple of 8. Blanks after the closing brace are JSON's white space, and count
+     * into N. */
     while ((header->length - start) % 8 != 0) text_puts(header, " ");
     uint64_t length = header->length - start;
     for (int i = 0; i < 8; i++) header->data[start + (size_t)i] = (char)(uint8_t)((length - 8) >> (8 * i));
@@ -127,17 +142,21 @@ uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header
 ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, uint64_t bytes, Error *err) {
     int fd;
     CHECK(header->length >= 8 && bytes >= header->length);
+    /* Checked when writing too: nobody could read such a file. */
     if (header->length - 8 > SAFE_MAX_HEADER)
         return error_set(err, ERR_CANTCREATE, "%s: the header would be larger than the format allows", path);
     TRY(fileops_create(ops, path, &fd, err));
     ErrorCode code = fileops_write(ops, fd, path, header->data, header->length, 0, err);
+    /* The whole length at once, for disks that are full to say so now. It may make a sparse file; then
+     * they say so when pieces are written. */
     if (code == OK) code = fileops_resize(ops, fd, path, bytes, err);
     if (code == OK) return fileops_finish(ops, fd, path, err);
     ops->close(ops->ctx, fd);
     return code;
 }
 
-/* The bytes of the file for n elements from `offset` in memory on. */
+/* The bytes of the file for n elements from `offset` in memory on. Only fp32 is converted on the way
+ * (weights to bf16); moments and states are stored as they are. */
 static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, size_t n, const void **data,
                       Error *err) {
     TRY(w->list->fetch(w->list->ctx, piece, offset, bytes_of((int64_t)n, t->memory), w->fetched, err));
@@ -149,7 +168,8 @@ static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, 
     return OK;
 }
 
-/* `at`: first byte of the tensor in the file. */
+/* `at`: first byte of the tensor in the file. The checksum is made from the bytes that go to the file, in
+ * the same loop: what was converted or copied wrongly before is not caught by it, what changes after is. */
 static ErrorCode write_piece(Writer *w, int piece, uint64_t at, uint64_t *sum, Error *err) {
     TensorPiece p = tensor_piece(w->list, piece);
     const TensorDesc *t = &w->list->tensors[p.tensor];
@@ -178,6 +198,7 @@ static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64
     return OK;
 }
 
+/* The descriptor is this call's own: several ranks have the file open at once, each for its own ranges. */
 ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces,
                             int count, const uint64_t *at, uint64_t *sums, Error *err) {
     Writer w = {.ops = ops, .path = path, .list = list};
