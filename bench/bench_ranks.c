@@ -202,8 +202,7 @@ static void describe_step(const Bench *b, double seconds, Text *out) {
 }
 
 static void warm_up(Bench *b) {
-    ExactSum losses;
-    exact_zero(&losses);
+    LossSum losses = {.nonfinite = 0};
     engine_evaluate(b->engine, &b->batches[0], &losses);
 }
 

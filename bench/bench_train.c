@@ -69,8 +69,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
         batches[m] = workload_batch(sequences, o->context, o->size->vocab, (uint64_t)m);
     Result result = {
         .compute = compute, .microbatch = sequences, .seconds = INFINITY, .planned = engine_bytes(e)};
-    ExactSum warm;
-    exact_zero(&warm);
+    LossSum warm = {.nonfinite = 0};
     engine_evaluate(e, &batches[0], &warm);
     memset(d->profile, 0, sizeof d->profile);
     double total = clock_seconds();

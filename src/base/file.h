@@ -76,6 +76,15 @@ bool file_is_dir(const char *path);
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err);
 ErrorCode file_sync_dir(const char *path, Error *err);
 
+/* A directory for as long as it is used, in $TMPDIR or /tmp. Taking one removes first what killed processes of
+ * this user have left under the same prefix. */
+typedef struct ScratchDir {
+    char *path; /* NULL: none */
+    int lock;
+} ScratchDir;
+ErrorCode scratch_take(ScratchDir *s, const char *prefix, Error *err);
+void scratch_give(ScratchDir *s); /* removes it; none is fine */
+
 /* Paths matching a shell pattern, sorted bytewise; an error names a pattern that matches nothing. Free with
  * file_glob_free. */
 ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *err);

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "cli/model.h"
 #include "engine/evaluate.h"
 
@@ -33,16 +34,23 @@ static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
     return name ? error_set(err, ERR_USAGE, "--format is \"%s\": expected auto, text or jsonl", name) : OK;
 }
 
-static void print(const Evaluation *e, bool as_json) {
-    if (!as_json) {
-        printf("loss           %.6f nats a token\n"
-               "perplexity     %.4f\n"
-               "bits per byte  %.5f\n"
-               "tokens         %lld\n"
-               "bytes          %lld\n",
-               e->loss, exp(e->loss), e->bits_per_byte, (long long)e->tokens, (long long)e->bytes);
-        return;
-    }
+/* printf has NaNs with signs. */
+static void print_figure(const char *name, int digits, double value, const char *unit) {
+    if (isnan(value))
+        printf("%-15snan%s\n", name, unit);
+    else
+        printf("%-15s%.*f%s\n", name, digits, value, unit);
+}
+
+static void print_lines(const Evaluation *e) {
+    print_figure("loss", 6, e->loss, " nats a token");
+    print_figure("perplexity", 4, exp(e->loss), "");
+    print_figure("bits per byte", 5, e->bits_per_byte, "");
+    printf("tokens         %lld\nbytes          %lld\n", (long long)e->tokens, (long long)e->bytes);
+    if (e->nonfinite) printf("not finite     %lld tokens\n", (long long)e->nonfinite);
+}
+
+static void print_object(const Evaluation *e) {
     Text out = {0};
     JsonWriter w;
     json_start(&w, &out, 0);
@@ -52,40 +60,42 @@ static void print(const Evaluation *e, bool as_json) {
     json_put_double(&w, "bits_per_byte", e->bits_per_byte);
     json_put_int(&w, "tokens", e->tokens);
     json_put_int(&w, "bytes", e->bytes);
+    json_put_int(&w, "nonfinite", e->nonfinite);
     json_end_object(&w);
     printf("%s\n", out.data);
     text_free(&out);
 }
 
-static ErrorCode measure_with(OpenModel *m, const char *path, const DataConfig *config, Evaluation *out,
+/* What the token cache maps stays when its directory goes: from then on nobody has to remove anything. */
+static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config, Evaluation *out,
                               Error *err) {
     Dataset *data;
-    TRY(dataset_open(&data, config, m->tokenizer, m->plan.spec.positions, 0, err));
-    ErrorCode code = dataset_validation_samples(data) > 0
-                         ? evaluate(m->engine, data, m->tokenizer, 0, out, err)
-                         : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
+    ScratchDir scratch;
+    TRY(scratch_take(&scratch, "weft-eval-", err));
+    config->cache_dir = scratch.path;
+    ErrorCode code = dataset_open(&data, config, m->tokenizer, m->plan.spec.positions, 0, err);
+    config->cache_dir = NULL;
+    scratch_give(&scratch);
+    TRY(code);
+    code = dataset_validation_samples(data) > 0
+               ? evaluate(m->engine, data, m->tokenizer, 0, out, err)
+               : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
     dataset_close(data);
     return code;
 }
 
-/* The text as a validation source. Its token cache goes with the process. */
+/* The text as a validation source. */
 static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, Error *err) {
     const char *key = arguments_flag(args, "--key");
-    char cache[] = "/tmp/weft-eval-XXXXXX";
     DataSource source = {
         .path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : "text"), .split = SPLIT_FILE};
     DataConfig config = {.sources = {1, (char *)&source},
                          .validation_sources = {1, (char *)&source},
-                         .cache_dir = cache,
                          .add_bos = true,
                          .add_eos = true,
                          .prefetch = 2};
     ErrorCode code = format_of(args, &source.format, err);
-    if (code == OK && !mkdtemp(cache)) code = error_errno(err, ERR_CANTCREATE, "making a directory in /tmp");
-    if (code == OK) {
-        code = measure_with(m, source.path, &config, out, err);
-        file_remove_tree(cache, NULL);
-    }
+    if (code == OK) code = measure_with(m, source.path, &config, out, err);
     free(source.path);
     free(source.key);
     return code;
@@ -100,7 +110,11 @@ static ErrorCode run(const Arguments *args, Error *err) {
     PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
     ErrorCode code = open_model(&m, args->operands[0], args, shape, err);
     if (code == OK) code = measure(args, &m, &e, err);
-    if (code == OK) print(&e, arguments_has(args, "--json"));
+    if (code == OK && e.nonfinite)
+        log_warn("the losses of %lld of %lld tokens are not finite", (long long)e.nonfinite,
+                 (long long)e.tokens);
+    if (code == OK && arguments_has(args, "--json")) print_object(&e);
+    if (code == OK && !arguments_has(args, "--json")) print_lines(&e);
     close_model(&m);
     return code;
 }

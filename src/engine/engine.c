@@ -403,10 +403,11 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     execute(&x);
 }
 
-void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum) {
+void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
     Execution x = prepare(e, &e->plan->evaluation, &e->plan->evaluation_memory, batch);
     statistics_begin(&x);
     execute(&x);
     statistics_read_losses(e, &x.record);
-    exact_merge(sum, &x.record.loss);
+    exact_merge(&losses->sum, &x.record.loss);
+    losses->nonfinite += x.record.bad_losses;
 }

@@ -65,9 +65,9 @@ void engine_refresh(Engine *e);
 
 /* batches: one per microbatch of the program. Collective. */
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
-/* One microbatch, forward only: its losses are added to `sum` where the last stage is. Collective over the
- * pipeline and the shards. */
-void engine_evaluate(Engine *e, const Batch *batch, ExactSum *sum);
+/* One microbatch, forward only: its losses are added where the last stage is, those that are not finite to
+ * their number. Collective over the pipeline and the shards. */
+void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);
 
 const RankPlan *engine_plan(const Engine *e);
 Device *engine_device(const Engine *e);

@@ -22,15 +22,16 @@ static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
 
 /* What the ranks add up. */
 typedef struct Sums {
-    ExactSum loss;
+    LossSum loss;
     int64_t tokens, bytes;
 } Sums;
 
 static void combine(void *into, const void *from) {
     Sums *a = into;
     const Sums *b = from;
-    exact_merge(&a->loss, &b->loss);
-    exact_normalise(&a->loss);
+    exact_merge(&a->loss.sum, &b->loss.sum);
+    exact_normalise(&a->loss.sum);
+    a->loss.nonfinite += b->loss.nonfinite;
     a->tokens += b->tokens;
     a->bytes += b->bytes;
 }
@@ -70,9 +71,10 @@ ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samp
     ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
     loader_close(loader);
     if (code == OK) code = comm_combine(e->comm, &sums, sizeof sums, combine, err);
-    double sum = exact_value(&sums.loss);
+    double sum = sums.loss.nonfinite ? (double)NAN : exact_value(&sums.loss.sum);
     *out = (Evaluation){.loss = sum / (double)sums.tokens,
                         .tokens = sums.tokens,
+                        .nonfinite = sums.loss.nonfinite,
                         .bytes = sums.bytes,
                         .bits_per_byte = sums.bytes ? sum / log(2) / (double)sums.bytes : (double)NAN};
     return code;

@@ -6,8 +6,9 @@
 #include "engine/engine.h"
 
 typedef struct Evaluation {
-    double loss;          /* nats a token: sum over all valid targets / their number */
-    int64_t tokens;       /* valid targets */
+    double loss;    /* nats a token: sum over all valid targets / their number; NaN when one is not finite */
+    int64_t tokens; /* valid targets */
+    int64_t nonfinite;    /* of these, whose loss is not finite: no figure leaves them out */
     int64_t bytes;        /* of text behind the targets; control tokens have none */
     double bits_per_byte; /* loss in bits / bytes; does not depend on the tokenizer. NaN without bytes */
 } Evaluation;

@@ -100,6 +100,9 @@ void console_format_validation(Text *out, const ValidationMetrics *v, bool colou
     if (isfinite(v->bits_per_byte)) add_number(out, colour, CYAN, "bits/byte", "%.4f", v->bits_per_byte);
     add_field(out, colour, DIM, "tokens", text_count(v->tokens, value));
     add_rate(out, colour, v->tokens_per_second);
+    if (v->nonfinite)
+        text_printf(out, "  %s%lld NOT FINITE%s", colour ? RED : "", (long long)v->nonfinite,
+                    colour ? RESET : "");
 }
 
 static void add_bar(Text *out, double fraction, int columns, bool unicode) {
@@ -112,7 +115,11 @@ static void add_bar(Text *out, double fraction, int columns, bool unicode) {
 void console_format_status(Text *out, const StepMetrics *m, int width, bool unicode, bool colour) {
     Text figures = {0};
     char number[32];
-    text_printf(&figures, " %lld/%lld  loss %.4f", (long long)m->step, (long long)m->total_steps, m->loss);
+    text_printf(&figures, " %lld/%lld  loss ", (long long)m->step, (long long)m->total_steps);
+    if (isnan(m->loss))
+        text_puts(&figures, "nan"); /* never "-nan" */
+    else
+        text_printf(&figures, "%.4f", m->loss);
     if (isfinite(m->tokens_per_second) && m->tokens_per_second < 9e15) {
         text_printf(&figures, "  %s tok/s", text_count((int64_t)llround(m->tokens_per_second), number));
     }

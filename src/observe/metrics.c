@@ -64,6 +64,7 @@ static const Field validation_fields[] = {
     VALIDATION_FIELD(perplexity, FIELD_DOUBLE),
     VALIDATION_FIELD(bits_per_byte, FIELD_DOUBLE),
     VALIDATION_FIELD(tokens, FIELD_INT),
+    VALIDATION_FIELD(nonfinite, FIELD_INT),
     VALIDATION_FIELD(seconds, FIELD_DOUBLE),
     VALIDATION_FIELD(tokens_per_second, FIELD_DOUBLE),
     {NULL, FIELD_INT, 0},

@@ -51,6 +51,7 @@ typedef struct ValidationMetrics {
     double wall, loss, perplexity;
     double bits_per_byte; /* NaN when the bytes are not known */
     int64_t tokens;       /* valid targets */
+    int64_t nonfinite;    /* of these, whose loss is not finite; loss is NaN when there is one */
     double seconds, tokens_per_second;
 } ValidationMetrics;
 

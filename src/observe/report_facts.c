@@ -135,14 +135,16 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
         if (t->validations[i].loss < best->loss || !isfinite(best->loss)) best = &t->validations[i];
     }
     snprintf(value, sizeof value, "%.4f", final->loss);
-    if (isfinite(final->bits_per_byte))
+    if (final->nonfinite > 0)
+        snprintf(note, sizeof note, "%s tokens", text_count(final->nonfinite, number));
+    else if (isfinite(final->bits_per_byte))
         snprintf(note, sizeof note, "%.3f bits per byte", final->bits_per_byte);
     else
         snprintf(note, sizeof note, "perplexity %.2f", final->perplexity);
-    write_fact(out, "Validation loss", value, note);
+    write_fact(out, "Validation loss", isfinite(final->loss) ? value : "not finite", note);
     snprintf(value, sizeof value, "%.4f", best->loss);
     snprintf(note, sizeof note, "at step %s", text_count(best->step, number));
-    write_fact(out, "Best validation", value, note);
+    write_fact(out, "Best validation", isfinite(best->loss) ? value : "not finite", note);
 }
 
 /* Medians, since the first steps and those beside a save are slower than the rest. */

@@ -487,6 +487,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
                            .perplexity = exp(e.loss),
                            .bits_per_byte = e.bits_per_byte,
                            .tokens = e.tokens,
+                           .nonfinite = e.nonfinite,
                            .seconds = clock_seconds() - start};
     v.tokens_per_second = (double)v.tokens / v.seconds;
     metrics_window_pause(&t->window, v.seconds);
@@ -494,6 +495,9 @@ static ErrorCode validate(Trainer *t, Error *err) {
     hush(t);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_validation(&t->log, &v, err));
     if (t->board) TRY(tensorboard_validation(t->board, &v, err));
+    if (v.nonfinite && t->chief)
+        log_warn("validation after step %lld: the losses of %lld of %lld tokens are not finite",
+                 (long long)v.step, (long long)v.nonfinite, (long long)v.tokens);
     const JournalFact facts[] = {{"loss", v.loss}, {NULL, 0}};
     return note(t, JOURNAL_VALIDATION, v.step, NULL, facts, err);
 }

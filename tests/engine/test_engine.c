@@ -142,17 +142,35 @@ static size_t flat_bytes(const Run *r) { return r->plan.partition.owned * sizeof
 
 static double total_loss(Run *r) {
     double valid = 0;
-    ExactSum sum;
-    exact_zero(&sum);
+    LossSum losses = {.nonfinite = 0};
     for (int m = 0; m < MICROBATCHES; m++) {
-        engine_evaluate(r->engine, &r->batches[m], &sum);
+        engine_evaluate(r->engine, &r->batches[m], &losses);
         valid += (double)r->batches[m].valid;
     }
-    return exact_value(&sum) / valid;
+    assert_int_equal(losses.nonfinite, 0);
+    return exact_value(&losses.sum) / valid;
 }
 
 static void set_weight(Run *r, size_t at, float value) {
     OP(&r->device, OP_UPLOAD, upload, weights_of(r) + at, &value, sizeof value);
+}
+
+/* No figure of an evaluation leaves a loss out because it is not finite: the number of such goes with the sum. */
+static void test_nonfinite_losses(void **state) {
+    (void)state;
+    Run r;
+    open_run(&r, (Setup){.kind = "auto", .threads = 1});
+    LossSum losses = {.nonfinite = 0};
+    const ParamTable *t = &r.plan.model.table;
+    int64_t valid = r.batches[0].valid;
+    engine_evaluate(r.engine, &r.batches[0], &losses);
+    assert_int_equal(losses.nonfinite, 0);
+    set_weight(&r, partition_piece(&r.plan.partition, &t->params[t->count - 1]).at, NAN);
+    engine_evaluate(r.engine, &r.batches[0], &losses);
+    assert_int_equal(losses.nonfinite, valid);
+    engine_evaluate(r.engine, &r.batches[1], &losses);
+    assert_int_equal(losses.nonfinite, valid + r.batches[1].valid);
+    close_run(&r);
 }
 
 /* Loss along one element of one parameter, both sides. */
@@ -382,7 +400,8 @@ static void test_norms_agree(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_finite_differences),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nonfinite_losses),
+                                       cmocka_unit_test(test_finite_differences),
                                        cmocka_unit_test(test_same_bits_fp32),
                                        cmocka_unit_test(test_same_bits_bf16),
                                        cmocka_unit_test(test_a_bad_step_is_skipped_and_named),

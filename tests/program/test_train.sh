@@ -187,6 +187,41 @@ grep -q 'broken.yaml:' err || fail "a broken YAML file: $(cat err)"
 # A step that is not finite is skipped, counted, named, and ends the run when it goes on.
 bad 17 'steps in a row were not finite' optimizer.lr=1000 optimizer.clip=0 model.initialiser=normal model.init_std=100 train.stop_after_bad=2 optimizer.weight_decay=100
 
+# A validation that is not finite says so wherever it is read.
+mkdir broken-model
+cp base/checkpoints/latest/{config.json,tokenizer.json,model.safetensors} broken-model
+printf '\0\0\300\177' | dd of=broken-model/model.safetensors bs=1 seek=$(($(stat -c %s broken-model/model.safetensors) - 4)) conv=notrunc status=none
+train wild model.init=broken-model train.steps=1
+[ "$status" -eq 0 ] || fail "weights that are not finite: exit status $status: $(tail -2 wild.err)"
+grep -q 'validate step:  1  loss: nan .* NOT FINITE$' wild.err && grep -q '^warning: validation after step 1: the losses of ' wild.err ||
+    fail "a validation that is not finite: $(grep -i valid wild.err)"
+grep -q '"kind": "validation", .*"loss": null, .*"nonfinite": [1-9]' wild/metrics.jsonl || fail "metrics: $(grep validation wild/metrics.jsonl)"
+exits 0 eval wild text.txt --context 32
+grep -q '^loss  *nan nats a token$' out && grep -q '^not finite  *[1-9]' out && grep -q 'warning: the losses of' err ||
+    fail "eval of a wild model: $(cat out err)"
+exits 0 eval wild text.txt --context 32 --json
+grep -q '"loss": null, .*"nonfinite": [1-9]' out || fail "eval --json of a wild model: $(cat out)"
+
+# An evaluation uses a directory for its tokens; what killed ones have left, the next removes.
+mkdir scratch
+export TMPDIR=$directory/scratch
+awk 'BEGIN { for (i = 0; i < 300000; i++) printf "%d ", i * 7919 % 100003 }' >long.txt
+"$weft" eval base long.txt >/dev/null 2>&1 </dev/null &
+until [ -n "$(ls scratch)" ] || is_gone $!; do sleep 0.01; done
+kill -KILL $! 2>/dev/null
+wait $! 2>/dev/null
+mkdir -p scratch/weft-evaluation scratch/weft-eval-ours scratch/mine
+echo kept >scratch/mine/file
+ln -s ../mine scratch/weft-eval-linked
+exec 8<scratch/weft-eval-ours
+flock 8
+exits 0 eval base text.txt --context 32
+[ "$(cd scratch && echo *)" = "mine weft-eval-linked weft-eval-ours weft-evaluation" ] && [ -e scratch/mine/file ] ||
+    fail "a killed evaluation left, or the next removed too much: $(cd scratch && echo *)"
+exec 8<&-
+unset TMPDIR
+rm long.txt
+
 # All damaged: what to do.
 cp -r base damaged
 for step in damaged/checkpoints/step-*; do printf X | dd of="$step/model.safetensors" bs=1 seek=5000 conv=notrunc status=none; done
