@@ -1,9 +1,9 @@
 /* Directories that live as long as a process uses them.
  *
- *  S1. Who uses one holds a lock on it (flock), which ends with the process, however that ends. One that can be
- *      locked is used by nobody: whoever takes a directory removes those first.
- *  S2. Between making and locking its own, a process may lose it to another that cleans up. So after it has the
- *      lock it looks whether the name still stands for what it locked, and makes another if not. */
+ *  S1. Who uses one holds a lock on it (flock), which ends with the process, however that ends. One that can
+ *      be locked is used by nobody: whoever takes a directory removes those first.
+ *  S2. Between making and locking its own, a process may lose it to another that cleans up. So after it has
+ *      the lock it looks whether the name still stands for what it locked, and makes another if not. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -79,6 +79,7 @@ ErrorCode checkpoint_save(const FileOps *ops, const char *dir, const CheckpointS
 typedef struct Checkpoint {
     char *path;
     int64_t step;
+    uint64_t seal; /* of its manifest: the same for no other checkpoint */
     bool resumable;
     char *state; /* NULL when weights only */
     ModelFiles model;

@@ -149,13 +149,14 @@ void manifest_write(const Manifest *m, Text *out) {
 }
 
 /* Before the text is parsed: what is not sealed is not looked at. */
-static ErrorCode check_seal(const char *where, const char *text, size_t length, Error *err) {
+static ErrorCode check_seal(const char *where, const char *text, size_t length, uint64_t *sum, Error *err) {
     char seal[64];
     if (length <= SEAL_LENGTH) return error_set(err, ERR_DATA, "%s: not a manifest: too short", where);
     /* The seal of what the file holds is made anew and compared with its last bytes: nothing of it is
      * parsed. */
     size_t body = length - SEAL_LENGTH;
-    int n = snprintf(seal, sizeof seal, SEAL_FORMAT, hash64(text, body));
+    *sum = hash64(text, body);
+    int n = snprintf(seal, sizeof seal, SEAL_FORMAT, *sum);
     CHECK(n == (int)SEAL_LENGTH);
     if (memcmp(text + body, seal, SEAL_LENGTH) == 0) return OK;
     return error_set(err, ERR_DATA, "%s: damaged: its checksum does not match its content", where);
@@ -256,7 +257,7 @@ ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
     *m = (Manifest){0};
     TRY(fileops_read_in(dir, MANIFEST_FILE, MANIFEST_LIMIT, &text, &length, err));
     where = path_join(error_escape(shown, sizeof shown, dir, strlen(dir)), MANIFEST_FILE);
-    ErrorCode code = check_seal(where, text, length, err);
+    ErrorCode code = check_seal(where, text, length, &m->seal, err);
     if (code == OK) code = json_parse(where, text, length, &root, err);
     if (code == OK) code = parse(m, root, where, err);
     if (code != OK) manifest_free(m);

@@ -32,6 +32,7 @@ typedef struct ManifestFile {
 
 typedef struct Manifest {
     int64_t step;
+    uint64_t seal; /* its own checksum, of one that was read: nothing below it can change without it */
     char time[21];
     bool resumable; /* optimizer and state are there, not the weights alone */
     size_t file_count;

@@ -82,6 +82,12 @@ ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayou
  * float type: F32, BF16 and F16 count as the fp32 values that they are, other types as their bytes. */
 ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err);
 
+/* SHA-256 (hex) that tells whether two copies of the files are alike, at the cost of some MiB however large
+ * they are: over names, types and shapes, and of each tensor the bytes of three blocks of SAMPLE_BYTES (its
+ * first, its middle and its last; all of it where it has no more). */
+enum { SAMPLE_BYTES = 4096 };
+ErrorCode modelfiles_sample(const ModelFiles *m, char out[65], Error *err);
+
 typedef struct TensorFigures {
     double norm, max; /* L2 norm and largest |x| over finite elements */
     uint64_t nonfinite;

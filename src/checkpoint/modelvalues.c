@@ -218,6 +218,33 @@ ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
     return code;
 }
 
+static ErrorCode sample_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Error *err) {
+    uint64_t bytes = t->tensor->end - t->tensor->begin,
+             apart = bytes > SAMPLE_BYTES ? (bytes - SAMPLE_BYTES) / 2 : 0;
+    bool whole = bytes <= 3 * (uint64_t)SAMPLE_BYTES;
+    char block[3 * SAMPLE_BYTES];
+    digest_string(h, t->tensor->name);
+    digest_string(h, safe_type_name(t->tensor->type));
+    sha256_add_u64(h, (uint64_t)t->tensor->rank);
+    for (int i = 0; i < t->tensor->rank; i++) sha256_add_u64(h, t->tensor->shape[i]);
+    for (uint64_t i = 0; i < (whole ? 1 : 3); i++) {
+        size_t n = whole ? (size_t)bytes : SAMPLE_BYTES;
+        TRY(modelfiles_read(m, t, i * apart, block, n, err));
+        sha256_add(h, block, n);
+    }
+    return OK;
+}
+
+ErrorCode modelfiles_sample(const ModelFiles *m, char out[65], Error *err) {
+    Sha256 *h = sha256_start();
+    uint8_t digest[32];
+    ErrorCode code = OK;
+    for (size_t i = 0; i < m->count && code == OK; i++) code = sample_tensor(h, m, &m->tensors[i], err);
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+    return code;
+}
+
 /* Values that are not finite are counted and left out, or the norm would say nothing of the rest. */
 static void add_figures(TensorFigures *f, double *squares, double value) {
     double size = fabs(value);

@@ -171,7 +171,7 @@ ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumab
     Manifest m;
     *c = (Checkpoint){0};
     TRY(read_manifest(&m, path, err));
-    *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .resumable = m.resumable};
+    *c = (Checkpoint){.path = mem_strdup(path), .step = m.step, .seal = m.seal, .resumable = m.resumable};
     manifest_free(&m);
     ErrorCode code =
         resumable && !c->resumable

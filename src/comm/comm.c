@@ -95,6 +95,7 @@ static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
     }
     transfer_setup(c);
     c->lowest_notice = c->size;
+    c->speaker = -1;
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
     c->lines = mem_alloc_array((size_t)c->size, sizeof *c->lines);
     TRY(device_open_cpu(&c->own, NULL, 1, err));

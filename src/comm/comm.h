@@ -179,8 +179,8 @@ ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err);
 void comm_report(Comm *c, Error *err);
 
 /* This rank has failed while others may be waiting for it: says why, once, with its rank, and ends all ranks
- * within seconds, with err->code as the exit status. When several fail at the same time only the lowest
- * prints. Returns only when there is one rank: its error goes up as any other. */
+ * within seconds, with err->code as the exit status. When several fail at the same time one of them prints,
+ * the first that rank 0 hears of. Returns only when there is one rank: its error goes up as any other. */
 void comm_fail(Comm *c, const Error *err);
 
 /* ---- counters ---- */

@@ -1,8 +1,10 @@
 /* The failure of one rank is the failure of all; and a rank that hangs is found.
  *
- * 1. A rank that fails tells the others (a notice) and listens for a moment. Who hears, on failing, that
- *    another failed before, or of a lower rank that fails at the same time, keeps silent; the one that is
- *    left prints, then ends the job. A rank that only waits learns from the notice that its wait is over.
+ * 1. A rank that fails tells the others (a notice). Rank 0 gives the word to the first that it hears of, or
+ *    takes it when it fails before it has heard of any: that one prints, then ends the job; the others that
+ *    failed keep silent until they are ended. So one speaks, however many fail, and however late messages
+ *    are. Only if rank 0 answers nothing for ANSWER_MS the lowest of those who know of each other speaks. A
+ *    rank that waits learns from the notice that its wait is over.
  *
  * 2. The watchdog is a thread beside every rank, from before MPI is initialised until after it is
  *    finalised. What it sees of its own rank:
@@ -39,8 +41,8 @@
 #include "comm/internal.h"
 
 enum {
-    LISTEN_MS = 300,
-    LINGER_MS = 4000,
+    ANSWER_MS = 30000,
+    LINGER_MS = 30000, /* for whoever speaks to be heard, on machines as busy as they may be */
     LEAST_LISTEN_MS = 1000,
     MOST_LISTEN_MS = 10000,
     LEAST_BLOCKED_S = 30, /* starting MPI takes seconds where many share a core */
@@ -76,21 +78,6 @@ static void keep_answer(Comm *c, const Notice *n) {
     c->lines[n->rank] = *n->message ? mem_strdup(n->message) : NULL;
 }
 
-void notice_arrived(Comm *c) {
-    const Notice *n = &c->notice;
-    if (n->kind != NOTICE_FAILURE) {
-        if (c->asking) keep_answer(c, n);
-        if (n->kind == NOTICE_STALL && !c->asking) answer_stall(c, n->rank);
-    } else {
-        if (n->rank < c->lowest_notice) c->lowest_notice = n->rank;
-        if (c->failure.code == OK) {
-            comm_keep_failure(c, (ErrorCode)n->code, "rank %d failed: %s", n->rank, n->message);
-            c->failure.told = true;
-        }
-    }
-    notice_listen(c);
-}
-
 /* To one rank, or to all the others (peer -1). The sends are never waited for, so that what they read from is
  * kept: small ones leave at once, and most processes that send any end soon. */
 static void send_notice(Comm *c, NoticeKind kind, int peer, ErrorCode code, const char *message) {
@@ -101,6 +88,30 @@ static void send_notice(Comm *c, NoticeKind kind, int peer, ErrorCode code, cons
         if (p == c->rank || (peer >= 0 && p != peer)) continue;
         transfer_post(c, (Transfer){.peer = p, .bytes = sizeof *n}, c->control, 0, n);
     }
+}
+
+static void hear_failure(Comm *c, const Notice *n) {
+    if (n->rank < c->lowest_notice) c->lowest_notice = n->rank;
+    if (c->failure.code == OK) {
+        comm_keep_failure(c, (ErrorCode)n->code, "rank %d failed: %s", n->rank, n->message);
+        c->failure.told = true;
+    }
+    if (c->rank > 0 || c->speaker >= 0) return;
+    c->speaker = n->rank;
+    send_notice(c, NOTICE_SPEAK, n->rank, OK, "");
+}
+
+void notice_arrived(Comm *c) {
+    const Notice *n = &c->notice;
+    if (n->kind == NOTICE_FAILURE)
+        hear_failure(c, n);
+    else if (n->kind == NOTICE_SPEAK)
+        c->speaker = c->rank;
+    else if (c->asking)
+        keep_answer(c, n);
+    else if (n->kind == NOTICE_STALL)
+        answer_stall(c, n->rank);
+    notice_listen(c);
 }
 
 /* Takes the mutex if it can be had soon: a thread may be stuck in MPI. */
@@ -127,10 +138,20 @@ static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
     _exit((int)code);
 }
 
-/* Whoever does not print lets the other one finish, within limits. */
+/* Whoever does not print lets the other one finish, within limits, and answers it meanwhile. */
 static _Noreturn void end_silently(Comm *c, bool locked, ErrorCode code) {
-    pause_ms(LINGER_MS);
+    locked ? listen(c, LINGER_MS) : pause_ms(LINGER_MS);
     end_all(c, locked, code);
+}
+
+/* Whether it is for this rank, which has told that it failed, to say so. The mutex is held. */
+static bool has_word(Comm *c) {
+    if (!c->listening) return true;
+    if (c->rank == 0 && c->speaker < 0) c->speaker = 0;
+    for (long long until = comm_nanoseconds() + ANSWER_MS * 1000000LL;
+         c->speaker < 0 && comm_nanoseconds() < until;)
+        if (!take_notice(c)) pause_ms(1);
+    return c->speaker == c->rank || (c->speaker < 0 && c->rank < c->lowest_notice);
 }
 
 static void print_failure(const char *prefix, const Error *err) {
@@ -164,9 +185,8 @@ void comm_fail(Comm *c, const Error *failure) {
     if (err.told) end_silently(c, locked, err.code);
     if (locked) {
         send_notice(c, NOTICE_FAILURE, -1, err.code, err.message);
-        listen(c, LISTEN_MS);
+        if (!has_word(c)) end_silently(c, locked, err.code);
     }
-    if (c->lowest_notice < c->rank) end_silently(c, locked, err.code);
     char prefix[32];
     snprintf(prefix, sizeof prefix, "rank %d: ", c->rank);
     print_failure(prefix, &err);
@@ -343,7 +363,7 @@ static void ask(Comm *c) {
     if (c->failure.code == OK && !excused) {
         /* Others who asked leave the verdict to the lowest, which ends them; should it have thought
          * otherwise, they do not keep it to themselves. */
-        if (!is_lowest_asking(c)) pause_ms(3 * LINGER_MS);
+        if (!is_lowest_asking(c)) pause_ms(LINGER_MS);
         tell_verdict(c);
         pause_ms(50);
         end_all(c, true, ERR_PEER);
@@ -378,7 +398,7 @@ static _Noreturn void end_blocked(Comm *c) {
     describe_wait(c, line, sizeof line);
     comm_print_line(line);
     if (!is_lowest_awake(c, ranks, count)) end_silently(c, false, ERR_PEER);
-    pause_ms(LISTEN_MS);
+    pause_ms(300); /* so that what the others print stands above */
     list_stopped(ranks, count, &stopped);
     if (stopped.length)
         error_set(&err, ERR_PEER, "%s: stopped, and answers nobody; " AGAIN, stopped.data);

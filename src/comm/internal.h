@@ -98,6 +98,7 @@ typedef struct Transfer {
 typedef enum NoticeKind {
     NOTICE_NONE,
     NOTICE_FAILURE,
+    NOTICE_SPEAK, /* rank 0 to one that failed: it is for you to say so */
     NOTICE_STALL,
     NOTICE_WAITS,
     NOTICE_WORKS, /* its work moves on, or its messages do */
@@ -136,6 +137,7 @@ struct Comm {
     int notice_event;     /* of the standing receive, */
     bool listening;       /* while it stands */
     int lowest_notice;    /* lowest rank that told of a failure, or size */
+    int speaker;          /* rank 0: whom it gave the word; others: this rank, if it has it; -1 */
     NoticeKind *heard;    /* [size] while this rank asks, what each answered, */
     char **lines;         /* [size] and said; NULL: nothing */
     bool asking;

@@ -218,19 +218,29 @@ ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err) {
 
 /* ---- data ---- */
 
+/* Refuses if any rank has something in its report, which it frees. */
+static ErrorCode judge(Comm *comm, Report *report, const char *advice, Error *err) {
+    int64_t unlike = report->count;
+    ErrorCode code = comm_combine(comm, &unlike, sizeof unlike, comm_add_int64, err);
+    if (code == OK && unlike > 0) return refuse(comm, report, ERR_DATA, advice, err);
+    text_free(&report->text);
+    return code;
+}
+
 ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err) {
     Report report = {.count = 0};
-    int64_t unlike;
     if (comm_size(comm) == 1) return OK;
     TRY(compare_text(comm, "the fingerprint of data", facts->data, &report, err));
     TRY(compare_text(comm, "the fingerprint of tokenizer", facts->tokenizer, &report, err));
     TRY(compare_text(comm, "the mixture", facts->mixture, &report, err));
-    unlike = report.count;
-    ErrorCode code = comm_combine(comm, &unlike, sizeof unlike, comm_add_int64, err);
-    if (code == OK && unlike > 0)
-        return refuse(comm, &report, ERR_DATA, "give all ranks the same files and rules of data", err);
-    text_free(&report.text);
-    return code;
+    return judge(comm, &report, "give all ranks the same files and rules of data", err);
+}
+
+ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const char *advice, Error *err) {
+    Report report = {.count = 0};
+    if (comm_size(comm) == 1) return OK;
+    TRY(compare_text(comm, name, mine, &report, err));
+    return judge(comm, &report, advice, err);
 }
 
 /* ---- processors ---- */

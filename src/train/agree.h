@@ -7,6 +7,7 @@
  *
  *     agree_on_config   the configuration and the build, as soon as MPI runs; and again when all is resolved
  *     agree_on_data     what files hold: text, tokenizer, mixture
+ *     agree_on_file     a checkpoint to go on from, weights to start from
  *     agree_on_compute  compute: auto, once for all ranks
  *
  * All ranks call each; all return the same code, with err->told set on all but one. */
@@ -23,6 +24,8 @@
 ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err);
 /* ERR_DATA */
 ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err);
+/* ERR_DATA when `mine`, which stands for what a file of this name holds, is not that of all ranks. */
+ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const char *advice, Error *err);
 /* Derives train.compute where it is auto: bf16 if the processors of all ranks multiply it natively. */
 ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err);
 /* The kernels of all ranks, to be freed: "avx2", or "avx2 on ranks 0-3, avx512 on rank 4", which rank 0

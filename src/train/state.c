@@ -16,6 +16,7 @@
 #include "observe/report.h"
 #include "observe/tensorboard.h"
 #include "observe/trace.h"
+#include "train/agree.h"
 #include "train/tensors.h"
 
 /* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves. */
@@ -62,6 +63,14 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *
                      "copy, or start anew with run.overwrite=true");
 }
 
+/* One that lies at the same place on another machine, but is not the same, verifies as well. */
+static ErrorCode agree_on_checkpoint(const Checkpoint *ckpt, Comm *comm, Error *err) {
+    char seal[17];
+    snprintf(seal, sizeof seal, "%016llx", (unsigned long long)ckpt->seal);
+    return agree_on_file(comm, "the checksum of the checkpoint's manifest", seal,
+                         "run.dir must be one directory that all ranks see", err);
+}
+
 ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {
     CheckpointSet there = {0};
     char *dir = checkpoint_directory(run_dir);
@@ -76,6 +85,7 @@ ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {
     checkpoint_set_free(&there);
     free(dir);
     if (!f->exists) return code;
+    TRY(agree_on_checkpoint(&f->checkpoint, comm, err));
     code = saved_parse(&f->saved, f->checkpoint.state, err);
     if (code != OK) error_context(err, "%s", f->checkpoint.path);
     return comm_agree(comm, code, err);
@@ -107,6 +117,14 @@ ErrorCode state_discard(const char *run_dir, Error *err) {
         code = file_remove_matching(run_dir, records[i], err);
     if (code == OK) code = tensorboard_discard(run_dir, err);
     return code == OK ? audit_discard(run_dir, err) : code;
+}
+
+ErrorCode state_sample_weights(const char *dir, char out[65], Error *err) {
+    ModelFiles files;
+    TRY(modelfiles_open(&files, dir, err));
+    ErrorCode code = modelfiles_sample(&files, out, err);
+    modelfiles_close(&files);
+    return code;
 }
 
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {

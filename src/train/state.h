@@ -29,6 +29,8 @@ void state_close(Found *f); /* a zeroed one is fine */
  * report, audit logs. What else is in the directory stays. */
 ErrorCode state_discard(const char *run_dir, Error *err);
 
+/* What tells one model directory from another; modelfiles_sample says what that covers. */
+ErrorCode state_sample_weights(const char *dir, char out[65], Error *err);
 /* Weights of a model directory into an engine made for its shape. */
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err);
 

@@ -236,18 +236,34 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     return measure_peak(t, err);
 }
 
-static ErrorCode initial_weights(Trainer *t, Error *err) {
-    const ModelOptions *m = &t->c->model;
-    if (!m->init[0]) {
-        engine_initialise(t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
-        return OK;
-    }
-    char *dir;
-    TRY(checkpoint_find_model(m->init, &dir, err));
-    ErrorCode code = state_load_weights(t->engine, dir, err);
+/* Where they are on this rank, to be freed, and what tells them from others. */
+static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Error *err) {
+    TRY(checkpoint_find_model(t->c->model.init, dir, err));
+    ErrorCode code = state_sample_weights(*dir, print, err);
+    if (code == OK) return OK;
+    free(*dir);
+    *dir = NULL;
+    return code;
+}
+
+/* Ranks that started from unlike weights would train a model of parts that do not fit. */
+static ErrorCode load_init(Trainer *t, Error *err) {
+    char *dir = NULL, print[65] = "";
+    ErrorCode code = comm_agree(t->comm, find_weights(t, &dir, print, err), err);
+    if (code == OK)
+        code = agree_on_file(t->comm, "the fingerprint of model.init", print,
+                             "give all ranks the same weights", err);
+    if (code == OK) code = comm_agree(t->comm, state_load_weights(t->engine, dir, err), err);
     if (code == OK) log_info("weights from %s", dir);
     free(dir);
     return code;
+}
+
+static ErrorCode initial_weights(Trainer *t, Error *err) {
+    const ModelOptions *m = &t->c->model;
+    if (m->init[0]) return load_init(t, err);
+    engine_initialise(t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
+    return OK;
 }
 
 /* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks
@@ -280,7 +296,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         state_close(&t->found);
         log_info("resumed after step %lld", (long long)t->state.step);
     } else {
-        TOGETHER(t, initial_weights(t, err));
+        TRY(initial_weights(t, err));
     }
     if (t->state.step >= t->c->train.steps)
         log_info("the run has its %lld steps already", (long long)t->c->train.steps);

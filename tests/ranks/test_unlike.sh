@@ -71,6 +71,16 @@ for where in here there; do "$weft" tokenizer train $where/text.txt -o $where/to
 apart "the fingerprint of data is " data.tokenizer=tokens.json
 grep -q "the fingerprint of tokenizer is " said || fail "another tokenizer: $(cat said)"
 
+# Weights to start from, and a checkpoint to go on from, that are others where another rank looks.
+for where in here there; do
+    (cd $where && "$weft" train ../run.yaml run.dir=start run.seed=$([ $where = here ] && echo 1 || echo 2) data.sources=[../text.txt] \
+        train.tokens_per_step=32 >/dev/null 2>&1) || fail "a model to start from"
+done
+apart "the fingerprint of model.init is " model.init=start data.sources=[../text.txt] train.tokens_per_step=64
+for where in here there; do cp -r $where/start $where/run; done
+apart "the checksum of the checkpoint's manifest is " run.dir=run data.sources=[../text.txt] train.tokens_per_step=32 \
+    train.microbatch=1 train.steps=3 run.allow_changes=[train.steps]
+
 # Unlike processors: one dtype for all, the run goes on, and it is said once.
 status=0
 $mpirun -n 1 "$weft" train run.yaml train.compute=auto : -n 2 "$weft" train run.yaml train.compute=auto run.device=portable run.threads=2 \
