@@ -18,6 +18,7 @@ typedef struct Bench {
     size_t bytes; /* of the whole tensor */
     float *a, *b;
     void *work;
+    CommPart *parts; /* [ranks] */
 } Bench;
 
 static void check(ErrorCode code, const Error *err) {
@@ -31,17 +32,14 @@ static void check(ErrorCode code, const Error *err) {
 static void ours_gather(Bench *b) {
     Error err;
     CommHandle h;
-    size_t part = b->bytes / (size_t)b->ranks;
-    check(comm_all_gather(b->comm, MESH_SHARDS, (char *)b->a + (size_t)b->rank * part, b->a, part, &h, &err),
-          &err);
+    check(comm_all_gather(b->comm, MESH_SHARDS, b->parts, sizeof(float), b->a, &h, &err), &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
 static void ours_scatter(Bench *b) {
     Error err;
     CommHandle h;
-    int64_t count = (int64_t)(b->bytes / sizeof(float)) / b->ranks;
-    check(comm_reduce_scatter(b->comm, MESH_SHARDS, COMM_F32, b->a, b->b, count, b->work, &h, &err), &err);
+    check(comm_reduce_scatter(b->comm, MESH_SHARDS, COMM_F32, b->parts, b->a, b->b, b->work, &h, &err), &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
@@ -106,6 +104,8 @@ static void run(Bench *b) {
                 "MPI's time / weft's");
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         b->bytes = sizes[i] / (64 * (size_t)b->ranks) * 64 * (size_t)b->ranks;
+        int64_t each = (int64_t)(b->bytes / sizeof(float)) / b->ranks;
+        for (int p = 0; p < b->ranks; p++) b->parts[p] = (CommPart){p * each, each};
         row(b, "all-gather", ours_gather, raw_gather, part);
         row(b, "reduce-scatter", ours_scatter, raw_scatter, part);
         row(b, "all-reduce", ours_reduce, raw_reduce, 2 * part);
@@ -135,7 +135,9 @@ int main(int argc, char **argv) {
     b.a = pool_take(&pool, LARGEST);
     b.b = pool_take(&pool, LARGEST);
     b.work = pool_take(&pool, work);
+    b.parts = mem_alloc_array((size_t)b.ranks, sizeof *b.parts);
     run(&b);
+    free(b.parts);
     pool_free(&pool);
     device_close(&device);
     comm_close(b.comm);

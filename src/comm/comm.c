@@ -255,8 +255,8 @@ static size_t workspace_of(int arrivals, size_t stride) {
     return arrivals > 0 ? 2 * (size_t)arrivals * bucket_of(arrivals, stride) : 0;
 }
 
-size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count) {
-    return workspace_of(ranks - 1, (size_t)count * type_bytes(type));
+size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t largest) {
+    return workspace_of(ranks - 1, (size_t)largest * type_bytes(type));
 }
 
 size_t comm_sum_outer_workspace(int inner, int outer, CommType type, int64_t count) {
@@ -268,7 +268,45 @@ size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
     return comm_sum_outer_workspace(1, ranks, type, count);
 }
 
-/* Elements of part p. */
+/* ---- parts ---- */
+
+int64_t comm_whole(const CommPart *parts, int ranks) {
+    int64_t end = 0;
+    for (int p = 0; p < ranks; p++)
+        if (parts[p].first + parts[p].count > end) end = parts[p].first + parts[p].count;
+    return end;
+}
+
+int64_t comm_largest(const CommPart *parts, int ranks) {
+    int64_t most = 0;
+    for (int p = 0; p < ranks; p++)
+        if (parts[p].count > most) most = parts[p].count;
+    return most;
+}
+
+int64_t comm_gather_traffic(const CommPart *parts, int ranks, int place) {
+    return (ranks - 1) * parts[place].count;
+}
+
+int64_t comm_scatter_traffic(const CommPart *parts, int ranks, int place) {
+    int64_t sum = 0;
+    for (int p = 0; p < ranks; p++) sum += p == place ? 0 : parts[p].count;
+    return sum;
+}
+
+int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, CommType type,
+                       const CommPart *parts) {
+    if (!is_split(inner, outer, type)) return 0;
+    int64_t whole = comm_whole(parts, inner), end = whole, own = parts[inner_place].count;
+    int blocks = tree_blocks(inner * outer, (TreeBlock){outer_place * inner, inner}, NULL);
+    for (int k = 0; k < blocks; k++) {
+        int64_t first = block_first(parts, inner, inner_place, k);
+        if (first + own > end) end = first + own;
+    }
+    return end - whole;
+}
+
+/* Elements of part p of an all-reduce. */
 static int64_t elements_of(int ranks, int64_t count, int p) {
     int64_t part = reduce_part(ranks, count), left = count - p * part;
     return left < 0 ? 0 : left < part ? left : part;
@@ -349,57 +387,65 @@ static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
     return code;
 }
 
-ErrorCode comm_all_gather(Comm *c, AxisSet set, const void *mine, void *all, size_t bytes, CommHandle *handle,
-                          Error *err) {
+/* A collective on parts of a whole; NULL when there is nothing to move. */
+static Op *begin_parts(Comm *c, OpKind kind, Group *g, const CommPart *parts, size_t width) {
+    size_t stride, total;
+    CHECK(size_multiply((size_t)comm_largest(parts, g->size), width, &stride) &&
+          size_multiply((size_t)comm_whole(parts, g->size), width, &total));
+    if (g->size == 1 || stride == 0) return NULL;
+    Op *op = begin_collective(c, kind, g, stride, total, g->size - 1);
+    if (op) op->parts = parts, op->width = width;
+    return op;
+}
+
+ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t width, void *all,
+                          CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
-    Group *g = group_of(c, set);
-    size_t total;
-    CHECK(size_multiply((size_t)g->size, bytes, &total));
-    copy(c, (char *)all + (size_t)g->rank * bytes, mine, bytes);
-    Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_GATHER, g, bytes, total, g->size - 1))) {
-        op->source = mine;
-        op->target = all;
-    }
+    Op *op = begin_parts(c, OP_ALL_GATHER, group_of(c, set), parts, width);
+    if (op) op->source = op->target = all;
     return launch(c, op, handle, err);
 }
 
 /* outer NULL: the group is the whole sum. */
-static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const void *in,
-                                void *out, int64_t count, void *workspace, CommHandle *handle, Error *err) {
-    size_t bytes, total;
-    CHECK(count >= 0 && size_multiply((size_t)count, type_bytes(type), &bytes) &&
-          size_multiply((size_t)g->size, bytes, &total));
-    if (g->size == 1) copy(c, out, in, bytes);
-    Op *op = NULL;
-    if (g->size > 1 && bytes && (op = begin_collective(c, OP_REDUCE_SCATTER, g, bytes, total, g->size - 1))) {
+static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const CommPart *parts,
+                                const void *in, void *out, void *workspace, CommHandle *handle, Error *err) {
+    size_t width = type_bytes(type);
+    const char *own = (const char *)in + (size_t)parts[g->rank].first * width;
+    if (g->size == 1) copy(c, out, own, (size_t)parts[g->rank].count * width);
+    Op *op = begin_parts(c, OP_REDUCE_SCATTER, g, parts, width);
+    if (op) {
         op->type = type;
         op->source = in;
         op->target = out;
         op->workspace = workspace;
         if (outer && is_split(g->size, outer->size, type)) {
             op->leaves = g->size * outer->size, op->run = g->size, op->first = outer->rank * g->size;
-            op->own = g->rank, op->parts = (char *)(uintptr_t)in, op->share = bytes;
+            op->own = g->rank, op->sums = (char *)(uintptr_t)in, op->shares = parts;
         }
     }
     return launch(c, op, handle, err);
 }
 
-ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *in, void *out, int64_t count,
-                              void *workspace, CommHandle *handle, Error *err) {
+ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPart *parts, const void *in,
+                              void *out, void *workspace, CommHandle *handle, Error *err) {
     TRY(enter(c, handle, err));
-    return reduce_scatter(c, group_of(c, set), NULL, type, in, out, count, workspace, handle, err);
+    return reduce_scatter(c, group_of(c, set), NULL, type, parts, in, out, workspace, handle, err);
 }
 
-/* inner NULL: the group is the whole sum, and `parts` its data; else the [inner, count] of the step
- * before. */
-static ErrorCode all_reduce(Comm *c, Group *g, const Group *inner, CommType type, void *parts, int64_t count,
+/* One equal part of `data` for each rank. inner: where it has several sums of it, of the step before; NULL:
+ * the group is the whole sum. */
+typedef struct Inner {
+    const Group *group;
+    const CommPart *parts;
+    char *sums;
+} Inner;
+
+static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type, char *data, int64_t count,
                             void *workspace, CommHandle *handle, Error *err) {
-    size_t bytes, stride = (size_t)reduce_part(g->size, count) * type_bytes(type);
-    CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, type_bytes(type), &bytes));
-    bool split = inner && is_split(inner->size, g->size, type);
-    int arrivals = (split ? outer_sums(inner->size, g->size) : g->size) - 1;
-    char *data = (char *)parts + (inner ? (size_t)inner->rank * bytes : 0);
+    size_t bytes, width = type_bytes(type), stride = (size_t)reduce_part(g->size, count) * width;
+    CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, width, &bytes));
+    bool split = inner && is_split(inner->group->size, g->size, type);
+    int arrivals = (split ? outer_sums(inner->group->size, g->size) : g->size) - 1;
     Op *op = NULL;
     if (g->size > 1 && bytes && (op = begin_collective(c, OP_ALL_REDUCE, g, stride, bytes, arrivals))) {
         op->type = type;
@@ -407,8 +453,9 @@ static ErrorCode all_reduce(Comm *c, Group *g, const Group *inner, CommType type
         op->target = data;
         op->workspace = workspace;
         if (split) {
-            op->leaves = inner->size * g->size, op->run = inner->size;
-            op->own = inner->rank, op->parts = parts, op->share = bytes;
+            op->leaves = inner->group->size * g->size, op->run = inner->group->size;
+            op->own = inner->group->rank, op->sums = inner->sums, op->shares = inner->parts;
+            op->width = width;
         }
     }
     return launch(c, op, handle, err);
@@ -427,20 +474,23 @@ static void check_order(AxisSet inner, AxisSet outer) {
     CHECK(outer < (inner & (~inner + 1)) || !inner || !outer);
 }
 
-ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, void *parts, int64_t count,
-                         void *workspace, CommHandle *handle, Error *err) {
+ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
+                         void *data, void *workspace, CommHandle *handle, Error *err) {
     check_order(inner, outer);
     TRY(enter(c, handle, err));
     Group *g = group_of(c, inner);
-    char *mine = (char *)parts + (size_t)g->rank * (size_t)count * type_bytes(type);
-    return reduce_scatter(c, g, group_of(c, outer), type, parts, mine, count, workspace, handle, err);
+    char *own = (char *)data + (size_t)parts[g->rank].first * type_bytes(type);
+    return reduce_scatter(c, g, group_of(c, outer), type, parts, data, own, workspace, handle, err);
 }
 
-ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, void *parts, int64_t count,
-                         void *workspace, CommHandle *handle, Error *err) {
+ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
+                         void *data, void *workspace, CommHandle *handle, Error *err) {
     check_order(inner, outer);
     TRY(enter(c, handle, err));
-    return all_reduce(c, group_of(c, outer), group_of(c, inner), type, parts, count, workspace, handle, err);
+    Inner in = {group_of(c, inner), parts, data};
+    const CommPart *own = &parts[in.group->rank];
+    return all_reduce(c, group_of(c, outer), &in, type, (char *)data + (size_t)own->first * type_bytes(type),
+                      own->count, workspace, handle, err);
 }
 
 /* ---- messages ---- */

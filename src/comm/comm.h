@@ -90,35 +90,48 @@ typedef enum CommType { COMM_F32, COMM_I64 } CommType;
  * not be waited for and may be any number of times. */
 typedef uint64_t CommHandle;
 
-/* all[p] = mine of rank p of the group; `mine` may be that place of all, and else must lie outside. */
-ErrorCode comm_all_gather(Comm *c, AxisSet set, const void *mine /* [bytes] */, void *all /* [size, bytes] */,
-                          size_t bytes, CommHandle *handle, Error *err);
-/* out = sum over ranks of their in[this rank]. out may be in[this rank], and else must lie outside. */
-ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const void *in /* [size, count] */,
-                              void *out /* [count] */, int64_t count, void *workspace, CommHandle *handle,
-                              Error *err);
+/* What one rank of a group has of a whole: elements from `first` on. The parts of a whole are told to every
+ * operation by all its ranks alike, [size of the group], and must stay until it has ended. They may be of any
+ * sizes, none too, in any order, and do not overlap. */
+typedef struct CommPart {
+    int64_t first, count;
+} CommPart;
+int64_t comm_whole(const CommPart *parts, int ranks);   /* elements up to the end of the last */
+int64_t comm_largest(const CommPart *parts, int ranks); /* elements of one */
+
+/* Each rank has its part of `all` in place, and gets the others; width: bytes of an element. */
+ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t width, void *all,
+                          CommHandle *handle, Error *err);
+/* out = sum over ranks of this rank's part of their `in`. out may be that part, and else must lie outside. */
+ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPart *parts,
+                              const void *in /* [whole] */, void *out /* [own part] */, void *workspace,
+                              CommHandle *handle, Error *err);
 /* data = sum over ranks of their data. */
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
                           void *workspace, CommHandle *handle, Error *err);
 /* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be
- * some time apart: comm_sum_inner leaves this rank's share of the sum over inner, comm_sum_outer makes it
- * the sum over both. Then parts[place in inner] has the bits of one sum over inner | outer; the other
- * parts are used up from the first step on. Where the groups of inner are no blocks of the canonical tree
- * (a size that is no power of two), the inner step leaves several sums, and the outer one sends them all:
- * comm_sum_outer_traffic. */
+ * some time apart: comm_sum_inner leaves this rank's part of the sum over inner, comm_sum_outer makes it
+ * the sum over both. Then the part has the bits of one sum over inner | outer; all else of `data` is used up
+ * from the first step on. Where the groups of inner are no blocks of the canonical tree (a size that is no
+ * power of two), the inner step leaves several sums, and the outer one sends them all
+ * (comm_sum_outer_traffic): until then they lie where parts were that are as large as this rank's own, or
+ * behind the whole, where there must be room for comm_sum_spare more elements. */
 ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type,
-                         void *parts /* [size of inner, count] */, int64_t count, void *workspace,
-                         CommHandle *handle, Error *err);
+                         const CommPart *parts /* of inner */, void *data /* [whole and spare] */,
+                         void *workspace, CommHandle *handle, Error *err);
 ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type,
-                         void *parts /* [size of inner, count] */, int64_t count, void *workspace,
-                         CommHandle *handle, Error *err);
+                         const CommPart *parts /* of inner */, void *data /* [whole and spare] */,
+                         void *workspace, CommHandle *handle, Error *err);
+/* Of the rank at these places of the two groups, of so many ranks each. */
+int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, CommType type,
+                       const CommPart *parts);
 /* Bytes of tensor memory that an operation needs while it is under way, for a group of `ranks`. Operations of
  * one group may share a workspace: the later then waits for the earlier. With two in turn nothing is lost:
  * COMM_TURNS of a group move at a time. */
 enum { COMM_TURNS = 2 };
-size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t count);
+size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t largest /* part */);
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count);
-/* Of comm_sum_outer; comm_sum_inner needs that of a reduce-scatter. */
+/* Of comm_sum_outer on a part of `count`; comm_sum_inner needs that of a reduce-scatter. */
 size_t comm_sum_outer_workspace(int inner, int outer, CommType type, int64_t count);
 
 /* What a message is: of which kind, for which stage, and its running number (step * microbatches +
@@ -193,10 +206,11 @@ typedef struct CommTraffic {
 CommTraffic comm_traffic(Comm *c, AxisSet set); /* collectives over it */
 CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
-/* Payload bytes that one rank of a group sends: what the counters must show. part: bytes of a rank's part
- * (all-gather, reduce-scatter). */
-static inline int64_t comm_part_traffic(int ranks, int64_t part) { return (ranks - 1) * part; }
-/* Of comm_sum_outer, at one place of the outer group; inner 1: of an all-reduce. */
+/* Elements that the rank at `place` of a group sends: what the counters must show. Its part goes to everyone
+ * in an all-gather, everyone's part to its owner in a reduce-scatter. */
+int64_t comm_gather_traffic(const CommPart *parts, int ranks, int place);
+int64_t comm_scatter_traffic(const CommPart *parts, int ranks, int place);
+/* Bytes, of comm_sum_outer, at one place of the outer group; inner 1: of an all-reduce. */
 int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count);
 
 #endif

@@ -55,23 +55,24 @@ typedef struct Op {
     struct Op *next;     /* in its queue, or in the list of free places */
     const char *name;    /* what it is a part of, for messages; or NULL */
 
-    /* Collectives: part p of the group is `stride` bytes from p * stride, cut off at `total`, and moves in
-     * buckets. */
+    /* Collectives: part p of the group is what `parts` says, in elements of `width` bytes; or, where that is
+     * NULL, `stride` bytes from p * stride on, cut off at `total`. It moves in buckets. */
     Group *group;
     CommType type;
-    size_t stride, total, bucket;
+    const CommPart *parts;
+    size_t width;
+    size_t stride, total, bucket; /* stride: bytes of the largest part */
     int64_t buckets;
-    const char *source; /* parts to be reduced, or this rank's part to be gathered */
+    const char *source; /* the whole: to be reduced, or with this rank's part to be gathered */
     char *target;       /* this rank's sum; gathered parts */
     char *workspace;
     int64_t summed; /* buckets whose sum is there */
     /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree of `leaves`;
-     * leaves 0: the group is the whole sum. The blocks of this rank's run lie in the parts from its own
-     * one on, round about: block k in part (own + k) % run. */
-    int leaves, run, first, own; /* first: leaf of this rank's run */
-    char *parts;
-    size_t share;  /* bytes of a part of the inner step */
-    uint64_t turn; /* of the axis: makes the tags */
+     * leaves 0: the group is the whole sum. The blocks of this rank's run lie in `sums`, at block_place. */
+    int leaves, run, first, own; /* first: leaf of this rank's run; own: its place in the inner group */
+    char *sums;
+    const CommPart *shares; /* [run] of the inner step */
+    uint64_t turn;          /* of the axis: makes the tags */
     Stream streams[STREAMS];
 
     /* Messages: a stream of a header (item 0) and the data in pieces. */
@@ -184,6 +185,8 @@ bool op_ended(const Comm *c, CommHandle handle);
 void op_describe(const Comm *c, const Op *op, char *out, size_t size);
 /* Posts what `t` says; a failure is kept. Returns the event. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data);
+/* Element where the rank at place `own` of a run keeps the k-th of the sums that it is left with. */
+int64_t block_first(const CommPart *parts, int run, int own, int k);
 /* How many items a stream of a collective has; its buckets are known. */
 void stream_items(Op *op, StreamId id);
 /* Starts a message: its first pieces are posted. */

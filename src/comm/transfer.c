@@ -147,8 +147,13 @@ static void item_done(Stream *s, int64_t item) {
     }
 }
 
+static size_t part_start(const Op *op, int part) {
+    return op->parts ? (size_t)op->parts[part].first * op->width : (size_t)part * op->stride;
+}
+
 static size_t part_bytes(const Op *op, int part) {
-    size_t start = (size_t)part * op->stride;
+    size_t start = part_start(op, part);
+    if (op->parts) return (size_t)op->parts[part].count * op->width;
     if (start >= op->total) return 0;
     return op->total - start < op->stride ? op->total - start : op->stride;
 }
@@ -169,9 +174,19 @@ static int blocks_of(const Op *op, int rank) {
     return is_outer(op) ? tree_blocks(op->leaves, (TreeBlock){rank * op->run, op->run}, NULL) : 1;
 }
 
-/* Where this rank has the k-th block of its run; the part itself where a step is the whole sum. */
+/* The first where this rank's own part is; the others where parts are that it has sent away and that are
+ * large enough, looked for from its own on; those that are left, behind the whole. */
+int64_t block_first(const CommPart *parts, int run, int own, int k) {
+    int left = k;
+    for (int i = 0; i < run; i++) {
+        const CommPart *part = &parts[(own + i) % run];
+        if (part->count >= parts[own].count && left-- == 0) return part->first;
+    }
+    return comm_whole(parts, run) + left * parts[own].count;
+}
+
 static char *block_place(const Op *op, int k) {
-    return op->parts + (size_t)((op->own + k) % op->run) * op->share;
+    return op->sums + (size_t)block_first(op->shares, op->run, op->own, k) * op->width;
 }
 
 void stream_items(Op *op, StreamId id) {
@@ -225,13 +240,13 @@ static char *arrival(const Op *op, int64_t b, int from, int block) {
 /* Where an item goes from, or to. A part's shares go to its owner; its sum goes from its owner to
  * everyone. */
 static char *place(const Op *op, StreamId id, Item at) {
-    size_t offset = (size_t)at.bucket * op->bucket, theirs = (size_t)at.peer * op->stride,
-           own = (size_t)op->group->rank * op->stride;
+    size_t offset = (size_t)at.bucket * op->bucket, theirs = part_start(op, at.peer),
+           own = part_start(op, op->group->rank);
     char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
     switch (id) {
     case REDUCE_SEND: return (is_outer(op) ? block_place(op, at.block) : source) + theirs + offset;
     case REDUCE_RECV: return arrival(op, at.bucket, at.peer, at.block);
-    case GATHER_SEND: return source + (op->kind == OP_ALL_REDUCE ? own : 0) + offset;
+    case GATHER_SEND: return source + own + offset;
     case GATHER_RECV: return op->target + theirs + offset;
     case STREAMS: break;
     }
@@ -295,7 +310,7 @@ static void sum(Comm *c, const Op *op, Device *device, int n, void *out, size_t 
 /* The group is the whole sum. */
 static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
-    size_t part = (size_t)g->rank * op->stride, offset = (size_t)b * op->bucket;
+    size_t part = part_start(op, g->rank), offset = (size_t)b * op->bucket;
     char *out = op->kind == OP_ALL_REDUCE ? op->target + part : op->target;
     for (int p = 0; p < g->size; p++)
         c->parts[p] = p == g->rank ? op->source + part + offset : arrival(op, b, p, 0);
@@ -307,7 +322,7 @@ static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) 
 static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
     size_t offset = (size_t)b * op->bucket;
-    const char *own = op->source + (size_t)g->rank * op->stride + offset;
+    const char *own = op->source + part_start(op, g->rank) + offset;
     TreeBlock blocks[TREE_BLOCKS];
     int count = tree_blocks(op->leaves, (TreeBlock){op->first, op->run}, blocks), with = 0;
     while (blocks[with].first + blocks[with].size <= op->first + g->rank) with++;
@@ -334,7 +349,7 @@ typedef struct Fold {
 static char *next_leaf(Fold *f) {
     const Op *op = f->op;
     const Group *g = op->group;
-    size_t own = (size_t)g->rank * op->stride + (size_t)f->bucket * op->bucket;
+    size_t own = part_start(op, g->rank) + (size_t)f->bucket * op->bucket;
     int rank = f->rank, block = f->block++;
     if (f->block == blocks_of(op, rank)) f->rank++, f->block = 0;
     return rank == g->rank ? block_place(op, block) + own : arrival(op, f->bucket, rank, block);
@@ -362,7 +377,7 @@ static void add_up(Comm *c, Op *op, Device *device) {
         add_blocks(c, op, device, b, bytes);
     } else {
         Fold f = {.c = c, .op = op, .device = device, .bucket = b, .bytes = bytes};
-        char *out = op->target + (size_t)op->group->rank * op->stride + (size_t)b * op->bucket;
+        char *out = op->target + part_start(op, op->group->rank) + (size_t)b * op->bucket;
         fold(&f, (TreeBlock){0, op->leaves}, out);
     }
     device_finish(device, device_mark(device, ON_COMM), WAIT_LINK); /* MPI sends it from there */

@@ -134,6 +134,13 @@ static const Option group_options[] = {
      .optional = true,
      .choices = "fp32|bf16",
      .help = "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."},
+    {.key = "whole",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_UNKNOWN,
+     .offset = OF(whole),
+     .optional = true,
+     .choices = "false|true",
+     .help = "true: with dp_shard, each matrix of these lives on one rank, and is not cut; the same bits."},
     {.key = NULL}};
 
 const Option config_options[] = {
@@ -753,7 +760,8 @@ const Option config_options[] = {
      .item = group_options,
      .item_size = sizeof(OptimizerGroup),
      .help = "Parameters that are treated otherwise, the first match counts: maps of match, kind, lr, "
-             "weight_decay, beta1, beta2, eps, momentum, nesterov, states; what a group leaves out is as in "
+             "weight_decay, beta1, beta2, eps, momentum, nesterov, states, whole; what a group leaves out is "
+             "as in "
              "this section."},
     {.key = "optimizer.clip",
      .type = OPT_DOUBLE,

@@ -85,6 +85,7 @@ typedef struct OptimizerSettings {
 typedef struct OptimizerGroup {
     char *match; /* pattern of names of parameters */
     OptimizerSettings settings;
+    int whole; /* 1: each matrix stays on one rank; 0, -1: it may be cut */
 } OptimizerGroup;
 
 typedef struct OptimizerOptions {

@@ -68,11 +68,11 @@ static void point_weights(Engine *e) {
 /* Where this rank's share of each gradient will be when it is reduced: in the sums, but for fixed point. */
 static void point_owned(Engine *e) {
     const Partition *p = &e->plan->partition;
-    size_t shard = gradient_sum_shards(&e->plan->program) == p->shards ? (size_t)p->shard : 0;
+    bool whole = gradient_sums_are_whole(&e->plan->program);
     for (int u = 0; u <= e->model.table.units; u++)
         for (int f = 0; f < FLATS; f++) {
             float **owned = &e->step.owned[u].flats[f], *sums = (float *)(void *)e->step.sums[u][f];
-            if (!*owned && sums) *owned = sums + shard * p->share[u][f].count;
+            if (!*owned && sums) *owned = sums + (whole ? p->share[u][f].first : 0);
         }
     /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];

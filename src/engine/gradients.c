@@ -23,20 +23,20 @@
 
 /* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch on its way. */
 typedef struct Region {
-    char *all, *own; /* all shards, or the own one alone; this rank's share in it */
-    int64_t share;   /* elements of one */
+    char *all, *own;    /* the whole flat, or this rank's part alone; that part */
+    const Share *share; /* how many elements these are */
 } Region;
 
 static Region region_of(const Execution *x, int unit, Flat flat, int microbatch) {
     const Partition *p = &x->engine->plan->partition;
     BufferKind kind = x->program->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
-    Region r = {.share = (int64_t)p->share[unit][flat].count};
-    bool whole = microbatch >= 0 || gradient_sum_shards(x->program) == p->shards;
-    if (r.share == 0) return r;
+    Region r = {.share = &p->share[unit][flat]};
+    bool whole = microbatch >= 0 || gradient_sums_are_whole(x->program);
+    if (r.share->whole == 0) return r;
     r.all = microbatch >= 0 ? execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch)
                             : x->engine->step.sums[unit][flat];
-    size_t bytes = (size_t)r.share * (x->program->exact ? sizeof(int64_t) : sizeof(float));
-    r.own = r.all + (whole ? (size_t)p->shard * bytes : 0);
+    size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
+    r.own = r.all + (whole ? (size_t)r.share->first * width : 0);
     return r;
 }
 
@@ -82,7 +82,7 @@ void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
     bool step = x->program->sync == SYNC_STEP;
     if (!x->program->exact) return;
     Region r = region_of(x, unit, flat, step ? -1 : microbatch);
-    if (r.share > 0) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));
+    if (r.all) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));
 }
 
 /* ---- Reductions ---- */
@@ -102,15 +102,19 @@ static void reduce(Execution *x, Action a, Flat flat, void *space) {
     CommType type = x->program->exact ? COMM_I64 : COMM_F32;
     CommHandle *handle = &e->traffic.reductions[a.unit][flat];
     execution_wait(e, handle);
-    if (r.share == 0) return;
+    if (!r.all) return;
     /* What microbatches left over the shards is added up before it goes over the replicas: these are two
      * sums. */
     bool apart = x->program->sync == SYNC_REPLICA;
-    ErrorCode code = a.kind == ACT_REDUCE_SCATTER
-                         ? comm_sum_inner(e->comm, MESH_SHARDS, apart ? 0 : MESH_REPLICAS, type, r.all,
-                                          r.share, space, handle, &err)
-                         : comm_sum_outer(e->comm, apart ? 0 : MESH_SHARDS, MESH_REPLICAS, type, r.all,
-                                          r.share, space, handle, &err);
+    const CommPart *parts = r.share->parts;
+    ErrorCode code;
+    if (a.kind == ACT_REDUCE_SCATTER)
+        code = comm_sum_inner(e->comm, MESH_SHARDS, apart ? 0 : MESH_REPLICAS, type, parts, r.all, space,
+                              handle, &err);
+    else if (apart)
+        code = comm_all_reduce(e->comm, MESH_REPLICAS, type, r.own, r.share->count, space, handle, &err);
+    else
+        code = comm_sum_outer(e->comm, MESH_SHARDS, MESH_REPLICAS, type, parts, r.all, space, handle, &err);
     execution_must(e, code, &err);
 }
 
@@ -125,22 +129,22 @@ static void add_share(Execution *x, Region to, Region from, bool set) {
     const void *parts[2] = {to.own, from.own};
     int first = set ? 1 : 0, count = set ? 1 : 2;
     if (x->program->exact)
-        OP(d, OP_SUM_PARTS, sum_parts_i64, to.share, count,
+        OP(d, OP_SUM_PARTS, sum_parts_i64, to.share->count, count,
            (const int64_t *const *)(const void *)&parts[first], (int64_t *)(void *)to.own);
     else
-        OP(d, OP_SUM_PARTS, sum_parts, to.share, count, (const float *const *)(const void *)&parts[first],
-           (float *)(void *)to.own);
+        OP(d, OP_SUM_PARTS, sum_parts, to.share->count, count,
+           (const float *const *)(const void *)&parts[first], (float *)(void *)to.own);
 }
 
 static void reduced(Execution *x, Action a, Flat flat) {
     Engine *e = x->engine;
     Region sums = region_of(x, a.unit, flat, -1);
     execution_wait(e, &e->traffic.reductions[a.unit][flat]);
-    if (sums.share == 0) return;
+    if (sums.share->count == 0) return;
     if (a.microbatch >= 0)
         add_share(x, sums, region_of(x, a.unit, flat, a.microbatch), start_sums(x, a.unit, flat));
     else if (x->program->exact)
-        OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, sums.share, (const int64_t *)(void *)sums.own,
+        OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, sums.share->count, (const int64_t *)(void *)sums.own,
            e->step.owned[a.unit].flats[flat]);
 }
 
@@ -166,7 +170,7 @@ void gradients_tie(Execution *x) {
     Engine *e = x->engine;
     const Partition *p = &e->plan->partition;
     int head = p->table->units - 1;
-    int64_t n = (int64_t)p->share[0][FLAT_MATRICES].count;
+    int64_t n = p->share[0][FLAT_MATRICES].count;
     float *embedding = e->step.owned[0].flats[FLAT_MATRICES];
     const float *parts[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
     bool here[2] = {partition_runs(p, 0), partition_runs(p, head)};

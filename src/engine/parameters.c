@@ -10,12 +10,12 @@ static void gather(Execution *x, int unit, Flat flat, char *all) {
     Error err = {.message = ""};
     const Share *s = &e->plan->partition.share[unit][flat];
     Dtype type = flat_dtype(flat, e->model.compute);
-    size_t bytes = s->count * dtype_bytes(type);
-    char *mine = all + (size_t)e->plan->partition.shard * bytes;
-    if (s->count == 0) return;
-    OP(e->device, OP_CAST, cast, (int64_t)s->count, e->state.master + s->start, DTYPE_F32, mine, type);
+    size_t width = dtype_bytes(type);
+    char *mine = all + (size_t)s->first * width;
+    if (s->count > 0)
+        OP(e->device, OP_CAST, cast, s->count, e->state.master + s->start, DTYPE_F32, mine, type);
     CommHandle *handle = &e->traffic.gathers[unit][flat];
-    execution_must(e, comm_all_gather(e->comm, MESH_SHARDS, mine, all, bytes, handle, &err), &err);
+    execution_must(e, comm_all_gather(e->comm, MESH_SHARDS, s->parts, width, all, handle, &err), &err);
 }
 
 void parameters_gather(Execution *x, Action a) {

@@ -130,6 +130,7 @@ static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
     to->match = mem_strdup(from->match);
     to->settings = from->settings;
     to->decays_all = !isnan(from->settings.weight_decay);
+    to->whole = from->whole > 0;
     complete(&to->settings, section);
     to->optimizer = optimizer_of((OptimizerKind)to->settings.kind);
     TRY(check_given(&from->settings, item, to->optimizer, err));
@@ -187,6 +188,16 @@ double param_weight_decay(const ParamGroups *g, int param, const Param *p) {
     return p->row->decays || group->decays_all ? group->settings.weight_decay : 0;
 }
 
+bool param_stays_whole(const ParamGroups *g, int param, const Param *p) {
+    return p->cols > 0 && param_group(g, param)->whole;
+}
+
+bool param_groups_keep_whole(const ParamGroups *g) {
+    for (int i = 0; i < g->count; i++)
+        if (g->items[i].whole) return true;
+    return false;
+}
+
 /* ---- in words ---- */
 
 /* "adamw moments fp32" */
@@ -239,7 +250,7 @@ static void put_group(const ParamGroup *group, Text *out) {
                 each ? text_bytes((double)each * (double)group->elements, bytes) : "0",
                 text_count((int64_t)(group->optimizer->flops * (double)group->elements), flops));
     put_others(group, out);
-    text_puts(out, "\n");
+    text_puts(out, group->whole ? "; whole matrices\n" : "\n");
 }
 
 static void put_names(const ParamGroups *g, int group, const ParamTable *t, Text *out) {
@@ -251,8 +262,9 @@ static void put_names(const ParamGroups *g, int group, const ParamTable *t, Text
             snprintf(shape, sizeof shape, "[%lld, %lld]", (long long)p->rows, (long long)p->cols);
         else
             snprintf(shape, sizeof shape, "[%lld]", (long long)p->rows);
-        text_printf(out, "      %-52s %s%s\n", p->name, shape,
-                    param_weight_decay(g, i, p) > 0 ? "" : ", does not decay");
+        text_printf(out, "      %-52s %s%s%s\n", p->name, shape,
+                    param_weight_decay(g, i, p) > 0 ? "" : ", does not decay",
+                    param_stays_whole(g, i, p) ? ", whole" : "");
     }
 }
 

@@ -17,6 +17,7 @@ typedef struct ParamGroup {
     OptimizerSettings settings;
     const Optimizer *optimizer;
     bool decays_all; /* weight decay is for vectors too */
+    bool whole;      /* its matrices must not be cut into shares */
     int params;
     int64_t elements;
 } ParamGroup;
@@ -38,6 +39,10 @@ const ParamGroup *param_group(const ParamGroups *g, int param);
 int param_states(const ParamGroups *g, int param);
 size_t param_state_width(const ParamGroups *g, int param);
 size_t param_state_bytes(const ParamGroups *g, int param); /* of one element, all its states */
+/* Whether a parameter must be on one rank of those that share the parameters out, as an optimizer needs that
+ * looks at a matrix as a matrix (Jordan et al. 2024, "Muon"). Vectors may always be cut. */
+bool param_stays_whole(const ParamGroups *g, int param, const Param *p);
+bool param_groups_keep_whole(const ParamGroups *g); /* some group asks for it */
 /* The weight decay of a parameter: 0 where its group's is not for it. */
 double param_weight_decay(const ParamGroups *g, int param, const Param *p);
 

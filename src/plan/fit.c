@@ -82,13 +82,12 @@ static ErrorCode estimate(Fit *f, Error *err) {
 
 /* ---- what a split takes ---- */
 
-/* Bytes of one pipeline rank: those of its first rank of the mesh, which has most. */
+/* Bytes of one pipeline rank: those of the rank of the mesh that has most. */
 static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int place, double *bytes,
                             Error *err) {
     RankPlan p;
     RankSpec spec = rank_spec(f->c, l, d);
-    ErrorCode code =
-        rank_plan(&p, &spec, l, place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE)), d, err);
+    ErrorCode code = rank_plan_fullest(&p, &spec, l, place, d, err);
     if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
     rank_plan_free(&p);
     return code;

@@ -26,7 +26,7 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     r->count = f->layout.mesh.world / f->places;
     r->first = place * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
-    TRY(rank_plan(&r->plan, &spec, &f->layout, r->first, d, err));
+    TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
     if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
@@ -198,19 +198,24 @@ static void fill_memory(const Forecast *f, int place, double *value) {
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
+/* What the fullest shard of a pipeline place has more than the average one. */
+static double excess(const Partition *p) {
+    double sum = 0, most = 0;
+    for (int i = 0; i < p->shards; i++) {
+        sum += (double)p->load[i];
+        most = fmax(most, (double)p->load[i]);
+    }
+    return sum > 0 ? most * p->shards / sum - 1 : 0;
+}
+
 static void put_shares(const Forecast *f, Text *out) {
     const Partition *p = &f->ranks[0].plan.partition;
-    double held = 0, needed = (double)p->table->elements;
-    for (int i = 0; i < f->places; i++) {
-        const Partition *q = &f->ranks[i].plan.partition;
-        size_t copy = 0;
-        for (int flat = 0; q->tied_copy && flat < FLATS; flat++) copy += q->share[0][flat].count;
-        held += (double)(q->owned - copy) * q->shards;
-    }
+    double most = 0;
+    for (int i = 0; i < f->places; i++) most = fmax(most, excess(&f->ranks[i].plan.partition));
     if (p->shards > 1)
         text_printf(out,
-                    "  parameters and optimizer: a rank holds 1/%d of its units; padding of shares %.2g%%\n",
-                    p->shards, 100 * (held / needed - 1));
+                    "  parameters and optimizer: a rank holds 1/%d of its units, the fullest %.2g%% more\n",
+                    p->shards, 100 * most);
     if (p->replicas > 1)
         text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n",
                     p->replicas);
@@ -251,6 +256,7 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
     if (r->count > 1) text_printf(out, ", and of those to %d", r->first + r->count - 1);
     text_puts(out, "\n");
     memory_plan_print(rank_memory(&r->plan), &r->plan.program, &r->plan.model, &r->plan.groups, out);
+    partition_print_owners(&r->plan.partition, &r->plan.groups, out);
 }
 
 /* ---- work and traffic ---- */

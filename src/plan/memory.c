@@ -32,7 +32,7 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
 static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
     bool fixed = kind >= BUFFER_FLAT_FIXED;
     Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
-    return pool_round(partition_whole(p->partition, unit, flat) * (fixed ? sizeof(int64_t) : sizeof(float)));
+    return pool_round(gradient_room(p, unit, flat) * (fixed ? sizeof(int64_t) : sizeof(float)));
 }
 
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
@@ -231,17 +231,26 @@ static void place(MemoryPlan *plan) {
 
 /* ---- The whole ---- */
 
-int gradient_sum_shards(const Program *p) { return p->sync == SYNC_STEP ? p->partition->shards : 1; }
+size_t gradient_room(const Program *p, int unit, Flat flat) {
+    const Partition *part = p->partition;
+    const Share *s = &part->share[unit][flat];
+    CommType type = p->exact ? COMM_I64 : COMM_F32;
+    return (size_t)(s->whole + comm_sum_spare(program_inner_ranks(p), part->replicas, part->shard,
+                                              part->replica, type, s->parts));
+}
+
+bool gradient_sums_are_whole(const Program *p) { return p->sync == SYNC_STEP; }
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
     if (!partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(p->partition->share[unit][flat].count * (size_t)gradient_sum_shards(p) * element);
+    return pool_round(element * (gradient_sums_are_whole(p) ? gradient_room(p, unit, flat)
+                                                            : (size_t)p->partition->share[unit][flat].count));
 }
 
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
     if (!p->exact || !partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(p->partition->share[unit][flat].count * sizeof(float));
+    return pool_round((size_t)p->partition->share[unit][flat].count * sizeof(float));
 }
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
@@ -250,12 +259,13 @@ size_t step_statistics_bytes(int parameters) {
     return sizeof(StepStatistics) + (size_t)parameters * (sizeof(GradStats) + sizeof(FixedRefusals));
 }
 
-static size_t reduction_bytes(const Program *p, size_t share) {
+static size_t reduction_bytes(const Program *p, const Share *s) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
-    size_t scatter = part->shards > 1 ? comm_reduce_scatter_workspace(part->shards, type, (int64_t)share) : 0;
+    int64_t largest = comm_largest(s->parts, part->shards);
+    size_t scatter = part->shards > 1 ? comm_reduce_scatter_workspace(part->shards, type, largest) : 0;
     size_t all = part->replicas > 1
-                     ? comm_sum_outer_workspace(program_inner_ranks(p), part->replicas, type, (int64_t)share)
+                     ? comm_sum_outer_workspace(program_inner_ranks(p), part->replicas, type, s->count)
                      : 0;
     return pool_round(scatter > all ? scatter : all);
 }
@@ -265,14 +275,14 @@ static void plan_communication(MemoryPlan *plan, const Program *p) {
     bool embedding = partition_runs(part, 0), head = partition_runs(part, p->units - 1);
     plan->reductions = (part->shards > 1) + (part->replicas > 1);
     if (part->tied && embedding != head)
-        plan->tie = pool_round(part->share[0][FLAT_MATRICES].count * sizeof(float));
+        plan->tie = pool_round((size_t)part->share[0][FLAT_MATRICES].count * sizeof(float));
 }
 
 static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat flat) {
-    size_t reduction = reduction_bytes(p, p->partition->share[unit][flat].count);
+    if (!partition_makes_gradient(p->partition, unit)) return;
+    size_t reduction = reduction_bytes(p, &p->partition->share[unit][flat]);
     plan->gradients += gradient_sum_bytes(p, unit, flat) + gradient_owned_bytes(p, unit, flat);
-    if (partition_makes_gradient(p->partition, unit) && reduction > plan->reduction)
-        plan->reduction = reduction;
+    if (reduction > plan->reduction) plan->reduction = reduction;
 }
 
 /* Parameter after parameter, since each may have states of another kind. */

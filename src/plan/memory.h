@@ -98,9 +98,13 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
 
 /* Where a flat lies in the buffer of its gathered unit, in bytes. */
 size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat);
-/* Persistent gradient memory of a flat of unit u (or of the tied head): shards of which there are sums,
- * bytes of the sums as they accumulate, and of the owned fp32 gradient where that is not the same memory. */
-int gradient_sum_shards(const Program *p);
+/* Elements of a flat's gradient of which this rank may be the sum's owner or not, and what a sum in two steps
+ * needs beside (comm_sum_spare). */
+size_t gradient_room(const Program *p, int unit, Flat flat);
+/* Persistent gradient memory of a flat of unit u (or of the tied head): whether there are sums of all shards,
+ * or of the own one alone; bytes of the sums as they accumulate, and of the owned fp32 gradient where that is
+ * not the same memory. */
+bool gradient_sums_are_whole(const Program *p);
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
 

@@ -1,10 +1,12 @@
-/* Shares are whole cache lines, so that a share of a share, and its bf16 copy, begin on 16 elements. */
+/* All ranks of a pipeline place cut and assign alike, each for itself: what they look at (the table, the
+ * groups, the sizes so far) is the same for all. Owned arrays begin at whole cache lines for every share. */
 #include "plan/partition.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/text.h"
+#include "plan/cuts.h"
 
 enum { ALIGN = 16 }; /* elements: one cache line of fp32 */
 
@@ -35,19 +37,42 @@ int stages_of_unit(const Stages *s, int unit) {
     return stage;
 }
 
-static size_t share_of(size_t elements, int shards) {
-    size_t each = (elements + (size_t)shards - 1) / (size_t)shards;
-    return (each + ALIGN - 1) / ALIGN * ALIGN;
+/* ---- shares ---- */
+
+/* The matrices of a flat that must stay whole; returns how many. */
+static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretch out[UNIT_ROWS]) {
+    const ParamTable *t = spec->table;
+    int count = 0;
+    for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
+        const Param *p = &t->params[i];
+        if (p->flat == flat && param_stays_whole(spec->groups, i, p))
+            out[count++] = (Stretch){(int64_t)p->place, (int64_t)p->place + p->count};
+    }
+    return count;
 }
 
-/* The shares of a unit, and where they begin if this rank holds them. */
-static void share_unit(Partition *p, int unit) {
-    bool held = unit < p->table->units && partition_holds(p, unit);
-    const size_t *flats = p->table->flats[unit < p->table->units ? unit : 0];
-    for (int f = 0; f < FLATS; f++) {
-        p->share[unit][f] = (Share){share_of(flats[f], p->shards), p->owned};
-        if (held) p->owned += p->share[unit][f].count;
-    }
+static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, Share *s) {
+    Stretch stretches[UNIT_ROWS];
+    int count = find_stretches(spec, unit, flat, stretches);
+    s->whole = (int64_t)spec->table->flats[unit][flat];
+    s->parts = mem_alloc_array((size_t)p->shards, sizeof *s->parts);
+    cut_evenly(s->whole, stretches, count, p->shards, s->parts);
+    if (count > 0) cut_assign(s->parts, p->shards, p->load);
+    for (int i = 0; i < p->shards; i++) p->load[i] += s->parts[i].count;
+    s->first = s->parts[p->shard].first, s->count = s->parts[p->shard].count;
+    s->start = p->owned;
+    p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* The tied head's gradient is cut as the embedding, which is held wherever the head runs. */
+static void make_shares(Partition *p, const PartitionSpec *spec) {
+    int units = p->table->units;
+    p->share = mem_alloc_array((size_t)units + 1, sizeof *p->share);
+    p->load = mem_alloc_array((size_t)p->shards, sizeof *p->load);
+    for (int u = 0; u < units; u++)
+        for (int f = 0; f < FLATS && partition_holds(p, u); f++)
+            cut_flat(p, spec, u, (Flat)f, &p->share[u][f]);
+    if (partition_makes_gradient(p, units)) memcpy(p->share[units], p->share[0], sizeof p->share[0]);
 }
 
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own,
@@ -58,26 +83,32 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
     return OK;
 }
 
-void partition_build(Partition *p, const ParamTable *table, const ModelConfig *whole, const Mesh *mesh,
-                     int rank, const Stages *stages) {
-    *p = (Partition){
-        .table = table, .whole = whole, .mesh = *mesh, .rank = rank, .tied = whole->tie_word_embeddings};
+void partition_build(Partition *p, const PartitionSpec *spec) {
+    const Mesh *mesh = spec->mesh;
+    int rank = spec->rank;
+    *p = (Partition){.table = spec->table,
+                     .whole = spec->model,
+                     .mesh = *mesh,
+                     .rank = rank,
+                     .tied = spec->model->tie_word_embeddings};
     p->pipe = mesh_place(mesh, MESH_PIPELINE, rank);
-    stages_copy(&p->stages, stages);
-    p->place = mem_alloc_array((size_t)table->units + 1, sizeof *p->place);
-    for (int u = 0; u <= table->units; u++) p->place[u] = stages->rank[stages_of_unit(stages, u)];
+    stages_copy(&p->stages, spec->stages);
+    p->place = mem_alloc_array((size_t)p->table->units + 1, sizeof *p->place);
+    for (int u = 0; u <= p->table->units; u++) p->place[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
     p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     p->tensors = mesh_size(mesh, MESH_TENSOR), p->tensor = mesh_place(mesh, MESH_TENSOR, rank);
-    p->tied_copy = p->tied && partition_runs(p, table->units - 1) && !partition_runs(p, 0);
-    p->share = mem_alloc_array((size_t)table->units + 1, sizeof *p->share);
-    for (int u = 0; u <= table->units; u++) share_unit(p, u);
+    p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
+    make_shares(p, spec);
 }
 
 void partition_free(Partition *p) {
     stages_free(&p->stages);
     free(p->place);
+    for (int u = 0; p->share && u < p->table->units; u++)
+        for (int f = 0; f < FLATS; f++) free(p->share[u][f].parts);
     free(p->share);
+    free(p->load);
     *p = (Partition){0};
 }
 
@@ -106,14 +137,11 @@ Piece partition_piece(const Partition *p, const Param *param) {
     if (!partition_holds(p, param->unit)) return (Piece){.count = 0};
     Box box = axes_box(p->whole, param, p->tensors, p->tensor).box;
     CHECK(box.rows * box.columns == param->count);
-    size_t begin = param->place, end = begin + (size_t)param->count;
-    size_t low = s->count * (size_t)p->shard, high = low + s->count;
-    size_t first = begin > low ? begin : low, last = end < high ? end : high;
+    int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
+    int64_t first = begin > low ? begin : low, last = end < high ? end : high;
     if (first >= last) return (Piece){.box = box};
-    return (Piece){.box = box,
-                   .first = (int64_t)(first - begin),
-                   .count = (int64_t)(last - first),
-                   .at = s->start + first - low};
+    return (Piece){
+        .box = box, .first = first - begin, .count = last - first, .at = s->start + (size_t)(first - low)};
 }
 
 bool partition_counts(const Partition *p, const Param *param) {
@@ -149,6 +177,62 @@ int64_t piece_runs(const Piece *piece) {
     return (piece->first + piece->count - 1) / b->columns - piece->first / b->columns + 1;
 }
 
-size_t partition_whole(const Partition *p, int unit, Flat flat) {
-    return p->share[unit][flat].count * (size_t)p->shards;
+size_t partition_whole(const Partition *p, int unit, Flat flat) { return (size_t)p->share[unit][flat].whole; }
+
+/* ---- owners ---- */
+
+int partition_owner(const Partition *p, const Param *param) {
+    const Share *s = &p->share[param->unit][param->flat];
+    for (int i = 0; i < p->shards; i++)
+        if (s->parts[i].first + s->parts[i].count > (int64_t)param->place &&
+            s->parts[i].first <= (int64_t)param->place)
+            return i;
+    return -1;
+}
+
+int partition_fullest(const Partition *p) {
+    int fullest = 0;
+    for (int i = 1; i < p->shards; i++)
+        if (p->load[i] > p->load[fullest]) fullest = i;
+    return mesh_member(&p->mesh, MESH_SHARDS, p->rank, fullest);
+}
+
+/* "self_attn.q_proj 0, mlp.up_proj 2": the names end where the line of a unit begins to be the same. */
+static void put_owners(const Partition *p, const ParamGroups *g, int unit, Text *out) {
+    const ParamTable *t = p->table;
+    const char *gap = "";
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
+        const Param *param = &t->params[i];
+        if (!param_stays_whole(g, i, param)) continue;
+        const char *name = param->row->name, *end = strstr(name, ".weight");
+        text_printf(out, "%s%.*s %d", gap, end ? (int)(end - name) : (int)strlen(name), name,
+                    partition_owner(p, param));
+        gap = ", ";
+    }
+}
+
+static void put_line(int first, int last, const Text *owners, Text *out) {
+    if (owners->length == 0) return;
+    char units[32];
+    snprintf(units, sizeof units, first == last ? "unit %d" : "units %d-%d", first, last);
+    text_printf(out, "  %-14s %s\n", units, owners->data);
+}
+
+void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out) {
+    Text line = {0}, next = {0};
+    int first = 0;
+    if (p->shards == 1 || !param_groups_keep_whole(g)) return;
+    text_printf(out, "whole matrices, each on one of %d shards\n", p->shards);
+    for (int u = 0; u <= p->table->units; u++) {
+        text_clear(&next);
+        if (u < p->table->units && partition_holds(p, u)) put_owners(p, g, u, &next);
+        if (u > 0 && next.length == line.length && (!next.length || strcmp(next.data, line.data) == 0))
+            continue;
+        put_line(first, u - 1, &line, out);
+        text_clear(&line);
+        if (next.length) text_puts(&line, next.data);
+        first = u;
+    }
+    text_free(&line);
+    text_free(&next);
 }

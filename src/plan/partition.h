@@ -1,9 +1,10 @@
 /* What a rank holds of a model: the units of its pipeline stages; of each parameter of these a box of rows
  * and columns, which tp leaves it (plan/axes.h); of each flat that the boxes make up, its share over dp_shard.
  *
- * Each flat of a unit (model/params.h) is cut into dp_shard equal shares (the last padded), so a gathered
- * flat is [dp_shard * share.count] elements. A rank's master weights, moments and gradients are its shares,
- * flat after flat and unit after unit ("owned" arrays): with one shard they are the whole units.
+ * Shares are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
+ * lie between those, each matrix lives on one shard, and who has least takes the largest share of a flat
+ * (plan/cuts.h). A rank's master weights, moments and gradients are its shares, flat after flat and unit
+ * after unit ("owned" arrays): with one shard they are the whole units.
  *
  * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
  * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
@@ -12,6 +13,9 @@
 #ifndef WEFT_PLAN_PARTITION_H
 #define WEFT_PLAN_PARTITION_H
 
+#include "base/text.h"
+#include "comm/comm.h"
+#include "optimizer/groups.h"
 #include "plan/axes.h"
 
 /* Pipeline stages: runs of units. */
@@ -25,10 +29,12 @@ void stages_single(Stages *s, int units); /* one stage with everything */
 void stages_free(Stages *s);
 int stages_of_unit(const Stages *s, int unit);
 
-/* Of a flat. */
+/* Of a flat of a unit that is held here, or whose gradient is made here; all zero of others. */
 typedef struct Share {
-    size_t count; /* elements of one shard, padding included */
-    size_t start; /* of this rank's, in the owned arrays; valid for units held */
+    CommPart *parts;      /* [shards] what each shard has */
+    int64_t whole;        /* elements of the flat */
+    int64_t first, count; /* of this rank's part: parts[shard] */
+    size_t start;         /* of it, in the owned arrays; valid for units held */
 } Share;
 
 typedef struct Partition {
@@ -43,13 +49,21 @@ typedef struct Partition {
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
-    size_t owned; /* elements of the owned arrays, the tied head's gradient not among them */
+    size_t owned;  /* elements of the owned arrays, the tied head's gradient not among them */
+    int64_t *load; /* [shards] elements that each shard owns of the units held here */
 } Partition;
 
-/* Copies what it needs of `stages`; table and model must outlive it. The table is that of the rank's own
- * model (partition_model). */
-void partition_build(Partition *p, const ParamTable *table, const ModelConfig *whole, const Mesh *mesh,
-                     int rank, const Stages *stages);
+typedef struct PartitionSpec {
+    const ModelConfig *model;  /* of the mesh */
+    const ParamTable *table;   /* of the rank's own: partition_model */
+    const ParamGroups *groups; /* which matrices stay whole; NULL: none must */
+    const Mesh *mesh;
+    int rank;
+    const Stages *stages;
+} PartitionSpec;
+
+/* Copies what it needs of mesh and stages; model and table must outlive it. */
+void partition_build(Partition *p, const PartitionSpec *spec);
 void partition_free(Partition *p);
 /* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own, Error *err);
@@ -92,7 +106,14 @@ typedef struct PieceRun {
 PieceRun piece_run(const Piece *piece, int64_t at);
 int64_t piece_runs(const Piece *piece); /* how many */
 
-/* Elements of a gathered flat (or of the tied head's gradient), padding included. */
+/* Elements of a gathered flat (or of the tied head's gradient). */
 size_t partition_whole(const Partition *p, int unit, Flat flat);
+/* The shard that owns a matrix which stays whole: that of its first element. */
+int partition_owner(const Partition *p, const Param *param);
+/* The rank of this one's pipeline place that holds the most. */
+int partition_fullest(const Partition *p);
+/* Who has which matrices that stay whole: a line for each unit, or for several that are alike. Nothing where
+ * there are none, or one shard. */
+void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out);
 
 #endif

@@ -313,21 +313,23 @@ ErrorCode program_check(const Program *p, Error *err) {
 
 int program_inner_ranks(const Program *p) { return p->sync == SYNC_REPLICA ? 1 : p->partition->shards; }
 
-static uint64_t all_reduce_bytes(const Program *p, size_t count) {
+static uint64_t all_reduce_bytes(const Program *p, int64_t count) {
     const Partition *part = p->partition;
     return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p), part->replicas, part->replica,
-                                            p->exact ? COMM_I64 : COMM_F32, (int64_t)count);
+                                            p->exact ? COMM_I64 : COMM_F32, count);
 }
 
 /* Bytes that a collective over one flat sends. */
 static void count_flat(const Program *p, Action a, Flat flat, size_t compute_bytes, ProgramTraffic *t) {
     const Partition *part = p->partition;
-    uint64_t share = part->share[a.unit][flat].count, others = (uint64_t)(part->shards - 1);
+    const Share *s = &part->share[a.unit][flat];
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
-        t->parameters += others * share * (flat == FLAT_VECTORS ? sizeof(float) : compute_bytes);
-    if (a.kind == ACT_REDUCE_SCATTER) t->gradients += others * share * gradient;
-    if (a.kind == ACT_ALL_REDUCE) t->replicas += all_reduce_bytes(p, share);
+        t->parameters += (uint64_t)comm_gather_traffic(s->parts, part->shards, part->shard) *
+                         (flat == FLAT_VECTORS ? sizeof(float) : compute_bytes);
+    if (a.kind == ACT_REDUCE_SCATTER)
+        t->gradients += (uint64_t)comm_scatter_traffic(s->parts, part->shards, part->shard) * gradient;
+    if (a.kind == ACT_ALL_REDUCE) t->replicas += all_reduce_bytes(p, s->count);
 }
 
 static bool is_collective(ActionKind kind) {
@@ -343,7 +345,7 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
         for (int f = 0; is_collective(a.kind) && f < FLATS; f++) count_flat(p, a, (Flat)f, compute_bytes, &t);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes;
         if (a.kind == ACT_TIE && exchanges)
-            t.pipeline += COMM_HEADER + part->share[0][FLAT_MATRICES].count * sizeof(float);
+            t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
     }
     return t;
 }

@@ -1,5 +1,5 @@
-/* The order matters: the model gives the table, the table the partition, both the programs, and these the
- * memory. */
+/* The order matters: the model gives the table, the table the groups, both the partition, that the programs,
+ * and these the memory. */
 #include "plan/rank.h"
 
 #include "base/memory.h"
@@ -41,7 +41,6 @@ static size_t staging(const RankPlan *p) {
 
 static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
     const RankSpec *s = &p->spec;
-    TRY(param_groups_build(&p->groups, s->optimizer, &p->model.table, err));
     ProgramSpec spec = {.model = &p->model.config,
                         .partition = &p->partition,
                         .schedule = schedule,
@@ -66,13 +65,29 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     ModelConfig own;
     TRY(partition_model(&p->spec.model, &l->mesh, rank, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
-    partition_build(&p->partition, &p->model.table, &p->spec.model, &l->mesh, rank, &l->stages);
+    if (!spec->inference) TRY(param_groups_build(&p->groups, spec->optimizer, &p->model.table, err));
+    partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
+                                                    .table = &p->model.table,
+                                                    .groups = spec->inference ? NULL : &p->groups,
+                                                    .mesh = &l->mesh,
+                                                    .rank = rank,
+                                                    .stages = &l->stages});
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition);
     memory_plan(&p->evaluation_memory,
                 &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL});
     return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);
+}
+
+ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
+                            Error *err) {
+    int first = place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE));
+    TRY(rank_plan(p, spec, l, first, d, err));
+    int fullest = partition_fullest(&p->partition);
+    if (fullest == first) return OK;
+    rank_plan_free(p);
+    return rank_plan(p, spec, l, fullest, d, err);
 }
 
 void rank_plan_free(RankPlan *p) {

@@ -50,6 +50,9 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
  * that do not fit it. Free it also after a failure. */
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err);
+/* Of the ranks of a pipeline place the one that holds the most. */
+ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
+                            Error *err);
 void rank_plan_free(RankPlan *p);
 
 const MemoryPlan *rank_memory(const RankPlan *p); /* of what is allocated */

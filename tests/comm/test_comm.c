@@ -119,23 +119,36 @@ enum { SETS = sizeof sets / sizeof *sets };
 
 /* ---- collectives ---- */
 
-static void check_all_gather(AxisSet set, int64_t count, bool inside) {
-    int ranks[64], n = set_ranks(set, ranks);
-    size_t bytes = (size_t)count;
-    begin_pool((size_t)n * bytes + bytes + 256);
-    char *all = take((size_t)n * bytes + 64),
-         *mine = inside ? all + (size_t)comm_group_rank(comm, set) * bytes : take(bytes + 64);
-    char *host = malloc((size_t)n * bytes + 1);
-    for (size_t i = 0; i < bytes; i++) host[i] = (char)(comm_rank(comm) * 7 + (int)i);
-    upload(mine, host, bytes);
+/* Parts of a whole: equal ones of `count`; or of all sizes, none too, the last rank's first. Returns the
+ * elements of the whole. */
+static int64_t make_parts(int ranks, int64_t count, bool uneven, CommPart parts[64]) {
+    int64_t at = 0;
+    for (int i = 0; i < ranks; i++) {
+        int p = uneven ? ranks - 1 - i : i;
+        parts[p] = (CommPart){at, !uneven ? count : p % 3 == 0 ? count / 4 : p % 3 == 1 ? count : 0};
+        at += parts[p].count;
+    }
+    return at;
+}
+
+static void check_all_gather(AxisSet set, int64_t count, bool uneven) {
+    int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
+    CommPart parts[64];
+    size_t bytes = (size_t)make_parts(n, count, uneven, parts);
+    begin_pool(bytes + 256);
+    char *all = take(bytes + 64), *host = malloc(bytes + 1);
+    for (int64_t i = 0; i < parts[me].count; i++) host[i] = (char)(comm_rank(comm) * 7 + (int)i);
+    upload(all + parts[me].first, host, (size_t)parts[me].count);
     CommHandle handle;
+    comm_reset_traffic(comm);
     dawdle(bytes);
-    EXPECT_OK(comm_all_gather(comm, set, mine, all, bytes, &handle, &err));
+    EXPECT_OK(comm_all_gather(comm, set, parts, 1, all, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    download(host, all, (size_t)n * bytes);
+    EXPECT(comm_traffic(comm, set).bytes == comm_gather_traffic(parts, n, me));
+    download(host, all, bytes);
     for (int p = 0; p < n; p++)
-        for (size_t i = 0; i < bytes; i++)
-            EXPECT(host[(size_t)p * bytes + i] == (char)(ranks[p] * 7 + (int)i));
+        for (int64_t i = 0; i < parts[p].count; i++)
+            EXPECT(host[parts[p].first + i] == (char)(ranks[p] * 7 + (int)i));
     free(host);
     pool_free(&pool);
 }
@@ -144,30 +157,34 @@ static void test_all_gather(void) {
     for (int a = 0; a < SETS; a++)
         for (int k = 0; k < COUNTS; k++)
             if (comm_group_size(comm, sets[a]) > 1 ? counts[k] <= largest : counts[k] < 2000)
-                for (int inside = 0; inside < 2; inside++) check_all_gather(sets[a], counts[k], inside);
+                for (int uneven = 0; uneven < 2; uneven++) check_all_gather(sets[a], counts[k], uneven);
 }
 
 /* The expected sum is computed at every element of small parts, at some of large ones. */
 static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
 
-static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool inside) {
+static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool inside, bool uneven) {
     int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
-    size_t each = bytes_of(type), bytes = (size_t)count * each;
-    size_t room = comm_reduce_scatter_workspace(n, type, count);
-    begin_pool((size_t)n * bytes + bytes + room + 256);
-    char *in = take((size_t)n * bytes + 64), *out = inside ? in + (size_t)me * bytes : take(bytes + 64),
+    CommPart parts[64];
+    int64_t all = make_parts(n, count, uneven, parts);
+    size_t each = bytes_of(type), bytes = (size_t)all * each, own = (size_t)parts[me].count * each;
+    size_t room = comm_reduce_scatter_workspace(n, type, comm_largest(parts, n));
+    begin_pool(bytes + own + room + 256);
+    char *in = take(bytes + 64), *out = inside ? in + (size_t)parts[me].first * each : take(own + 64),
          *work = take(room + 1);
-    char *host = malloc((size_t)n * bytes + 1);
-    for (int64_t i = 0; i < n * count; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
-    upload(in, host, (size_t)n * bytes);
+    char *host = malloc(bytes + 1);
+    for (int64_t i = 0; i < all; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    upload(in, host, bytes);
     CommHandle handle;
+    comm_reset_traffic(comm);
     dawdle(bytes + 1);
-    EXPECT_OK(comm_reduce_scatter(comm, set, type, in, out, count, work, &handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, set, type, parts, in, out, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    download(host, out, bytes);
-    for (int64_t i = 0; i < count; i += stride_of(count)) {
+    EXPECT(comm_traffic(comm, set).bytes == comm_scatter_traffic(parts, n, me) * (int64_t)each);
+    download(host, out, own);
+    for (int64_t i = 0; i < parts[me].count; i += stride_of(count)) {
         char want[8];
-        expected_sum(type, ranks, n, me * count + i, want);
+        expected_sum(type, ranks, n, parts[me].first + i, want);
         EXPECT(memcmp(want, host + (size_t)i * each, each) == 0);
     }
     free(host);
@@ -202,8 +219,8 @@ static void test_sums(void) {
             for (int k = 0; k < COUNTS; k++) {
                 if (comm_group_size(comm, sets[a]) == 1 && counts[k] > 2000) continue;
                 if (counts[k] > largest) continue;
-                check_reduce_scatter(sets[a], (CommType)type, counts[k], false);
-                check_reduce_scatter(sets[a], (CommType)type, counts[k], true);
+                for (int way = 0; way < 4; way++)
+                    check_reduce_scatter(sets[a], (CommType)type, counts[k], way % 2, way / 2);
                 check_all_reduce(sets[a], (CommType)type, counts[k]);
             }
 }
@@ -212,31 +229,35 @@ static void test_sums(void) {
 
 /* A sum over shards, then over replicas: element i of all data-parallel ranks, in the tree over them, and
  * not a byte more or less than was said. */
-static void check_sum_in_two_steps(CommType type, int64_t count) {
+static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     int shards = comm_group_size(comm, MESH_SHARDS), replicas = comm_group_size(comm, MESH_REPLICAS),
-        ranks[64], me = comm_group_rank(comm, MESH_SHARDS), dp = set_ranks(MESH_DATA, ranks);
-    size_t each = bytes_of(type), bytes = (size_t)count * each;
-    size_t room = comm_reduce_scatter_workspace(shards, type, count),
-           room2 = comm_sum_outer_workspace(shards, replicas, type, count);
-    begin_pool((size_t)shards * bytes + room + room2 + 512);
-    char *parts = take((size_t)shards * bytes + 1), *work = take(room + 1), *work2 = take(room2 + 1);
-    char *host = malloc((size_t)shards * bytes + 1);
-    for (int64_t i = 0; i < shards * count; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
-    upload(parts, host, (size_t)shards * bytes);
+        ranks[64], me = comm_group_rank(comm, MESH_SHARDS), replica = comm_group_rank(comm, MESH_REPLICAS),
+        dp = set_ranks(MESH_DATA, ranks);
+    CommPart parts[64];
+    int64_t whole = make_parts(shards, count, uneven, parts), own = parts[me].count,
+            spare = comm_sum_spare(shards, replicas, me, replica, type, parts);
+    size_t each = bytes_of(type), bytes = (size_t)whole * each, more = (size_t)spare * each;
+    size_t room = comm_reduce_scatter_workspace(shards, type, comm_largest(parts, shards)),
+           room2 = comm_sum_outer_workspace(shards, replicas, type, own);
+    begin_pool(bytes + more + room + room2 + 512);
+    char *data = take(bytes + more + 1), *work = take(room + 1), *work2 = take(room2 + 1);
+    char *host = malloc(bytes + 1);
+    for (int64_t i = 0; i < whole; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    upload(data, host, bytes);
     CommHandle handle;
     comm_reset_traffic(comm);
     dawdle(bytes + 3);
-    EXPECT_OK(comm_sum_inner(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, count, work, &handle, &err));
+    EXPECT_OK(comm_sum_inner(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, data, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT_OK(comm_sum_outer(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, count, work2, &handle, &err));
+    EXPECT_OK(comm_sum_outer(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, data, work2, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == comm_part_traffic(shards, (int64_t)bytes));
+    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == comm_scatter_traffic(parts, shards, me) * (int64_t)each);
     EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes ==
-           comm_sum_outer_traffic(shards, replicas, comm_group_rank(comm, MESH_REPLICAS), type, count));
-    download(host, parts + (size_t)me * bytes, bytes);
-    for (int64_t i = 0; i < count; i += stride_of(count)) {
+           comm_sum_outer_traffic(shards, replicas, replica, type, own));
+    download(host, data + (size_t)parts[me].first * each, (size_t)own * each);
+    for (int64_t i = 0; i < own; i += stride_of(count)) {
         char want[8];
-        expected_sum(type, ranks, dp, me * count + i, want);
+        expected_sum(type, ranks, dp, parts[me].first + i, want);
         EXPECT(memcmp(want, host + (size_t)i * each, each) == 0);
     }
     free(host);
@@ -246,7 +267,8 @@ static void check_sum_in_two_steps(CommType type, int64_t count) {
 static void test_sum_of_sums(void) {
     for (int type = COMM_F32; type <= COMM_I64; type++)
         for (int k = 0; k < COUNTS; k++)
-            if (counts[k] <= largest) check_sum_in_two_steps((CommType)type, counts[k]);
+            for (int uneven = 0; uneven < 2; uneven++)
+                if (counts[k] <= largest) check_sum_in_two_steps((CommType)type, counts[k], uneven);
 }
 
 /* ---- many at a time, and what they send ---- */
@@ -287,19 +309,21 @@ static void test_many_under_way(void) {
 
 static void test_traffic_is_minimal(void) {
     int n = comm_group_size(comm, MESH_SHARDS);
+    CommPart parts[64];
     int64_t count = 3 * 64 * 1024;
     size_t bytes = (size_t)count * sizeof(float), room = comm_reduce_scatter_workspace(n, COMM_F32, count);
+    make_parts(n, count, false, parts);
     begin_pool((size_t)n * bytes + room + 256);
     char *in = take((size_t)n * bytes), *work = take(room + 1),
          *mine = in + (size_t)comm_group_rank(comm, MESH_SHARDS) * bytes;
     CommHandle handle;
     comm_reset_traffic(comm);
-    EXPECT_OK(comm_reduce_scatter(comm, MESH_SHARDS, COMM_F32, in, mine, count, work, &handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, MESH_SHARDS, COMM_F32, parts, in, mine, work, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == comm_part_traffic(n, (int64_t)bytes));
-    EXPECT_OK(comm_all_gather(comm, MESH_SHARDS, mine, in, bytes, &handle, &err));
+    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == (n - 1) * (int64_t)bytes);
+    EXPECT_OK(comm_all_gather(comm, MESH_SHARDS, parts, sizeof(float), in, &handle, &err));
     EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == 2 * comm_part_traffic(n, (int64_t)bytes));
+    EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == 2 * (n - 1) * (int64_t)bytes);
     EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes == 0);
     comm_reset_traffic(comm);
     /* All n parts are one tensor: its all-reduce costs as much as both of the above. */

@@ -34,17 +34,17 @@ static void every_operation(Comm *c, float *parts, float *work, float *more) {
     CommHandle h[4];
     char text[3000] = "";
     int one = 1, next = (comm_rank(c) + 1) % RANKS, before = (comm_rank(c) + RANKS - 1) % RANKS;
-    int64_t part = COUNT / 3;
+    const int64_t part = COUNT / 3;
+    const CommPart thirds[] = {{0, part}, {part, part}, {2 * part, part}};
     MUST(comm_send(c, next, comm_key(0, 1, 1), parts, COUNT * sizeof(float), &h[0], &err));
     MUST(comm_recv(c, before, comm_key(0, 1, 1), more, COUNT * sizeof(float), &h[1], &err));
     MUST(comm_wait(c, h[0], &err));
     MUST(comm_wait(c, h[1], &err));
-    MUST(comm_sum_inner(c, MESH_SHARDS, MESH_REPLICAS, COMM_F32, parts, part, work, &h[2], &err));
+    MUST(comm_sum_inner(c, MESH_SHARDS, MESH_REPLICAS, COMM_F32, thirds, parts, work, &h[2], &err));
     MUST(comm_wait(c, h[2], &err));
-    MUST(comm_sum_outer(c, MESH_SHARDS, MESH_REPLICAS, COMM_F32, parts, part, work, &h[2], &err));
+    MUST(comm_sum_outer(c, MESH_SHARDS, MESH_REPLICAS, COMM_F32, thirds, parts, work, &h[2], &err));
     MUST(comm_wait(c, h[2], &err));
-    MUST(comm_all_gather(c, MESH_SHARDS, parts + comm_group_rank(c, MESH_SHARDS) * part, parts,
-                         (size_t)part * sizeof(float), &h[3], &err));
+    MUST(comm_all_gather(c, MESH_SHARDS, thirds, sizeof(float), parts, &h[3], &err));
     MUST(comm_wait(c, h[3], &err));
     MUST(comm_combine(c, &one, sizeof one, add, &err));
     MUST(comm_broadcast(c, text, sizeof text, 2, &err));

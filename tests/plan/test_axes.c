@@ -85,7 +85,8 @@ static void add_rank(Tally *t, const ModelConfig *c, const Mesh *mesh, const Sta
     Partition p;
     if (partition_model(c, mesh, rank, &own, &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(param_table_build(&table, &own, &err), OK);
-    partition_build(&p, &table, c, mesh, rank, stages);
+    partition_build(
+        &p, &(PartitionSpec){.model = c, .table = &table, .mesh = mesh, .rank = rank, .stages = stages});
     char *used = mem_alloc_array(p.owned + 1, 1);
     for (int i = 0; i < table.count; i++) add_piece(t, &p, i, used);
     free(used);

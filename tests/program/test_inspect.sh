@@ -39,11 +39,12 @@ has out '\x1B[2J'
 # Who is in which group, of a configuration and of a run.
 cat >run.yaml <<EOF
 model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}
-optimizer: {groups: [{match: mlp, kind: sgd, lr: 0.1, states: bf16}]}
+optimizer: {groups: [{match: mlp, kind: sgd, lr: 0.1, states: bf16, whole: true}]}
 EOF
 expect 0 inspect --groups run.yaml
 grep -q '^  mlp  *6 .* sgd  *0.1 .* bf16 ' out || fail "a row of the group: $(cat out)"
 has out '  the rest '
+[ "$(grep -c '_proj.weight .*, whole$' out)" -eq 6 ] || fail "six matrices stay whole: $(cat out)"
 [ "$(sed -n '/the rest/,$d; /mlp/p' out | wc -l)" -eq 7 ] || fail "six parameters in the group: $(cat out)"
 mkdir run && cp run.yaml run/config.yaml
 cp out groups

@@ -96,6 +96,9 @@ row "memory of a rank" 0-3 | grep -qF "embedding, layers 0-" || fail "what ranks
 row "memory of a rank" 4-7 | grep -qF "norm and head" || fail "what ranks 4-7 hold"
 has out "a rank holds 1/2 of its units"
 has out "2 replicas hold the same"
+expect 0 -n 4 'optimizer.groups=[{match: proj, whole: true}]'
+has out "whole matrices, each on one of 4 shards"
+grep -Eq '^  units? .* self_attn.q_proj [0-3], .* mlp.down_proj [0-3]$' out || fail "who has which matrix: $(cat out)"
 expect 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --rank 5
 has out "memory of rank 4, and of those to 7"
 

@@ -21,6 +21,7 @@ typedef struct Shape {
     int pp, replicas, shards;
     GradientSync sync;
     bool exact, tied, apart; /* apart: the count of valid targets takes messages of its own */
+    bool whole;              /* an optimizer asks that matrices live on one rank */
 } Shape;
 
 typedef struct Run {
@@ -97,6 +98,25 @@ static void check_traffic(Comm *c, const RankPlan *p) {
     MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes == t.parameters + t.gradients);
 }
 
+/* What must stay whole is all here, or not at all; and is not all on one rank. */
+static void check_whole(Comm *c, const RankPlan *p) {
+    Error err = {.message = ""};
+    int64_t owners = 0, here = 0;
+    for (int i = 0; i < p->model.table.count; i++) {
+        const Param *param = &p->model.table.params[i];
+        if (!param_stays_whole(&p->groups, i, param) || !partition_holds(&p->partition, param->unit))
+            continue;
+        int64_t count = partition_piece(&p->partition, param).count;
+        MUST(count == 0 || count == param->count);
+        MUST((count > 0) == (partition_owner(&p->partition, param) == p->partition.shard));
+        here = 1;
+        owners += count > 0;
+    }
+    owners = owners > 0;
+    MUST(comm_combine(c, &owners, sizeof owners, comm_add_int64, &err) == OK);
+    MUST(!here || owners > p->partition.replicas || p->partition.shards == 1);
+}
+
 static void train(Comm *c, Engine *e, const RankPlan *plan, Run *run) {
     Data data[2][OWN];
     Batch both[2][OWN];
@@ -126,11 +146,14 @@ static void body(Comm *c, void *context) {
     RankPlan plan;
     Engine *e;
     Error err = {.message = ""};
+    OptimizerGroup group = group_of("proj|embed|lm_head");
+    OptimizerOptions whole = usual_optimizer;
+    group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
     RankSpec spec = {.model = model,
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
                      .loss_rows = CONTEXT,
-                     .optimizer = &usual_optimizer,
+                     .optimizer = s->whole ? &whole : &usual_optimizer,
                      .exact = s->exact,
                      .sync = s->sync};
     spec.model.tie_word_embeddings = s->tied;
@@ -138,6 +161,7 @@ static void body(Comm *c, void *context) {
     MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
     MUST(comm_set_mesh(c, &l.mesh, &err) == OK);
     MUST(rank_plan(&plan, &spec, &l, comm_rank(c), &d, &err) == OK);
+    if (s->whole) check_whole(c, &plan);
     MUST(engine_open(&e, &plan, &d, c, &err) == OK);
     engine_initialise(e, INIT_NORMAL, 0.3, 7);
     train(c, e, &plan, run);
@@ -170,12 +194,12 @@ static void test_degrees(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
         static Run first, other;
-        Shape ddp = {1, degrees[i], 1, i % 2 ? SYNC_MICROBATCH : SYNC_STEP, false, i % 3 == 0, false};
+        Shape ddp = {1, degrees[i], 1, i % 2 ? SYNC_MICROBATCH : SYNC_STEP, false, i % 3 == 0, false, false};
         run_shape(&ddp, &first);
         for (int shards = 2; shards <= degrees[i]; shards++) {
             Shape s = ddp;
             if (degrees[i] % shards) continue;
-            s.shards = shards, s.replicas = degrees[i] / shards;
+            s.shards = shards, s.replicas = degrees[i] / shards, s.whole = (shards + (int)i) % 2;
             run_shape(&s, &other);
             assert_memory_equal(first.figures[0], other.figures[0], sizeof first.figures[0]);
         }
@@ -185,29 +209,33 @@ static void test_degrees(void **state) {
 static void test_stages(void **state) {
     (void)state;
     for (int tied = 0; tied < 2; tied++) {
-        expect_equal(&(Shape){1, 2, 1, SYNC_STEP, false, tied, false},
-                     &(Shape){2, 2, 1, SYNC_STEP, false, tied, false});
-        expect_equal(&(Shape){1, 1, 3, SYNC_STEP, false, tied, false},
-                     &(Shape){2, 1, 3, SYNC_STEP, false, tied, false});
-        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, true, tied, false},
-                     &(Shape){2, 2, 3, SYNC_MICROBATCH, true, tied, false});
+        expect_equal(&(Shape){1, 2, 1, SYNC_STEP, false, tied, false, false},
+                     &(Shape){2, 2, 1, SYNC_STEP, false, tied, false, false});
+        expect_equal(&(Shape){1, 1, 3, SYNC_STEP, false, tied, false, false},
+                     &(Shape){2, 1, 3, SYNC_STEP, false, tied, false, false});
+        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, true, tied, false, false},
+                     &(Shape){2, 2, 3, SYNC_MICROBATCH, true, tied, false, false});
+        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, false, tied, false, false},
+                     &(Shape){2, 2, 3, SYNC_STEP, false, tied, false, true});
     }
 }
 
 static void test_count_rides(void **state) {
     (void)state;
-    expect_equal(&(Shape){2, 1, 2, SYNC_STEP, false, false, false},
-                 &(Shape){2, 1, 2, SYNC_STEP, false, false, true});
-    expect_equal(&(Shape){1, 3, 1, SYNC_STEP, false, false, false},
-                 &(Shape){1, 3, 1, SYNC_STEP, false, false, true});
+    expect_equal(&(Shape){2, 1, 2, SYNC_STEP, false, false, false, false},
+                 &(Shape){2, 1, 2, SYNC_STEP, false, false, true, false});
+    expect_equal(&(Shape){1, 3, 1, SYNC_STEP, false, false, false, false},
+                 &(Shape){1, 3, 1, SYNC_STEP, false, false, true, false});
 }
 
 /* A sum of its own over the replicas: other bits by right, and other bytes. */
 static void test_replica_sync(void **state) {
     static Run run;
     (void)state;
-    run_shape(&(Shape){1, 2, 3, SYNC_REPLICA, false, false, false}, &run);
-    run_shape(&(Shape){1, 2, 2, SYNC_REPLICA, true, true, false}, &run);
+    run_shape(&(Shape){1, 2, 3, SYNC_REPLICA, false, false, false, false}, &run);
+    run_shape(&(Shape){1, 2, 2, SYNC_REPLICA, true, true, false, false}, &run);
+    expect_equal(&(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, false},
+                 &(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, true});
 }
 
 int main(void) {

@@ -59,8 +59,12 @@ train quiet2 -n 2 -q mesh.pp=2 train.steps=6
 [ "$status" -eq 0 ] && [ ! -s quiet2.out ] && [ ! -s quiet2.err ] || fail "train -n 2 -q: $status: $(head -3 quiet2.out quiet2.err)"
 train hsdp4 -n 4 mesh.dp_replicate=2 mesh.dp_shard=2 train.gradient_sync=replica 'metrics.log_ranks=[0, 3]' metrics.all_ranks=true
 same hsdp4 one
+whole='optimizer.groups=[{match: proj|embed, whole: true}]'
 train fsdp8 -n 8 train.gradient_sync=step train.reshard_after_forward=never
 same fsdp8 one
+train whole4 -n 4 mesh.dp_replicate=2 "$whole"
+same whole4 one
+grep -q 'whole matrices, each on one of 2 shards' whole4.err || fail "who has whole matrices is not said: $(head -40 whole4.err)"
 train pp2fsdp2 -n 4 mesh.pp=2 pipeline.schedule=interleaved_zero_bubble train.gradient_sync=microbatch train.recompute=full
 same pp2fsdp2 one
 
@@ -82,6 +86,8 @@ train ddp4 -n 4 mesh.dp_replicate=4 $fast
 [ "$status" -eq 0 ] || fail "ddp4: exit status $status: $(tail -3 ddp4.err)"
 train fsdp4 -n 4 $fast train.recompute=selective
 same fsdp4 ddp4
+train wholefsdp4 -n 4 $fast "$whole"
+same wholefsdp4 ddp4
 train hsdp22 -n 4 mesh.dp_replicate=2 $fast train.recompute=full train.reshard_after_forward=always
 same hsdp22 ddp4
 train fast1 $fast
@@ -117,7 +123,8 @@ long="train.steps=300 checkpoint.every=0 validation.every=0"
 train long $long
 stop signal -n 4 mesh.pp=4 pipeline.schedule=1f1b
 stop verb -n 4 mesh.pp=2 mesh.dp_replicate=2 pipeline.schedule=zbv
-stop signal -n 3 mesh.pp=3 pipeline.schedule=interleaved_1f1b checkpoint.dtype=bf16
+stop signal -n 4 mesh.pp=2 "$whole" run.allow_changes=[optimizer.groups]
+stop signal -n 3 run.allow_changes=[optimizer.groups] mesh.pp=3 pipeline.schedule=interleaved_1f1b checkpoint.dtype=bf16
 train moved $long checkpoint.dtype=bf16
 [ "$status" -eq 0 ] || fail "moved: exit status $status: $(tail -3 moved.err)"
 grep -q "resumed after step" moved.err || fail "moved did not go on: $(head -30 moved.err)"

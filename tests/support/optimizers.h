@@ -18,10 +18,10 @@ static const OptimizerOptions usual_optimizer
 /* An item of optimizer.groups that gives nothing but its pattern. */
 static inline OptimizerGroup group_of(const char *match) {
     double none = (double)NAN;
-    return (OptimizerGroup){(char *)(uintptr_t)match, {-1, -1, none, none, none, none, none, none, -1}};
+    return (OptimizerGroup){(char *)(uintptr_t)match, {-1, -1, none, none, none, none, none, none, -1}, -1};
 }
 
-/* Every kind and dtype side by side. `groups` is room for three. */
+/* Every kind and dtype side by side, and matrices that stay whole. `groups` is room for three. */
 static inline OptimizerOptions mixed_optimizer(OptimizerGroup groups[3]) {
     OptimizerOptions o = usual_optimizer;
     groups[0] = group_of("embed|lm_head"), groups[1] = group_of("norm|bias"), groups[2] = group_of("mlp");
@@ -30,6 +30,7 @@ static inline OptimizerOptions mixed_optimizer(OptimizerGroup groups[3]) {
     groups[0].settings.lr = 3, groups[0].settings.nesterov = 1;
     groups[1].settings.weight_decay = 0.01, groups[1].settings.momentum = 0;
     groups[2].settings.lr = 0.5, groups[2].settings.beta2 = 0.99;
+    groups[0].whole = groups[2].whole = 1;
     o.groups = (ObjectList){3, (char *)groups};
     return o;
 }
