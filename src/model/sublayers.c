@@ -76,6 +76,12 @@ Parts unit_parts(const ModelConfig *c, int unit) {
     return (Parts){0, unit_steps(c, unit, steps)};
 }
 
+const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
+    Step steps[UNIT_PARTS];
+    CHECK(part >= 0 && part < unit_steps(c, unit, steps));
+    return steps[part].kind == STEP_LAYER ? steps[part].part->product : NULL;
+}
+
 const char *unit_part_name(const ModelConfig *c, int unit, int part) {
     Step steps[UNIT_PARTS];
     CHECK(part >= 0 && part < unit_steps(c, unit, steps));

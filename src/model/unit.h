@@ -91,6 +91,7 @@ typedef struct Parts {
 } Parts;
 Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
+const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
 
 /* ---- memory ---- */
 

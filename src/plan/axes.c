@@ -131,6 +131,23 @@ ModelConfig axes_local(const ModelConfig *c, int ranks, int place) {
     return local;
 }
 
+/* ---- crossings ---- */
+
+static Cut cut_of(const ModelConfig *c, int unit, int part) {
+    const Product *product = unit_part_product(c, unit, part);
+    return product ? product->weight->cut : CUT_NONE;
+}
+
+/* Where the table cuts a kind, but for pp, which cuts between units. */
+static AxisSet cut_inside(ParamKind kind) { return axes_that(kind, DOES_CUT) & ~(AxisSet)MESH_PIPELINE; }
+
+AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
+    AxisSet set = 0;
+    if (cut_of(c, unit, part) == CUT_ROWS) set |= cut_inside(KIND_ROWS);
+    if (cut_of(c, unit, part - 1) == CUT_COLUMNS) set |= cut_inside(KIND_COLUMNS);
+    return set;
+}
+
 /* ---- what fits ---- */
 
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {

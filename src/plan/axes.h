@@ -26,7 +26,7 @@
 #define WEFT_PLAN_AXES_H
 
 #include "comm/mesh.h"
-#include "model/params.h"
+#include "model/unit.h"
 
 typedef enum ParamKind { KIND_WHOLE, KIND_ROWS, KIND_COLUMNS, KIND_TIED, KINDS } ParamKind;
 enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
@@ -60,6 +60,12 @@ Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place);
 int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
 /* Whether a rank is the first of those, stages apart: a unit's own stage comes before a copy's. */
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
+
+/* The axes along which something must cross between part `part - 1` of a unit and part `part`, where they have
+ * more than one rank. A product whose matrix is cut by rows reads all tokens, of which each rank has some: its
+ * input is gathered. One whose matrix is cut by columns makes a term of its sum on each rank: its output is
+ * reduce-scattered. Backward passes cross at the same places, the other way round. */
+AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 
 /* The model of the rank at `place` of `ranks` along tp. */
 ModelConfig axes_local(const ModelConfig *c, int ranks, int place);

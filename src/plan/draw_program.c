@@ -8,6 +8,7 @@
 
 #include "plan/draw.h"
 #include "plan/program.h"
+#include "plan/schedule_internal.h"
 
 #define CLOSED (-1.0)
 
@@ -22,13 +23,6 @@ typedef struct Walk {
     double *gather, *sum;  /* [units + 1] when it was started, or CLOSED */
 } Walk;
 
-static bool is_pass(ActionKind kind) {
-    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
-}
-static bool is_compute(CellKind kind) {
-    return kind == CELL_F || kind == CELL_B || kind == CELL_I || kind == CELL_W;
-}
-
 static double cell_cost(const Walk *w, const Cell *cell) {
     const int *first = w->p->partition->stages.first;
     double sum = 0;
@@ -40,7 +34,7 @@ static double cell_cost(const Walk *w, const Cell *cell) {
 /* The times of the next pass: its part of its cell. */
 static CellTime pass_time(Walk *w, int unit) {
     const int *first = w->p->partition->stages.first;
-    while (!is_compute(w->order->cells[w->cell].kind)) w->cell++;
+    while (!cell_is_compute(w->order->cells[w->cell].kind)) w->cell++;
     const Cell *cell = &w->order->cells[w->cell];
     CellTime whole = w->times[w->cell];
     double all = cell_cost(w, cell), own = stage_cost_of(&w->units[unit], cell->kind);
@@ -58,7 +52,8 @@ static void close_window(Walk *w, SpanKind kind, int unit, int microbatch, doubl
 }
 
 static void step(Walk *w, Action a) {
-    if (is_pass(a.kind)) {
+    if (action_is_pass(a.kind)) {
+        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the whole pass */
         CellTime time = pass_time(w, a.unit);
         close_window(w, SPAN_GATHER, a.unit, -1, &w->gather[a.unit], time.start);
         if (w->p->partition->tied && a.unit == w->p->units - 1)

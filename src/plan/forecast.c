@@ -315,7 +315,7 @@ ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Te
     char memory[32], sent[32], fast_memory[32], fast_sent[32];
     if (!spec.exact) return OK;
     spec.exact = false;
-    ErrorCode code = rank_plan(&fast, &spec, &f->layout, r->first, d, err);
+    ErrorCode code = rank_plan(&fast, &spec, &f->layout, r->plan.rank, d, err);
     if (code == OK) {
         ProgramTraffic t = rank_traffic(&fast);
         double before = (double)memory_plan_pools(&fast.memory),
@@ -324,8 +324,8 @@ ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Te
         text_printf(
             out,
             "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
-            r->first, text_bytes(after, memory), text_bytes(before, fast_memory), 100 * (after / before - 1),
-            text_bytes((double)more, sent), text_bytes((double)less, fast_sent));
+            r->plan.rank, text_bytes(after, memory), text_bytes(before, fast_memory),
+            100 * (after / before - 1), text_bytes((double)more, sent), text_bytes((double)less, fast_sent));
         if (less > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)less - 1));
         text_puts(out, "\n");
     }

@@ -15,8 +15,25 @@ static void append(Program *p, Action a) {
 }
 
 static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
-    Parts parts = action_is_pass(kind) ? unit_parts(p->model, unit) : (Parts){0, 0};
-    append(p, (Action){kind, unit, microbatch, parts});
+    append(p, (Action){.kind = kind, .unit = unit, .microbatch = microbatch});
+}
+
+bool program_crosses(const Partition *p, int unit, int part) {
+    return p->tensors > 1 && mesh_size(&p->mesh, axes_crossing(p->whole, unit, part)) > 1;
+}
+
+/* An action for each run of parts between two crossings; a backward pass takes them in reverse. */
+static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
+    Parts all = unit_parts(p->model, unit);
+    int cut[UNIT_PARTS + 1], runs = 0;
+    cut[runs++] = all.first;
+    for (int part = all.first + 1; part < all.end; part++)
+        if (p->crosses(p->partition, unit, part)) cut[runs++] = part;
+    cut[runs] = all.end;
+    for (int k = 0; k < runs; k++) {
+        int i = kind == ACT_FWD ? k : runs - 1 - k;
+        append(p, (Action){kind, unit, microbatch, {cut[i], cut[i + 1]}});
+    }
 }
 
 typedef struct Lowering {
@@ -69,13 +86,13 @@ static void load(Lowering *l, int m) {
 static void forward(Lowering *l, int stage, int m) {
     const int *first = l->partition->stages.first;
     load(l, m);
-    for (int u = first[stage]; u < first[stage + 1]; u++) emit(l->p, ACT_FWD, u, m);
+    for (int u = first[stage]; u < first[stage + 1]; u++) emit_pass(l->p, ACT_FWD, u, m);
 }
 
 static void backward(Lowering *l, int stage, int m, ActionKind kind) {
     const int *first = l->partition->stages.first;
     for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
-        emit(l->p, kind, u, m);
+        emit_pass(l->p, kind, u, m);
         if (kind != ACT_BWD_IN) gradient_added(l, u, m);
     }
 }
@@ -224,6 +241,7 @@ void program_lower(Program *p, const ProgramSpec *spec) {
                    .microbatches = spec->schedule->microbatches,
                    .defer_head = spec->defer_head && spec->schedule->split_backward,
                    .exact = spec->exact,
+                   .crosses = spec->crosses,
                    .sync = choose_sync(spec->sync, partition)};
     Lowering l = {.p = p, .partition = partition};
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
@@ -238,11 +256,13 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
 }
 
-void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition) {
+void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition,
+                              Crosses *crosses) {
     *p = (Program){.model = model,
                    .partition = partition,
                    .units = partition->table->units,
                    .microbatches = 1,
+                   .crosses = crosses,
                    .ordered = true};
     const Stages *s = &partition->stages;
     int rank = partition->pipe;
@@ -250,7 +270,7 @@ void program_lower_evaluation(Program *p, const ModelConfig *model, const Partit
     for (int stage = 0; stage < s->count; stage++) {
         if (s->rank[stage] != rank) continue;
         if (stage > 0 && s->rank[stage - 1] != rank) emit(p, ACT_RECV_F, s->first[stage], 0);
-        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) emit(p, ACT_FWD, u, 0);
+        for (int u = s->first[stage]; u < s->first[stage + 1]; u++) emit_pass(p, ACT_FWD, u, 0);
         if (stage + 1 < s->count && s->rank[stage + 1] != rank)
             emit(p, ACT_SEND_F, s->first[stage + 1] - 1, 0);
     }

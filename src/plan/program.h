@@ -36,7 +36,8 @@
  * last addition and before it is used.
  *  7. TIE, NORM, UPDATE come once, in this order, after everything else.
  *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other,
- *     each once: ascending in a forward pass, descending in a backward pass. */
+ *     each once: ascending in a forward pass, descending in a backward pass.
+ *  9. Nothing that the table of axes (plan/axes.h) calls a sum is left without an action that sums it. */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -86,6 +87,12 @@ typedef enum Reshard { RESHARD_AUTO, RESHARD_ALWAYS, RESHARD_NEVER } Reshard;
  * all-reduces over the replicas once a step. */
 typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA } GradientSync;
 
+/* Whether anything crosses between ranks before a part of a unit that is not its first: there passes are cut
+ * into several actions. program_crosses says what the mesh makes cross (plan/axes.h): nothing while each
+ * matrix is on one rank. */
+typedef bool Crosses(const Partition *p, int unit, int part);
+Crosses program_crosses;
+
 typedef struct ProgramSpec {
     const ModelConfig *model;
     const Partition *partition;
@@ -94,6 +101,7 @@ typedef struct ProgramSpec {
     bool exact;               /* fixed-point sums */
     GradientSync sync;
     Reshard reshard;
+    Crosses *crosses;
 } ProgramSpec;
 
 typedef struct Program {
@@ -105,6 +113,7 @@ typedef struct Program {
     bool exact;
     /* As it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP. */
     GradientSync sync;
+    Crosses *crosses;
     int count, capacity;
     Action *actions;
 } Program;
@@ -112,7 +121,8 @@ typedef struct Program {
 /* Model and partition must outlive the program. */
 void program_lower(Program *p, const ProgramSpec *spec);
 /* Forward only, over one microbatch: evaluation. */
-void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition);
+void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition,
+                              Crosses *crosses);
 void program_free(Program *p);
 ErrorCode program_check(const Program *p, Error *err);
 

@@ -47,7 +47,8 @@ static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scr
                         .defer_head = s->defer_head,
                         .exact = s->exact,
                         .sync = s->sync,
-                        .reshard = s->reshard};
+                        .reshard = s->reshard,
+                        .crosses = s->crosses};
     program_lower(&p->program, &spec);
     TRY(program_check(&p->program, err));
     memory_plan(&p->memory, &(MemorySpec){&p->program, &p->model, s->positions, scratch, &p->groups});
@@ -62,6 +63,7 @@ static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scr
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
+    if (!spec->crosses) p->spec.crosses = program_crosses;
     ModelConfig own;
     TRY(partition_model(&p->spec.model, &l->mesh, rank, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
@@ -74,7 +76,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .stages = &l->stages});
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
-    program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition);
+    program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition, p->spec.crosses);
     memory_plan(&p->evaluation_memory,
                 &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL});
     return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);

@@ -28,6 +28,7 @@ typedef struct RankSpec {
     GradientSync sync;
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference alone */
+    Crosses *crosses;                  /* where passes are cut; NULL: program_crosses */
     int staged; /* fp32 copies of what it counts, on the host while a checkpoint with the states is written */
 } RankSpec;
 

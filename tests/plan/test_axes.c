@@ -8,8 +8,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "plan/partition.h"
-#include "model/unit.h"
+#include "plan/program.h"
 
 /* Heads, key and value heads, and a vocabulary that most degrees do not divide. */
 static ModelConfig shape(bool tied) {
@@ -216,6 +215,57 @@ static void groups_are_those_of_the_table(void **state) {
     }
 }
 
+/* The names of the parts of a unit before which something crosses, "norm" twice where there are two. */
+static void crossings(const ModelConfig *c, int unit, Text *out) {
+    Parts all = unit_parts(c, unit);
+    for (int part = all.first + 1; part < all.end; part++)
+        if (axes_crossing(c, unit, part) & MESH_TENSOR)
+            text_printf(out, "%s%s", out->length ? ", " : "", unit_part_name(c, unit, part));
+}
+
+/* Passes are cut where the table makes something cross, and nowhere where each matrix is on one rank. */
+static void passes_are_cut_at_crossings(void **state) {
+    (void)state;
+    ModelConfig c = shape(false), own;
+    Text block = {0}, head = {0};
+    crossings(&c, 1, &block);
+    crossings(&c, (int)c.num_hidden_layers + 1, &head);
+    assert_string_equal(block.data, "q k v, norm, gate and up, sum");
+    assert_string_equal(head.data, "head and loss");
+    text_free(&block);
+    text_free(&head);
+    for (int tp = 1; tp <= 2; tp++) {
+        Error err = {0};
+        Mesh mesh = mesh_of(1, 1, 1, 1, tp);
+        Schedule schedule;
+        Stages stages;
+        Partition p;
+        ParamTable table;
+        Program program;
+        assert_int_equal(partition_model(&c, &mesh, 0, &own, &err), OK);
+        assert_int_equal(param_table_build(&table, &own, &err), OK);
+        assert_int_equal(schedule_make(&schedule, PIPE_1F1B, 1, 2, 1, &err), OK);
+        assert_int_equal(schedule_add_transfers(&schedule, &err), OK);
+        stages_single(&stages, table.units);
+        partition_build(&p, &(PartitionSpec){.model = &c, .table = &table, .mesh = &mesh, .stages = &stages});
+        program_lower(&program,
+                      &(ProgramSpec){
+                          .model = &own, .partition = &p, .schedule = &schedule, .crosses = program_crosses});
+        int forward = 0;
+        for (int i = 0; i < program.count; i++)
+            forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
+        assert_int_equal(forward, tp == 1 ? 2 : 2 * 5);
+        /* Norms see some of the tokens on each rank of tp: a program that does not sum them is none. */
+        assert_int_equal(program_check(&program, &err), tp == 1 ? OK : ERR_INTERNAL);
+        if (tp > 1) assert_non_null(strstr(err.message, "not summed over all axes"));
+        program_free(&program);
+        partition_free(&p);
+        stages_free(&stages);
+        schedule_free(&schedule);
+        param_table_free(&table);
+    }
+}
+
 /* Shares that must be equal have one number, others another. */
 static void copies_have_one_number(void **state) {
     (void)state;
@@ -243,6 +293,7 @@ int main(void) {
         cmocka_unit_test(boxes_tile_the_model),          cmocka_unit_test(columns_are_strips),
         cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
+        cmocka_unit_test(passes_are_cut_at_crossings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

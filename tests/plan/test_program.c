@@ -96,6 +96,7 @@ static void lower(Lowered *l, const Case *c, int rank) {
                                               .schedule = &l->schedule,
                                               .defer_head = c->split && c->pp == 1,
                                               .exact = c->exact,
+                                              .crosses = program_crosses,
                                               .sync = c->sync,
                                               .reshard = c->reshard});
 }

@@ -35,6 +35,12 @@ END {
     print NR " includes, all downwards"
 }'
 
+# What an axis means is known in two places: where ranks stand, and what each kind of parameter does there.
+if grep -rnE '\bAXIS_[A-Z]' src --include='*.[ch]' | grep -vE '^src/(comm/mesh\.[ch]|plan/axes\.c):'; then
+    echo "only comm/mesh and the table in plan/axes.c name an axis"
+    exit 1
+fi
+
 # The check itself can fail: a tree with one wrong include of each kind.
 [ $# -eq 0 ] || exit 0
 bad=$(mktemp -d)
@@ -47,3 +53,8 @@ printf '#include <stdio.h>\n' >"$bad/src/attic/zz3.c"
 printf '#include <mpi.h>\n' >"$bad/src/comm/zz4.c"
 found=$(bash "$0" "$bad" | grep -c '/zz[1234]\.c:' || true)
 [ "$found" -eq 6 ] || { echo "the check finds $found of 6 planted violations"; exit 1; }
+rm "$bad"/src/*/zz*.c
+rmdir "$bad/src/attic"
+printf 'int zz = AXIS_TP;\n' >"$bad/src/engine/zz5.c"
+found=$(bash "$0" "$bad" | grep -c '/zz5\.c:' || true)
+[ "$found" -eq 1 ] || { echo "the check does not find the name of an axis"; exit 1; }
