@@ -107,13 +107,14 @@ ErrorCode error_context(Error *err, const char *format, ...) {
 const char *error_name(ErrorCode code) {
     switch (code) {
     case OK: return "success";
-    case ERR_INTERNAL: return "internal error";
+    case ERR_DIFFERENT: return "differences found";
     case ERR_USAGE: return "wrong usage";
     case ERR_NUMERIC: return "numerical failure";
     case ERR_REPLICAS: return "replicas differ";
     case ERR_DATA: return "bad data";
     case ERR_NOINPUT: return "input missing";
     case ERR_UNAVAILABLE: return "not available here";
+    case ERR_INTERNAL: return "internal error";
     case ERR_MEMORY: return "not enough memory";
     case ERR_CANTCREATE: return "cannot create output";
     case ERR_IO: return "input or output failed";

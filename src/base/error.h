@@ -19,13 +19,14 @@
 
 typedef enum ErrorCode {
     OK = 0,
-    ERR_INTERNAL = 1,     /* a bug in weft */
+    ERR_DIFFERENT = 1,    /* what was compared is not the same, as diff(1) says it */
     ERR_USAGE = 2,        /* wrong command line */
     ERR_NUMERIC = 17,     /* too many non-finite steps in a row */
     ERR_REPLICAS = 18,    /* copies of weights or moments on several ranks are not equal */
     ERR_DATA = 65,        /* malformed input file */
     ERR_NOINPUT = 66,     /* an input that does not exist or cannot be read */
     ERR_UNAVAILABLE = 69, /* this build or machine lacks something */
+    ERR_INTERNAL = 70,    /* a bug in weft */
     ERR_MEMORY = 71,      /* the plan does not fit, or the system gave no memory */
     ERR_CANTCREATE = 73,  /* an output that cannot be created */
     ERR_IO = 74,          /* reading or writing failed half way */

@@ -117,9 +117,9 @@ static void add_roff_configuration(Text *out) {
 
 /* Statuses that scripts can rely on. */
 static void add_roff_statuses(Text *out) {
-    static const ErrorCode codes[] = {ERR_INTERNAL, ERR_USAGE,       ERR_NUMERIC, ERR_REPLICAS,   ERR_DATA,
-                                      ERR_NOINPUT,  ERR_UNAVAILABLE, ERR_MEMORY,  ERR_CANTCREATE, ERR_IO,
-                                      ERR_STOPPED,  ERR_PEER,        ERR_CONFIG};
+    static const ErrorCode codes[] = {
+        ERR_DIFFERENT, ERR_USAGE,  ERR_NUMERIC,    ERR_REPLICAS, ERR_DATA,    ERR_NOINPUT, ERR_UNAVAILABLE,
+        ERR_INTERNAL,  ERR_MEMORY, ERR_CANTCREATE, ERR_IO,       ERR_STOPPED, ERR_PEER,    ERR_CONFIG};
     text_puts(out, ".SH EXIT STATUS\n.TP\n0\nsuccess\n");
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         text_printf(out, ".TP\n%d\n", (int)codes[i]);

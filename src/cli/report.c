@@ -1,49 +1,64 @@
-/* weft report: a run as one HTML file. */
+/* weft report: a run, or several over each other, as one HTML file. */
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/file.h"
 #include "base/log.h"
-#include "cli/cli.h"
+#include "cli/runs.h"
+#include "cli/terminal.h"
 #include "observe/report.h"
 
-/* Written beside the run by default, where the run's owner will look for it. */
-static ErrorCode run_report(const Arguments *args, Error *err) {
-    const char *dir = args->operands[0], *out = arguments_flag(args, "--out");
-    char *path = out ? mem_strdup(out) : path_join(dir, REPORT_FILE);
+/* Written beside the run by default, where the run's owner will look for it; of several runs, here. */
+static char *path_of(const Arguments *args) {
+    const char *out = arguments_flag(args, "--out");
+    if (out) return mem_strdup(out);
+    return args->operand_count == 1 ? path_join(args->operands[0], REPORT_FILE) : mem_strdup(COMPARISON_FILE);
+}
+
+static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     char size[32];
+    if (path[0] == '-' && !path[1]) return terminal_print(html, err);
+    TRY(file_write_atomic(path, html->data, html->length, err));
+    log_info("%s written (%s)", path, text_bytes((double)html->length, size));
+    return OK;
+}
+
+static ErrorCode run_report(const Arguments *args, Error *err) {
+    char *path = path_of(args);
     Text html = {0};
-    ErrorCode code = report_write(&html, dir, err);
-    if (code == OK && out && out[0] == '-' && !out[1]) {
-        bool whole = fwrite(html.data, 1, html.length, stdout) == html.length && fflush(stdout) == 0;
-        if (!whole) code = error_errno(err, ERR_IO, "standard output: writing the report failed");
-    } else if (code == OK) {
-        code = file_write_atomic(path, html.data, html.length, err);
-        if (code == OK) log_info("%s written (%s)", path, text_bytes((double)html.length, size));
+    Runs runs = {0};
+    ErrorCode code = open_runs(args, &runs, err);
+    if (code == OK) {
+        report_write_runs(&html, &runs);
+        code = write_page(path, &html, err);
     }
+    runs_free(&runs);
     text_free(&html);
     free(path);
     return code;
 }
 
 static const Flag flags[] = {
-    {"--out", 'o', "FILE", "where to write it; default RUN/report.html, - for standard output"},
+    {"--out", 'o', "FILE",
+     "where to write it; default RUN/report.html, or comparison.html of several runs; - for standard output"},
     {NULL, 0, NULL, NULL},
 };
 
 const Verb verb_report = {
     .name = "report",
-    .summary = "write one HTML file with the curves of a run",
-    .synopsis = "RUN [--out FILE]",
+    .summary = "write one HTML file with the curves of a run, or of several",
+    .synopsis = "RUN ... [--out FILE]",
     .details = "RUN is a directory that \"weft train\" wrote, of a run that ended or one that is still going "
                "on. The page holds the curves of loss, gradient norm, learning rate, throughput and memory, "
                "the run's journal and its configuration, and a traced step (metrics.trace), planned above "
                "measured. It needs no network and no server: open it in a browser, or mail it.\n\n"
-               "Example:\n"
-               "  weft report runs/demo",
+               "Of several runs, up to eight, it has their curves over each other, their figures, what "
+               "differs between them and where they part, as \"weft compare\" says it.\n\n"
+               "Examples:\n"
+               "  weft report runs/demo\n"
+               "  weft report runs/base runs/lr-2e-3 --out lr.html",
     .flags = flags,
     .min_operands = 1,
-    .max_operands = 1,
+    .max_operands = RUNS_MAX,
     .run = run_report,
 };

@@ -3,6 +3,7 @@
 
 extern const Verb verb_audit;
 extern const Verb verb_checkpoint;
+extern const Verb verb_compare;
 extern const Verb verb_config;
 extern const Verb verb_doctor;
 extern const Verb verb_eval;
@@ -35,6 +36,7 @@ const Verb *const verbs[] = {
     &verb_checkpoint,
     &verb_tokenize,
     &verb_report,
+    &verb_compare,
     &verb_audit,
     &verb_config,
     &verb_doctor,

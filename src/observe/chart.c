@@ -314,6 +314,7 @@ static void write_caption(Text *out, const Chart *c) {
         text_puts(out, "</span>");
     }
     for (size_t s = 0; c->series_count > 1 && s < c->series_count; s++) {
+        if (!c->series[s].name) continue;
         text_printf(out, " <span class=\"key\"><i class=\"%s\"></i>", c->series[s].style);
         html_puts(out, c->series[s].name);
         text_puts(out, "</span>");

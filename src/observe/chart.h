@@ -11,7 +11,7 @@
 #include "base/text.h"
 
 typedef struct ChartSeries {
-    const char *name;
+    const char *name;    /* NULL: not in the key */
     const char *style;   /* CSS class: "s1" */
     const double *x, *y; /* x ascends; points with y not finite are gaps */
     size_t count;

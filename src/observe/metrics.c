@@ -18,26 +18,29 @@ typedef struct Field {
     const char *key;
     FieldType type;
     size_t offset;
+    bool curve; /* a function of configuration and data; not a matter of time, place or observation */
 } Field;
 
 #define STEP_FIELD(name, type) \
-    { #name, type, offsetof(StepMetrics, name) }
+    { #name, type, offsetof(StepMetrics, name), false }
+#define STEP_CURVE(name, type) \
+    { #name, type, offsetof(StepMetrics, name), true }
 static const Field step_fields[] = {
     STEP_FIELD(step, FIELD_INT),
     STEP_FIELD(total_steps, FIELD_INT),
     STEP_FIELD(wall, FIELD_DOUBLE),
-    STEP_FIELD(loss, FIELD_DOUBLE),
-    STEP_FIELD(grad_norm, FIELD_DOUBLE),
-    STEP_FIELD(clip_coefficient, FIELD_DOUBLE),
-    STEP_FIELD(lr, FIELD_DOUBLE),
+    STEP_CURVE(loss, FIELD_DOUBLE),
+    STEP_CURVE(grad_norm, FIELD_DOUBLE),
+    STEP_CURVE(clip_coefficient, FIELD_DOUBLE),
+    STEP_CURVE(lr, FIELD_DOUBLE),
     STEP_FIELD(loss_deviation, FIELD_DOUBLE),
     STEP_FIELD(grad_norm_deviation, FIELD_DOUBLE),
-    STEP_FIELD(skipped, FIELD_BOOL),
+    STEP_CURVE(skipped, FIELD_BOOL),
     STEP_FIELD(spike, FIELD_BOOL),
-    STEP_FIELD(skipped_total, FIELD_INT),
-    STEP_FIELD(step_tokens, FIELD_INT),
-    STEP_FIELD(total_tokens, FIELD_INT),
-    STEP_FIELD(epoch, FIELD_DOUBLE),
+    STEP_CURVE(skipped_total, FIELD_INT),
+    STEP_CURVE(step_tokens, FIELD_INT),
+    STEP_CURVE(total_tokens, FIELD_INT),
+    STEP_CURVE(epoch, FIELD_DOUBLE),
     STEP_FIELD(step_seconds, FIELD_DOUBLE),
     STEP_FIELD(data_seconds, FIELD_DOUBLE),
     STEP_FIELD(wait_seconds, FIELD_DOUBLE),
@@ -52,22 +55,24 @@ static const Field step_fields[] = {
     STEP_FIELD(memory_resident, FIELD_INT),
     STEP_FIELD(memory_peak, FIELD_INT),
     STEP_FIELD(memory_fraction, FIELD_DOUBLE),
-    {NULL, FIELD_INT, 0},
+    {NULL, FIELD_INT, 0, false},
 };
 
 #define VALIDATION_FIELD(name, type) \
-    { #name, type, offsetof(ValidationMetrics, name) }
+    { #name, type, offsetof(ValidationMetrics, name), false }
+#define VALIDATION_CURVE(name, type) \
+    { #name, type, offsetof(ValidationMetrics, name), true }
 static const Field validation_fields[] = {
     VALIDATION_FIELD(step, FIELD_INT),
     VALIDATION_FIELD(wall, FIELD_DOUBLE),
-    VALIDATION_FIELD(loss, FIELD_DOUBLE),
-    VALIDATION_FIELD(perplexity, FIELD_DOUBLE),
-    VALIDATION_FIELD(bits_per_byte, FIELD_DOUBLE),
-    VALIDATION_FIELD(tokens, FIELD_INT),
-    VALIDATION_FIELD(nonfinite, FIELD_INT),
+    VALIDATION_CURVE(loss, FIELD_DOUBLE),
+    VALIDATION_CURVE(perplexity, FIELD_DOUBLE),
+    VALIDATION_CURVE(bits_per_byte, FIELD_DOUBLE),
+    VALIDATION_CURVE(tokens, FIELD_INT),
+    VALIDATION_CURVE(nonfinite, FIELD_INT),
     VALIDATION_FIELD(seconds, FIELD_DOUBLE),
     VALIDATION_FIELD(tokens_per_second, FIELD_DOUBLE),
-    {NULL, FIELD_INT, 0},
+    {NULL, FIELD_INT, 0, false},
 };
 
 #define KIND_STEP "train"
@@ -309,4 +314,89 @@ void metrics_table_free(MetricsTable *t) {
     free(t->steps);
     free(t->validations);
     *t = (MetricsTable){0};
+}
+
+/* ---- comparing ---- */
+
+static double number_of(const Field *f, const void *record) {
+    const char *at = (const char *)record + f->offset;
+    int64_t whole;
+    double value;
+    if (f->type == FIELD_BOOL) return *(const bool *)at;
+    memcpy(&value, at, sizeof value);
+    memcpy(&whole, at, sizeof whole);
+    return f->type == FIELD_INT ? (double)whole : value;
+}
+
+/* By bits, but for one not-a-number, which is like another: a file keeps no more of it. */
+static const Field *first_other(const Field *fields, const void *a, const void *b, double out[2]) {
+    for (const Field *f = fields; f->key; f++) {
+        out[0] = number_of(f, a);
+        out[1] = number_of(f, b);
+        bool same = isnan(out[0]) ? isnan(out[1]) != 0 : memcmp(&out[0], &out[1], sizeof out[0]) == 0;
+        if (f->curve && !same) return f;
+    }
+    return NULL;
+}
+
+typedef struct Records {
+    const char *kind;
+    const Field *fields;
+    const char *items;
+    size_t count, size;
+} Records;
+
+static Records records_of(const MetricsTable *t, bool steps) {
+    if (steps)
+        return (Records){KIND_STEP, step_fields, (const char *)t->steps, t->step_count, sizeof *t->steps};
+    return (Records){KIND_VALIDATION, validation_fields, (const char *)t->validations, t->validation_count,
+                     sizeof *t->validations};
+}
+
+/* Both kinds begin with their step. */
+static int64_t step_of(const Records *r, size_t i) {
+    int64_t step;
+    memcpy(&step, r->items + i * r->size, sizeof step);
+    return step;
+}
+_Static_assert(offsetof(StepMetrics, step) == 0 && offsetof(ValidationMetrics, step) == 0,
+               "step comes first");
+
+/* How many steps before `end` both have records of, up to the first that differs, which is not counted. */
+static size_t compare_records(const Records *a, const Records *b, int64_t end, MetricsDifference *d) {
+    size_t i = 0, j = 0, same = 0;
+    *d = (MetricsDifference){0};
+    while (i < a->count && j < b->count) {
+        int64_t x = step_of(a, i), y = step_of(b, j);
+        if (x >= end || y >= end) break;
+        if (x == y) {
+            const Field *f =
+                first_other(a->fields, a->items + i * a->size, b->items + j * b->size, d->values);
+            if (f) {
+                d->step = x;
+                d->kind = a->kind;
+                d->figure = f->key;
+                return same;
+            }
+            same++;
+        }
+        i += x <= y;
+        j += y <= x;
+    }
+    return same;
+}
+
+void metrics_compare(const MetricsTable *a, const MetricsTable *b, MetricsComparison *out) {
+    Records steps[2] = {records_of(a, true), records_of(b, true)},
+            validations[2] = {records_of(a, false), records_of(b, false)};
+    MetricsDifference d[2];
+    size_t count[2] = {compare_records(&steps[0], &steps[1], INT64_MAX, &d[0]),
+                       compare_records(&validations[0], &validations[1], INT64_MAX, &d[1])};
+    *out = (MetricsComparison){.steps = count[0], .validations = count[1]};
+    out->differs = d[0].figure || d[1].figure;
+    if (!out->differs) return;
+    /* What comes after the first difference is no matter: that it was the same would be chance. */
+    out->first = d[!d[0].figure || (d[1].figure && d[1].step < d[0].step)];
+    out->steps = compare_records(&steps[0], &steps[1], out->first.step, &d[0]);
+    out->validations = compare_records(&validations[0], &validations[1], out->first.step, &d[1]);
 }

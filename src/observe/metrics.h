@@ -106,4 +106,22 @@ typedef struct MetricsTable {
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err);
 void metrics_table_free(MetricsTable *t);
 
+/* A figure of a record that is not the same in two runs. */
+typedef struct MetricsDifference {
+    int64_t step;
+    const char *kind;   /* of the record: "train", "validation" */
+    const char *figure; /* "loss" */
+    double values[2];
+} MetricsDifference;
+
+/* Two runs by the bits of the figures that configuration and data alone decide: losses, norms, learning
+ * rates, tokens; not by times, rates or memory. Steps of which only one run has a record do not count. */
+typedef struct MetricsComparison {
+    size_t steps,
+        validations; /* records of both that are the same: all, or those of earlier steps than `first` */
+    bool differs;
+    MetricsDifference first; /* where they differ: the one of the least step */
+} MetricsComparison;
+void metrics_compare(const MetricsTable *a, const MetricsTable *b, MetricsComparison *out);
+
 #endif

@@ -1,5 +1,6 @@
-/* A curve in the terminal: braille dots (two by four a character) where the locale can show them, else one
- * star a character. */
+/* Curves in the terminal: braille dots (two by four a character) where the locale can show them, else one
+ * star, or the curve's letter, a character. Dots tell curves apart by colour only, so without colour several
+ * curves are letters. */
 #include "observe/plot.h"
 
 #include <math.h>
@@ -13,7 +14,8 @@
 /* The canvas: dots in rows from the top; dot_x by dot_y of them make a character. */
 typedef struct Canvas {
     int columns, rows, dot_x, dot_y; /* size in characters; dots per character */
-    unsigned char *dots;             /* [rows * dot_y][columns * dot_x] */
+    bool several, colour;
+    unsigned char *dots; /* [rows * dot_y][columns * dot_x]: a bit for each curve */
 } Canvas;
 
 typedef struct Range {
@@ -29,8 +31,8 @@ bool plot_locale_is_utf8(void) {
     return false;
 }
 
-static void set_dot(Canvas *c, int x, int y) {
-    c->dots[(size_t)y * (size_t)(c->columns * c->dot_x) + (size_t)x] = 1;
+static unsigned char *dot_at(const Canvas *c, int x, int y) {
+    return &c->dots[(size_t)y * (size_t)(c->columns * c->dot_x) + (size_t)x];
 }
 
 /* A flat curve runs through the middle. */
@@ -41,37 +43,70 @@ static int scale(double value, Range r, int dots) {
 }
 
 /* A straight line between two dots, both ends included. */
-static void draw_line(Canvas *c, int x0, int y0, int x1, int y1) {
+static void draw_line(Canvas *c, unsigned char curve, int x0, int y0, int x1, int y1) {
     int steps = abs(x1 - x0) > abs(y1 - y0) ? abs(x1 - x0) : abs(y1 - y0);
     for (int i = 0; i <= steps; i++) {
         double t = steps ? (double)i / steps : 0;
-        set_dot(c, (int)lround(x0 + t * (x1 - x0)), (int)lround(y0 + t * (y1 - y0)));
+        *dot_at(c, (int)lround(x0 + t * (x1 - x0)), (int)lround(y0 + t * (y1 - y0))) |= curve;
     }
 }
 
-/* Bits of the braille pattern U+2800, by column and row of the dot. */
-static unsigned braille(const Canvas *c, int column, int row) {
+/* Bits of the braille pattern U+2800, by column and row of the dot; and which curves are in the character. */
+static unsigned braille(const Canvas *c, int column, int row, unsigned *curves) {
     static const unsigned char bit[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
     unsigned pattern = 0;
+    *curves = 0;
     for (int y = 0; y < 4; y++) {
         for (int x = 0; x < 2; x++) {
-            size_t at = (size_t)(row * 4 + y) * (size_t)(c->columns * 2) + (size_t)(column * 2 + x);
-            if (c->dots[at]) pattern |= bit[y][x];
+            unsigned char dot = *dot_at(c, column * 2 + x, row * 4 + y);
+            if (dot) pattern |= bit[y][x];
+            *curves |= dot;
         }
     }
     return pattern;
 }
 
+/* SGR parameters; the lighter ones are read on dark and on light ground. */
+static const char *const colours[PLOT_CURVES] = {"34", "33", "32", "35", "36", "31", "94", "90"};
+
+/* Of a set of curves its only one; -1: none or several. */
+static int only_curve(unsigned curves) {
+    if (curves == 0 || (curves & (curves - 1)) != 0) return -1;
+    int curve = 0;
+    while (curves >>= 1) curve++;
+    return curve;
+}
+
+static void add_coloured(Text *out, const Canvas *c, unsigned curves, const char *text, size_t length) {
+    int curve = c->several && c->colour ? only_curve(curves) : -1;
+    if (curve >= 0) text_printf(out, "\x1b[%sm", colours[curve]);
+    text_add(out, text, length);
+    if (curve >= 0) text_puts(out, "\x1b[0m");
+}
+
 static void add_cell(Text *out, const Canvas *c, int column, int row) {
+    unsigned curves;
     if (c->dot_x == 1) {
-        text_puts(out, c->dots[(size_t)row * (size_t)c->columns + (size_t)column] ? "*" : " ");
+        curves = *dot_at(c, column, row);
+        int curve = c->several ? only_curve(curves) : -1;
+        char letter = curve >= 0 ? (char)('a' + curve) : curves ? '*' : ' ';
+        add_coloured(out, c, curves, &letter, 1);
         return;
     }
-    unsigned p = braille(c, column, row);
+    unsigned p = braille(c, column, row, &curves);
     if (p == 0)
         text_puts(out, " ");
     else
-        text_add(out, (char[]){(char)0xe2, (char)(0xa0 | p >> 6), (char)(0x80 | (p & 0x3f))}, 3);
+        add_coloured(out, c, curves, (char[]){(char)0xe2, (char)(0xa0 | p >> 6), (char)(0x80 | (p & 0x3f))},
+                     3);
+}
+
+void plot_key(Text *out, size_t curve, bool colour) {
+    CHECK(curve < PLOT_CURVES);
+    if (colour)
+        text_printf(out, "\x1b[%sm%c\x1b[0m", colours[curve], (int)('a' + curve));
+    else
+        text_printf(out, "%c", (int)('a' + curve));
 }
 
 static void label(char out[32], double value) {
@@ -103,36 +138,47 @@ static void add_foot(Text *out, const Canvas *c, Range x, bool unicode) {
     text_printf(out, "\n%*s%s%*s%s\n", LABEL + 2, "", first, gap > 1 ? gap : 1, "", last);
 }
 
-static void draw_curve(Canvas *c, const double *x, const double *y, size_t count, Range rx, Range ry) {
+static void draw_curve(Canvas *c, const PlotCurve *p, unsigned char curve, Range rx, Range ry) {
     int width = c->columns * c->dot_x, height = c->rows * c->dot_y, before_x = -1, before_y = -1;
-    for (size_t i = 0; i < count; i++) {
-        if (!isfinite(x[i]) || !isfinite(y[i])) {
+    for (size_t i = 0; i < p->count; i++) {
+        if (!isfinite(p->x[i]) || !isfinite(p->y[i])) {
             before_x = -1; /* a gap in the data is a gap in the line */
             continue;
         }
-        int at_x = scale(x[i], rx, width), at_y = height - 1 - scale(y[i], ry, height);
-        draw_line(c, before_x < 0 ? at_x : before_x, before_x < 0 ? at_y : before_y, at_x, at_y);
+        int at_x = scale(p->x[i], rx, width), at_y = height - 1 - scale(p->y[i], ry, height);
+        draw_line(c, curve, before_x < 0 ? at_x : before_x, before_x < 0 ? at_y : before_y, at_x, at_y);
         before_x = at_x;
         before_y = at_y;
     }
 }
 
-/* Sizes are brought within what can be drawn and read; infinities and NaNs are gaps. */
-void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows,
-                bool unicode) {
-    Range rx = {(double)INFINITY, -(double)INFINITY}, ry = rx;
-    for (size_t i = 0; i < count; i++) {
-        if (!isfinite(x[i]) || !isfinite(y[i])) continue;
-        rx = (Range){fmin(rx.low, x[i]), fmax(rx.high, x[i])};
-        ry = (Range){fmin(ry.low, y[i]), fmax(ry.high, y[i])};
+static void widen(const PlotCurve *p, Range *rx, Range *ry) {
+    for (size_t i = 0; i < p->count; i++) {
+        if (!isfinite(p->x[i]) || !isfinite(p->y[i])) continue;
+        *rx = (Range){fmin(rx->low, p->x[i]), fmax(rx->high, p->x[i])};
+        *ry = (Range){fmin(ry->low, p->y[i]), fmax(ry->high, p->y[i])};
     }
+}
+
+/* Sizes are brought within what can be drawn and read; infinities and NaNs are gaps. */
+void plot_curves(Text *out, const PlotCurve *curves, size_t count, int columns, int rows, bool unicode,
+                 bool colour) {
+    Range rx = {(double)INFINITY, -(double)INFINITY}, ry = rx;
+    CHECK(count <= PLOT_CURVES);
+    for (size_t i = 0; i < count; i++) widen(&curves[i], &rx, &ry);
     if (!(rx.low <= rx.high)) return;
     columns = columns < 20 ? 20 : columns > 1000 ? 1000 : columns;
     rows = rows < 3 ? 3 : rows > 1000 ? 1000 : rows;
-    Canvas c = {columns - LABEL - 2, rows, unicode ? 2 : 1, unicode ? 4 : 1, NULL};
+    bool dots = unicode && (count == 1 || colour);
+    Canvas c = {columns - LABEL - 2, rows, dots ? 2 : 1, dots ? 4 : 1, count > 1, colour, NULL};
     c.dots = mem_alloc((size_t)(c.columns * c.dot_x) * (size_t)(c.rows * c.dot_y));
-    draw_curve(&c, x, y, count, rx, ry);
+    for (size_t i = 0; i < count; i++) draw_curve(&c, &curves[i], (unsigned char)(1u << i), rx, ry);
     add_rows(out, &c, ry, unicode);
     add_foot(out, &c, rx, unicode);
     free(c.dots);
+}
+
+void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows,
+                bool unicode) {
+    plot_curves(out, &(PlotCurve){x, y, count}, 1, columns, rows, unicode, false);
 }

@@ -8,11 +8,25 @@
 
 #include "base/text.h"
 
-/* Adds `rows` lines of at most `columns` characters with the curve, its axis on the left, and one line with
- * the ends of x below. x ascends; points whose y is not finite are left out. At least 20 columns and 3 rows
- * are used. Nothing when there is no point. */
+/* x ascends; points whose y is not finite are left out. */
+typedef struct PlotCurve {
+    const double *x, *y;
+    size_t count;
+} PlotCurve;
+
+#define PLOT_CURVES 8 /* at most, in one drawing */
+
+/* Adds `rows` lines of at most `columns` characters with the curves, their axis on the left, and one line
+ * with the ends of x below. At least 20 columns and 3 rows are used. Nothing when there is no point. Several
+ * curves are told apart by colour, or, without, drawn as letters: plot_key says which, "*" is where they
+ * meet. */
+void plot_curves(Text *out, const PlotCurve *curves, size_t count, int columns, int rows, bool unicode,
+                 bool colour);
+/* One curve, in no colour. */
 void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows,
                 bool unicode);
+/* Adds the letter of a curve, in its colour. */
+void plot_key(Text *out, size_t curve, bool colour);
 
 /* By LC_ALL, LC_CTYPE, LANG: the program itself stays in the C locale, so that numbers keep their dots. */
 bool plot_locale_is_utf8(void);

@@ -100,6 +100,15 @@ ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
     return code;
 }
 
+ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err) {
+    cJSON *state;
+    *facts = (RunFacts){0};
+    TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
+    ErrorCode code = read_facts(facts, state, false, err);
+    cJSON_Delete(state);
+    return code;
+}
+
 void saved_free(SavedRun *saved) { options_free(&saved->set); }
 
 /* ---- writing ---- */

@@ -40,6 +40,8 @@ typedef struct SavedRun {
 
 /* *saved, whatever it held, from the text of a state file. Freed by saved_free, also after an error. */
 ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err);
+/* Its facts alone: whatever configuration it is of. What a text does not say is empty. */
+ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err);
 void saved_free(SavedRun *saved);
 void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const RunFacts *facts, Text *out);
 

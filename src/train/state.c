@@ -106,6 +106,27 @@ void state_close(Found *f) {
     *f = (Found){.exists = false};
 }
 
+#define STATE_LIMIT (4 << 20)
+
+ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
+    CheckpointSet set = {0};
+    char *dir = checkpoint_directory(run_dir), *text = NULL;
+    *facts = (RunFacts){0};
+    ErrorCode code = checkpoint_candidates(&set, dir, err);
+    for (size_t i = set.count; code == OK && !text && i-- > 0;) {
+        size_t length;
+        char *path = path_join(set.items[i].path, CHECKPOINT_STATE);
+        if (file_exists(path)) code = file_read_own(path, STATE_LIMIT, &text, &length, err);
+        if (text) code = saved_parse_facts(facts, text, err);
+        if (code != OK) error_context(err, "%s", set.items[i].path);
+        free(path);
+    }
+    free(text);
+    checkpoint_set_free(&set);
+    free(dir);
+    return code;
+}
+
 /* What readers of the new run would take for its own. */
 static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE};
 

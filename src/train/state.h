@@ -25,6 +25,10 @@ ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err);
 ErrorCode state_take_up(const Found *f, Engine *e, Comm *comm, Error *err);
 void state_close(Found *f); /* a zeroed one is fine */
 
+/* The facts of the newest checkpoint of a run that has a state, for who only looks: nothing is verified, and
+ * all are empty where there is none. */
+ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err);
+
 /* Removes what a run that starts over has left: checkpoints, metrics, journal, TensorBoard events, trace,
  * report, audit logs. What else is in the directory stays. */
 ErrorCode state_discard(const char *run_dir, Error *err);

@@ -105,13 +105,18 @@ static int wait_for_end(Watch *w) {
 
 static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
+/* Training compares nothing: 1 is what mpirun says of itself. */
+static const char *name_of(int code) {
+    return code == ERR_DIFFERENT ? "the launcher failed" : error_name((ErrorCode)code);
+}
+
 static void describe(Watch *w, int status) {
     if (WIFSIGNALED(status))
         snprintf(w->cause, sizeof w->cause, "killed by signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
     else
         snprintf(w->cause, sizeof w->cause, "exit status %d (%s)", WEXITSTATUS(status),
-                 error_name((ErrorCode)WEXITSTATUS(status)));
+                 name_of(WEXITSTATUS(status)));
 }
 
 /* A status of 128 + N is that of a launcher whose process was killed. */

@@ -38,7 +38,7 @@ static void test_trail(void **state) {
     assert_int_equal(places(error_trail()), 3);
     assert_non_null(strstr(error_trail(), "test_base.c:"));
     assert_null(strchr(error_trail(), '*'));
-    assert_non_null(strstr(error_end(end, sizeof end, ERR_INTERNAL), "exit status 1; trail: "));
+    assert_non_null(strstr(error_end(end, sizeof end, ERR_INTERNAL), "exit status 70; trail: "));
     assert_int_equal(fails(1, ERR_INTERNAL, NULL), ERR_INTERNAL);
     assert_int_equal(places(error_trail()), 2);
     fails(1000, ERR_INTERNAL, &err);

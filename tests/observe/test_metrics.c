@@ -312,6 +312,84 @@ static void the_curve_keeps_its_size(void **state) {
     text_free(&t);
 }
 
+static size_t count_of(const char *text, char c) {
+    size_t n = 0;
+    for (; *text; text++) n += *text == c;
+    return n;
+}
+
+static void curves_are_told_apart_with_colour_or_without(void **state) {
+    (void)state;
+    double x[50], flat[50], falling[50];
+    for (int i = 0; i < 50; i++) {
+        x[i] = i;
+        flat[i] = 5;
+        falling[i] = 10 - 0.2 * i;
+    }
+    const PlotCurve curves[] = {{x, flat, 50}, {x, falling, 50}};
+    for (int unicode = 0; unicode < 2; unicode++) {
+        Text t = {0};
+        plot_curves(&t, curves, 2, 60, 11, unicode, false);
+        assert_int_equal(count_of(t.data, 0x1b), 0);
+        assert_true(count_of(t.data, 'a') > 20 && count_of(t.data, 'b') > 20);
+        assert_in_range(count_of(t.data, '*'), 1, 8); /* where they meet */
+        text_clear(&t);
+        plot_curves(&t, curves, 2, 60, 11, unicode, true);
+        assert_non_null(strstr(t.data, "\x1b[34m"));
+        assert_non_null(strstr(t.data, "\x1b[33m"));
+        text_clear(&t);
+        plot_curves(&t, curves, 1, 60, 11, unicode, true); /* one needs no telling */
+        assert_int_equal(count_of(t.data, 0x1b) + count_of(t.data, 'a'), 0);
+        text_free(&t);
+    }
+}
+
+/* Bits count, not digits; what time and place decide does not. */
+static void runs_part_where_a_bit_differs(void **state) {
+    (void)state;
+    StepMetrics a[4], b[4];
+    ValidationMetrics va = {.step = 2, .loss = 3}, vb = va;
+    MetricsTable first = {.steps = a, .step_count = 4, .validations = &va, .validation_count = 1},
+                 second = {.steps = b, .step_count = 4, .validations = &vb, .validation_count = 1};
+    MetricsComparison c;
+    for (int s = 0; s < 4; s++) {
+        a[s] = b[s] = sample(s + 1);
+        b[s].wall += 1;
+        b[s].tokens_per_second = 7;
+        b[s].memory_peak = 7;
+    }
+    a[1].loss = b[1].loss = (double)NAN;
+    metrics_compare(&first, &second, &c);
+    assert_false(c.differs);
+    assert_int_equal(c.steps, 4);
+    assert_int_equal(c.validations, 1);
+    b[2].grad_norm = nextafter(b[2].grad_norm, 1);
+    metrics_compare(&first, &second, &c);
+    assert_true(c.differs);
+    assert_int_equal(c.first.step, 3);
+    assert_string_equal(c.first.figure, "grad_norm");
+    assert_string_equal(c.first.kind, "train");
+    assert_true(c.first.values[0] == a[2].grad_norm && c.first.values[1] == b[2].grad_norm);
+    assert_int_equal(c.steps, 2);
+    vb.loss = 4; /* earlier */
+    metrics_compare(&first, &second, &c);
+    assert_string_equal(c.first.kind, "validation");
+    assert_int_equal(c.first.step, 2);
+    assert_int_equal(c.steps, 1);
+    assert_int_equal(c.validations, 0);
+    /* steps that only one has say nothing */
+    second.steps = b + 1;
+    second.step_count = 1;
+    second.validation_count = 0;
+    metrics_compare(&first, &second, &c);
+    assert_false(c.differs);
+    assert_int_equal(c.steps, 1);
+    second.step_count = 0;
+    metrics_compare(&first, &second, &c);
+    assert_false(c.differs);
+    assert_int_equal(c.steps, 0);
+}
+
 static void the_locale_decides_on_unicode(void **state) {
     (void)state;
     setenv("LC_ALL", "C", 1);
@@ -338,6 +416,8 @@ int main(void) {
         cmocka_unit_test(the_status_line_fits),
         cmocka_unit_test(the_journal_survives_a_torn_line),
         cmocka_unit_test(the_curve_keeps_its_size),
+        cmocka_unit_test(curves_are_told_apart_with_colour_or_without),
+        cmocka_unit_test(runs_part_where_a_bit_differs),
         cmocka_unit_test(the_locale_decides_on_unicode),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

@@ -292,6 +292,31 @@ static void a_traced_step_is_drawn_planned_above_measured(void **state) {
     assert_int_equal(unlink(files_path(TRACE_FILE)), 0);
 }
 
+static void several_runs_are_on_one_page(void **state) {
+    (void)state;
+    write_run(10);
+    const char *hostile = files_mkdir("<script>alert(3)<");
+    char *from = path_join(files_root, METRICS_FILE), *to = path_join(hostile, METRICS_FILE);
+    assert_int_equal(link(from, to), 0); /* a second name is no link to elsewhere: it is only read */
+    const char *const dirs[] = {files_root, hostile, files_root};
+    Runs runs;
+    Text html = {0};
+    assert_int_equal(runs_open(&runs, dirs, 3, &err), OK);
+    assert_true(runs_equal(&runs));
+    report_write_runs(&html, &runs);
+    assert_null(strstr(html.data, "<script>alert"));
+    assert_non_null(strstr(html.data, "&lt;script&gt;alert(3)"));
+    assert_int_equal(count_of(html.data, "<svg"), 7);
+    assert_non_null(strstr(html.data, "line s3\"")); /* a colour a run */
+    assert_int_equal(count_of(html.data, "No figure differs"), 2);
+    assert_null(strstr(html.data, "http://"));
+    assert_null(strstr(html.data, "src="));
+    runs_free(&runs);
+    text_free(&html);
+    free(from);
+    free(to);
+}
+
 static void a_wrong_place_is_named(void **state) {
     (void)state;
     Text html = {0};
@@ -314,6 +339,7 @@ int main(void) {
         cmocka_unit_test(text_of_others_stays_text),
         cmocka_unit_test(a_young_run_has_a_page),
         cmocka_unit_test(a_traced_step_is_drawn_planned_above_measured),
+        cmocka_unit_test(several_runs_are_on_one_page),
         cmocka_unit_test(a_wrong_place_is_named),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

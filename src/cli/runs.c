@@ -1,0 +1,40 @@
+/* Runs beside each other, with the facts that only a checkpoint has. */
+#include "cli/runs.h"
+
+#include "base/log.h"
+#include "train/state.h"
+
+/* What a text or a tokenizer holds decides the curve; the order of sums, kernels and build its last bits. */
+static const struct {
+    const char *part, *name;
+    size_t offset;
+    OptionEffect effect;
+} facts[] = {
+    {"data", "data (fingerprint)", offsetof(RunFacts, data), EFFECT_CURVE},
+    {"data", "tokenizer (fingerprint)", offsetof(RunFacts, tokenizer), EFFECT_CURVE},
+    {"data", "mixture", offsetof(RunFacts, mixture), EFFECT_CURVE},
+    {"machine", "order of sums", offsetof(RunFacts, sums), EFFECT_SUMS},
+    {"machine", "kernels", offsetof(RunFacts, kernels), EFFECT_SUMS},
+    {"machine", "build", offsetof(RunFacts, build), EFFECT_SUMS},
+};
+
+/* A checkpoint that cannot be read, or goes while one looks, takes its facts with it, and no more. */
+static void add_facts(Runs *runs) {
+    RunFacts of[RUNS_MAX];
+    for (size_t i = 0; i < runs->count; i++) {
+        Error err = {.message = ""};
+        if (state_read_facts(&of[i], runs->dirs[i], &err) != OK)
+            log_warn("facts of data and machine are not known: %s", err.message);
+    }
+    for (size_t f = 0; f < sizeof facts / sizeof *facts; f++) {
+        const char *values[RUNS_MAX];
+        for (size_t i = 0; i < runs->count; i++) values[i] = (const char *)&of[i] + facts[f].offset;
+        runs_add_fact(runs, facts[f].part, facts[f].name, options_effect_name(facts[f].effect), values);
+    }
+}
+
+ErrorCode open_runs(const Arguments *args, Runs *runs, Error *err) {
+    TRY(runs_open(runs, args->operands, (size_t)args->operand_count, err));
+    if (runs->count > 1) add_facts(runs);
+    return OK;
+}

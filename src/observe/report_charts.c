@@ -1,0 +1,287 @@
+/* Curves of one run, or of several over each other: a chart has a series, or two, of each. The numbers behind
+ * the read-out are thinned out: its size does not grow with the run. */
+#include "observe/report_charts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "observe/chart.h"
+
+#define GIB (1024.0 * 1024 * 1024)
+#define READOUT_BUCKETS 400
+
+/* One column of the metrics as an array; NaN where a step was not logged with it. */
+typedef struct Columns {
+    size_t count, validations;
+    double *step, *loss, *grad_norm, *lr, *rate, *resident, *peak, *validation_step, *validation_loss;
+} Columns;
+
+static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
+
+static Columns make_columns(const MetricsTable *t) {
+    size_t n = t->step_count, v = t->validation_count;
+    Columns c = {n,
+                 v,
+                 new_column(n),
+                 new_column(n),
+                 new_column(n),
+                 new_column(n),
+                 new_column(n),
+                 new_column(n),
+                 new_column(n),
+                 new_column(v),
+                 new_column(v)};
+    for (size_t i = 0; i < n; i++) {
+        const StepMetrics *m = &t->steps[i];
+        c.step[i] = (double)m->step;
+        c.loss[i] = m->loss;
+        c.grad_norm[i] = m->grad_norm;
+        c.lr[i] = m->lr;
+        c.rate[i] = m->tokens_per_second;
+        c.resident[i] = (double)m->memory_resident / GIB;
+        c.peak[i] = (double)m->memory_peak / GIB;
+    }
+    for (size_t i = 0; i < v; i++) {
+        c.validation_step[i] = (double)t->validations[i].step;
+        c.validation_loss[i] = t->validations[i].loss;
+    }
+    return c;
+}
+
+static void free_columns(Columns *c) {
+    double *all[] = {c->step,           c->loss,     c->grad_norm, c->lr,
+                     c->rate,           c->resident, c->peak,      c->validation_step,
+                     c->validation_loss};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* ---- charts ---- */
+
+/* The labels are the marks' own: free_marks frees them. */
+static size_t make_marks(const MetricsTable *t, ChartMark *marks) {
+    size_t n = 0;
+    for (size_t i = 0; i < t->step_count; i++) {
+        const StepMetrics *m = &t->steps[i];
+        if (!m->skipped && !m->spike) continue;
+        Text label = {0};
+        text_printf(&label, "step %lld: %s", (long long)m->step,
+                    m->skipped ? "skipped, not finite" : "spike");
+        marks[n++] = (ChartMark){(double)m->step, m->skipped ? "skipped" : "spike", label.data};
+    }
+    return n;
+}
+
+static void free_marks(ChartMark *marks, size_t count) {
+    for (size_t i = 0; i < count; i++) free((char *)(uintptr_t)marks[i].label);
+    free(marks);
+}
+
+/* A logarithmic axis suits values whose extremes leave the rest no room. */
+static bool wants_log(const MetricsTable *t, const double *values, size_t offset) {
+    double high = 0, typical = report_median(t, offset);
+    for (size_t i = 0; i < t->step_count; i++) {
+        if (isfinite(values[i])) high = fmax(high, values[i]);
+    }
+    return typical > 0 && high > 8 * typical;
+}
+
+/* Of the runs on a page. */
+typedef struct Page {
+    const Runs *runs;
+    Columns columns[RUNS_MAX];
+    Chart base; /* what all charts have in common */
+} Page;
+
+static const char *const styles[RUNS_MAX] = {"s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"};
+
+/* A chart with a curve a run; of one run alone it goes by what it shows. */
+static void write_chart(Text *out, const Page *p, Chart chart, const char *name, size_t column, bool smooth) {
+    ChartSeries series[RUNS_MAX];
+    size_t n = p->runs->count;
+    for (size_t i = 0; i < n; i++) {
+        double *values = *(double *const *)((const char *)&p->columns[i] + column);
+        series[i] = (ChartSeries){n > 1 ? p->runs->runs[i].name : name,
+                                  styles[i],
+                                  p->columns[i].step,
+                                  values,
+                                  p->columns[i].count,
+                                  smooth,
+                                  false};
+    }
+    chart.series = series;
+    chart.series_count = n;
+    chart_write(out, &chart);
+}
+
+/* Of one run validation has a colour of its own; of several it has that of its run, and dots. */
+static void write_loss_chart(Text *out, const Page *p, Chart chart) {
+    ChartSeries series[2 * RUNS_MAX];
+    size_t n = p->runs->count, count = 0;
+    for (size_t i = 0; i < n; i++)
+        series[count++] = (ChartSeries){n > 1 ? p->runs->runs[i].name : "training",
+                                        styles[i],
+                                        p->columns[i].step,
+                                        p->columns[i].loss,
+                                        p->columns[i].count,
+                                        true,
+                                        false};
+    for (size_t i = 0; i < n; i++) {
+        const Columns *c = &p->columns[i];
+        if (c->validations)
+            series[count++] = (ChartSeries){n > 1 ? NULL : "validation",
+                                            n > 1 ? styles[i] : "s2",
+                                            c->validation_step,
+                                            c->validation_loss,
+                                            c->validations,
+                                            false,
+                                            true};
+    }
+    chart.id = "loss";
+    chart.title = "Loss";
+    chart.unit = "nats per token";
+    chart.series = series;
+    chart.series_count = count;
+    chart.width = 1080;
+    chart.height = 360;
+    chart_write(out, &chart);
+}
+
+static void write_step_charts(Text *out, const Page *p) {
+    const MetricsTable *t = &p->runs->runs[0].metrics;
+    ChartMark *marks = mem_alloc_array(t->step_count + 1, sizeof *marks);
+    size_t mark_count = p->runs->count == 1 ? make_marks(t, marks) : 0;
+    Chart chart = p->base;
+    chart.marks = marks;
+    chart.mark_count = mark_count;
+    chart.offer_log = true;
+    write_loss_chart(out, p, chart);
+    chart.id = "norm";
+    chart.title = "Gradient norm";
+    chart.unit = "before clipping";
+    for (size_t i = 0; i < p->runs->count; i++)
+        chart.start_log |=
+            wants_log(&p->runs->runs[i].metrics, p->columns[i].grad_norm, offsetof(StepMetrics, grad_norm));
+    write_chart(out, p, chart, "gradient norm", offsetof(Columns, grad_norm), true);
+    free_marks(marks, mark_count);
+}
+
+/* Two series where there is one run; the peaks of several would be too much. */
+static void write_memory_chart(Text *out, const Page *p, Chart chart) {
+    const Columns *c = &p->columns[0];
+    const ChartSeries both[] = {
+        {"resident", "s1", c->step, c->resident, c->count, false, false},
+        {"peak", "s2", c->step, c->peak, c->count, false, false},
+    };
+    chart.id = "memory";
+    chart.title = "Memory";
+    chart.unit = "GiB";
+    if (p->runs->count > 1) {
+        write_chart(out, p, chart, "peak", offsetof(Columns, peak), false);
+        return;
+    }
+    chart.series = both;
+    chart.series_count = 2;
+    chart_write(out, &chart);
+}
+
+static void write_other_charts(Text *out, const Page *p) {
+    Chart chart = p->base;
+    chart.from_zero = true;
+    chart.id = "lr";
+    chart.title = "Learning rate";
+    write_chart(out, p, chart, "learning rate", offsetof(Columns, lr), false);
+    chart.id = "rate";
+    chart.title = "Throughput";
+    chart.unit = "tokens per second";
+    write_chart(out, p, chart, "throughput", offsetof(Columns, rate), true);
+    write_memory_chart(out, p, chart);
+}
+
+static double last_step(const Columns *c) {
+    double last = c->count ? c->step[c->count - 1] : 1;
+    return c->validations ? fmax(last, c->validation_step[c->validations - 1]) : last;
+}
+
+void report_write_charts(Text *out, const Runs *runs) {
+    Page p = {.runs = runs, .base = {.width = 530, .height = 250}};
+    for (size_t i = 0; i < runs->count; i++) {
+        p.columns[i] = make_columns(&runs->runs[i].metrics);
+        p.base.x_high = fmax(p.base.x_high, last_step(&p.columns[i]));
+    }
+    text_puts(out, "<section class=\"charts\" aria-label=\"Curves\">\n");
+    write_step_charts(out, &p);
+    write_other_charts(out, &p);
+    text_puts(out, "</section>\n");
+    for (size_t i = 0; i < runs->count; i++) free_columns(&p.columns[i]);
+}
+
+/* ---- data for the read-out ---- */
+
+/* Marks the rows worth reading: of each bucket of rows the first, and the extremes of loss and norm. */
+static void choose_rows(const Columns *c, bool *keep) {
+    size_t size = c->count / READOUT_BUCKETS + 1;
+    for (size_t from = 0; from < c->count; from += size) {
+        size_t to = from + size < c->count ? from + size : c->count, low = from, high = from, norm = from;
+        for (size_t i = from; i < to; i++) {
+            if (!isfinite(c->loss[i])) keep[i] = true;
+            if (c->loss[i] < c->loss[low]) low = i;
+            if (c->loss[i] > c->loss[high]) high = i;
+            if (c->grad_norm[i] > c->grad_norm[norm]) norm = i;
+        }
+        keep[from] = keep[low] = keep[high] = keep[norm] = true;
+    }
+    if (c->count) keep[c->count - 1] = true;
+}
+
+/* Seven digits are more than a read-out shows. */
+static double rounded(double value) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.7g", value);
+    return strtod(digits, NULL);
+}
+
+/* Only rows that are kept: the script finds the one nearest to the pointer. */
+static void write_array(JsonWriter *w, const char *key, const double *values, size_t count,
+                        const bool *keep) {
+    json_key(w, key);
+    json_begin_array(w);
+    for (size_t i = 0; i < count; i++) {
+        if (!keep || keep[i]) json_double(w, rounded(values[i]));
+    }
+    json_end_array(w);
+}
+
+/* Without names: the script takes them from the page, where they are escaped for HTML. */
+static void write_run_data(JsonWriter *w, const Columns *c) {
+    bool *keep = mem_alloc_array(c->count + 1, sizeof *keep);
+    const struct {
+        const char *key;
+        const double *values;
+    } columns[] = {{"step", c->step}, {"loss", c->loss},         {"norm", c->grad_norm}, {"lr", c->lr},
+                   {"rate", c->rate}, {"resident", c->resident}, {"peak", c->peak}};
+    choose_rows(c, keep);
+    json_begin_object(w);
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        write_array(w, columns[i].key, columns[i].values, c->count, keep);
+    }
+    write_array(w, "vstep", c->validation_step, c->validations, NULL);
+    write_array(w, "vloss", c->validation_loss, c->validations, NULL);
+    json_end_object(w);
+    free(keep);
+}
+
+void report_write_data(Text *out, const Runs *runs) {
+    JsonWriter w;
+    text_puts(out, "<script type=\"application/json\" id=\"data\">");
+    json_start(&w, out, 0);
+    json_begin_array(&w);
+    for (size_t i = 0; i < runs->count; i++) {
+        Columns c = make_columns(&runs->runs[i].metrics);
+        write_run_data(&w, &c);
+        free_columns(&c);
+    }
+    json_end_array(&w);
+    text_puts(out, "</script>\n");
+}
