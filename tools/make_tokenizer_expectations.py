@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes tests/support/tokenizer_expectations.h: a small tokenizer for each pattern, nasty texts, and the ids that the Hugging Face
-`tokenizers` package gives them.
+`tokenizers` package gives them; and tests/data/tokenizer_families.json: the same for the forms of tokenizer_families.py.
 
     python3 -m venv .venv && .venv/bin/pip install tokenizers
-    .venv/bin/python tools/make_tokenizer_expectations.py > tests/support/tokenizer_expectations.h
+    .venv/bin/python tools/make_tokenizer_expectations.py
 """
+import contextlib
 import json
 import os
 import sys
@@ -13,12 +14,14 @@ import tokenizers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import tokenizer_families as forms
+from tokenizer_families import LLAMA3, QWEN2
 from tokenizer_texts import NASTY
 
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-          r"|\s+(?!\S)|\s+")
-PATTERNS = [("gpt2", None), ("llama3", LLAMA3), ("qwen2", LLAMA3.replace("{1,3}", ""))]
+PATTERNS = [("gpt2", None), ("llama3", LLAMA3), ("qwen2", QWEN2)]
 MERGES = 400
+FAMILY_MERGES = 250
+TESTS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests")
 
 
 def train(pattern):
@@ -62,7 +65,32 @@ def print_pattern(name, pattern):
     print("};")
 
 
-def main():
+def family_expectations(form, bases):
+    """The form's document without its model's vocabulary, and of each text the ids; what they decode to where it is another text, false
+    where that holds a NUL, which weft's JSON refuses."""
+    document = forms.document(form, bases[form["base"]])
+    reference = Tokenizer.from_str(json.dumps(document))
+    reference.encode_special_tokens = True
+    cases = []
+    for text in NASTY:
+        ids = reference.encode(text, add_special_tokens=False).ids
+        decoded = reference.decode(ids, skip_special_tokens=False)
+        cases.append([ids] if decoded == text else [ids, "\0" not in decoded and decoded])
+    document["model"] = {key: value for key, value in document["model"].items() if key not in ("vocab", "merges")}
+    return {"base": form["base"], "document": document, "cases": cases}
+
+
+def write_families(file):
+    bases = forms.make_bases(NASTY, FAMILY_MERGES)
+    families = {name: family_expectations(form, bases) for name, form in forms.FAMILIES.items()}
+    file.write('{"made by": "tools/make_tokenizer_expectations.py with tokenizers %s"' % tokenizers.__version__)
+    for key, members in (("bases", bases), ("families", families)):
+        lines = [json.dumps(name) + ":" + json.dumps(value, separators=(",", ":")) for name, value in members.items()]
+        file.write(',\n"%s": {\n%s\n}' % (key, ",\n".join(lines)))
+    file.write("}\n")
+
+
+def write_header():
     print(f"/* Made by tools/make_tokenizer_expectations.py with `tokenizers` {tokenizers.__version__}; not to be edited. */\n// clang-format off")
     print("\nstatic const struct {\n    const char *bytes;\n    size_t length;\n} nasty_texts[] = {")
     for text in NASTY:
@@ -73,4 +101,7 @@ def main():
         print_pattern(name, pattern)
 
 
-main()
+with open(os.path.join(TESTS, "support", "tokenizer_expectations.h"), "w") as header, contextlib.redirect_stdout(header):
+    write_header()
+with open(os.path.join(TESTS, "data", "tokenizer_families.json"), "w") as families:
+    write_families(families)

@@ -15,4 +15,8 @@ NASTY = [
     "for (int i = 0; i < n; i++) { x[i] += 1; }", "\tif x:\n\t\treturn  y\n\n\n", "https://example.org/a?b=c&d=%20#e", "----====____....",
     "!!!\n\n???\r\n...", "... \n", "a.b,c;d:e", "\ufeffbom", "\ufffd\uffff", "e\u0301 \u00e9 \u212b \u00c5 A\u030a",
     "\ufb06 'st 'l l", "\u01c5 \u02b0 \u05d0 \u10d0", "a" * 60, "\u0142" * 40, " " * 50, "\n" * 30, "ab" * 50, "1" * 50, "!" * 50,
+    "\u2581", "\u2581\u2581a", "a\u2581b \u2581 c", " \u2581", "<0x0A>", "<s>text</s>", "<unk>", "HelloWorld ABCdef McDonald's ABC's aB", "it it's (it) it_ init",
+    "left  left right both  both\nboth x", "a norm  norm b", "<|x|>|x| |> y y", "<think> a </think>  b<think>", "<|user|>\n hi<|end|>  \n <|end|>",
+    "\n\n\n\n a\n\nb", "<table> <table>", "\u2126\uff21\ufb01\u2460 \u0130I\u0131\u03a3\u03c2 \u1e9e", "\uac00\u11a8 \u1100\u1161 \u0344 \u0958", "  WE we We", "x xx axb",
+    "#include <a.h>\n\tint x_y;", "\u4f60\u597dabc\u3042\u30ab\u30bf123\ud55c", "price: \u20ac12 $5 ~3+4=7 <=>", "a \u20ac \u20ac  \u20ac", "\u20ac   ", "x \t\u20ac", "a\x01b \x02\x03 \u0378", "<|User|> <\uff5cUser\uff5c>x<\uff5cUser\uff5c>",
 ]

@@ -60,9 +60,10 @@ static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
     return read_prompt(args, &r->prompt, err);
 }
 
-static void put_token(const OpenModel *m, int32_t id) {
+/* Bytes as they come: those of one character may lie in several tokens. `first`: the text begins with it. */
+static void put_token(const OpenModel *m, int32_t id, bool first) {
     size_t length;
-    const char *bytes = tokenizer_token_bytes(m->tokenizer, id, &length);
+    const char *bytes = tokenizer_token_text(m->tokenizer, id, first, &length);
     if (bytes) fwrite(bytes, 1, length, stdout);
     fflush(stdout); /* each token shows as it comes */
 }
@@ -77,9 +78,9 @@ static int64_t generate(OpenModel *m, Decoder *g, const Request *r) {
     for (int64_t i = tokenizer_vocab_size(m->tokenizer); i < vocab; i++) logits[i] = -INFINITY;
     while (made < r->tokens) {
         int32_t id = sample_token(&r->sampling, logits, vocab, made, order);
-        made++;
+        bool first = made++ == 0 && r->prompt.length == 0;
         if (id == tokenizer_eos(m->tokenizer) && !r->ignore_end) break;
-        put_token(m, id);
+        put_token(m, id, first);
         if (made == r->tokens || decoder_room(g) == 0) break;
         decoder_feed(g, &id, 1, logits);
         for (int64_t i = tokenizer_vocab_size(m->tokenizer); i < vocab; i++) logits[i] = -INFINITY;

@@ -64,7 +64,8 @@ static ErrorCode run_train(const Arguments *args, Error *err) {
 static const Flag train_flags[] = {
     {"--vocab", 'n', "N", "entries of the vocabulary in all: 256 bytes, merges, special tokens"},
     {"--out", 'o', "FILE", "the tokenizer.json to write"},
-    {"--pattern", 'p', "NAME", "how text is cut into pieces: gpt2, llama3 (default) or qwen2"},
+    {"--pattern", 'p', "NAME",
+     "how text is cut into pieces: gpt2, llama3 (default), qwen2, qwen35, tekken or o200k"},
     {"--special", 's', "A,B,...",
      "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
     {"--key", 'k', "NAME", "JSON lines: the member that holds the text; default text"},
@@ -190,7 +191,7 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
         TRY(read_id(count, &id, err));
         if (id < 0) return OK;
         size_t length;
-        const char *bytes = tokenizer_token_bytes(t, id, &length);
+        const char *bytes = tokenizer_token_text(t, id, count == 1, &length);
         if (!bytes) {
             return error_set(err, ERR_DATA, "standard input: token %zu is %d, outside the vocabulary of %d",
                              count, id, tokenizer_vocab_size(t));

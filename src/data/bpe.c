@@ -1,6 +1,6 @@
-/* Byte-pair encoding of one piece of text: its bytes become tokens, then the pair of neighbours whose
- * merge has the lowest rank is joined, the leftmost first, until no pair has a merge (Sennrich et al.,
- * 2016; ranks as in GPT-2).
+/* Byte-pair encoding of one piece of text: its bytes or characters become tokens, then the pair of neighbours
+ * whose merge has the lowest rank is joined, the leftmost first, until no pair has a merge (Sennrich et al.,
+ * 2016; ranks as in GPT-2). SentencePiece's BPE is the same where a file lists its merges.
  *
  *  B1. `slots` is an open-addressing table from pair to rank, at most half full, so that a search ends.
  *  B2. Merges of one rank have one result. tiktoken's files have several pairs for a rank; tokenizer.json
@@ -77,10 +77,9 @@ void bpe_free(Bpe *b) {
 }
 
 /* ranks[i] is the rank of the pair (out[i], out[i + 1]); the last one is BPE_NO_RANK. */
-static size_t encode_small(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out) {
+static size_t merge_small(const Bpe *b, int32_t *out, size_t count) {
     uint32_t ranks[SMALL_PIECE];
-    size_t n = length;
-    for (size_t i = 0; i < n; i++) out[i] = b->byte_ids[bytes[i]];
+    size_t n = count;
     for (size_t i = 0; i + 1 < n; i++) ranks[i] = rank_of(b, out[i], out[i + 1]);
     ranks[n - 1] = BPE_NO_RANK;
     for (;;) {
@@ -154,7 +153,7 @@ static void merge_at(const Bpe *b, LongPiece *p, uint32_t at) {
 
 /* The heap is ordered by (rank, position), so that among equal ranks the leftmost comes first, as above.
  * All pairs are entered before the heap is put in order at once, which is linear. */
-static size_t encode_long(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out) {
+static size_t merge_long(const Bpe *b, int32_t *out, size_t length) {
     uint32_t n = (uint32_t)length;
     LongPiece p = {.ids = out, .n = n};
     p.next = mem_alloc_array(length, sizeof *p.next);
@@ -162,7 +161,6 @@ static size_t encode_long(const Bpe *b, const unsigned char *bytes, size_t lengt
     p.ranks = mem_alloc_array(length, sizeof *p.ranks);
     p.heap = mem_alloc_array(length * 2, sizeof *p.heap);
     for (uint32_t i = 0; i < n; i++) {
-        p.ids[i] = b->byte_ids[bytes[i]];
         p.next[i] = i + 1;
         p.previous[i] = i - (i > 0);
     }
@@ -185,8 +183,12 @@ static size_t encode_long(const Bpe *b, const unsigned char *bytes, size_t lengt
     return count;
 }
 
+size_t bpe_merge(const Bpe *b, int32_t *ids, size_t count) {
+    if (count < 2) return count;
+    return count <= SMALL_PIECE ? merge_small(b, ids, count) : merge_long(b, ids, count);
+}
+
 size_t bpe_encode(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out) {
-    if (length == 0) return 0;
-    if (length <= SMALL_PIECE) return encode_small(b, bytes, length, out);
-    return encode_long(b, bytes, length, out);
+    for (size_t i = 0; i < length; i++) out[i] = b->byte_ids[bytes[i]];
+    return bpe_merge(b, out, length);
 }

@@ -1,7 +1,8 @@
-/* The merge engine of byte-pair encoding: bytes of one piece in, ids out.
+/* The merge engine of byte-pair encoding.
  *
- * A piece starts as one token per byte. The adjacent pair with the lowest rank merges, among equals the
- * leftmost, until no pair has a rank. Constant once built. Memory is linear in the piece; time n log n. */
+ * A piece starts as one token per byte, or as whatever tokens its characters are. The adjacent pair with
+ * the lowest rank merges, among equals the leftmost, until no pair has a rank. Constant once built. Memory
+ * is linear in the piece; time n log n. */
 #ifndef WEFT_DATA_BPE_H
 #define WEFT_DATA_BPE_H
 
@@ -34,7 +35,9 @@ ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], Merge
                    Error *err);
 void bpe_free(Bpe *b);
 
-/* Writes at most `length` ids to `out`; returns how many. length < 2^31. */
+/* Merges the ids of a piece in place; returns how many are left. count < 2^31. */
+size_t bpe_merge(const Bpe *b, int32_t *ids, size_t count);
+/* The same from bytes: writes at most `length` ids to `out`. */
 size_t bpe_encode(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out);
 
 #endif

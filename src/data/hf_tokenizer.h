@@ -1,5 +1,6 @@
-/* Hugging Face tokenizer.json with byte-level BPE. What would change ids and is not known here is refused by
- * name; so is every contradiction that the `tokenizers` package mends or ignores in silence. */
+/* Hugging Face tokenizer.json: byte-level BPE, and BPE with byte fallback (docs/tokenizers.md). What would
+ * change ids and is not known here is refused by name; so is every contradiction that the `tokenizers`
+ * package mends or ignores in silence. */
 #ifndef WEFT_DATA_HF_TOKENIZER_H
 #define WEFT_DATA_HF_TOKENIZER_H
 

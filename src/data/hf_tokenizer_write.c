@@ -118,7 +118,7 @@ void hf_tokenizer_write(const Tokenizer *t, Text *out) {
     json_put_null(&w, "padding");
     write_added(&w, t);
     json_put_null(&w, "normalizer");
-    write_pre_tokenizer(&w, t->pattern);
+    write_pre_tokenizer(&w, t->splits.count ? t->splits.steps[0] : PATTERN_NONE);
     json_put_null(&w, "post_processor");
     json_key(&w, "decoder");
     write_byte_level(&w, true);

@@ -1,4 +1,7 @@
-/* Unicode normalization form C, which some tokenizers ask for, by libutf8proc. */
+/* Normalizers: what a tokenizer file does to text before it looks for tokens. A list of steps, each of which
+ * turns valid UTF-8 into valid UTF-8.
+ *
+ * Unicode forms and lower case are libutf8proc's, where the build has it. */
 #ifndef WEFT_DATA_NORMALIZE_H
 #define WEFT_DATA_NORMALIZE_H
 
@@ -6,12 +9,51 @@
 #include <stddef.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
-bool nfc_available(void); /* this build has libutf8proc */
-const char *nfc_unicode_version(void);
+typedef enum NormalizeKind {
+    NORMALIZE_NFC,
+    NORMALIZE_NFD,
+    NORMALIZE_NFKC,
+    NORMALIZE_NFKD,
+    NORMALIZE_LOWERCASE,
+    NORMALIZE_STRIP,   /* white space off the ends */
+    NORMALIZE_REPLACE, /* each `from` by `to` */
+    NORMALIZE_PREPEND, /* `to` before text that is not empty */
+    NORMALIZE_KINDS
+} NormalizeKind;
 
-/* *out = the text (valid UTF-8) in form C, to be freed by the caller, or NULL when it is in that form already
- * for sure. */
-ErrorCode nfc_normalize(const char *text, size_t length, char **out, size_t *out_length, Error *err);
+typedef struct NormalizeStep {
+    NormalizeKind kind;
+    char *from, *to;  /* from mem_strdup; NULL where the kind has none. `from` is not empty */
+    bool left, right; /* STRIP: which ends */
+} NormalizeStep;
+
+#define NORMALIZE_STEPS 8
+
+typedef struct Normalizer {
+    NormalizeStep steps[NORMALIZE_STEPS];
+    int count;
+} Normalizer;
+
+bool unicode_available(void);            /* this build has libutf8proc */
+const char *unicode_forms_version(void); /* of its tables: "15.0.0"; "" without it */
+
+/* Letters, marks, digits, connectors and joiners: what \w means in `tokenizers`. False without libutf8proc.
+ */
+bool unicode_is_word(uint32_t code);
+
+const char *normalize_name(NormalizeKind kind); /* as files write it: "NFC" */
+/* The kind of that name, or NORMALIZE_KINDS. */
+NormalizeKind normalize_by_name(const char *name);
+/* Does the step need libutf8proc? */
+bool normalize_needs_unicode(NormalizeKind kind);
+
+void normalizer_free(Normalizer *n);
+/* All steps in their order. *changed says whether the result is in `out` (cleared first), or the text is as
+ * it should be already. `begins`: false leaves PREPEND out, for text that goes on after bytes that are
+ * none. */
+ErrorCode normalizer_run(const Normalizer *n, const char *text, size_t length, bool begins, Text *out,
+                         bool *changed, Error *err);
 
 #endif

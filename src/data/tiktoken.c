@@ -170,12 +170,11 @@ static MergeRule *derive_rules(const Vocabulary *v, size_t total_bytes, size_t *
 static ErrorCode build(Tokenizer *t, const char *where, const RankLine *lines, size_t count, Error *err) {
     TRY(fill_vocabulary(t, where, lines, count, err));
     int32_t byte_ids[256];
-    for (int byte = 0; byte < 256; byte++)
-        byte_ids[byte] = vocabulary_find(&t->vocabulary, &(char){(char)byte}, 1);
+    TRY(vocabulary_bytes(&t->vocabulary, where, NAME_TEXT, byte_ids, err));
     size_t rule_count;
     MergeRule *rules = derive_rules(&t->vocabulary, t->vocabulary.arena_used, &rule_count);
     TRY(bpe_init(&t->bpe, where, byte_ids, rules, rule_count, err));
-    t->pattern = PATTERN_LLAMA3;
+    t->splits = splits_of(PATTERN_LLAMA3);
     t->whole_first = true;
     t->bos = (int32_t)count;
     t->eos = (int32_t)count + 1;

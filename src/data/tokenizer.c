@@ -1,76 +1,24 @@
-/* Opening, encoding and decoding.
+/* Opening, facts, decoding and saving. Encoding is in tokenizer_encode.c.
  *
- * Text goes down a chain, each stage cutting it smaller: runs of valid UTF-8, added tokens, normalized text,
- * added tokens again, pieces of the pattern, ids. Scratch memory of the chain lives in an EncodeState; a
- * thread borrows an idle one for the length of a call. A state remembers the ids of short pieces, which
- * repeat; that never changes a result. */
+ *  K1. A reader fills what the file says; what follows from that is worked out once, here, so that all
+ *      readers agree on it and nothing is worked out while text is encoded.
+ *  K2. The fingerprint is over what decides ids, not over the file: caches of tokens and running trainings
+ *      hang on it. Settings that came to be known later are hashed only where they are in use, so that the
+ *      fingerprints of the tokenizers before them stay. */
 #include "data/tokenizer.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/hash.h"
 #include "data/hf_tokenizer.h"
-#include "data/normalize.h"
 #include "data/tiktoken.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #define FILE_LIMIT ((size_t)1 << 28)
 #define BYTES_BOS "<|begin_of_text|>"
 #define BYTES_EOS "<|end_of_text|>"
-
-/* --- pieces remembered --- */
-
-#define MEMORY_SLOTS 16384 /* of 64 bytes: 1 MiB, which stays in a core's second-level cache */
-#define MEMORY_BYTES 22
-#define MEMORY_IDS 10
-
-typedef struct Remembered {
-    uint8_t length, count; /* length 0: nothing here */
-    char bytes[MEMORY_BYTES];
-    int32_t ids[MEMORY_IDS];
-} Remembered;
-
-typedef struct EncodeState {
-    struct EncodeState *next;
-    SplitState *split;
-    Remembered *memory; /* [MEMORY_SLOTS]; a newer piece takes the place of an older one */
-} EncodeState;
-
-/* As many states come to be as threads encode at a time; they live as long as the tokenizer. */
-static EncodeState *state_borrow(const Tokenizer *t) {
-    pthread_mutex_lock(&t->pool->lock);
-    EncodeState *state = t->pool->idle;
-    if (state) t->pool->idle = state->next;
-    pthread_mutex_unlock(&t->pool->lock);
-    if (state) return state;
-    state = mem_alloc(sizeof *state);
-    state->split = split_state_create(t->splitter);
-    state->memory = mem_alloc_array(MEMORY_SLOTS, sizeof *state->memory);
-    return state;
-}
-
-static void state_return(StatePool *pool, EncodeState *state) {
-    pthread_mutex_lock(&pool->lock);
-    state->next = pool->idle;
-    pool->idle = state;
-    pthread_mutex_unlock(&pool->lock);
-}
-
-static void pool_destroy(StatePool *pool) {
-    while (pool->idle) {
-        EncodeState *state = pool->idle;
-        pool->idle = state->next;
-        split_state_free(state->split);
-        free(state->memory);
-        free(state);
-    }
-    pthread_mutex_destroy(&pool->lock);
-    free(pool);
-}
 
 /* --- opening --- */
 
@@ -87,7 +35,6 @@ static ErrorCode open_bytes(Tokenizer *t, Error *err) {
     t->eos = 257;
     TRY(vocabulary_set(v, "bytes", t->bos, BYTES_BOS, strlen(BYTES_BOS), TOKEN_SPECIAL, err));
     TRY(vocabulary_set(v, "bytes", t->eos, BYTES_EOS, strlen(BYTES_EOS), TOKEN_SPECIAL, err));
-    t->pattern = PATTERN_NONE;
     return bpe_init(&t->bpe, "bytes", byte_ids, mem_alloc(sizeof(MergeRule)), 0, err);
 }
 
@@ -96,20 +43,52 @@ static void hash_text(Sha256 *h, const char *text, size_t length) {
     sha256_add(h, text, length);
 }
 
-/* Over everything that decides ids, and nothing else: two files that spell the same tokenizer in two ways
- * have the same fingerprint. Versions of Unicode tables count, since pieces depend on them. */
-static void compute_fingerprint(Tokenizer *t) {
-    Sha256 *h = sha256_start();
-    char version[32];
-    hash_text(h, "weft tokenizer 1", 16);
-    hash_text(h, pattern_name(t->pattern), strlen(pattern_name(t->pattern)));
-    splitter_unicode_version(version);
-    if (t->pattern != PATTERN_NONE) hash_text(h, version, strlen(version));
-    if (t->nfc) hash_text(h, nfc_unicode_version(), strlen(nfc_unicode_version()));
-    const uint64_t numbers[] = {
-        t->nfc,      t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos, (uint64_t)t->vocabulary.count,
-        t->bpe.count};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sha256_add_u64(h, numbers[i]);
+/* "gpt2", or several names with + between. */
+static void describe_splits(const Tokenizer *t, Text *out) {
+    text_puts(out, t->splits.count ? "" : pattern_name(PATTERN_NONE));
+    for (int i = 0; i < t->splits.count; i++)
+        text_printf(out, "%s%s", i ? "+" : "", pattern_name(t->splits.steps[i]));
+}
+
+static bool only_form_c(const Normalizer *n) { return n->count == 1 && n->steps[0].kind == NORMALIZE_NFC; }
+
+static void describe_normalizer(const Normalizer *n, Text *out) {
+    if (n->count == 0 || only_form_c(n)) return;
+    for (int i = 0; i < n->count; i++) {
+        const NormalizeStep *s = &n->steps[i];
+        text_printf(out, "%s(", normalize_name(s->kind));
+        const char *strings[2] = {s->from, s->to};
+        for (int k = 0; k < 2; k++)
+            if (strings[k]) text_printf(out, "%zu:%s,", strlen(strings[k]), strings[k]);
+        text_printf(out, "%d%d)", s->left, s->right);
+    }
+}
+
+static void describe_added(const AddedSet *set, Text *out) {
+    for (size_t i = 0; i < set->count; i++) {
+        const AddedToken *a = &set->tokens[i];
+        if (a->single_word || a->lstrip || a->rstrip)
+            text_printf(out, "added(%d,%d%d%d)", a->id, a->single_word, a->lstrip, a->rstrip);
+    }
+}
+
+/* What tokenizers have had only since there is more than byte-level ones with GPT-2's, Llama 3's and Qwen 2's
+ * patterns; empty for those. */
+static void describe_rest(const Tokenizer *t, Text *out) {
+    describe_normalizer(&t->normalizer, out);
+    describe_added(&t->added, out);
+    describe_added(&t->added_normalized, out);
+    if (t->characters) text_printf(out, "characters(%d%d)", t->marked, t->space_splits);
+    if (t->prefix != PREFIX_NONE) text_printf(out, "prefix(%d)", t->prefix);
+}
+
+static bool needs_unicode(const Normalizer *n) {
+    bool needs = false;
+    for (int i = 0; i < n->count; i++) needs |= normalize_needs_unicode(n->steps[i].kind);
+    return needs;
+}
+
+static void hash_tables(Sha256 *h, const Tokenizer *t) {
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
         sha256_add_u64(h, token->kind);
@@ -120,26 +99,84 @@ static void compute_fingerprint(Tokenizer *t) {
         sha256_add_u64(h, (uint64_t)rule->left << 32 | (uint64_t)rule->right);
         sha256_add_u64(h, (uint64_t)rule->rank << 32 | (uint64_t)rule->result);
     }
+}
+
+/* Over everything that decides ids, and nothing else: two files that spell the same tokenizer in two ways
+ * have the same fingerprint. Versions of Unicode tables count, since pieces depend on them. */
+static void compute_fingerprint(Tokenizer *t) {
+    Sha256 *h = sha256_start();
+    char version[32];
+    Text text = {0};
+    hash_text(h, "weft tokenizer 1", 16);
+    describe_splits(t, &text);
+    hash_text(h, text.data, text.length);
+    splitter_unicode_version(version);
+    if (t->splits.count) hash_text(h, version, strlen(version));
+    if (needs_unicode(&t->normalizer)) hash_text(h, unicode_forms_version(), strlen(unicode_forms_version()));
+    const uint64_t numbers[] = {
+        only_form_c(&t->normalizer),   t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos,
+        (uint64_t)t->vocabulary.count, t->bpe.count};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sha256_add_u64(h, numbers[i]);
+    hash_tables(h, t);
+    text_clear(&text);
+    describe_rest(t, &text);
+    if (text.length) hash_text(h, text.data, text.length);
+    text_free(&text);
     uint8_t digest[32];
     sha256_finish(h, digest);
     sha256_hex(digest, t->fingerprint);
 }
 
-/* A cut falls before a space. It is unsafe when an added token could lie across it. */
-static bool cuts_unsafe(const Tokenizer *t) {
-    for (int32_t id = 0; id < t->vocabulary.count; id++) {
-        const Token *token = &t->vocabulary.tokens[id];
-        bool cut_out = token->kind == TOKEN_ADDED || token->kind == TOKEN_ADDED_NORMALIZED;
-        if (cut_out && memchr(token->bytes + 1, ' ', token->length - 1)) return true;
+/* Could such a token lie across a cut, or what it takes along? */
+static bool added_across(const AddedSet *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        const AddedToken *a = &set->tokens[i];
+        if (a->single_word || a->lstrip || a->rstrip || memchr(a->text + 1, ' ', a->length - 1)) return true;
     }
     return false;
 }
 
+/* Forms leave an ASCII character before a space alone, and so does making U+2581 a space. Other steps look at
+ * the ends of a text or could join what lies on both sides. */
+static bool normalizes_across(const Normalizer *n) {
+    for (int i = 0; i < n->count; i++) {
+        const NormalizeStep *s = &n->steps[i];
+        bool marks = s->kind == NORMALIZE_REPLACE && strcmp(s->from, SPACE_MARK) == 0;
+        if (s->kind > NORMALIZE_NFKD && !marks) return true;
+    }
+    return false;
+}
+
+/* A cut falls before a space, behind a printable ASCII character (split_cut). What a prefix would be put
+ * before has a space there already, so prefixes do no harm. */
+static bool cuts_unsafe(const Tokenizer *t) {
+    if (added_across(&t->added) || added_across(&t->added_normalized) || normalizes_across(&t->normalizer))
+        return true;
+    if (t->characters) return t->whole_first && !t->space_splits;
+    return t->bpe.count > 0 && !splits_end_at_spaces(&t->splits);
+}
+
+/* Where no merge puts a space behind some byte, text may be cut between the two before it is merged: a token
+ * across that place would have come of such a merge. SentencePiece keeps words apart, so in practice that
+ * is every place before a space, and a whole document need not be merged as one piece. */
+static void find_joins(Tokenizer *t) {
+    for (int c = 0; c < 128; c++) t->ascii_ids[c] = vocabulary_find(&t->vocabulary, &(char){(char)c}, 1);
+    for (size_t i = 0; i < t->bpe.count; i++) {
+        const Token *left = &t->vocabulary.tokens[t->bpe.rules[i].left],
+                    *right = &t->vocabulary.tokens[t->bpe.rules[i].right];
+        if (right->bytes[0] == ' ') t->joins_space[(unsigned char)left->bytes[left->length - 1]] = true;
+    }
+}
+
 /* What follows from what the reader filled in. */
 static ErrorCode finish_opening(Tokenizer *t, Error *err) {
-    TRY(splitter_create(&t->splitter, t->pattern, err));
-    added_init(&t->added, &t->vocabulary, TOKEN_ADDED);
-    added_init(&t->added_normalized, &t->vocabulary, TOKEN_ADDED_NORMALIZED);
+    TRY(splitter_create(&t->splitter, &t->splits, err));
+    added_seal(&t->added);
+    added_seal(&t->added_normalized);
+    find_joins(t);
+    for (int32_t id = 0; id < t->vocabulary.count; id++) {
+        if (t->vocabulary.tokens[id].length > t->longest) t->longest = t->vocabulary.tokens[id].length;
+    }
     t->no_cuts = cuts_unsafe(t);
     compute_fingerprint(t);
     return OK;
@@ -148,8 +185,7 @@ static ErrorCode finish_opening(Tokenizer *t, Error *err) {
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = mem_alloc(sizeof *t);
     t->bos = t->eos = -1;
-    t->pool = mem_alloc(sizeof *t->pool);
-    pthread_mutex_init(&t->pool->lock, NULL);
+    t->pool = state_pool_create();
     return t;
 }
 
@@ -197,9 +233,10 @@ ErrorCode tokenizer_open(Tokenizer **out, const char *spec, Error *err) {
 
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
-    pool_destroy(t->pool);
+    state_pool_free(t->pool);
     vocabulary_free(&t->vocabulary);
     bpe_free(&t->bpe);
+    normalizer_free(&t->normalizer);
     splitter_free(t->splitter);
     added_free(&t->added);
     added_free(&t->added_normalized);
@@ -235,7 +272,7 @@ const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length
     return t->vocabulary.tokens[id].bytes;
 }
 
-/* --- encoding --- */
+/* --- lists of ids --- */
 
 void token_list_reserve(TokenList *list, size_t more) {
     if (list->capacity - list->count >= more) return;
@@ -253,132 +290,20 @@ void token_list_free(TokenList *list) {
     *list = (TokenList){0};
 }
 
-static void token_list_add(TokenList *list, const int32_t *ids, size_t count) {
-    token_list_reserve(list, count);
-    memcpy(list->ids + list->count, ids, count * sizeof *ids);
-    list->count += count;
-}
-
-typedef struct Encoding {
-    const Tokenizer *t;
-    EncodeState *state;
-    TokenList *out;
-    Error *err;
-} Encoding;
-
-/* whole_first is Llama 3's rule (ignore_merges): a piece that is a token as it stands is that token,
- * whatever merging would have made of it. */
-static ErrorCode encode_piece_afresh(Encoding *e, const char *text, size_t length) {
-    if (length > INT_MAX) {
-        return error_set(e->err, ERR_DATA,
-                         "a piece of text of %zu bytes without any break cannot be tokenized", length);
-    }
-    int32_t whole = e->t->whole_first ? vocabulary_find(&e->t->vocabulary, text, length) : -1;
-    if (whole >= 0) {
-        token_list_add(e->out, &whole, 1);
-        return OK;
-    }
-    token_list_reserve(e->out, length);
-    e->out->count += bpe_encode(&e->t->bpe, (const unsigned char *)text, length, e->out->ids + e->out->count);
-    return OK;
-}
-
-static ErrorCode encode_piece(Encoding *e, const char *text, size_t length) {
-    if (length > MEMORY_BYTES) return encode_piece_afresh(e, text, length);
-    Remembered *r = &e->state->memory[hash64(text, length) % MEMORY_SLOTS];
-    if (r->length == length && memcmp(r->bytes, text, length) == 0) {
-        token_list_add(e->out, r->ids, r->count);
-        return OK;
-    }
-    size_t before = e->out->count;
-    TRY(encode_piece_afresh(e, text, length));
-    size_t count = e->out->count - before;
-    if (count > MEMORY_IDS) return OK;
-    r->length = (uint8_t)length;
-    r->count = (uint8_t)count;
-    memcpy(r->bytes, text, length);
-    memcpy(r->ids, e->out->ids + before, count * sizeof *r->ids);
-    return OK;
-}
-
-/* Without merges each byte is its token: no patterns, no memory, one pass. */
-static ErrorCode encode_bytes(Encoding *e, const char *text, size_t length) {
-    token_list_reserve(e->out, length);
-    int32_t *ids = e->out->ids + e->out->count;
-    for (size_t i = 0; i < length; i++) ids[i] = e->t->bpe.byte_ids[(unsigned char)text[i]];
-    e->out->count += length;
-    return OK;
-}
-
-static ErrorCode encode_pieces(Encoding *e, const char *text, size_t length) {
-    if (e->t->bpe.count == 0 && !e->t->whole_first) return encode_bytes(e, text, length);
-    for (size_t from = 0, end; from < length; from = end) {
-        TRY(split_next(e->t->splitter, e->state->split, text, length, from, &end, e->err));
-        TRY(encode_piece(e, text + from, end - from));
-    }
-    return OK;
-}
-
-/* Ids of the added tokens of a set; what lies between them goes to the next stage. */
-static ErrorCode encode_around(Encoding *e, const AddedSet *set, const char *text, size_t length,
-                               ErrorCode (*between)(Encoding *, const char *, size_t)) {
-    for (size_t from = 0; from < length;) {
-        int32_t id = -1;
-        size_t found = added_find(set, &e->t->vocabulary, text, length, from, &id);
-        if (found > from) TRY(between(e, text + from, found - from));
-        if (id < 0) break;
-        token_list_add(e->out, &id, 1);
-        from = found + e->t->vocabulary.tokens[id].length;
-    }
-    return OK;
-}
-
-static ErrorCode encode_normalized(Encoding *e, const char *text, size_t length) {
-    return encode_around(e, &e->t->added_normalized, text, length, encode_pieces);
-}
-
-static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
-    if (!e->t->nfc) return encode_normalized(e, text, length);
-    char *composed;
-    size_t composed_length = 0;
-    TRY(nfc_normalize(text, length, &composed, &composed_length, e->err));
-    if (!composed) return encode_normalized(e, text, length);
-    ErrorCode code = encode_normalized(e, composed, composed_length);
-    free(composed);
-    return code;
-}
-
-/* Bytes that are no UTF-8 are encoded by themselves, so that every text can be encoded and comes back as
- * it was. */
-static ErrorCode encode_text(Encoding *e, const char *text, size_t length) {
-    for (size_t from = 0; from < length;) {
-        size_t valid = utf8_valid_run(text + from, length - from);
-        if (valid) TRY(encode_around(e, &e->t->added, text + from, valid, encode_raw));
-        from += valid;
-        size_t invalid = utf8_invalid_run(text + from, length - from);
-        if (invalid) TRY(encode_piece(e, text + from, invalid));
-        from += invalid;
-    }
-    return OK;
-}
-
-ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, TokenList *out, Error *err) {
-    Encoding e = {.t = t, .state = state_borrow(t), .out = out, .err = err};
-    ErrorCode code = encode_text(&e, text, length);
-    state_return(t->pool, e.state);
-    return code;
-}
-
-size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length) {
-    return t->no_cuts ? 0 : split_cut(text, length);
-}
-
 /* --- decoding and saving --- */
+
+/* Only spaces that encoding may have put there: those at the front of the first token. */
+const char *tokenizer_token_text(const Tokenizer *t, int32_t id, bool first, size_t *length) {
+    const char *bytes = tokenizer_token_bytes(t, id, length);
+    for (int i = 0; first && bytes && i<t->drops_spaces && * length> 0 && *bytes == ' '; i++)
+        bytes++, (*length)--;
+    return bytes;
+}
 
 ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count, Text *out, Error *err) {
     for (size_t i = 0; i < count; i++) {
         size_t length;
-        const char *bytes = tokenizer_token_bytes(t, ids[i], &length);
+        const char *bytes = tokenizer_token_text(t, ids[i], i == 0, &length);
         if (!bytes) {
             return error_set(err, ERR_DATA, "token %zu has the id %d, outside the vocabulary of %d", i,
                              ids[i], t->vocabulary.count);

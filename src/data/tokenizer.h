@@ -2,8 +2,8 @@
  *
  * A Tokenizer is immutable once opened; every function that takes a const Tokenizer may be called from any
  * number of threads. Ids are 0 .. vocab_size - 1 without gaps. Text is bytes, not characters: whatever goes
- * in, invalid UTF-8 included, comes out of decoding again (except under an NFC normalizer, which some
- * tokenizer files ask for and which changes text by intent).
+ * in, invalid UTF-8 included, comes out of decoding again, except for what some tokenizer files change by
+ * intent (docs/tokenizers.md): normalizers, a space before the text, white space beside added tokens.
  *
  * Special-token strings in text are plain text: no document can produce a control id. They are got by
  * tokenizer_bos, tokenizer_eos and tokenizer_special only. Added tokens that a file does not call special are
@@ -14,6 +14,7 @@
 #ifndef WEFT_DATA_TOKENIZER_H
 #define WEFT_DATA_TOKENIZER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -57,7 +58,10 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t length);
 /* Raw bytes of an id (no NUL at the end); NULL and 0 for an id outside the vocabulary. Special tokens give
  * their text. */
 const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length);
-/* Appends the bytes of the ids. ERR_DATA names an id outside the vocabulary. */
+/* The same as part of a text that is decoded token by token: `first` says that no token came before.
+ * Tokenizers that put a space before each text leave it out there. A character may lie in several tokens. */
+const char *tokenizer_token_text(const Tokenizer *t, int32_t id, bool first, size_t *length);
+/* Appends the text of the ids, which begin one. ERR_DATA names an id outside the vocabulary. */
 ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count, Text *out, Error *err);
 
 /* Writes a tokenizer.json; byte for byte the file it came from when that was a tokenizer.json. */

@@ -277,7 +277,7 @@ static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const Tokeniz
     size_t bytes = 0;
     for (size_t i = 0; i < l->tokens.count; i++) bytes += l->tokens.words[i].length;
     for (size_t i = 0; i < o->special_count; i++) bytes += strlen(o->specials[i]);
-    Tokenizer t = {.pattern = pattern, .bpe = {.rules = l->rules, .count = l->rule_count}};
+    Tokenizer t = {.splits = splits_of(pattern), .bpe = {.rules = l->rules, .count = l->rule_count}};
     Vocabulary *v = &t.vocabulary;
     ErrorCode code = vocabulary_init(v, where, l->tokens.count + o->special_count, bytes, err);
     for (size_t i = 0; i < l->tokens.count && code == OK; i++) {
@@ -314,8 +314,11 @@ static ErrorCode check_special(const TokenizerTrainOptions *o, size_t i, Error *
 static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern, Error *err) {
     *pattern = o->pattern ? pattern_by_name(o->pattern) : PATTERN_LLAMA3;
     if (*pattern == PATTERN_COUNT) {
-        return error_set(err, ERR_USAGE, "unknown pattern \"%s\"; there are gpt2, llama3 and qwen2",
-                         o->pattern);
+        Text names = {0};
+        pattern_list(&names);
+        error_set(err, ERR_USAGE, "unknown pattern \"%s\"; there are %s", o->pattern, names.data);
+        text_free(&names);
+        return ERR_USAGE;
     }
     if (o->vocab_size > VOCABULARY_MAX || o->vocab_size < 0 ||
         (size_t)o->vocab_size < 256 + o->special_count) {

@@ -2,10 +2,13 @@
  *
  *  V1. Bytes of all tokens lie in one block of memory that is sized before the first is set, so that
  *      pointers into it stay.
- *  V2. An id is set once, and bytes once. Sealing checks that ids run from 0 without a gap and that each
- *      of the 256 bytes is a token, so that any text can be encoded.
- *  V3. Text tokens are found by their bytes; special, added and inert ones are not, so that no text turns
- *      into a control token by its spelling. */
+ *  V2. An id is set once, and a name once. Sealing checks that ids run from 0 without a gap: a gap would be
+ *      a row of the embedding that no text and no file accounts for.
+ *  V3. Text tokens are found by their bytes; special ones are not, so that no text turns into a control
+ *      token by its spelling. A token that is added as well as in the vocabulary is found: merges lead to
+ *      it, wherever else it is cut out first.
+ *  V4. Names are kept apart by what they mean. "<0x0A>" of a Llama vocabulary stands for the byte 0x0A, which
+ *      the same vocabulary may have as a text token too: two ids, decoded alike. */
 #include "data/vocabulary.h"
 
 #include <stdlib.h>
@@ -40,12 +43,12 @@ void vocabulary_free(Vocabulary *v) {
 
 /* The slot that holds these bytes, or the free one where they belong. Retired tokens stay in their slot, so
  * that the probe sequences through them stay whole. */
-static size_t slot_of(const Vocabulary *v, const char *bytes, size_t length, bool literal) {
+static size_t slot_of(const Vocabulary *v, const char *bytes, size_t length, TokenName name) {
     for (size_t slot = hash64(bytes, length) & v->mask;; slot = (slot + 1) & v->mask) {
         int32_t id = v->slots[slot];
         if (id == SLOT_EMPTY) return slot;
         const Token *token = &v->tokens[id];
-        if (token->length == length && token->literal == literal && memcmp(token->bytes, bytes, length) == 0)
+        if (token->length == length && token->name == name && memcmp(token->bytes, bytes, length) == 0)
             return slot;
     }
 }
@@ -74,9 +77,12 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     char *copy = v->arena + v->arena_used;
     memcpy(copy, bytes, length);
     v->arena_used += length;
-    *token = (Token){copy, (uint32_t)length, kind, kind != TOKEN_TEXT};
+    *token = (Token){copy, (uint32_t)length, kind,
+                     kind == TOKEN_TEXT   ? NAME_TEXT
+                     : kind == TOKEN_BYTE ? NAME_BYTE
+                                          : NAME_LITERAL};
     v->count++;
-    size_t slot = slot_of(v, bytes, length, token->literal);
+    size_t slot = slot_of(v, bytes, length, token->name);
     if (v->slots[slot] != SLOT_EMPTY) {
         return error_set(err, ERR_DATA, "%s: token \"%s\" is there twice, with the ids %d and %lld", where,
                          shown, v->slots[slot], (long long)id);
@@ -94,26 +100,30 @@ ErrorCode vocabulary_seal(const Vocabulary *v, const char *where, Error *err) {
                              v->count - 1);
         }
     }
+    return OK;
+}
+
+ErrorCode vocabulary_bytes(const Vocabulary *v, const char *where, TokenName name, int32_t ids[256],
+                           Error *err) {
     for (int byte = 0; byte < 256; byte++) {
-        char c = (char)byte;
-        if (vocabulary_find(v, &c, 1) < 0) {
-            return error_set(err, ERR_DATA,
-                             "%s: no token for the byte 0x%02X, so text would be lost; weft takes byte-level "
-                             "BPE with all 256 bytes",
-                             where, (unsigned)byte);
-        }
+        ids[byte] = vocabulary_find_name(v, name, &(char){(char)byte}, 1);
+        if (ids[byte] >= 0 && v->tokens[ids[byte]].kind != TOKEN_SPECIAL) continue;
+        return error_set(
+            err, ERR_DATA,
+            "%s: no token for the byte 0x%02X, so text would be lost; weft takes vocabularies with "
+            "all 256 bytes",
+            where, (unsigned)byte);
     }
     return OK;
 }
 
+int32_t vocabulary_find_name(const Vocabulary *v, TokenName name, const char *bytes, size_t length) {
+    return v->slots[slot_of(v, bytes, length, name)]; /* SLOT_EMPTY is -1 */
+}
+
 int32_t vocabulary_find(const Vocabulary *v, const char *bytes, size_t length) {
-    int32_t id = v->slots[slot_of(v, bytes, length, false)];
-    return id != SLOT_EMPTY && v->tokens[id].kind == TOKEN_TEXT ? id : -1;
+    int32_t id = vocabulary_find_name(v, NAME_TEXT, bytes, length);
+    return id >= 0 && v->tokens[id].kind != TOKEN_SPECIAL ? id : -1;
 }
 
-int32_t vocabulary_find_inert(const Vocabulary *v, const char *text, size_t length) {
-    int32_t id = v->slots[slot_of(v, text, length, true)];
-    return id != SLOT_EMPTY && v->tokens[id].kind == TOKEN_INERT ? id : -1;
-}
-
-void vocabulary_retire(Vocabulary *v, int32_t id, TokenKind kind) { v->tokens[id].kind = kind; }
+void vocabulary_set_kind(Vocabulary *v, int32_t id, TokenKind kind) { v->tokens[id].kind = kind; }

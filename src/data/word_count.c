@@ -94,7 +94,8 @@ static void count_until_end(Counter *c, Feed *feed) {
 ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context,
                       Progress *progress, Error *err) {
     Splitter *splitter;
-    TRY(splitter_create(&splitter, pattern, err));
+    const Splits splits = splits_of(pattern);
+    TRY(splitter_create(&splitter, &splits, err));
     Feed feed = {.source = source, .context = context, .err = err, .progress = progress};
     Counter *counters = mem_alloc_array((size_t)threads, sizeof *counters);
 #pragma omp parallel num_threads(threads)

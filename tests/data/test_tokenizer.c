@@ -15,9 +15,27 @@
 
 /* A tokenizer.json by its parts; NULL takes the ordinary part. */
 typedef struct Document {
-    const char *added, *normalizer, *pre_tokenizer, *settings, *vocab, *merges;
-    int missing_byte; /* character 1 to 255 is left out of the vocabulary */
+    const char *added, *normalizer, *pre_tokenizer, *decoder, *settings, *vocab, *merges;
+    int missing_byte; /* byte 1 to 255, in the order of characters, is left out of the vocabulary */
+    bool fallback;    /* bytes are "<0x00>" and so on */
 } Document;
+
+static void write_bytes(const Document *d, Text *out) {
+    JsonWriter w;
+    for (int k = 0; k < 256; k++) {
+        if (d->missing_byte && k == d->missing_byte) continue;
+        char byte = (char)byte_level_nth(k);
+        Text name = {0};
+        if (d->fallback)
+            text_printf(&name, "<0x%02X>", (unsigned)k);
+        else
+            byte_level_write(&name, &byte, 1);
+        json_start(&w, out, 0);
+        json_string(&w, name.data);
+        text_printf(out, ": %d, ", k);
+        text_free(&name);
+    }
+}
 
 static void write_document(const Document *d, Text *out) {
     const char *none = "";
@@ -26,18 +44,9 @@ static void write_document(const Document *d, Text *out) {
         out, "{\"version\": \"1.0\", \"added_tokens\": [%s], \"normalizer\": %s, \"pre_tokenizer\": %s,\n",
         d->added ? d->added : none, d->normalizer ? d->normalizer : "null",
         d->pre_tokenizer ? d->pre_tokenizer : "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}");
+    if (d->decoder) text_printf(out, "\"decoder\": %s,\n", d->decoder);
     text_printf(out, "\"model\": {\"type\": \"BPE\", %s \"vocab\": {", d->settings ? d->settings : none);
-    JsonWriter w;
-    for (int k = 0; k < 256; k++) {
-        if (d->missing_byte && k == d->missing_byte) continue;
-        char byte = (char)byte_level_nth(k);
-        Text name = {0};
-        byte_level_write(&name, &byte, 1);
-        json_start(&w, out, 0);
-        json_string(&w, name.data);
-        text_printf(out, ": %d, ", k);
-        text_free(&name);
-    }
+    write_bytes(d, out);
     text_printf(out, "%s}, \"merges\": [%s]}}", d->vocab ? d->vocab : "\"ab\": 256, \"abc\": 257",
                 d->merges ? d->merges : "\"a b\", [\"ab\", \"c\"]");
 }
@@ -438,7 +447,7 @@ static void test_whole_first(void **state) {
 
 static void test_nfc(void **state) {
     (void)state;
-    if (!nfc_available()) {
+    if (!unicode_available()) {
         print_message("skipped: built without libutf8proc\n");
         return;
     }
@@ -630,13 +639,13 @@ static void test_bad_added(void **state) {
     must_refuse(&(Document){.added = ADDED(258, "<s>", false, true) "," ADDED(259, "<s>", false, true)},
                 "twice");
     must_refuse(&(Document){.added = ADDED(257, "abc", false, true) "," ADDED(257, "abc", false, true)},
-                "both have");
+                "twice");
     must_refuse(&(Document){.added = ADDED(68, "e", false, true)}, "0x65");
     must_refuse(&(Document){.added = ADDED(258, "", false, true)}, "empty");
     must_refuse(&(Document){.added = "7"}, "objects only");
     must_refuse(&(Document){.added = "{\"id\": 258}"}, "content");
     must_refuse(&(Document){.added = "{\"content\": \"<s>\"}"}, "whole number");
-    must_refuse(&(Document){.added = "{\"id\": 258, \"content\": \"<s>\", \"lstrip\": true}"}, "lstrip");
+    must_refuse(&(Document){.added = "{\"id\": 258, \"content\": \"<s>\", \"lstrip\": 1}"}, "lstrip");
     must_refuse(&(Document){.added = "{\"id\": 258, \"content\": \"<s>\", \"special\": 1}"}, "special");
 }
 
@@ -652,43 +661,164 @@ static void test_bad_merges(void **state) {
     must_refuse(&(Document){.merges = "[\"a\", 7]"}, "expected");
     must_refuse(&(Document){.merges = "[\"a\", \"b\", \"c\"]"}, "expected");
     must_refuse(&(Document){.merges = "7"}, "expected");
-    must_refuse(&(Document){.merges = "\"a b\", \"ab c\"", .added = ADDED(257, "abc", false, true)},
-                "its result is no text token");
+}
+
+#define PRE(steps) "{\"type\": \"Sequence\", \"pretokenizers\": [" steps "]}"
+#define BYTE_LEVEL "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}"
+#define SPLIT(pattern, rest) "{\"type\": \"Split\", \"pattern\": {" pattern "}, \"behavior\": " rest "}"
+#define NORMALIZERS(steps) "{\"type\": \"Sequence\", \"normalizers\": [" steps "]}"
+#define REPLACE(from, to) "{\"type\": \"Replace\", \"pattern\": " from ", \"content\": \"" to "\"}"
+
+static void test_bad_normalizers(void **state) {
+    (void)state;
+    must_refuse(&(Document){.normalizer = "{\"type\": \"BertNormalizer\"}"}, "normalizer: BertNormalizer");
+    must_refuse(&(Document){.normalizer = "7"}, "normalizer");
+    must_refuse(&(Document){.normalizer = "{\"type\": \"Sequence\"}"}, "normalizers");
+    must_refuse(&(Document){.normalizer = NORMALIZERS("{\"type\": \"Strip\"}, {\"type\": \"Precompiled\"}")},
+                "normalizer.normalizers[1]: Precompiled");
+    must_refuse(&(Document){.normalizer = NORMALIZERS(NORMALIZERS(""))}, "normalizers[0]: Sequence");
+    must_refuse(&(Document){.normalizer = REPLACE("{\"Regex\": \" +\"}", "x")}, "Replace of a Regex");
+    must_refuse(&(Document){.normalizer = REPLACE("{\"String\": \"\"}", "x")}, "empty String");
+    must_refuse(&(Document){.normalizer = REPLACE("{\"String\": \" \"}", "\\u2581")}, "U+2581");
+    must_refuse(&(Document){.normalizer = REPLACE("7", "x")}, "pattern");
+    must_refuse(&(Document){.normalizer = "{\"type\": \"Prepend\"}"}, "prepend");
+    must_refuse(&(Document){.normalizer = "{\"type\": \"Strip\", \"strip_left\": 1}"}, "strip_left");
+    must_refuse(&(Document){.normalizer = NORMALIZERS(REPLACE("{\"String\": \"a\"}", "aaaaaaaaa") "," REPLACE(
+                                "{\"String\": \"a\"}", "aaaaaaaaa"))},
+                "64 times");
+#define STRIP "{\"type\": \"Strip\"},"
+    must_refuse(&(Document){.normalizer = NORMALIZERS(STRIP STRIP STRIP STRIP STRIP STRIP STRIP STRIP
+                                                      "{\"type\": \"Strip\"}")},
+                "more than 8");
+}
+
+static void test_bad_pre_tokenizers(void **state) {
+    (void)state;
+    must_refuse(&(Document){.pre_tokenizer = "null"}, "pre_tokenizer");
+    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Whitespace\"}"}, "pre_tokenizer: Whitespace");
+    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Metaspace\"}"}, "Metaspace");
+    must_refuse(&(Document){.pre_tokenizer = BYTE_LEVEL}, "use_regex");
+    must_refuse(&(Document){.pre_tokenizer = PRE("")}, "Sequence");
+    must_refuse(&(Document){.pre_tokenizer = PRE("7")}, "pretokenizers[0]");
+    must_refuse(&(Document){.pre_tokenizer = PRE("{\"type\": \"Digits\"}")}, "Digits");
+    must_refuse(&(Document){.pre_tokenizer = PRE("{\"type\": \"Digits\"}, {\"type\": \"ByteLevel\"}")},
+                "pre_tokenizer.pretokenizers[1]: add_prefix_space");
+    must_refuse(&(Document){.pre_tokenizer = PRE("{\"type\": \"ByteLevel\"}," BYTE_LEVEL)},
+                "behind ByteLevel");
+    must_refuse(&(Document){.pre_tokenizer =
+                                PRE(SPLIT("\"Regex\": \"(a+)+\\u001b\"", "\"Isolated\"") "," BYTE_LEVEL)},
+                "(a+)+\\x1B");
+    must_refuse(&(Document){.pre_tokenizer = PRE(SPLIT("\"String\": \" \"", "\"Isolated\"") "," BYTE_LEVEL)},
+                "String");
+    must_refuse(&(Document){.pre_tokenizer = PRE(SPLIT("\"x\": 1", "\"Isolated\"") "," BYTE_LEVEL)}, "Regex");
+    must_refuse(
+        &(Document){.pre_tokenizer = PRE(SPLIT("\"Regex\": \"\\\\p{N}\"", "\"Contiguous\"") "," BYTE_LEVEL)},
+        "Contiguous");
+    /* What lies between its matches would be lost. */
+    must_refuse(&(Document){.pre_tokenizer = PRE(SPLIT("\"Regex\": \"\\\\p{N}\"",
+                                                       "\"Removed\", \"invert\": true") "," BYTE_LEVEL)},
+                "Removed");
 }
 
 static void test_bad_settings(void **state) {
     (void)state;
-    must_refuse(&(Document){.normalizer = "{\"type\": \"Lowercase\"}"}, "\"Lowercase\"");
-    must_refuse(&(Document){.normalizer = "7"}, "normalizer");
-    must_refuse(&(Document){.pre_tokenizer = "null"}, "pre_tokenizer");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Whitespace\"}"}, "\"Whitespace\"");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"ByteLevel\", \"add_prefix_space\": true}"},
-                "add_prefix_space");
-    must_refuse(
-        &(Document){.pre_tokenizer =
-                        "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}"},
-        "use_regex");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": []}"}, "Sequence");
-    must_refuse(&(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [7]}"}, "Sequence");
-    must_refuse(
-        &(Document){.pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Digits\"}]}"},
-        "\"Digits\"");
-    must_refuse(
-        &(Document){
-            .pre_tokenizer =
-                "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": "
-                "\"(a+)+\\u001b\"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\"}]}"},
-        "(a+)+\\x1B");
-    must_refuse(
-        &(Document){.pre_tokenizer =
-                        "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": "
-                        "{\"String\": \" \"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\"}]}"},
-        "Regex");
     must_refuse(&(Document){.settings = "\"dropout\": 0.1,"}, "dropout");
-    must_refuse(&(Document){.settings = "\"byte_fallback\": true,"}, "byte_fallback");
+    must_refuse(&(Document){.settings = "\"byte_fallback\": true,"}, "ByteLevel with a byte_fallback model");
     must_refuse(&(Document){.settings = "\"end_of_word_suffix\": \"</w>\","}, "</w>");
     must_refuse(&(Document){.settings = "\"continuing_subword_prefix\": \"##\","}, "##");
     must_refuse(&(Document){.settings = "\"ignore_merges\": \"yes\","}, "ignore_merges");
+    must_refuse(&(Document){.decoder = "{\"type\": \"WordPiece\"}"}, "decoder: WordPiece");
+}
+
+/* --- byte fallback --- */
+
+#define SPACES_BACK                                                                                         \
+    "{\"type\": \"Sequence\", \"decoders\": [" REPLACE(                                                     \
+        "{\"String\": \"\\u2581\"}", " ") ", {\"type\": "                                                   \
+                                          "\"ByteFallback\"}, {\"type\": \"Fuse\"}, {\"type\": \"Strip\", " \
+                                          "\"content\": \" \", \"start\": 1, "                              \
+                                          "\"stop\": 0}]}"
+#define PREPEND "{\"type\": \"Prepend\", \"prepend\": \"\\u2581\"}"
+#define MARK_SPACES REPLACE("{\"String\": \" \"}", "\\u2581")
+
+static Document llama_like(void) {
+    return (Document){
+        .fallback = true,
+        .settings = "\"byte_fallback\": true,",
+        .normalizer = NORMALIZERS(PREPEND "," MARK_SPACES),
+        .pre_tokenizer = "null",
+        .decoder = SPACES_BACK,
+        .vocab = "\"\\u2581\": 256, \"a\": 257, \"\\u2581a\": 258, \"b\": 259, \"<s>\": 260, \"<\": 261, "
+                 "\"s>\": 262, \"s\": 263, \">\": 264, \"\\n\": 265",
+        .merges = "[\"\\u2581\", \"a\"], [\"s\", \">\"], [\"<\", \"s>\"]",
+        .added = ADDED(260, "<s>", false, true)};
+}
+
+static void test_byte_fallback(void **state) {
+    (void)state;
+    Document d = llama_like();
+    Tokenizer *t = must_open(&d);
+    ASSERT_IDS(t, "a", 258);
+    ASSERT_IDS(t, " ab", 256, 258, 259);
+    ASSERT_IDS(t,
+               "b\xe2\x96\x81"
+               "a",
+               256, 259, 258);
+    ASSERT_IDS(t, "\xc3\xa9\n\xff", 256, 0xC3, 0xA9, 265, 0xFF);
+    ASSERT_IDS(t, "<0x41>", 256, 261, '0', 'x', '4', '1', 264);
+    /* A special token does not come of merges either: that merge is left out. */
+    ASSERT_IDS(t, "<s>", 256, 261, 262);
+    assert_int_equal(tokenizer_bos(t), 260);
+    assert_int_equal(tokenizer_cut(t, "aa aa", 5), 0); /* the second half would get a space of its own */
+    assert_round_trip(t, "  a<s> \xc3\xa9\xff\n", 12);
+    size_t length;
+    assert_memory_equal(tokenizer_token_text(t, 258, false, &length), " a", 2);
+    assert_int_equal(length, 2);
+    assert_memory_equal(tokenizer_token_text(t, 258, true, &length), "a", 1);
+    assert_int_equal(length, 1);
+    tokenizer_token_text(t, 256, true, &length);
+    assert_int_equal(length, 0);
+    assert_null(tokenizer_token_text(t, 266, true, &length));
+    tokenizer_free(t);
+}
+
+static void test_bad_byte_fallback(void **state) {
+    (void)state;
+#define REFUSE(fragment, ...)            \
+    do {                                 \
+        Document changed = llama_like(); \
+        (void)(changed.__VA_ARGS__);     \
+        must_refuse(&changed, fragment); \
+    } while (0)
+    REFUSE("decoder", decoder = NULL);
+    REFUSE("without ByteFallback", decoder = "{\"type\": \"Metaspace\"}");
+    REFUSE("does not undo", decoder = "{\"type\": \"ByteFallback\"}");
+    REFUSE("decoder.decoders[0]: CTC",
+           decoder = "{\"type\": \"Sequence\", \"decoders\": [{\"type\": \"CTC\"}]}");
+    REFUSE("Strip of other than",
+           decoder = "{\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}");
+    REFUSE("Replace of other than", decoder = REPLACE("{\"String\": \"x\"}", " "));
+    REFUSE("behind the Replace of spaces", normalizer = NORMALIZERS(MARK_SPACES ", {\"type\": \"Strip\"}"));
+    REFUSE("ByteLevel with a byte_fallback", pre_tokenizer = BYTE_LEVEL);
+    REFUSE("cutting text", pre_tokenizer = "{\"type\": \"Digits\"}");
+    REFUSE("Split at a String", pre_tokenizer = SPLIT("\"String\": \"a\"", "\"Isolated\""));
+    REFUSE("beside other steps", pre_tokenizer = PRE("{\"type\": \"Metaspace\"}"));
+    REFUSE("another replacement", pre_tokenizer = "{\"type\": \"Metaspace\", \"replacement\": \"_\"}");
+    REFUSE("prepend_scheme", pre_tokenizer = "{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}");
+    REFUSE("no text token", merges = "[\"<0x41>\", \"a\"]");
+    REFUSE("lstrip and rstrip",
+           added = "{\"id\": 266, \"content\": \"x\", \"normalized\": true, \"rstrip\": true}");
+    REFUSE("twice", added = ADDED(260, "<s>", false, true) "," ADDED(260, "<s>", false, true));
+    Document lacking = llama_like();
+    lacking.missing_byte = 7;
+    lacking.vocab = "\"c\": 7, \"a\": 256";
+    lacking.merges = "";
+    lacking.added = "";
+    must_refuse(&lacking, "0x07");
+    Document emptied = llama_like();
+    emptied.normalizer = NORMALIZERS(REPLACE("{\"String\": \"<s>\"}", "") "," MARK_SPACES);
+    emptied.added = ADDED(260, "<s>", true, false);
+    must_refuse(&emptied, "nothing is left");
 }
 
 static void test_bad_documents(void **state) {
@@ -747,7 +877,11 @@ int main(void) {
         cmocka_unit_test(test_bad_vocabulary),
         cmocka_unit_test(test_bad_added),
         cmocka_unit_test(test_bad_merges),
+        cmocka_unit_test(test_bad_normalizers),
+        cmocka_unit_test(test_bad_pre_tokenizers),
         cmocka_unit_test(test_bad_settings),
+        cmocka_unit_test(test_byte_fallback),
+        cmocka_unit_test(test_bad_byte_fallback),
         cmocka_unit_test(test_bad_documents),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);

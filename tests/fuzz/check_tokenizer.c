@@ -62,6 +62,24 @@ static void check_saved(const Tokenizer *t, bool same_file) {
     free(path);
 }
 
+/* Normalizers, Metaspace and some flags of added tokens change text by intent; so does a space put before it,
+ * which one letter shows. Names may be escaped. */
+static bool keeps_text(const Tokenizer *t, const uint8_t *data, size_t size) {
+    static const char *const words[] = {"NF",        "Lowercase", "Strip",  "Replace", "Prepend",
+                                        "Metaspace", "lstrip",    "rstrip", "\\u"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (memmem(data, size, words[i], strlen(words[i]))) return false;
+    Error err = {0};
+    TokenList ids = {0};
+    Text back = {0};
+    encode(t, "Q", 1, &ids);
+    REQUIRE(tokenizer_decode(t, ids.ids, ids.count, &back, &err) == OK);
+    bool keeps = back.length == 1;
+    token_list_free(&ids);
+    text_free(&back);
+    return keeps;
+}
+
 int check_tokenizer(const uint8_t *data, size_t size, bool json) {
     Error err = {0};
     Tokenizer *t = NULL;
@@ -73,8 +91,7 @@ int check_tokenizer(const uint8_t *data, size_t size, bool json) {
         REQUIRE(t == NULL);
         return 0;
     }
-    /* Unicode form C changes text by intent. */
-    bool keeps_bytes = !memmem(data, size, "NFC", 3) && !memmem(data, size, "\\u", 2);
+    bool keeps_bytes = keeps_text(t, data, size);
     check_text(t, fuzz_nasty_text, fuzz_nasty_length, keeps_bytes);
     check_text(t, (const char *)data, size < 4096 ? size : 4096, keeps_bytes);
     check_saved(t, json);
