@@ -952,6 +952,22 @@ const Option config_options[] = {
      .fallback = "",
      .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a "
              "picture in the report, planned beside measured."},
+    {.key = "metrics.command",
+     .type = OPT_STRINGS,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(metrics.command),
+     .fallback = "",
+     .help =
+         "A program and its arguments, started by rank 0 without a shell, that gets every record as a line "
+         "of JSON on its standard input; no run waits for it, or ends with it."},
+    {.key = "metrics.command_wait_s",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(metrics.command_wait_s),
+     .fallback = "30",
+     .min = 0,
+     .max = 86400,
+     .help = "Seconds that the end of a run waits for that program to end; then it is ended."},
     {.key = "metrics.profile",
      .type = OPT_BOOL,
      .effect = EFFECT_NOTHING,
@@ -1170,6 +1186,8 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));
     TRY(check_trace(set, c->metrics.trace, err));
+    if (c->metrics.command.count > 0 && !*c->metrics.command.items[0])
+        return options_fail(set, "metrics.command", err, "expected a program as the first word, found \"\"");
     TRY(check_changes(set, &c->run.allow_changes, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));

@@ -30,7 +30,7 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_NONFINITE] = {"nonfinite", true},   [JOURNAL_SPIKE] = {"spike", false},
     [JOURNAL_STOPPED] = {"stopped", true},       [JOURNAL_DIVERGED] = {"diverged", true},
     [JOURNAL_FAILED] = {"failed", true},         [JOURNAL_TRACED] = {"traced", false},
-    [JOURNAL_FINISHED] = {"finished", true},
+    [JOURNAL_COMMAND] = {"command", false},      [JOURNAL_FINISHED] = {"finished", true},
 };
 
 const char *journal_event_name(JournalEvent event) { return kinds[event].name; }
@@ -112,18 +112,22 @@ static size_t count_lines(const char *data, size_t length) {
     return lines;
 }
 
+void journal_table_parse(JournalTable *t, const char *at, size_t length) {
+    const char *end = length ? at + length : at;
+    *t = (JournalTable){.entries = mem_alloc_array(count_lines(at, length), sizeof *t->entries)};
+    while (at != end) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t line = (size_t)((newline ? newline : end) - at);
+        if (read_entry(&t->entries[t->count], at, line)) t->count++;
+        at = newline ? newline + 1 : end;
+    }
+}
+
 ErrorCode journal_table_read(JournalTable *t, const char *path, Error *err) {
     *t = (JournalTable){0};
     FileMap map;
     TRY(file_map(&map, path, err));
-    const char *at = (const char *)map.data, *end = map.length ? at + map.length : at;
-    t->entries = mem_alloc_array(count_lines(at, map.length), sizeof *t->entries);
-    while (at != end) {
-        const char *newline = memchr(at, '\n', (size_t)(end - at));
-        size_t length = (size_t)((newline ? newline : end) - at);
-        if (read_entry(&t->entries[t->count], at, length)) t->count++;
-        at = newline ? newline + 1 : end;
-    }
+    journal_table_parse(t, (const char *)map.data, map.length);
     file_unmap(&map);
     return OK;
 }

@@ -26,6 +26,7 @@ typedef enum JournalEvent {
     JOURNAL_SPIKE,
     JOURNAL_DIVERGED, /* replicas differ */
     JOURNAL_TRACED,   /* metrics.trace: a step, planned and measured */
+    JOURNAL_COMMAND,  /* metrics.command: what became of the program */
     JOURNAL_STOPPED,
     JOURNAL_FAILED,
     JOURNAL_FINISHED,
@@ -63,6 +64,8 @@ typedef struct JournalTable {
     size_t count;
 } JournalTable;
 ErrorCode journal_table_read(JournalTable *t, const char *path, Error *err);
+/* The same of text. */
+void journal_table_parse(JournalTable *t, const char *text, size_t length);
 void journal_table_free(JournalTable *t);
 /* Value of a fact in the last entry that has it; NaN when none has. */
 double journal_table_fact(const JournalTable *t, const char *name);

@@ -278,22 +278,27 @@ static void *grow(void *items, size_t count, size_t each) {
     return mem_grow(items, bytes);
 }
 
-/* A line that cannot be read is counted, not fatal: the rest of the curve is worth seeing. */
-static bool table_add(MetricsTable *t, const char *line, size_t length) {
-    bool is_step, good;
-    cJSON *record = parse_line(line, length, &is_step);
+bool metrics_parse(const char *line, size_t length, MetricsRecord *out) {
+    cJSON *record = parse_line(line, length, &out->is_step);
     if (!record) return false;
-    if (is_step) {
-        t->steps = grow(t->steps, t->step_count, sizeof *t->steps);
-        good = read_record(record, step_fields, &t->steps[t->step_count]);
-        if (good) t->step_count++;
-    } else {
-        t->validations = grow(t->validations, t->validation_count, sizeof *t->validations);
-        good = read_record(record, validation_fields, &t->validations[t->validation_count]);
-        if (good) t->validation_count++;
-    }
+    bool good = out->is_step ? read_record(record, step_fields, &out->step)
+                             : read_record(record, validation_fields, &out->validation);
     cJSON_Delete(record);
     return good;
+}
+
+/* A line that cannot be read is counted, not fatal: the rest of the curve is worth seeing. */
+static bool table_add(MetricsTable *t, const char *line, size_t length) {
+    MetricsRecord r;
+    if (!metrics_parse(line, length, &r)) return false;
+    if (r.is_step) {
+        t->steps = grow(t->steps, t->step_count, sizeof *t->steps);
+        t->steps[t->step_count++] = r.step;
+    } else {
+        t->validations = grow(t->validations, t->validation_count, sizeof *t->validations);
+        t->validations[t->validation_count++] = r.validation;
+    }
+    return true;
 }
 
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err) {

@@ -106,6 +106,14 @@ typedef struct MetricsTable {
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err);
 void metrics_table_free(MetricsTable *t);
 
+/* One line of a file, without its newline; false when it is no record. */
+typedef struct MetricsRecord {
+    bool is_step; /* `step`, or else `validation` */
+    StepMetrics step;
+    ValidationMetrics validation;
+} MetricsRecord;
+bool metrics_parse(const char *line, size_t length, MetricsRecord *out);
+
 /* A figure of a record that is not the same in two runs. */
 typedef struct MetricsDifference {
     int64_t step;

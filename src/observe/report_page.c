@@ -69,8 +69,8 @@ const char *const report_style =
     "@media(max-width:820px){.charts{grid-template-columns:1fr}#loss svg text{font-size:22px}}"
     "@media print{.scroll{max-height:none}}\n";
 
-/* The pointer over any chart picks the nearest kept step; all charts show it. Of several runs each figure goes
- * by its run's name, of one by what it is. */
+/* The pointer over any chart picks the nearest kept step; all charts show it. Of several runs each figure
+ * goes by its run's name, of one by what it is. */
 const char *const report_script =
     "'use strict';(()=>{\n"
     "const D=JSON.parse(document.getElementById('data').textContent),"

@@ -12,6 +12,7 @@
 #include "checkpoint/find.h"
 #include "observe/audit.h"
 #include "observe/journal.h"
+#include "observe/listener.h"
 #include "observe/metrics.h"
 #include "observe/report.h"
 #include "observe/tensorboard.h"
@@ -128,7 +129,7 @@ ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
 }
 
 /* What readers of the new run would take for its own. */
-static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE};
+static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG};
 
 ErrorCode state_discard(const char *run_dir, Error *err) {
     char *dir = checkpoint_directory(run_dir);

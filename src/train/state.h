@@ -30,7 +30,7 @@ void state_close(Found *f); /* a zeroed one is fine */
 ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err);
 
 /* Removes what a run that starts over has left: checkpoints, metrics, journal, TensorBoard events, trace,
- * report, audit logs. What else is in the directory stays. */
+ * report, audit logs, the log of metrics.command. What else is in the directory stays. */
 ErrorCode state_discard(const char *run_dir, Error *err);
 
 /* What tells one model directory from another; modelfiles_sample says what that covers. */

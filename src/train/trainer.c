@@ -26,6 +26,7 @@
 #include "observe/audit.h"
 #include "observe/console.h"
 #include "observe/journal.h"
+#include "observe/listener.h"
 #include "observe/metrics.h"
 #include "observe/plot.h"
 #include "observe/spike.h"
@@ -61,6 +62,7 @@ typedef struct Trainer {
     MetricsWindow window;
     TensorBoard *board;
     Journal journal;
+    Listener listener; /* rank 0's: metrics.command */
     AuditLog audit;
     RunState state;
     RunFacts facts;
@@ -347,12 +349,44 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     return journal_add(&t->journal, JOURNAL_CHANGED, step, t->changes.data, NULL, err);
 }
 
+/* What became of the program of metrics.command: a run goes on without it, but not in silence. */
+static ErrorCode tell_of_listener(Trainer *t, Text *said, Error *err) {
+    ErrorCode code = OK;
+    if (said->length) {
+        log_warn("%s", said->data);
+        code = journal_add(&t->journal, JOURNAL_COMMAND, t->state.step, said->data, NULL, err);
+    }
+    text_free(said);
+    return code;
+}
+
+static ErrorCode open_listener(Trainer *t, Error *err) {
+    const StringList *words = &t->c->metrics.command;
+    Text said = {0};
+    if (words->count > 0) listener_open(&t->listener, t->c->run.dir, words->count, words->items, &said);
+    return tell_of_listener(t, &said, err);
+}
+
+static ErrorCode send_record(Trainer *t, Error *err) {
+    Text said = {0};
+    if (t->chief) listener_send(&t->listener, t->log.line.data, t->log.line.length, &said);
+    return tell_of_listener(t, &said, err);
+}
+
+static ErrorCode close_listener(Trainer *t, Error *err) {
+    Text said = {0};
+    listener_close(&t->listener, t->c->metrics.command_wait_s, &said);
+    return tell_of_listener(t, &said, err);
+}
+
 static ErrorCode open_records(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
     if (t->chief || t->c->metrics.all_ranks)
         TRY(metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err));
-    return t->chief ? open_journal(t, err) : OK;
+    if (!t->chief) return OK;
+    TRY(open_journal(t, err));
+    return open_listener(t, err);
 }
 
 /* Events of the run are said, and written down, by rank 0. */
@@ -410,6 +444,7 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     if (take_word(t)) console_step(m, name_on_console(t));
     hush(t);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_step(&t->log, m, err));
+    TRY(send_record(t, err));
     return t->board ? tensorboard_step(t->board, m, err) : OK;
 }
 
@@ -510,6 +545,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
     if (take_word(t)) console_validation(&v, name_on_console(t));
     hush(t);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_validation(&t->log, &v, err));
+    TRY(send_record(t, err));
     if (t->board) TRY(tensorboard_validation(t->board, &v, err));
     if (v.nonfinite && t->chief)
         log_warn("validation after step %lld: the losses of %lld of %lld tokens are not finite",
@@ -635,6 +671,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
         show_curve(t);
         if (t->c->metrics.profile) show_profile(t);
     }
+    TRY(close_listener(t, err));
     TRY(note(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
     if (complete) return OK;
     error_set(err, ERR_STOPPED,
@@ -701,8 +738,13 @@ static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
 }
 
 ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Doing *doing, Error *err) {
-    Trainer t = {
-        .c = c, .comm = comm, .inject = inject, .doing = doing, .journal = {.fd = -1}, .audit = {.fd = -1}};
+    Trainer t = {.c = c,
+                 .comm = comm,
+                 .inject = inject,
+                 .doing = doing,
+                 .journal = {.fd = -1},
+                 .audit = {.fd = -1},
+                 .listener = {.fd = -1}};
     t.chief = comm_rank(comm) == 0;
     t.asked = log_level();
     hush(&t);
@@ -712,6 +754,7 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
     if (code == OK) code = saved;
     feed_close(&t.feed);
+    close_listener(&t, NULL);
     tensorboard_close(t.board, NULL);
     metrics_log_close(&t.log);
     journal_close(&t.journal);
