@@ -1,11 +1,19 @@
-/* Activations and their gradients between pipeline ranks. Receives are posted early and waited for at use; a
- * message is known by (kind, unit, microbatch, step), so that one of another boundary is never taken for it.
- */
+/* Activations and their gradients between pipeline ranks.
+ *
+ *     stage s                             stage s + 1
+ *     FWD u, SEND_F u      ----->         RECV_F u+1, FWD u+1
+ *     RECV_B u, BWD u      <-----         BWD u+1, SEND_B u+1
+ *
+ * Receives are posted early and waited for at use: a message that finds its receive posted needs no copy. A
+ * send is waited for before the next one of its boundary, or at the end; until then the plan keeps its
+ * memory. A message is known by (kind, unit, microbatch, step), so that one of another boundary, or of the
+ * step before, is never taken for it, in whatever order messages come. */
 #include "engine/execution.h"
 
 static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == ACT_RECV_F; }
 
-/* A boundary is named by the stage above it, the same on both sides. */
+/* A boundary is named by the stage above it, the same on both sides. Numbers run on from step to step: a fast
+ * rank may be a step ahead of a slow one. */
 static uint64_t key_of(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int upper = a.kind == ACT_RECV_F || a.kind == ACT_SEND_B ? a.unit : a.unit + 1;
@@ -25,6 +33,8 @@ static void *memory_of(const Execution *x, Action a) {
     return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
 }
 
+/* One handle for each receive that may be open: a schedule may post those of several microbatches of one
+ * boundary. */
 static CommHandle *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {
     Engine *e = x->engine;
     size_t row = (size_t)(forward ? 0 : 1) * (size_t)e->plan->partition.table->units + (size_t)unit;
@@ -41,6 +51,7 @@ void boundary_receive(Execution *x, Action a) {
                    &err);
 }
 
+/* Nothing to wait for where the neighbour is on this rank: its handle is 0. */
 void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch) {
     execution_wait(x->engine, receive_slot(x, is_forward(kind), unit, microbatch));
 }

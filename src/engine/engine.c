@@ -1,7 +1,16 @@
 /* Memory and life of the engine, and the loop over a program's actions.
  *
+ *     engine_open ----> engine_initialise --+--> engine_step, engine_evaluate, ... --> engine_close
+ *          |                                |
+ *          +----> checkpoint, engine_refresh+
+ *
  * Pools are laid out twice by the same code, dry and for real; what they take is what the plan said, to the
- * byte. An action finds its memory by the plan's buffers alone (execution_buffer). */
+ * byte. An action finds its memory by the plan's buffers alone (execution_buffer): who touches what
+ * when is plan/memory.c's, and the engine decides nothing about it.
+ *
+ * A step goes through its actions in order, without looking ahead. What is slow has been started earlier in
+ * the list (a gather, a receive, a reduction), and is waited for where its result is read; between actions
+ * communication is polled, which is all the progress it makes when there is no thread for it. */
 #include "engine/engine.h"
 
 #include <math.h>
@@ -53,7 +62,9 @@ static void layout(Engine *e) {
     e->device->scratch_size = plan->device_scratch;
 }
 
-/* What is held whole stays where it is: passes read the master weights, or their copy. */
+/* What is held whole stays where it is: passes read the master weights, or their copy in the compute dtype.
+ * With shards the pointers come and go with GATHER and RELEASE (parameters.c), and what is not gathered is
+ * NULL: reading it is a crash, not a stale weight. */
 static void point_weights(Engine *e) {
     const Partition *p = &e->plan->partition;
     for (int u = 0; u < e->model.table.units && p->shards == 1; u++)
@@ -65,7 +76,9 @@ static void point_weights(Engine *e) {
         }
 }
 
-/* Where this rank's share of each gradient will be when it is reduced: in the sums, but for fixed point. */
+/* Where this rank's share of each gradient will be when it is reduced: inside the sums, which are of the
+ * whole flat when gradients are reduced once a step, and of the own share otherwise. Fixed point makes fp32
+ * of them elsewhere: then the plan has given memory of its own. */
 static void point_owned(Engine *e) {
     const Partition *p = &e->plan->partition;
     bool whole = gradient_sums_are_whole(&e->plan->program);
@@ -78,6 +91,8 @@ static void point_owned(Engine *e) {
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
 
+/* Host memory: pointers and handles, a few for each unit. All of it is taken here, since a step allocates
+ * nothing. */
 static void allocate_tables(Engine *e) {
     size_t units = (size_t)e->model.table.units,
            microbatches = (size_t)(e->plan->spec.inference ? 1 : e->plan->program.microbatches);
@@ -104,6 +119,8 @@ static ErrorCode allocate(Engine *e, Error *err) {
     layout(e);
     for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], e->device, err));
     layout(e);
+    /* The plan that was printed is the memory that was taken: else one of the two is wrong, and the next
+     * figure that somebody relies on is wrong too. */
     CHECK(engine_bytes(e) == memory_plan_pools(rank_memory(e->plan)));
     point_weights(e);
     if (!e->plan->spec.inference) point_owned(e);
@@ -157,12 +174,14 @@ void *engine_optimizer_state(const Engine *e, int param, int which) {
     return e->state.states + e->plan->memory.states[param * OPTIMIZER_STATES + which];
 }
 
+/* A piece's place counts in the owned arrays; a flat's gradient begins where its share does. */
 float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
     size_t start = e->plan->partition.share[p->unit][p->flat].start;
     return e->step.owned[p->unit].flats[p->flat] + (piece.at - start);
 }
 
-/* Elements are drawn by their numbers in the whole parameter, whoever holds them. */
+/* Elements are drawn by their numbers in the whole parameter, whoever holds them: the start of a curve does
+ * not know the mesh. A box that is narrower than its matrix is filled row by row for that reason. */
 static void initialise(Engine *e, const Param *p, InitKind kind, double std, uint64_t seed) {
     Piece piece = partition_piece(&e->plan->partition, p);
     InitRule r = param_init_rule(p, &e->plan->spec.model, kind, std);
@@ -183,6 +202,8 @@ void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
     engine_refresh(e);
 }
 
+/* Of the matrices only, as vectors are read in fp32. Between flats, and behind them, the copy holds whatever
+ * it held: nothing reads it. */
 void engine_refresh(Engine *e) {
     for (int i = 0; e->state.copy && i < e->model.table.count; i++) {
         const Param *p = &e->model.table.params[i];
@@ -195,10 +216,13 @@ void engine_refresh(Engine *e) {
 
 /* ---- Execution ---- */
 
+/* Inside a step a rank cannot give up alone: the others are in the middle of the same list, and would wait
+ * for it for ever. comm_fail ends all of them, with this one's reason. */
 void execution_must(Engine *e, ErrorCode code, const Error *err) {
     if (code != OK) comm_fail(e->comm, err);
 }
 
+/* Time spent here is what `waited` of the trace and of the metrics means. */
 void execution_wait(Engine *e, CommHandle *handle) {
     Error err = {.message = ""};
     if (*handle == 0) return;
@@ -226,6 +250,7 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
 }
 
+/* Passes over several microbatches are interleaved, so each one says anew which of them it is about. */
 static void enter_microbatch(Execution *x, int m) {
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
@@ -244,7 +269,8 @@ static void load(Execution *x, int m) {
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
 }
 
-/* Where the gradients go that a pass makes: told before its first action over a unit, ... */
+/* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward
+ * pass makes those of its matrix): told before its first action over a unit, ... */
 static void begin_gradients(Execution *x, Action a) {
     for (int f = 0; x->training && program_begins_unit(x->program, a) && f < FLATS; f++) {
         int unit = program_gradient_unit(x->program, a, (Flat)f);
@@ -269,6 +295,10 @@ static UnitPass unit_pass(const Execution *x, int unit, int microbatch) {
                       .scratch = x->engine->work.scratch};
 }
 
+/* In the order in which things can be missing: the input from the stage before, the parameters, then memory.
+ * The head reads the embedding's matrix where the two are tied, which is another unit's and gathered for
+ * itself. A unit's output is the next unit's input, in whose slab it is made; where that is on another rank
+ * it has a buffer of its own until it is sent. */
 static void forward(Execution *x, Action a) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch;
@@ -285,6 +315,8 @@ static void forward(Execution *x, Action a) {
     }
     unit_forward(&unit, a.parts);
     end_gradients(x, a);
+    /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
+     */
     if (head && program_ends_unit(x->program, a)) statistics_add_losses(x, x->pass.losses);
 }
 
@@ -299,6 +331,10 @@ static void poison(Execution *x, Action a) {
     x->poisoned = true;
 }
 
+/* The gradient of the output has come from the unit above, in a buffer that travels down with the passes:
+ * each unit turns it into the gradient of its input in place. The weight half alone reads what the input half
+ * left in `keep`, not this buffer, which is other units' by then; only the embedding, which has no input half
+ * to speak of, reads it there. */
 static void backward(Execution *x, Action a, Half half) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
@@ -320,6 +356,7 @@ static void backward(Execution *x, Action a, Half half) {
     end_gradients(x, a);
 }
 
+/* No default: a new kind of action is a warning here until somebody says what it does. */
 static void act(Execution *x, Action a) {
     switch (a.kind) {
     case ACT_LOAD: load(x, a.microbatch); break;
@@ -349,6 +386,7 @@ static void execute(Execution *x) {
     double begin = clock_seconds();
     e->clock.began = begin;
     for (int i = 0; i < x->program->count; i++) {
+        /* Evaluation is not timed: its actions share the entry behind those of the step. */
         ActionTime *time = x->training ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
         e->progress.current = &x->program->actions[i];
         double waited = e->clock.waited;
@@ -356,6 +394,8 @@ static void execute(Execution *x) {
         act(x, x->program->actions[i]);
         time->end = clock_seconds() - begin;
         time->waited = e->clock.waited - waited;
+        /* Collectives move on here: without it they would stand still for as long as passes take, and nothing
+         * would be hidden behind computation. */
         execution_must(e, comm_poll(e->comm, &err), &err);
     }
     boundary_finish(x);
@@ -363,6 +403,8 @@ static void execute(Execution *x) {
     e->progress.executed++;
 }
 
+/* What one execution knows beside the engine. `started` forgets the step before: the first addition to each
+ * sum sets it. */
 static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
     Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches};
     x.pass =
@@ -397,12 +439,15 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     int contributions = e->plan->program.microbatches * mesh_dp_degree(&e->plan->partition.mesh);
     *result = (StepResult){.valid = count_valid(e, batches)};
     x.training = true, x.options = options, x.result = result;
+    /* So many terms are added up in fixed point that each must leave room for the others: the limit depends
+     * on the step alone, not on who adds what, so that what is refused is the same on any mesh. */
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     statistics_begin(&x);
     execute(&x);
 }
 
+/* Sums are exact, so the order in which ranks and batches come does not matter. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
     Execution x = prepare(e, &e->plan->evaluation, &e->plan->evaluation_memory, batch);
     statistics_begin(&x);

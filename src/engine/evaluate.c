@@ -1,5 +1,11 @@
-/* Rounds are the same on every rank, also where the last samples are fewer than the ranks: those without one
- * evaluate a batch of no valid targets. */
+/* Validation loss over the held-out samples, by all ranks together.
+ *
+ * Rounds are the same on every rank, also where the last samples are fewer than the ranks: those without one
+ * evaluate a batch of no valid targets. A rank that stopped earlier would leave the others waiting in the
+ * next gather or receive.
+ *
+ * Sums are exact and counted once (tokens by the first stage of a pipeline, losses by the last, where they
+ * are made), so that the figure has the same bits on every mesh. */
 #include "engine/evaluate.h"
 
 #include <math.h>
@@ -9,6 +15,8 @@
 
 enum { PREFETCH = 2 };
 
+/* Bytes of text that the targets stand for, for bits per byte: a figure that models with different tokenizers
+ * can be compared by. Marks of begin and end are no text. */
 static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
     int64_t sum = 0;
     for (int64_t i = 0; i < b->tokens; i++) {
@@ -59,6 +67,8 @@ ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samp
     Loader *loader;
     Sums sums = {.tokens = 0};
     if (samples == 0 || samples > there) samples = there;
+    /* As in training: data-parallel ranks take samples side by side, and all ranks of a pipeline the same
+     * ones. */
     LoaderLayout layout = {.validation = true,
                            .first =
                                (uint64_t)(sequences * mesh_dp_rank(&e->plan->partition.mesh, e->plan->rank)),

@@ -18,6 +18,8 @@ static void gather(Execution *x, int unit, Flat flat, char *all) {
     execution_must(e, comm_all_gather(e->comm, MESH_SHARDS, s->parts, width, all, handle, &err), &err);
 }
 
+/* The gathers of a unit's flats are under way at the same time; each has its own handle, since vectors come
+ * long before matrices. */
 void parameters_gather(Execution *x, Action a) {
     Engine *e = x->engine;
     char *buffer = execution_buffer(x, BUFFER_GATHERED, a.unit, a.microbatch);

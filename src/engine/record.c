@@ -1,5 +1,6 @@
 /* Sums are exact (base/exact.h), the rest are maxima, counts and bits: combining in any order gives the same
- * bytes. */
+ * bytes. That is why every rank may decide by itself from the combined record, with no rank to ask: skip or
+ * update, stop or go on, and with which clip coefficient. */
 #include "engine/record.h"
 
 #include <math.h>
@@ -10,6 +11,7 @@ void record_start(StepRecord *r) { *r = (StepRecord){.culprit = -1, .culprit_ran
 /* -1 comes after everything. */
 static bool before(int64_t a, int64_t b) { return a >= 0 && (b < 0 || a < b); }
 
+/* The lowest parameter, and of its ranks the lowest: commutative, as all of a record must be. */
 static void name_culprit(StepRecord *r, int64_t parameter, int64_t rank) {
     if (before(parameter, r->culprit) || (parameter == r->culprit && before(rank, r->culprit_rank)))
         r->culprit = parameter, r->culprit_rank = rank;
@@ -31,6 +33,8 @@ void record_add_losses(StepRecord *r, const LossSum *s) {
     r->bad_losses += s->nonfinite;
 }
 
+/* Exact sums are normalised after each addition: digits that carry would overflow otherwise, and unequal
+ * digits of equal numbers would make unequal bytes. */
 void record_combine(void *into, const void *from) {
     StepRecord *a = into;
     const StepRecord *b = from;
@@ -58,6 +62,7 @@ double record_norm(const StepRecord *r, double p) {
     if (r->nonfinite) return NAN;
     if (isinf(p)) return r->max;
     double sum = exact_value(&r->norm);
+    /* Other powers were taken of g / max, which is at most 1: the largest term is 1, and the root is safe. */
     return p == 1 ? sum : p == 2 ? sqrt(sum) : record_unit(r->max, p) * pow(sum, 1 / p);
 }
 

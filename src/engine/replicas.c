@@ -1,4 +1,14 @@
-/* Hashes of what is held go to rank 0, which compares those of equal place and tells all what it found. */
+/* Hashes of what is held go to rank 0, which compares those of equal shares and tells all what it found.
+ *
+ *     each rank: XXH3 of weights and states, parameter by parameter   (print_all)
+ *         | gather
+ *     rank 0: of each parameter, ranks with one share number (axes_share) must have one hash (replicas_judge)
+ *         | broadcast
+ *     all ranks: the same verdict
+ *
+ * 8 bytes an array and rank travel, so the price is one pass over memory. With more than two copies the
+ * majority says who is wrong; with two nobody can tell, and both are named. The verdict is broadcast as an
+ * error value: ranks return it together, which is what lets a run stop in order. */
 #include "engine/replicas.h"
 
 #include <stdlib.h>
@@ -12,6 +22,7 @@ enum { PIECE = 1 << 20 }; /* bytes that are brought to the host at a time */
 
 /* ---- what this rank holds ---- */
 
+/* A buffer at a time is brought to the host: tensor memory is not read here. */
 static uint64_t print(Replicas *r, const void *tensor, size_t left) {
     Device *d = r->engine->device;
     const char *from = tensor;
@@ -61,6 +72,8 @@ static const ParamPrint *print_of(const Comparison *c, int rank, int param) {
     return &c->all[(size_t)rank * (size_t)c->scene->table->count + (size_t)param];
 }
 
+/* By the parameter, since copies lie along other axes for each kind: a norm is the same on all ranks of tp, a
+ * matrix on those of dp_replicate only. */
 static void find_shares(Comparison *c, const Param *p) {
     for (int rank = 0; rank < c->world; rank++)
         c->share[rank] = axes_share(c->scene->model, p, c->scene->mesh, rank);
@@ -111,6 +124,7 @@ static void name_ranks(const Copies *c, uint64_t hash, bool has, Text *out) {
     if (count > named) text_printf(out, " and %d others", count - named);
 }
 
+/* "on rank 5 not as on ranks 1, 3, 7", or, without a majority, all of them. */
 static void name_difference(const Copies *c, Text *out) {
     uint64_t right;
     if (majority(c, &right)) {
@@ -216,6 +230,7 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
                                        &e->plan->partition.mesh},
                        step, r->agreed, &verdict);
     free(all);
+    /* Also those that are equal learn what was found: a run ends as a whole. */
     TRY(comm_broadcast(r->comm, &verdict, sizeof verdict, 0, err));
     r->seconds = clock_seconds() - start;
     if (verdict.code == OK) {

@@ -64,7 +64,9 @@ static int64_t counted(const Engine *e, const Param *p) {
     return partition_counts(&e->plan->partition, p) ? partition_piece(&e->plan->partition, p).count : 0;
 }
 
-/* Enqueues the figures of every gradient here, and waits for them. */
+/* Enqueues the figures of every gradient that this rank counts, and waits for them: the only place of a step
+ * where the host does. All that was found is in one region, losses and refusals too, and comes by one
+ * transfer. */
 static void make_figures(Engine *e, double p) {
     const ParamTable *t = &e->model.table;
     const Statistics *s = &e->statistics;
@@ -86,6 +88,8 @@ static void add_figures(const Engine *e, StepRecord *r) {
             record_add_stats(r, &e->statistics.host->gradients[i], i, e->plan->rank);
 }
 
+/* Gradients that fixed point could not hold count as elements that are not finite: they make the step a bad
+ * one, on any mesh alike. */
 static void add_refusals(const Engine *e, StepRecord *r) {
     int count = e->model.table.count;
     const FixedRefusals *refused = (const void *)&e->statistics.host->gradients[count];
@@ -96,7 +100,9 @@ static void take_larger(void *into, const void *from) {
     *(double *)into = fmax(*(double *)into, *(const double *)from);
 }
 
-/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more. */
+/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more: |g|^p of fp32
+ * numbers leaves the range of doubles on either side for large p, so g is divided by the largest of all ranks
+ * first, which must be known on all of them. */
 static void find_unit(Engine *e, double p) {
     StepRecord r;
     if (!record_needs_max(p)) return;

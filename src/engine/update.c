@@ -1,8 +1,13 @@
 /* The end of a step: what all ranks must agree on, and the optimizer.
  *
+ *     figures of own gradients --(one wait)--> record --(combine over all ranks)--> norm, loss, verdict
+ *                                                                                   |
+ *     UPDATE, unit after unit <--(scalars go up: learning rate, clip, corrections)--+
+ *
  * Each element of the model's gradient is counted by exactly one rank (partition_counts), sums are exact, and
  * one small reduction carries them: the norm and all that follows from it have the same bits on every rank
- * and mesh. */
+ * and mesh. So every rank comes to the same verdict by itself: a step with a gradient or loss that is not
+ * finite is skipped by all, and named. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

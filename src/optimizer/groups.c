@@ -1,5 +1,14 @@
-/* Groups are made in three steps: settings are completed, patterns are tried on every name in order, and what
- * nobody would notice to be wrong (a pattern without effect, a setting that nothing reads) is refused. */
+/* Which parameter has which optimizer, with which settings.
+ *
+ *     section optimizer ----------------------------+ what an item leaves out
+ *     items of optimizer.groups, in order ----------+--> settings of each group, complete
+ *         | patterns (PCRE2), tried on every name       |
+ *         +--> the first that finds it has it           +--> each must be read by the group's optimizer
+ *     what none finds: the rest, by the section
+ *
+ * Groups are made in three steps: settings are completed, patterns are tried on every name in order, and what
+ * nobody would notice to be wrong (a pattern without effect, a setting that nothing reads) is refused. They
+ * depend on names alone: the same on every rank and mesh, without a word between ranks. */
 #include "optimizer/groups.h"
 
 #include <math.h>
@@ -18,6 +27,8 @@ typedef struct Setting {
     bool choice;
 } Setting;
 
+/* Settings by name and place, so that completing, refusing and printing are loops: a new one has a row here,
+ * one in the option table, and its name among what its optimizers read. */
 static const Setting settings[] = {{"kind", offsetof(OptimizerSettings, kind), true},
                                    {"states", offsetof(OptimizerSettings, states), true},
                                    {"lr", offsetof(OptimizerSettings, lr), false},
@@ -29,6 +40,7 @@ static const Setting settings[] = {{"kind", offsetof(OptimizerSettings, kind), t
                                    {"nesterov", offsetof(OptimizerSettings, nesterov), true}};
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
+/* What was not given is NaN, or -1 for a choice (config.h). */
 static bool is_given(const Setting *s, const OptimizerSettings *of) {
     const char *field = (const char *)of + s->offset;
     return s->choice ? *(const int *)(const void *)field >= 0 : !isnan(*(const double *)(const void *)field);
@@ -50,7 +62,8 @@ static bool is_listed(const char *name, const char *list) {
     return false;
 }
 
-/* Every optimizer takes a kind, and a dtype for states that it may have. */
+/* Every optimizer takes a kind, and a dtype for states that it may have. Anything else that its group's
+ * optimizer does not read would be a wish that nothing obeys, in silence. */
 static ErrorCode check_given(const OptimizerSettings *given, int item, const Optimizer *o, Error *err) {
     for (int i = 0; i < SETTINGS; i++) {
         const char *name = settings[i].name;
@@ -64,6 +77,8 @@ static ErrorCode check_given(const OptimizerSettings *given, int item, const Opt
 
 /* ---- patterns ---- */
 
+/* Patterns are of the configuration's author, and names are short; still a pattern may take too long (take
+ * says so), and is text that a terminal must not obey. */
 static ErrorCode compile(const char *match, int item, pcre2_code **code, Error *err) {
     int problem;
     size_t at;
@@ -95,6 +110,7 @@ static ErrorCode take(ParamGroups *g, int item, const pcre2_code *code, const Pa
                      g->items[item].match);
 }
 
+/* Two ways to find nothing: nobody has such a name, or others took all who have. */
 static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t, int found, Error *err) {
     char shown[80];
     const char *match = g->items[item].match;
@@ -111,6 +127,7 @@ static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t
         item, shown, t->params[t->count - 1].name);
 }
 
+/* Compiled for one item and given up again: patterns are needed once. */
 static ErrorCode fill(ParamGroups *g, int item, const ParamTable *t, Error *err) {
     pcre2_code *code;
     int found = 0, taken = 0;
@@ -124,6 +141,7 @@ static ErrorCode fill(ParamGroups *g, int item, const ParamTable *t, Error *err)
 
 /* ---- all of them ---- */
 
+/* decays_all: a weight decay that an item gives is for all that it matches. */
 static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
                            const OptimizerSettings *section, const ParamTable *t, Error *err) {
     ParamGroup *to = &g->items[item];
@@ -137,6 +155,7 @@ static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
     return fill(g, item, t, err);
 }
 
+/* Elements of the whole model, whatever this rank holds: tables of groups are about the model. */
 static void count(ParamGroups *g, const ParamTable *t) {
     for (int i = 0; i < t->count; i++) {
         g->items[g->of[i]].params++;
@@ -161,6 +180,7 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     return code;
 }
 
+/* Also of one that was never built. */
 void param_groups_free(ParamGroups *g) {
     for (int i = 0; i < g->count; i++) free(g->items[i].match);
     free(g->items);
@@ -183,6 +203,8 @@ size_t param_state_bytes(const ParamGroups *g, int param) {
     return optimizer_state_bytes(&param_group(g, param)->settings);
 }
 
+/* Each kind of parameter says whether it decays by itself (its row), unless the group, or the section for the
+ * rest, asks for all. */
 double param_weight_decay(const ParamGroups *g, int param, const Param *p) {
     const ParamGroup *group = param_group(g, param);
     return p->row->decays || group->decays_all ? group->settings.weight_decay : 0;
@@ -206,6 +228,7 @@ static void name_states(const ParamGroup *group, Text *out) {
                 dtype_name((Dtype)group->settings.states));
 }
 
+/* Each once, though several groups may keep the same. */
 void param_groups_name_states(const ParamGroups *g, Text *out) {
     Text name = {0};
     for (int i = 0; i < g->count; i++) {
@@ -237,6 +260,7 @@ static void put_others(const ParamGroup *group, Text *out) {
     }
 }
 
+/* Bytes and FLOPs are over all ranks: how they are shared out is the plan's to say. */
 static void put_group(const ParamGroup *group, Text *out) {
     char elements[32], bytes[32], flops[32];
     const OptimizerSettings *s = &group->settings;
@@ -253,6 +277,7 @@ static void put_group(const ParamGroup *group, Text *out) {
     text_puts(out, group->whole ? "; whole matrices\n" : "\n");
 }
 
+/* With what tells a parameter apart from others of its group. */
 static void put_names(const ParamGroups *g, int group, const ParamTable *t, Text *out) {
     for (int i = 0; i < t->count; i++) {
         const Param *p = &t->params[i];
@@ -279,6 +304,7 @@ static void put_only_group(const ParamGroup *group, Text *out) {
     text_puts(out, "\n");
 }
 
+/* One group is a line, as most runs have no others. */
 void param_groups_print(const ParamGroups *g, const ParamTable *t, bool each, Text *out) {
     if (g->count == 1 && !each) {
         put_only_group(&g->items[0], out);

@@ -1,5 +1,10 @@
 /* Two families of schedules: TorchTitan's (warm up, stay, decay to a floor) and Lingua's, each by the
- * formulas of its source, to the step. Tests compare them with values of the originals. */
+ * formulas of its source, to the step, their oddities too: a curve that is to be compared with theirs needs
+ * the same learning rates. Tests compare them with values of the originals.
+ *
+ *     1  .    ________________               warmup | stable | decay, down to min_factor
+ *        .  /                 \__            TorchTitan: (step + 1) / warmup, so step 0 trains;
+ *     m  . /                     \_          Lingua: step / warmup, so it does not */
 #include "optimizer/learning_rate.h"
 
 #include <math.h>
@@ -11,6 +16,8 @@ static double decayed(int kind, double x) {
     return kind == SCHEDULE_CONSTANT ? 1 : 1 - x;
 }
 
+/* One step more than there are is laid out, so that the last one that is made is not at the floor's very end:
+ * with a floor of 0 it would do nothing. */
 static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     int64_t warmup = s->warmup_steps < total ? s->warmup_steps : total;
     double ratio = s->decay_ratio < 0 && s->kind == SCHEDULE_WSD ? 0.1 : s->decay_ratio;
@@ -23,6 +30,7 @@ static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step
     return s->min_factor + (1 - s->min_factor) * decayed(s->kind, x);
 }
 
+/* Vaswani et al. 2017 with exponent 1/2; it has no end, and needs no total. */
 static double inverse_sqrt_factor(const ScheduleOptions *s, int64_t step) {
     double warmup = (double)(s->warmup_steps > 0 ? s->warmup_steps : 1), at = (double)(step + 1);
     return at <= warmup ? at / warmup : fmax(pow(warmup / at, s->exponent), s->min_factor);
@@ -38,6 +46,7 @@ static double lingua_cosine(const ScheduleOptions *s, double total, double t) {
     return m + 0.5 * (1 - m) * (sign * cos(acos(-1.0) * pow(progress, s->theta) / cycle) + 1);
 }
 
+/* Decays harmonically at the end of each cycle, and starts the next at 1. */
 static double lingua_wsd(const ScheduleOptions *s, double total, double t) {
     double cycle = floor(total * s->cycle_length), ratio = s->decay_ratio < 0 ? 0.1 : s->decay_ratio,
            m = s->min_factor;

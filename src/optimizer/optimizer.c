@@ -1,4 +1,11 @@
-/* The table of optimizers. Numbers are made in double and rounded once, on their way to an op. */
+/* The table of optimizers, and what joins an entry to its op.
+ *
+ * Numbers are made in double and rounded once, on their way to an op: 1 - beta^t in fp32 would lose digits
+ * where beta is near 1. What is the same for all elements of a group in a step (learning rate, corrections,
+ * clip coefficient) goes up once, as tensor memory (OptimizerStep); what never changes goes with each call.
+ *
+ * To add one: an op with its reference (device.h), an entry here, its name in optimizer.kind. Memory plan,
+ * checkpoints, replica checks, inspection and the groups' messages read the entry. */
 #include "optimizer/optimizer.h"
 
 #include <math.h>
@@ -8,6 +15,7 @@ static int adamw_states(const OptimizerSettings *s) {
     return 2;
 }
 
+/* Loshchilov and Hutter 2019: the decay does not go through the moments. */
 static void adamw_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step,
                          const UpdateRun *r) {
     AdamW a = {.beta1 = (float)s->beta1,
@@ -17,6 +25,7 @@ static void adamw_update(Device *d, const OptimizerSettings *s, const OptimizerS
     OP(d, OP_ADAMW, adamw, r->count, a, r->store, step, r->param, r->grad, r->state[0], r->state[1], r->copy);
 }
 
+/* Without momentum nothing is kept, and no memory planned. */
 static int sgd_states(const OptimizerSettings *s) { return s->momentum > 0; }
 
 static void sgd_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
@@ -47,6 +56,8 @@ const Optimizer *optimizer_of(OptimizerKind kind) {
     return &optimizers[kind];
 }
 
+/* Corrections are for the moments' start at zero (Kingma and Ba 2015, section 3); an optimizer without
+ * moments does not read them. */
 OptimizerStep optimizer_step(const OptimizerSettings *s, const UpdateStep *step) {
     return (OptimizerStep){.lr = (float)(s->lr * step->lr_factor),
                            .correction1 = (float)(1 - pow(s->beta1, (double)step->updates)),

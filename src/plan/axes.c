@@ -8,6 +8,8 @@
 
 enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
 
+/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind (experts, a router) a
+ * row. */
 static const int table[KINDS][AXES] = {
     [KIND_WHOLE] = {[AXIS_PP] = DOES_CUT,
                     [AXIS_DP_REPLICATE] = COPY_SUM,
@@ -31,6 +33,7 @@ static const int table[KINDS][AXES] = {
                    [AXIS_TP] = DOES_CUT},
 };
 
+/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
@@ -69,6 +72,7 @@ static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, fal
                              {DIM_VOCAB, "vocab_size", false, false, true}};
 enum { RULES = sizeof rules / sizeof *rules };
 
+/* Dimensions without a rule are never cut. */
 static const Rule *rule_of(Dim dim) {
     for (int i = 0; i < RULES; i++)
         if (rules[i].dim == dim) return &rules[i];
@@ -80,6 +84,8 @@ static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c,
 
 static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* Rounded up, which changes nothing where parts are equal. Copies are neighbours: with 2 heads on 8 ranks,
+ * ranks 0 to 3 have the first, and their queries are those that it serves (head q looks at key q G / H). */
 Deal axes_deal(const ModelConfig *c, Dim dim, int ranks, int place) {
     const Rule *r = rule_of(dim);
     CHECK(r != NULL && place >= 0 && place < ranks);
@@ -122,6 +128,7 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
            copy_on_tp(c, p, mesh, rank) == 0;
 }
 
+/* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
 ModelConfig axes_local(const ModelConfig *c, int ranks, int place) {
     ModelConfig local = *c;
     local.num_attention_heads = axes_deal(c, DIM_QUERY, ranks, place).count / c->head_dim;
@@ -150,6 +157,7 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
 
 /* ---- what fits ---- */
 
+/* Uneven parts are rounded up, so that the last rank is the first to go without. */
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;

@@ -61,10 +61,10 @@ int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank)
 /* Whether a rank is the first of those, stages apart: a unit's own stage comes before a copy's. */
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
 
-/* The axes along which something must cross between part `part - 1` of a unit and part `part`, where they have
- * more than one rank. A product whose matrix is cut by rows reads all tokens, of which each rank has some: its
- * input is gathered. One whose matrix is cut by columns makes a term of its sum on each rank: its output is
- * reduce-scattered. Backward passes cross at the same places, the other way round. */
+/* The axes along which something must cross between part `part - 1` of a unit and part `part`, where they
+ * have more than one rank. A product whose matrix is cut by rows reads all tokens, of which each rank has
+ * some: its input is gathered. One whose matrix is cut by columns makes a term of its sum on each rank: its
+ * output is reduce-scattered. Backward passes cross at the same places, the other way round. */
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 
 /* The model of the rank at `place` of `ranks` along tp. */

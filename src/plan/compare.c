@@ -1,5 +1,9 @@
 /* Candidates are forecast one after the other (each frees its forecast, so that memory does not grow with
- * their number), then sorted and printed. What cannot be is left out, and named once with the reason. */
+ * their number), then sorted and printed. What cannot be is left out, and named once with the reason.
+ *
+ * A candidate is the configuration with another schedule and another cut of the same step into microbatches:
+ * powers of two that divide it, and the configured number. All train the same curve up to sums; they differ
+ * in time, bubble, memory and bytes sent. */
 #include "plan/compare.h"
 
 #include <math.h>
@@ -34,6 +38,7 @@ typedef struct Compare {
 
 /* ---- candidates ---- */
 
+/* A schedule that fixes its stages has those; others have what is configured. */
 static int stages_of(const Compare *p, const char *schedule) {
     ScheduleName name;
     if (!schedule_find(schedule, &name)) return (int)p->c->pipeline.stages_per_rank;
@@ -53,6 +58,7 @@ static Config variant(const Compare *p, const char *schedule, int microbatches) 
     return c;
 }
 
+/* Memory of the fullest rank, bytes of the one that sends most: a layout is as good as its worst rank. */
 static void add(Compare *p, const Forecast *f, const char *schedule) {
     Candidate *a = &p->found[p->count++];
     *a = (Candidate){.schedule = schedule,
@@ -69,6 +75,7 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
         a->microbatches == p->configured && (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
 }
 
+/* Refused beforehand is what would take minutes to simulate. */
 static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Error *err) {
     Forecast f;
     int64_t cells = (int64_t)p->pp * microbatches * (stages_of(p, schedule) > 0 ? stages_of(p, schedule) : 1);
@@ -110,6 +117,8 @@ static void try_schedule(Compare *p, const char *schedule) {
     text_free(&failed);
 }
 
+/* One pipeline rank has no schedules to compare, but microbatches. A schedule of a file is tried as it
+ * stands. */
 static void try_all(Compare *p) {
     ScheduleName ignored;
     if (p->pp == 1) {
@@ -182,6 +191,8 @@ static void put_table(Compare *p, Text *out) {
     if (p->reasons.length) text_puts(out, p->reasons.data);
 }
 
+/* What all candidates have in common: the mesh, and the sequences that each data-parallel rank takes in a
+ * step. */
 static ErrorCode read_step(Compare *p, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;

@@ -1,6 +1,6 @@
-/* The smallest largest share is found by bisection: with a larger limit every cut can only move up, so what is
- * enough stays enough. Owners are found by taking the largest share first (Graham 1969: at most a third worse
- * than the best, far less where there are many units). */
+/* The smallest largest share is found by bisection: with a larger limit every cut can only move up, so what
+ * is enough stays enough. Owners are found by taking the largest share first (Graham 1969: at most a third
+ * worse than the best, far less where there are many units). */
 #include "plan/cuts.h"
 
 #include <stdlib.h>
@@ -37,6 +37,8 @@ static bool fill(const Cutting *c, int64_t limit, int count, CommPart *shares) {
     return at == c->elements;
 }
 
+/* The limit lies between the average, which would do if everything could be cut anywhere, and the whole.
+ * Limits are whole cache lines, so that shares begin at them where no stretch says otherwise. */
 void cut_evenly(int64_t elements, const Stretch *stretches, int stretch_count, int count, CommPart *shares) {
     Cutting c = {elements, stretches, stretch_count};
     int64_t low = round_up((elements + count - 1) / count), high = low > elements ? low : round_up(elements);
@@ -64,6 +66,7 @@ static int by_size(const void *a, const void *b) {
     return x->index < y->index ? -1 : 1;
 }
 
+/* Only the order changes: sizes are what cut_evenly found. */
 void cut_assign(CommPart *shares, int count, const int64_t *load) {
     size_t n = (size_t)count;
     Ranked *size = mem_alloc_array(n, sizeof *size), *owner = mem_alloc_array(n, sizeof *owner);

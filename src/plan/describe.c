@@ -1,4 +1,6 @@
-/* The lines that a run says of itself before its first step, and `weft plan` without ranks. */
+/* The lines that a run says of itself before its first step, and `weft plan` without ranks: model, step,
+ * device, layout, optimizer, then memory. They are the same lines in both, so that a plan can be held beside
+ * a log. */
 #include "plan/describe.h"
 
 #include "base/memory.h"
@@ -28,6 +30,8 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
     param_groups_print(&p->groups, &p->model.table, false, out);
 }
 
+/* Of one rank, the one that speaks. Whether it will fit is said against the machine's memory, where other
+ * ranks may be too: it is a hint, and allocation itself the test. */
 void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
     char total[32];
     MemoryUse machine = memory_use();

@@ -1,4 +1,16 @@
-/* Timelines, their figures, and their drawing in a terminal. */
+/* Timelines, their figures, and their drawing in a terminal.
+ *
+ *     simulation, trace, program --> Timeline: spans of (rank, kind, stage, microbatch, start, end)
+ *                                       |             |               |
+ *                              timeline_figures  draw_terminal   draw_svg (draw_svg.c)
+ *
+ * A timeline knows nothing of where it came from, so that planned and measured steps are drawn, and their
+ * figures taken, by the same code.
+ *
+ * In a terminal a rank is a row, and a column belongs to the span that covers its middle. Times become
+ * columns by one scale for all rows, in whole columns for the shortest computation where there is room: equal
+ * times then look equal. Where there is not, boxes would be lost between columns, and the drawing says so, or
+ * is left out. */
 #include "plan/draw.h"
 
 #include <math.h>
@@ -8,6 +20,7 @@
 
 /* ---- timelines ---- */
 
+/* Titles and units are the caller's, and must stay as long as the timeline. */
 void timeline_start(Timeline *t, const char *title, const char *unit, int ranks, int stages,
                     const int *rank_of_stage) {
     *t = (Timeline){.title = title, .unit = unit, .ranks = ranks, .stages = stages};
@@ -44,6 +57,7 @@ static SpanKind span_of_cell(CellKind kind) {
     return SPAN_KINDS;
 }
 
+/* Cells that take no time (transfers that nobody waits for, parameters) leave no span. */
 void timeline_from_simulation(Timeline *t, const char *title, const Schedule *s, const Simulation *timing) {
     timeline_start(t, title, "", s->ranks, s->stages, s->rank_of_stage);
     for (int r = 0; r < s->ranks; r++) {
@@ -63,6 +77,7 @@ void timeline_free(Timeline *t) {
     *t = (Timeline){0};
 }
 
+/* The how-manieth of its rank's stages: what shades and small letters tell apart. */
 int timeline_chunk(const Timeline *t, int stage) {
     int chunk = 0;
     for (int s = 0; s < stage; s++) chunk += t->rank_of_stage[s] == t->rank_of_stage[stage];
@@ -71,6 +86,7 @@ int timeline_chunk(const Timeline *t, int stage) {
 
 /* ---- figures ---- */
 
+/* Ties are broken by what is in the span, never by where it stood: a sort is not stable. */
 static int by_rank_and_time(const void *a, const void *b) {
     const Span *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
@@ -79,7 +95,8 @@ static int by_rank_and_time(const void *a, const void *b) {
     return (x->kind > y->kind) - (x->kind < y->kind); /* F before B: a pair that overlaps holds both */
 }
 
-/* One computing span more of a rank, in order of time. `live` counts activations: until I, until W. */
+/* One computing span more of a rank, in order of time. Overlapping spans count once for the time that both
+ * take. `live` counts activations: until I, until W. */
 static void account(RankTimes *r, const Span *span, int live[2]) {
     bool first = r->busy == 0 && r->end == 0;
     if (first) r->start = span->start;
@@ -93,6 +110,7 @@ static void account(RankTimes *r, const Span *span, int live[2]) {
     live[1] -= span->kind == SPAN_W || span->kind == SPAN_B;
 }
 
+/* As the simulator counts them (plan/simulate.h), for any timeline. */
 void timeline_figures(const Timeline *t, Simulation *out) {
     *out = (Simulation){.ranks = t->ranks, .rank = mem_alloc_array((size_t)t->ranks, sizeof *out->rank)};
     Span *sorted = mem_alloc_array((size_t)t->count, sizeof *sorted);
@@ -131,6 +149,7 @@ typedef struct Raster {
     const Span **at;
 } Raster;
 
+/* In the order of SpanKind: capitals compute, small letters move something. */
 static const char span_letter[SPAN_KINDS + 1] = "FBIWUgrsv";
 
 /* 256-colour codes nearest to Okabe and Ito's; the second is for the later stages of a rank. */
@@ -139,12 +158,14 @@ static const unsigned char span_code[SPAN_KINDS][2] = {
     [SPAN_W] = {178, 228},      [SPAN_UPDATE] = {244, 244}, [SPAN_GATHER] = {175, 175},
     [SPAN_REDUCE] = {175, 175}, [SPAN_SEND] = {250, 250},   [SPAN_RECV] = {250, 250}};
 
+/* Of the codes above, those on which white reads better. */
 static bool is_dark(int code) { return code == 25 || code == 29 || code == 166; }
 
 static int code_of(const Raster *r, const Span *s) {
     return span_code[s->kind][timeline_chunk(r->t, s->stage) > 0];
 }
 
+/* The first column whose middle is not before `time`; a hair of slack, since times are sums. */
 static int column_at(const Raster *r, double time) { return (int)ceil(time * r->scale - 0.5 - 1e-6); }
 
 /* A forward and a backward that run as one have the same times and follow each other in the list: 1 for the
@@ -181,6 +202,7 @@ static double scale_of(const Timeline *t, double makespan, int columns) {
     return isfinite(shortest) && whole >= 1 ? whole / shortest : scale;
 }
 
+/* Later spans of a pass over earlier ones: computation is never hidden. */
 static void raster_rank(Raster *r, int rank) {
     for (int c = 0; c < r->columns; c++) r->at[c] = NULL;
     for (int pass = 0; pass < 2; pass++) { /* computation over transfers */
@@ -210,6 +232,7 @@ static void box_text(Raster *r, const Span *s, int width, char *out, size_t size
     snprintf(out, size, "%s%s%s", letter, stage, number);
 }
 
+/* A box is filled to its width by lines, so that it reads as one even without colours. */
 static void draw_box(Raster *r, const Span *s, int width, Text *out) {
     char text[24];
     box_text(r, s, width, text, sizeof text);
@@ -227,6 +250,7 @@ static void draw_idle(const Raster *r, int width, Text *out) {
     for (int c = 0; c < width; c++) text_puts(out, r->style.colour ? " " : r->style.utf8 ? "·" : ".");
 }
 
+/* Columns of one span are one box. */
 static void draw_row(Raster *r, int rank, Text *out) {
     raster_rank(r, rank);
     text_printf(out, "rank %-*d ", r->label - 6, rank);
@@ -242,6 +266,7 @@ static void draw_row(Raster *r, int rank, Text *out) {
     text_puts(out, r->style.colour ? "\x1b[0m\n" : "\n");
 }
 
+/* 0 at the left, the makespan at the right edge of the last column. */
 static void draw_axis(const Raster *r, double makespan, const char *unit, Text *out) {
     char end[48];
     int length = snprintf(end, sizeof end, "%.6g%s%s", makespan, *unit ? " " : "", unit);
@@ -281,6 +306,7 @@ static void draw_notice(const Raster *r, double makespan, Text *out) {
     text_puts(out, "\n");
 }
 
+/* Only what is in the drawing. */
 static void draw_legend(const Raster *r, Text *out) {
     bool used[SPAN_KINDS] = {false};
     for (int i = 0; i < r->t->count; i++) used[r->t->spans[i].kind] = true;
@@ -316,6 +342,8 @@ static bool is_shown(const Timeline *t, int rank, int rows, Text *out) {
     return false;
 }
 
+/* Peaks are in activations of (stage, microbatch), as schedules are compared by; bytes stand beside them
+ * where a plan knows them. */
 static void draw_figures(const Timeline *t, const Simulation *f, int rows, Text *out) {
     char bytes[32];
     text_printf(out, "\nmakespan %.6g%s%s, bubble %.1f %% (%.1f %% without a barrier between steps)\n\n",
@@ -365,6 +393,7 @@ static void leave_out(const Raster *r, double makespan, int boxes, Text *out) {
     text_puts(out, "\n");
 }
 
+/* Fewer columns than there are where that makes boxes equal; below 40 nothing can be read. */
 void draw_terminal(const Timeline *t, TerminalStyle style, Text *out) {
     Simulation figures;
     timeline_figures(t, &figures);

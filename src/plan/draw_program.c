@@ -45,12 +45,14 @@ static CellTime pass_time(Walk *w, int unit) {
     return time;
 }
 
+/* The tied head's gradient has no stage: it is drawn with the head. */
 static void close_window(Walk *w, SpanKind kind, int unit, int microbatch, double *open, double end) {
     int last = w->p->units - 1, stage = stages_of_unit(&w->p->partition->stages, unit > last ? last : unit);
     if (*open >= 0 && end > *open) timeline_add(w->t, (Span){w->place, kind, stage, microbatch, *open, end});
     *open = CLOSED;
 }
 
+/* Windows open where an action starts something, and close where a pass reads it or REDUCED waits. */
 static void step(Walk *w, Action a) {
     if (action_is_pass(a.kind)) {
         if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the whole pass */

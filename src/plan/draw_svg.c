@@ -1,6 +1,16 @@
 /* Timelines as SVG: one path for all boxes of a colour on a rank, numbers where they fit, colours by CSS
  * classes so that a dark page can change those of the paper. Coordinates are written with one decimal;
- * nothing depends on the machine. */
+ * nothing depends on the machine, so that a picture of the same step is the same file.
+ *
+ *     title, makespan, bubble                                             HEAD
+ *     rank 0 |#####|#####|     |#####|        idle 20 %, peak 3           BAND: computation
+ *             ==     ===                                                  STRIP: transfers, collectives
+ *     ...
+ *            0       10        20                                         AXIS
+ *     legend: swatches and words                                          LEGEND
+ *
+ * A page may hold many such pictures, of thousands of boxes each: one element for each box would make it slow
+ * to open. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,11 +73,13 @@ static bool is_dark(unsigned colour) {
     return sum < 0.22;
 }
 
+/* Stages beyond the last shade share it. */
 static int chunk_of(const Timeline *t, const Span *s) {
     int chunk = timeline_chunk(t, s->stage);
     return chunk < CHUNKS ? chunk : CHUNKS - 1;
 }
 
+/* Titles hold names of files and schedules, which may hold anything. */
 static void puts_escaped(Text *out, const char *text) {
     for (; *text; text++) {
         unsigned char c = (unsigned char)*text;
@@ -87,6 +99,7 @@ static void put_number(Text *out, double value) {
         text_printf(out, "%.1f", tenths / 10);
 }
 
+/* Relative moves, which are shorter than corners. */
 static void put_box(Text *out, double x, double y, double w, double h) {
     text_puts(out, "M");
     put_number(out, x);
@@ -122,6 +135,7 @@ static int half_of(const Timeline *t, int index) {
     return 0;
 }
 
+/* Boxes that share a time share the band: the first above, the second below. */
 static Place place_of(const Svg *g, int index, double y) {
     const Span *s = &g->t->spans[index];
     Place p = {LEFT + s->start * g->scale, y, (s->end - s->start) * g->scale, BAND};
@@ -136,6 +150,8 @@ static Place place_of(const Svg *g, int index, double y) {
     return p;
 }
 
+/* Class by class, so that a colour is one path of the rank; the list is walked once for each, and is short.
+ */
 static void put_paths(const Svg *g, int rank, double y) {
     for (int class = 0; class < SPAN_KINDS * CHUNKS; class ++) {
         bool open = false;
@@ -152,7 +168,8 @@ static void put_paths(const Svg *g, int rank, double y) {
     }
 }
 
-/* Numbers in the boxes, those on dark colours and those on light ones apart. */
+/* Numbers in the boxes, where there is room for them at about 5.5 pixels a digit; those on dark colours and
+ * those on light ones apart, as groups share a style. */
 static void put_numbers(const Svg *g, int rank, double y) {
     for (int dark = 0; dark < 2; dark++) {
         bool open = false;
@@ -176,6 +193,7 @@ static void put_numbers(const Svg *g, int rank, double y) {
     }
 }
 
+/* The idle band lies below everything: what nothing covers is idle. */
 static void put_row(const Svg *g, const Simulation *f, int rank, double y) {
     const RankTimes *k = &f->rank[rank];
     text_printf(g->out, "<text class=\"label\" x=\"%d\" y=\"", LEFT - 8);
@@ -205,6 +223,7 @@ static double round_step(double least) {
     return 10 * power;
 }
 
+/* Ticks at round numbers, at least 70 pixels apart. */
 static void put_axis(const Svg *g, double makespan, double y) {
     double step = round_step(70 / g->scale);
     for (int i = 0; i * step <= makespan * (1 + 1e-9); i++) {
@@ -225,6 +244,7 @@ static void put_axis(const Svg *g, double makespan, double y) {
 static int row_height(const Svg *g) { return BAND + (g->strip ? STRIP : 0) + ROW_GAP; }
 static int line_height(const Svg *g) { return HEAD + g->t->ranks * row_height(g) + AXIS; }
 
+/* A timeline with its head and its axis. */
 static void put_line(const Svg *g, const Simulation *f, double y) {
     text_puts(g->out, "<text class=\"title\" x=\"14\" y=\"");
     put_number(g->out, y + 22);
@@ -320,13 +340,14 @@ static double scale_of(const Timeline *lines, int count, int index, int width) {
     return longest > 0 ? (width - LEFT - RIGHT) / longest : 1;
 }
 
+/* The strip takes room only where something stands in it. */
 static Svg svg_of(const Timeline *lines, int count, int index, int width, Text *out) {
     Svg g = {.t = &lines[index], .out = out, .width = width, .scale = scale_of(lines, count, index, width)};
     for (int k = SPAN_COMPUTES; k < SPAN_KINDS; k++) g.strip |= uses(g.t, 1, k, -1);
     return g;
 }
 
-/* Whether boxes are so narrow that the gaps between them would eat them up. */
+/* Whether boxes are so narrow that the gaps between them would eat them up: then gaps are narrower too. */
 static bool is_fine(const Timeline *lines, int count, int width) {
     double narrowest = INFINITY;
     for (int l = 0; l < count; l++)
@@ -338,6 +359,8 @@ static bool is_fine(const Timeline *lines, int count, int width) {
     return narrowest < 5;
 }
 
+/* Heights first, since the picture says its own before anything else; then the lines, one below the other, on
+ * scales that make lines of one unit comparable. */
 static void draw(const Timeline *lines, int count, int width, const char *name_space, Text *out) {
     CHECK(count >= 1);
     if (width < 480) width = 480;
@@ -367,6 +390,7 @@ static void draw(const Timeline *lines, int count, int width, const char *name_s
     text_puts(out, "</svg>\n");
 }
 
+/* A file of its own needs to say what language it is in; part of a page must not. */
 void draw_svg(const Timeline *lines, int count, int width, Text *out) {
     draw(lines, count, width, " xmlns=\"http://www.w3.org/2000/svg\"", out);
 }

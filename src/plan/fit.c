@@ -1,6 +1,15 @@
 /* Two figures of a split's memory: the estimate, which split_auto can search by and which only has to grow
  * with the truth, and the plan of every pipeline rank, which is the truth. The search walks estimates; what
- * it returns, or names in an error, was measured by plans. */
+ * it returns, or names in an error, was measured by plans.
+ *
+ *     fastest split --measure--> fits? --yes--> done
+ *                                  no
+ *     descend: halve the range of estimates, measure each split --> the smallest that was met
+ *                                  |
+ *          does not fit: refuse, naming its bytes        fits: refine towards the fastest
+ *
+ * Measuring a split takes a plan for each pipeline rank; by plans alone the search would need that for every
+ * split that it weighs. */
 #include "plan/fit.h"
 
 #include <math.h>
@@ -26,6 +35,7 @@ typedef struct Fit {
 
 /* ---- the estimate ---- */
 
+/* By the groups of the optimizer: blocks need not cost the same. */
 static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
     double sum = 0;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++)
@@ -46,7 +56,8 @@ static double fixed_bytes(const Layout *l, const Config *c, double elements, dou
     return share * weights + 2 * states / shards + gradients + read;
 }
 
-/* Microbatches whose activations a stage keeps at most. */
+/* Microbatches whose activations a stage keeps at most, by walking each rank's order: from F to the pass that
+ * makes the weights' gradient. */
 static void count_live(const Schedule *s, int *live) {
     int *now = mem_alloc_array((size_t)s->stages, sizeof *now);
     for (int r = 0; r < s->ranks; r++)
@@ -59,6 +70,8 @@ static void count_live(const Schedule *s, int *live) {
     free(now);
 }
 
+/* Activations and parameters of each unit, as the plan would take them, but without what rounding, arenas and
+ * workspaces make of them. */
 static ErrorCode estimate(Fit *f, Error *err) {
     Model m;
     const Config *c = f->c;
@@ -93,7 +106,8 @@ static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int 
     return code;
 }
 
-/* Of the fullest rank. */
+/* Of the fullest rank. The device is described, not opened: a search on a login node is of the machine that
+ * will train, as far as threads go. */
 static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err) {
     Layout l = *f->l;
     l.stages = (Stages){s->stages, s->first, l.schedule.rank_of_stage};
@@ -119,6 +133,7 @@ static bool find(const Fit *f, double bytes, Split *out) {
     return split_auto(out, &m, f->l->schedule.stages, f->l->schedule.rank_of_stage, NULL) == OK;
 }
 
+/* The better one takes the other's place, and is no longer the caller's to free. */
 static void take(Split *kept, double *bytes, Split *better, double better_bytes) {
     split_free(kept);
     *kept = *better;
@@ -167,12 +182,15 @@ static ErrorCode refine(const Fit *f, Split *fitting, double high, double limit,
 }
 
 /* As a value of pipeline.memory_gib, four digits, rounded up. */
+/* Rounded up in four digits: what is named must do when it is typed in. */
 static void write_limit(double bytes, char out[32]) {
     double gib = bytes / GIB, unit = pow(10, floor(log10(gib)) - 3), rounded = ceil(gib / unit) * unit;
     snprintf(out, 32, "%.4g", rounded);
     if (strtod(out, NULL) * GIB < bytes) snprintf(out, 32, "%.4g", rounded + unit);
 }
 
+/* Refused is what no split that was met keeps to: it is not proven that there is none, and the message says
+ * so. */
 static ErrorCode search(const Fit *f, Split *out, Error *err) {
     double limit = f->c->pipeline.memory_gib * GIB, bytes;
     char would_do[32];

@@ -1,5 +1,12 @@
-/* Plans of one rank a pipeline place, the simulated step, and their tables. FLOPs are those of
- * layout_unit_costs everywhere, so that shares and times of all tables are of one measure. */
+/* Plans of one rank a pipeline place, the simulated step, and their tables.
+ *
+ * Ranks of a place that differ only on data-parallel axes hold, do and send the same (the fullest of them
+ * stands for all where shares are unequal), so a mesh of thousands takes as many plans as it has pipeline
+ * places. Neighbouring places with equal figures share a row.
+ *
+ * FLOPs are those of layout_unit_costs everywhere, so that shares and times of all tables are of one measure.
+ * Without --tflops times are counted in TFLOP of the rank that computes: a schedule can be judged before
+ * anybody has measured a machine. */
 #include "plan/forecast.h"
 
 #include <math.h>
@@ -9,6 +16,8 @@
 
 /* ---- planning ---- */
 
+/* Of a step: what the stages of a place do, for all of its microbatches. Recomputation counts, as it is work.
+ */
 static double flops_of(const Forecast *f, int place) {
     const Config *c = f->config;
     const Partition *p = &f->ranks[place].plan.partition;
@@ -21,6 +30,7 @@ static double flops_of(const Forecast *f, int place) {
     return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches);
 }
 
+/* `fullest` is kept on the way: it is asked for by limits, by --compare and by what is shown in full. */
 static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err) {
     RankForecast *r = &f->ranks[place];
     r->count = f->layout.mesh.world / f->places;
@@ -33,9 +43,11 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     return OK;
 }
 
+/* All boundaries of a pipeline are alike: one [T, h] tensor of the compute dtype. */
 static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].plan.model); }
 
-/* FLOPs that a rank does while a message is under way. */
+/* FLOPs that a rank does while a message is under way: what the simulator, which counts in FLOPs, takes for
+ * latency. 0 without --link: then messages are free, and the table says so. */
 static double message_flops(const Forecast *f) {
     double seconds = f->speed.link > 0 ? (double)message_bytes(f) / (f->speed.link * 1e9) : 0;
     return seconds * f->speed.tflops * 1e12;
@@ -56,6 +68,8 @@ static ErrorCode time_step(Forecast *f, Error *err) {
     return code;
 }
 
+/* Layout, then a plan for each pipeline place, then the step in time: each fails by its own message, and the
+ * first is what the user sees. */
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
@@ -64,6 +78,7 @@ static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     return time_step(f, err);
 }
 
+/* Nothing to free after a failure. */
 ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
                          Error *err) {
     *f = (Forecast){.config = c, .speed = speed};
@@ -72,6 +87,7 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
     return code;
 }
 
+/* Also of one that was not finished. */
 void forecast_free(Forecast *f) {
     for (int i = 0; f->ranks && i < f->places; i++) rank_plan_free(&f->ranks[i].plan);
     free(f->ranks);
@@ -90,6 +106,7 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
 
 uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
 
+/* Seconds where a speed was given, TFLOP else (forecast_unit). */
 double forecast_time(const Forecast *f, double flops) {
     return flops / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
 }
@@ -122,6 +139,7 @@ static int count_stages(const Forecast *f, int place) {
     return n;
 }
 
+/* A place without stages does not exist: every pipeline rank has one at least. */
 static int first_stage(const Forecast *f, int place) {
     int i = 0;
     while (i + 1 < f->layout.stages.count && f->layout.stages.rank[i] != place) i++;
@@ -137,6 +155,7 @@ static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_u
     return count_blocks(f, a->last) == count_blocks(f, b->first);
 }
 
+/* Figures are compared as they are, not as they are printed: places that differ by a byte differ. */
 static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows) {
     int n = 0;
     for (int place = 0; place < f->places; place++) {
@@ -150,6 +169,7 @@ static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows)
     return n;
 }
 
+/* Ranks of a place follow each other, since pp is the outermost axis, and so do neighbouring places. */
 static void put_ranks(const Forecast *f, const Row *row, Text *out) {
     char name[32];
     int first = f->ranks[row->first].first, last = f->ranks[row->last].first + f->ranks[row->last].count - 1;
@@ -187,6 +207,7 @@ static void put_units(const Forecast *f, const Row *row, Text *out) {
 
 /* ---- memory ---- */
 
+/* Column 5 is all that has no column: workspace, communication, constants, statistics, staging. */
 static void fill_memory(const Forecast *f, int place, double *value) {
     const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
     value[0] = (double)(m->parameters + m->copy);
@@ -225,6 +246,7 @@ static void put_shares(const Forecast *f, Text *out) {
                         i);
 }
 
+/* Of the fullest rank: a job is as large as that. */
 static void put_limit(const Forecast *f, double limit, Text *out) {
     char most[32], allowed[32];
     double bytes = (double)forecast_memory(f, f->fullest);
@@ -234,6 +256,7 @@ static void put_limit(const Forecast *f, double limit, Text *out) {
     if (bytes > limit) text_printf(out, "  %s more are needed\n", text_bytes(bytes - limit, most));
 }
 
+/* One row where all ranks are alike, as on a mesh without pipelines. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
     int n = make_rows(f, fill_memory, true, rows);
@@ -261,6 +284,7 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
 
 /* ---- work and traffic ---- */
 
+/* By axis, as links will be: bytes over dp_shard may stay inside a machine while those over pp leave it. */
 static void fill_work(const Forecast *f, int place, double *value) {
     const RankForecast *r = &f->ranks[place];
     value[0] = r->flops / 1e12;
@@ -272,6 +296,7 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[6] = 0;
 }
 
+/* What the figures hang on that the table does not show. */
 static void put_why(const Forecast *f, Text *out) {
     static const char *const sync[] = {"once a step", "once a microbatch",
                                        "over dp_shard once a microbatch, over dp_replicate once a step"};
@@ -308,6 +333,7 @@ void forecast_print_work(const Forecast *f, Text *out) {
 
 /* ---- exact numerics ---- */
 
+/* The price of exactness, by planning the same rank without it. */
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
     const RankForecast *r = &f->ranks[place];
     RankPlan fast;
@@ -335,7 +361,8 @@ ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Te
 
 /* ---- pipelines ---- */
 
-/* What stands for a receive is how long it stood open; a send that takes no time leaves nothing. */
+/* What stands for a receive is how long it stood open; a send that takes no time leaves nothing. Neither
+ * would tell a reader anything here, where the windows of collectives follow. */
 static void drop_receives(Timeline *t) {
     int kept = 0;
     for (int i = 0; i < t->count; i++)
@@ -343,6 +370,7 @@ static void drop_receives(Timeline *t) {
     t->count = kept;
 }
 
+/* From the simulator's FLOPs to what the drawing counts in. */
 static void scale_spans(Timeline *t, double factor) {
     for (int i = 0; i < t->count; i++) {
         t->spans[i].start *= factor;
@@ -350,6 +378,7 @@ static void scale_spans(Timeline *t, double factor) {
     }
 }
 
+/* What a drawing must say of itself once it stands alone. */
 static void put_title(const Forecast *f, char *out, size_t size) {
     const Schedule *s = &f->layout.schedule;
     char bytes[32], messages[80] = "messages free";
@@ -360,6 +389,8 @@ static void put_title(const Forecast *f, char *out, size_t size) {
              s->microbatches, s->stages, messages);
 }
 
+/* The simulation first, in FLOPs; then the collectives of each place's program over it; then all of it in
+ * seconds, where those are known. */
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
     StageCost *units = mem_alloc_array((size_t)l->stages.first[l->stages.count], sizeof *units);
@@ -386,6 +417,7 @@ void forecast_timeline_free(ForecastTimeline *t) {
     t->bytes = NULL;
 }
 
+/* 1 when all places do the same work; a pipeline is as slow as the one that does most. */
 double forecast_balance(const Forecast *f) {
     double most = 0, all = 0;
     for (int i = 0; i < f->places; i++) {

@@ -1,6 +1,15 @@
-/* From keys of a configuration to mesh, schedule and stages, in this order: the schedule says how many stages
- * there are, so what else asks for stages (layers_per_stage, split) is held against it, and each refusal
- * names both sides. A single pipeline rank takes the same way. */
+/* From keys of a configuration to mesh, schedule and stages, in this order:
+ *
+ *     ranks, mesh.* --> mesh --> microbatches of each data-parallel rank --> schedule (a name, or a file)
+ *                                                                             | how many stages there are
+ *     pipeline.split, layers_per_stage, costs of units, memory --------------> stages --> transfers
+ *
+ * The schedule says how many stages there are, so what else asks for stages (layers_per_stage, split) is held
+ * against it, and each refusal names both sides and what would do. A single pipeline rank takes the same way:
+ * its schedule is one of one rank.
+ *
+ * All of it is arithmetic on numbers that every rank has, so that every rank comes to the same layout without
+ * a word. */
 #include "plan/layout.h"
 
 #include <stdio.h>
@@ -18,6 +27,7 @@ static SplitWeights weights_of(const Config *c) {
     return (SplitWeights){(int)c->pipeline.first_stage_less, (int)c->pipeline.last_stage_less};
 }
 
+/* A V has two stages a rank by its nature; looped schedules take any number, the others one. */
 static StagesPerRank allowed_stages(ScheduleName name) {
     if (schedule_is_v(name)) return (StagesPerRank){2, 2};
     return schedule_default_stages_per_rank(name) == 1 ? (StagesPerRank){1, 1} : (StagesPerRank){1, 0};
@@ -56,6 +66,8 @@ static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *er
     return OK;
 }
 
+/* A file is an order for a given number of ranks and microbatches: both must be those of the mesh and the
+ * step. */
 static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err) {
     const char *asked = c->pipeline.schedule;
     Schedule *s = &l->schedule;
@@ -85,7 +97,8 @@ static ErrorCode stages_per_rank(const Config *c, ScheduleName name, int ranks, 
                      (long long)c->pipeline.layers_per_stage, stages, *out, ranks, asked);
 }
 
-/* There are units for all stages. */
+/* There are units for all stages: each has one at least, and a stage without a block would be a rank without
+ * work. */
 static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int each, Error *err) {
     StagesPerRank allowed = allowed_stages(name);
     int blocks = (int)c->model.shape.num_hidden_layers, units = blocks + 2, most = units / ranks;
@@ -129,6 +142,7 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 
 /* ---- costs ---- */
 
+/* One measure for all: splits, simulations, forecasts and balance count in these FLOPs of a token. */
 void layout_unit_costs(const Config *c, StageCost *units) {
     model_unit_costs(&c->model.shape, (Recompute)c->train.recompute, c->train.context, units);
 }
@@ -154,6 +168,8 @@ static ErrorCode read_points(const Config *c, Split *split, Error *err) {
     return code == OK ? OK : error_context(err, "pipeline.split");
 }
 
+/* Names that are wrong are refused also where nothing would read them, as on one pipeline rank: a file of
+ * keys means the same on any mesh. */
 static ErrorCode check_points(const Config *c, Error *err) {
     Split split;
     if (!has_points(c)) return OK;
@@ -167,6 +183,7 @@ static ErrorCode check_points(const Config *c, Error *err) {
                      stages, (long long)c->pipeline.layers_per_stage);
 }
 
+/* Points make one stage more than there are points, and the schedule has said how many stages there are. */
 static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split, Error *err) {
     int stages = l->schedule.stages, ranks = l->schedule.ranks;
     ScheduleName name;
@@ -186,6 +203,8 @@ static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split,
         found - 1, found == 2 ? "" : "s", found, wanted, stages - 1);
 }
 
+/* The ways to split, from what says most to what says least: named units, a rule of layers, a limit of
+ * memory, and where nothing is asked the best balance of costs. */
 static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split,
                              Error *err) {
     const StringList *how = &c->pipeline.split;
@@ -200,6 +219,7 @@ static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *
     return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
 }
 
+/* The split becomes the layout's: its array of first units is taken over, not copied. */
 static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     size_t units = (size_t)c->model.shape.num_hidden_layers + 2;
     StageCost *costs = mem_alloc_array(units, sizeof *costs);
@@ -227,6 +247,7 @@ static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
                          c->pipeline.schedule);
 }
 
+/* Checks come as early as they can: a mesh that does not fit is told before a schedule is read. */
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     int64_t microbatches;
     *l = (Layout){0};
@@ -261,6 +282,7 @@ void layout_free(Layout *l) {
     *l = (Layout){0};
 }
 
+/* Of all data-parallel ranks; pipeline ranks see the same ones. */
 int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches * mesh_dp_degree(&l->mesh); }
 
 static void describe_mesh(const Mesh *m, Text *out) {
@@ -280,6 +302,7 @@ static void describe_split(const Layout *l, const Config *c, Text *out) {
     free(units);
 }
 
+/* Nothing where there is one rank: the lines are about what somebody chose. */
 void layout_describe(const Layout *l, const Config *c, Text *out) {
     describe_mesh(&l->mesh, out);
     if (l->stages.count > 1)

@@ -1,7 +1,19 @@
 /* Lowering: from who holds what, and a pipeline schedule, to the program of one rank.
  *
- * Two passes. The first writes down passes over units, transfers and reductions in the order of the schedule;
- * the second puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. */
+ *     order of cells         first pass                        second pass
+ *     F s m         -->  LOAD m, FWD u m ...               -->  GATHER u+1, FWD u m, RELEASE u ...
+ *     B s m         -->  BWD u m, REDUCE_SCATTER u ...     -->  the same for backward passes
+ *     SEND, RECV    -->  SEND_F, RECV_F, SEND_B, RECV_B         as they are
+ *     the end       -->  REDUCED, TIE, NORM, UPDATE u           as they are
+ *
+ * The first writes down passes over units, transfers and reductions in the order of the schedule; the second
+ * puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. They are apart
+ * because what is used next is known only when everything is written down.
+ *
+ * Three things are put elsewhere than where they are thought of first, so that what is slow has time: gathers
+ * are started one unit early, the second half of a reduction is written behind the start of the next one, and
+ * what must be complete for the norm is waited for at the end. Nothing else of the order is this file's: it
+ * is the schedule's. */
 #include <stdlib.h>
 
 #include "plan/program.h"
@@ -14,6 +26,7 @@ static void append(Program *p, Action a) {
     p->actions[p->count++] = a;
 }
 
+/* All but passes. */
 static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
     append(p, (Action){.kind = kind, .unit = unit, .microbatch = microbatch});
 }
@@ -47,8 +60,8 @@ typedef struct Lowering {
 
 static bool reduces(const Lowering *l) { return l->partition->shards * l->partition->replicas > 1; }
 
-/* The second half of a reduction. By then the next unit's first half is under way, so neither waits for the
- * other. */
+/* The second half of a reduction: over the replicas, or the wait for what was summed. By then the next unit's
+ * first half is under way, so neither waits for the other: on a network both axes are busy at once. */
 static void finish_behind(Lowering *l) {
     if (!l->has_behind) return;
     Action a = l->behind;
@@ -60,6 +73,8 @@ static void finish_behind(Lowering *l) {
     if (l->p->sync == SYNC_REPLICA && l->behind_last) emit(l->p, ACT_ALL_REDUCE, a.unit, -1);
 }
 
+/* Over the shards first where there are any, which leaves a share to sum over the replicas; else the whole
+ * over the replicas. */
 static void reduce(Lowering *l, int unit, int microbatch, bool last) {
     emit(l->p, l->partition->shards > 1 ? ACT_REDUCE_SCATTER : ACT_ALL_REDUCE, unit, microbatch);
     finish_behind(l);
@@ -68,7 +83,9 @@ static void reduce(Lowering *l, int unit, int microbatch, bool last) {
     l->behind_last = last;
 }
 
-/* A weight half of (u, m) is done. */
+/* A weight half of (u, m) is done. With gradients reduced once a step, the last of a unit's microbatches sets
+ * its reduction off, while units below are still at work. The tied head's own gradient is complete when the
+ * head is. */
 static void gradient_added(Lowering *l, int u, int m) {
     bool last = --l->left[u] == 0;
     if (!reduces(l) || (l->p->sync == SYNC_STEP && !last)) return;
@@ -77,6 +94,7 @@ static void gradient_added(Lowering *l, int u, int m) {
     if (l->partition->tied && u == l->p->units - 1) reduce(l, l->p->units, microbatch, last);
 }
 
+/* With the first stage of this rank that sees the microbatch: later stages of it find it there. */
 static void load(Lowering *l, int m) {
     if (l->loaded[m]) return;
     l->loaded[m] = true;
@@ -89,6 +107,8 @@ static void forward(Lowering *l, int stage, int m) {
     for (int u = first[stage]; u < first[stage + 1]; u++) emit_pass(l->p, ACT_FWD, u, m);
 }
 
+/* From the last unit of the stage to the first. The input half alone makes no gradient of matrices, so
+ * nothing can be reduced after it. */
 static void backward(Lowering *l, int stage, int m, ActionKind kind) {
     const int *first = l->partition->stages.first;
     for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
@@ -117,6 +137,9 @@ static void cell(Lowering *l, const Cell *c) {
     }
 }
 
+/* What stands at the end of every step. REDUCED of the step comes once for each gradient, after all passes:
+ * with gradients that were reduced microbatch by microbatch there is nothing left to wait for, but fixed
+ * point still has to become fp32. A rank of the middle of a pipeline has neither end of a tie. */
 static void finish(Lowering *l) {
     Program *p = l->p;
     finish_behind(l);
@@ -133,7 +156,9 @@ static void finish(Lowering *l) {
 
 /* ---- Second pass: parameters ---- */
 
-/* Units whose parameters an action reads. */
+/* Units whose parameters an action reads. The embedding's backward pass reads none (it adds rows to a
+ * gradient), and a weight half reads activations only; but a head that was deferred makes its logits again,
+ * and a tied one reads the embedding for them. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
     bool pass = a.kind == ACT_FWD || ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
@@ -152,6 +177,8 @@ typedef struct Gathering {
     int *last_use;  /* [units] action */
 } Gathering;
 
+/* The how-manieth gather of its unit names its buffer: each lives from there to its RELEASE, and may lie
+ * elsewhere than the one before. */
 static void gather(Gathering *g, int unit) {
     if (g->live[unit]) return;
     g->live[unit] = true;
@@ -165,7 +192,9 @@ static void release(Gathering *g, int unit) {
     emit(g->to, ACT_RELEASE, unit, g->instances[unit] - 1);
 }
 
-/* Marks and gathers what action i uses, then the next unit that any later action uses. */
+/* Marks and gathers what action i uses, then the next unit that any later action uses. One unit ahead is
+ * enough to hide a gather behind a pass of equal length, and holds two units at a time; more would hold more
+ * and hide no more. */
 static void gather_ahead(Gathering *g, int i) {
     const Program *p = g->from;
     int own[2], n = uses(p, p->actions[i], own);
@@ -180,6 +209,9 @@ static void gather_ahead(Gathering *g, int i) {
     }
 }
 
+/* A unit is dropped after its last use, or, where it is to be gathered anew for each pass, as soon as the
+ * next action that reads parameters reads others. Backward follows forward on the same unit at the turn of a
+ * microbatch: there it stays. */
 static void place_gathers(Program *p, Reshard reshard) {
     Program from = *p;
     size_t units = (size_t)p->units;
@@ -209,11 +241,15 @@ static void place_gathers(Program *p, Reshard reshard) {
     free(from.actions);
 }
 
+/* Under pipelines each microbatch would gather each stage anew, which is many times the bytes: there they
+ * stay, unless asked otherwise. */
 static Reshard choose(Reshard asked, const Partition *partition) {
     if (asked != RESHARD_AUTO) return asked;
     return mesh_size(&partition->mesh, MESH_PIPELINE) > 1 ? RESHARD_NEVER : RESHARD_ALWAYS;
 }
 
+/* Whether sums are added up as one rank would, microbatch after microbatch: true of all schedules but those
+ * that say otherwise, and what makes their bits equal. */
 static bool ascending(const Program *p) {
     int *last = mem_alloc_array((size_t)p->units, sizeof *last);
     bool ok = true;
@@ -227,6 +263,7 @@ static bool ascending(const Program *p) {
     return ok;
 }
 
+/* As it applies: where an axis has one rank, what is asked about it is settled. */
 static GradientSync choose_sync(GradientSync asked, const Partition *p) {
     if (p->shards * p->replicas == 1) return SYNC_STEP;
     if (asked != SYNC_REPLICA) return asked;
@@ -256,6 +293,8 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
 }
 
+/* The stages of this rank in ascending order, one microbatch through all of them: there is nothing to
+ * interleave. */
 void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition,
                               Crosses *crosses) {
     *p = (Program){.model = model,

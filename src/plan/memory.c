@@ -1,6 +1,18 @@
 /* Buffers are collected by walking the program once, each named by what its actions touch (action_buffers);
- * then placed in their arenas. An action that touches memory which it does not name would find another
- * buffer there: engine and this file must agree on every action. */
+ * then placed in their arenas.
+ *
+ *     action      0    1    2    3    4    5    6          a buffer lives from the first action
+ *     slab 1      |---------------------------|            that touches it to the last; two that
+ *     slab 2           |-----------------|                 never live together may share bytes
+ *     keep 2                      |-----------|
+ *     gathered 1  |---------|          |------|            (two lives, two buffers)
+ *
+ * An action that touches memory which it does not name would find another buffer there: engine and this file
+ * must agree on every action. Tests hold the two against each other by plans with fences and by runs that
+ * must use exactly what was planned.
+ *
+ * First fit in order of first use need not be the smallest packing there is, which is hard to find; it is
+ * fast, and the same on every machine. */
 #include "plan/memory.h"
 
 #include <limits.h>
@@ -15,11 +27,14 @@ Arena buffer_arena(BufferKind kind) {
     return kind >= BUFFER_FLAT_GRADIENTS ? ARENA_GRADIENTS : ARENA_ACTIVATIONS;
 }
 
+/* A gradient travels down through adjacent units of one rank in one buffer: it is named by the highest of
+ * them. */
 int gradient_unit(const Program *p, int unit) {
     while (unit + 1 < p->units && partition_runs(p->partition, unit + 1)) unit++;
     return unit;
 }
 
+/* Flats of a gathered unit follow each other, each at the alignment of a pool. */
 size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     size_t at = 0;
     for (int f = 0; f < (int)flat; f++)
@@ -59,6 +74,7 @@ typedef struct Naming {
     int count, microbatch;
 } Naming;
 
+/* What takes no bytes is no buffer: the head of a tied model has no flat of matrices. */
 static void name(Naming *n, BufferKind kind, int unit) {
     size_t bytes = buffer_bytes(n->p, n->m, kind, unit);
     if (bytes == 0) return;
@@ -66,6 +82,8 @@ static void name(Naming *n, BufferKind kind, int unit) {
     n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
 }
 
+/* Only where a microbatch's gradient has memory of its own; else passes write into the sums, which the engine
+ * holds throughout. */
 static void name_gradients(Naming *n, Action a) {
     const Program *p = n->p;
     for (int f = 0; program_has_slots(p) && f < FLATS; f++) {
@@ -76,11 +94,15 @@ static void name_gradients(Naming *n, Action a) {
     }
 }
 
+/* A reduction of a microbatch moves what its pass left: in fixed point where that is what crosses the
+ * network. Reductions of a step move sums. */
 static void name_reduced(Naming *n, Action a) {
     BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
     for (int f = 0; a.microbatch >= 0 && f < FLATS; f++) name(n, buffer_of_flat(first, (Flat)f), a.unit);
 }
 
+/* A forward pass writes its output into the slab of the unit above. The weight half alone reads what the
+ * input half kept, and the embedding's reads the gradient that came down to it. */
 static void name_pass(Naming *n, Action a) {
     const Program *p = n->p;
     int u = a.unit;
@@ -127,6 +149,7 @@ static int *slot(const MemoryPlan *plan, BufferKind kind, int unit, int microbat
                         (size_t)microbatch];
 }
 
+/* The first to touch a buffer makes it; later ones make it live longer. */
 static void touch(MemoryPlan *plan, const Buffer *b, int action) {
     int *at = slot(plan, b->kind, b->unit, b->microbatch);
     if (*at == 0) {
@@ -139,7 +162,9 @@ static void touch(MemoryPlan *plan, const Buffer *b, int action) {
 }
 
 /* What is sent must stay until the send has completed: that is waited for before the next send of the same
- * boundary, or at the end. */
+ * boundary, or at the end (engine/boundaries.c). So each send's buffer is touched once more there. Without
+ * this the next pass would write over what the network still reads, which would show as a wrong number now
+ * and then. */
 static void hold_sends(MemoryPlan *plan, const Program *p, const Model *m) {
     Action *last = mem_alloc_array(2 * (size_t)p->units, sizeof *last);
     for (int i = 0; i < 2 * p->units; i++) last[i].unit = -1;
@@ -214,6 +239,8 @@ static void first_fit(Alive *a, Buffer *b) {
     a->packed = i + 1;
 }
 
+/* Buffers come in the order of their first use, so that dead ones can be dropped for good as the walk goes
+ * on. */
 static void place(MemoryPlan *plan) {
     for (int arena = 0; arena < ARENAS; arena++) {
         Alive alive = {.soonest = INT_MAX, .least = SIZE_MAX};
@@ -239,6 +266,8 @@ size_t gradient_room(const Program *p, int unit, Flat flat) {
                                               part->replica, type, s->parts));
 }
 
+/* Reduced once a step: until then a rank adds up its own gradients of the whole flat. Reduced more often,
+ * only its share has to stay. */
 bool gradient_sums_are_whole(const Program *p) { return p->sync == SYNC_STEP; }
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
@@ -248,6 +277,7 @@ size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
                                                             : (size_t)p->partition->share[unit][flat].count));
 }
 
+/* fp32 results of fixed-point sums; without them a share is read where it was summed. */
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
     if (!p->exact || !partition_makes_gradient(p->partition, unit)) return 0;
     return pool_round((size_t)p->partition->share[unit][flat].count * sizeof(float));
@@ -259,6 +289,8 @@ size_t step_statistics_bytes(int parameters) {
     return sizeof(StepStatistics) + (size_t)parameters * (sizeof(GradStats) + sizeof(FixedRefusals));
 }
 
+/* One workspace serves all reductions on an axis in turn, so it is as large as the largest of any unit needs.
+ * Buckets depend on the largest part, which all ranks know, and not on a rank's own: they must cut alike. */
 static size_t reduction_bytes(const Program *p, const Share *s) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
@@ -285,7 +317,8 @@ static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat fl
     if (reduction > plan->reduction) plan->reduction = reduction;
 }
 
-/* Parameter after parameter, since each may have states of another kind. */
+/* Parameter after parameter, since each may have states of another kind: by its group's optimizer and dtype,
+ * for the elements that this rank owns. */
 static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     plan->states = mem_alloc_array((size_t)p->table->count * OPTIMIZER_STATES, sizeof *plan->states);
     for (int i = 0; i < p->table->count; i++) {
@@ -304,6 +337,8 @@ static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups 
     plan_states(plan, p->partition, optimizer);
 }
 
+/* Evaluation has a plan of its own, without gradients and states; it runs in the arenas of training
+ * (plan/rank.c). */
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
     const Model *m = spec->model;
@@ -314,6 +349,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->scratch = pool_round(model_scratch_bytes(m));
     plan->keep = pool_round(model_keep_bytes(m));
     plan->parameters = pool_round(owned * sizeof(float));
+    /* With shards products read what was gathered, in the compute dtype already; a copy would be read by
+     * nobody. */
     plan->copy =
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
     plan->constants = pool_round((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
@@ -342,6 +379,8 @@ size_t memory_plan_pools(const MemoryPlan *plan) {
            memory_plan_communication(plan);
 }
 
+/* COMM_TURNS workspaces for each axis: one operation fills its own while the one before adds up in the other.
+ */
 size_t memory_plan_communication(const MemoryPlan *plan) {
     return (size_t)plan->reductions * COMM_TURNS * plan->reduction + plan->tie;
 }
@@ -363,6 +402,8 @@ static int buffers_of(const MemoryPlan *plan, Arena arena) {
     return n;
 }
 
+/* Categories in the order in which a reader can do something about them; what takes nothing has no row. The
+ * last line is what no pool knows of, measured once. */
 void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
                        Text *out) {
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};

@@ -1,5 +1,15 @@
-/* All ranks of a pipeline place cut and assign alike, each for itself: what they look at (the table, the
- * groups, the sizes so far) is the same for all. Owned arrays begin at whole cache lines for every share. */
+/* What a rank holds, in three steps: its stages' units, the boxes that tp leaves of their parameters
+ * (axes.c), the shares of the flats that these make up (cuts.c).
+ *
+ *     model --stages--> units --tp--> boxes, side by side in flats --dp_shard, cp--> shares --> owned arrays
+ *
+ *     flat of a unit     | box of p | box of q      | box of r |
+ *     shares             |    shard 0     |   shard 1      | shard 2 |
+ *     pieces of shard 1                    q, from its middle    r, its head
+ *
+ * All ranks of a pipeline place cut and assign alike, each for itself: what they look at (the table, the
+ * groups, the sizes so far) is the same for all, so nothing is exchanged, and any rank of any mesh can be
+ * planned on any machine. Owned arrays begin at whole cache lines for every share. */
 #include "plan/partition.h"
 
 #include <stdio.h>
@@ -31,6 +41,7 @@ void stages_free(Stages *s) {
     *s = (Stages){0};
 }
 
+/* The number of units stands for the tied head's gradient: the last stage's, as the head is. */
 int stages_of_unit(const Stages *s, int unit) {
     int stage = 0;
     while (stage + 1 < s->count && s->first[stage + 1] <= unit) stage++;
@@ -39,7 +50,8 @@ int stages_of_unit(const Stages *s, int unit) {
 
 /* ---- shares ---- */
 
-/* The matrices of a flat that must stay whole; returns how many. */
+/* The matrices of a flat that must stay whole; returns how many. In the order of the table, which is that of
+ * places: ascending, as cut_evenly wants them. */
 static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretch out[UNIT_ROWS]) {
     const ParamTable *t = spec->table;
     int count = 0;
@@ -51,6 +63,9 @@ static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretc
     return count;
 }
 
+/* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:
+ * nobody's memory depends on the order of units. Others are unequal, and are given out by what each shard has
+ * so far. */
 static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, Share *s) {
     Stretch stretches[UNIT_ROWS];
     int count = find_stretches(spec, unit, flat, stretches);
@@ -64,7 +79,10 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
     p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* The tied head's gradient is cut as the embedding, which is held wherever the head runs. */
+/* Units in ascending order, since each is given out by what went before. A tied copy comes first, as the
+ * embedding does beside the first stage: both are given out by loads of zero, and so alike, though the two
+ * ranks hold different units. The tied head's gradient is cut as the embedding, which is held wherever the
+ * head runs. */
 static void make_shares(Partition *p, const PartitionSpec *spec) {
     int units = p->table->units;
     p->share = mem_alloc_array((size_t)units + 1, sizeof *p->share);
@@ -75,6 +93,8 @@ static void make_shares(Partition *p, const PartitionSpec *spec) {
     if (partition_makes_gradient(p, units)) memcpy(p->share[units], p->share[0], sizeof p->share[0]);
 }
 
+/* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
+ * boxes'. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own,
                           Error *err) {
     int tensors = mesh_size(mesh, MESH_TENSOR);
@@ -120,6 +140,8 @@ bool partition_holds(const Partition *p, int unit) {
     return partition_runs(p, unit) || (unit == 0 && p->tied_copy);
 }
 
+/* The tied head's gradient is made where the head is; beside an embedding on another rank it is what TIE
+ * exchanges. */
 bool partition_makes_gradient(const Partition *p, int unit) {
     return partition_runs(p, unit) && (unit < p->table->units || p->tied);
 }
@@ -132,6 +154,7 @@ int partition_peer(const Partition *p, int unit) {
 
 /* ---- pieces ---- */
 
+/* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit)) return (Piece){.count = 0};
@@ -144,6 +167,8 @@ Piece partition_piece(const Partition *p, const Param *param) {
         .box = box, .first = first - begin, .count = last - first, .at = s->start + (size_t)(first - low)};
 }
 
+/* What is copied is counted by the first that has it, and what is tied by the stage that it is part of; over
+ * all ranks this makes every element once, whatever the mesh (tests/plan/test_axes.c). */
 bool partition_counts(const Partition *p, const Param *param) {
     return partition_runs(p, param->unit) && axes_first(p->whole, param, &p->mesh, p->rank);
 }
@@ -163,6 +188,8 @@ int64_t partition_counted(const Partition *p) {
 
 static bool is_full_width(const Box *b) { return b->columns == b->stride; }
 
+/* Row by row where the box is narrower than its matrix; where it is not, rows follow each other in both, and
+ * one run is enough. */
 PieceRun piece_run(const Piece *piece, int64_t at) {
     const Box *b = &piece->box;
     int64_t place = piece->first + at, row = place / b->columns, column = place % b->columns;
@@ -181,6 +208,7 @@ size_t partition_whole(const Partition *p, int unit, Flat flat) { return (size_t
 
 /* ---- owners ---- */
 
+/* Of a matrix that stays whole, where its first element is the rest is too. */
 int partition_owner(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     for (int i = 0; i < p->shards; i++)
@@ -190,6 +218,7 @@ int partition_owner(const Partition *p, const Param *param) {
     return -1;
 }
 
+/* Ranks of one pipeline place differ in their shares only, and equal ones say the same of all. */
 int partition_fullest(const Partition *p) {
     int fullest = 0;
     for (int i = 1; i < p->shards; i++)
@@ -218,6 +247,7 @@ static void put_line(int first, int last, const Text *owners, Text *out) {
     text_printf(out, "  %-14s %s\n", units, owners->data);
 }
 
+/* Blocks that are given out in the same way, as all are where shares come out equal, share a line. */
 void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out) {
     Text line = {0}, next = {0};
     int first = 0;

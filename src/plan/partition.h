@@ -1,5 +1,6 @@
 /* What a rank holds of a model: the units of its pipeline stages; of each parameter of these a box of rows
- * and columns, which tp leaves it (plan/axes.h); of each flat that the boxes make up, its share over dp_shard.
+ * and columns, which tp leaves it (plan/axes.h); of each flat that the boxes make up, its share over
+ * dp_shard (and cp).
  *
  * Shares are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
  * lie between those, each matrix lives on one shard, and who has least takes the largest share of a flat

@@ -1,5 +1,18 @@
-/* What can be said of any program: whether it keeps its invariants (a walk that marks what has been done),
- * what it sends, and how it reads. Making one is lower.c's. */
+/* What can be said of any program: whether it keeps its invariants, what it sends, and how it reads. Making
+ * one is lower.c's.
+ *
+ * The check knows nothing of how a program was made. It walks the actions once and keeps marks of what has
+ * been done to each (unit, microbatch):
+ *
+ *     FWD        needs LOAD, and FWD of the unit below or RECV_F         --> DONE_FORWARD
+ *     BWD_IN     needs DONE_FORWARD, and that of the unit above or RECV_B --> DONE_INPUT
+ *     BWD_W      needs as many parts of the input half                   --> DONE_WEIGHT
+ *     SEND_x     needs what it sends                                     --> SENT_x
+ *     reductions need DONE_WEIGHT of all that they sum                   --> SCATTERED, SUMMED, REDUCED
+ *
+ * and at the norm everything must have all its marks. A program that would hang, use what is not there, or
+ * leave a sum out is thus refused before memory is taken; a schedule that somebody wrote by hand comes
+ * through here like any other. */
 #include "plan/program.h"
 
 #include <stdlib.h>
@@ -16,6 +29,7 @@ bool action_is_pass(ActionKind kind) {
     return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
 }
 
+/* Backward passes take the parts in reverse: their first action has the last part. */
 bool program_begins_unit(const Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
     return a.kind == ACT_FWD ? a.parts.first == all.first : a.parts.end == all.end;
@@ -26,8 +40,13 @@ bool program_ends_unit(const Program *p, Action a) {
     return a.kind == ACT_FWD ? a.parts.end == all.end : a.parts.first == all.first;
 }
 
+/* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
+ * before the next one comes. */
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
 
+/* The head makes its matrix' gradient together with its logits, in the forward pass, unless that is deferred.
+ * Where the embedding is that matrix, the gradient has memory of its own, unit number `units`: the
+ * embedding's own comes much later, and from another place of the pipeline. */
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
     bool weight = whole || a.kind == ACT_BWD_W;
@@ -96,6 +115,7 @@ static bool runs(const Check *c, int u) {
     return u >= 0 && u < c->p->units && partition_runs(c->p->partition, u);
 }
 
+/* With one shard everything is whole from the start. A tied head reads two units. */
 static const char *check_gathered(const Check *c, int u) {
     if (c->p->partition->shards == 1) return NULL;
     if (!c->gathered[u]) return "comes before its parameters are gathered";
@@ -125,6 +145,8 @@ static const char *check_input(Check *c, Action a) {
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
 }
 
+/* Its order is what makes the bits: first microbatch sets, later ones add (invariant 3). Part by part it may
+ * not overtake the input half, whose operands it reads. */
 static const char *check_weight(Check *c, Action a) {
     int u = a.unit, m = a.microbatch;
     const char *wrong = run_parts(c, WAY_WEIGHT, a, DONE_WEIGHT);
@@ -153,6 +175,7 @@ static const char *check_transfer(Check *c, Action a) {
     return NULL;
 }
 
+/* Parameters are gathered, used and dropped, in turn; with one shard there is nothing to gather. */
 static const char *check_gather(Check *c, Action a) {
     if (c->p->partition->shards == 1) return "gathers what is whole";
     if (c->gathered[a.unit] == (a.kind == ACT_GATHER))
@@ -172,6 +195,7 @@ static bool weights_done(Check *c, int u, int m) {
     return true;
 }
 
+/* A gradient of a step counts as microbatch -1: reductions either name each microbatch, or none. */
 static const char *check_reduction(Check *c, Action a) {
     int u = a.unit < c->p->units ? a.unit : c->p->units - 1;
     if (!weights_done(c, u, a.microbatch)) return "comes before the gradient is complete";
@@ -185,7 +209,8 @@ static const char *check_reduction(Check *c, Action a) {
     return NULL;
 }
 
-/* Every gradient that this rank makes has crossed each axis once. */
+/* Every gradient that this rank makes has crossed each axis once: a step or a microbatch, as the sync says,
+ * no more and no less. Twice would double a gradient, which no loss shows; AdamW would hide even that. */
 static bool reductions_complete(Check *c) {
     const Partition *p = c->p->partition;
     for (int u = 0; u <= c->p->units; u++) {
@@ -221,6 +246,8 @@ static bool passes_complete(Check *c) {
     return true;
 }
 
+/* Passes, then TIE where there is a tied weight at either end, then NORM, then UPDATEs: each phase begins
+ * when the one before is complete. An update before the norm of all could not be clipped, nor taken back. */
 static const char *check_phase(Check *c, int phase) {
     if (c->phase == 0 && !passes_complete(c)) return "comes before all gradients are complete";
     if (c->phase == 0 && !reductions_complete(c)) return "comes before all gradients are reduced";
@@ -233,6 +260,7 @@ static const char *check_phase(Check *c, int phase) {
     return NULL;
 }
 
+/* Every unit that is held, in ascending order, each once: a tied copy too, which makes the same update. */
 static const char *check_update(Check *c, int u) {
     for (c->updated++; c->updated < u; c->updated++)
         if (partition_holds(c->p->partition, c->updated)) return "comes out of order";
@@ -240,6 +268,7 @@ static const char *check_update(Check *c, int u) {
     return check_phase(c, 3);
 }
 
+/* Whatever is wrong with the numbers of an action is found here, so that what follows may index by them. */
 static const char *check_names(const Check *c, Action a) {
     bool passes = action_is_pass(a.kind);
     bool transfers =
@@ -282,6 +311,8 @@ static const char *check_action(Check *c, Action a) {
     return "is none";
 }
 
+/* A wrong program is a bug of this program, whatever the configuration: ERR_INTERNAL, with the action that
+ * shows it. */
 static ErrorCode check_all(Check *c, Error *err) {
     const Program *p = c->p;
     for (int i = 0; i < p->count; i++) {
@@ -320,6 +351,8 @@ ErrorCode program_check(const Program *p, Error *err) {
 
 /* ---- Counting ---- */
 
+/* Where the sums of microbatches are added up before they cross the replicas, that crossing is a sum of its
+ * own: its tree has the replicas alone as leaves. */
 int program_inner_ranks(const Program *p) { return p->sync == SYNC_REPLICA ? 1 : p->partition->shards; }
 
 static uint64_t all_reduce_bytes(const Program *p, int64_t count) {
@@ -328,7 +361,8 @@ static uint64_t all_reduce_bytes(const Program *p, int64_t count) {
                                             p->exact ? COMM_I64 : COMM_F32, count);
 }
 
-/* Bytes that a collective over one flat sends. */
+/* Bytes that a collective over one flat sends: what the links will have counted afterwards, to the byte
+ * (tests/ranks/test_layouts.c). */
 static void count_flat(const Program *p, Action a, Flat flat, size_t compute_bytes, ProgramTraffic *t) {
     const Partition *part = p->partition;
     const Share *s = &part->share[a.unit][flat];
@@ -345,6 +379,7 @@ static bool is_collective(ActionKind kind) {
     return kind == ACT_GATHER || kind == ACT_REDUCE_SCATTER || kind == ACT_ALL_REDUCE;
 }
 
+/* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
 ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes) {
     const Partition *part = p->partition;
     bool exchanges = partition_runs(part, 0) != partition_runs(part, p->units - 1);
@@ -378,7 +413,8 @@ static void print_action(const Program *p, int first, int last, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Whether action i continues a run of one kind over units that step by one, up or down. */
+/* Whether action i continues a run of one kind over units that step by one, up or down: as passes, updates
+ * and releases do, so that a page shows a step of a hundred units. */
 static bool continues(const Program *p, int first, int i) {
     Action a = p->actions[first], b = p->actions[i];
     if (a.kind != b.kind || a.microbatch != b.microbatch || a.unit < 0 || b.unit == p->units) return false;

@@ -1,10 +1,22 @@
-/* The order matters: the model gives the table, the table the groups, both the partition, that the programs,
- * and these the memory. */
+/* From what all ranks have in common to the plan of one. The order matters, and each step reads only what
+ * stands above it:
+ *
+ *     mesh and model --> the rank's own model (tp) --> table of parameters --> groups of the optimizer
+ *                                                         |                       |
+ *     schedule, stages ----------------------------> partition: boxes and shares <-+
+ *                                                         |
+ *                                      programs: of a step, and of an evaluation
+ *                                                         |
+ *                                      memory: buffers, pools, staging
+ *
+ * Nothing here asks what other ranks do, or which machine this is: `weft plan` makes any of them anywhere,
+ * and a run makes its own in the same way. */
 #include "plan/rank.h"
 
 #include "base/memory.h"
 
-/* auto becomes bf16 where the device multiplies it natively, else fp32. */
+/* auto becomes bf16 where the device multiplies it natively, else fp32: bf16 without such products is no
+ * faster than fp32, and less exact. */
 static Dtype compute_of(const Config *c, const Device *d) {
     if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
     return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
@@ -39,6 +51,8 @@ static size_t staging(const RankPlan *p) {
     return sum;
 }
 
+/* The program is checked here, once for every plan that is made: no run, forecast or comparison is of a
+ * program that would not run. */
 static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
     const RankSpec *s = &p->spec;
     ProgramSpec spec = {.model = &p->model.config,
@@ -82,6 +96,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);
 }
 
+/* Shares are even unless matrices stay whole, so the second plan is rarely made. */
 ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
                             Error *err) {
     int first = place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE));

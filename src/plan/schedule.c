@@ -1,4 +1,14 @@
-/* Pipeline schedules as data: names, memory, the text of a cell. */
+/* Pipeline schedules as data: names, memory, the text of a cell.
+ *
+ *     schedule_make.c     orders of the named schedules          schedule_csv.c  ... and those of a file
+ *             \                                                   /
+ *              +--> Schedule: for each rank a list of cells <----+
+ *              |
+ *     schedule_check.c    is it one?          schedule_lower.c   adds transfers, or UNSHARD and the rest
+ *     simulate.c          when does what run  lower.c            makes it a program of actions
+ *
+ * A cell is about a stage as a whole; what that means for units, parameters and gradients is not known here.
+ */
 #include "plan/schedule.h"
 
 #include <stdarg.h>
@@ -14,6 +24,8 @@ typedef struct NameFacts {
     bool v;
 } NameFacts;
 
+/* What is known of a schedule without making one; a new schedule has a row here and an order in
+ * schedule_make.c. */
 static const NameFacts facts[PIPE_NAMES] = {
     [PIPE_GPIPE] = {"gpipe", 1, false},
     [PIPE_1F1B] = {"1f1b", 1, false},
@@ -37,6 +49,7 @@ bool schedule_find(const char *text, ScheduleName *out) {
     return false;
 }
 
+/* A name with a slash or .csv is meant as a file even where none is: the error is then about the file. */
 bool schedule_names_file(const char *text) {
     size_t length = strlen(text);
     return (length > 4 && strcmp(text + length - 4, ".csv") == 0) || strchr(text, '/');
@@ -52,6 +65,7 @@ void schedule_start(Schedule *s, const char *name, int ranks) {
     s->orders = mem_alloc_array((size_t)ranks, sizeof *s->orders);
 }
 
+/* -1: not yet on any rank; schedule_check finds what stays there. */
 void schedule_place(Schedule *s, int stages) {
     s->stages = stages;
     s->rank_of_stage = mem_alloc_array((size_t)stages, sizeof *s->rank_of_stage);
@@ -65,6 +79,8 @@ void schedule_free(Schedule *s) {
     *s = (Schedule){0};
 }
 
+/* Whether weight gradients are added up as one rank would, microbatch 0 first: then the bits are those of one
+ * rank. A stage lives on one rank, so its order is that rank's. */
 bool schedule_adds_in_order(const Schedule *s) {
     int *last = mem_alloc_array((size_t)s->stages, sizeof *last);
     bool ascending = true;
@@ -79,6 +95,7 @@ bool schedule_adds_in_order(const Schedule *s) {
     return ascending;
 }
 
+/* Cell by cell: orders own their memory. */
 void schedule_copy(Schedule *to, const Schedule *from) {
     schedule_start(to, from->name, from->ranks);
     schedule_place(to, from->stages);
@@ -138,12 +155,14 @@ void schedule_write_cell(const Cell *cell, Text *out) {
     if (cell_has_microbatch(cell->kind)) text_printf(out, "%d", cell->microbatch);
 }
 
+/* The two cells of a composite stand in one column of the file, and count as one in messages. */
 int schedule_column(const Order *o, int index) {
     int column = 1;
     for (int i = 0; i < index; i++) column += !o->cells[i].overlap;
     return column;
 }
 
+/* With the place as the writer of a file sees it. */
 ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...) {
     char what[512];
     va_list args;

@@ -45,6 +45,7 @@ static ErrorCode mark(Check *c, Cell cell, int bits) {
     return OK;
 }
 
+/* The cell that is missing is named as the file would have it. */
 static ErrorCode need(Check *c, Cell cell, int bit, CellKind kind) {
     if (*done(c, cell) & bit) return OK;
     return fail(c, "comes before %d%s%d", cell.stage, cell_kind_name(kind), cell.microbatch);
@@ -59,11 +60,14 @@ static ErrorCode need_before_composite(Check *c, Cell cell) {
     return OK;
 }
 
+/* Data of another rank must have been received by name where the schedule has transfers; else it comes by
+ * itself. */
 static ErrorCode check_forward(Check *c, Cell cell) {
     if (c->transfers && schedule_is_remote(c->s, cell.stage, -1)) TRY(need(c, cell, DID_RECV_F, CELL_RECV_F));
     return mark(c, cell, DID_F);
 }
 
+/* B is I and W at once: `bits` says which. */
 static ErrorCode check_input(Check *c, Cell cell, int bits) {
     TRY(need(c, cell, DID_F, CELL_F));
     TRY(need_before_composite(c, cell));
@@ -73,6 +77,7 @@ static ErrorCode check_input(Check *c, Cell cell, int bits) {
     return mark(c, cell, bits);
 }
 
+/* Each microbatch adds once, by W or within B. */
 static ErrorCode check_weight(Check *c, Cell cell) {
     if (*done(c, cell) & DID_W)
         return fail(c, "is the second weight gradient of microbatch %d", cell.microbatch);
@@ -80,6 +85,7 @@ static ErrorCode check_weight(Check *c, Cell cell) {
     return mark(c, cell, DID_W);
 }
 
+/* With UNSHARD and RESHARD in it, a schedule says when parameters are there, and is held to it. */
 static ErrorCode check_compute(Check *c, Cell cell) {
     if (c->unshards && !c->resident[cell.stage])
         return fail(c, "the parameters of stage %d are not there: UNSHARD", cell.stage);
@@ -90,6 +96,8 @@ static ErrorCode check_compute(Check *c, Cell cell) {
     return OK;
 }
 
+/* The side that sends must have made it; the side that receives only must not do so twice. That both sides
+ * agree is found by running the schedule. */
 static ErrorCode check_transfer(Check *c, Cell cell) {
     bool forward = cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_F;
     bool up = cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_B;
@@ -105,6 +113,7 @@ static ErrorCode check_transfer(Check *c, Cell cell) {
     return mark(c, cell, DID_SEND_B);
 }
 
+/* REDUCE_GRAD is for what all microbatches have added to; UNSHARD and RESHARD take turns. */
 static ErrorCode check_parameter(Check *c, Cell cell) {
     bool *resident = &c->resident[cell.stage], *reduced = &c->reduced[cell.stage];
     if (cell.kind == CELL_REDUCE_GRAD) {
@@ -122,6 +131,8 @@ static ErrorCode check_parameter(Check *c, Cell cell) {
     return OK;
 }
 
+/* A forward and a backward that run as one: the second part stands right behind the first, marked by the
+ * first. */
 static ErrorCode check_composite(Check *c, Cell cell) {
     const Order *o = &c->s->orders[c->rank];
     if (!cell.overlap) return OK;
@@ -138,6 +149,7 @@ static ErrorCode check_cell(Check *c, Cell cell) {
     return cell_is_transfer(cell.kind) ? check_transfer(c, cell) : check_parameter(c, cell);
 }
 
+/* Before anything is indexed by them: a file may say any number. */
 static ErrorCode check_numbers(Check *c, Cell cell) {
     const Schedule *s = c->s;
     if (cell.kind == CELL_IDLE) return OK;
@@ -172,6 +184,7 @@ static ErrorCode fail_missing(const Check *c, int stage, int microbatch, int mis
                      cell_kind_name(kinds[i].kind), microbatch, kinds[i].bit == DID_I ? " (or I and W)" : "");
 }
 
+/* Orders have been followed; what is left is what never came. */
 static ErrorCode check_missing(Check *c) {
     const Schedule *s = c->s;
     for (int stage = 0; stage < s->stages; stage++) {
@@ -209,6 +222,8 @@ static ErrorCode check_order(Check *c) {
     return code;
 }
 
+/* `weights` counts forwards here, and only later weight gradients: the arrays by (stage, microbatch) are not
+ * yet allowed for. */
 static ErrorCode look_at_kind(Check *c, Cell cell) {
     c->transfers |= cell_is_transfer(cell.kind);
     c->parameters |= cell_is_parameter(cell.kind);
@@ -250,6 +265,7 @@ static ErrorCode check_counts(Check *c) {
     return code;
 }
 
+/* A stage that no line names is on no rank. */
 static ErrorCode check_placement(const Schedule *s, Error *err) {
     if (s->ranks < 1 || s->stages < 1 || s->microbatches < 1)
         return error_set(err, ERR_DATA,
@@ -261,6 +277,7 @@ static ErrorCode check_placement(const Schedule *s, Error *err) {
     return OK;
 }
 
+/* From what is cheap to what needs memory; each step relies on the one before. */
 ErrorCode schedule_check_ranks(const Schedule *s, Error *err) {
     Check c = {.s = s, .err = err};
     TRY(check_placement(s, err));
@@ -269,6 +286,8 @@ ErrorCode schedule_check_ranks(const Schedule *s, Error *err) {
     return check_order(&c);
 }
 
+/* Rank by rank first (simulate_transport does that), then by running it with sends that end at once: what
+ * hangs even so hangs always. */
 ErrorCode schedule_check(const Schedule *s, Error *err) {
     return simulate_transport(s, TRANSPORT_EAGER, err);
 }

@@ -37,7 +37,8 @@ static ErrorCode fail(const Reader *r, const char *what) {
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* A number, or -1 where there is none that is allowed. */
+/* A number, or -1 where there is none that is allowed. Stops growing beyond the largest, so that a long row
+ * of digits cannot overflow. */
 static int read_number(Reader *r) {
     const char *first = r->at;
     int value = 0;
@@ -59,6 +60,8 @@ static CellKind read_kind(Reader *r) {
     return CELL_IDLE;
 }
 
+/* Each way to be wrong has its own words: a file of ten thousand cells is written by a program, whose author
+ * needs to know which rule was broken. */
 static ErrorCode read_action(Reader *r, Cell *out) {
     *out = (Cell){CELL_IDLE, -1, -1, false};
     out->stage = read_number(r);
@@ -79,6 +82,7 @@ static ErrorCode read_action(Reader *r, Cell *out) {
     return OK;
 }
 
+/* The two actions become two cells, the first marked `overlap`. */
 static ErrorCode read_composite(Reader *r, Order *o) {
     size_t length = strlen(COMPOSITE_END);
     Cell first, second;
@@ -96,6 +100,7 @@ static ErrorCode read_composite(Reader *r, Order *o) {
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
+/* Blanks around a cell are ignored; nothing in it is a cell too, of no action: columns stay columns. */
 static ErrorCode read_cell(Reader *r, const char *first, const char *last) {
     Order *o = &r->s->orders[r->rank];
     while (first < last && is_blank(*first)) first++;
@@ -115,6 +120,7 @@ static ErrorCode read_cell(Reader *r, const char *first, const char *last) {
     return OK;
 }
 
+/* A line is a rank, to its last cell; one that does nothing is an empty line that somebody forgot. */
 static ErrorCode read_line(Reader *r, const char *first, const char *last) {
     for (r->column = 1;; r->column++) {
         const char *comma = memchr(first, ',', (size_t)(last - first));
@@ -128,6 +134,7 @@ static ErrorCode read_line(Reader *r, const char *first, const char *last) {
     return error_set(r->err, ERR_DATA, "%s: rank %d (line %d) does nothing", r->where, r->rank, r->rank + 1);
 }
 
+/* The last line may do without its end. */
 static int count_lines(const char *text, size_t length) {
     int lines = 0;
     for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
@@ -173,6 +180,8 @@ static void place_stages(Schedule *s) {
         }
 }
 
+/* Before arrays are sized by a stage number, it must be smaller than the number of actions: else seven digits
+ * in a file of ten bytes would take gigabytes. */
 static ErrorCode settle(Schedule *s, Error *err) {
     Extent e = measure(s);
     if (e.forwards == 0) return error_set(err, ERR_DATA, "no forward (0F0) in it");
@@ -192,6 +201,7 @@ static void set_name(Schedule *s, const char *where) {
     error_escape(s->name, sizeof s->name, name, strlen(name));
 }
 
+/* Nothing to free after a failure. */
 ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, size_t length, Error *err) {
     *s = (Schedule){0};
     if (length == 0)
@@ -226,6 +236,7 @@ static int write_composite(const Order *o, int first, Text *out) {
     return first + 1;
 }
 
+/* What is written reads back as the same schedule. */
 void schedule_write_csv(const Schedule *s, Text *out) {
     for (int r = 0; r < s->ranks; r++) {
         const Order *o = &s->orders[r];

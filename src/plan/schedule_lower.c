@@ -1,5 +1,14 @@
 /* The passes that turn a compute order into a program. Both are deterministic, and leave alone what has been
- * lowered. */
+ * lowered.
+ *
+ *     parameters   a window of the next stages to be used slides over a rank's cells: UNSHARD what enters it,
+ *                  RESHARD what leaves it, REDUCE_GRAD behind the last weight gradient of a stage
+ *     transfers    all ranks take turns, one cell at a time where it is ready; behind each cell that makes
+ *                  something for another rank stand its SEND here and its RECV there
+ *
+ * Transfers of all ranks come from one sequence in time, so that both sides of each meet in the
+ * same order: no circle can arise. The first pass is for schedules that are shown
+ * and exported; a run places its own gathers (lower.c). */
 #include <stdlib.h>
 
 #include "plan/schedule.h"
@@ -56,6 +65,7 @@ static int look_ahead(Window *w) {
     return n;
 }
 
+/* What leaves goes before what enters comes: never more than the window is held. */
 static void move_window(Window *w, Order *to) {
     int n = look_ahead(w);
     for (int k = 0; k < w->stages; k++) {
@@ -101,6 +111,7 @@ static int find_owned(const Schedule *s, int rank, int *owned) {
     return n;
 }
 
+/* The order is rewritten; its old cells are the window's to read until then. */
 static void lower_rank(Schedule *s, int rank, int active) {
     Order from = s->orders[rank];
     size_t stages = (size_t)s->stages;
@@ -186,6 +197,8 @@ static bool take_turn(Sweep *w, int rank) {
     return true;
 }
 
+/* Round after round over the ranks, until nobody moves. Every cell has then had its turn, since the schedule
+ * has been run to its end before. */
 static void sweep_all(Sweep *w) {
     for (bool moved = true; moved;) {
         moved = false;

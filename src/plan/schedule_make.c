@@ -2,7 +2,16 @@
  *
  * Each rank's order is made on its own: a Maker counts, for every (chunk, kind), which microbatch comes next,
  * so that a rule is "two forwards of the low stage, then ...". Chunk c of a rank is its c-th stage from
- * below; `w` is the length of the warm-up. The papers are named in schedule.h. */
+ * below; `w` is the length of the warm-up. The papers are named in schedule.h.
+ *
+ *     stages of 3 ranks     one each: 0 1 2     looped: 0 1 2 / 3 4 5     V: 0 1 2 / 5 4 3
+ *
+ *     1F1B, rank 0 of 3     F0 F1 F2 B0 F3 B1 F4 B2 ...     as many forwards ahead as there are ranks behind
+ *     ZB-H1                 B becomes I and W: I keeps the others going, W fills what would be idle
+ *
+ * Closed forms and phases are written down as their papers have them, and cells of microbatches that do not
+ * exist are left out where they run over; tests hold every order against the check and the
+ * simulator. */
 #include "plan/schedule.h"
 
 #include <stdio.h>
@@ -25,6 +34,7 @@ typedef struct Maker {
 static int min_int(int a, int b) { return a < b ? a : b; }
 static int max_int(int a, int b) { return a > b ? a : b; }
 
+/* In a V every second lap goes back: the last rank has two stages that follow each other. */
 static int rank_of(bool v, int ranks, int stage) {
     int lap = stage / ranks, place = stage % ranks;
     return v && lap % 2 ? ranks - 1 - place : place;
@@ -46,6 +56,7 @@ static void make_gpipe(Maker *k) {
     for (int i = 0; i < k->microbatches; i++) emit(k, CELL_B, 0, i);
 }
 
+/* Rank r is P - 1 - r forwards ahead of its backwards, which is when the first gradient can be there. */
 static void make_1f1b(Maker *k) {
     int w = min_int(k->microbatches, k->ranks - 1 - k->rank);
     for (int i = 0; i < w; i++) emit(k, CELL_F, 0, i);
@@ -55,6 +66,8 @@ static void make_1f1b(Maker *k) {
     }
 }
 
+/* All forwards of a chunk, then of the next; backwards the other way, microbatches too: what was made last is
+ * taken up first. */
 static void make_looped_bfs(Maker *k) {
     for (int c = 0; c < k->chunks; c++)
         for (int i = 0; i < k->microbatches; i++) emit(k, CELL_F, c, i);
@@ -77,6 +90,8 @@ static void emit_interleaved(Maker *k, CellKind kind, int n) {
     emit(k, kind, kind == CELL_F ? chunk : k->chunks - 1 - chunk, n / (size * k->chunks) * size + n % size);
 }
 
+/* Warm-up: a round for each chunk but the last, and two forwards for each rank behind, one for the way up and
+ * one for the way back. */
 static void make_interleaved_1f1b(Maker *k) {
     int all = k->chunks * k->microbatches, size = round_size(k->ranks, k->microbatches);
     int w = min_int(all, (k->chunks - 1) * size + 2 * (k->ranks - 1 - k->rank));
@@ -100,7 +115,8 @@ static void make_interleaved_zero_bubble(Maker *k) {
 }
 
 /* ZB-H1 with pace 1, ZB-H2 with pace 2: the input half of x comes pace (P-1-r) forwards late, its weight half
- * pace (P-1). */
+ * pace (P-1). So all ranks make their weight halves at one time, where the others would be idle; pace 2 keeps
+ * about twice as many activations, and closes that gap too. */
 static void make_zb(Maker *k, int pace) {
     int last = k->microbatches + pace * (k->ranks - 1);
     for (int x = 0; x < last; x++) {
@@ -133,6 +149,9 @@ static void make_zbv_middle(Maker *k, int n) {
     }
 }
 
+/* Two stages a rank, down and up again: who is first on the way down is last on the way up, so that
+ * activations of all ranks live equally long. `n` runs over more microbatches than there are where there are
+ * too few to fill the V. */
 static void make_zbv(Maker *k) {
     int n = max_int(k->microbatches, 2 * k->ranks - 1);
     for (int i = 0; i < 2 * (k->ranks - k->rank) - 1; i++) emit_next(k, CELL_F, LOW);
@@ -153,6 +172,7 @@ static void make_zbv(Maker *k) {
 /* DualPipeV counts whole backwards and input halves together. */
 static void emit_backward(Maker *k, int chunk) { emit(k, CELL_B, chunk, k->next[chunk][CELL_B]++); }
 
+/* Its weight half is put off: it stands in the queue until a gap comes. */
 static void emit_input(Maker *k, int chunk) {
     int microbatch = k->next[chunk][CELL_B]++;
     emit(k, CELL_I, chunk, microbatch);
@@ -224,6 +244,7 @@ static void make_dualpipev(Maker *k) {
     free(k->queue);
 }
 
+/* No default: a new name is a warning here until it has an order. */
 static void make_rank(Maker *k, ScheduleName name) {
     switch (name) {
     case PIPE_GPIPE: make_gpipe(k); break;
@@ -239,6 +260,7 @@ static void make_rank(Maker *k, ScheduleName name) {
     }
 }
 
+/* Only looped schedules have chunks to choose. */
 ErrorCode schedule_check_stages_per_rank(ScheduleName name, int chunks, Error *err) {
     bool any =
         name == PIPE_LOOPED_BFS || name == PIPE_INTERLEAVED_1F1B || name == PIPE_INTERLEAVED_ZERO_BUBBLE;
@@ -263,6 +285,7 @@ static ErrorCode check_rounds(ScheduleName name, int ranks, int microbatches, Er
                      above);
 }
 
+/* Products are bounded before they are formed. */
 static ErrorCode check_numbers(ScheduleName name, int ranks, int microbatches, int chunks, Error *err) {
     if (ranks < 1 || microbatches < 1 || chunks < 1)
         return error_set(

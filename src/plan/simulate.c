@@ -5,8 +5,16 @@
  * depend on the order of the queue: every time is a function of times that are final. If the queue runs dry
  * before all orders end, ranks wait for each other in a circle, and the error follows it.
  *
+ *     rank 0   |F0|F1|F2|        |B0|F3|B1|         a cell starts when its rank is free (clock)
+ *                 \               /                 and its data is there (made, sent and posted)
+ *     rank 1       |F0|B0|F1|B1|
+ *
  * Receives are posted where they stand and waited for where their data is used, as the engine does. Transfers
- * are found by the (stage, microbatch) of the receiving side. */
+ * are found by the (stage, microbatch) of the receiving side.
+ *
+ * Three transports are told apart. EAGER: sends end at once, data comes a latency later. RENDEZVOUS: nothing
+ * moves before both sides are there, as with large messages. BLOCKING: receives stop their rank too. A
+ * schedule that runs to its end under the second is one that real links cannot hang. */
 #include "plan/simulate.h"
 
 #include <math.h>
@@ -41,6 +49,7 @@ static double *new_times(size_t count) {
     return times;
 }
 
+/* A rank is in the queue once at most: the ring never holds more than there are ranks. */
 static void wake(Run *run, int rank) {
     if (run->queued[rank]) return;
     run->queued[rank] = true;
@@ -93,6 +102,7 @@ static double cost_of(const SimulateCosts *costs, Cell cell) {
     return cell.kind == CELL_B && costs->backward ? costs->backward[cell.stage] : stage_cost_of(c, cell.kind);
 }
 
+/* Activations of (stage, microbatch) alive: from F to I, and from F to W, whose operands live longer. */
 static void count_live(Run *run, int rank, CellKind kind) {
     RankTimes *t = &run->out->rank[rank];
     bool frees_input = kind == CELL_I || kind == CELL_B, frees_weight = kind == CELL_W || kind == CELL_B;
@@ -102,7 +112,8 @@ static void count_live(Run *run, int rank, CellKind kind) {
     if (run->live_weight[rank] > t->peak_weight) t->peak_weight = run->live_weight[rank];
 }
 
-/* A cell has ended: its result, and the rank that may wait for it. */
+/* A cell has ended: its result, and the rank that may wait for it. The weight half makes nothing for others.
+ * With transfers in the schedule they carry the news. */
 static void finish(Run *run, int rank, int index, CellTime time) {
     const Schedule *s = run->s;
     Cell cell = s->orders[rank].cells[index];
@@ -128,6 +139,7 @@ static bool step_compute(Run *run, int rank, int first) {
     }
     CellTime time = {start, start + cost};
     for (int i = first; i <= last; i++) finish(run, rank, i, time);
+    /* Idle time before the first and behind the last cell is told apart from that between them. */
     if (t->start < 0) t->start = time.start;
     t->end = time.end;
     t->busy += cost;
@@ -159,6 +171,8 @@ static bool step_transfer(Run *run, int rank, int index) {
 }
 
 /* Whether the rank got on. */
+/* UNSHARD, RESHARD and REDUCE_GRAD take no time here: what they cost is the collectives', which are drawn as
+ * windows (draw_program.c). */
 static bool step(Run *run, int rank) {
     int index = run->at[rank];
     if (index == run->s->orders[rank].count) return false;
@@ -170,7 +184,8 @@ static bool step(Run *run, int rank) {
     return true;
 }
 
-/* What the rank waits for at the cell where it stands; it must stand. */
+/* What the rank waits for at the cell where it stands; it must stand. Of a composite, the part that is not
+ * ready. */
 static Cell awaited(const Run *run, int rank) {
     const Schedule *s = run->s;
     Cell cell = s->orders[rank].cells[run->at[rank]];
@@ -189,7 +204,8 @@ static Cell awaited(const Run *run, int rank) {
     return (Cell){kind, other, cell.microbatch, false};
 }
 
-/* Follows who waits for whom into the circle, then once around it. */
+/* Follows who waits for whom into the circle, then once around it. Every rank that stands waits for one
+ * other, so after as many steps as there are ranks the walk is inside; six of it are enough to see why. */
 static ErrorCode fail_circle(const Run *run, Error *err) {
     const Schedule *s = run->s;
     int rank = 0, most = 6;
@@ -264,6 +280,9 @@ static void end_transfers(Run *run) {
         }
 }
 
+/* Bubble: idle time of the rank that has most, until the last rank ends, as a share; span: the same without
+ * what lies before a rank's first and behind its last cell, which the next step could use if there were no
+ * barrier. */
 static void sum_up(Simulation *out) {
     for (int r = 0; r < out->ranks; r++) {
         if (out->rank[r].start < 0) out->rank[r].start = 0;
@@ -327,6 +346,7 @@ void simulation_free(Simulation *s) {
     *s = (Simulation){0};
 }
 
+/* Costs of nothing: whether it ends is all that is asked. */
 ErrorCode simulate_transport(const Schedule *s, Transport transport, Error *err) {
     SimulateCosts nothing = {0};
     Simulation out = {0};

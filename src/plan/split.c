@@ -1,5 +1,13 @@
 /* TorchTitan's rule and names are arithmetic. split_auto is a search: stages are taken one after the other,
- * and for each number of blocks given out so far the candidates stay that no other beats in every figure. */
+ * and for each number of blocks given out so far the candidates stay that no other beats in every figure.
+ *
+ * What is best: the largest stage as small as can be, since a pipeline is as slow as its slowest rank; among
+ * those the smallest sum of squares, which spreads what is left evenly. Where memory is limited, only among
+ * splits that keep to it.
+ *
+ * Units are numbered as everywhere (0 the embedding, blocks + 1 the head), but blocks from 0 inside the
+ * search. The first stage has the embedding and the last one the head; between them a stage has a block at
+ * least. */
 #include "plan/split.h"
 
 #include <math.h>
@@ -20,6 +28,8 @@ void split_free(Split *s) {
 
 /* ---- TorchTitan's rule ---- */
 
+/* The rule counts embedding and head as so many layers, and gives every stage as many; an end that counts for
+ * more than a stage has would take blocks from it that are not there. */
 static ErrorCode check_uniform(int blocks, int stages, SplitWeights w, Error *err) {
     int effective = blocks + w.input_weight + w.output_weight;
     int heaviest = w.input_weight > w.output_weight ? w.input_weight : w.output_weight;
@@ -39,6 +49,7 @@ static ErrorCode check_uniform(int blocks, int stages, SplitWeights w, Error *er
     return OK;
 }
 
+/* The first `extra` stages have one layer more. Embedding and head are layers of the first and the last. */
 ErrorCode split_uniform(Split *s, int blocks, int stages, SplitWeights w, Error *err) {
     CHECK(blocks >= 1 && w.input_weight >= 0 && w.output_weight >= 0);
     *s = (Split){0};
@@ -69,6 +80,7 @@ static void describe_allowed(StagesPerRank a, char out[64]) {
         snprintf(out, 64, "%d to %d stages a rank", a.least, a.most);
 }
 
+/* The nearest number that is allowed is named. */
 ErrorCode split_check_stages(int stages, int ranks, StagesPerRank allowed, Error *err) {
     CHECK(ranks >= 1 && allowed.least >= 1);
     if (stages_fit(stages, ranks, allowed)) return OK;
@@ -82,6 +94,7 @@ ErrorCode split_check_stages(int stages, int ranks, StagesPerRank allowed, Error
                      ranks, text, each * ranks);
 }
 
+/* As TorchTitan counts: layers, embedding and head, divided and rounded up. */
 ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int per_stage, int ranks,
                                  StagesPerRank allowed, Error *err) {
     int effective = blocks + w.input_weight + w.output_weight;
@@ -111,6 +124,7 @@ ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int pe
 
 /* ---- points ---- */
 
+/* "norm" and "lm_head" are one unit. With or without "model.", as names are written elsewhere. */
 static bool parse_point(const char *name, int blocks, int *unit) {
     if (strncmp(name, "model.", 6) == 0) name += 6;
     *unit = blocks + 1;
@@ -195,6 +209,7 @@ static Front *front_at(const Search *q, int taken, int blocks) {
 /* Sums in another order differ in their last bits; that makes nothing better. */
 static bool no_larger(double a, double b) { return a <= b * (1 + 1e-12); }
 
+/* All three parts count alike: over a step each rank does them for every microbatch. */
 static double cost_of(StageCost c) { return c.forward + c.input + c.weight; }
 
 /* Blocks that a stage has at least: the first and the last one hold something else. */
@@ -209,6 +224,7 @@ static double stage_cost(const Search *q, int stage, int first, int end) {
     return cost;
 }
 
+/* What a unit costs a rank that keeps `live` microbatches of its activations. */
 static double unit_bytes(const SplitModel *m, int unit, int live) {
     double bytes = m->fixed_bytes ? m->fixed_bytes[unit] : 0;
     return m->activation_bytes ? bytes + live * m->activation_bytes[unit] : bytes;
@@ -222,6 +238,7 @@ static double stage_bytes(const Search *q, int stage, int first, int end) {
     return bytes;
 }
 
+/* To the last bit, as they are computed by one formula from equal numbers. */
 static bool blocks_alike(const SplitModel *m) {
     for (int u = 2; u <= m->blocks; u++)
         if (cost_of(m->costs[u]) != cost_of(m->costs[1]) || unit_bytes(m, u, 0) != unit_bytes(m, 1, 0) ||
@@ -239,6 +256,7 @@ static void take_order(Search *q, bool by_rank) {
     for (int i = 0; i < q->stages; i++) q->last[rank_of(q, q->order[i])] = i;
 }
 
+/* Sums over blocks before each one make the cost of any run of blocks a difference. */
 static void search_start(Search *q, const SplitModel *m, int stages, const int *rank_of_stage, double limit) {
     *q = (Search){
         .m = m, .blocks = m->blocks, .stages = stages, .rank_of_stage = rank_of_stage, .limit = limit};
@@ -274,6 +292,7 @@ static void search_free(Search *q) {
     free(q->activation);
 }
 
+/* Whether label a can stand for b: whatever is added to both, a ends no worse. */
 static bool covers(const Search *q, const Label *a, const double *used_a, const Label *b,
                    const double *used_b) {
     if (!no_larger(a->largest, b->largest) || !no_larger(a->squares, b->squares)) return false;
@@ -282,7 +301,8 @@ static bool covers(const Search *q, const Label *a, const double *used_a, const 
     return true;
 }
 
-/* Adds a label with q->trial as its use of memory. False: there are too many. */
+/* Adds a label with q->trial as its use of memory, unless one that is there covers it; those that it covers
+ * go. False: there are too many. */
 static bool front_add(const Search *q, Front *f, Label added) {
     size_t ranks = (size_t)q->ranks;
     for (int i = 0; i < f->count; i++)
@@ -325,6 +345,7 @@ static bool extend(Search *q, int taken, int first, int index, int reserved) {
     return true;
 }
 
+/* `reserved` blocks are kept for the stages that are still to come, so that none of them ends up without. */
 static bool search_run(Search *q) {
     int reserved = 0;
     for (int s = 0; s < q->stages; s++) reserved += least_blocks(q, s);
@@ -340,7 +361,8 @@ static bool search_run(Search *q) {
     return true;
 }
 
-/* The best complete split into s; false when there is none. */
+/* The best complete split into s; false when there is none. Found from the end by the labels that each one
+ * extends; stages were perhaps taken in another order, so counts come first and places after. */
 static bool search_best(const Search *q, Split *s) {
     const Front *f = front_at(q, q->stages, q->blocks);
     if (f->count == 0) return false;
@@ -367,7 +389,7 @@ static bool search_best(const Search *q, Split *s) {
 
 typedef enum Found { FOUND, FOUND_NONE, FOUND_TOO_MANY } Found;
 
-/* The best split within `limit` bytes a rank. */
+/* The best split within `limit` bytes a rank; 0: no limit, and then a search always finds one. */
 static Found find(Split *s, const SplitModel *m, const int *rank_of_stage, double limit) {
     Search q;
     search_start(&q, m, s->stages, rank_of_stage, limit);
@@ -402,6 +424,8 @@ double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_o
     return most;
 }
 
+/* The limit is looked at only when the best split of all breaks it: searching with memory takes longer by
+ * far. */
 ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_of_stage, Error *err) {
     *s = (Split){0};
     if (stages < 1 || stages > m->blocks + 2)
@@ -419,6 +443,7 @@ ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_
 
 /* ---- figures ---- */
 
+/* From units to stages. */
 void split_stage_costs(const Split *s, const StageCost *units, StageCost *stages) {
     for (int stage = 0; stage < s->stages; stage++) {
         StageCost sum = {0, 0, 0};

@@ -1,5 +1,16 @@
 /* Measured steps become timelines, and their mean costs a simulation: what is compared are two drawings of
- * the same cells. */
+ * the same cells.
+ *
+ *     traced actions of all ranks --> passes of one (kind, stage, microbatch) = a span   (timing_measured)
+ *         |                               |
+ *         |                               +--> mean seconds of each stage's F, I, W, B   (add_costs)
+ *         +--> median of messages' latencies   (latencies_of)       |
+ *                                                                   v
+ *     planned timeline, seconds, bubble <-- simulate, and the ends before and after the norm (timing_predict)
+ *
+ * Time that a rank waited for others is no cost of its own: it is cut off the front of each span, and comes
+ * back in the simulation, where waiting is what is to be explained. If the prediction is off, then what the
+ * simulator does not know of is what the step spends its time on. */
 #include "plan/timing.h"
 
 #include <math.h>
@@ -46,6 +57,8 @@ void timing_free(Timing *t) {
 
 static int rank_at(const Timing *t, int pipeline, int row) { return row * timing_pipelines(t) + pipeline; }
 
+/* Ranks of a pipeline are a mesh's apart: rows are places of the pipeline, and pipelines are what stands
+ * between them in the numbers of ranks. */
 static const TimedRank *rank_of(const Timing *t, int step, int pipeline, int row) {
     return &t->steps[step].ranks[rank_at(t, pipeline, row)];
 }
@@ -70,14 +83,16 @@ static SpanKind span_of(ActionKind kind) {
     return kind == ACT_BWD_IN ? SPAN_I : SPAN_W;
 }
 
-/* What a rank has done since `mark`, without what it waited, ends where it ended. */
+/* What a rank has done since `mark`, without what it waited, ends where it ended: waiting comes first, as the
+ * data that a pass needs is waited for before it. */
 static void close_span(Timeline *out, Span span, double mark, double waited) {
     span.start = MS * fmin(span.end, mark + waited);
     span.end *= MS;
     timeline_add(out, span);
 }
 
-/* Two spans, of which either may be empty. */
+/* Behind the last cell: up to the norm, and from there. Two spans, of which either may be empty. They are
+ * apart because all ranks meet in between. */
 static void add_end(const TimedRank *r, int from, int row, double mark, Timeline *out) {
     double waited = 0, end = mark;
     for (int part = BEFORE_NORM; part < ENDS; part++) {
@@ -96,6 +111,8 @@ static void add_end(const TimedRank *r, int from, int row, double mark, Timeline
     }
 }
 
+/* Passes over the units of a stage are actions of their own, and a cell here; what lies between two passes
+ * counts with the later one. */
 static void add_rank(const TimedRank *r, int row, Timeline *out) {
     double mark = r->count ? r->actions[0].start : 0, waited = 0;
     int from = 0;
@@ -131,6 +148,7 @@ void timing_measured(const Timing *t, int step, int pipeline, Timeline *out) {
     free(rank_of_stage);
 }
 
+/* Of the worst rank, as the simulator's bubble is. */
 StepFigures timing_figures(const Timing *t, int step) {
     StepFigures out = {.seconds = t->steps[step].seconds};
     for (int p = 0; p < timing_pipelines(t); p++) {
@@ -182,6 +200,8 @@ static void add_costs(const Timing *t, int pipeline, Costs *c) {
     }
 }
 
+/* Where backward passes run whole there is no I to measure: B stands for it, and the simulator takes B's own
+ * figure. */
 static void set_costs(const Costs *c, int stages, StageCost *costs, double *backward) {
     for (int s = 0; s < stages; s++) {
         const Mean *m = c->cells[s];
@@ -237,6 +257,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Not the mean: a rank that was not scheduled for a while makes single messages look slow. */
 static double median(Samples *s) {
     if (s->count == 0) return 0;
     qsort(s->values, (size_t)s->count, sizeof *s->values, ascending);
@@ -259,7 +280,8 @@ static void mark_made(const Schedule *s, const TimedRank *r, double *made) {
     }
 }
 
-/* From those messages that somebody waited for already when they were made. */
+/* From those messages that somebody waited for already when they were made: only these show how long a
+ * message takes, all others were hidden behind work. */
 static void sample_latencies(const Schedule *s, const TimedRank *r, int row, const double *made,
                              Samples *out) {
     const TimedAction *before = NULL;
@@ -308,6 +330,7 @@ static void measure_costs(Predicting *w, int pipeline) {
     free(c.ends);
 }
 
+/* In seconds in, in milliseconds out, as timelines are. */
 static ErrorCode simulate_pipeline(Predicting *w, int pipeline, Error *err) {
     Simulation sim;
     Timeline *line = &w->p->planned[pipeline];
@@ -357,6 +380,7 @@ static void set_bubble(Prediction *p) {
     }
 }
 
+/* One latency for all pipelines, since they share the links. */
 static ErrorCode predict(Predicting *w, Error *err) {
     Samples latencies = {0};
     ErrorCode code = OK;
@@ -399,6 +423,7 @@ void prediction_free(Prediction *p) {
     *p = (Prediction){0};
 }
 
+/* Both figures and their difference in one line, for the log and the report. */
 void timing_sentence(const Prediction *p, const StepFigures *measured, Text *out) {
     text_printf(
         out, "predicted %.4g s, measured %.4g s (%+.1f %%), bubble predicted %.1f %%, measured %.1f %%",
