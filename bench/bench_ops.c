@@ -99,7 +99,7 @@ static void fill_tensors(Bench *b) {
 static void product(Bench *b, bool ta, bool tb, int64_t m, int64_t n, int64_t k, bool weight) {
     Device *d = &b->d;
     OP(d, OP_GEMM, gemm, ta, tb, m, n, k, b->x, b->y, b->c, weight ? (void *)b->w : b->z,
-       weight ? DTYPE_F32 : b->c, n, weight);
+       weight ? DTYPE_F32 : b->c, n, weight, ONE_LEAF);
 }
 static void qkv(Bench *b) { product(b, false, true, b->t, 3 * HIDDEN, HIDDEN, false); }
 static void qkv_dx(Bench *b) { product(b, false, false, b->t, HIDDEN, 3 * HIDDEN, false); }
@@ -115,7 +115,7 @@ static void down_dw(Bench *b) { product(b, true, false, HIDDEN, INTER, b->t, tru
 static void head(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_GEMM, gemm, false, true, ROWS, VOCAB, HIDDEN, b->x, b->y, b->c, b->logits, DTYPE_F32, VOCAB,
-       false);
+       false, ONE_LEAF);
 }
 static void head_dx(Bench *b) { product(b, false, false, ROWS, HIDDEN, VOCAB, false); }
 static void head_dw(Bench *b) { product(b, true, false, VOCAB, HIDDEN, ROWS, true); }
@@ -139,7 +139,7 @@ static void rms(Bench *b) {
 static void rms_back(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_RMSNORM_BACKWARD, rmsnorm_backward, b->t, HIDDEN, b->x, b->w, b->loss, b->y, b->z, true, b->g,
-       b->c);
+       b->t, b->c);
 }
 static void rope(Bench *b) {
     Device *d = &b->d;
@@ -159,8 +159,8 @@ static void add(Bench *b) {
 }
 static void loss(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, &b->figures->scale,
-       b->loss, b->z, b->c);
+    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, WHOLE_VOCABULARY,
+       &b->figures->scale, b->loss, b->z, b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;

@@ -12,7 +12,7 @@
  *     allocated by operations after comm_set_mesh, but for a record of comm_combine larger than any before,
  *     and what comm_gather returns.
  *  3. Results do not depend on timing: fp32 sums are taken in one canonical tree over the ranks of the group
- *     (comm/tree.h), in one step or in two. Integer sums are exact (modulo 2^64).
+ *     (base/tree.h), in one step or in two. Integer sums are exact (modulo 2^64).
  *  4. Data crosses the network once: each rank sends and receives (n-1)/n of the data in an all-gather or a
  *     reduce-scatter, twice that in an all-reduce. The outer step of a sum in two steps is an all-reduce that
  *     sends more only where the tree needs it.

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "comm/comm.h"
 #include "comm/link.h"
-#include "comm/tree.h"
+#include "base/tree.h"
 #include "device/pool.h"
 
 enum {

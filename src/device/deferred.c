@@ -139,7 +139,7 @@ static void host_give(Device *d, void *host) {
 
 /* ---- ops whose arguments are all there is to copy ---- */
 
-/* EACH(m, (a, b), (c, d), ...) is m(a, b) m(c, d) ..., for up to 12. */
+/* EACH(m, (a, b), (c, d), ...) is m(a, b) m(c, d) ..., for up to 13. */
 #define EACH_1(m, p) m p
 #define EACH_2(m, p, ...) m p EACH_1(m, __VA_ARGS__)
 #define EACH_3(m, p, ...) m p EACH_2(m, __VA_ARGS__)
@@ -152,8 +152,9 @@ static void host_give(Device *d, void *host) {
 #define EACH_10(m, p, ...) m p EACH_9(m, __VA_ARGS__)
 #define EACH_11(m, p, ...) m p EACH_10(m, __VA_ARGS__)
 #define EACH_12(m, p, ...) m p EACH_11(m, __VA_ARGS__)
-#define COUNT(...) COUNT_OF(__VA_ARGS__, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
-#define COUNT_OF(a, b, c, d, e, f, g, h, i, j, k, l, n, ...) n
+#define EACH_13(m, p, ...) m p EACH_12(m, __VA_ARGS__)
+#define COUNT(...) COUNT_OF(__VA_ARGS__, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define COUNT_OF(a, b, c, d, e, f, g, h, i, j, k, l, m, n, ...) n
 #define JOIN(a, b) JOIN_AGAIN(a, b)
 #define JOIN_AGAIN(a, b) a##b
 #define EACH(m, ...) JOIN(EACH_, COUNT(__VA_ARGS__))(m, __VA_ARGS__)
@@ -182,7 +183,7 @@ static void host_give(Device *d, void *host) {
 #define PLAIN_OPS(X)                                                                                        \
     X(gemm, (bool, trans_a), (bool, trans_b), (int64_t, m), (int64_t, n), (int64_t, k), (const void *, a),  \
       (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (int64_t, ldc),                    \
-      (bool, accumulate))                                                                                   \
+      (bool, accumulate), (Leaves, leaves))                                                                 \
     X(embed_forward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, table),   \
       (void *, out), (Dtype, c))                                                                            \
     X(embed_backward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, dout),   \
@@ -190,11 +191,11 @@ static void host_give(Device *d, void *host) {
     X(rmsnorm_forward, (int64_t, tokens), (int64_t, hidden), (float, eps), (const void *, a),               \
       (const void *, b), (const float *, w), (void *, sum), (void *, y), (float *, rstd), (Dtype, c))       \
     X(rmsnorm_backward, (int64_t, tokens), (int64_t, hidden), (const void *, x), (const float *, w),        \
-      (const float *, rstd), (const void *, dy), (void *, dx), (bool, add), (float *, dw), (Dtype, c))      \
+      (const float *, rstd), (const void *, dy), (void *, dx), (bool, add), (float *, dw), (int64_t, leaf), (Dtype, c))      \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \
-    X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (Dtype, c))        \
+    X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, leaf), (Dtype, c))        \
     X(attention_forward, (AttentionShape, s), (const void *, qkv), (const int32_t *, first_key),            \
       (void *, out), (float *, lse), (Dtype, c))                                                            \
     X(attention_backward, (AttentionShape, s), (const void *, qkv), (const int32_t *, first_key),           \
@@ -206,9 +207,11 @@ static void host_give(Device *d, void *host) {
     X(swiglu_backward, (int64_t, tokens), (int64_t, inter), (const void *, gate_up), (const void *, dact),  \
       (void *, dgate_up), (void *, act), (Dtype, c))                                                        \
     X(add, (int64_t, n), (const void *, a), (const void *, b), (void *, out), (Dtype, c))                   \
+    X(loss_records, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),        \
+      (const int32_t *, targets), (VocabLeaves, leaves), (LossRecord *, records))                           \
     X(cross_entropy, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),       \
-      (const int32_t *, targets), (const float *, scale), (float *, loss), (void *, dlogits),               \
-      (Dtype, grad_type))                                                                                   \
+      (const int32_t *, targets), (VocabLeaves, leaves), (const float *, scale), (float *, loss),           \
+      (void *, dlogits), (Dtype, grad_type))                                                                \
     X(loss_sum, (int64_t, n), (const float *, losses), (LossSum *, into))                                   \
     X(adamw, (int64_t, n), (AdamW, a), (StateStore, s), (const OptimizerStep *, step), (float *, param),    \
       (const float *, grad), (void *, m), (void *, v), (uint16_t *, copy))                                  \

@@ -16,8 +16,9 @@
  *     build proves it.
  *  6. device/cpu/reference.c fills every slot in plain C; faster implementations override slots. Each
  *     override is tested against the reference, on odd shapes and tails.
- *  7. Results do not depend on the number of threads: work is cut into pieces that depend on shapes alone,
- *     and every sum has a fixed order.
+ *  7. Results do not depend on the number of threads, nor on how much of a tensor an op is given: what it
+ *     makes of a slice (of tokens, heads, outputs, logits) is the slice of what it makes of the whole, bit
+ *     for bit. Sums are cut by constants and by leaves (see Leaves), never by the length of a slice.
  *  8. Nothing is allocated in an op. Scratch comes from Device.scratch, whose size `scratch_bytes` tells in
  *     advance. It belongs to ON_COMPUTE: other streams take copies, uploads, downloads and sums of parts.
  *
@@ -56,7 +57,8 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(ATTENTION_DECODE, attention_decode)                                                              \
     X(SWIGLU_FORWARD, swiglu_forward)           X(SWIGLU_BACKWARD, swiglu_backward)                    \
     X(ADD, add)                                                                                        \
-    X(CROSS_ENTROPY, cross_entropy)             X(LOSS_SUM, loss_sum)                                  \
+    X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
+    X(LOSS_SUM, loss_sum)                                                                              \
     X(ADAMW, adamw)                             X(SGD, sgd)                                            \
     X(GRAD_STATS, grad_stats)                                                                          \
     X(FIXED_ADD, fixed_add)                     X(FIXED_TO_FLOAT, fixed_to_float)                      \
@@ -75,6 +77,42 @@ typedef struct AttentionShape {
     int64_t tokens;                /* T */
     int heads, kv_heads, head_dim; /* H, G, D */
 } AttentionShape;
+
+/* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
+ * leaf is summed by itself; the sums of leaves are added in the canonical tree of base/tree.h. A rank that
+ * holds some of the leaves gets their part of the tree (fp32, not yet rounded to c), and what the ranks have
+ * is added in the same tree, by sum_parts. Where one rank has all, the op does both. Degrees whose share of
+ * the leaves is a power of two agree in every bit.
+ *
+ * Of a product, leaves lie along the inner dimension. That may consist of runs, one after another, which are
+ * cut alike: leaf i is piece i of q, of k and of v, chained in this order. Pieces are `leaf` terms long, the
+ * last of a run may be shorter; every run has the same number of them. */
+enum { LEAF_RUNS = 3, LEAVES_MAX = 64 };
+typedef struct Leaves {
+    int runs; /* 0: one leaf */
+    struct {
+        int64_t length, leaf;
+    } run[LEAF_RUNS];
+} Leaves;
+#define ONE_LEAF ((Leaves){.runs = 0})
+
+/* Of the logits of a row that are in one leaf of the vocabulary. */
+typedef struct LossRecord {
+    float max;    /* the largest */
+    float target; /* the target's logit, if it is one of them */
+    double sum;   /* of exp(logit - max) */
+} LossRecord;
+
+/* Which logits of a row are here: first .. first+V-1 of the vocabulary, cut into leaves. With all of them here
+ * `first` is 0 and nobody needs records from elsewhere. */
+typedef struct VocabLeaves {
+    int64_t first;             /* a multiple of leaf */
+    int64_t leaf;              /* logits in a leaf, the last one may have fewer; 0: one leaf, of V */
+    int count;                 /* of leaves in the whole vocabulary; 0: those here are all */
+    const LossRecord *records; /* [count, R] of all leaves; NULL: the op makes them, since all are here */
+} VocabLeaves;
+
+#define WHOLE_VOCABULARY ((VocabLeaves){.count = 0})
 
 /* Of an optimizer, what stays as it is ... */
 typedef struct AdamW {
@@ -154,11 +192,14 @@ typedef struct Ops {
      *
      *     forward           Y[T,N]  = X[T,K] W[N,K]^T      gemm(0, 1, T, N, K, X, W, Y)
      *     input gradient    dX[T,K] = dY[T,N] W[N,K]       gemm(0, 0, T, K, N, dY, W, dX)
-     *     weight gradient   dW[N,K] += dY[T,N]^T X[T,K]    gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate) */
+     *     weight gradient   dW[N,K] += dY[T,N]^T X[T,K]    gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate)
+     *
+     * The product of a slice is the slice of the product, bit for bit: of rows of A, of columns of op(B), or of
+     * leaves of K (as leaves say). C is rounded once; with leaves and accumulate, C + their tree. */
     void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                  const void *a /* [M, K] or [K, M] ab_type */, const void *b /* [K, N] or [N, K] ab_type */,
                  Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,
-                 bool accumulate);
+                 bool accumulate, Leaves leaves);
 
     /* out[t] = table[ids[t]]. ids are checked by the loader, once, to be in [0, V). */
     void (*embed_forward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
@@ -174,12 +215,13 @@ typedef struct Ops {
                             const void *a /* [T, h] c */, const void *b /* [T, h] c or NULL */,
                             const float *w /* [h] */, void *sum /* [T, h] c or NULL */,
                             void *y /* [T, h] c or NULL */, float *rstd /* [T] */, Dtype c);
-    /* dx = (add ? dx : 0) + gradient through the norm; dw += sum over tokens (skipped when NULL); x is the
-     * normed input. */
+    /* dx = (add ? dx : 0) + gradient through the norm; dw[i] += sum over tokens i leaf .. (i+1) leaf - 1
+     * (skipped when NULL): a row for each leaf of tokens, to be added in the tree when all microbatches have
+     * been. x is the normed input. */
     void (*rmsnorm_backward)(Device *d, int64_t tokens, int64_t hidden, const void *x /* [T, h] c */,
                              const float *w /* [h] */, const float *rstd /* [T] */,
                              const void *dy /* [T, h] c */, void *dx /* [T, h] c */, bool add,
-                             float *dw /* [h] or NULL */, Dtype c);
+                             float *dw /* [ceil(T / leaf), h] or NULL */, int64_t leaf, Dtype c);
 
     /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints).
      * inverse rotates back: the gradient. cos_sin[p] = D/2 cosines, then D/2 sines.
@@ -191,9 +233,9 @@ typedef struct Ops {
     /* y[t] += bias. */
     void (*bias_forward)(Device *d, int64_t tokens, int64_t n, void *y /* [T, n] c */,
                          const float *bias /* [n] */, Dtype c);
-    /* db += sum over t of dy[t]. */
+    /* db[i] += sum of dy[t] over tokens i leaf .. (i+1) leaf - 1, as in rmsnorm_backward. */
     void (*bias_backward)(Device *d, int64_t tokens, int64_t n, const void *dy /* [T, n] c */,
-                          float *db /* [n] */, Dtype c);
+                          float *db /* [ceil(T / leaf), n] */, int64_t leaf, Dtype c);
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t; first_key never decreases.
      * The score matrix never exists whole; lse keeps log sum exp of each row, natural log.
@@ -227,11 +269,23 @@ typedef struct Ops {
 
     /* Cross-entropy of R `rows` tokens, fused with its gradient:
      * loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target < 0 (ignored). With dlogits:
-     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. */
+     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits.
+     *
+     * The vocabulary may be cut over ranks, V the logits that are here. Then each makes records of its leaves
+     * (loss_records), all get those of all (16 bytes a row and leaf), and from the same records the same loss
+     * and the gradient of their own logits: with M the largest max and S the tree over leaves of
+     * sum exp(max - M), in double, the loss is M + log S - target. On one rank the op makes the same records
+     * by itself, row by row, while the row is in cache. Logits never travel.
+     * Shoeybi et al., "Megatron-LM", 2019 (parallel cross-entropy). */
+    void (*loss_records)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
+                         Dtype logits_type, const int32_t *targets /* [R] */,
+                         VocabLeaves leaves /* records: unused */,
+                         LossRecord *records /* [leaves here, R] */);
     void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
-                          Dtype logits_type, const int32_t *targets /* [R] */,
-                          const float *scale /* [1]; NULL without dlogits */, float *loss /* [R] */,
-                          void *dlogits /* [R, V] grad_type or NULL */, Dtype grad_type);
+                          Dtype logits_type, const int32_t *targets /* [R], in the whole vocabulary */,
+                          VocabLeaves leaves, const float *scale /* [1]; NULL without dlogits */,
+                          float *loss /* [R] */, void *dlogits /* [R, V] grad_type or NULL */,
+                          Dtype grad_type);
     /* into += losses, without rounding: neither order nor grouping can show. */
     void (*loss_sum)(Device *d, int64_t n, const float *losses /* [n] */, LossSum *into);
 
@@ -299,6 +353,7 @@ struct DeviceNeeds {
     Dtype compute;
     int64_t tokens, hidden, intermediate, vocab, logits_rows;
     AttentionShape attention;
+    int leaves; /* the most of a product; 0 is 1 */
 };
 
 /* ---- streams, events, memory ---- */

@@ -120,7 +120,7 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
 }
 
 /* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the
- * canonical tree (comm/tree.h), unless other microbatches are added between the two. */
+ * canonical tree (base/tree.h), unless other microbatches are added between the two. */
 static void describe_crossing(const Config *c, int ranks, int shards, char *out, size_t size) {
     GradientSync sync = (GradientSync)c->train.gradient_sync;
     if (sync == SYNC_REPLICA && shards == 1) sync = SYNC_STEP;

@@ -4,54 +4,14 @@
  *     test_ops [BACKEND]     one of them: avx2, portable, deferred, ... */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
+#include "support/devices.h"
 
-#include "base/rng.h"
-#include "device/cpu/cpu.h"
 #include "device/cpu/gemm.h"
-#include "device/pool.h"
+#include "device/cpu/optimised.h"
 
-/* ---- tensors ---- */
-
-enum { KEPT = 64 };
-static void *kept[KEPT];
-static int kept_count;
-
-/* Exactly n elements, so that the address sanitizer sees every step too far. Freed by drop_all. */
-static void *tensor(int64_t n, Dtype t) {
-    assert_true(kept_count < KEPT);
-    void *p = malloc((size_t)n * dtype_bytes(t));
-    assert_non_null(p);
-    memset(p, 0x7f, (size_t)n * dtype_bytes(t));
-    return kept[kept_count++] = p;
-}
-
-static void drop_all(void) {
-    while (kept_count > 0) free(kept[--kept_count]);
-}
-
-static uint64_t next_number;
-static float draw(float lo, float hi) { return lo + (hi - lo) * (float)rng_uniform(42, next_number++); }
-
-static void *random_tensor(int64_t n, Dtype t, float lo, float hi) {
-    void *p = tensor(n, t);
-    for (int64_t i = 0; i < n; i++) tensor_set(p, i, t, draw(lo, hi));
-    return p;
-}
-
-static void *copy_of(const void *from, int64_t n, Dtype t) {
-    void *p = tensor(n, t);
-    memcpy(p, from, (size_t)n * dtype_bytes(t));
-    return p;
-}
+static Device reference;
 
 /* How far two ways to compute a tensor may be apart, in Frobenius norms:
  *  - of the numbers themselves, 64 roundings of fp32 (exponentials by polynomials and the like), or one to
@@ -84,81 +44,8 @@ static void assert_near(const char *what, const Device *d, const void *got, cons
     assert_sums(what, d, got, want, n, t, 0, 0);
 }
 
-static void assert_bits(const char *what, const Device *d, const void *got, const void *want, int64_t n,
-                        Dtype t) {
-    if (memcmp(got, want, (size_t)n * dtype_bytes(t)) != 0) fail_msg("%s, %s: bits differ", d->name, what);
-}
-
-/* ---- devices ---- */
-
-static Device reference;
-
-static void open_device(Device *d, const char *kind, int threads) {
-    Error err;
-    if (device_open_cpu(d, kind, threads, &err) != OK) fail_msg("%s: %s", kind ? kind : "auto", err.message);
-}
-
-static void set_scratch(Device *d, const DeviceNeeds *needs) {
-    free(d->scratch);
-    d->scratch_size = d->ops.scratch_bytes(d, needs);
-    d->scratch = NULL;
-    assert_int_equal(posix_memalign((void **)&d->scratch, POOL_ALIGN, d->scratch_size + 1), 0);
-    memset(d->scratch, 0xff, d->scratch_size);
-}
-
-static void close_device(Device *d) {
-    free(d->scratch);
-    device_close(d);
-}
-
-static DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
-    return (DeviceNeeds){.compute = c,
-                         .tokens = tokens,
-                         .hidden = hidden,
-                         .intermediate = hidden,
-                         .vocab = 1,
-                         .logits_rows = 1,
-                         .attention = {tokens, 1, 1, 2}};
-}
-
-/* An op that has ended: the tensors of these tests are the host's own memory. */
-#define RUN(d, slot, ...)                                                   \
-    do {                                                                    \
-        (d)->ops.slot((d), __VA_ARGS__);                                    \
-        device_finish((d), device_mark((d), device_stream()), WAIT_RESULT); \
-    } while (0)
-
-static const char DEFERRED[] = "deferred";
-static const char *only; /* the one backend to test; NULL: all that run here */
-
-/* Whether it runs here. */
-static bool open_backend(Device *d, const char *name, int threads) {
-    Error err;
-    bool deferred = strcmp(name, DEFERRED) == 0;
-    if (device_open_cpu(d, deferred ? NULL : name, threads, &err) == ERR_UNAVAILABLE) return false;
-    if (deferred) device_defer(d, 11);
-    return true;
-}
-
-static void on_one(const char *name, void (*check)(Device *d, Dtype c)) {
-    Device d;
-    if ((only && strcmp(only, name) != 0) || !open_backend(&d, name, 2)) return;
-    for (int c = DTYPE_F32; c <= DTYPE_BF16; c++) {
-        next_number = 0; /* the same numbers, whatever has run before */
-        check(&d, (Dtype)c);
-    }
-    close_device(&d);
-}
-
-/* Runs a check on every backend, with two threads, in both dtypes. */
-static void on_all(void (*check)(Device *d, Dtype c)) {
-    for (int i = 1; strcmp(device_kind(i), "reference") != 0; i++) on_one(device_kind(i), check);
-    on_one(DEFERRED, check);
-}
-
 static const int64_t token_counts[] = {1, 3, 17, 65, 257};
 static const int64_t widths[] = {1, 24, 40, 64, 100, 521};
-#define EACH(item, list) for (const int64_t *item = list; item < list + sizeof list / sizeof *list; item++)
 
 /* ---- products ---- */
 
@@ -168,8 +55,8 @@ static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, 
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1),
          *got = random_tensor(m * ldc, c, -1, 1);
     void *want = copy_of(got, m * ldc, c);
-    gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate);
-    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate);
+    gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, ONE_LEAF);
+    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate, ONE_LEAF);
     assert_sums("gemm", d, got, want, m * ldc, c, (double)k, 1);
     drop_all();
 }
@@ -192,8 +79,9 @@ static void check_gemm_op(Device *d, Dtype c) {
             int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
             void *a = random_tensor(m * k, c, -1, 1), *b = random_tensor(k * n, c, -1, 1);
             float *got = random_tensor(m * n, DTYPE_F32, -1, 1), *want = copy_of(got, m * n, DTYPE_F32);
-            RUN(d, gemm, bits & 1, bits & 2, m, n, k, a, b, c, got, DTYPE_F32, n, bits & 4);
-            RUN(&reference, gemm, bits & 1, bits & 2, m, n, k, a, b, c, want, DTYPE_F32, n, bits & 4);
+            RUN(d, gemm, bits & 1, bits & 2, m, n, k, a, b, c, got, DTYPE_F32, n, bits & 4, ONE_LEAF);
+            RUN(&reference, gemm, bits & 1, bits & 2, m, n, k, a, b, c, want, DTYPE_F32, n, bits & 4,
+                ONE_LEAF);
             assert_sums("gemm", d, got, want, m * n, DTYPE_F32, (double)k, 1);
             drop_all();
         }
@@ -205,7 +93,7 @@ static void test_gemm_refuses_native(void **state) {
     Gemm *g = NULL;
     Error err;
     if (gemm_native_possible()) skip();
-    assert_int_equal(gemm_open(&g, true, 1, &err), ERR_UNAVAILABLE);
+    assert_int_equal(gemm_open(&g, &kernels_portable, true, 1, &err), ERR_UNAVAILABLE);
     assert_null(g);
     assert_non_null(strstr(err.message, "AVX-512"));
 }
@@ -220,9 +108,9 @@ static void test_gemm(void **state) {
     open_device(&d, NULL, 2);
     for (int native = 0; native < ways; native++) {
         Gemm *g = NULL;
-        assert_int_equal(gemm_open(&g, native != 0, 2, &err), OK);
+        assert_int_equal(gemm_open(&g, optimised_of(&d)->kernels, native != 0, 2, &err), OK);
         free(d.scratch);
-        d.scratch_size = gemm_scratch_bytes(native != 0, DTYPE_BF16);
+        d.scratch_size = gemm_scratch_bytes(4, native != 0, DTYPE_BF16, 1);
         d.scratch = malloc(d.scratch_size + 1);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
             for (int bits = 0; bits < 16; bits++) {
@@ -244,7 +132,8 @@ static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dt
         void *out = tensor(m * n, c);
         memset(out, 0, (size_t)(m * n) * dtype_bytes(c));
         d->threads = t + 1;
-        gemm_run(g[t], d, shape[0] != 0, shape[1] != 0, m, n, k, a, b, ab, out, c, n, shape[0] != 0);
+        gemm_run(g[t], d, shape[0] != 0, shape[1] != 0, m, n, k, a, b, ab, out, c, n, shape[0] != 0,
+                 ONE_LEAF);
         if (first)
             assert_bits("gemm with other threads", d, out, first, m * n, c);
         else
@@ -266,9 +155,10 @@ static void test_gemm_threads(void **state) {
     open_device(&d, NULL, 4);
     for (int native = 0; native < ways; native++) {
         Gemm *g[4] = {NULL};
-        for (int t = 0; t < 4; t++) assert_int_equal(gemm_open(&g[t], native != 0, t + 1, &err), OK);
+        for (int t = 0; t < 4; t++)
+            assert_int_equal(gemm_open(&g[t], optimised_of(&d)->kernels, native != 0, t + 1, &err), OK);
         free(d.scratch);
-        d.scratch_size = gemm_scratch_bytes(native != 0, DTYPE_BF16);
+        d.scratch_size = gemm_scratch_bytes(4, native != 0, DTYPE_BF16, 1);
         d.scratch = malloc(d.scratch_size + 1);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
             if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32);
@@ -281,12 +171,6 @@ static void test_gemm_threads(void **state) {
 }
 
 /* ---- embedding, bias, elements ---- */
-
-static int32_t *random_ints(int64_t n, int32_t below) {
-    int32_t *p = tensor(n, DTYPE_F32);
-    for (int64_t i = 0; i < n; i++) p[i] = (int32_t)(rng_u64(7, next_number++) % (uint64_t)below);
-    return p;
-}
 
 static void check_embed(Device *d, Dtype c) {
     EACH(t, token_counts) EACH(h, widths) {
@@ -313,8 +197,8 @@ static void check_bias(Device *d, Dtype c) {
         void *y = random_tensor(*t * *h, c, -1, 1), *y2 = copy_of(y, *t * *h, c);
         float *bias = random_tensor(*h, DTYPE_F32, -1, 1), *db = copy_of(bias, *h, DTYPE_F32),
               *db2 = copy_of(bias, *h, DTYPE_F32);
-        RUN(d, bias_backward, *t, *h, y, db, c);
-        reference.ops.bias_backward(&reference, *t, *h, y, db2, c);
+        RUN(d, bias_backward, *t, *h, y, db, *t, c);
+        reference.ops.bias_backward(&reference, *t, *h, y, db2, *t, c);
         assert_sums("bias_backward", d, db, db2, *h, DTYPE_F32, (double)*t, 1);
         RUN(d, bias_forward, *t, *h, y, bias, c);
         reference.ops.bias_forward(&reference, *t, *h, y2, bias, c);
@@ -409,11 +293,11 @@ static void check_rmsnorm_backward(Device *d, Dtype c, int64_t t, int64_t h, boo
     float *w = random_tensor(h, DTYPE_F32, 0.5f, 1.5f), *rstd = random_tensor(t, DTYPE_F32, 0.8f, 1.2f);
     void *dx = random_tensor(t * h, c, -1, 1), *dx2 = copy_of(dx, t * h, c), *dx3 = copy_of(dx, t * h, c);
     float *dw = random_tensor(h, DTYPE_F32, -1, 1), *dw2 = copy_of(dw, h, DTYPE_F32);
-    RUN(d, rmsnorm_backward, t, h, x, w, rstd, dy, dx, add, dw, c);
-    reference.ops.rmsnorm_backward(&reference, t, h, x, w, rstd, dy, dx2, add, dw2, c);
+    RUN(d, rmsnorm_backward, t, h, x, w, rstd, dy, dx, add, dw, t, c);
+    reference.ops.rmsnorm_backward(&reference, t, h, x, w, rstd, dy, dx2, add, dw2, t, c);
     assert_sums("rmsnorm dx", d, dx, dx2, t * h, c, (double)h, 1);
     assert_sums("rmsnorm dw", d, dw, dw2, h, DTYPE_F32, (double)t, 1);
-    RUN(d, rmsnorm_backward, t, h, x, w, rstd, dy, dx3, add, NULL, c);
+    RUN(d, rmsnorm_backward, t, h, x, w, rstd, dy, dx3, add, NULL, t, c);
     assert_bits("rmsnorm dx without dw", d, dx3, dx, t * h, c);
 }
 
@@ -577,17 +461,19 @@ static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, Dt
     int32_t *targets = random_ints(rows, (int32_t)vocab);
     if (rows > 2) targets[1] = -1;
     float *loss = tensor(rows, DTYPE_F32), *loss2 = tensor(rows, DTYPE_F32);
-    reference.ops.cross_entropy(&reference, rows, vocab, logits, logits_type, targets, &(float){0.125f},
-                                loss2, grad2, grad_type);
-    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, &(float){0.125f}, loss, grad, grad_type);
+    reference.ops.cross_entropy(&reference, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY,
+                                &(float){0.125f}, loss2, grad2, grad_type);
+    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, loss,
+        grad, grad_type);
     assert_losses(d, loss, loss2, rows);
     assert_sums("loss gradient", d, grad, grad2, n, grad_type, 12, 0.125 / sqrt((double)vocab));
     memset(loss, 0, (size_t)rows * sizeof *loss);
-    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, &(float){0.125f}, loss, NULL, grad_type);
+    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, loss,
+        NULL, grad_type);
     assert_losses(d, loss, loss2, rows);
     if (grad_type == logits_type) {
-        RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, &(float){0.125f}, loss, logits,
-            grad_type);
+        RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f},
+            loss, logits, grad_type);
         assert_bits("loss gradient in place", d, logits, grad, n, grad_type);
     }
     drop_all();
@@ -610,7 +496,7 @@ static void check_nan_loss(Device *d, Dtype c) {
         float loss = 0;
         int32_t target = 5;
         tensor_set(logits, at, c, NAN);
-        RUN(d, cross_entropy, 1, 100, logits, c, &target, &(float){1}, &loss, grad, c);
+        RUN(d, cross_entropy, 1, 100, logits, c, &target, WHOLE_VOCABULARY, &(float){1}, &loss, grad, c);
         assert_true(isnan(loss));
         drop_all();
     }
@@ -1076,7 +962,8 @@ static void norm_backward(const float *x, const float *dy, float *dx) {
     const float *w = x + NORM_T * NORM_H;
     reference.ops.rmsnorm_forward(&reference, NORM_T, NORM_H, 1e-5f, x, NULL, w, NULL, y, rstd, DTYPE_F32);
     memset(dw, 0, NORM_H * sizeof *dw);
-    reference.ops.rmsnorm_backward(&reference, NORM_T, NORM_H, x, w, rstd, dy, dx, false, dw, DTYPE_F32);
+    reference.ops.rmsnorm_backward(&reference, NORM_T, NORM_H, x, w, rstd, dy, dx, false, dw, NORM_T,
+                                   DTYPE_F32);
 }
 
 static const AttentionShape probe_shape = {7, 4, 2, 8};
@@ -1116,7 +1003,8 @@ static void rope_backward(const float *x, const float *dy, float *dx) { (void)x,
 /* The loss is the only output; its gradient for weight w is w times the stored one. */
 static void loss_run(const float *x, float *loss, float *dx, float scale) {
     static const int32_t target = 4;
-    reference.ops.cross_entropy(&reference, 1, 19, x, DTYPE_F32, &target, &scale, loss, dx, DTYPE_F32);
+    reference.ops.cross_entropy(&reference, 1, 19, x, DTYPE_F32, &target, WHOLE_VOCABULARY, &scale, loss, dx,
+                                DTYPE_F32);
 }
 static void loss_forward(const float *x, float *y) { loss_run(x, y, NULL, 1); }
 static void loss_backward(const float *x, const float *dy, float *dx) {
@@ -1160,8 +1048,8 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     RUN(d, attention_backward, s, qkv, first, r->out, r->lse, r->out, r->dqkv, c);
     float *w = tensor(width, DTYPE_F32);
     RUN(d, fill, width, 1, w);
-    RUN(d, rmsnorm_backward, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, c);
-    RUN(d, bias_backward, t, width, r->dqkv, r->db, c);
+    RUN(d, rmsnorm_backward, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, t, c);
+    RUN(d, bias_backward, t, width, r->dqkv, r->db, t, c);
     RUN(d, embed_backward, t, width, ids, r->dqkv, r->dtable, c);
     RUN(d, grad_stats, 9 * width, r->dtable, 2, &(double){1}, &r->stats);
 }
@@ -1227,14 +1115,16 @@ static void test_profile(void **state) {
     (void)state;
     Device d;
     open_device(&d, NULL, 1);
+    DeviceNeeds needs = small_needs(DTYPE_F32, 2, 2);
+    set_scratch(&d, &needs);
     float a[4] = {1, 2, 3, 4}, out[4];
     d.profiling = true;
     OP(&d, OP_ADD, add, 4, a, a, out, DTYPE_F32);
-    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false);
+    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false, ONE_LEAF);
     assert_int_equal(d.profile[OP_ADD].calls, 1);
     assert_true(d.profile[OP_GEMM].flops >= 16 && d.profile[OP_GEMM].flops <= 16);
     assert_true(out[0] >= 7 && out[0] <= 7);
-    device_close(&d);
+    close_device(&d);
 }
 
 static void test_peak(void **state) {

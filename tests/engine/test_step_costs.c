@@ -127,7 +127,7 @@ static void test_waits(void **state) {
         assert_int_equal(costs_of(c, seed).waits, c->clip_norm > 2 && isfinite(c->clip_norm) ? 2 : 1);
 }
 
-/* What libraries take they give back: oneDNN packs operands of fp32 products into memory of its own. */
+/* What libraries take they give back: oneDNN packs operands of products into memory of its own. */
 static void test_allocations(void **state) {
     (void)state;
     if (!COUNTS_ALLOCATIONS) skip();

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "base/tree.h"
 #include "device/device.h"
 
 #define HEAD_DIM_MAX 256
@@ -64,12 +65,8 @@ static inline uint16_t bf16_round_by(float f, uint32_t bits) {
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Where a block of n parts is split in two: the largest power of two below n (n > 1). */
-static inline int tree_split(int n) {
-    int half = 1;
-    while (2 * half < n) half *= 2;
-    return half;
-}
+/* How many pieces of `leaf` there are in n, the last one perhaps shorter. */
+static inline int64_t leaves_of(int64_t n, int64_t leaf) { return (n + leaf - 1) / leaf; }
 
 /* memory.c */
 void *cpu_take(Device *d, size_t bytes);

@@ -1,20 +1,20 @@
 /* Matrix products.
  *
- * oneDNN runs a product that is called inside a parallel region on the calling thread alone. We cut the
- * result into tiles by shape, give each to whichever thread is free, and let oneDNN do one tile: K is then
- * never split between threads, which oneDNN does by itself when there are more threads than tiles, with other
- * bits for other numbers of threads.
+ * The result is cut into tiles, each given to whichever thread is free; the inner dimension is never split
+ * between threads. There are two ways to make a tile:
  *
- * fp32 takes dnnl_sgemm. bf16 has two ways:
+ *     packed     our own kernels (product.h), for fp32, and for bf16 that is widened as it is packed. An
+ *                element's bits do not depend on the tile it is in, so that the grid may depend on anything.
+ *     native     bf16 by oneDNN's matmul primitives, where the processor has bf16 instructions: one for each
+ *                tile shape, made on the first use of a shape, run with scratchpads and memory objects of
+ *                each thread, since a primitive may run on several threads at once only if nothing is shared.
+ *                oneDNN runs a primitive that is called inside a parallel region on the calling thread alone.
+ *                That bits do not depend on a tile's shape is measured there, not proved: test_slices.
  *
- *     native    cached matmul primitives, one for each tile shape; made on the first use of a shape, run with
- *               scratchpads and memory objects of each thread, since a primitive may run on several threads
- *               at once only if nothing is shared;
- *     widened   panels of both operands become fp32 in scratch; a long K is cut into fixed pieces that add up
- *               in fp32.
+ * Where the inner dimension is cut into leaves (device.h), the fp32 sums of a tile's leaves are added in the
+ * canonical tree, in memory of the thread; where C is bf16, it is rounded once, after that.
  *
- * After the first use of a shape nothing is allocated here. oneDNN itself packs the operands of dnnl_sgemm
- * into memory that it takes and gives back within the call. */
+ * After the first use of a shape nothing is allocated here. */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -24,8 +24,6 @@
 #include "base/text.h"
 #include "device/cpu/cpu.h"
 
-enum { PANEL_M = 1024, PANEL_N = 1024, PANEL_K = 2048 };
-
 /* A product, or a tile of one: operands by address and row length, as stored. */
 typedef struct Product {
     bool trans_a, trans_b, accumulate;
@@ -34,6 +32,7 @@ typedef struct Product {
     void *c;
     int64_t lda, ldb, ldc;
     Dtype ab_type, c_type;
+    Leaves leaves;
 } Product;
 
 typedef struct Primitive {
@@ -45,6 +44,7 @@ typedef struct Primitive {
 struct Gemm {
     bool native;
     int threads;
+    const Kernels *kernels;
     dnnl_engine_t engine;
     dnnl_stream_t *streams; /* [threads] */
     Primitive *cache;
@@ -55,6 +55,11 @@ struct Gemm {
 
 /* ---- tiles ---- */
 
+typedef struct Grid {
+    int64_t rows, cols; /* of a tile */
+    int64_t down, across;
+} Grid;
+
 static int64_t pieces_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 /* Length of pieces of n near `size`, of nearly equal length, a multiple of `step`. */
@@ -63,126 +68,179 @@ static int64_t piece_length(int64_t n, int64_t size, int64_t step) {
     return (each + step - 1) / step * step;
 }
 
-static Product tile_of(const Product *p, int64_t i, int64_t j, int64_t rows, int64_t cols) {
+/* Element (i, j) of C and what it is made of, from term k on. */
+static Product moved(const Product *p, int64_t i, int64_t j, int64_t k) {
     Product t = *p;
-    t.m = min_i64(rows, p->m - i);
-    t.n = min_i64(cols, p->n - j);
-    t.a = tensor_at(p->a, p->trans_a ? i : i * p->lda, p->ab_type);
-    t.b = tensor_at(p->b, p->trans_b ? j * p->ldb : j, p->ab_type);
+    t.a = tensor_at(p->a, p->trans_a ? k * p->lda + i : i * p->lda + k, p->ab_type);
+    t.b = tensor_at(p->b, p->trans_b ? j * p->ldb + k : k * p->ldb + j, p->ab_type);
     t.c = tensor_to(p->c, i * p->ldc + j, p->c_type);
     return t;
 }
 
-/* ---- fp32 ---- */
-
-static void product_f32(const Product *p) {
-    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
-                                      p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
-    CHECK(status == dnnl_success);
+/* Tiles are numbered down the columns: neighbours share the columns of B. */
+static Product tile_of(const Product *p, const Grid *g, int64_t number) {
+    int64_t i = number % g->down * g->rows, j = number / g->down * g->cols;
+    Product t = moved(p, i, j, 0);
+    t.m = min_i64(g->rows, p->m - i);
+    t.n = min_i64(g->cols, p->n - j);
+    return t;
 }
 
-/* Large tiles, since each packs its operands anew, but enough of them for a few threads. oneDNN takes a way
- * without packing for results below about a million elements, which is slow where A is transposed and its
- * rows are long: there tiles are larger. */
-static void tile_size(const Product *p, int64_t *rows, int64_t *cols) {
-    enum { ENOUGH = 8, LONG = 2048 };
-    bool large = p->trans_a && p->m >= LONG;
-    *rows = piece_length(p->m, !large ? 512 : p->m >= 2 * LONG ? 2048 : 1024, 16);
-    *cols = piece_length(p->n, 768, 48);
-    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH)
-        *rows = piece_length(p->m, 256, 16);
-    if (!large && pieces_of(p->m, *rows) * pieces_of(p->n, *cols) < ENOUGH)
-        *cols = piece_length(p->n, 384, 48);
+/* ---- leaves ---- */
+
+static int64_t leaf_count(const Leaves *l) {
+    return l->runs ? pieces_of(l->run[0].length, l->run[0].leaf) : 1;
 }
 
-static void tiled_f32(int threads, const Product *p) {
-    int64_t rows, cols;
-    tile_size(p, &rows, &cols);
-    int64_t down = pieces_of(p->m, rows), across = pieces_of(p->n, cols);
-#pragma omp parallel num_threads(threads)
-    {
-        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < down * across; t++) {
-            Product tile = tile_of(p, t % down * rows, t / down * cols, rows, cols);
-            product_f32(&tile);
-        }
+/* The sum of one leaf of a tile into fp32 `to` (rows `row` apart), with what stands there if `add`. */
+typedef struct LeafWork LeafWork;
+struct LeafWork {
+    Gemm *g;
+    Product tile;
+    void (*run)(const LeafWork *w, const Product *piece);
+    float *room; /* PRODUCT_ROOM floats of this thread */
+};
+
+/* Piece `leaf` of every run, chained in the order of the runs. */
+static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64_t row) {
+    const Leaves *l = &w->tile.leaves;
+    int64_t start = 0;
+    for (int r = 0; r < max_i64(1, l->runs); r++) {
+        int64_t length = l->runs ? l->run[r].length : w->tile.k, each = l->runs ? l->run[r].leaf : length;
+        Product piece = moved(&w->tile, 0, 0, start + leaf * each);
+        piece.k = min_i64(each, length - leaf * each);
+        piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
+        piece.accumulate = add || r > 0;
+        w->run(w, &piece);
+        start += length;
     }
 }
 
-/* ---- bf16 through fp32 panels ---- */
+static void add_rows(const LeafWork *w, float *to, int64_t row, const float *what) {
+    for (int64_t i = 0; i < w->tile.m; i++)
+        w->g->kernels->add(w->tile.n, to + i * row, what + i * w->tile.n, to + i * row, DTYPE_F32);
+}
 
-/* rows x cols from `from` (rows `stride` apart) to a contiguous fp32 panel. */
-static void widen(Device *d, const void *from, int64_t stride, int64_t rows, int64_t cols, float *to) {
-#pragma omp parallel for num_threads(d->threads) schedule(static)
-    for (int64_t i = 0; i < rows; i++) {
-        const uint16_t *row = (const uint16_t *)from + i * stride;
-        for (int64_t j = 0; j < cols; j++) to[i * cols + j] = bf16_widen(row[j]);
+/* Leaves first .. first+count-1 in the canonical tree. `rest` has a tile for each level below this one: the
+ * right half waits in the first of them. */
+static void tree_of_leaves(const LeafWork *w, int64_t first, int64_t count, float *to, int64_t row,
+                           float *rest) {
+    if (count == 1) {
+        leaf_sum(w, first, false, to, row);
+        return;
     }
+    int64_t half = tree_half((int)count);
+    tree_of_leaves(w, first, half, to, row, rest);
+    tree_of_leaves(w, first + half, count - half, rest, w->tile.n, rest + w->tile.m * w->tile.n);
+    add_rows(w, to, row, rest);
 }
 
-static void narrow(Device *d, const float *from, int64_t rows, int64_t cols, uint16_t *to, int64_t stride) {
-#pragma omp parallel for num_threads(d->threads) schedule(static)
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j++) to[i * stride + j] = bf16_round(from[i * cols + j]);
+static int levels_of(int64_t leaves) {
+    int levels = 0;
+    while (INT64_C(1) << levels < leaves) levels++;
+    return levels;
 }
 
-typedef struct Panels {
-    float *a, *b, *c;
-    int64_t a_row, a_piece; /* what panel a holds now, so that a short A is widened once */
-} Panels;
+/* Tiles of fp32 that a thread needs beside C: where C is bf16, one for its sums; where it is to be added to a
+ * tree, one for the tree; and the levels of that. */
+static int tiles_beside(const Product *p) {
+    int64_t leaves = leaf_count(&p->leaves);
+    return (p->c_type != DTYPE_F32 || (p->accumulate && leaves > 1)) + levels_of(leaves);
+}
 
-static void widen_operands(Device *d, const Product *p, int64_t i, int64_t j, int64_t q, Product *piece,
-                           Panels *w) {
-    int64_t k = piece->k;
-    if (w->a_row != i || w->a_piece != q) {
-        if (p->trans_a)
-            widen(d, (const uint16_t *)p->a + q * p->lda + i, p->lda, k, piece->m, w->a);
+static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
+    const Product *t = &w->tile;
+    for (int64_t i = 0; i < t->m; i++) {
+        void *row = tensor_to(c, i * t->ldc, t->c_type);
+        if (load)
+            w->g->kernels->cast(t->n, row, t->c_type, sum + i * t->n, DTYPE_F32);
         else
-            widen(d, (const uint16_t *)p->a + i * p->lda + q, p->lda, piece->m, k, w->a);
-        w->a_row = i;
-        w->a_piece = q;
+            w->g->kernels->cast(t->n, sum + i * t->n, DTYPE_F32, row, t->c_type);
     }
-    if (p->trans_b)
-        widen(d, (const uint16_t *)p->b + j * p->ldb + q, p->ldb, piece->n, k, w->b);
-    else
-        widen(d, (const uint16_t *)p->b + q * p->ldb + j, p->ldb, k, piece->n, w->b);
-    piece->lda = p->trans_a ? piece->m : k;
-    piece->ldb = p->trans_b ? k : piece->n;
 }
 
-/* One panel of C: the sum of its pieces of K. */
-static void widened_panel(Device *d, const Product *p, int64_t i, int64_t j, Panels *w) {
-    Product piece = *p;
-    piece.m = min_i64(PANEL_M, p->m - i);
-    piece.n = min_i64(PANEL_N, p->n - j);
-    piece.a = w->a;
-    piece.b = w->b;
-    bool direct = p->c_type == DTYPE_F32;
-    piece.c = direct ? (float *)p->c + i * p->ldc + j : w->c;
-    piece.ldc = direct ? p->ldc : piece.n;
-    piece.ab_type = piece.c_type = DTYPE_F32;
-    uint16_t *c16 = direct ? NULL : (uint16_t *)p->c + i * p->ldc + j;
-    if (!direct && p->accumulate) widen(d, c16, p->ldc, piece.m, piece.n, w->c);
-    for (int64_t q = 0; q < p->k; q += PANEL_K) {
-        piece.k = min_i64(PANEL_K, p->k - q);
-        piece.accumulate = p->accumulate || q > 0;
-        widen_operands(d, p, i, j, q, &piece, w);
-        tiled_f32(d->threads, &piece);
+/* One leaf: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. */
+static void sum_tile(const LeafWork *w, float *beside) {
+    const Product *t = &w->tile;
+    int64_t leaves = leaf_count(&t->leaves), tile = t->m * t->n;
+    bool direct = t->c_type == DTYPE_F32;
+    float *to = direct ? t->c : beside;
+    int64_t row = direct ? t->ldc : t->n;
+    if (!direct && t->accumulate) cast_rows(w, t->c, to, true);
+    if (!direct) beside += tile;
+    if (leaves == 1) {
+        leaf_sum(w, 0, t->accumulate, to, row);
+    } else if (t->accumulate) {
+        tree_of_leaves(w, 0, leaves, beside, t->n, beside + tile);
+        add_rows(w, to, row, beside);
+    } else {
+        tree_of_leaves(w, 0, leaves, to, row, beside);
     }
-    if (!direct) narrow(d, w->c, piece.m, piece.n, c16, p->ldc);
+    if (!direct) cast_rows(w, t->c, to, false);
 }
 
-static void widened(const Gemm *g, Device *d, const Product *p) {
-    CHECK(d->scratch_size >= gemm_scratch_bytes(g->native, DTYPE_BF16));
-    Panels w = {.a = (float *)(void *)d->scratch, .a_row = -1, .a_piece = -1};
-    w.b = w.a + PANEL_M * PANEL_K;
-    w.c = w.b + PANEL_N * PANEL_K;
-    for (int64_t i = 0; i < p->m; i += PANEL_M)
-        for (int64_t j = 0; j < p->n; j += PANEL_N) widened_panel(d, p, i, j, &w);
+/* ---- packed ---- */
+
+enum {
+    TILE_ROWS = 384, /* of a tile that has others beside it */
+    PACK_COST = 16,  /* packing an element takes about as long as so many terms */
+    TILE_FLOATS = TILE_ROWS * PRODUCT_COLS,
+};
+
+/* Rounded up to whole panels of any kernels, of nearly equal length. */
+static int64_t equal_length(int64_t n, int64_t most) {
+    enum { STEP = 48 };
+    int64_t each = pieces_of(n, pieces_of(n, most));
+    return n <= STEP ? n : min_i64(most, (each + STEP - 1) / STEP * STEP);
 }
 
-/* ---- bf16 by primitives ---- */
+/* The grid whose slowest thread has least to do: a tile costs its terms and what it packs, and threads take
+ * tiles in rounds. */
+static Grid grid_of(const Product *p, int threads, int64_t most_rows) {
+    static const int64_t widths[] = {PRODUCT_COLS, PRODUCT_COLS / 2, PRODUCT_COLS / 4, PRODUCT_COLS / 8};
+    Grid best = {.rows = 0};
+    int64_t least = INT64_MAX;
+    for (int64_t tall = most_rows; tall >= 48; tall /= 2)
+        for (int w = 0; w < 4; w++) {
+            Grid g = {.rows = equal_length(p->m, tall), .cols = equal_length(p->n, widths[w])};
+            g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
+            int64_t cost =
+                pieces_of(g.down * g.across, threads) * (g.rows * g.cols + PACK_COST * (g.rows + g.cols));
+            if (cost < least) least = cost, best = g;
+        }
+    return best;
+}
+
+static void packed_run(const LeafWork *w, const Product *p) {
+    w->g->kernels->product_run(&(ProductRun){.m = p->m,
+                                             .n = p->n,
+                                             .k = p->k,
+                                             .a = {p->a, p->lda, !p->trans_a},
+                                             .b = {p->b, p->ldb, p->trans_b},
+                                             .type = p->ab_type,
+                                             .c = p->c,
+                                             .c_row = p->ldc,
+                                             .add = p->accumulate},
+                               w->room);
+}
+
+static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
+
+static void packed(Gemm *g, Device *d, const Product *p) {
+    int tiles = tiles_beside(p);
+    size_t each = thread_floats(tiles);
+    CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
+    Grid grid = grid_of(p, d->threads, tiles ? TILE_ROWS : 4 * TILE_ROWS);
+    int64_t count = grid.down * grid.across;
+#pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (count > 1)
+    for (int64_t t = 0; t < count; t++) {
+        LeafWork w = {.g = g, .tile = tile_of(p, &grid, t), .run = packed_run};
+        w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
+        sum_tile(&w, w.room + PRODUCT_ROOM);
+    }
+}
+
+/* ---- native: bf16 by primitives ---- */
 
 static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, Dtype type, bool trans,
                               int64_t ld) {
@@ -311,22 +369,66 @@ static void run_primitive(const Gemm *g, const Primitive *entry, const Product *
     CHECK(dnnl_primitive_execute(entry->primitive, g->streams[thread], 4, args) == dnnl_success);
 }
 
-static void native(Gemm *g, Device *d, const Product *p) {
-    int64_t rows = piece_length(p->m, 1024, 64), cols = piece_length(p->n, 384, 64);
-    int64_t down = pieces_of(p->m, rows), across = pieces_of(p->n, cols);
-    int which[4]; /* inner tile, last row, last column, corner */
+/* Made before threads start: the cache grows on one thread alone. */
+static void prepare(Gemm *g, const Product *p, const Grid *grid) {
+    int64_t last = grid->down * grid->across - 1;
+    const int64_t corners[] = {0, grid->down - 1, last - grid->down + 1, last};
     for (int i = 0; i < 4; i++) {
-        Product t = tile_of(p, i & 1 ? (down - 1) * rows : 0, i & 2 ? (across - 1) * cols : 0, rows, cols);
-        which[i] = find_primitive(g, &t);
+        Product t = tile_of(p, grid, corners[i]);
+        find_primitive(g, &t);
     }
+}
+
+/* One leaf: C as it is, accumulated in fp32 inside a primitive. */
+static void native_whole(Gemm *g, Device *d, const Product *p) {
+    Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
+    grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
+    prepare(g, p, &grid);
+#pragma omp parallel num_threads(d->threads)
+    {
+        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < grid.down * grid.across; t++) {
+            Product tile = tile_of(p, &grid, t);
+            run_primitive(g, &g->cache[find_primitive(g, &tile)], &tile);
+        }
+    }
+}
+
+static void native_run(const LeafWork *w, const Product *p) {
+    run_primitive(w->g, &w->g->cache[find_primitive(w->g, p)], p);
+}
+/* As native_run is called, but only so that the primitives are there. */
+static void native_prepare(const LeafWork *w, const Product *p) { find_primitive(w->g, p); }
+
+static void prepare_leaves(Gemm *g, const Product *p, const Grid *grid, float *room) {
+    int64_t last = grid->down * grid->across - 1;
+    const int64_t corners[] = {0, grid->down - 1, last - grid->down + 1, last};
+    for (int i = 0; i < 4; i++) {
+        LeafWork w = {.g = g, .tile = tile_of(p, grid, corners[i]), .run = native_prepare};
+        for (int64_t leaf = 0; leaf < leaf_count(&p->leaves); leaf++)
+            for (int add = 0; add < 2; add++) {
+                leaf_sum(&w, leaf, add, room, w.tile.n);
+                leaf_sum(&w, leaf, add, room, w.tile.ldc);
+            }
+    }
+}
+
+static void native_leaves(Gemm *g, Device *d, const Product *p) {
+    size_t each = thread_floats(tiles_beside(p));
+    CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
+    Grid grid = {piece_length(p->m, TILE_ROWS, 64), piece_length(p->n, PRODUCT_COLS, 64), 0, 0};
+    grid.rows = min_i64(grid.rows, TILE_ROWS), grid.cols = min_i64(grid.cols, PRODUCT_COLS);
+    grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
+    prepare_leaves(g, p, &grid, (float *)(void *)d->scratch);
 #pragma omp parallel num_threads(d->threads)
     {
         omp_set_num_threads(1);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < down * across; t++) {
-            int64_t i = t % down, j = t / down;
-            Product tile = tile_of(p, i * rows, j * cols, rows, cols);
-            run_primitive(g, &g->cache[which[(i == down - 1 ? 1 : 0) + (j == across - 1 ? 2 : 0)]], &tile);
+        for (int64_t t = 0; t < grid.down * grid.across; t++) {
+            LeafWork w = {.g = g, .tile = tile_of(p, &grid, t), .run = native_run};
+            w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
+            sum_tile(&w, w.room + PRODUCT_ROOM);
         }
     }
 }
@@ -334,7 +436,9 @@ static void native(Gemm *g, Device *d, const Product *p) {
 /* ---- */
 
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
+              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+              Leaves leaves) {
+    CHECK(m > 0 && n > 0 && k > 0);
     if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
     Product p = {.trans_a = trans_a,
                  .trans_b = trans_b,
@@ -349,21 +453,24 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
                  .ldb = trans_b ? k : n,
                  .ldc = ldc,
                  .ab_type = ab_type,
-                 .c_type = c_type};
-    if (ab_type == DTYPE_F32)
-        tiled_f32(d->threads, &p);
-    else if (g->native)
-        native(g, d, &p);
+                 .c_type = c_type,
+                 .leaves = leaves};
+    if (ab_type == DTYPE_F32 || !g->native)
+        packed(g, d, &p);
+    else if (leaf_count(&leaves) == 1 && leaves.runs <= 1)
+        native_whole(g, d, &p);
     else
-        widened(g, d, &p);
+        native_leaves(g, d, &p);
 }
 
-size_t gemm_scratch_bytes(bool native, Dtype compute) {
-    size_t elements = (size_t)PANEL_M * PANEL_K + (size_t)PANEL_N * PANEL_K + (size_t)PANEL_M * PANEL_N;
-    return native || compute == DTYPE_F32 ? 0 : elements * sizeof(float);
+size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
+    if (leaves <= 1 && native && compute != DTYPE_F32) return 0;
+    int tiles = (compute != DTYPE_F32) + (leaves > 1) + levels_of(leaves);
+    return (size_t)threads * thread_floats(tiles) * sizeof(float);
 }
 
 static ErrorCode open_streams(Gemm *g, Error *err) {
+    if (!g->native) return OK;
     if (dnnl_engine_create(&g->engine, dnnl_cpu, 0) != dnnl_success)
         return error_set(err, ERR_UNAVAILABLE, "oneDNN: this library has no CPU engine");
     g->streams = mem_alloc_array((size_t)g->threads, sizeof *g->streams);
@@ -377,13 +484,14 @@ bool gemm_native_possible(void) {
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
-ErrorCode gemm_open(Gemm **out, bool native_bf16, int threads, Error *err) {
+ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native_bf16, int threads, Error *err) {
     if (native_bf16 && !gemm_native_possible())
         return error_set(err, ERR_UNAVAILABLE,
                          "oneDNN: no bf16 products on this processor; it needs AVX-512");
     Gemm *g = mem_alloc(sizeof *g);
     g->native = native_bf16;
     g->threads = threads;
+    g->kernels = kernels;
     ErrorCode code = open_streams(g, err);
     if (code == OK)
         *out = g;

@@ -1,8 +1,9 @@
-/* Matrix products by oneDNN, cut into fixed tiles of the result: each tile is one single-threaded product, so
- * that neither the split of the work nor the order of any sum depends on the number of threads. */
+/* Matrix products, cut into tiles of the result: each tile is one single-threaded product, so that neither the
+ * split of the work nor the order of any sum depends on the number of threads. */
 #ifndef WEFT_DEVICE_CPU_GEMM_H
 #define WEFT_DEVICE_CPU_GEMM_H
 
+#include "device/cpu/kernels.h"
 #include "device/device.h"
 
 typedef struct Gemm Gemm;
@@ -10,13 +11,16 @@ typedef struct Gemm Gemm;
 /* oneDNN's bf16 matmul runs here: from AVX-512 on, emulated where that has no bf16 instructions. */
 bool gemm_native_possible(void);
 
-/* native: bf16 products by oneDNN's bf16 matmul. Otherwise bf16 operands are widened, panel by panel, into
- * fp32 scratch. Fails with ERR_UNAVAILABLE where native is not possible. */
-ErrorCode gemm_open(Gemm **g, bool native, int threads, Error *err);
+/* native: bf16 products by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is not possible. All
+ * else by the kernels, which widen bf16 operands as they pack them. */
+ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
+/* As the op. */
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate);
-size_t gemm_scratch_bytes(bool native, Dtype compute);
+              const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+              Leaves leaves);
+/* leaves: the most that a product has. */
+size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves);
 
 #endif

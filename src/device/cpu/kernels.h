@@ -11,8 +11,32 @@
 enum {
     FLASH_BLOCK = 64,      /* queries and keys in a block of attention */
     STATS_PIECE_LOG2 = 12, /* elements of a gradient that are summed at once */
-    STATS_PIECE = 1 << STATS_PIECE_LOG2
+    STATS_PIECE = 1 << STATS_PIECE_LOG2,
+    PRODUCT_BLOCK = 256, /* terms of a product's sum that are added in one chain */
+    PRODUCT_COLS = 768,  /* columns of a product's tile, at most; a multiple of every STRIP_COLS */
+    PACK_ROWS = 192,     /* rows that are packed at a time */
+    FEW_ROWS = 16,       /* so few that packing B is what takes time */
 };
+
+/* An operand of a product as lines along the inner dimension: element p of line i is data[i * row + p], or
+ * data[p * row + i] where the lines lie across the rows. */
+typedef struct ProductOperand {
+    const void *data;
+    int64_t row;
+    bool along;
+} ProductOperand;
+
+/* C [m, n] = (add ? C : 0) + A B over k terms: lines of A are rows of C, lines of B its columns (at most
+ * PRODUCT_COLS). product.h says in which order the terms are added. */
+typedef struct ProductRun {
+    int64_t m, n, k;
+    ProductOperand a, b;
+    Dtype type; /* of A and B */
+    float *c;
+    int64_t c_row;
+    bool add;
+} ProductRun;
+enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 
 /* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements
  * apart; the keys of query t end at offset + t; first_key NULL means 0. */
@@ -33,6 +57,12 @@ typedef struct Flash {
     atomic_int *progress; /* [H, blocks of T]: key blocks that dq_sum of a query block holds */
 } Flash;
 
+/* A row's sum of exponentials is exp(max) * sum. */
+typedef struct RowSum {
+    float max;
+    double sum;
+} RowSum;
+
 typedef struct Kernels {
     void (*add)(int64_t n, const void *a, const void *b, void *out, Dtype c);
     void (*cast)(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type);
@@ -52,8 +82,11 @@ typedef struct Kernels {
     void (*swiglu_forward)(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c);
     void (*swiglu_backward)(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
                             void *dgate_up, void *act, Dtype c);
-    void (*cross_entropy)(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type);
+    /* Of the n logits of one row that are in a leaf; target counts from the first of them. */
+    LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
+    /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. */
+    void (*loss_gradient)(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
+                          float scale, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
                   void *m, void *v, uint16_t *copy);
     void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
@@ -64,6 +97,8 @@ typedef struct Kernels {
     void (*fixed_add)(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused /* added to */);
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
+
+    void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
 
     /* Attention of one head and one block of queries. */
     void (*flash_forward)(const Flash *f, int64_t head, int64_t block, float *scratch);

@@ -14,6 +14,7 @@
 #include "device/cpu/tile.h"
 
 #include "device/cpu/flash.h"
+#include "device/cpu/product.h"
 
 const Kernels KERNELS = {.add = add,
                          .cast = cast,
@@ -25,12 +26,14 @@ const Kernels KERNELS = {.add = add,
                          .embed_backward = embed_backward,
                          .swiglu_forward = swiglu_forward,
                          .swiglu_backward = swiglu_backward,
-                         .cross_entropy = cross_entropy,
+                         .loss_record = loss_record,
+                         .loss_gradient = loss_gradient,
                          .adamw = adamw,
                          .sgd = sgd,
                          .grad_stats = grad_stats,
                          .fixed_add = fixed_add,
                          .fixed_to_float = fixed_to_float,
+                         .product_run = product_run,
                          .flash_forward = flash_forward,
                          .flash_delta = flash_delta,
                          .flash_backward = flash_backward,

@@ -1,11 +1,13 @@
 /* The ops of a CPU on threads: each cuts its work into pieces and hands them to the kernels of an instruction
  * set.
  *
- *  1. Pieces depend on shapes alone, never on the number of threads, and no two write the same element.
- *  2. Sums over tokens are taken piece by piece, then over pieces in ascending order (partial_sums).
+ *  1. Pieces never depend on the number of threads, and no two write the same element.
+ *  2. Sums over tokens are taken in blocks of constant length from the start of a leaf on, then over blocks in
+ *     ascending order (TokenBlocks): a slice that starts at a leaf has the bits of the whole.
  *  3. Exact sums, maxima and counts may be merged in any order: threads do so as they finish. */
 #include "device/cpu/optimised.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/rng.h"
@@ -13,8 +15,9 @@
 #include "device/cpu/cpu.h"
 
 enum {
-    GRAIN = 16384, /* elements in a piece of an elementwise op */
-    PARTS = 64,    /* pieces of a sum over tokens, at most */
+    GRAIN = 16384,    /* elements in a piece of an elementwise op */
+    TOKEN_BLOCK = 32, /* tokens of a sum over tokens that are added in one chain */
+    PARTS = 64,       /* sums of such blocks that wait to be added, at most */
 };
 
 /* for (first = 0; first < n; first += step), pieces on threads; a single piece stays on this one. */
@@ -28,8 +31,10 @@ static const Kernels *kernels_of(const Device *d) { return optimised_of(d)->kern
 static int64_t rows_for(int64_t row) { return max_i64(1, GRAIN / max_i64(1, row)); }
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
-    gemm_run(optimised_of(d)->gemm, d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate);
+                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+                 Leaves leaves) {
+    gemm_run(optimised_of(d)->gemm, d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate,
+             leaves);
 }
 
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
@@ -64,50 +69,78 @@ static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps
 
 /* ---- sums over tokens ---- */
 
-static int64_t part_rows(int64_t tokens) { return max_i64(16, (tokens + PARTS - 1) / PARTS); }
+/* Tokens in blocks of TOKEN_BLOCK from the start of each leaf on, whatever the number of tokens. A block is
+ * summed from zero, then added to the leaf's row, blocks in ascending order. A constant, since the length of a
+ * block decides the bits: 32 rows are enough for the pass over the sums not to show beside them, and few
+ * enough for threads to share a microbatch. */
+typedef struct TokenBlocks {
+    int64_t tokens, leaf;
+    int64_t each, count; /* blocks of a leaf, of all */
+} TokenBlocks;
 
-/* Partial sums [parts][n] of the pieces of part_rows tokens, zeroed; NULL when there is one piece: it may add
- * to the result. */
-static float *partial_sums(Device *d, int64_t tokens, int64_t n) {
-    int64_t parts = (tokens + part_rows(tokens) - 1) / part_rows(tokens);
-    if (parts == 1) return NULL;
-    size_t bytes = (size_t)(parts * n) * sizeof(float);
-    CHECK(d->scratch_size >= bytes);
-    float *partial = (float *)(void *)d->scratch;
-    EACH_PIECE(d, p, parts, 1) memset(partial + p * n, 0, (size_t)n * sizeof(float));
-    return partial;
+static TokenBlocks token_blocks(int64_t tokens, int64_t leaf) {
+    int64_t each = leaves_of(leaf, TOKEN_BLOCK);
+    return (TokenBlocks){tokens, leaf, each, tokens / leaf * each + leaves_of(tokens % leaf, TOKEN_BLOCK)};
 }
 
-static void add_partial_sums(Device *d, int64_t tokens, int64_t n, const float *partial, float *sum) {
+static int64_t block_start(const TokenBlocks *b, int64_t block) {
+    return block / b->each * b->leaf + block % b->each * TOKEN_BLOCK;
+}
+static int64_t block_rows(const TokenBlocks *b, int64_t block) {
+    int64_t end = min_i64(b->tokens, (block / b->each + 1) * b->leaf);
+    return min_i64(TOKEN_BLOCK, end - block_start(b, block));
+}
+
+/* Sums of `count` blocks from `first` on, [count][n]. */
+static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t n,
+                       const float *partial, float *sum) {
     enum { COLUMNS = 256 };
-    int64_t parts = (tokens + part_rows(tokens) - 1) / part_rows(tokens);
-    EACH_PIECE(d, first, n, COLUMNS) {
-        int64_t count = min_i64(COLUMNS, n - first);
-        for (int64_t p = 0; p < parts; p++)
-            kernels_of(d)->add(count, sum + first, partial + p * n + first, sum + first, DTYPE_F32);
+    EACH_PIECE(d, at, n, COLUMNS) {
+        for (int64_t p = 0; p < count; p++) {
+            float *to = sum + (first + p) / b->each * n + at;
+            kernels_of(d)->add(min_i64(COLUMNS, n - at), to, partial + p * n + at, to, DTYPE_F32);
+        }
     }
+}
+
+/* Room for the sums of as many blocks as are taken at a time. */
+static float *block_room(Device *d, int64_t n) {
+    CHECK(d->scratch_size >= (size_t)(PARTS * n) * sizeof(float));
+    return (float *)(void *)d->scratch;
 }
 
 static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w,
-                             const float *rstd, const void *dy, void *dx, bool add, float *dw, Dtype c) {
-    int64_t step = part_rows(tokens);
-    float *partial = dw ? partial_sums(d, tokens, hidden) : NULL;
-    EACH_PIECE(d, first, tokens, step) {
-        int64_t at = first * hidden;
-        kernels_of(d)->rmsnorm_backward(min_i64(step, tokens - first), hidden, tensor_at(x, at, c), w,
-                                        rstd + first, tensor_at(dy, at, c), tensor_to(dx, at, c), add,
-                                        partial ? partial + first / step * hidden : dw, c);
+                             const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf,
+                             Dtype c) {
+    TokenBlocks b = token_blocks(tokens, leaf);
+    float *room = dw ? block_room(d, hidden) : NULL;
+    for (int64_t first = 0; first < b.count; first += PARTS) {
+        int64_t count = min_i64(PARTS, b.count - first);
+        EACH_PIECE(d, p, count, 1) {
+            int64_t start = block_start(&b, first + p), at = start * hidden;
+            float *sum = room ? room + p * hidden : NULL;
+            if (sum) memset(sum, 0, (size_t)hidden * sizeof *sum);
+            kernels_of(d)->rmsnorm_backward(block_rows(&b, first + p), hidden, tensor_at(x, at, c), w,
+                                            rstd + start, tensor_at(dy, at, c), tensor_to(dx, at, c), add,
+                                            sum, c);
+        }
+        if (dw) add_blocks(d, &b, first, count, hidden, room, dw);
     }
-    if (partial) add_partial_sums(d, tokens, hidden, partial, dw);
 }
 
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, Dtype c) {
-    int64_t step = part_rows(tokens);
-    float *partial = partial_sums(d, tokens, n);
-    EACH_PIECE(d, first, tokens, step)
-    kernels_of(d)->bias_backward(min_i64(step, tokens - first), n, tensor_at(dy, first * n, c),
-                                 partial ? partial + first / step * n : db, c);
-    if (partial) add_partial_sums(d, tokens, n, partial, db);
+static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
+                          Dtype c) {
+    TokenBlocks b = token_blocks(tokens, leaf);
+    float *room = block_room(d, n);
+    for (int64_t first = 0; first < b.count; first += PARTS) {
+        int64_t count = min_i64(PARTS, b.count - first);
+        EACH_PIECE(d, p, count, 1) {
+            memset(room + p * n, 0, (size_t)n * sizeof *room);
+            kernels_of(d)->bias_backward(block_rows(&b, first + p), n,
+                                         tensor_at(dy, block_start(&b, first + p) * n, c), room + p * n, c);
+        }
+        add_blocks(d, &b, first, count, n, room, db);
+    }
 }
 
 /* ---- rows and elements ---- */
@@ -165,7 +198,7 @@ enum {
 static const float *tree_sum(const Device *d, int64_t first, int64_t n, int parts, const float *const *in,
                              float *room) {
     if (parts == 1) return in[0] + first;
-    int half = tree_split(parts);
+    int half = tree_half(parts);
     const float *a = tree_sum(d, first, n, half, in, room);
     const float *b = tree_sum(d, first, n, parts - half, in + half, room + PARTS_PIECE);
     kernels_of(d)->add(n, a, b, room, DTYPE_F32);
@@ -176,7 +209,7 @@ static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, f
     EACH_PIECE(d, first, n, PARTS_PIECE) {
         float room[32 * PARTS_PIECE]; /* as many levels as an int has bits */
         int64_t count = min_i64(PARTS_PIECE, n - first);
-        int half = parts > 1 ? tree_split(parts) : 1;
+        int half = parts > 1 ? tree_half(parts) : 1;
         const float *a = tree_sum(d, first, count, half, in, room);
         if (parts == 1) {
             memmove(out + first, a, (size_t)count * sizeof *out);
@@ -198,15 +231,71 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
     }
 }
 
-static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, const float *scale, float *loss, void *dlogits,
-                          Dtype grad_type) {
-    float factor = scale ? *scale : 0;
-    EACH_PIECE(d, r, rows, 1)
-    kernels_of(d)->cross_entropy(1, vocab, tensor_at(logits, r * vocab, logits_type), logits_type,
-                                 targets + r, factor, loss + r,
-                                 dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL, grad_type);
+/* ---- loss ---- */
+
+static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dtype type, int64_t target,
+                            const VocabLeaves *l, int64_t first) {
+    int64_t leaf = l->leaf ? l->leaf : vocab;
+    return kernels_of(d)->loss_record(min_i64(leaf, vocab - first), tensor_at(row, first, type), type,
+                                      target - l->first - first);
 }
+
+static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                         const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
+    int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
+    EACH_PIECE(d, r, rows, 1) {
+        for (int64_t first = 0; first < vocab; first += leaf)
+            records[first / leaf * rows + r] = record_of(d, vocab, tensor_at(logits, r * vocab, logits_type),
+                                                         logits_type, targets[r], &leaves, first);
+    }
+}
+
+/* Of the leaves of one row, `step` records apart, relative to the largest logit of all. */
+static double tree_of_sums(const LossRecord *records, int64_t step, int count, float max) {
+    if (count == 1) return records->sum * exp((double)records->max - (double)max);
+    int half = tree_half(count);
+    return tree_of_sums(records, step, half, max) +
+           tree_of_sums(records + half * step, step, count - half, max);
+}
+
+static RowSum row_sum(const LossRecord *records, int64_t step, int count) {
+    RowSum of = {.max = -HUGE_VALF};
+    for (int i = 0; i < count; i++)
+        if (records[i * step].max > of.max) of.max = records[i * step].max;
+    of.sum = tree_of_sums(records, step, count, of.max);
+    return of;
+}
+
+/* Where all logits are here, a row's records are made just before its gradient: it comes from memory once. */
+static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                          const int32_t *targets, VocabLeaves leaves, const float *scale, float *loss,
+                          void *dlogits, Dtype grad_type) {
+    int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
+    int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
+    float factor = scale ? *scale : 0;
+    CHECK(count <= LEAVES_MAX);
+    EACH_PIECE(d, r, rows, 1) {
+        LossRecord own[LEAVES_MAX];
+        const LossRecord *records = leaves.records ? leaves.records + r : own;
+        const void *x = tensor_at(logits, r * vocab, logits_type);
+        void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
+        loss[r] = 0;
+        if (targets[r] < 0) {
+            if (dx) memset(dx, 0, (size_t)vocab * dtype_bytes(grad_type));
+            continue;
+        }
+        for (int i = 0; !leaves.records && i < count; i++)
+            own[i] = record_of(d, vocab, x, logits_type, targets[r], &leaves, i * leaf);
+        RowSum of = row_sum(records, step, count);
+        float target = records[targets[r] / leaf * step].target;
+        loss[r] = (float)((double)of.max - (double)target + log(of.sum));
+        if (dx)
+            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, dx,
+                                         grad_type);
+    }
+}
+
+/* ---- updates and sums of gradients ---- */
 
 static StateStore from_element(StateStore s, int64_t i) {
     s.first += i;
@@ -309,7 +398,7 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(d->native_bf16, needs->compute),
+    size_t product = gemm_scratch_bytes(d->threads, d->native_bf16, needs->compute, needs->leaves),
            attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
@@ -335,6 +424,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.add = add;
     d->ops.sum_parts = sum_parts;
     d->ops.sum_parts_i64 = sum_parts_i64;
+    d->ops.loss_records = loss_records;
     d->ops.cross_entropy = cross_entropy;
     d->ops.adamw = adamw;
     d->ops.sgd = sgd;
@@ -346,7 +436,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.init_normal = init_normal;
     d->ops.fill = fill;
     d->ops.scratch_bytes = optimised_scratch_bytes;
-    return gemm_open(&o->gemm, d->native_bf16, d->threads, err);
+    return gemm_open(&o->gemm, kernels, d->native_bf16, d->threads, err);
 }
 
 void optimised_close(Device *d) {

@@ -1,4 +1,4 @@
-/* The optimised CPU implementation: oneDNN products and vector kernels for the instruction set of this
+/* The optimised CPU implementation: products and vector kernels for the instruction set of this
  * processor. Work is cut into pieces by shape alone and handed to threads; sums over pieces are added in the
  * order of the pieces. */
 #ifndef WEFT_DEVICE_CPU_OPTIMISED_H

@@ -5,17 +5,51 @@
 #include "base/rng.h"
 #include "device/cpu/cpu.h"
 
+/* Operands of a product as the op gets them. */
+typedef struct Terms {
+    bool trans_a, trans_b;
+    int64_t m, n, k;
+    const void *a, *b;
+    Dtype type;
+} Terms;
+
+/* Terms first .. first+count-1 of element (i, j), after `sum`. */
+static double dot(const Terms *t, int64_t i, int64_t j, int64_t first, int64_t count, double sum) {
+    for (int64_t p = first; p < first + count; p++) {
+        double x = (double)tensor_get(t->a, t->trans_a ? p * t->m + i : i * t->k + p, t->type);
+        sum += x * (double)tensor_get(t->b, t->trans_b ? j * t->k + p : p * t->n + j, t->type);
+    }
+    return sum;
+}
+
+static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i, int64_t j) {
+    double sum = 0;
+    int64_t start = 0;
+    for (int r = 0; r < l->runs; start += l->run[r++].length) {
+        int64_t first = leaf * l->run[r].leaf;
+        sum = dot(t, i, j, start + first, min_i64(l->run[r].leaf, l->run[r].length - first), sum);
+    }
+    return sum;
+}
+
+static float tree_of_leaves(const Terms *t, const Leaves *l, int first, int count, int64_t i, int64_t j) {
+    if (count == 1) return (float)leaf_dot(t, l, first, i, j);
+    int half = tree_half(count);
+    return tree_of_leaves(t, l, first, half, i, j) + tree_of_leaves(t, l, first + half, count - half, i, j);
+}
+
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate) {
+                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+                 Leaves leaves) {
     if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
+    Terms t = {trans_a, trans_b, m, n, k, a, b, ab_type};
+    int count = leaves.runs ? (int)leaves_of(leaves.run[0].length, leaves.run[0].leaf) : 1;
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
-            double sum = accumulate ? (double)tensor_get(c, i * ldc + j, c_type) : 0;
-            for (int64_t p = 0; p < k; p++) {
-                double x = (double)tensor_get(a, trans_a ? p * m + i : i * k + p, ab_type);
-                sum += x * (double)tensor_get(b, trans_b ? j * k + p : p * n + j, ab_type);
-            }
-            tensor_set(c, i * ldc + j, c_type, (float)sum);
+            float before = accumulate ? tensor_get(c, i * ldc + j, c_type) : 0;
+            float sum = count == 1 ? (float)dot(&t, i, j, 0, k, (double)before)
+                                   : before + tree_of_leaves(&t, &leaves, 0, count, i, j);
+            tensor_set(c, i * ldc + j, c_type, sum);
         }
     }
 }
@@ -58,14 +92,16 @@ static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
 static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w,
-                             const float *rstd, const void *dy, void *dx, bool add, float *dw, Dtype c) {
+                             const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf,
+                             Dtype c) {
     (void)d;
-    for (int64_t i = 0; dw && i < hidden; i++) {
+    for (int64_t at = 0; dw && at < leaves_of(tokens, leaf) * hidden; at++) {
+        int64_t first = at / hidden * leaf, i = at % hidden;
         double sum = 0;
-        for (int64_t t = 0; t < tokens; t++)
+        for (int64_t t = first; t < min_i64(tokens, first + leaf); t++)
             sum += (double)tensor_get(dy, t * hidden + i, c) * (double)tensor_get(x, t * hidden + i, c) *
                    (double)rstd[t];
-        dw[i] += (float)sum;
+        dw[at] += (float)sum;
     }
     for (int64_t t = 0; t < tokens; t++) {
         double r = (double)rstd[t], mean = 0;
@@ -106,12 +142,15 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
         for (int64_t i = 0; i < n; i++) tensor_set(y, t * n + i, c, tensor_get(y, t * n + i, c) + bias[i]);
 }
 
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, Dtype c) {
+static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
+                          Dtype c) {
     (void)d;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t at = 0; at < leaves_of(tokens, leaf) * n; at++) {
+        int64_t first = at / n * leaf;
         double sum = 0;
-        for (int64_t t = 0; t < tokens; t++) sum += (double)tensor_get(dy, t * n + i, c);
-        db[i] += (float)sum;
+        for (int64_t t = first; t < min_i64(tokens, first + leaf); t++)
+            sum += (double)tensor_get(dy, t * n + at % n, c);
+        db[at] += (float)sum;
     }
 }
 
@@ -150,7 +189,7 @@ static void add(Device *d, int64_t n, const void *a, const void *b, void *out, D
 
 static float tree_sum(int parts, const float *const *in, int64_t i) {
     if (parts == 1) return in[0][i];
-    int half = tree_split(parts);
+    int half = tree_half(parts);
     return tree_sum(half, in, i) + tree_sum(parts - half, in + half, i);
 }
 
@@ -168,10 +207,39 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
     }
 }
 
-static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, const float *scale, float *loss, void *dlogits,
-                          Dtype grad_type) {
+static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
+    LossRecord r = {.max = -HUGE_VALF};
+    for (int64_t i = 0; i < n; i++) r.max = fmaxf(r.max, tensor_get(x, i, t));
+    for (int64_t i = 0; i < n; i++) r.sum += exp((double)tensor_get(x, i, t) - (double)r.max);
+    if (target >= 0 && target < n) r.target = tensor_get(x, target, t);
+    return r;
+}
+
+static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                         const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
     (void)d;
+    int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
+    for (int64_t first = 0; first < vocab; first += leaf)
+        for (int64_t r = 0; r < rows; r++)
+            *records++ =
+                record_of(tensor_at(logits, r * vocab + first, logits_type), min_i64(leaf, vocab - first),
+                          logits_type, targets[r] - leaves.first - first);
+}
+
+/* Of the leaves of one row, `rows` records apart, relative to `max`. */
+static double tree_of_sums(const LossRecord *records, int64_t rows, int count, float max) {
+    if (count == 1) return records->sum * exp((double)records->max - (double)max);
+    int half = tree_half(count);
+    return tree_of_sums(records, rows, half, max) +
+           tree_of_sums(records + half * rows, rows, count - half, max);
+}
+
+static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
+                          const int32_t *targets, VocabLeaves leaves, const float *scale, float *loss,
+                          void *dlogits, Dtype grad_type) {
+    LossRecord own[LEAVES_MAX];
+    int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
+    int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(logits, r * vocab, logits_type);
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
@@ -181,13 +249,16 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
             for (int64_t i = 0; dx && i < vocab; i++) tensor_set(dx, i, grad_type, 0);
             continue;
         }
-        double max = -HUGE_VAL, sum = 0;
-        for (int64_t i = 0; i < vocab; i++) max = fmax(max, (double)tensor_get(x, i, logits_type));
-        for (int64_t i = 0; i < vocab; i++) sum += exp((double)tensor_get(x, i, logits_type) - max);
-        loss[r] = (float)(max + log(sum) - (double)tensor_get(x, target, logits_type));
+        const LossRecord *records = leaves.records ? leaves.records + r : own;
+        if (!leaves.records) loss_records(d, 1, vocab, x, logits_type, targets + r, leaves, own);
+        float max = -HUGE_VALF;
+        for (int i = 0; i < count; i++) max = fmaxf(max, records[i * step].max);
+        double sum = tree_of_sums(records, step, count, max);
+        loss[r] = (float)((double)max + log(sum) - (double)records[target / leaf * step].target);
         for (int64_t i = 0; dx && i < vocab; i++) {
-            double p = exp((double)tensor_get(x, i, logits_type) - max) / sum;
-            tensor_set(dx, i, grad_type, (float)((p - (i == target ? 1 : 0)) * (double)*scale));
+            double p = exp((double)tensor_get(x, i, logits_type) - (double)max) / sum;
+            tensor_set(dx, i, grad_type,
+                       (float)((p - (leaves.first + i == target ? 1 : 0)) * (double)*scale));
         }
     }
 }
@@ -327,6 +398,7 @@ void reference_fill_ops(Ops *ops) {
                  .swiglu_forward = swiglu_forward,
                  .swiglu_backward = swiglu_backward,
                  .add = add,
+                 .loss_records = loss_records,
                  .cross_entropy = cross_entropy,
                  .loss_sum = loss_sum,
                  .adamw = adamw,

@@ -108,54 +108,44 @@ INLINE float part_sum(const void *x, int64_t first, int64_t n, float max, Dtype 
     return vec_sum(sum);
 }
 
-typedef struct RowSum {
-    double max, sum; /* the row's sum of exponentials is exp(max) * sum */
-} RowSum;
-
-INLINE RowSum row_sum(const void *x, int64_t vocab, Dtype t) {
-    float max = -HUGE_VALF;
-    double sum = 0;
-    for (int64_t first = 0; first < vocab; first += PART) {
-        int64_t n = min_i64(PART, vocab - first);
-        float top = part_max(x, first, n, t);
-        if (top > max) {
-            sum *= exp((double)(max - top));
-            max = top;
+INLINE LossRecord loss_record_typed(int64_t n, const void *x, int64_t target, Dtype t) {
+    LossRecord r = {.max = -HUGE_VALF};
+    for (int64_t first = 0; first < n; first += PART) {
+        int64_t count = min_i64(PART, n - first);
+        float top = part_max(x, first, count, t);
+        if (top > r.max) {
+            r.sum *= exp((double)(r.max - top));
+            r.max = top;
         }
-        sum += (double)part_sum(x, first, n, max, t);
+        r.sum += (double)part_sum(x, first, count, r.max, t);
     }
-    return (RowSum){(double)max, sum};
+    if (target >= 0 && target < n) r.target = tensor_get(x, target, t);
+    return r;
+}
+static LossRecord loss_record(int64_t n, const void *logits, Dtype logits_type, int64_t target) {
+    return logits_type == DTYPE_F32 ? loss_record_typed(n, logits, target, DTYPE_F32)
+                                    : loss_record_typed(n, logits, target, DTYPE_BF16);
 }
 
-INLINE void row_gradient(const void *x, int64_t vocab, Dtype t, RowSum of, float scale, void *dx,
+INLINE void row_gradient(const void *x, int64_t n, Dtype t, float max, float factor, void *dx,
                          Dtype grad_type) {
-    float max = (float)of.max, factor = (float)((double)scale / of.sum);
-    EACH_VECTOR(i, left, vocab) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
+    EACH_VECTOR(i, left, n) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
 }
 
-INLINE void cross_entropy_typed(int64_t rows, int64_t vocab, const void *logits, const int32_t *targets,
-                                float scale, float *loss, void *dlogits, Dtype grad_type, Dtype t) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *x = tensor_at(logits, r * vocab, t);
-        void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
-        loss[r] = 0;
-        if (targets[r] < 0) {
-            if (dx) memset(dx, 0, (size_t)vocab * dtype_bytes(grad_type));
-            continue;
-        }
-        RowSum of = row_sum(x, vocab, t);
-        double excess = of.max - (double)tensor_get(x, targets[r], t); /* loss = excess + log(sum) */
-        loss[r] = (float)(excess + log(of.sum));
-        if (!dx) continue;
-        if (grad_type == DTYPE_F32)
-            row_gradient(x, vocab, t, of, scale, dx, DTYPE_F32);
-        else
-            row_gradient(x, vocab, t, of, scale, dx, DTYPE_BF16);
-        /* Anew, and not by subtraction from what was stored: that may be rounded. */
-        tensor_set(dx, targets[r], grad_type, (float)((exp(-excess) / of.sum - 1) * (double)scale));
-    }
+INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale, void *dx,
+                                Dtype grad_type, Dtype t) {
+    bool here = target >= 0 && target < n;
+    float factor = (float)((double)scale / of.sum), logit = here ? tensor_get(x, target, t) : 0;
+    if (grad_type == DTYPE_F32)
+        row_gradient(x, n, t, of.max, factor, dx, DTYPE_F32);
+    else
+        row_gradient(x, n, t, of.max, factor, dx, DTYPE_BF16);
+    /* Anew, and not by subtraction from what was stored: that may be rounded. */
+    if (here)
+        tensor_set(dx, target, grad_type,
+                   (float)((exp((double)logit - (double)of.max) / of.sum - 1) * (double)scale));
 }
-static void cross_entropy(int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, float scale, float *loss, void *dlogits, Dtype grad_type) {
-    BY_DTYPE(logits_type, cross_entropy_typed, rows, vocab, logits, targets, scale, loss, dlogits, grad_type);
+static void loss_gradient(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
+                          float scale, void *dlogits, Dtype grad_type) {
+    BY_DTYPE(logits_type, loss_gradient_typed, n, logits, target, of, scale, dlogits, grad_type);
 }

@@ -93,15 +93,52 @@ INLINE void transpose_quads(const void *from, int64_t row, int64_t at, float *to
     for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
 }
 
+/* Eight rows of four columns: rows i and i + 4 share a vector from the load on, so that the same shuffles as
+ * above do twice the work and nothing has to cross the halves. */
+#if VLEN >= 8
+enum { TURN_ROWS = 8 };
+typedef float Oct __attribute__((vector_size(32)));
+
+INLINE Oct oct_get(const void *p, int64_t i, int64_t far, Dtype t) {
+    return __builtin_shufflevector(quad_get(p, i, t), quad_get(p, i + far, t), 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+INLINE void transpose_rows(const void *from, int64_t row, int64_t at, float *to, int64_t to_row, float factor,
+                           Dtype t) {
+    Oct a = oct_get(from, at, 4 * row, t), b = oct_get(from, at + row, 4 * row, t);
+    Oct c = oct_get(from, at + 2 * row, 4 * row, t), d = oct_get(from, at + 3 * row, 4 * row, t);
+    Oct ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
+    Oct cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13);
+    Oct ab2 = __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    Oct cd2 = __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+    Oct out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) * factor,
+                  __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15) * factor,
+                  __builtin_shufflevector(ab2, cd2, 0, 1, 8, 9, 4, 5, 12, 13) * factor,
+                  __builtin_shufflevector(ab2, cd2, 2, 3, 10, 11, 6, 7, 14, 15) * factor};
+    for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
+}
+#else
+enum { TURN_ROWS = 4 };
+INLINE void transpose_rows(const void *from, int64_t row, int64_t at, float *to, int64_t to_row, float factor,
+                           Dtype t) {
+    transpose_quads(from, row, at, to, to_row, factor, t);
+}
+#endif
+
 /* to[cols][rows] = from[rows][cols]^T * factor; 16 columns at a time, so that the lines read and written stay
  * in cache. */
 INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t cols, float *to,
                             int64_t to_row, float factor, Dtype t) {
     int64_t full_rows = rows / 4 * 4, full_cols = cols / 4 * 4;
-    for (int64_t j0 = 0; j0 < full_cols; j0 += 16)
-        for (int64_t i = 0; i < full_rows; i += 4)
+    int64_t turned = rows / TURN_ROWS * TURN_ROWS;
+    for (int64_t j0 = 0; j0 < full_cols; j0 += 16) {
+        for (int64_t i = 0; i < turned; i += TURN_ROWS)
+            for (int64_t j = j0; j < min_i64(full_cols, j0 + 16); j += 4)
+                transpose_rows(from, row, i * row + j, to + j * to_row + i, to_row, factor, t);
+        for (int64_t i = turned; i < full_rows; i += 4)
             for (int64_t j = j0; j < min_i64(full_cols, j0 + 16); j += 4)
                 transpose_quads(from, row, i * row + j, to + j * to_row + i, to_row, factor, t);
+    }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = i < full_rows ? full_cols : 0; j < cols; j++)
             to[j * to_row + i] = tensor_get(from, i * row + j, t) * factor;

@@ -43,7 +43,8 @@ static float *matrix_gradient(const Pass *p) {
 static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
-       weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false);
+       weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
+       ONE_LEAF);
 }
 
 /* One chunk: which of the products to do is up to the caller. */
@@ -61,15 +62,15 @@ static void chunk(const LayerPass *w, Chunk c) {
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     logits_of(p, c.rows, normed, w->tensors[LOGITS]);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       p->batch.targets + c.first, p->loss_scale, p->losses + c.first, c.input || c.weight ? dlogits : NULL,
-       m->compute);
+       p->batch.targets + c.first, WHOLE_VOCABULARY, p->loss_scale, p->losses + c.first,
+       c.input || c.weight ? dlogits : NULL, m->compute);
     if (c.input)
         OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
            weights_matrix(p->weights, matrix(m)), m->compute,
-           (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false);
+           (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false, ONE_LEAF);
     if (c.weight)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed, m->compute,
-           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0));
+           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), ONE_LEAF);
 }
 
 static void all_chunks(const LayerPass *w, bool input, bool weight) {

@@ -1,5 +1,5 @@
 /* The canonical tree: arithmetic only. */
-#include "comm/tree.h"
+#include "base/tree.h"
 
 #include <stddef.h>
 

@@ -1,0 +1,480 @@
+/* What an op makes of a slice is the slice of what it makes of the whole, bit for bit, on every backend that
+ * runs here: the ground under tensor, sequence, context and loss parallelism. "Ranks" here are calls on slices
+ * that were copied out of the whole tensors, as a rank would hold them. Odd sizes and tails everywhere; each
+ * kind of slice also moved a little, which must be noticed.
+ *
+ *     test_slices [BACKEND]     one of them: avx2, portable, reference, deferred, ... */
+#include <math.h>
+#include <stdio.h>
+
+#include "support/devices.h"
+
+static const int degrees[] = {1, 2, 4, 8};
+enum { DEGREES = 4, LEAVES = 8 };
+
+/* [rows, cols] at (i, j) of a tensor whose rows are `row` long, as a tensor of its own. */
+static void *box_of(const void *from, int64_t row, int64_t i, int64_t j, int64_t rows, int64_t cols,
+                    Dtype t) {
+    char *p = tensor(rows * cols, t);
+    size_t bytes = (size_t)cols * dtype_bytes(t);
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(p + (size_t)r * bytes, tensor_at(from, (i + r) * row + j, t), bytes);
+    return p;
+}
+
+static bool same_box(const void *whole, int64_t row, int64_t i, int64_t j, const void *box, int64_t rows,
+                     int64_t cols, Dtype t) {
+    size_t bytes = (size_t)cols * dtype_bytes(t);
+    for (int64_t r = 0; r < rows; r++)
+        if (memcmp((const char *)box + (size_t)r * bytes, tensor_at(whole, (i + r) * row + j, t), bytes) != 0)
+            return false;
+    return true;
+}
+
+static void assert_box(const Device *d, const char *what, const void *whole, int64_t row, int64_t i,
+                       int64_t j, const void *box, int64_t rows, int64_t cols, Dtype t) {
+    if (!same_box(whole, row, i, j, box, rows, cols, t))
+        fail_msg("%s, %s, %s: the slice %lld x %lld at (%lld, %lld) differs from the whole", d->name, what,
+                 dtype_name(t), (long long)rows, (long long)cols, (long long)i, (long long)j);
+}
+
+static void keep_scratch(Device *d, Dtype c, int64_t tokens, int64_t hidden, AttentionShape s) {
+    DeviceNeeds needs = small_needs(c, tokens, hidden);
+    needs.attention = s;
+    needs.leaves = LEAVES;
+    set_scratch(d, &needs);
+}
+/* The reference keeps the contract too. */
+static void check_all(void (*check)(Device *d, Dtype c)) {
+    on_all(check);
+    on_one("reference", check);
+}
+
+static void keep_product_scratch(Device *d, Dtype c) {
+    keep_scratch(d, c, 1, 2, (AttentionShape){1, 1, 1, 2});
+}
+
+/* ---- products: rows and columns ---- */
+
+/* The three of a linear layer. */
+typedef struct Form {
+    const char *name;
+    bool trans_a, trans_b;
+} Form;
+static const Form forms[] = {
+    {"forward", false, true}, {"input gradient", false, false}, {"weight gradient", true, false}};
+
+typedef struct Operands {
+    const Form *form;
+    int64_t m, n, k;
+    void *a, *b, *c; /* c: what is there before */
+    Dtype type, c_type;
+} Operands;
+
+static Operands operands(const Form *form, const int64_t shape[3], Dtype type, Dtype c_type) {
+    int64_t m = shape[0], n = shape[1], k = shape[2];
+    return (Operands){form,
+                      m,
+                      n,
+                      k,
+                      random_tensor(m * k, type, -1, 1),
+                      random_tensor(n * k, type, -1, 1),
+                      random_tensor(m * n, c_type, -1, 1),
+                      type,
+                      c_type};
+}
+
+/* Rows i .. i+rows-1 of op(A), columns j .. of op(B). */
+static void *product_box(Device *d, const Operands *o, int64_t i, int64_t j, int64_t rows, int64_t cols,
+                         bool accumulate) {
+    const Form *f = o->form;
+    void *a = f->trans_a ? box_of(o->a, o->m, 0, i, o->k, rows, o->type)
+                         : box_of(o->a, o->k, i, 0, rows, o->k, o->type);
+    void *b = f->trans_b ? box_of(o->b, o->k, j, 0, cols, o->k, o->type)
+                         : box_of(o->b, o->n, 0, j, o->k, cols, o->type);
+    void *c = box_of(o->c, o->n, i, j, rows, cols, o->c_type);
+    RUN(d, gemm, f->trans_a, f->trans_b, rows, cols, o->k, a, b, o->type, c, o->c_type, cols, accumulate,
+        ONE_LEAF);
+    return c;
+}
+
+static void check_boxes(Device *d, const Operands *o, bool accumulate) {
+    void *whole = product_box(d, o, 0, 0, o->m, o->n, accumulate);
+    const int64_t rows[] = {0, o->m / 7, o->m / 2, o->m - 1, o->m};
+    const int64_t cols[] = {0, 1, o->n / 3, o->n / 2 + 1, o->n};
+    for (int i = 0; i < 4; i++) {
+        int64_t count = rows[i + 1] - rows[i], wide = cols[i + 1] - cols[i];
+        if (count > 0)
+            assert_box(d, o->form->name, whole, o->n, rows[i], 0,
+                       product_box(d, o, rows[i], 0, count, o->n, accumulate), count, o->n, o->c_type);
+        if (wide > 0)
+            assert_box(d, o->form->name, whole, o->n, 0, cols[i],
+                       product_box(d, o, 0, cols[i], o->m, wide, accumulate), o->m, wide, o->c_type);
+    }
+    int64_t half = o->m / 2; /* moved by a row */
+    if (half > 1)
+        assert_false(same_box(whole, o->n, half, 0,
+                              product_box(d, o, half - 1, 0, o->m - half, o->n, accumulate), o->m - half,
+                              o->n, o->c_type));
+}
+
+static void check_products(Device *d, Dtype c) {
+    static const int64_t shapes[][3] = {
+        {5, 3, 7}, {37, 50, 300}, {130, 101, 65}, {70, 900, 33}, {450, 60, 20}};
+    keep_product_scratch(d, c);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int f = 0; f < 3; f++)
+            for (int variant = 0; variant < 4; variant++) {
+                if (variant & 2 && c == DTYPE_F32) continue;
+                Operands o = operands(&forms[f], shapes[s], c, variant & 2 ? DTYPE_BF16 : DTYPE_F32);
+                check_boxes(d, &o, variant & 1);
+                drop_all();
+            }
+}
+static void test_products(void **state) { (void)state, check_all(check_products); }
+
+/* ---- products: leaves of the inner dimension ---- */
+
+/* Leaves first .. first+count-1 of runs of `length` terms in pieces of `leaf`. */
+typedef struct Inner {
+    int runs;
+    int64_t length[LEAF_RUNS], leaf[LEAF_RUNS];
+} Inner;
+
+static int64_t inner_of(const Inner *in) {
+    int64_t k = 0;
+    for (int r = 0; r < in->runs; r++) k += in->length[r];
+    return k;
+}
+
+static Leaves leaves_here(const Inner *in) {
+    Leaves l = {.runs = in->runs};
+    for (int r = 0; r < in->runs; r++) l.run[r].length = in->length[r], l.run[r].leaf = in->leaf[r];
+    return l;
+}
+
+/* What of it a rank has that holds `count` leaves from `first` on. */
+static Inner part_of_inner(const Inner *in, int first, int count) {
+    Inner part = *in;
+    for (int r = 0; r < in->runs; r++)
+        part.length[r] = min_i64(in->length[r], (first + count) * in->leaf[r]) - first * in->leaf[r];
+    return part;
+}
+
+/* Those terms of every line of an operand: lines along (rows are lines) or across. */
+static void *terms_of(const void *from, int64_t lines, bool along, const Inner *in, int first,
+                      const Inner *part, Dtype t) {
+    int64_t whole = inner_of(in), here = inner_of(part), from_run = 0, to_run = 0;
+    void *to = tensor(lines * here, t);
+    for (int r = 0; r < in->runs; r++) {
+        int64_t start = from_run + first * in->leaf[r];
+        for (int64_t p = 0; p < part->length[r]; p++)
+            for (int64_t i = 0; i < lines; i++)
+                tensor_set(to, along ? i * here + to_run + p : (to_run + p) * lines + i, t,
+                           tensor_get(from, along ? i * whole + start + p : (start + p) * lines + i, t));
+        from_run += in->length[r], to_run += part->length[r];
+    }
+    return to;
+}
+
+static float *partial_product(Device *d, const Operands *o, const Inner *in, int first, int count) {
+    Inner part = part_of_inner(in, first, count);
+    void *a = terms_of(o->a, o->m, !o->form->trans_a, in, first, &part, o->type);
+    void *b = terms_of(o->b, o->n, o->form->trans_b, in, first, &part, o->type);
+    float *c = tensor(o->m * o->n, DTYPE_F32);
+    RUN(d, gemm, o->form->trans_a, o->form->trans_b, o->m, o->n, inner_of(&part), a, b, o->type, c, DTYPE_F32,
+        o->n, false, leaves_here(&part));
+    return c;
+}
+
+/* As ranks would: each its leaves, then the tree over ranks, then rounded. */
+static void *product_on_ranks(Device *d, const Operands *o, const Inner *in, int ranks) {
+    const float *parts[LEAVES];
+    for (int r = 0; r < ranks; r++)
+        parts[r] = partial_product(d, o, in, r * (LEAVES / ranks), LEAVES / ranks);
+    float *sum = tensor(o->m * o->n, DTYPE_F32);
+    void *c = tensor(o->m * o->n, o->c_type);
+    RUN(d, sum_parts, o->m * o->n, ranks, parts, sum);
+    RUN(d, cast, o->m * o->n, sum, DTYPE_F32, c, o->c_type);
+    return c;
+}
+
+static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type, Dtype c_type) {
+    const int64_t shape[3] = {37, 50, inner_of(in)};
+    Operands o = operands(form, shape, type, c_type);
+    void *whole = tensor(o.m * o.n, c_type);
+    RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, whole, c_type, o.n, false,
+        leaves_here(in));
+    for (int i = 0; i < DEGREES; i++)
+        assert_box(d, "leaves of a product", whole, o.n, 0, 0, product_on_ranks(d, &o, in, degrees[i]), o.m,
+                   o.n, c_type);
+    if (c_type == DTYPE_F32) { /* C + the tree; and leaves of other lengths */
+        float *c = tensor(o.m * o.n, DTYPE_F32), *want = tensor(o.m * o.n, DTYPE_F32);
+        RUN(d, add, o.m * o.n, o.c, whole, want, DTYPE_F32);
+        memcpy(c, o.c, (size_t)(o.m * o.n) * sizeof *c);
+        RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, c, DTYPE_F32, o.n, true,
+            leaves_here(in));
+        assert_box(d, "leaves added to C", want, o.n, 0, 0, c, o.m, o.n, DTYPE_F32);
+        Inner moved = *in;
+        moved.leaf[0]++;
+        RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, c, DTYPE_F32, o.n, false,
+            leaves_here(&moved));
+        assert_false(same_box(whole, o.n, 0, 0, c, o.m, o.n, DTYPE_F32));
+    }
+    drop_all();
+}
+
+static void check_leaves(Device *d, Dtype c) {
+    /* One run; gate and up; q, k and v; a vocabulary whose last leaf is short; leaves of more than a block. */
+    static const Inner inners[] = {{1, {320}, {40}},
+                                   {2, {136, 136}, {17, 17}},
+                                   {3, {256, 64, 64}, {32, 8, 8}},
+                                   {1, {1003}, {126}},
+                                   {1, {4400}, {550}}};
+    keep_product_scratch(d, c);
+    for (size_t i = 0; i < sizeof inners / sizeof *inners; i++)
+        for (int f = 0; f < 3; f++) {
+            check_inner(d, &forms[f], &inners[i], c, DTYPE_F32);
+            if (c == DTYPE_BF16) check_inner(d, &forms[f], &inners[i], c, DTYPE_BF16);
+        }
+}
+static void test_leaves(void **state) { (void)state, check_all(check_leaves); }
+
+/* ---- tokens ---- */
+
+enum { TOKENS = 150, LEAF = 19 }; /* the last leaf has 17 */
+
+typedef struct Norm {
+    int64_t h;
+    Dtype c;
+    void *x, *other, *dy, *dx;
+    float *w;
+} Norm;
+
+/* Gradients of tokens first .. first+count-1 into dx (their own), dw and db (a row for each leaf). */
+static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, float *dw, float *db) {
+    int64_t h = n->h;
+    void *x = box_of(n->x, h, first, 0, count, h, n->c),
+         *other = box_of(n->other, h, first, 0, count, h, n->c);
+    void *dy = box_of(n->dy, h, first, 0, count, h, n->c), *dx = box_of(n->dx, h, first, 0, count, h, n->c);
+    void *sum = tensor(count * h, n->c), *y = tensor(count * h, n->c);
+    float *rstd = tensor(count, DTYPE_F32);
+    RUN(d, rmsnorm_forward, count, h, 1e-5f, x, other, n->w, sum, y, rstd, n->c);
+    RUN(d, rmsnorm_backward, count, h, sum, n->w, rstd, dy, dx, true, dw, LEAF, n->c);
+    RUN(d, bias_backward, count, h, dy, db, LEAF, n->c);
+    RUN(d, bias_forward, count, h, y, n->w, n->c);
+    RUN(d, add, count * h, y, dx, dx, n->c);
+    return dx; /* of both directions */
+}
+
+static void check_norm(Device *d, Dtype c) {
+    static const int64_t widths[] = {1, 24, 521};
+    EACH(h, widths) {
+        keep_scratch(d, c, TOKENS, *h, (AttentionShape){1, 1, 1, 2});
+        int64_t n = TOKENS * *h, rows = LEAVES * *h;
+        Norm norm = {*h,
+                     c,
+                     random_tensor(n, c, -1, 1),
+                     random_tensor(n, c, -1, 1),
+                     random_tensor(n, c, -1, 1),
+                     random_tensor(n, c, -1, 1),
+                     random_tensor(*h, DTYPE_F32, 0.5, 1.5)};
+        float *before = random_tensor(rows, DTYPE_F32, -1, 1), *dw = copy_of(before, rows, DTYPE_F32),
+              *db = copy_of(before, rows, DTYPE_F32);
+        void *whole = norm_box(d, &norm, 0, TOKENS, dw, db);
+        for (int i = 0; i < DEGREES; i++) {
+            int64_t each = LEAVES / degrees[i];
+            for (int64_t r = 0; r < degrees[i]; r++) {
+                int64_t first = r * each * LEAF, count = min_i64(TOKENS, first + each * LEAF) - first;
+                float *dw2 = box_of(before, *h, r * each, 0, each, *h, DTYPE_F32),
+                      *db2 = box_of(before, *h, r * each, 0, each, *h, DTYPE_F32);
+                assert_box(d, "norm", whole, *h, first, 0, norm_box(d, &norm, first, count, dw2, db2), count,
+                           *h, c);
+                assert_box(d, "norm dw", dw, *h, r * each, 0, dw2, each, *h, DTYPE_F32);
+                assert_box(d, "bias gradient", db, *h, r * each, 0, db2, each, *h, DTYPE_F32);
+            }
+        }
+        float *moved = copy_of(before, rows, DTYPE_F32), *moved2 = copy_of(before, rows, DTYPE_F32);
+        norm_box(d, &norm, 1, TOKENS - 1, moved, moved2);
+        assert_false(same_box(dw, *h, 0, 0, moved, LEAVES, *h, DTYPE_F32));
+        assert_false(same_box(db, *h, 0, 0, moved2, LEAVES, *h, DTYPE_F32));
+        drop_all();
+    }
+}
+static void test_norm(void **state) { (void)state, check_all(check_norm); }
+
+/* ---- heads, and columns of the MLP ---- */
+
+/* The columns of heads first .. first+count-1 of `groups` groups of `dim` columns, one after another. */
+typedef struct Columns {
+    int groups;
+    int64_t start[3], count[3]; /* columns in the whole */
+} Columns;
+
+/* Between a whole tensor and those columns of it: copies them out, or says whether they are the same. */
+static void *columns_of(const void *whole, int64_t rows, int64_t row, const Columns *k, Dtype t) {
+    int64_t here = k->count[0] + k->count[1] + k->count[2];
+    char *to = tensor(rows * here, t);
+    for (int64_t r = 0, at = 0; r < rows; r++)
+        for (int g = 0; g < k->groups; at += k->count[g++])
+            memcpy(tensor_to(to, at, t), tensor_at(whole, r * row + k->start[g], t),
+                   (size_t)k->count[g] * dtype_bytes(t));
+    return to;
+}
+
+static void assert_columns(const Device *d, const char *what, const void *whole, int64_t rows, int64_t row,
+                           const Columns *k, const void *got, Dtype t) {
+    int64_t here = k->count[0] + k->count[1] + k->count[2];
+    const void *want = columns_of(whole, rows, row, k, t);
+    if (memcmp(want, got, (size_t)(rows * here) * dtype_bytes(t)) != 0)
+        fail_msg("%s, %s, %s: columns %lld and on differ from the whole", d->name, what, dtype_name(t),
+                 (long long)k->start[0]);
+}
+
+typedef struct Attended {
+    void *qkv, *out, *dqkv; /* qkv: rotated */
+    float *lse;
+} Attended;
+
+static Attended attend(Device *d, AttentionShape s, void *qkv, const void *dout, const int32_t *first,
+                       const int32_t *positions, const float *angles, Dtype c) {
+    int64_t t = s.tokens, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
+    Attended a = {qkv, tensor(t * s.heads * s.head_dim, c), tensor(t * wide, c),
+                  tensor(t * s.heads, DTYPE_F32)};
+    RUN(d, rope, s, qkv, positions, angles, false, c);
+    RUN(d, attention_forward, s, qkv, first, a.out, a.lse, c);
+    RUN(d, attention_backward, s, qkv, first, a.out, a.lse, dout, a.dqkv, c);
+    RUN(d, rope, s, a.dqkv, positions, angles, true, c);
+    return a;
+}
+
+/* Heads of rank r of n: its query heads, and their key and value heads. */
+static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void *qkv, const void *dout,
+                           const Attended *whole, const int32_t *first, const int32_t *positions,
+                           const float *angles, Dtype c) {
+    int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
+    AttentionShape part = {s.tokens, s.heads / n, s.kv_heads / n, s.head_dim};
+    int64_t q = part.heads * dim, kv = part.kv_heads * dim;
+    Columns in = {3, {r * q, s.heads * dim + r * kv, (s.heads + s.kv_heads) * dim + r * kv}, {q, kv, kv}};
+    Columns out = {1, {r * q}, {q}};
+    Attended got = attend(d, part, columns_of(qkv, t, wide, &in, c),
+                          columns_of(dout, t, s.heads * dim, &out, c), first, positions, angles, c);
+    assert_columns(d, "rope of heads", whole->qkv, t, wide, &in, got.qkv, c);
+    assert_columns(d, "attention of heads", whole->out, t, s.heads * dim, &out, got.out, c);
+    assert_columns(d, "attention gradient of heads", whole->dqkv, t, wide, &in, got.dqkv, c);
+    assert_box(d, "lse of heads", whole->lse, t, r * part.heads, 0, got.lse, part.heads, t, DTYPE_F32);
+}
+
+static void check_heads(Device *d, Dtype c) {
+    static const AttentionShape shapes[] = {{133, 8, 8, 20}, {70, 8, 4, 40}, {65, 4, 4, 64}};
+    for (int i = 0; i < 3; i++) {
+        AttentionShape s = shapes[i];
+        keep_scratch(d, c, s.tokens, 2, s);
+        int64_t t = s.tokens, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
+        void *qkv = random_tensor(t * wide, c, -2, 2), *rotated = copy_of(qkv, t * wide, c);
+        void *dout = random_tensor(t * s.heads * s.head_dim, c, -1, 1);
+        int32_t *first = tensor(t, DTYPE_F32), *positions = random_ints(t, 50);
+        float *angles = random_tensor(50 * s.head_dim, DTYPE_F32, -1, 1);
+        for (int64_t k = 0; k < t; k++) first[k] = k < 30 ? 0 : 30;
+        Attended whole = attend(d, s, rotated, dout, first, positions, angles, c);
+        for (int n = 2; n <= s.kv_heads; n *= 2)
+            check_heads_of(d, s, n, n - 1, qkv, dout, &whole, first, positions, angles, c);
+        drop_all();
+    }
+}
+static void test_heads(void **state) { (void)state, check_all(check_heads); }
+
+static void check_mlp(Device *d, Dtype c) {
+    enum { T = 37, INTER = 168 };
+    void *gate_up = random_tensor(T * 2 * INTER, c, -4, 4), *dact = random_tensor(T * INTER, c, -1, 1);
+    void *act = tensor(T * INTER, c), *again = tensor(T * INTER, c), *grad = tensor(T * 2 * INTER, c);
+    RUN(d, swiglu_forward, T, INTER, gate_up, act, c);
+    RUN(d, swiglu_backward, T, INTER, gate_up, dact, grad, again, c);
+    for (int n = 2; n <= 8; n *= 2) {
+        int64_t each = INTER / n, r = n - 1;
+        Columns in = {2, {r * each, INTER + r * each}, {each, each}}, out = {1, {r * each}, {each}};
+        void *part = columns_of(gate_up, T, 2 * INTER, &in, c), *dpart = columns_of(dact, T, INTER, &out, c);
+        void *act2 = tensor(T * each, c), *grad2 = tensor(T * 2 * each, c);
+        RUN(d, swiglu_forward, T, each, part, act2, c);
+        assert_columns(d, "swiglu", act, T, INTER, &out, act2, c);
+        RUN(d, swiglu_backward, T, each, part, dpart, grad2, act2, c);
+        assert_columns(d, "swiglu gradient", grad, T, 2 * INTER, &in, grad2, c);
+        assert_columns(d, "swiglu again", again, T, INTER, &out, act2, c);
+    }
+    drop_all();
+}
+static void test_mlp(void **state) { (void)state, check_all(check_mlp); }
+
+/* ---- the vocabulary ---- */
+
+enum { ROWS = 9, VOCAB = 1003, VOCAB_LEAF = 126 }; /* the last leaf has 121 */
+
+typedef struct Loss {
+    void *logits;
+    Dtype type, grad_type;
+    int32_t *targets;
+    float *loss;
+    void *grad;
+} Loss;
+
+/* Records of all leaves, made by `ranks` of them. */
+static LossRecord *all_records(Device *d, const Loss *l, int ranks, int64_t leaf) {
+    int64_t each = LEAVES / ranks;
+    LossRecord *records = tensor(LEAVES * ROWS * (int64_t)sizeof *records / 4, DTYPE_F32);
+    for (int64_t r = 0; r < ranks; r++) {
+        int64_t first = r * each * leaf, count = min_i64(VOCAB, first + each * leaf) - first;
+        RUN(d, loss_records, ROWS, count, box_of(l->logits, VOCAB, 0, first, ROWS, count, l->type), l->type,
+            l->targets, (VocabLeaves){.first = first, .leaf = leaf, .count = LEAVES},
+            records + r * each * ROWS);
+    }
+    return records;
+}
+
+static void check_loss_on(Device *d, const Loss *l, int ranks) {
+    int64_t each = LEAVES / ranks;
+    const LossRecord *records = all_records(d, l, ranks, VOCAB_LEAF);
+    for (int64_t r = 0; r < ranks; r++) {
+        int64_t first = r * each * VOCAB_LEAF, count = min_i64(VOCAB, first + each * VOCAB_LEAF) - first;
+        float *loss = tensor(ROWS, DTYPE_F32);
+        void *grad = tensor(ROWS * count, l->grad_type);
+        RUN(d, cross_entropy, ROWS, count, box_of(l->logits, VOCAB, 0, first, ROWS, count, l->type), l->type,
+            l->targets, (VocabLeaves){first, VOCAB_LEAF, LEAVES, records}, &(float){0.125f}, loss, grad,
+            l->grad_type);
+        assert_bits("loss of a slice", d, loss, l->loss, ROWS, DTYPE_F32);
+        assert_box(d, "gradient of a slice of logits", l->grad, VOCAB, 0, first, grad, ROWS, count,
+                   l->grad_type);
+    }
+}
+
+static void check_loss_types(Device *d, Dtype type, Dtype grad_type) {
+    Loss l = {.logits = random_tensor(ROWS * VOCAB, type, -12, 12),
+              .type = type,
+              .grad_type = grad_type,
+              .targets = random_ints(ROWS, VOCAB),
+              .loss = tensor(ROWS, DTYPE_F32),
+              .grad = tensor(ROWS * VOCAB, grad_type)};
+    l.targets[1] = -1, l.targets[2] = 0, l.targets[3] = VOCAB - 1, l.targets[4] = VOCAB_LEAF;
+    RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets, (VocabLeaves){.leaf = VOCAB_LEAF},
+        &(float){0.125f}, l.loss, l.grad, grad_type);
+    for (int i = 0; i < DEGREES; i++) check_loss_on(d, &l, degrees[i]);
+    /* Leaves of another length are other sums. */
+    LossRecord *records = all_records(d, &l, 1, VOCAB_LEAF), *moved = all_records(d, &l, 1, VOCAB_LEAF + 1);
+    assert_memory_not_equal(records, moved, sizeof *records * ROWS);
+    drop_all();
+}
+
+static void check_loss(Device *d, Dtype c) {
+    check_loss_types(d, DTYPE_F32, c);
+    if (c != DTYPE_F32) check_loss_types(d, c, c);
+}
+static void test_loss(void **state) { (void)state, check_all(check_loss); }
+
+int main(int argc, char **argv) {
+    only = argc > 1 ? argv[1] : NULL;
+    unsetenv("WEFT_DEFER");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products), cmocka_unit_test(test_leaves), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_heads),    cmocka_unit_test(test_mlp),    cmocka_unit_test(test_loss),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

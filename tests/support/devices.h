@@ -1,0 +1,132 @@
+/* What tests of ops share: tensors of random numbers, backends by name. */
+#ifndef WEFT_TESTS_SUPPORT_DEVICES_H
+#define WEFT_TESTS_SUPPORT_DEVICES_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "device/cpu/cpu.h"
+#include "device/pool.h"
+
+/* ---- tensors ---- */
+
+enum { KEPT = 512 };
+static void *kept[KEPT];
+static int kept_count;
+
+/* Exactly n elements, so that the address sanitizer sees every step too far. Freed by drop_all. */
+static inline void *tensor(int64_t n, Dtype t) {
+    assert_true(kept_count < KEPT);
+    void *p = malloc((size_t)n * dtype_bytes(t));
+    assert_non_null(p);
+    memset(p, 0x7f, (size_t)n * dtype_bytes(t));
+    return kept[kept_count++] = p;
+}
+
+static inline void drop_all(void) {
+    while (kept_count > 0) free(kept[--kept_count]);
+}
+
+static uint64_t next_number;
+static inline float draw(float lo, float hi) {
+    return lo + (hi - lo) * (float)rng_uniform(42, next_number++);
+}
+
+static inline void *random_tensor(int64_t n, Dtype t, float lo, float hi) {
+    void *p = tensor(n, t);
+    for (int64_t i = 0; i < n; i++) tensor_set(p, i, t, draw(lo, hi));
+    return p;
+}
+
+static inline void *copy_of(const void *from, int64_t n, Dtype t) {
+    void *p = tensor(n, t);
+    memcpy(p, from, (size_t)n * dtype_bytes(t));
+    return p;
+}
+
+static inline void assert_bits(const char *what, const Device *d, const void *got, const void *want,
+                               int64_t n, Dtype t) {
+    if (memcmp(got, want, (size_t)n * dtype_bytes(t)) != 0) fail_msg("%s, %s: bits differ", d->name, what);
+}
+
+/* ---- devices ---- */
+
+static inline void open_device(Device *d, const char *kind, int threads) {
+    Error err;
+    if (device_open_cpu(d, kind, threads, &err) != OK) fail_msg("%s: %s", kind ? kind : "auto", err.message);
+}
+
+static inline void set_scratch(Device *d, const DeviceNeeds *needs) {
+    free(d->scratch);
+    d->scratch_size = d->ops.scratch_bytes(d, needs);
+    d->scratch = NULL;
+    assert_int_equal(posix_memalign((void **)&d->scratch, POOL_ALIGN, d->scratch_size + 1), 0);
+    memset(d->scratch, 0xff, d->scratch_size);
+}
+
+static inline void close_device(Device *d) {
+    free(d->scratch);
+    device_close(d);
+}
+
+static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
+    return (DeviceNeeds){.compute = c,
+                         .tokens = tokens,
+                         .hidden = hidden,
+                         .intermediate = hidden,
+                         .vocab = 1,
+                         .logits_rows = 1,
+                         .attention = {tokens, 1, 1, 2}};
+}
+
+/* An op that has ended: the tensors of these tests are the host's own memory. */
+#define RUN(d, slot, ...)                                                   \
+    do {                                                                    \
+        (d)->ops.slot((d), __VA_ARGS__);                                    \
+        device_finish((d), device_mark((d), device_stream()), WAIT_RESULT); \
+    } while (0)
+
+static const char DEFERRED[] = "deferred";
+static const char *only; /* the one backend to test; NULL: all that run here */
+
+/* Whether it runs here. */
+static inline bool open_backend(Device *d, const char *name, int threads) {
+    Error err;
+    bool deferred = strcmp(name, DEFERRED) == 0;
+    if (device_open_cpu(d, deferred ? NULL : name, threads, &err) == ERR_UNAVAILABLE) return false;
+    if (deferred) device_defer(d, 11);
+    return true;
+}
+
+static inline void on_one(const char *name, void (*check)(Device *d, Dtype c)) {
+    Device d;
+    if ((only && strcmp(only, name) != 0) || !open_backend(&d, name, 2)) return;
+    for (int c = DTYPE_F32; c <= DTYPE_BF16; c++) {
+        next_number = 0; /* the same numbers, whatever has run before */
+        check(&d, (Dtype)c);
+    }
+    close_device(&d);
+}
+
+/* Runs a check on every backend, with two threads, in both dtypes. */
+static inline void on_all(void (*check)(Device *d, Dtype c)) {
+    for (int i = 1; strcmp(device_kind(i), "reference") != 0; i++) on_one(device_kind(i), check);
+    on_one(DEFERRED, check);
+}
+
+static inline int32_t *random_ints(int64_t n, int32_t below) {
+    int32_t *p = tensor(n, DTYPE_F32);
+    for (int64_t i = 0; i < n; i++) p[i] = (int32_t)(rng_u64(7, next_number++) % (uint64_t)below);
+    return p;
+}
+
+#define EACH(item, list) for (const int64_t *item = list; item < list + sizeof list / sizeof *list; item++)
+
+#endif
