@@ -76,8 +76,8 @@ bool file_is_dir(const char *path);
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err);
 ErrorCode file_sync_dir(const char *path, Error *err);
 
-/* A directory for as long as it is used, in $TMPDIR or /tmp. Taking one removes first what killed processes of
- * this user have left under the same prefix. */
+/* A directory for as long as it is used, in $TMPDIR or /tmp. Taking one removes first what killed processes
+ * of this user have left under the same prefix. */
 typedef struct ScratchDir {
     char *path; /* NULL: none */
     int lock;

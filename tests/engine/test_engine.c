@@ -144,7 +144,7 @@ static void set_weight(Run *r, size_t at, float value) {
     OP(&r->device, OP_UPLOAD, upload, weights_of(r) + at, &value, sizeof value);
 }
 
-/* No figure of an evaluation leaves a loss out because it is not finite: the number of such goes with the sum. */
+/* No figure of an evaluation leaves a loss out because it is not finite: their number goes with the sum. */
 static void test_nonfinite_losses(void **state) {
     (void)state;
     Run r;

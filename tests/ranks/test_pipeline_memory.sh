@@ -33,6 +33,11 @@ check() {
     total=$(awk '$1 == "total" && $3 ~ /iB/ { print $2 * ($3 == "GiB" ? 1024 : $3 == "KiB" ? 1 / 1024 : 1) }' "$name.plan" | tail -1)
     awk -v took="$fact" -v total="$total" 'BEGIN { d = took / 1048576 - total; exit !(took > 0 && d < 0.02 && d > -0.02) }' ||
         fail "$name: planned $total MiB, took $fact bytes"
+    # What the plan says of memory outside, twice over: other libraries take other memory.
+    [ -n "$sanitized" ] || awk -F'"memory_resident": |, "memory_peak": |, "memory_fraction"' -v took="$fact" '/"kind": "train"/ {
+        resident = ($2 - took) / 1048576; peak = ($3 - took) / 1048576
+        if (resident > 90 || peak > 90 + 96) { print "resident " resident ", peak " peak " MiB beyond the plan"; exit 1 } }' \
+        "$name/metrics.jsonl" || fail "$name: more memory outside the plan than it says"
     # A sanitizer keeps what was freed for a while: resident memory is then its own.
     [ -z "$sanitized" ] || return
     for metrics in "$name/metrics.jsonl" "$name/metrics-00001.jsonl"; do

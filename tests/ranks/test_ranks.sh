@@ -104,16 +104,23 @@ train own -n 2 mesh.pp=2 pipeline.schedule=own.csv
 same own one
 
 # Stopped on one mesh, by a signal and by weft stop, and gone on on others.
-# stop HOW WORD... : a part of the run `moved`, which is asked to stop once it has made some steps.
+# stop HOW WORD... : a part of the run `moved`, which is asked to stop where rank 0 stands still until it is.
 steps() { cat moved/metrics.jsonl 2>/dev/null | grep -c '"kind": "train"'; }
+chief_stands() { chief=$(cat moved/lock 2>/dev/null) && [ "$chief" != "$earlier" ] && is_stopped "$chief"; }
 stop() {
-    local how=$1 begun pid
+    local how=$1 earlier pid chief
     shift
-    begun=$(steps)
-    "$weft" train run.yaml run.dir=moved $long "$@" >/dev/null 2>moved.err </dev/null &
+    earlier=$(cat moved/lock 2>/dev/null)
+    "$weft" train run.yaml run.dir=moved $long "$@" --inject "stop:rank=0,step=$(($(steps) + 6))" >/dev/null 2>moved.err </dev/null &
     pid=$!
-    until [ "$(steps)" -gt $((begun + 5)) ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
-    if [ "$how" = signal ]; then kill -USR1 $pid; else "$weft" stop moved >/dev/null; fi 2>/dev/null
+    await chief_stands
+    if [ "$how" = signal ]; then
+        kill -USR1 $pid
+        await pending "$chief" 200 # SIGUSR1
+    else
+        "$weft" stop moved >/dev/null
+    fi
+    kill -CONT "$chief"
     status=0
     wait $pid || status=$?
     [ "$status" -eq 75 ] || { fail "$* stopped by $how: exit status $status: $(tail -2 moved.err)"; return; }

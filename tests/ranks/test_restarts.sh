@@ -25,18 +25,17 @@ holder() {
     await has_holder "$@" >&2
     cat "$1/lock"
 }
-restarted() { [ "$(grep -c '"event": "restarted"' "$1/journal.jsonl" 2>/dev/null)" -ge "$2" ]; } # DIR TIMES
 
 "$weft" train run.yaml run.dir=whole >/dev/null 2>err </dev/null || { cat err; exit 1; }
 
-# Killed twice, the second time as soon as the restart is in the journal.
-"$weft" train run.yaml run.dir=killed --restarts 5 >/dev/null 2>killed.err </dev/null &
+# Killed twice, where each stands still until it is.
+"$weft" train run.yaml run.dir=killed --restarts 5 --inject 'stop:rank=0,step=28; stop:rank=0,step=47,attempt=1' >/dev/null 2>killed.err </dev/null &
 parent=$!
 victim=
 for kill in 1 2; do
     victim=$(holder killed "$victim" $((kill * 8)))
-    await restarted killed $((kill - 1))
-    kill -KILL "$victim" 2>/dev/null || fail "kill $kill came too late"
+    await is_stopped "$victim"
+    kill -KILL "$victim"
 done
 wait "$parent" || fail "a run killed twice ends with $?: $(tail -3 killed.err)"
 [ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after restarts"
@@ -45,13 +44,13 @@ grep -q 'signal 9' killed.err || fail "the cause is not said"
 [ "$(grep -c '"event": "restarted"' killed/journal.jsonl)" -eq 2 ] || fail "the journal says: $(cat killed/journal.jsonl)"
 grep '"event": "restarted"' killed/journal.jsonl | tail -1 | grep '"attempt": 2' | grep -q 'signal 9' || fail "the journal does not say why"
 
-# A run that starts anew does so once: the restart goes on from the new checkpoints.
+# A run that starts anew does so once: the restart goes on from the new checkpoints. The first is there when the second begins.
 rm killed/metrics.jsonl
-"$weft" train run.yaml run.dir=killed run.overwrite=true --restarts 5 >/dev/null 2>anew.err </dev/null &
+"$weft" train run.yaml run.dir=killed run.overwrite=true --restarts 5 --inject stop:rank=0,step=48 >/dev/null 2>anew.err </dev/null &
 parent=$!
 victim=$(holder killed "$victim $parent" 8)
-await test -e killed/checkpoints/latest
-kill -KILL "$victim" 2>/dev/null || fail "the kill came too late"
+await is_stopped "$victim"
+kill -KILL "$victim"
 wait "$parent" || fail "a run started anew and killed ends with $?: $(tail -3 anew.err)"
 grep -q 'resumed after step' anew.err || fail "the restart does not go on from a checkpoint"
 [ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after starting anew and a restart"

@@ -88,6 +88,14 @@ $mpirun -n 1 "$weft" train run.yaml train.compute=auto : -n 2 "$weft" train run.
 [ "$status" -eq 0 ] || fail "unlike processors: exit status $status: $(grep weft: err)"
 [ "$(grep -c '^kernels of the ranks differ.* on rank 0, portable on ranks 1-2$' err)" -eq 1 ] || fail "unlike processors are not said once: $(grep kernels err)"
 grep -q '  compute: fp32  # auto: ' run/config.yaml || fail "compute: auto is not resolved: $(grep compute: run/config.yaml)"
+# The same where processors differ in bf16, where this one has it (tests/train/test_agree.c has all mixtures).
+if grep -qw avx512_bf16 /proc/cpuinfo; then
+    status=0
+    $mpirun -n 2 "$weft" train run.yaml run.dir=mixed train.compute=auto : -n 1 "$weft" train run.yaml run.dir=mixed train.compute=auto run.device=avx2 \
+        >out 2>err </dev/null || status=$?
+    [ "$status" -eq 0 ] || fail "bf16 on two ranks of three: exit status $status: $(grep weft: err)"
+    [ "$(grep -c '^train.compute: auto is fp32 on all ranks: 1 of 3 processors' err)" -eq 1 ] || fail "compute: auto: $(grep auto err)"
+fi
 # A rank that goes on keeps what all had.
 status=0
 $mpirun -n 3 "$weft" train run.yaml train.compute=auto train.steps=3 schedule.total_steps=2 >out 2>err </dev/null || status=$?
