@@ -20,7 +20,7 @@ checkpoint: {every: 5}
 check: {replicas_every: 5}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
-comm: {watchdog_s: ${WATCHDOG:-6}}
+comm: {watchdog_s: ${WATCHDOG:-12}}
 restart: {backoff_s: 0}
 EOF_YAML
 stamp() { while IFS= read -r line; do echo "$EPOCHREALTIME $line"; done; }

@@ -22,7 +22,7 @@ EOF
 
 # The limit is there so that a test does not hang for ever: no verdict is taken from it.
 start() { # NAME FAULT WORD...
-    timeout -k 5 500 "$weft" train run.yaml run.dir="$1" data.cache_dir="$1.cache" -n 2 --inject "$2" "${@:3}" >"$1.out" 2>"$1.err" </dev/null
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" data.cache_dir="$1.cache" -n 2 --inject "$2" "${@:3}" >"$1.out" 2>"$1.err" </dev/null
     echo $? >"$1.status"
 }
 # found NAME RANK PHASE: by the other one.

@@ -26,7 +26,7 @@ train() {
     local dir=$1
     shift
     status=0
-    timeout -k 5 300 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
 }
 # All digits of every loss and norm, and of every validation.
 curve() {
@@ -106,14 +106,13 @@ same own one
 # Stopped on one mesh, by a signal and by weft stop, and gone on on others.
 # stop HOW WORD... : a part of the run `moved`, which is asked to stop where rank 0 stands still until it is.
 steps() { cat moved/metrics.jsonl 2>/dev/null | grep -c '"kind": "train"'; }
-chief_stands() { chief=$(cat moved/lock 2>/dev/null) && [ "$chief" != "$earlier" ] && is_stopped "$chief"; }
 stop() {
-    local how=$1 earlier pid chief
+    local how=$1 pid
     shift
-    earlier=$(cat moved/lock 2>/dev/null)
     "$weft" train run.yaml run.dir=moved $long "$@" --inject "stop:rank=0,step=$(($(steps) + 6))" >/dev/null 2>moved.err </dev/null &
     pid=$!
-    await chief_stands
+    await stands moved
+    chief=$(cat moved/lock)
     if [ "$how" = signal ]; then
         kill -USR1 $pid
         await pending "$chief" 200 # SIGUSR1

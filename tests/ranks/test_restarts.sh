@@ -31,11 +31,11 @@ holder() {
 # Killed twice, where each stands still until it is.
 "$weft" train run.yaml run.dir=killed --restarts 5 --inject 'stop:rank=0,step=28; stop:rank=0,step=47,attempt=1' >/dev/null 2>killed.err </dev/null &
 parent=$!
-victim=
 for kill in 1 2; do
-    victim=$(holder killed "$victim" $((kill * 8)))
-    await is_stopped "$victim"
+    await stands killed
+    victim=$(cat killed/lock)
     kill -KILL "$victim"
+    await is_gone "$victim"
 done
 wait "$parent" || fail "a run killed twice ends with $?: $(tail -3 killed.err)"
 [ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after restarts"
@@ -45,12 +45,10 @@ grep -q 'signal 9' killed.err || fail "the cause is not said"
 grep '"event": "restarted"' killed/journal.jsonl | tail -1 | grep '"attempt": 2' | grep -q 'signal 9' || fail "the journal does not say why"
 
 # A run that starts anew does so once: the restart goes on from the new checkpoints. The first is there when the second begins.
-rm killed/metrics.jsonl
 "$weft" train run.yaml run.dir=killed run.overwrite=true --restarts 5 --inject stop:rank=0,step=48 >/dev/null 2>anew.err </dev/null &
 parent=$!
-victim=$(holder killed "$victim $parent" 8)
-await is_stopped "$victim"
-kill -KILL "$victim"
+await stands killed
+kill -KILL "$(cat killed/lock)"
 wait "$parent" || fail "a run started anew and killed ends with $?: $(tail -3 anew.err)"
 grep -q 'resumed after step' anew.err || fail "the restart does not go on from a checkpoint"
 [ "$(digest whole)" = "$(digest killed)" ] || fail "other weights after starting anew and a restart"

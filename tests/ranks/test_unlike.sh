@@ -23,7 +23,7 @@ EOF
 unlike() {
     local wanted=$1 text=$2 status=0
     shift 2
-    timeout -k 5 120 $mpirun -n 2 "$weft" train run.yaml : -n 1 "${program:-$weft}" train run.yaml "$@" >out 2>err </dev/null || status=$?
+    timeout -k 5 1500 $mpirun -n 2 "$weft" train run.yaml : -n 1 "${program:-$weft}" train run.yaml "$@" >out 2>err </dev/null || status=$?
     refused "$wanted" "$text" "$status" "$*"
 }
 refused() {
@@ -62,7 +62,7 @@ refused 78 "ranks 1-2: optimizer.lr is 1 (rank 0: 0.0003); rank 3: data.seed is 
 apart() {
     local text=$1 status=0
     shift
-    timeout -k 5 120 $mpirun -n 1 -wdir "$directory/here" "$weft" train ../run.yaml "$@" : \
+    timeout -k 5 1500 $mpirun -n 1 -wdir "$directory/here" "$weft" train ../run.yaml "$@" : \
         -n 1 -wdir "$directory/there" "$weft" train ../run.yaml "$@" >out 2>err </dev/null || status=$?
     refused 65 "the ranks do not run the same: rank 1: $text" "$status" "$*"
 }

@@ -44,6 +44,7 @@ await() {
 has_lines() { [ "$(cat "$1" 2>/dev/null | wc -l)" -ge "$2" ]; } # FILE COUNT
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
 is_stopped() { grep -q '^State:[[:blank:]]*T' "/proc/$1/status" 2>/dev/null; } # PID
+stands() { is_stopped "$(cat "$1/lock" 2>/dev/null)"; } # DIR: a run that stopped itself (--inject stop:rank=0,step=N)
 # pending PID MASK: signals of these bits (hexadecimal) have come to the process, which has not taken them yet.
 pending() {
     local now
