@@ -109,6 +109,9 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(arguments_int(args, "--batch", 1, 1 << 20, &batch, err));
     PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
     ErrorCode code = open_model(&m, args->operands[0], args, shape, err);
+    if (code == OK && context > m.plan.model.config.max_position_embeddings)
+        log_warn("--context is %lld: this model is for sequences of %lld, and knows no position behind them",
+                 (long long)context, (long long)m.plan.model.config.max_position_embeddings);
     if (code == OK) code = measure(args, &m, &e, err);
     if (code == OK && e.nonfinite)
         log_warn("the losses of %lld of %lld tokens are not finite", (long long)e.nonfinite,

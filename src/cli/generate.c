@@ -68,26 +68,38 @@ static void put_token(const OpenModel *m, int32_t id, bool first) {
     fflush(stdout); /* each token shows as it comes */
 }
 
+/* Rows of the embedding behind the tokenizer's last entry are padding: never sampled. Of logits that are not
+ * finite nothing could be, and any token would look as good. */
+static ErrorCode find_logits(const OpenModel *m, Decoder *g, const int32_t *ids, int64_t count, float *logits,
+                             Error *err) {
+    int64_t entries = tokenizer_vocab_size(m->tokenizer), vocab = m->plan.model.config.vocab_size;
+    decoder_feed(g, ids, count, logits);
+    for (int64_t i = entries; i < vocab; i++) logits[i] = -INFINITY;
+    for (int64_t i = 0; i < entries; i++)
+        if (!isfinite(logits[i]))
+            return error_set(
+                err, ERR_NUMERIC,
+                "the model's logits are not finite: \"weft inspect\" names weights that are not");
+    return OK;
+}
+
 /* Token by token: each is printed before the next is computed. */
-static int64_t generate(OpenModel *m, Decoder *g, const Request *r) {
-    int64_t vocab = m->plan.model.config.vocab_size, made = 0;
+static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
+    int64_t vocab = m->plan.model.config.vocab_size;
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
     int32_t *order = mem_alloc_array((size_t)vocab, sizeof *order);
-    decoder_feed(g, r->ids.ids, (int64_t)r->ids.count, logits);
-    /* Rows of the embedding behind the tokenizer's last entry are padding: never sampled. */
-    for (int64_t i = tokenizer_vocab_size(m->tokenizer); i < vocab; i++) logits[i] = -INFINITY;
-    while (made < r->tokens) {
-        int32_t id = sample_token(&r->sampling, logits, vocab, made, order);
-        bool first = made++ == 0 && r->prompt.length == 0;
+    ErrorCode code = find_logits(m, g, r->ids.ids, (int64_t)r->ids.count, logits, err);
+    for (*made = 0; code == OK && *made < r->tokens;) {
+        int32_t id = sample_token(&r->sampling, logits, vocab, *made, order);
+        bool first = (*made)++ == 0 && r->prompt.length == 0;
         if (id == tokenizer_eos(m->tokenizer) && !r->ignore_end) break;
         put_token(m, id, first);
-        if (made == r->tokens || decoder_room(g) == 0) break;
-        decoder_feed(g, &id, 1, logits);
-        for (int64_t i = tokenizer_vocab_size(m->tokenizer); i < vocab; i++) logits[i] = -INFINITY;
+        if (*made == r->tokens || decoder_room(g) == 0) break;
+        code = find_logits(m, g, &id, 1, logits, err);
     }
     free(logits);
     free(order);
-    return made;
+    return code;
 }
 
 /* Where the model has a token that begins texts, a prompt is a text's beginning. */
@@ -111,22 +123,22 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
 static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
     Decoder g;
     TRY(encode_prompt(m, r, err));
-    int64_t longest = m->plan.model.config.max_position_embeddings,
-            wanted = (int64_t)r->ids.count + r->tokens;
+    int64_t made, longest = m->plan.model.config.max_position_embeddings,
+                  wanted = (int64_t)r->ids.count + r->tokens;
     TRY(decoder_open(&g, engine_model(m->engine), engine_weights(m->engine), &m->device,
                      wanted < longest ? wanted : longest, PROMPT_CHUNK, err));
     if (!r->quiet && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
     double start = clock_seconds();
-    int64_t made = generate(m, &g, r);
+    ErrorCode code = generate(m, &g, r, &made, err);
     double seconds = clock_seconds() - start;
     putchar('\n');
     fflush(stdout);
-    if (!r->quiet)
+    if (!r->quiet && code == OK)
         log_info("%lld tokens in %.1f s, %.0f tokens/s", (long long)made, seconds, (double)made / seconds);
-    if (made < r->tokens && decoder_room(&g) == 0)
+    if (code == OK && made < r->tokens && decoder_room(&g) == 0)
         log_warn("stopped at %lld positions, the longest sequence this model is for", (long long)longest);
     decoder_close(&g);
-    return OK;
+    return code;
 }
 
 static ErrorCode run(const Arguments *args, Error *err) {

@@ -6,7 +6,7 @@
 
 enum { MOST_NAMED = 6 };
 
-static bool allowed(const Config *c, const char *key) {
+bool changes_allowed(const Config *c, const char *key) {
     for (size_t i = 0; i < c->run.allow_changes.count; i++)
         if (strcmp(c->run.allow_changes.items[i], key) == 0) return true;
     return false;
@@ -62,7 +62,7 @@ static void add_difference(Differences *d, OptionEffect effect, const char *name
     case EFFECT_SUMS:
     case EFFECT_BITS: add_said(d, name, was, is, effect); return;
     case EFFECT_CURVE:
-        if (allowed(d->c, name))
+        if (changes_allowed(d->c, name))
             add_said(d, name, was, is, effect);
         else
             add_refused(d, name, was, is);
@@ -87,7 +87,7 @@ static void add_fact(Differences *d, const char *name, const char *then, const c
 /* What was trained on: run.allow_changes calls it by `name`, too. */
 static void add_content(Differences *d, const char *name, const char *then, const char *now) {
     if (!*then || strcmp(then, now) == 0) return;
-    if (allowed(d->c, name)) {
+    if (changes_allowed(d->c, name)) {
         text_printf(d->said, "%sthe %s is not what it was (%s)", d->said->length ? "; " : "", name,
                     options_effect_name(EFFECT_CURVE));
     } else if (d->count++ < MOST_NAMED) {

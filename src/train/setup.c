@@ -144,9 +144,44 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
              order);
 }
 
+static int64_t schedule_steps(const Config *c) {
+    return c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
+}
+
+static void remark_on_schedule(const Config *c, const OptionSet *set) {
+    const ScheduleOptions *s = &c->schedule;
+    long long total = schedule_steps(c), steps = c->train.steps;
+    if (options_is_set(set, "schedule.warmup_steps") && s->warmup_steps > total)
+        log_warn(
+            "schedule.warmup_steps is %lld, more than the schedule's length of %lld: it warms up to its end",
+            (long long)s->warmup_steps, total);
+    if (steps > total && learning_rate_factor(s, total, steps - 1) == 0)
+        log_warn("schedule.total_steps is %lld of %lld steps: the learning rate is 0 after it", total, steps);
+}
+
+static void remark_on_data(const Config *c, const Dataset *d, const Tokenizer *t) {
+    long long there = (long long)dataset_validation_samples(d), asked = c->validation.samples;
+    bool marked = (c->data.add_bos && tokenizer_bos(t) >= 0) || (c->data.add_eos && tokenizer_eos(t) >= 0);
+    if (c->validation.every > 0 && there == 0)
+        log_warn(
+            "validation.every is %lld, and there is nothing to validate on: set data.validation_fraction or "
+            "data.validation_sources",
+            (long long)c->validation.every);
+    if (asked > there && there > 0)
+        log_warn("validation.samples is %lld, and there are %lld: all are taken", asked, there);
+    if (!marked && (c->data.add_bos || c->data.add_eos))
+        log_warn(
+            "data.add_bos, data.add_eos: the tokenizer has neither: nothing marks where a document ends");
+}
+
+void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
+    remark_on_schedule(c, set);
+    remark_on_data(c, d, t);
+}
+
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
-    int64_t total = c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
+    int64_t total = schedule_steps(c);
     return (StepOptions){.lr_factor = learning_rate_factor(&c->schedule, total, step),
                          .clip = o->clip,
                          .clip_norm = o->clip_norm};

@@ -3,6 +3,7 @@
 #ifndef WEFT_TRAIN_SETUP_H
 #define WEFT_TRAIN_SETUP_H
 
+#include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "config/config.h"
 #include "engine/engine.h"
@@ -37,6 +38,8 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
 /* The order in which the gradients of a step are added up, in words: two runs with the same have the same
  * bits, as far as that goes. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size);
+/* Says what was asked for and will not be had: a run that ends well is not what was meant. */
+void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t);
 StepOptions setup_step(const Config *c, int64_t step); /* 0-based */
 /* Groups of the mesh, who adds up what arrives, and a progress thread where there is to be one. Collective.
  */

@@ -174,6 +174,7 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     describe_run(t->c, &t->layout, &t->rank, &t->device, &out);
     log_lines(out.data);
     text_free(&out);
+    setup_remarks(t->c, set, t->data, t->tokenizer);
     return OK;
 }
 
@@ -197,6 +198,25 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     return OK;
 }
 
+/* Rows of an embedding stand for the entries of one tokenizer: with another one the weights are worth little,
+ * and nothing but the curve would show it. */
+static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *err) {
+    Tokenizer *own = NULL;
+    Error unread = {.message = ""};
+    char print[65];
+    if (tokenizer_open(&own, dir, &unread) != OK) {
+        log_warn("model.init: its tokenizer is not compared with data.tokenizer: %s", unread.message);
+        return OK;
+    }
+    tokenizer_fingerprint(own, print);
+    tokenizer_free(own);
+    if (strcmp(print, t->facts.tokenizer) == 0 || changes_allowed(t->c, "tokenizer")) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "data.tokenizer, %s, is not the tokenizer of model.init, %s: set "
+                     "data.tokenizer=%s/tokenizer.json, or say run.allow_changes=[tokenizer]",
+                     t->c->data.tokenizer, t->c->model.init, dir);
+}
+
 /* Shape and weights of model.init are compared before the one takes memory for the other. Where the weights
  * are gone, a run that goes on does not miss them. */
 static ErrorCode check_init(const Trainer *t, Error *err) {
@@ -205,6 +225,7 @@ static ErrorCode check_init(const Trainer *t, Error *err) {
     ErrorCode code = checkpoint_find_model(t->c->model.init, &dir, err);
     if (code == OK) {
         code = modelfiles_check_shape(dir, &t->c->model.shape, err);
+        if (code == OK && !t->found.exists) code = check_init_tokenizer(t, dir, err);
         free(dir);
     }
     return code == ERR_NOINPUT ? OK : code;

@@ -202,6 +202,28 @@ grep -q '^loss  *nan nats a token$' out && grep -q '^not finite  *[1-9]' out && 
 exits 0 eval wild text.txt --context 32 --json
 grep -q '"loss": null, .*"nonfinite": [1-9]' out || fail "eval --json of a wild model: $(cat out)"
 
+exits 17 generate broken-model --prompt a
+has err "the model's logits are not finite"
+exits 0 eval base text.txt --context 64
+has err "warning: --context is 64: this model is for sequences of 32"
+
+# What was asked for and will not be had is said.
+train remarks train.steps=3 schedule.total_steps=2 schedule.warmup_steps=0 data.validation_fraction=0 validation.every=1
+[ "$status" -eq 0 ] || fail "remarks: exit status $status: $(tail -2 remarks.err)"
+has remarks.err "warning: schedule.total_steps is 2 of 3 steps: the learning rate is 0 after it"
+has remarks.err "warning: validation.every is 1, and there is nothing to validate on"
+train remarks train.steps=1 schedule.warmup_steps=5 validation.samples=100000 run.overwrite=true
+has remarks.err "warning: schedule.warmup_steps is 5, more than the schedule's length of 1: it warms up to its end"
+grep -q '^warning: validation.samples is 100000, and there are [0-9]*: all are taken' remarks.err || fail "too many samples: $(grep warn remarks.err)"
+! grep '^warning' base.err || fail "remarks on a run that has what it asks for"
+
+# Weights of one tokenizer, text of another: the same sizes, and a model of nothing.
+"$weft" tokenizer train text.txt -o other.json -n 258 >/dev/null 2>&1 || fail "a tokenizer of 258 entries"
+exits 78 train run.yaml run.dir=unlike model.init=base data.tokenizer=other.json
+has err "data.tokenizer, other.json, is not the tokenizer of model.init, base: set data.tokenizer=base/checkpoints/step-00000030/tokenizer.json"
+train unlike model.init=base data.tokenizer=other.json train.steps=1 'run.allow_changes=[tokenizer]'
+[ "$status" -eq 0 ] || fail "another tokenizer, allowed: $(tail -2 unlike.err)"
+
 # An evaluation uses a directory for its tokens; what killed ones have left, the next removes.
 mkdir scratch
 export TMPDIR=$directory/scratch
