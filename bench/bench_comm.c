@@ -1,7 +1,10 @@
 /* Bandwidth of the collectives beside those of the MPI library itself, best of several rounds:
  *     mpirun -n 2 --bind-to none build/bench_comm [rounds]
  * Bytes are those of the whole tensor; GB/s is what each rank sends, (n-1)/n of them (twice that in an
- * all-reduce), per second. A table goes to stderr, and one JSON object a line of it to stdout. */
+ * all-reduce), per second. First the record of a step, combined in a tree (comm_combine), beside an
+ * all-gather of all ranks' records by MPI, after which each rank combines them. A table goes to stderr, and
+ * one JSON object a line of it to stdout. */
+#include <math.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +14,7 @@
 #include "device/pool.h"
 #include "base/text.h"
 #include "comm/comm.h"
+#include "engine/record.h"
 
 typedef struct Bench {
     Comm *comm;
@@ -18,7 +22,8 @@ typedef struct Bench {
     size_t bytes; /* of the whole tensor */
     float *a, *b;
     void *work;
-    CommPart *parts; /* [ranks] */
+    CommPart *parts;             /* [ranks] */
+    StepRecord record, *records; /* [ranks] */
 } Bench;
 
 static void check(ErrorCode code, const Error *err) {
@@ -52,6 +57,11 @@ static void ours_reduce(Bench *b) {
     check(comm_wait(b->comm, h, &err), &err);
 }
 
+static void ours_record(Bench *b) {
+    Error err;
+    check(comm_combine(b->comm, &b->record, sizeof b->record, record_combine, &err), &err);
+}
+
 static void raw_gather(Bench *b) {
     int count = (int)(b->bytes / sizeof(float)) / b->ranks;
     MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, b->a, count, MPI_FLOAT, MPI_COMM_WORLD);
@@ -64,6 +74,13 @@ static void raw_scatter(Bench *b) {
 
 static void raw_reduce(Bench *b) {
     MPI_Allreduce(MPI_IN_PLACE, b->a, (int)(b->bytes / sizeof(float)), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void raw_record(Bench *b) {
+    int bytes = (int)sizeof b->record;
+    MPI_Allgather(&b->record, bytes, MPI_BYTE, b->records, bytes, MPI_BYTE, MPI_COMM_WORLD);
+    b->record = b->records[0];
+    for (int r = 1; r < b->ranks; r++) record_combine(&b->record, &b->records[r]);
 }
 
 /* ---- measuring ---- */
@@ -102,6 +119,9 @@ static void run(Bench *b) {
     if (b->rank == 0)
         fprintf(stderr, "%d ranks\n%-16s %10s  %26s   %26s   %s\n", b->ranks, "", "tensor", "weft", "MPI",
                 "MPI's time / weft's");
+    b->bytes = sizeof b->record;
+    record_start(&b->record);
+    row(b, "record", ours_record, raw_record, ceil(log2(b->ranks)));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         b->bytes = sizes[i] / (64 * (size_t)b->ranks) * 64 * (size_t)b->ranks;
         int64_t each = (int64_t)(b->bytes / sizeof(float)) / b->ranks;
@@ -132,12 +152,14 @@ int main(int argc, char **argv) {
     size_t work = comm_all_reduce_workspace(b.ranks, COMM_F32, LARGEST / 4);
     pool_take(&pool, 2 * (size_t)LARGEST + work);
     check(pool_commit(&pool, &device, &err), &err);
+    b.records = mem_alloc_array((size_t)b.ranks, sizeof *b.records);
     b.a = pool_take(&pool, LARGEST);
     b.b = pool_take(&pool, LARGEST);
     b.work = pool_take(&pool, work);
     b.parts = mem_alloc_array((size_t)b.ranks, sizeof *b.parts);
     run(&b);
     free(b.parts);
+    free(b.records);
     pool_free(&pool);
     device_close(&device);
     comm_close(b.comm);
