@@ -1,5 +1,5 @@
-/* What ranks must have alike, on ranks that are threads (tests/support/ranks.h): processors that multiply bf16
- * natively beside others that do not, whichever this machine has; files. Whole launches of unlike ranks:
+/* What ranks must have alike, on ranks that are threads (tests/support/ranks.h): processors that multiply
+ * bf16 natively beside others that do not, whichever this machine has; files. Whole launches of unlike ranks:
  * tests/ranks/test_unlike.sh. */
 #include <setjmp.h>
 #include <stdarg.h>
