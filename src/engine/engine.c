@@ -419,7 +419,7 @@ int64_t engine_valid(const Engine *e, const Batch *batches) {
     int64_t valid = 0;
     for (int m = 0; m < e->plan->program.microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches: one of them counts. */
-    return partition_first_stage(&e->plan->partition) ? valid : 0;
+    return partition_counts_batches(&e->plan->partition) ? valid : 0;
 }
 
 /* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be

@@ -48,7 +48,7 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
                         Error *err) {
     /* The ranks of a pipeline see the same batches: the first one counts their tokens, the last one has the
      * loss. */
-    bool counts = partition_first_stage(&e->plan->partition);
+    bool counts = partition_counts_batches(&e->plan->partition);
     for (int64_t i = 0; i < rounds; i++) {
         Batch b;
         double waited;

@@ -53,6 +53,7 @@ static void print_all(Replicas *r) {
 
 /* ---- comparison ---- */
 
+/* Ranks that hold one share of the parameter at hand, and what each has of it. */
 typedef struct Copies {
     int count;
     int *rank;      /* [world] of each copy, ascending */
@@ -92,6 +93,7 @@ static int find_difference(Comparison *c, int param, int array) {
     return -1;
 }
 
+/* All holders of the share in which a difference was found, for the message. */
 static void find_copies(Comparison *c, int param, int array, int share) {
     c->copies.count = 0;
     for (int rank = 0; rank < c->world; rank++) {
@@ -102,7 +104,8 @@ static void find_copies(Comparison *c, int param, int array, int share) {
     }
 }
 
-/* The hash of more than half of them; false when there is none. */
+/* The hash of more than half of them; false when there is none. Counting each against all is enough: copies
+ * are as many as replicas. */
 static bool majority(const Copies *c, uint64_t *hash) {
     for (int i = 0; i < c->count; i++) {
         int same = 0;
@@ -212,6 +215,8 @@ void replicas_close(Replicas *r) {
     *r = (Replicas){0};
 }
 
+/* Before each checkpoint, and as often as asked: a state that was saved unequal could not be trusted
+ * afterwards. */
 ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
     Error verdict = {.code = OK};
     char *all = NULL;

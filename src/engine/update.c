@@ -97,6 +97,7 @@ static void update_parameter(Engine *e, int i) {
     }
 }
 
+/* A step that was found to be useless changes nothing, not even what the optimizer keeps. */
 void update_unit(Execution *x, int unit) {
     const ParamTable *t = &x->engine->model.table;
     if (x->result->skipped) return;

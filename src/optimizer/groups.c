@@ -92,7 +92,8 @@ static ErrorCode compile(const char *match, int item, pcre2_code **code, Error *
         item, error_escape(shown, sizeof shown, match, strlen(match)), (const char *)why, at + 1);
 }
 
-/* Takes the parameters that the pattern finds and nobody has. Sets *found to how many it finds. */
+/* Takes the parameters that the pattern finds and nobody has. Sets *found to how many it finds, taken or not:
+ * the two tell a useless pattern from one that comes too late. */
 static ErrorCode take(ParamGroups *g, int item, const pcre2_code *code, const ParamTable *t, int *found,
                       Error *err) {
     pcre2_match_data *data = pcre2_match_data_create_from_pattern(code, NULL);

@@ -46,7 +46,8 @@ static int stages_of(const Compare *p, const char *schedule) {
     return usual > 1 && !schedule_is_v(name) && asked > 0 ? asked : usual;
 }
 
-/* The configuration with another schedule and another cut of the same step. Shares the original's strings. */
+/* The configuration with another schedule and another cut of the same step. Shares the original's strings.
+ * tokens_per_step is said in full, so that the step stays the same whatever the microbatch. */
 static Config variant(const Compare *p, const char *schedule, int microbatches) {
     Config c = *p->c;
     c.train.microbatch = p->total / microbatches;
@@ -143,6 +144,7 @@ static int better(const void *a, const void *b) {
                                                  : x->microbatches - y->microbatches;
 }
 
+/* What is configured is marked, and shown even where it would not be among the first. */
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
     text_printf(out, "%c %-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n", a->configured ? '*' : ' ',
@@ -203,6 +205,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
     return OK;
 }
 
+/* Fails only where there is no step to compare; a candidate that fails is a line of the text. */
 ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *q, Text *out, Error *err) {
     Compare p = {.c = c, .d = d, .q = q};
     char tokens[32];

@@ -90,7 +90,8 @@ static void puts_escaped(Text *out, const char *text) {
     }
 }
 
-/* A coordinate: one decimal, none where it is zero. */
+/* A coordinate: one decimal, none where it is zero. A tenth of a pixel is finer than anybody sees, and keeps
+ * the file small and the same on every machine. */
 static void put_number(Text *out, double value) {
     double tenths = round(value * 10);
     if (fmod(tenths, 10) == 0)
@@ -263,6 +264,7 @@ static void put_line(const Svg *g, const Simulation *f, double y) {
     put_axis(g, f->makespan, y);
 }
 
+/* chunk -1: whichever. */
 static bool uses(const Timeline *lines, int count, int kind, int chunk) {
     for (int l = 0; l < count; l++)
         for (int i = 0; i < lines[l].count; i++) {
@@ -326,6 +328,7 @@ static void put_style(bool fine, Text *out) {
                    ".timeline path{stroke:#16181c}}</style>\n");
 }
 
+/* Of all spans, transfers too: the axis must reach to the last of them. */
 static double makespan_of(const Timeline *t) {
     double end = 0;
     for (int i = 0; i < t->count; i++) end = fmax(end, t->spans[i].end);

@@ -181,8 +181,7 @@ static ErrorCode refine(const Fit *f, Split *fitting, double high, double limit,
     return code;
 }
 
-/* As a value of pipeline.memory_gib, four digits, rounded up. */
-/* Rounded up in four digits: what is named must do when it is typed in. */
+/* As a value of pipeline.memory_gib: four digits, rounded up, as what is named must do when typed in. */
 static void write_limit(double bytes, char out[32]) {
     double gib = bytes / GIB, unit = pow(10, floor(log10(gib)) - 3), rounded = ceil(gib / unit) * unit;
     snprintf(out, 32, "%.4g", rounded);

@@ -96,10 +96,12 @@ void forecast_free(Forecast *f) {
     *f = (Forecast){0};
 }
 
+/* Pools and staging: what the rank will take, but for the libraries' own. */
 size_t forecast_memory(const Forecast *f, int place) {
     return memory_plan_total(rank_memory(&f->ranks[place].plan));
 }
 
+/* Over all axes: what a rank with one network card would send. */
 static uint64_t sum_traffic(const ProgramTraffic *t) {
     return t->pipeline + t->replicas + t->parameters + t->gradients;
 }
@@ -132,6 +134,7 @@ static int count_blocks(const Forecast *f, int place) {
     return n;
 }
 
+/* Looped and V schedules give a place several, which need not be neighbours. */
 static int count_stages(const Forecast *f, int place) {
     const Stages *s = &f->layout.stages;
     int n = 0;
@@ -180,6 +183,7 @@ static void put_ranks(const Forecast *f, const Row *row, Text *out) {
     text_printf(out, "  %-11s", name);
 }
 
+/* A bare 0 for nothing, so that it stands out among sizes. */
 static void put_bytes(double bytes, Text *out) {
     char text[32];
     text_printf(out, " %11s", bytes > 0 ? text_bytes(bytes, text) : "0");
@@ -229,6 +233,7 @@ static double excess(const Partition *p) {
     return sum > 0 ? most * p->shards / sum - 1 : 0;
 }
 
+/* What a reader of the table cannot see: who holds the same, and what is held twice. */
 static void put_shares(const Forecast *f, Text *out) {
     const Partition *p = &f->ranks[0].plan.partition;
     double most = 0;
@@ -273,6 +278,7 @@ void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     put_limit(f, limit, out);
 }
 
+/* The plan in full, of one rank; which matrices it has, where they stay whole. */
 void forecast_print_place(const Forecast *f, int place, Text *out) {
     const RankForecast *r = &f->ranks[place];
     text_printf(out, "memory of rank %d", r->first);
@@ -311,6 +317,7 @@ static void put_why(const Forecast *f, Text *out) {
     text_puts(out, "\n");
 }
 
+/* FLOPs and bytes of one step; that all ranks of a place do the same makes one row of them. */
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
@@ -404,6 +411,7 @@ void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
                                  units);
         t->bytes[i] = (double)rank_memory(p)->arena[ARENA_ACTIVATIONS];
     }
+    /* Windows were laid over the simulation's own times: both are scaled together. */
     scale_spans(&t->timeline, forecast_time(f, 1));
     t->timeline.unit = forecast_unit(f);
     t->timeline.bytes = t->bytes;

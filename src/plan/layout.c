@@ -156,6 +156,7 @@ static bool has_points(const Config *c) {
            (how->count == 1 && strcmp(how->items[0], "auto") != 0 && strcmp(how->items[0], "uniform") != 0);
 }
 
+/* A usual mistake, TorchTitan's key in the wrong place, has words of its own. */
 static ErrorCode read_points(const Config *c, Split *split, Error *err) {
     const StringList *how = &c->pipeline.split;
     for (size_t i = 0; i < how->count; i++)
@@ -293,6 +294,7 @@ static void describe_mesh(const Mesh *m, Text *out) {
     text_puts(out, "\n");
 }
 
+/* As it was computed: the costs of the split are those that it was balanced by. */
 static void describe_split(const Layout *l, const Config *c, Text *out) {
     Split split = {
         .blocks = (int)c->model.shape.num_hidden_layers, .stages = l->stages.count, .first = l->stages.first};

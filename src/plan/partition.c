@@ -146,7 +146,9 @@ bool partition_makes_gradient(const Partition *p, int unit) {
     return partition_runs(p, unit) && (unit < p->table->units || p->tied);
 }
 
-bool partition_first_stage(const Partition *p) { return p->pipe == 0; }
+bool partition_counts_batches(const Partition *p) {
+    return mesh_place(&p->mesh, (AxisSet)(MESH_SETS - 1) & ~(AxisSet)MESH_DATA, p->rank) == 0;
+}
 
 int partition_peer(const Partition *p, int unit) {
     return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));

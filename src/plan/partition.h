@@ -75,9 +75,9 @@ bool partition_runs(const Partition *p, int unit); /* forward and backward of th
 bool partition_holds(const Partition *p, int unit);
 /* It makes a gradient of the unit, which may be the tied head's. */
 bool partition_makes_gradient(const Partition *p, int unit);
-/* It is at the first place of the pipeline: of the ranks that see the same batches, the one that counts
- * them. */
-bool partition_first_stage(const Partition *p);
+/* Of the ranks that see the same batches, the one that counts them: the first on every axis along which they
+ * are not cut. */
+bool partition_counts_batches(const Partition *p);
 /* The world's rank that has this one's place on every axis but pp. */
 int partition_peer(const Partition *p, int unit);
 

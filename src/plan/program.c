@@ -92,6 +92,7 @@ typedef struct Check {
     int updated;            /* last unit updated */
 } Check;
 
+/* Marks are kept for units of other ranks too, and stay empty: indexing is simple, and they are bytes. */
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
 
 static short *parts_done(Check *c, Way way, Action a) {
@@ -124,6 +125,8 @@ static const char *check_gathered(const Check *c, int u) {
     return NULL;
 }
 
+/* The microbatch must be loaded on every rank, not only where the embedding is: positions and targets are
+ * read by all. */
 static const char *check_forward(Check *c, Action a) {
     int u = a.unit, m = a.microbatch;
     bool ready = u == 0           ? c->loaded[m]
@@ -134,6 +137,8 @@ static const char *check_forward(Check *c, Action a) {
     return wrong ? wrong : check_gathered(c, u);
 }
 
+/* The head has no unit above, and the embedding and it have nothing that must be gathered again for this
+ * half. */
 static const char *check_input(Check *c, Action a) {
     int u = a.unit, m = a.microbatch;
     bool ready = *mark(c, u, m) & DONE_FORWARD;
@@ -235,6 +240,8 @@ static bool sums_are_left(const Partition *p) {
     return mesh_size(&p->mesh, left & ~(AxisSet)(MESH_SHARDS | MESH_REPLICAS | MESH_PIPELINE)) > 1;
 }
 
+/* Every unit that runs here, with every microbatch, has all its marks, and what others wait for has been
+ * sent. */
 static bool passes_complete(Check *c) {
     for (int u = 0; u < c->p->units; u++)
         for (int m = 0; runs(c, u) && m < c->p->microbatches; m++) {
@@ -285,6 +292,7 @@ static const char *check_names(const Check *c, Action a) {
     return NULL;
 }
 
+/* Each kind has its rule; what it says completes the sentence "program action 7 (FWD ...) ...". */
 static const char *check_action(Check *c, Action a) {
     const char *wrong = check_names(c, a);
     if (wrong) return wrong;

@@ -39,6 +39,8 @@ static unsigned char *done(const Check *c, Cell cell) {
     return &c->done[schedule_pair(c->s, cell.stage, cell.microbatch)];
 }
 
+/* What has been done once must not be done again: a second time would add a gradient twice, or wait for a
+ * message that never comes. */
 static ErrorCode mark(Check *c, Cell cell, int bits) {
     if (*done(c, cell) & bits) return fail(c, "comes twice");
     *done(c, cell) |= (unsigned char)bits;
@@ -142,6 +144,7 @@ static ErrorCode check_composite(Check *c, Cell cell) {
     return fail(c, "OVERLAP_F_B takes a forward and then a B or I");
 }
 
+/* Idle cells hold a column open, and do nothing. */
 static ErrorCode check_cell(Check *c, Cell cell) {
     TRY(check_composite(c, cell));
     if (cell.kind == CELL_IDLE) return OK;

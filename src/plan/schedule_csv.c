@@ -28,6 +28,7 @@ typedef struct Reader {
     const char *at, *end; /* what is left of it */
 } Reader;
 
+/* With rank, line, column and the cell itself: files of schedules are wide, and no editor shows columns. */
 static ErrorCode fail(const Reader *r, const char *what) {
     char shown[64];
     error_escape(shown, sizeof shown, r->cell, r->cell_length);
@@ -141,6 +142,7 @@ static int count_lines(const char *text, size_t length) {
     return lines + (length > 0 && text[length - 1] != '\n');
 }
 
+/* The k-th line is rank k's. */
 static ErrorCode read_lines(Reader *r, const char *text, size_t length) {
     const char *end = text + length;
     for (; text < end; r->rank++) {
@@ -157,6 +159,7 @@ typedef struct Extent {
     int64_t forwards, cells;
 } Extent;
 
+/* Whether backward passes are split is read off the cells, as a file has no header. */
 static Extent measure(Schedule *s) {
     Extent e = {-1, -1, 0, 0};
     for (int r = 0; r < s->ranks; r++)
@@ -227,6 +230,7 @@ ErrorCode schedule_read_csv(Schedule *s, const char *path, Error *err) {
     return code;
 }
 
+/* Returns the index of its second cell. */
 static int write_composite(const Order *o, int first, Text *out) {
     text_puts(out, "(");
     schedule_write_cell(&o->cells[first], out);

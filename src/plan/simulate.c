@@ -97,6 +97,7 @@ static double ready_at(const Run *run, Cell cell) {
     return end >= 0 && remote ? end + run->costs->latency : end;
 }
 
+/* A whole backward pass may cost other than its two halves: what was measured as a whole counts as it was. */
 static double cost_of(const SimulateCosts *costs, Cell cell) {
     const StageCost *c = costs->stages ? &costs->stages[cell.stage] : &costs->uniform;
     return cell.kind == CELL_B && costs->backward ? costs->backward[cell.stage] : stage_cost_of(c, cell.kind);
@@ -170,9 +171,8 @@ static bool step_transfer(Run *run, int rank, int index) {
     return true;
 }
 
-/* Whether the rank got on. */
-/* UNSHARD, RESHARD and REDUCE_GRAD take no time here: what they cost is the collectives', which are drawn as
- * windows (draw_program.c). */
+/* Whether the rank got on. UNSHARD, RESHARD and REDUCE_GRAD take no time here: collectives are drawn as
+ * windows instead (draw_program.c). */
 static bool step(Run *run, int rank) {
     int index = run->at[rank];
     if (index == run->s->orders[rank].count) return false;
@@ -227,6 +227,7 @@ static ErrorCode fail_circle(const Run *run, Error *err) {
     return ERR_DATA;
 }
 
+/* Everybody may be able to go on at first. */
 static void start_run(Run *run) {
     const Schedule *s = run->s;
     size_t ranks = (size_t)s->ranks, pairs = (size_t)s->stages * (size_t)s->microbatches;
@@ -298,6 +299,7 @@ static void sum_up(Simulation *out) {
     out->bubble = out->makespan > 0 ? worst / out->makespan : 0;
 }
 
+/* Once awake, a rank goes as far as it can: fewer turns of the queue, and the same times. */
 static ErrorCode run_all(Run *run, Error *err) {
     const Schedule *s = run->s;
     start_run(run);
@@ -315,6 +317,7 @@ static ErrorCode run_all(Run *run, Error *err) {
     return code;
 }
 
+/* NaN would make every comparison false, and a run that never ends look like one that waits. */
 static ErrorCode check_costs(const Schedule *s, const SimulateCosts *costs, Error *err) {
     for (int i = 0; i < (costs->stages ? s->stages : 1); i++) {
         const StageCost *c = costs->stages ? &costs->stages[i] : &costs->uniform;

@@ -141,6 +141,31 @@ static void boxes_tile_the_model(void **state) {
         }
 }
 
+/* Batches that several ranks see are counted by one of them: so many ranks count as read different data. */
+static void batches_are_counted_once(void **state) {
+    (void)state;
+    ModelConfig c = shape(false), own;
+    Mesh mesh = mesh_of(2, 3, 2, 2, 4);
+    int counted[6] = {0};
+    for (int rank = 0; rank < mesh.world; rank++) {
+        Error err = {0};
+        ParamTable table;
+        Partition p;
+        int first[] = {0, 3, 6}, place[] = {0, 1};
+        assert_int_equal(partition_model(&c, &mesh, rank, &own, &err), OK);
+        assert_int_equal(param_table_build(&table, &own, &err), OK);
+        partition_build(&p, &(PartitionSpec){.model = &c,
+                                             .table = &table,
+                                             .mesh = &mesh,
+                                             .rank = rank,
+                                             .stages = &(Stages){2, first, place}});
+        counted[mesh_dp_rank(&mesh, rank)] += partition_counts_batches(&p);
+        partition_free(&p);
+        param_table_free(&table);
+    }
+    for (int i = 0; i < 6; i++) assert_int_equal(counted[i], 1);
+}
+
 /* A matrix that is cut by columns lies in the model file as a run for each of its rows. */
 static void columns_are_strips(void **state) {
     (void)state;
@@ -293,7 +318,7 @@ int main(void) {
         cmocka_unit_test(boxes_tile_the_model),          cmocka_unit_test(columns_are_strips),
         cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
-        cmocka_unit_test(passes_are_cut_at_crossings),
+        cmocka_unit_test(passes_are_cut_at_crossings),   cmocka_unit_test(batches_are_counted_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
