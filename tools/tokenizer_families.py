@@ -3,11 +3,11 @@ make_tokenizer_expectations.py. A form is all of a tokenizer.json but vocabulary
 
     bytes       byte-level, merges across anything, so that a pattern that cuts elsewhere gives other ids
     characters  SentencePiece's kind with byte fallback, merges across anything
-    words       the same, but no merge across the beginning of a word, as SentencePiece trains it
+    words       the same, but no merge across the beginning of a word or of a line, as SentencePiece trains it
 """
 import json
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
@@ -129,7 +129,8 @@ def characters_base(texts, merges, words):
     t = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     t.normalizer = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
     if words:
-        t.pre_tokenizer = pre_tokenizers.Split(MARK, "merged_with_next")
+        t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(MARK, "merged_with_next"),
+                                                   pre_tokenizers.Split(Regex("\n+"), "isolated")])
     first = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
     t.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=len(first) + 90 + merges, show_progress=False, special_tokens=first,
                                                      limit_alphabet=90, max_token_length=16))

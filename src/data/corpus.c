@@ -123,14 +123,16 @@ static bool is_blank(const char *line, size_t length) {
 }
 
 /* The newline at text[at] stands between two characters that are not white space; both are whole inside
- * text[0, n). */
+ * text[0, n). A slash behind it does not count: the patterns of tekken and o200k take newlines and slashes
+ * that follow punctuation along with it. */
 static bool stands_alone(const char *text, size_t n, size_t at) {
     size_t before = at;
     do {
         if (before == 0) return false;
         before--;
     } while (is_continuation(text[before]) && at - before < 4);
-    return !is_space(text + before, at - before) && !is_space(text + at + 1, n - at - 1);
+    return text[at + 1] != '/' && !is_space(text + before, at - before) &&
+           !is_space(text + at + 1, n - at - 1);
 }
 
 /* First safe cut of text[0, n) at or behind `least`; 0 if there is none. Three bytes after the newline must

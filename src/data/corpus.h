@@ -5,10 +5,11 @@
  * file put together are the file, byte for byte, but for a byte order mark. A JSON-lines file holds a
  * document a line, under a named key. Either may be zstd-compressed.
  *
- * Memory is bounded: a long document comes in pieces. Cutting does not change its tokens: the byte-level
- * pre-tokenizers (GPT-2, Llama 3, Qwen, tiktoken's) always end a token at a newline that stands alone between
- * two characters that are not white space, and pieces are cut only after such a newline. Only text without
- * one for CORPUS_PIECE_LIMIT bytes is cut elsewhere, between two characters. */
+ * Memory is bounded: a long document comes in pieces, which are cut behind a newline that stands alone
+ * between two characters that are neither white space nor a slash. Most tokenizers end a token there, so that
+ * the pieces have together the tokens of the document; whoever uses one that may not
+ * (tokenizer_whole_documents) puts the pieces together again. Only text without such a newline for
+ * CORPUS_PIECE_LIMIT bytes is cut elsewhere, between two characters. */
 #ifndef WEFT_DATA_CORPUS_H
 #define WEFT_DATA_CORPUS_H
 

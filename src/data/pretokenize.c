@@ -32,8 +32,16 @@ typedef enum Words {
     WORDS_SUFFIXED /* the same, but 's and such belong to the word before them */
 } Words;
 
-/* What a piece does not go on behind when a space follows: kinds of printable ASCII. */
-enum { ENDS_LETTERS = 1, ENDS_DIGITS = 2, ENDS_PUNCTUATION = 4, ENDS_ALL = 7 };
+/* What a piece does not go on behind: kinds of printable ASCII when a space follows, a newline when neither
+ * white space nor a slash (which tekken and o200k take along) does. */
+enum {
+    ENDS_LETTERS = 1,
+    ENDS_DIGITS = 2,
+    ENDS_PUNCTUATION = 4,
+    ENDS_WORDS = 7,
+    ENDS_NEWLINE = 8,
+    ENDS_ALL = 15
+};
 
 typedef struct PatternText {
     const char *name;
@@ -94,7 +102,7 @@ static const PatternText patterns[PATTERN_COUNT] = {
     [PATTERN_THREE_DIGITS] = {"three-digits", "\\p{N}{1,3}", WORDS_UNKNOWN, ENDS_DIGITS, NULL},
     [PATTERN_CHINESE] = {"chinese", "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+",
                          WORDS_UNKNOWN, 0, NULL},
-    [PATTERN_NEWLINE] = {"newline", "[\\r\\n]", WORDS_UNKNOWN, 0, NULL},
+    [PATTERN_NEWLINE] = {"newline", "[\\r\\n]", WORDS_UNKNOWN, ENDS_NEWLINE, NULL},
     [PATTERN_CASED_LETTERS] = {"cased-letters", "\\s?[A-Za-z" CASED "]+", WORDS_UNKNOWN, ENDS_LETTERS, NULL},
     [PATTERN_LETTERS] = {"letters", "\\s?\\p{L}+", WORDS_UNKNOWN, ENDS_LETTERS, NULL},
     [PATTERN_PUNCTUATION_RANGES] = {"punctuation-ranges",
@@ -157,12 +165,16 @@ Pattern pattern_by_source(const char *source) {
 
 Splits splits_of(Pattern pattern) { return (Splits){.steps = {pattern}, .count = pattern != PATTERN_NONE}; }
 
-/* Punctuation in PATTERN_PUNCTUATION is not all of ASCII's: + and < are symbols. */
-bool splits_end_at_spaces(const Splits *splits) {
+static unsigned all_ends(const Splits *splits) {
     unsigned ends = 0;
     for (int i = 0; i < splits->count; i++) ends |= patterns[splits->steps[i]].ends;
-    return ends == ENDS_ALL;
+    return ends;
 }
+
+/* Punctuation in PATTERN_PUNCTUATION is not all of ASCII's: + and < are symbols. */
+bool splits_end_at_spaces(const Splits *splits) { return (all_ends(splits) & ENDS_WORDS) == ENDS_WORDS; }
+
+bool splits_end_at_newlines(const Splits *splits) { return all_ends(splits) & ENDS_NEWLINE; }
 
 /* A source of the table as PCRE2 is to run it: \s and \S spelled out, within brackets and without. */
 static void spell_for_pcre2(const char *source, Text *out) {

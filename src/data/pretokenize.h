@@ -64,6 +64,8 @@ Splits splits_of(Pattern pattern);
 /* Does every piece with a printable ASCII character before a space end there? Otherwise split_cut knows no
  * place for these patterns. */
 bool splits_end_at_spaces(const Splits *splits);
+/* Does every piece end at a newline between two characters that are neither white space nor a slash? */
+bool splits_end_at_newlines(const Splits *splits);
 
 /* Compiled patterns, shared by threads; NULL for no pattern. */
 typedef struct Splitter Splitter;

@@ -79,7 +79,15 @@ typedef struct Builder {
 
 /* ---- reading ---- */
 
-static void add_record(Job *job, const CorpusPiece *piece) {
+/* `joined`: a piece that goes on with the document of the last record becomes part of it. */
+static void add_record(Job *job, const CorpusPiece *piece, bool joined) {
+    if (joined && !piece->starts && job->record_count > 0) {
+        Record *last = &job->records[job->record_count - 1];
+        last->length += piece->length;
+        last->ends = piece->ends;
+        text_add(&job->raw, piece->bytes, piece->length);
+        return;
+    }
     if (job->record_count == job->record_capacity) {
         job->record_capacity = 2 * job->record_capacity + 64;
         job->records = mem_grow(job->records, job->record_capacity * sizeof *job->records);
@@ -99,15 +107,17 @@ static void next_file(Builder *s, Job *job) {
     job->final = s->all_read;
 }
 
-/* Fills a job from the current file, up to its end at most. */
+/* Fills a job from the current file, up to its end at most. Where documents must be whole, a job ends where one
+ * does, so that a document lies in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->file = s->file;
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
-    bool more = true;
-    while (more && job->raw.length < JOB_BYTES) {
+    bool more = true, whole = tokenizer_whole_documents(s->b->tokenizer), inside = false;
+    while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
         CorpusPiece piece;
         TRY(corpus_next(s->reader, &piece, &more, err));
-        if (more) add_record(job, &piece);
+        if (more) add_record(job, &piece, whole);
+        inside = more && !piece.ends;
     }
     job->stored = s->stored_before + (double)corpus_stored_position(s->reader);
     if (more)
@@ -171,7 +181,7 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
         length = decoded->length;
     }
     if (record->starts && b->bos >= 0) add_id(&job->ids, b->bos);
-    if (tokenizer_encode(b->tokenizer, text, length, &job->ids, err) != OK)
+    if (tokenizer_encode_part(b->tokenizer, text, length, record->starts, &job->ids, err) != OK)
         return error_context(err, "%s:%" PRIu64, file->path, record->line);
     if (record->ends && b->eos >= 0) add_id(&job->ids, b->eos);
     if (record->ends) add_end(job);

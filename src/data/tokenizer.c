@@ -17,6 +17,7 @@
 #include "data/tokenizer_internal.h"
 
 #define FILE_LIMIT ((size_t)1 << 28)
+#define BLANKS " \t\r\n"
 #define BYTES_BOS "<|begin_of_text|>"
 #define BYTES_EOS "<|end_of_text|>"
 
@@ -156,6 +157,58 @@ static bool cuts_unsafe(const Tokenizer *t) {
     return t->bpe.count > 0 && !splits_end_at_spaces(&t->splits);
 }
 
+/* A newline within the token that could be a lone one of a text: Gemma's tokens of newlines have none. */
+static bool holds_lone_newline(const AddedToken *a) {
+    for (size_t i = 0; i + 1 < a->length; i++) {
+        bool before = i == 0 || !strchr(BLANKS, a->text[i - 1]);
+        if (a->text[i] == '\n' && before && !strchr(BLANKS, a->text[i + 1])) return true;
+    }
+    return false;
+}
+
+/* Is a space put before each section, also behind an added token? */
+static bool prefixes_sections(const Tokenizer *t) {
+    bool prefixes = t->prefix == PREFIX_ALWAYS;
+    for (int i = 0; i < t->normalizer.count; i++)
+        prefixes |= t->normalizer.steps[i].kind == NORMALIZE_PREPEND;
+    return prefixes;
+}
+
+/* Could an added token lie across a lone newline, or take along the newline that ends the part before? Or take
+ * that newline as its end, so that the next part is a section with a space before it? */
+static bool added_across_newline(const Tokenizer *t, const AddedSet *set) {
+    bool prefixes = prefixes_sections(t);
+    for (size_t i = 0; i < set->count; i++) {
+        const AddedToken *a = &set->tokens[i];
+        bool ends_part = a->rstrip || a->text[a->length - 1] == '\n';
+        if (a->lstrip || holds_lone_newline(a) || (ends_part && prefixes)) return true;
+    }
+    return false;
+}
+
+/* Does some merge join a newline to what may stand behind a lone one? */
+static bool joins_newline(const Tokenizer *t) {
+    for (size_t i = 0; i < t->bpe.count; i++) {
+        const Token *left = &t->vocabulary.tokens[t->bpe.rules[i].left],
+                    *right = &t->vocabulary.tokens[t->bpe.rules[i].right];
+        if (left->bytes[left->length - 1] == '\n' && !strchr(BLANKS, right->bytes[0])) return true;
+    }
+    return false;
+}
+
+/* Long documents are read in parts (data/corpus.h). Their ids are those of the whole if nothing reaches across
+ * the newline between two parts. */
+static bool reaches_across_newline(const Tokenizer *t) {
+    if (added_across_newline(t, &t->added) || added_across_newline(t, &t->added_normalized)) return true;
+    for (int i = 0; i < t->normalizer.count; i++) {
+        const NormalizeStep *s = &t->normalizer.steps[i];
+        bool marks = s->kind == NORMALIZE_REPLACE && strcmp(s->from, SPACE_MARK) == 0;
+        if (s->kind == NORMALIZE_STRIP || (s->kind == NORMALIZE_REPLACE && !marks)) return true;
+    }
+    if (t->characters) return (t->whole_first && !t->space_splits) || joins_newline(t);
+    return t->bpe.count > 0 && !splits_end_at_newlines(&t->splits);
+}
+
 /* Where no merge puts a space behind some byte, text may be cut between the two before it is merged: a token
  * across that place would have come of such a merge. SentencePiece keeps words apart, so in practice that
  * is every place before a space, and a whole document need not be merged as one piece. */
@@ -178,6 +231,7 @@ static ErrorCode finish_opening(Tokenizer *t, Error *err) {
         if (t->vocabulary.tokens[id].length > t->longest) t->longest = t->vocabulary.tokens[id].length;
     }
     t->no_cuts = cuts_unsafe(t);
+    t->whole_documents = reaches_across_newline(t);
     compute_fingerprint(t);
     return OK;
 }
@@ -262,6 +316,8 @@ int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     }
     return -1;
 }
+
+bool tokenizer_whole_documents(const Tokenizer *t) { return t->whole_documents; }
 
 void tokenizer_fingerprint(const Tokenizer *t, char out[65]) { memcpy(out, t->fingerprint, 65); }
 

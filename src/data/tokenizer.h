@@ -50,6 +50,14 @@ void tokenizer_fingerprint(const Tokenizer *t, char out[65]);
 /* Appends the ids of the text to `out`. Time n log n at most, whatever the text. */
 ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, TokenList *out, Error *err);
 
+/* The same for a part of a document; `begins` says that it is the first, before which tokenizers that put a
+ * space before a text put it. Parts have together the ids of the document if each ends behind a newline between
+ * two characters that are neither white space nor a slash, unless tokenizer_whole_documents. */
+ErrorCode tokenizer_encode_part(const Tokenizer *t, const char *text, size_t length, bool begins,
+                                TokenList *out, Error *err);
+/* Documents must be encoded whole: something in this tokenizer may reach across a newline. */
+bool tokenizer_whole_documents(const Tokenizer *t);
+
 /* The largest n < length such that encode(text) = encode(text[0, n)) + encode(text[n, length)) whatever comes
  * after text[length); 0 when none is known. For streams, and for sharing one huge document between threads.
  */

@@ -86,7 +86,7 @@ typedef struct Encoding {
     EncodeState *state;
     TokenList *out;
     bool begins;  /* the section begins the text */
-    bool goes_on; /* the section follows bytes that are no UTF-8 */
+    bool goes_on; /* the section follows other text of its document, not an added token */
     Error *err;
 } Encoding;
 
@@ -258,11 +258,11 @@ static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
     return code;
 }
 
-static ErrorCode encode_text(Encoding *e, const char *text, size_t length) {
+static ErrorCode encode_text(Encoding *e, const char *text, size_t length, bool begins) {
     for (size_t from = 0; from < length;) {
         size_t valid = utf8_valid_run(text + from, length - from);
-        e->begins = from == 0;
-        e->goes_on = from > 0;
+        e->begins = begins && from == 0;
+        e->goes_on = !e->begins;
         if (valid) TRY(encode_around(e, &e->t->added, text + from, valid, encode_raw));
         from += valid;
         size_t invalid = utf8_invalid_run(text + from, length - from);
@@ -273,8 +273,13 @@ static ErrorCode encode_text(Encoding *e, const char *text, size_t length) {
 }
 
 ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, TokenList *out, Error *err) {
+    return tokenizer_encode_part(t, text, length, true, out, err);
+}
+
+ErrorCode tokenizer_encode_part(const Tokenizer *t, const char *text, size_t length, bool begins,
+                                TokenList *out, Error *err) {
     Encoding e = {.t = t, .state = state_borrow(t), .out = out, .err = err};
-    ErrorCode code = encode_text(&e, text, length);
+    ErrorCode code = encode_text(&e, text, length, begins);
     state_return(t->pool, e.state);
     return code;
 }

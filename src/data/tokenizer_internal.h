@@ -59,6 +59,7 @@ struct Tokenizer {
     bool joins_space[256];  /* characters: some merge joins this byte and a space behind it */
     uint32_t longest;       /* bytes of the longest text token */
     bool no_cuts;           /* tokenizer_cut knows no safe place */
+    bool whole_documents;   /* a lone newline is no safe place either */
     char fingerprint[65];
     StatePool *pool;
 };

@@ -11,6 +11,7 @@
 #include "data/token_build.h"
 #include "data/token_part.h"
 #include "data/tokenizer_train.h"
+#include "support/tokenizer_families.h"
 
 static const uint8_t key[32] = {1, 2, 3};
 
@@ -183,6 +184,8 @@ static void test_threads_do_not_matter(void **state) {
 /* Words, punctuation, runs of white space of all kinds, letters of several bytes, broken UTF-8. */
 static void nasty_text(Text *t, size_t length) {
     static const char *const parts[] = {"word",
+                                        "/",
+                                        "!?",
                                         " ",
                                         "\n",
                                         "\n\n",
@@ -205,26 +208,31 @@ static void nasty_text(Text *t, size_t length) {
     unsigned seed = 12;
     while (t->length < length) {
         seed = seed * 1664525u + 1013904223u;
-        text_puts(t, parts[(seed >> 16) % 20]);
+        text_puts(t, parts[(seed >> 16) % (sizeof parts / sizeof *parts)]);
     }
 }
 
 /* A document cut into pieces has the tokens that it has whole. */
 static void test_pieces_do_not_change_tokens(void **state) {
     (void)state;
-    const char *patterns[] = {"gpt2", "llama3", "qwen2"};
+    /* Trained with a pattern; or a form with a space before the text, and one that needs whole documents. */
+    const char *kinds[] = {"gpt2", "llama3", "qwen2", "o200k", "llama2", "mistral, merges across words"};
     Text t = {0};
     Error err = {0};
     nasty_text(&t, 3u << 19);
     const char *path = files_write("nasty.txt", t.data, t.length);
     Tokenizer *bytes = tokenizer;
-    for (int i = 0; i < 3; i++) {
-        TokenizerTrainOptions options = {
-            .vocab_size = 700, .pattern = patterns[i], .threads = 1, .quiet = true};
-        assert_int_equal(tokenizer_train_files(&tokenizer, &options, &path, 1, NULL, &err), OK);
+    assert_int_equal(families_read(), 0);
+    for (int i = 0; i < 6; i++) {
+        TokenizerTrainOptions options = {.vocab_size = 700, .pattern = kinds[i], .threads = 1, .quiet = true};
+        if (i < 4)
+            assert_int_equal(tokenizer_train_files(&tokenizer, &options, &path, 1, NULL, &err), OK);
+        else
+            tokenizer = family_open(cJSON_GetObjectItem(cJSON_GetObjectItem(families, "families"), kinds[i]));
+        assert_int_equal(tokenizer_whole_documents(tokenizer), i == 5);
         TokenList whole = {0};
         assert_int_equal(tokenizer_encode(tokenizer, t.data, t.length, &whole, &err), OK);
-        Spec s = {files_path(patterns[i]), {path}, 1, SPLIT_FILE, -1, -1, 2, 0};
+        Spec s = {files_path(kinds[i]), {path}, 1, SPLIT_FILE, -1, -1, 2, 0};
         if (build(&s, &err) != OK) fail_msg("%s", err.message);
         TokenCache *c;
         assert_int_equal(token_cache_open(&c, s.dir, key, (uint64_t)tokenizer_vocab_size(tokenizer), &err),
@@ -240,6 +248,7 @@ static void test_pieces_do_not_change_tokens(void **state) {
         tokenizer_free(tokenizer);
     }
     tokenizer = bytes;
+    cJSON_Delete(families);
     text_free(&t);
 }
 

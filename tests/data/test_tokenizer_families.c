@@ -3,15 +3,12 @@
  * are left out where the build lacks it. */
 #include "support/files.h"
 
-#include "base/file.h"
-#include "base/json.h"
-#include "data/normalize.h"
 #include "data/tokenizer.h"
+#include "data/utf8.h"
 #include "support/tokenizer_expectations.h"
+#include "support/tokenizer_families.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
-
-static cJSON *expectations; /* the whole file */
 
 /* Encoding may change the text of some; the others give back every byte. */
 static bool gives_back(const cJSON *family) {
@@ -21,25 +18,6 @@ static bool gives_back(const cJSON *family) {
            strcmp(cJSON_GetObjectItem(family, "base")->valuestring, "bytes") == 0 &&
            !cJSON_IsTrue(
                cJSON_GetObjectItem(cJSON_GetObjectItem(document, "pre_tokenizer"), "add_prefix_space"));
-}
-
-/* NULL where the build cannot have it. */
-static Tokenizer *open_family(const cJSON *family) {
-    cJSON *document = cJSON_Duplicate(cJSON_GetObjectItem(family, "document"), true);
-    cJSON *model = cJSON_GetObjectItem(document, "model");
-    const cJSON *base = cJSON_GetObjectItem(cJSON_GetObjectItem(expectations, "bases"),
-                                            cJSON_GetObjectItem(family, "base")->valuestring);
-    cJSON_AddItemReferenceToObject(model, "vocab", cJSON_GetObjectItem(base, "vocab"));
-    cJSON_AddItemReferenceToObject(model, "merges", cJSON_GetObjectItem(base, "merges"));
-    char *text = cJSON_PrintUnformatted(document);
-    cJSON_Delete(document);
-    Tokenizer *t = NULL;
-    Error err = {0};
-    ErrorCode code = tokenizer_parse(&t, family->string, text, strlen(text), &err);
-    cJSON_free(text);
-    if (code == ERR_UNAVAILABLE && !unicode_available()) return NULL;
-    if (code != OK) fail_msg("%s", err.message);
-    return t;
 }
 
 static TokenList encode(const Tokenizer *t, const char *text, size_t length) {
@@ -95,14 +73,14 @@ static bool check_cut(const Tokenizer *t, const char *text, size_t length) {
     return cut > 0;
 }
 
-#define EACH_FAMILY(family)                                                                  \
-    for (const cJSON *family = cJSON_GetObjectItem(expectations, "families")->child; family; \
+#define EACH_FAMILY(family)                                                              \
+    for (const cJSON *family = cJSON_GetObjectItem(families, "families")->child; family; \
          family = family->next)
 
 static void test_ids(void **state) {
     (void)state;
     EACH_FAMILY(family) {
-        Tokenizer *t = open_family(family);
+        Tokenizer *t = family_open(family);
         const cJSON *expected = cJSON_GetObjectItem(family, "cases")->child;
         for (size_t i = 0; t && i < COUNT(nasty_texts); i++, expected = expected->next) {
             const char *text = nasty_texts[i].bytes;
@@ -125,7 +103,7 @@ static void test_cuts(void **state) {
     (void)state;
     int families_cut = 0;
     EACH_FAMILY(family) {
-        Tokenizer *t = open_family(family);
+        Tokenizer *t = family_open(family);
         int cuts = 0;
         for (size_t i = 0; t && i < COUNT(nasty_texts); i++) {
             size_t next = (i * 7 + 3) % COUNT(nasty_texts);
@@ -150,7 +128,7 @@ static void test_invalid_utf8(void **state) {
                                         "b",
                                         "\xe2\x82", "\xff it's", "x \xc0\xaf y", "\xf0\x9f\x98\x80\xf0\x9f"};
     EACH_FAMILY(family) {
-        Tokenizer *t = open_family(family);
+        Tokenizer *t = family_open(family);
         bool words = strcmp(cJSON_GetObjectItem(family, "base")->valuestring, "bytes") != 0 &&
                      strcmp(family->string, "all normalizers") != 0 && strcmp(family->string, "added") != 0;
         for (size_t i = 0; t && i < COUNT(texts) && (words || gives_back(family)); i++) {
@@ -167,7 +145,7 @@ static void test_random_bytes(void **state) {
     (void)state;
     uint32_t seed = 3;
     EACH_FAMILY(family) {
-        Tokenizer *t = open_family(family);
+        Tokenizer *t = family_open(family);
         for (int i = 0; t && i < 300; i++) {
             char text[120];
             size_t length = 0;
@@ -187,12 +165,47 @@ static void test_random_bytes(void **state) {
     }
 }
 
+/* Parts of a document, cut where corpora cut them, have the ids of the whole; only forms that say so need whole
+ * documents. */
+static void test_parts(void **state) {
+    (void)state;
+    int whole = 0, all = 0;
+    EACH_FAMILY(family) {
+        Tokenizer *t = family_open(family);
+        if (t) all++, whole += tokenizer_whole_documents(t);
+        for (size_t i = 0; t && !tokenizer_whole_documents(t) && i < COUNT(nasty_texts); i++) {
+            size_t next = (i * 11 + 5) % COUNT(nasty_texts), head = nasty_texts[i].length;
+            size_t tail = nasty_texts[next].length;
+            bool lone = head > 0 && tail > 0 && utf8_trailing_space(nasty_texts[i].bytes, head) == 0 &&
+                        utf8_leading_space(nasty_texts[next].bytes, tail) == 0 &&
+                        nasty_texts[next].bytes[0] != '/';
+            if (!lone) continue;
+            Text text = {0};
+            Error err = {0};
+            text_add(&text, nasty_texts[i].bytes, head);
+            text_puts(&text, "\n");
+            text_add(&text, nasty_texts[next].bytes, tail);
+            TokenList together = encode(t, text.data, text.length), parts = {0};
+            assert_int_equal(tokenizer_encode_part(t, text.data, head + 1, true, &parts, &err), OK);
+            assert_int_equal(tokenizer_encode_part(t, text.data + head + 1, tail, false, &parts, &err), OK);
+            if (together.count != parts.count ||
+                memcmp(together.ids, parts.ids, parts.count * sizeof *parts.ids) != 0)
+                fail_msg("%s: parts of \"%s\" have other ids", family->string, text.data);
+            token_list_free(&together);
+            token_list_free(&parts);
+            text_free(&text);
+        }
+        tokenizer_free(t);
+    }
+    assert_in_range(whole, 1, all / 2);
+}
+
 static void test_fingerprints(void **state) {
     (void)state;
     char prints[64][65];
     size_t count = 0;
     EACH_FAMILY(family) {
-        Tokenizer *t = open_family(family);
+        Tokenizer *t = family_open(family);
         if (!t) continue;
         assert_true(count < COUNT(prints));
         tokenizer_fingerprint(t, prints[count]);
@@ -202,18 +215,10 @@ static void test_fingerprints(void **state) {
     }
 }
 
-static int setup(void **state) {
-    Error err = {0};
-    if (json_read(WEFT_SOURCE_DIR "/tests/data/tokenizer_families.json", 1 << 24, &expectations, &err) !=
-        OK) {
-        print_error("%s\n", err.message);
-        return -1;
-    }
-    return files_setup(state);
-}
+static int setup(void **state) { return families_read() == 0 ? files_setup(state) : -1; }
 
 static int teardown(void **state) {
-    cJSON_Delete(expectations);
+    cJSON_Delete(families);
     return files_teardown(state);
 }
 
@@ -221,7 +226,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ids),          cmocka_unit_test(test_cuts),
         cmocka_unit_test(test_invalid_utf8), cmocka_unit_test(test_random_bytes),
-        cmocka_unit_test(test_fingerprints),
+        cmocka_unit_test(test_parts),        cmocka_unit_test(test_fingerprints),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
