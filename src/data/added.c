@@ -39,6 +39,8 @@ static int longer_first(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+/* What would only be passed over need not be looked for: nearly all tokenizers have special tokens, few
+ * have others. */
 static bool only_special(const AddedSet *set) {
     for (size_t i = 0; i < set->count; i++) {
         if (!set->tokens[i].special) return false;

@@ -34,6 +34,7 @@ static size_t pair_hash(uint64_t pair) {
     return (size_t)(pair ^ pair >> 32);
 }
 
+/* Linear probing: the search goes through neighbouring slots, four to a cache line. */
 static PairSlot *slot_of(const Bpe *b, uint64_t pair) {
     size_t i = pair_hash(pair) & b->mask;
     while (b->slots[i].rank != BPE_NO_RANK && b->slots[i].pair != pair) i = (i + 1) & b->mask;
@@ -69,6 +70,7 @@ ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], Merge
     return OK;
 }
 
+/* Also after bpe_init failed: it has taken the rules over by then. */
 void bpe_free(Bpe *b) {
     free(b->rules);
     free(b->results);
@@ -118,6 +120,7 @@ static void heap_sink(uint64_t *heap, size_t count, size_t at) {
     heap[at] = value;
 }
 
+/* Values are (rank, position) in one number, so one comparison orders both. */
 static void heap_push(LongPiece *p, uint64_t value) {
     size_t at = p->heap_count++;
     for (size_t parent; at > 0 && p->heap[parent = (at - 1) / 2] > value; at = parent)
@@ -183,6 +186,7 @@ static size_t merge_long(const Bpe *b, int32_t *out, size_t length) {
     return count;
 }
 
+/* One token has no neighbours; pieces of one byte are common enough to ask first. */
 size_t bpe_merge(const Bpe *b, int32_t *ids, size_t count) {
     if (count < 2) return count;
     return count <= SMALL_PIECE ? merge_small(b, ids, count) : merge_long(b, ids, count);

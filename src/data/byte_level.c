@@ -19,6 +19,8 @@ static uint32_t moved_below(uint32_t byte) {
     return count;
 }
 
+/* At most 256 steps a byte, while vocabularies are read and written only; encoding works on bytes and
+ * never comes here. */
 static uint32_t character_of(uint8_t byte) {
     return stands_for_itself(byte) ? byte : FIRST_MOVED + moved_below(byte);
 }
@@ -48,6 +50,8 @@ void byte_level_write(Text *out, const char *bytes, size_t length) {
     }
 }
 
+/* A character outside the alphabet makes the whole text none of it: such a token is written as itself (an
+ * added token), and taking the other characters for bytes would mix two spellings. */
 bool byte_level_read(const char *text, size_t length, char *out, size_t *out_length) {
     size_t n = 0;
     for (size_t i = 0; i < length;) {

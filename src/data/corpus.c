@@ -1,10 +1,16 @@
-/* Invariants
- *  C1. buffer[begin, end) holds content bytes not handed out yet; `position` is the place of
- *      buffer[begin].
+/* Documents out of files: text as it is, cut into pieces and documents, or a document a line of JSON.
+ *
+ * A text file may be larger than memory, and a document as large as its file. So text is handed out in
+ * pieces, each decided from a window of the file. Where a window ends is an accident of reading (a short
+ * read, another size of buffer, going on after an interruption), and no such accident may show in the
+ * tokens: hence C3, and hence the rules below look at a bounded stretch of content and ask for more where
+ * it is not enough.
+ *
+ *  C1. buffer[begin, end) holds content bytes not handed out yet; `position` is the place of buffer[begin].
  *  C2. A reader opened at corpus_position() yields exactly the pieces that this reader would have yielded
  *      next.
- *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to
- *      fall. */
+ *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to fall.
+ */
 #include "data/corpus.h"
 
 #include <stdio.h>
@@ -14,6 +20,8 @@
 #include "base/json.h"
 #include "data/input.h"
 
+/* A read is large enough that the system call costs nothing beside tokenizing, and small beside the
+ * caches of a machine that tokenizes with all its cores. */
 enum { READ_BYTES = 1 << 20 };
 
 struct CorpusReader {
@@ -26,6 +34,8 @@ struct CorpusReader {
     CorpusPosition position;
 };
 
+/* Names decide the format and nothing else: what is compressed is told by content (data/input.h), so
+ * ".zst" is only looked through. */
 static bool ends_with(const char *name, size_t length, const char *suffix) {
     size_t n = strlen(suffix);
     return length >= n && memcmp(name + length - n, suffix, n) == 0;
@@ -98,6 +108,8 @@ void corpus_close(CorpusReader *r) {
     free(r);
 }
 
+/* Of the first byte not handed out. What was read ahead does not count, so that a build that goes on
+ * there misses nothing. */
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
 uint64_t corpus_stored_position(const CorpusReader *r) { return input_stored_position(r->input); }
 
@@ -116,6 +128,8 @@ static bool is_space(const char *text, size_t n) {
     return b[0] == 0xe3 && b[1] == 0x80 && b[2] == 0x80;
 }
 
+/* ASCII only: a line of other white space is text, as it is for the tools that people clean corpora with.
+ */
 static bool is_blank(const char *line, size_t length) {
     for (size_t i = 0; i < length; i++)
         if (line[i] != ' ' && (line[i] < '\t' || line[i] > '\r')) return false;
@@ -211,6 +225,8 @@ static void advance(CorpusReader *r, size_t length, bool in_document) {
     r->position.in_document = in_document;
 }
 
+/* Reads until a piece can be decided. The loop ends: each turn adds bytes, the file ends some time, and
+ * at CORPUS_PIECE_LIMIT a cut is forced. */
 static ErrorCode next_text(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
     size_t length;
     bool ends;
@@ -240,6 +256,8 @@ static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
     }
 }
 
+/* A line is handed out raw. Its JSON is parsed by whoever tokenizes it, on another thread: parsing costs
+ * as much as tokenizing, and there is one reader only. */
 static ErrorCode next_line(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
     size_t length;
     do {
@@ -257,6 +275,8 @@ ErrorCode corpus_next(CorpusReader *r, CorpusPiece *piece, bool *more, Error *er
     return next_text(r, piece, more, err);
 }
 
+/* The commonest mistake with JSON lines is another name for the text, so the error lists the names that
+ * are there; a few, and escaped, since they come from the file. */
 static ErrorCode missing_key(const char *where, const char *key, const cJSON *object, Error *err) {
     char keys[160] = "";
     size_t used = 0;
@@ -270,6 +290,8 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
                      where, key, keys);
 }
 
+/* An empty text is no error: real corpora have such lines, and they make no document. A value that is not
+ * a string is one: it would be skipped in silence otherwise, line after line. */
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err) {
     const char *key = file->key && file->key[0] ? file->key : "text";
     char path[400], where[512], shown[128];

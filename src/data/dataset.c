@@ -19,6 +19,8 @@
 #include "base/hash.h"
 #include "data/token_build.h"
 
+/* A source is what the configuration lists: a path or a pattern of paths. All its files are one sequence
+ * of tokens in one cache, and one share of the mixture. */
 typedef struct Source {
     char *name; /* path or pattern, as configured */
     double weight;
@@ -85,6 +87,8 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
     sha256_finish(h, key);
 }
 
+/* Half of the key's digits: 128 bits still tell any two sources apart, and the name stays readable in a
+ * listing. The whole key is in each part's header and compared there. */
 static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
     char name[65];
     sha256_hex(key, name);
@@ -121,10 +125,13 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
     return code;
 }
 
+/* The default stands in the key of the cache as a given one does: naming "text" must not tokenize again. */
 static const char *key_or_default(const DataSource *spec) {
     return spec->key && spec->key[0] ? spec->key : "text";
 }
 
+/* Contents are hashed before the cache is looked for, since the hash is part of its name; files that did
+ * not change since the last time are remembered by their stamps (data/fingerprint.h). */
 static ErrorCode open_paths(const Recipe *r, const DataSource *spec, Source *s, char *const *paths,
                             Error *err) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
@@ -302,6 +309,8 @@ uint64_t dataset_validation_tokens(const Dataset *d) {
     return sum;
 }
 
+/* Of all text, also what is kept for validation: it is the measure of how well the tokenizer packs text,
+ * which does not depend on the split. */
 uint64_t dataset_text_bytes(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->count; i++) sum += token_cache_text_bytes(d->sources[i].cache);
@@ -312,6 +321,8 @@ uint64_t dataset_source_windows(const Dataset *d, size_t source) {
     return stream_windows(&d->sources[source].train, d->context);
 }
 
+/* Slots a cycle, not weights: two spellings of the weights that deal alike are the same mixture, and a
+ * state that is compared with it must not tell them apart. */
 void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]) {
     size_t at = 0;
     if (!dataset_is_mixture(d)) strcpy(out, "0");
@@ -328,11 +339,14 @@ uint64_t dataset_samples_per_epoch(const Dataset *d) {
     return sum;
 }
 
+/* The last entry of running sums, as it is for a search through them. */
 uint64_t dataset_validation_samples(const Dataset *d) { return d->first_validation[d->total]; }
 size_t dataset_sources(const Dataset *d) { return d->count; }
 const char *dataset_source_name(const Dataset *d, size_t source) { return d->sources[source].name; }
 Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampler, k); }
 
+/* Bytes a token is over the whole cache; it is the figure by which a tokenizer that does not fit the text
+ * shows. */
 static void describe_source(const Dataset *d, size_t i, Text *out) {
     const Source *s = &d->sources[i];
     char documents[32], tokens[32], held[32];
@@ -367,6 +381,7 @@ static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow
                          row, valid, err);
 }
 
+/* Any k at any time, from any thread: ranks and restarts ask for their own samples only. */
 ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
                          Error *err) {
     if (validation) return validation_sample(d, k, row, valid, err);
@@ -375,6 +390,8 @@ ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const Sa
                          err);
 }
 
+/* Reads every block of every cache: minutes for a large one. Training verifies blocks as it comes to them
+ * instead. */
 ErrorCode dataset_verify(const Dataset *d, Error *err) {
     for (size_t i = 0; i < d->total; i++) TRY(token_cache_verify(d->sources[i].cache, err));
     return OK;

@@ -37,6 +37,8 @@ static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
     return OK;
 }
 
+/* Inode and device are there for files that are replaced by others of the same size with the time put
+ * back, as archives do. */
 static bool same_stamp(const FileStamp *a, const FileStamp *b) {
     return a->size == b->size && a->mtime_seconds == b->mtime_seconds &&
            a->mtime_nanoseconds == b->mtime_nanoseconds && a->inode == b->inode && a->device == b->device;
@@ -58,6 +60,7 @@ static void stamp_text(const FileStamp *s, char out[128]) {
              (long long)s->mtime_nanoseconds, (long long)s->inode, (long long)s->device);
 }
 
+/* Through file_read_own: a link there would make weft read, and believe, what someone else put. */
 static bool read_record(const char *record, cJSON **root) {
     char *text;
     size_t length;
@@ -89,6 +92,8 @@ static bool recall(const char *cache_dir, const char *path, Fingerprint *print) 
     return found;
 }
 
+/* Failing to write a record is an error although a record is only a memory: it means the cache directory
+ * is not writable, which the tokens will need in a moment. */
 static ErrorCode remember(const char *cache_dir, const char *path, const Fingerprint *print, Error *err) {
     if (clock_wall() < (double)print->stamp.mtime_seconds + REST_SECONDS) return OK;
     char stamp[128];
@@ -127,6 +132,8 @@ static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, c
     return code;
 }
 
+/* O_NONBLOCK: opening a FIFO would wait for a writer. Its stamp was refused before; this is for one that
+ * took the file's place. */
 static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progress, Error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
@@ -174,6 +181,7 @@ static ErrorCode open_records(const char *cache_dir, int *lock, Error *err) {
     return code;
 }
 
+/* Stamps of all files are taken before any is read, so that the bar knows how much there is to do. */
 static ErrorCode print_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
                              Error *err) {
     double unknown = 0;
@@ -188,6 +196,8 @@ static ErrorCode print_files(const char *cache_dir, const char *const *paths, si
     return code;
 }
 
+/* The shared lock of the directory is held until all records are written: that is what keeps others from
+ * sweeping them away half written. */
 ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
                             Error *err) {
     int lock;

@@ -70,6 +70,8 @@ static ErrorCode read_prepend(HfReader *r, const cJSON *item, NormalizeStep *ste
     return OK;
 }
 
+/* Sequences of published files have a few steps; eight leave room without making memory a matter of the
+ * file. */
 static ErrorCode read_normalizer(HfReader *r, const cJSON *item, const char *key, bool last) {
     (void)last;
     Normalizer *n = &r->t->normalizer;
@@ -112,6 +114,7 @@ static ErrorCode check_growth(HfReader *r) {
 
 /* --- pre-tokenizer --- */
 
+/* With byte fallback pieces are words or whole sections; no published file cuts them further. */
 static ErrorCode add_split(HfReader *r, const char *key, Pattern pattern) {
     Splits *s = &r->t->splits;
     if (r->t->characters) return hf_refuse(r, key, "cutting text with a byte_fallback model");
@@ -162,6 +165,8 @@ static ErrorCode read_split(HfReader *r, const cJSON *item, const char *key) {
     return add_split(r, key, pattern);
 }
 
+/* What `tokenizers` calls a digit is any character of Unicode's numbers, Roman numerals and fractions
+ * too. */
 static ErrorCode read_digits(HfReader *r, const cJSON *item, const char *key) {
     bool individual = false;
     TRY(json_get_bool(item, r->where, "individual_digits", false, &individual, r->err));
@@ -195,6 +200,8 @@ static bool may_shorten_beginning(const Normalizer *n) {
     return false;
 }
 
+/* Its replacing of spaces is the last thing that happens to text, so `marked` has no part in what the
+ * normalizer does. */
 static ErrorCode read_metaspace(HfReader *r, const cJSON *item, const char *key, bool last) {
     Tokenizer *t = r->t;
     if (!t->characters) return hf_refuse(r, key, "Metaspace without byte_fallback");
@@ -247,6 +254,7 @@ static ErrorCode read_strip(HfReader *r, const cJSON *item, const char *key, boo
     return OK;
 }
 
+/* Order matters for Strip alone: on tokens that are not fused it would take a space off each. */
 static ErrorCode read_decoder_step(HfReader *r, const cJSON *item, const char *key, Decoded *done) {
     const char *type = hf_type(item), *string, *regex, *content = "";
     Prefix prefix = PREFIX_NONE;
@@ -300,6 +308,8 @@ static ErrorCode read_decoder(HfReader *r, const cJSON *root) {
     return hf_refuse(r, "decoder", hf_type(decoder));
 }
 
+/* In the order in which text goes through: what the normalizer does to spaces decides what the
+ * pre-tokenizer may, and both decide what the decoder must. */
 ErrorCode hf_read_pipeline(HfReader *r, const cJSON *root) {
     TRY(read_steps(r, root, "normalizer", "normalizers", read_normalizer));
     TRY(check_growth(r));

@@ -42,6 +42,8 @@ ErrorCode hf_refuse(HfReader *r, const char *key, const char *what) {
 
 /* --- vocabulary and added tokens --- */
 
+/* cJSON keeps doubles: a number is taken only where it is whole and in range, before it is turned into an
+ * integer. */
 static ErrorCode get_id(HfReader *r, const cJSON *item, const char *token, int64_t *id) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (!(value >= 0 && value <= INT32_MAX) || value != (double)(int64_t)value) {
@@ -212,6 +214,7 @@ static ErrorCode read_added(HfReader *r, const cJSON *item) {
     return code;
 }
 
+/* Room for all tokens is reserved before the first is read (vocabulary.h), so they are counted first. */
 static size_t count_added(const cJSON *added, size_t *bytes) {
     size_t count = 0;
     for (const cJSON *item = added ? added->child : NULL; item; item = item->next, count++) {
@@ -221,6 +224,8 @@ static size_t count_added(const cJSON *added, size_t *bytes) {
     return count;
 }
 
+/* The vocabulary before the added tokens: those that are in both take the id that is there, as they do in
+ * `tokenizers`. */
 static ErrorCode read_tokens(HfReader *r, const cJSON *root, const cJSON *model) {
     const cJSON *vocab = NULL, *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens");
     TRY(hf_container(r, model, "vocab", false, &vocab));

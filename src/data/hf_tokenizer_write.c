@@ -13,6 +13,8 @@ static void write_type(JsonWriter *w, const char *type) {
     json_put_string(w, "type", type);
 }
 
+/* All flags are written, since old readers have no defaults for them. `normalized` is false: a special
+ * token is to be found as it is spelled, whatever normalizer is put before it later. */
 static void write_added(JsonWriter *w, const Tokenizer *t) {
     json_key(w, "added_tokens");
     json_begin_array(w);
@@ -32,6 +34,7 @@ static void write_added(JsonWriter *w, const Tokenizer *t) {
     json_end_array(w);
 }
 
+/* trim_offsets changes offsets only, but old readers want it there. */
 static void write_byte_level(JsonWriter *w, bool use_regex) {
     write_type(w, "ByteLevel");
     json_put_bool(w, "add_prefix_space", false);
@@ -40,6 +43,7 @@ static void write_byte_level(JsonWriter *w, bool use_regex) {
     json_end_object(w);
 }
 
+/* GPT-2's pattern is ByteLevel's own; any other is a Split before a ByteLevel that has none. */
 static void write_pre_tokenizer(JsonWriter *w, Pattern pattern) {
     json_key(w, "pre_tokenizer");
     if (pattern == PATTERN_GPT2 || pattern == PATTERN_NONE) {
@@ -62,6 +66,7 @@ static void write_pre_tokenizer(JsonWriter *w, Pattern pattern) {
     json_end_object(w);
 }
 
+/* Special tokens are in added_tokens alone: in both places a reader could take them for text. */
 static void write_vocabulary(JsonWriter *w, const Vocabulary *v) {
     Text name = {0};
     json_key(w, "vocab");
@@ -94,6 +99,8 @@ static void write_merges(JsonWriter *w, const Tokenizer *t) {
     text_free(&line);
 }
 
+/* Nulls and falses are what readers assume when a member is missing, written for those that do not
+ * assume. */
 static void write_model(JsonWriter *w, const Tokenizer *t) {
     json_key(w, "model");
     write_type(w, "BPE");

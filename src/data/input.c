@@ -1,4 +1,10 @@
-/* Invariants
+/* Bytes of a source file, decompressed where it is zstd.
+ *
+ * Positions count decompressed content, since that is what documents and their ids are made of; stored
+ * bytes are for progress only. Going on in the middle of a zstd file reads it from its beginning: frames
+ * have no index, and decompressing is far faster than tokenizing, so an index of weft's own is not worth
+ * its upkeep.
+ *
  *  I1. `content` counts the bytes handed out; `stored` the bytes taken from the file. Plain files have
  *      content == stored.
  *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only
@@ -16,6 +22,7 @@
 
 #include "base/text.h"
 
+/* A few of zstd's blocks, of 128 KiB at most each. */
 enum { RAW_BYTES = 1 << 18 };
 
 struct Input {
@@ -28,6 +35,7 @@ struct Input {
     size_t pending;
 };
 
+/* May give less than was asked for, as read does; only 0 is the end. A signal is no failure. */
 static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     ssize_t n;
     do n = read(input->fd, out, capacity);
@@ -101,6 +109,7 @@ ErrorCode input_open(Input **out, const char *path, Error *err) {
     return OK;
 }
 
+/* NULL is fine, and so is an input whose opening failed half way: what was not made is NULL. */
 void input_close(Input *input) {
     if (!input) return;
     ZSTD_freeDStream(input->zstd);
@@ -136,6 +145,7 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
     return OK;
 }
 
+/* `content` moves here alone, whichever way the bytes came, so that I1 holds for both. */
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     *got = 0;
     if (capacity == 0) return OK;
@@ -147,6 +157,8 @@ ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Erro
     return OK;
 }
 
+/* A plain file can be shorter than where an earlier run stopped: it was replaced. Seeking behind its end
+ * would succeed and look like an empty rest, so the size is asked for first. */
 ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
     if (!input->zstd) {
         struct stat st;

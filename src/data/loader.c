@@ -1,4 +1,9 @@
-/* Invariants
+/* A thread that makes batches ahead of the step that needs them.
+ *
+ * A batch is a function of its number (data/dataset.h), so the thread changes when it is made and nothing
+ * else: with any depth the run has the same bits. Depth hides the time of a page fault or of a checksum
+ * that is verified for the first time, not a source that is slower than training; that shows in `waited`.
+ *
  *  L1. Microbatch i lives in slot i mod slots. The thread fills slot `made` only while made < released +
  *      slots.
  *  L2. given - 1 is with the caller and not released until the next loader_next.
@@ -15,6 +20,8 @@
 #include "base/text.h"
 #include "data/stream.h"
 
+/* made, given and released count microbatches from 0 and never wrap; slots follow from them by the
+ * remainder. */
 struct Loader {
     const Dataset *dataset;
     LoaderLayout layout;
@@ -79,6 +86,8 @@ static void *run(void *argument) {
     return NULL;
 }
 
+/* Indices within a batch are 32 bits (first_key, positions), so a microbatch may have no more tokens than
+ * that. */
 static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t depth, Error *err) {
     bool positive = l->sequences >= 1 && l->microbatches >= 1 && l->microbatch_stride >= 0 &&
                     l->step_stride >= 0 && depth >= 1;
@@ -94,6 +103,7 @@ static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t de
     return OK;
 }
 
+/* All memory at once, before the first step: a batch of each slot is four arrays, one behind the other. */
 static void allocate(Loader *l) {
     int64_t tokens = l->layout.sequences * l->context;
     l->batches = mem_alloc_array(l->slots, sizeof *l->batches);
@@ -106,6 +116,7 @@ static void allocate(Loader *l) {
     }
 }
 
+/* When no thread is left that could use it. */
 static void release(Loader *l) {
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
@@ -114,6 +125,7 @@ static void release(Loader *l) {
     free(l);
 }
 
+/* One slot more than the depth: one batch is with the caller while `depth` are ahead of it. */
 ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayout *layout, int64_t depth,
                       Error *err) {
     int64_t context = dataset_context(dataset);
@@ -136,6 +148,7 @@ ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayou
     return OK;
 }
 
+/* The thread may be in the middle of a batch; it is let finish, which takes as long as one batch. */
 void loader_close(Loader *l) {
     if (!l) return;
     pthread_mutex_lock(&l->lock);

@@ -39,6 +39,7 @@ NormalizeKind normalize_by_name(const char *name) {
 
 bool normalize_needs_unicode(NormalizeKind kind) { return kind <= NORMALIZE_LOWERCASE; }
 
+/* Strings of a step that was being read when its file was refused are there or NULL. */
 void normalizer_free(Normalizer *n) {
     for (int i = 0; i < n->count; i++) {
         free(n->steps[i].from);
@@ -141,6 +142,7 @@ static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length
 
 #endif
 
+/* The tail is looked for in what the head left, or text of white space alone would be counted twice. */
 static void strip(const NormalizeStep *s, const char *text, size_t length, Text *out, bool *changed) {
     size_t head = s->left ? utf8_leading_space(text, length) : 0;
     size_t tail = s->right ? utf8_trailing_space(text + head, length - head) : 0;

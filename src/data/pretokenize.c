@@ -219,6 +219,9 @@ struct SplitState {
     SplitLevel levels[SPLIT_STEPS];
 };
 
+/* Machine code of PCRE2 keeps what it may come back to on a stack of its own; a run of a megabyte of
+ * letters needs some. Where it is not enough the match fails and is an error by name, never a wrong
+ * piece. */
 #define JIT_STACK_START (32 * 1024)
 #define JIT_STACK_LIMIT (8 * 1024 * 1024)
 
@@ -271,6 +274,7 @@ void splitter_free(Splitter *s) {
     free(s);
 }
 
+/* Part of each tokenizer's fingerprint (tokenizer.c). */
 void splitter_unicode_version(char out[32]) {
     if (pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > 32 ||
         pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, out) < 0) {

@@ -69,6 +69,8 @@ static void rounded_slots(const double *shares, double total, size_t count, uint
     free(remainders);
 }
 
+/* Weights are mostly written as round numbers (0.7, 0.2, 0.1; or 3, 1), for which a short cycle is exact.
+ * Irrational ones end at the limit, where a share is off by about one part in 65,536. */
 static uint32_t choose_cycle(const double *shares, size_t count, uint32_t *slots) {
     double total = 0;
     for (size_t i = 0; i < count; i++) total += shares[i];
@@ -128,6 +130,8 @@ static ErrorCode check(const uint64_t *windows, const double *shares, size_t cou
     return OK;
 }
 
+/* A group's key comes of the seed and the group's number, not its name: moving a file must not change the
+ * order of its windows. */
 ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares,
                        size_t count, Error *err) {
     TRY(check(windows, shares, count, err));
@@ -157,6 +161,7 @@ void sampler_close(Sampler *s) {
     free(s);
 }
 
+/* Binary search in running sums: sources may be thousands of files' worth of lines in the configuration. */
 static size_t source_of(const Sampler *s, uint64_t window) {
     size_t low = 0, high = s->source_count;
     while (high - low > 1) {

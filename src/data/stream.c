@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+/* As many stripes as a stream can have segments, less one; fewer where a stripe would hold out less than
+ * a few pages of text, which would cost a document cut in two for little. */
 enum { STRIPES = STREAM_SEGMENTS - 1, STRIPE_TOKENS = 4096 };
 
 static void add_segment(TokenStream *s, uint64_t begin, uint64_t end) {
@@ -18,6 +20,7 @@ static void add_segment(TokenStream *s, uint64_t begin, uint64_t end) {
     s->tokens += end - begin;
 }
 
+/* A source without held-out tokens is one segment. */
 void stream_whole(TokenStream *s, const TokenCache *cache) {
     *s = (TokenStream){.cache = cache};
     add_segment(s, 0, token_cache_tokens(cache));
@@ -71,10 +74,13 @@ ErrorCode stream_read(const TokenStream *s, uint64_t begin, uint64_t count, int3
     return OK;
 }
 
+/* ceil((tokens - 1) / context): with one token there is nothing to predict. */
 uint64_t stream_windows(const TokenStream *s, int64_t context) {
     return s->tokens < 2 ? 0 : (s->tokens - 2) / (uint64_t)context + 1;
 }
 
+/* Positions and keys as a row of one document would have them, so that attention has something valid to
+ * do; no target counts. */
 void stream_empty_row(int64_t context, const SampleRow *row) {
     for (int64_t t = 0; t < context; t++) {
         row->inputs[t] = 0;
@@ -104,6 +110,8 @@ static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool nex
     return valid;
 }
 
+/* The token behind the window is read by itself: it is the last target, and whether it starts a document
+ * decides whether it is one. */
 ErrorCode stream_window(const TokenStream *s, int64_t context, uint64_t window, bool document_mask,
                         const SampleRow *row, int64_t *valid, Error *err) {
     uint64_t begin = window * (uint64_t)context;

@@ -1,6 +1,11 @@
 /* tiktoken's files (Llama 3's tokenizer.model): a line a token, its bytes in base64 and its rank, which is
- * its id. Merges are not in the file; they follow from the ranks. Special tokens are not in it either:
- * they are Llama 3's, 256 of them behind the last rank. */
+ * its id. Merges are not in the file; they follow from the ranks: tiktoken joins the neighbours whose bytes
+ * together are the token of the lowest rank. So each way to cut a token into two tokens is a merge, all
+ * those of one token with one rank (data/bpe.h allows that). Special tokens are not in the file either:
+ * they are Llama 3's, 256 of them behind the last rank.
+ *
+ * The file says nothing of a pattern. Llama 3's is taken, since its file is the only one of the kind that
+ * models are published with. */
 #include "data/tiktoken.h"
 
 #include <stdio.h>
@@ -21,6 +26,7 @@ typedef struct RankLine {
     int64_t rank;
 } RankLine;
 
+/* By hand, since libraries skip what they do not know, and a wrong digit here is a wrong token. */
 static int base64_digit(char c) {
     if (c >= 'A' && c <= 'Z') return c - 'A';
     if (c >= 'a' && c <= 'z') return c - 'a' + 26;
@@ -57,6 +63,7 @@ static int64_t parse_rank(const char *text, size_t length) {
     return rank;
 }
 
+/* The line's number is in each message: these files have 128,000 lines that look alike. */
 static ErrorCode read_line(RankLine *line, const char *where, size_t number, const char *text, size_t length,
                            char *out, Error *err) {
     const char *space = memchr(text, ' ', length);
@@ -119,6 +126,8 @@ static void special_name(int k, char out[SPECIAL_NAME]) {
     snprintf(out, SPECIAL_NAME, "<|reserved_special_token_%d|>", reserved);
 }
 
+/* Ranks must be the numbers from 0 without gaps, in any order of lines: they are ids, and the special
+ * ones follow behind. */
 static ErrorCode fill_vocabulary(Tokenizer *t, const char *where, const RankLine *lines, size_t count,
                                  Error *err) {
     size_t total = 0;
@@ -141,6 +150,8 @@ static ErrorCode fill_vocabulary(Tokenizer *t, const char *where, const RankLine
     return vocabulary_seal(v, where, err);
 }
 
+/* bpe_init wants rules by rank. Pairs only make the order, and with it the fingerprint, independent of
+ * qsort. */
 static int by_rank_and_pair(const void *a, const void *b) {
     const MergeRule *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
@@ -167,6 +178,8 @@ static MergeRule *derive_rules(const Vocabulary *v, size_t total_bytes, size_t *
     return rules;
 }
 
+/* whole_first is tiktoken's rule: a piece that is a token is not merged at all. It differs from merging
+ * where a token's parts are not tokens. */
 static ErrorCode build(Tokenizer *t, const char *where, const RankLine *lines, size_t count, Error *err) {
     TRY(fill_vocabulary(t, where, lines, count, err));
     int32_t byte_ids[256];

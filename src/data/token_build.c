@@ -1,4 +1,14 @@
-/* Invariants
+/* Tokenizing a source into its cache: one thread reads and writes, all others tokenize.
+ *
+ * The reader deals text in jobs of about a megabyte, the writer takes them back in the order of the text,
+ * so parts have the same bytes whatever the number of threads. Reading and writing are the same thread
+ * because both are cheap and in order; the loop in `pump` reads ahead as far as there are slots, then waits
+ * for the oldest job.
+ *
+ * A part is committed about every 128 MiB of text. It holds where reading goes on behind it, so an
+ * interrupted build loses the part it was at and no more. Parts end at jobs, and jobs depend on the content
+ * alone.
+ *
  *  B1. Slots go around: empty -> ready (reader) -> done (a worker) -> empty (writer), always in the order
  *      of job numbers: written <= taken <= read <= written + slots.
  *  B2. A slot belongs to one thread at a time: `state` changes hands under the lock, contents are touched
@@ -27,6 +37,7 @@
 #define PART_BYTES (128u << 20)
 #define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
 
+/* A piece within a job's text; `line` is for messages. */
 typedef struct Record {
     size_t offset, length;
     uint64_t line;
@@ -97,6 +108,8 @@ static void add_record(Job *job, const CorpusPiece *piece, bool joined) {
     text_add(&job->raw, piece->bytes, piece->length);
 }
 
+/* A job ends with its file, so that a part can say "the next file from its beginning" and a message names
+ * one file. */
 static void next_file(Builder *s, Job *job) {
     s->stored_before += (double)s->b->prints[s->file].stamp.size;
     corpus_close(s->reader);
@@ -107,8 +120,8 @@ static void next_file(Builder *s, Job *job) {
     job->final = s->all_read;
 }
 
-/* Fills a job from the current file, up to its end at most. Where documents must be whole, a job ends where one
- * does, so that a document lies in one record however long it is. */
+/* Fills a job from the current file, up to its end at most. Where documents must be whole, a job ends where
+ * one does, so that a document lies in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->file = s->file;
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
@@ -129,6 +142,7 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     return OK;
 }
 
+/* Memory of a job is kept: after the first round nothing is allocated any more. */
 static void reset_job(Job *job) {
     text_clear(&job->raw);
     job->record_count = job->end_count = 0;
@@ -160,6 +174,7 @@ static void add_id(TokenList *list, int32_t id) {
     list->ids[list->count++] = id;
 }
 
+/* Ends are token counts from the job's first; the writer makes them the part's. */
 static void add_end(Job *job) {
     if (job->end_count == job->end_capacity) {
         job->end_capacity = 2 * job->end_capacity + 64;
@@ -168,6 +183,8 @@ static void add_end(Job *job) {
     job->ends[job->end_count++] = job->ids.count;
 }
 
+/* BOS and EOS stand at ends of documents, not of pieces. An empty line of JSON is no document and gets
+ * neither. */
 static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *record, Text *decoded,
                                Error *err) {
     const CorpusFile *file = &b->files[job->file];
@@ -189,6 +206,8 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     return OK;
 }
 
+/* A reader of the cache trusts no file and checks again; here it is the tokenizer that is not trusted,
+ * before its mistake costs a cache of terabytes. */
 static ErrorCode check_ids(const Builder *s, const Job *job, Error *err) {
     for (size_t i = 0; i < job->ids.count; i++)
         if (job->ids.ids[i] < 0 || (uint64_t)job->ids.ids[i] >= s->vocabulary)
@@ -198,12 +217,14 @@ static ErrorCode check_ids(const Builder *s, const Job *job, Error *err) {
     return OK;
 }
 
+/* `decoded` is the thread's own scratch, for text of JSON lines. */
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
     for (size_t i = 0; i < job->record_count; i++)
         TRY(encode_record(s->b, job, &job->records[i], decoded, err));
     return check_ids(s, job, err);
 }
 
+/* A job that could not be read goes straight to done, its error in it (B3). */
 static void *work(void *argument) {
     Builder *s = argument;
     Text decoded = {0};
@@ -244,6 +265,8 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
     return part_commit(part, err);
 }
 
+/* A part is opened when its first job is there, so that no empty part is left by a source that fails at
+ * once. */
 static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     if (job->code != OK) {
         if (err) *err = job->error;
@@ -262,6 +285,7 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     return OK;
 }
 
+/* Jobs get done in any order; the oldest is waited for, others stay where they are. */
 static Job *wait_for_job(Builder *s) {
     Job *job = &s->jobs[s->written % s->slots];
     pthread_mutex_lock(&s->lock);
@@ -283,12 +307,15 @@ static ErrorCode pump(Builder *s, Error *err) {
 
 /* ---- the whole ---- */
 
+/* Those that this process may run on: with one process a rank, ranks of a node share its cores. */
 static int core_count(void) {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     return n > 0 ? n : 1;
 }
 
+/* Two slots a thread and one more keep every thread busy while the writer is at a part. Fewer threads
+ * than wanted will do; none will not. */
 static ErrorCode start_workers(Builder *s, Error *err) {
     int wanted = s->b->threads > 0 ? s->b->threads : core_count();
     s->slots = 2 * (size_t)wanted + 1;
@@ -305,6 +332,8 @@ static ErrorCode start_workers(Builder *s, Error *err) {
     return OK;
 }
 
+/* Also after a failure: workers may be in the middle of jobs that nobody will write, and a part that is
+ * open is given up. */
 static void finish(Builder *s) {
     pthread_mutex_lock(&s->lock);
     s->stop = true;
@@ -353,6 +382,8 @@ static ErrorCode resume(Builder *s, bool *complete, Error *err) {
     return OK;
 }
 
+/* What is there is looked at again under the lock: another process may have built it while this one
+ * waited. */
 static ErrorCode build_locked(const TokenBuild *b, Error *err) {
     Builder s = {.b = b, .vocabulary = (uint64_t)tokenizer_vocab_size(b->tokenizer)};
     bool complete;
@@ -413,6 +444,8 @@ static ErrorCode sweep(const TokenBuild *b, Error *err) {
     return file_remove_matching(b->dir, "part-[0-9]*.tok.tmp", err);
 }
 
+/* The lock is on a file of the directory and goes with the process, however it ends. Left-overs are swept
+ * under it, since only then are they nobody's. */
 ErrorCode token_build(const TokenBuild *b, Error *err) {
     TRY(file_make_own_dir(b->dir, err));
     int lock;

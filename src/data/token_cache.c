@@ -17,6 +17,8 @@
 
 _Static_assert(sizeof(TokenHeader) == 16 + 32 + 15 * 8, "no padding in the file header");
 
+/* A part's file, mapped: pages come in when they are read, so a cache larger than memory costs what is
+ * used of it. `verified` has a byte a block. */
 typedef struct TokenPart {
     char *path;
     FileMap map;
@@ -32,6 +34,7 @@ struct TokenCache {
     uint64_t vocabulary;
 };
 
+/* Five digits keep listings in order for 12 TiB of text; more digits are right too. */
 char *token_part_path(const char *dir, uint64_t part) {
     char name[48];
     snprintf(name, sizeof name, "part-%05" PRIu64 ".tok", part);
@@ -49,10 +52,14 @@ bool token_layout(const TokenHeader *h, TokenLayout *out) {
     return true;
 }
 
+/* A cache can always be made again from its source, so whatever is wrong with it the advice is one. */
 static ErrorCode damaged(const TokenPart *p, Error *err, const char *what) {
     return error_set(err, ERR_DATA, "%s: %s; delete its directory and it will be built again", p->path, what);
 }
 
+/* In the order in which a reader can know them: is it ours at all, is it of a version whose header this
+ * code understands, is the header whole, is it of this corpus. A newer version is told apart from damage
+ * before the checksum, whose place it may have moved. */
 static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error *err) {
     const TokenHeader *h = &p->header;
     if (p->map.length < sizeof *h || memcmp(h->magic, TOKEN_MAGIC, sizeof h->magic) != 0)
@@ -74,6 +81,8 @@ static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error
     return OK;
 }
 
+/* Counts are checked before anything is computed with them; the width of ids follows from the vocabulary,
+ * so it is checked rather than believed. */
 static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err) {
     const TokenHeader *h = &p->header;
     TokenLayout layout;
@@ -88,6 +97,7 @@ static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err
                      layout.file_bytes);
 }
 
+/* Everything later does binary searches in the ends without looking at bounds again. */
 static ErrorCode check_index(const TokenPart *p, Error *err) {
     const TokenHeader *h = &p->header;
     if (hash64(p->map.data + p->layout.ends_at, (size_t)(p->layout.file_bytes - p->layout.ends_at)) !=
@@ -113,6 +123,8 @@ static ErrorCode check_sequence(const TokenCache *c, const TokenPart *p, Error *
     return OK;
 }
 
+/* Checks go from what needs no other (identity) to what needs the parts before (sequence); pointers into
+ * the map are made between, when its size is known to be right. */
 static ErrorCode load_part(TokenCache *c, TokenPart *p, const uint8_t key[32], Error *err) {
     TRY(file_map(&p->map, p->path, err));
     if (p->map.length >= sizeof p->header) memcpy(&p->header, p->map.data, sizeof p->header);
@@ -133,6 +145,7 @@ static void free_part(TokenPart *p) {
     free(p->path);
 }
 
+/* The part is counted when it is good, so closing frees exactly the good ones. */
 static ErrorCode add_part(TokenCache *c, const char *dir, const uint8_t key[32], Error *err) {
     if (c->count == c->capacity) {
         c->capacity = 2 * c->capacity + 8;
@@ -155,6 +168,8 @@ static bool next_exists(const TokenCache *c, const char *dir) {
     return exists;
 }
 
+/* Parts are opened until the last one or until a number is missing: that is a build that was interrupted.
+ * A part behind a gap is not looked at; building overwrites it. */
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err) {
     *cache = NULL;
@@ -184,6 +199,7 @@ const TokenHeader *token_cache_last_part(const TokenCache *c) {
 
 bool token_cache_complete(const TokenCache *c) { return c->count > 0 && token_cache_last_part(c)->last; }
 
+/* Headers hold running sums, so totals are in the last one. */
 uint64_t token_cache_tokens(const TokenCache *c) {
     const TokenHeader *h = token_cache_last_part(c);
     return h ? h->first_token + h->tokens : 0;
@@ -199,12 +215,15 @@ uint64_t token_cache_text_bytes(const TokenCache *c) {
     return h ? h->first_byte + h->text_bytes : 0;
 }
 
+/* Two bytes an id below 65,536 entries: half the pages for the small vocabularies. */
 static uint32_t id_at(const TokenPart *p, uint64_t i) {
     const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
     if (p->header.id_bytes == 2) return ((const uint16_t *)(const void *)ids)[i];
     return ((const uint32_t *)(const void *)ids)[i];
 }
 
+/* Right checksums are no proof of right ids: who wrote the file wrote the sums too. An id outside the
+ * vocabulary would index outside the embedding. */
 static ErrorCode verify_block(const TokenPart *p, uint64_t block, Error *err) {
     uint64_t begin = block * TOKEN_BLOCK_BYTES, left = p->layout.ids_bytes - begin;
     uint64_t bytes = left < TOKEN_BLOCK_BYTES ? left : TOKEN_BLOCK_BYTES;
@@ -224,6 +243,8 @@ static ErrorCode verify_block(const TokenPart *p, uint64_t block, Error *err) {
     return OK;
 }
 
+/* Relaxed order suffices: the flag says something about constant memory, and whoever misses it verifies
+ * again. */
 static ErrorCode verify_range(const TokenPart *p, uint64_t first, uint64_t count, Error *err) {
     if (count == 0) return OK;
     uint64_t per_block = TOKEN_BLOCK_BYTES / p->header.id_bytes;
@@ -275,6 +296,7 @@ uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
     return token_cache_tokens(c);
 }
 
+/* Widened to what a batch holds, whatever the file has. */
 static void copy_ids(const TokenPart *p, uint64_t first, uint64_t count, int32_t *out) {
     const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
     if (p->header.id_bytes == 2) {
@@ -296,6 +318,8 @@ static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int3
     }
 }
 
+/* A document that ends exactly where a part ends is in the list of that part, so the part before is asked
+ * for starts as well. */
 ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
                            Error *err) {
     uint64_t total = token_cache_tokens(c);

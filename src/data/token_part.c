@@ -1,5 +1,12 @@
-/* Writing one part of a token cache: header, ids, ends of documents, checksums of blocks. It is written
- * under a temporary name and renamed when it is whole, so that a name stands for complete content. */
+/* Writing one part of a token cache: header, ids, ends of documents, checksums of blocks
+ * (data/token_cache.h has the layout).
+ *
+ *  P1. It is written under a temporary name and renamed when it is whole and on the disk, so that a name
+ *      stands for complete content whatever happens to process or machine.
+ *  P2. Ids go out block by block as they come, and only ends and checksums are kept in memory: a part's ids
+ *      may be larger than what is free. The header needs both, so its place is left at the front and it is
+ *      written last.
+ *  P3. A block is hashed as it lies in the file, so that a reader verifies mapped bytes without a copy. */
 #include "data/token_part.h"
 
 #include <errno.h>
@@ -29,6 +36,7 @@ struct PartWriter {
     unsigned char block[TOKEN_BLOCK_BYTES];
 };
 
+/* Doubling, so that the work stays linear in what is added. */
 static void push(Numbers *n, uint64_t value) {
     if (n->count == n->capacity) {
         n->capacity = 2 * n->capacity + 1024;
@@ -37,6 +45,8 @@ static void push(Numbers *n, uint64_t value) {
     n->items[n->count++] = value;
 }
 
+/* A write may take less than it was given, on a full disk for one, and says why only when it is asked
+ * again. */
 static ErrorCode write_all(const PartWriter *w, const void *data, size_t length, Error *err) {
     const char *at = data;
     while (length > 0) {
@@ -59,12 +69,15 @@ static void release(PartWriter *w) {
     free(w);
 }
 
+/* Of a part that was not committed nothing stays. Its tokens are made again from where the last committed
+ * part says. */
 void part_abandon(PartWriter *w) {
     if (!w) return;
     if (w->fd >= 0) unlink(w->temporary);
     release(w);
 }
 
+/* Running sums go on from the part before; all counts of this part start at 0. */
 static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabulary,
                          const TokenHeader *previous) {
     memcpy(h->magic, TOKEN_MAGIC, sizeof h->magic);
@@ -105,6 +118,7 @@ ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32],
 
 TokenHeader *part_header(PartWriter *w) { return &w->header; }
 
+/* The last block of a part may be short; its checksum is over what is there. */
 static ErrorCode flush_block(PartWriter *w, Error *err) {
     if (w->block_used == 0) return OK;
     push(&w->sums, hash64(w->block, w->block_used));
@@ -113,6 +127,7 @@ static ErrorCode flush_block(PartWriter *w, Error *err) {
     return OK;
 }
 
+/* Little-endian, as the machine is: weft runs on no other. */
 static void put_id(PartWriter *w, int32_t id) {
     if (w->header.id_bytes == 2) {
         uint16_t narrow = (uint16_t)id;
@@ -123,6 +138,9 @@ static void put_id(PartWriter *w, int32_t id) {
     w->block_used += w->header.id_bytes;
 }
 
+/* Ends must rise (token_cache.h). Two documents that end at one token are one with an empty one behind
+ * it, which has no tokens and is left out; the same goes for an end right where the part begins, when the
+ * part before has it. */
 ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends,
                    uint64_t end_count, uint64_t text_bytes, Error *err) {
     uint64_t first = w->header.tokens;
@@ -164,6 +182,8 @@ static ErrorCode write_index(PartWriter *w, Error *err) {
     return write_all(w, page, sizeof page, err);
 }
 
+/* The content first, then the name, then the directory that holds the name: in any other order a power
+ * cut can leave a name whose content is not there. */
 static ErrorCode publish(PartWriter *w, Error *err) {
     int result;
     TRY(file_sync(w->fd, w->temporary, err));

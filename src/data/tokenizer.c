@@ -65,6 +65,7 @@ static void describe_normalizer(const Normalizer *n, Text *out) {
     }
 }
 
+/* Texts of added tokens are in the vocabulary and hashed with it; what flags say is not. */
 static void describe_added(const AddedSet *set, Text *out) {
     for (size_t i = 0; i < set->count; i++) {
         const AddedToken *a = &set->tokens[i];
@@ -174,8 +175,8 @@ static bool prefixes_sections(const Tokenizer *t) {
     return prefixes;
 }
 
-/* Could an added token lie across a lone newline, or take along the newline that ends the part before? Or take
- * that newline as its end, so that the next part is a section with a space before it? */
+/* Could an added token lie across a lone newline, or take along the newline that ends the part before? Or
+ * take that newline as its end, so that the next part is a section with a space before it? */
 static bool added_across_newline(const Tokenizer *t, const AddedSet *set) {
     bool prefixes = prefixes_sections(t);
     for (size_t i = 0; i < set->count; i++) {
@@ -196,8 +197,8 @@ static bool joins_newline(const Tokenizer *t) {
     return false;
 }
 
-/* Long documents are read in parts (data/corpus.h). Their ids are those of the whole if nothing reaches across
- * the newline between two parts. */
+/* Long documents are read in parts (data/corpus.h). Their ids are those of the whole if nothing reaches
+ * across the newline between two parts. */
 static bool reaches_across_newline(const Tokenizer *t) {
     if (added_across_newline(t, &t->added) || added_across_newline(t, &t->added_normalized)) return true;
     for (int i = 0; i < t->normalizer.count; i++) {
@@ -236,6 +237,7 @@ static ErrorCode finish_opening(Tokenizer *t, Error *err) {
     return OK;
 }
 
+/* Readers fill what they know; bounds are -1 until one is found. */
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = mem_alloc(sizeof *t);
     t->bos = t->eos = -1;
@@ -269,6 +271,8 @@ ErrorCode tokenizer_parse(Tokenizer **out, const char *where, const char *data, 
     return tokenizer_hand_out(out, t, code, err);
 }
 
+/* Files of hundreds of megabytes are no tokenizers: the limit keeps a mistaken path (a model, a corpus)
+ * from being read to its end. */
 ErrorCode tokenizer_open(Tokenizer **out, const char *spec, Error *err) {
     *out = NULL;
     if (strcmp(spec, "bytes") == 0) {
@@ -306,6 +310,8 @@ int32_t tokenizer_bos(const Tokenizer *t) { return t->bos; }
 
 int32_t tokenizer_eos(const Tokenizer *t) { return t->eos; }
 
+/* By going through all tokens: it is asked a few times a run, and special ones are in no index
+ * (vocabulary.h). */
 int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     size_t length = strlen(name);
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
@@ -369,6 +375,8 @@ ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count,
     return OK;
 }
 
+/* A file that came as tokenizer.json is written as it was: what weft does not read (post-processors,
+ * truncation) stays for those who do. */
 ErrorCode tokenizer_save(const Tokenizer *t, const char *path, Error *err) {
     if (t->source) return file_write_atomic(path, t->source, t->source_length, err);
     Text out = {0};

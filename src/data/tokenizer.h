@@ -51,8 +51,8 @@ void tokenizer_fingerprint(const Tokenizer *t, char out[65]);
 ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, TokenList *out, Error *err);
 
 /* The same for a part of a document; `begins` says that it is the first, before which tokenizers that put a
- * space before a text put it. Parts have together the ids of the document if each ends behind a newline between
- * two characters that are neither white space nor a slash, unless tokenizer_whole_documents. */
+ * space before a text put it. Parts have together the ids of the document if each ends behind a newline
+ * between two characters that are neither white space nor a slash, unless tokenizer_whole_documents. */
 ErrorCode tokenizer_encode_part(const Tokenizer *t, const char *text, size_t length, bool begins,
                                 TokenList *out, Error *err);
 /* Documents must be encoded whole: something in this tokenizer may reach across a newline. */

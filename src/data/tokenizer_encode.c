@@ -48,6 +48,7 @@ static EncodeState *state_borrow(const Tokenizer *t) {
     return state;
 }
 
+/* Put back at the front, so that few threads use few states, whose memory is warm. */
 static void state_return(StatePool *pool, EncodeState *state) {
     pthread_mutex_lock(&pool->lock);
     state->next = pool->idle;
@@ -55,6 +56,7 @@ static void state_return(StatePool *pool, EncodeState *state) {
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* The pool is apart from the tokenizer, which is constant to those who encode. */
 StatePool *state_pool_create(void) {
     StatePool *pool = mem_alloc(sizeof *pool);
     pthread_mutex_init(&pool->lock, NULL);
@@ -73,6 +75,7 @@ void state_pool_free(StatePool *pool) {
     free(pool);
 }
 
+/* Room grows by half, so that a document costs a few allocations however long it is. */
 static void token_list_add(TokenList *list, const int32_t *ids, size_t count) {
     token_list_reserve(list, count);
     memcpy(list->ids + list->count, ids, count * sizeof *ids);
@@ -135,6 +138,8 @@ static ErrorCode encode_piece_afresh(Encoding *e, const char *text, size_t lengt
     return OK;
 }
 
+/* A piece is remembered in one place only, by its hash: no search, no order of age. Common pieces come
+ * back soon enough after a rare one took their place. */
 static ErrorCode encode_piece(Encoding *e, const char *text, size_t length) {
     if (length > MEMORY_BYTES) return encode_piece_afresh(e, text, length);
     Remembered *r = &e->state->memory[hash64(text, length) % MEMORY_SLOTS];
@@ -173,6 +178,8 @@ static size_t word_end(const Tokenizer *t, const char *text, size_t length, size
     return length;
 }
 
+/* Segments of an unsplit piece are remembered like pieces: what a segment becomes does not depend on its
+ * neighbours, or it would not have been cut there. */
 static ErrorCode encode_words(Encoding *e, const char *text, size_t length) {
     int32_t whole = e->t->space_splits ? -1 : whole_piece(e->t, text, length);
     if (whole >= 0) {
@@ -241,10 +248,14 @@ static ErrorCode encode_around(Encoding *e, const AddedSet *set, const char *tex
     }
 }
 
+/* Tokens that are looked for after normalization see normalized text only, and text between those that
+ * were found before it. */
 static ErrorCode encode_normalized(Encoding *e, const char *text, size_t length) {
     return encode_around(e, &e->t->added_normalized, text, length, encode_section);
 }
 
+/* Each section is normalized by itself, as in `tokenizers`: Prepend comes before each, Strip works on the
+ * ends of each. */
 static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
     if (e->t->normalizer.count == 0) return encode_normalized(e, text, length);
     Text made = {0};

@@ -1,11 +1,16 @@
-/* Learning merges.
+/* Learning merges: byte-pair encoding as Sennrich et al. (2016) train it, on words that were counted once.
+ *
+ * The most frequent pair of neighbours becomes a token, over and over; among equal counts the pair with the
+ * smaller ids, as the trainer of `tokenizers` has it, so that both learn the same merges. Doing that over
+ * the text would read it once a merge. Over distinct words, with their counts, a merge touches the words
+ * that have the pair, and all counts are kept up to date by differences:
  *
  * 1. `pairs` holds the exact count of every adjacent pair over all words, and a list of words that is a
- *    superset of those where the pair occurs. A merge changes only the neighbourhoods of its occurrences.
- * 2. The heap holds an entry for each pair that has a count, with a count that is never below the true
- *    one: counts of pairs fall silently, and an entry is brought up to date when it comes to the top.
- *    Where a count rises, an entry is added.
- * 3. A merged pair has count 0 for good: tokens grow, so no later merge can put it together again. */
+ * superset of those where the pair occurs. A merge changes only the neighbourhoods of its occurrences. 2.
+ * The heap holds an entry for each pair that has a count, with a count that is never below the true one:
+ * counts of pairs fall silently, and an entry is brought up to date when it comes to the top. Where a count
+ * rises, an entry is added. 3. A merged pair has count 0 for good: tokens grow, so no later merge can put
+ * it together again. */
 #include "data/tokenizer_train.h"
 
 #include <omp.h>
@@ -70,6 +75,7 @@ static bool before(const Candidate *a, const Candidate *b) {
     return a->right < b->right;
 }
 
+/* An entry is a copy of the count at this time. It may become too high, never too low (2). */
 static void heap_push(Learner *l, size_t pair) {
     const Pair *p = &l->pairs[pair];
     Candidate c = {p->count, p->left, p->right, pair};
@@ -94,6 +100,7 @@ static Candidate heap_pop(Learner *l) {
 
 /* --- pairs --- */
 
+/* Fibonacci hashing, as in data/bpe.c. */
 static size_t pair_hash(int32_t left, int32_t right) {
     uint64_t key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15U;
     return (size_t)(key ^ key >> 32);
@@ -124,6 +131,9 @@ static size_t find_pair(Learner *l, int32_t left, int32_t right) {
     return l->pair_count - 1;
 }
 
+/* Words are added in the order in which they are gone through, so that comparing with the last one is
+ * enough against doubles within one merge. A word may still be listed twice over several merges: then the
+ * pair is no longer there the second time. */
 static void count_up(Learner *l, int32_t left, int32_t right, uint32_t word) {
     size_t number = find_pair(l, left, right);
     Pair *p = &l->pairs[number];
@@ -142,6 +152,7 @@ static void count_up(Learner *l, int32_t left, int32_t right, uint32_t word) {
     l->risen[l->risen_count++] = number;
 }
 
+/* Silently: its entry in the heap is put right when it comes up. */
 static void count_down(Learner *l, int32_t left, int32_t right, uint32_t word) {
     l->pairs[find_pair(l, left, right)].count -= l->counts[word];
 }
@@ -151,6 +162,8 @@ static int by_number(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+/* In the order of pairs, not in that in which they rose: entries of equal count and pair must not depend
+ * on the order of words. */
 static void push_risen(Learner *l) {
     if (l->risen_count > 1) qsort(l->risen, l->risen_count, sizeof *l->risen, by_number);
     for (size_t i = 0; i < l->risen_count; i++) {
@@ -195,6 +208,8 @@ static int32_t join_tokens(Learner *l, int32_t left, int32_t right, Text *scratc
     return (int32_t)word_table_find(&l->tokens, scratch->data, scratch->length);
 }
 
+/* The pair's words are freed: it has count 0 for good (3). `pairs` may move while words are gone through,
+ * so its members are copied first. */
 static void merge_pair(Learner *l, size_t number, Text *scratch) {
     Pair p = l->pairs[number];
     int32_t result = join_tokens(l, p.left, p.right, scratch);
@@ -227,6 +242,8 @@ static void learn(Learner *l, size_t limit, Progress *progress) {
 
 /* --- before and after --- */
 
+/* Ids of the bytes are given in the order of the byte alphabet, as `tokenizers` gives them with
+ * initial_alphabet; ties between pairs depend on it. */
 static ErrorCode learner_init(Learner *l, const WordTable *words, Error *err) {
     *l = (Learner){0};
     if (words->count > UINT32_MAX)
@@ -295,6 +312,7 @@ static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const Tokeniz
     return code;
 }
 
+/* A special token of one character would have the spelling of a byte. */
 static ErrorCode check_special(const TokenizerTrainOptions *o, size_t i, Error *err) {
     const char *name = o->specials[i];
     char shown[80];
@@ -331,6 +349,8 @@ static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern,
     return OK;
 }
 
+/* Counting takes all threads and most of the time; learning is one thread's, since each merge depends on
+ * the one before. */
 ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *o, DocumentSource source, void *context,
                           Error *err) {
     *t = NULL;

@@ -30,6 +30,8 @@ static ErrorCode next_piece(FileDocuments *f, const char **text, size_t *length,
     return OK;
 }
 
+/* Pieces of a document count as documents: no word lies across the newline that they are cut behind
+ * (data/corpus.h). */
 static ErrorCode next_document(void *context, const char **text, size_t *length, Error *err) {
     FileDocuments *f = context;
     *text = NULL;
@@ -60,6 +62,7 @@ static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *to
     return OK;
 }
 
+/* Files are taken whole, not split into lines: words are the same either way, and whole is faster. */
 ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
                                 size_t count, const char *key, Error *err) {
     *t = NULL;

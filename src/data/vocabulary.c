@@ -19,6 +19,7 @@
 
 #define SLOT_EMPTY (-1)
 
+/* Twice as many slots as tokens, so that searches are short and always end at a free one. */
 ErrorCode vocabulary_init(Vocabulary *v, const char *where, size_t capacity, size_t arena_size, Error *err) {
     if (capacity > VOCABULARY_MAX) {
         return error_set(err, ERR_DATA, "%s: %zu tokens are more than the %d that weft takes", where,
@@ -121,6 +122,8 @@ int32_t vocabulary_find_name(const Vocabulary *v, TokenName name, const char *by
     return v->slots[slot_of(v, bytes, length, name)]; /* SLOT_EMPTY is -1 */
 }
 
+/* Also asked for each character that is no ASCII when SentencePiece's kind is encoded, so it is one hash
+ * and mostly one comparison. */
 int32_t vocabulary_find(const Vocabulary *v, const char *bytes, size_t length) {
     int32_t id = vocabulary_find_name(v, NAME_TEXT, bytes, length);
     return id >= 0 && v->tokens[id].kind != TOKEN_SPECIAL ? id : -1;

@@ -10,6 +10,8 @@
 #include "base/text.h"
 #include "data/utf8.h"
 
+/* Large enough that threads rarely meet at the lock, small enough that the last stretches keep all
+ * threads busy. */
 #define STRETCH ((size_t)1 << 20)
 
 typedef struct Feed {
@@ -23,6 +25,8 @@ typedef struct Feed {
     Progress *progress;
 } Feed;
 
+/* Looks for a cut from the end of growing windows, so that text without one (a huge line) costs twice its
+ * length at most. */
 static size_t stretch_size(const char *text, size_t left) {
     for (size_t window = STRETCH; window < left; window *= 2) {
         size_t cut = split_cut(text, window);
@@ -54,6 +58,7 @@ typedef struct Counter {
     SplitState *state;
 } Counter;
 
+/* Lengths of words are 32 bits in the table. */
 static ErrorCode count_piece(Counter *c, const char *text, size_t length, Error *err) {
     if (length > UINT32_MAX)
         return error_set(err, ERR_DATA, "a piece of text of %zu bytes without any break", length);
@@ -62,6 +67,8 @@ static ErrorCode count_piece(Counter *c, const char *text, size_t length, Error 
     return OK;
 }
 
+/* Bytes that are no UTF-8 are pieces by themselves, exactly as when encoding: what is learned must fit
+ * what will be encoded. */
 static ErrorCode count_stretch(Counter *c, const char *text, size_t length, Error *err) {
     for (size_t from = 0; from < length;) {
         size_t valid = utf8_valid_run(text + from, length - from);
@@ -77,6 +84,7 @@ static ErrorCode count_stretch(Counter *c, const char *text, size_t length, Erro
     return OK;
 }
 
+/* The first failure ends all threads, each when it next asks for text. */
 static void count_until_end(Counter *c, Feed *feed) {
     Text stretch = {0};
     for (bool more = true; more;) {

@@ -2,7 +2,10 @@
  *
  *  W1. `words` keeps the order in which words came first, so that what is built from it does not depend on
  *      hashing.
- *  W2. Slots hold number + 1 of a word; at most half of them are taken, so that a search ends. */
+ *  W2. Hashes are kept with the words: growing the table and adding up tables of threads look no byte at
+ *      again.
+ *  W3. Bytes lie in blocks that never move, so that words may point into them while the table grows.
+ *  W4. Slots hold number + 1 of a word; at most half of them are taken, so that a search ends. */
 #include "data/word_table.h"
 
 #include <stdlib.h>
@@ -29,6 +32,7 @@ static size_t slot_of(const WordTable *t, const char *bytes, size_t length, uint
     return slot;
 }
 
+/* Order does not matter here: all words are different, so none is compared. */
 static void grow_slots(WordTable *t) {
     size_t slots = t->slots ? (t->mask + 1) * 2 : 1024;
     free(t->slots);
@@ -41,6 +45,7 @@ static void grow_slots(WordTable *t) {
     }
 }
 
+/* What is left of a block when a word does not fit is given up; words are short and blocks a megabyte. */
 static const char *keep_bytes(WordTable *t, const char *bytes, size_t length) {
     WordBlock *block = t->blocks;
     if (!block || block->size - block->used < length) {
@@ -73,6 +78,8 @@ size_t word_table_find(WordTable *t, const char *bytes, size_t length) {
     return find_hashed(t, bytes, length, hash64(bytes, length));
 }
 
+/* Words of `other` come behind those that are here, in its order: adding up tables in a fixed order gives
+ * a fixed order of words. */
 void word_table_absorb(WordTable *t, const WordTable *other) {
     for (size_t i = 0; i < other->count; i++) {
         const Word *word = &other->words[i];
