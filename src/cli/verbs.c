@@ -19,6 +19,7 @@ extern const Verb verb_tokenizer_encode;
 extern const Verb verb_tokenizer_train;
 extern const Verb verb_stop;
 extern const Verb verb_train;
+extern const Verb verb_watch;
 
 /* A line each, so that additions merge. */
 // clang-format off
@@ -35,6 +36,7 @@ const Verb *const verbs[] = {
     &verb_inspect,
     &verb_checkpoint,
     &verb_tokenize,
+    &verb_watch,
     &verb_report,
     &verb_compare,
     &verb_audit,

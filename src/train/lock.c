@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,6 +146,14 @@ ErrorCode lock_holder(const char *run_dir, long *pid, Error *err) {
     if (result != 0) *pid = read_pid(fd);
     close(fd);
     return OK;
+}
+
+long lock_last_holder(const char *run_dir) {
+    int fd;
+    if (open_lock(run_dir, O_RDONLY, &fd, NULL) != OK) return 0;
+    long pid = read_pid(fd);
+    close(fd);
+    return pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
 ErrorCode lock_request_stop(const char *run_dir, Error *err) {

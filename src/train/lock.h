@@ -25,6 +25,10 @@ bool lock_stop_requested(const RunLock *l);
 
 /* Process id of the run in this directory, 0 when none is running. */
 ErrorCode lock_holder(const char *run_dir, long *pid, Error *err);
+/* The same for who only looks, again and again: by the number that the file holds, without touching the
+ * lock, which a run that starts just now would take for another run's. 0: that process is no longer there, or
+ * not on this machine. */
+long lock_last_holder(const char *run_dir);
 ErrorCode lock_request_stop(const char *run_dir, Error *err);
 
 #endif

@@ -23,6 +23,8 @@ function complain(why) { print $1 ":" $2 ": " why; failures++ }
         else if (rank[target[1]] > rank[from]) complain(from "/ may not include " quoted[2] ": includes point down only")
     } else if (header ~ /dnnl|immintrin|cuda|cublas/ && from != "device") {
         complain("only device/ may include " header)
+    } else if (header ~ /microhttpd/ && from != "cli") {
+        complain("only cli/ may include " header)
     } else if (header ~ /[<\/]mpi\.h/ && $1 !~ "^src/comm/mpi/") {
         complain("only comm/mpi/ may include " header)
     } else if (header ~ /nccl/ && $1 !~ "^src/comm/nccl/") {

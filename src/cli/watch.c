@@ -1,0 +1,342 @@
+/* weft watch: a page that shows runs while they go on, served over HTTP by libmicrohttpd.
+ *
+ *  W1. It only tells: GET and HEAD, of a fixed list of paths. What a client names is a run by its number; no
+ *      part of a path or a query reaches the file system.
+ *  W2. Nobody on another machine sees anything without the token. On loopback, which asks for none unless
+ *      told to, the Host of a request must be this machine's: a page of somebody else's whose name points
+ *      here gets nothing.
+ *  W3. One thread serves all requests, one at a time, so what it knows of the runs needs no lock;
+ *      connections, their memory and their patience are limited. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "observe/compare.h"
+#include "observe/watch.h"
+#include "train/lock.h"
+
+#ifdef WEFT_MICROHTTPD
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <openssl/crypto.h>
+#include <openssl/rand.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/signals.h"
+
+#define TOKEN_VARIABLE "WEFT_WATCH_TOKEN"
+#define CONFIG_LIMIT (1 << 20)
+#define PAUSE 0.5 /* seconds between looks at a run's files, however often somebody asks */
+
+enum { LEAST_TOKEN = 16, CONNECTIONS = 64, CONNECTION_BYTES = 32 << 10, PATIENCE = 15 /* seconds */ };
+
+typedef struct Server {
+    Watched runs[RUNS_MAX];
+    double looked[RUNS_MAX];
+    int count;
+    bool loopback;
+    const char *host; /* --bind, as it was given */
+    char token[128];  /* empty: none is asked for */
+    struct MHD_Daemon *daemon;
+} Server;
+
+/* ---- answers ---- */
+
+static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const char *type,
+                             struct MHD_Response *r) {
+    static const char *const headers[][2] = {
+        {"Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+                                    "connect-src 'self'; base-uri 'none'; form-action 'none'; "
+                                    "frame-ancestors 'none'"},
+        {"X-Content-Type-Options", "nosniff"},
+        {"Referrer-Policy", "no-referrer"},
+        {"Cross-Origin-Resource-Policy", "same-origin"},
+        {"Cache-Control", "no-store"},
+    };
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", type);
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++)
+        MHD_add_response_header(r, headers[i][0], headers[i][1]);
+    if (status == MHD_HTTP_METHOD_NOT_ALLOWED) MHD_add_response_header(r, "Allow", "GET, HEAD");
+    enum MHD_Result result = MHD_queue_response(c, status, r);
+    MHD_destroy_response(r);
+    return result;
+}
+
+static enum MHD_Result reply_words(struct MHD_Connection *c, unsigned status, const char *words) {
+    return reply(
+        c, status, "text/plain; charset=utf-8",
+        MHD_create_response_from_buffer(strlen(words), (void *)(uintptr_t)words, MHD_RESPMEM_PERSISTENT));
+}
+
+/* Frees the text, which may be empty. */
+static enum MHD_Result reply_text(struct MHD_Connection *c, const char *type, Text *t) {
+    text_add(t, "", 0);
+    struct MHD_Response *r = MHD_create_response_from_buffer(t->length, t->data, MHD_RESPMEM_MUST_COPY);
+    text_free(t);
+    return reply(c, MHD_HTTP_OK, type, r);
+}
+
+#define JSON_TYPE "application/json; charset=utf-8"
+
+static enum MHD_Result tell_runs(const Server *s, struct MHD_Connection *c) {
+    Text out = {0};
+    JsonWriter w;
+    json_start(&w, &out, 0);
+    json_begin_object(&w);
+    json_put_string(&w, "weft", WEFT_VERSION);
+    json_key(&w, "runs");
+    json_begin_array(&w);
+    for (int i = 0; i < s->count; i++) json_bytes(&w, s->runs[i].name, strlen(s->runs[i].name));
+    json_end_array(&w);
+    json_end_object(&w);
+    return reply_text(c, JSON_TYPE, &out);
+}
+
+/* A whole number of the query, `fallback` where it says none. */
+static int64_t asked(struct MHD_Connection *c, const char *key, int64_t fallback) {
+    const char *text = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, key);
+    char *end = NULL;
+    if (!text || !*text) return fallback;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    return errno == 0 && *end == '\0' ? value : fallback;
+}
+
+static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
+    Watched *w = &s->runs[run];
+    Text out = {0};
+    double now = clock_seconds();
+    if (now - s->looked[run] >= PAUSE || w->offset < w->size) {
+        watch_look(w);
+        s->looked[run] = now;
+    }
+    watch_write(w, asked(c, "version", -1), asked(c, "after", -1), lock_last_holder(w->dir), &out);
+    return reply_text(c, JSON_TYPE, &out);
+}
+
+static enum MHD_Result tell_config(const Server *s, struct MHD_Connection *c, int run) {
+    char *path = path_join(s->runs[run].dir, "config.yaml"), *data = NULL;
+    Text out = {0};
+    size_t length;
+    if (file_read_own(path, CONFIG_LIMIT, &data, &length, NULL) == OK) text_add(&out, data, length);
+    free(data);
+    free(path);
+    return reply_text(c, "text/plain; charset=utf-8", &out);
+}
+
+/* ---- who asks ---- */
+
+/* In a time that does not depend on where they differ. */
+static bool is_token(const Server *s, const char *given) {
+    size_t length = strlen(s->token);
+    return given && strlen(given) == length && CRYPTO_memcmp(given, s->token, length) == 0;
+}
+
+/* The name in front of the port. */
+static bool is_host(const char *header, const char *name) {
+    size_t length = strlen(name);
+    return strncasecmp(header, name, length) == 0 && (header[length] == '\0' || header[length] == ':');
+}
+
+/* Whatever the port: it may have come through a tunnel. */
+static bool is_ours(const Server *s, struct MHD_Connection *c) {
+    const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
+    char bracketed[80];
+    snprintf(bracketed, sizeof bracketed, "[%s]", s->host);
+    return host && (is_host(host, "localhost") || is_host(host, "127.0.0.1") || is_host(host, "[::1]") ||
+                    is_host(host, s->host) || is_host(host, bracketed));
+}
+
+static bool may_see(const Server *s, struct MHD_Connection *c) {
+    if (s->token[0]) return is_token(s, MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "token"));
+    return is_ours(s, c);
+}
+
+static const WatchAsset *find_asset(const char *path) {
+    for (const WatchAsset *a = watch_assets; a->path; a++)
+        if (strcmp(a->path, path) == 0) return a;
+    return NULL;
+}
+
+/* Style and script tell nothing of a run, and a browser asks for them without the token. */
+static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *path) {
+    const WatchAsset *asset = find_asset(path);
+    bool page = asset && strcmp(path, "/") == 0;
+    if ((!asset || page) && !may_see(s, c))
+        return reply_words(c, MHD_HTTP_FORBIDDEN,
+                           s->token[0]
+                               ? "This address lacks the token that weft watch printed, or has another.\n"
+                               : "weft watch answers requests to this machine's own name only.\n");
+    if (asset)
+        return reply(c, MHD_HTTP_OK, asset->type,
+                     MHD_create_response_from_buffer(asset->length, (void *)(uintptr_t)asset->data,
+                                                     MHD_RESPMEM_PERSISTENT));
+    int64_t run = asked(c, "run", 0);
+    if (strcmp(path, "/runs") == 0) return tell_runs(s, c);
+    if (run < 0 || run >= s->count) return reply_words(c, MHD_HTTP_NOT_FOUND, "There is no such run.\n");
+    if (strcmp(path, "/data") == 0) return tell_data(s, c, (int)run);
+    if (strcmp(path, "/config") == 0) return tell_config(s, c, (int)run);
+    return reply_words(c, MHD_HTTP_NOT_FOUND, "There is nothing here.\n");
+}
+
+static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const char *path,
+                                  const char *method, const char *version, const char *upload,
+                                  size_t *upload_size, void **state) {
+    (void)version, (void)upload, (void)upload_size, (void)state;
+    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
+        return reply_words(c, MHD_HTTP_METHOD_NOT_ALLOWED, "weft watch only tells: GET and HEAD.\n");
+    return route(server, c, path);
+}
+
+/* ---- where it listens ---- */
+
+static bool is_loopback(const struct sockaddr *a) {
+    if (a->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr) != 0;
+}
+
+static ErrorCode resolve(const char *host, int64_t port, struct addrinfo **out, Error *err) {
+    const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_PASSIVE, .ai_socktype = SOCK_STREAM};
+    char number[8], shown[80];
+    snprintf(number, sizeof number, "%d", (int)port);
+    const char *name = strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
+    if (getaddrinfo(name, number, &hints, out) == 0) return OK;
+    error_escape(shown, sizeof shown, host, strlen(host));
+    return error_set(
+        err, ERR_USAGE,
+        "--bind is \"%s\": expected an address as in 127.0.0.1, ::1, 192.168.1.7, or 0.0.0.0 for all", shown);
+}
+
+/* Given, or 128 random bits. It is no flag: command lines are seen by everybody on a machine. */
+static ErrorCode make_token(Server *s, Error *err) {
+    const char *given = getenv(TOKEN_VARIABLE);
+    unsigned char bytes[16];
+    if (given &&
+        strspn(given, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_") == strlen(given) &&
+        strlen(given) >= LEAST_TOKEN && strlen(given) < sizeof s->token) {
+        snprintf(s->token, sizeof s->token, "%s", given);
+        return OK;
+    }
+    if (given)
+        return error_set(err, ERR_USAGE, TOKEN_VARIABLE " must have %d to %zu letters, digits, - or _",
+                         LEAST_TOKEN, sizeof s->token - 1);
+    if (RAND_bytes(bytes, sizeof bytes) != 1)
+        return error_set(err, ERR_UNAVAILABLE, "the system gives no random numbers for a token");
+    for (size_t i = 0; i < sizeof bytes; i++) snprintf(s->token + 2 * i, 3, "%02x", bytes[i]);
+    return OK;
+}
+
+static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, Error *err) {
+    unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD;
+    if (at->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
+    s->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, s, MHD_OPTION_SOCK_ADDR, at->ai_addr,
+                                 MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)PATIENCE, MHD_OPTION_END);
+    if (s->daemon) return OK;
+    return error_errno(err, ERR_CANTCREATE,
+                       "cannot listen on port %d of %s (another --port? 0 takes one that is free)", (int)port,
+                       s->host);
+}
+
+/* On standard output, for a person or a script; of all addresses, this machine's name. */
+static void say_where(const Server *s) {
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    char name[256] = "";
+    bool all = strcmp(s->host, "0.0.0.0") == 0 || strcmp(s->host, "::") == 0;
+    if (all && gethostname(name, sizeof name - 1) != 0) all = false;
+    if (!all) snprintf(name, sizeof name, strchr(s->host, ':') ? "[%s]" : "%s", s->host);
+    printf("http://%s:%u/%s%s\n", name, info ? (unsigned)info->port : 0, s->token[0] ? "?token=" : "",
+           s->token);
+    fflush(stdout);
+}
+
+/* Signals are blocked before the thread of the server is made, so that they come to this one. */
+static ErrorCode serve(Server *s, const struct addrinfo *at, int64_t port, Error *err) {
+    sigset_t ends;
+    int number;
+    signals_to_stop(&ends);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    TRY(listen_at(s, at, port, err));
+    say_where(s);
+    log_info("watching %d run%s; Ctrl-C ends it", s->count, s->count == 1 ? "" : "s");
+    sigwait(&ends, &number);
+    MHD_stop_daemon(s->daemon);
+    return OK;
+}
+
+static ErrorCode run_server(const Arguments *args, Server *s, int64_t port, Error *err) {
+    struct addrinfo *at;
+    TRY(resolve(s->host, port, &at, err));
+    s->loopback = is_loopback(at->ai_addr);
+    ErrorCode code = OK;
+    if (!s->loopback || arguments_has(args, "--token")) code = make_token(s, err);
+    if (code == OK) code = serve(s, at, port, err);
+    freeaddrinfo(at);
+    return code;
+}
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    const char *host = arguments_flag(args, "--bind");
+    Server s = {.host = host ? host : "127.0.0.1"};
+    int64_t port = 8765;
+    TRY(arguments_int(args, "--port", 0, 65535, &port, err));
+    ErrorCode code = OK;
+    for (int i = 0; code == OK && i < args->operand_count; i++, s.count++)
+        code = watch_open(&s.runs[i], args->operands[i], err);
+    if (code == OK) code = run_server(args, &s, port, err);
+    for (int i = 0; i < s.count; i++) watch_close(&s.runs[i]);
+    return code;
+}
+#else
+static ErrorCode run(const Arguments *args, Error *err) {
+    (void)args;
+    return error_set(
+        err, ERR_UNAVAILABLE,
+        "this weft was built without libmicrohttpd, which watch needs: install libmicrohttpd-dev and "
+        "build again, or take \"weft report\"");
+}
+#endif
+
+static const Flag flags[] = {
+    {"--port", 'p', "N", "where to listen; default 8765; 0: a port that is free"},
+    {"--bind", 'b', "ADDRESS", "default 127.0.0.1, this machine alone; any other address asks for a token"},
+    {"--token", 't', NULL, "ask for a token on this machine, too: others may work on it"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_watch = {
+    .name = "watch",
+    .summary = "a page that shows runs while they go on",
+    .synopsis = "RUN ... [--port N] [--bind ADDRESS]",
+    .details =
+        "Serves one page over HTTP and prints its address: curves as they come, of up to eight runs over "
+        "each other, throughput, memory, ranks and what they wait for (of every rank with "
+        "metrics.all_ranks), validation, journal and configuration. It reads the files of the runs and "
+        "nothing else, on any machine that sees them; it may be started before a run, and outlives it. "
+        "The page is complete in itself, and works on a phone.\n\n"
+        "It only tells. It listens to this machine alone, unless --bind says otherwise; then the address "
+        "that it prints has a token, a new one each time unless WEFT_WATCH_TOKEN gives it, without which "
+        "nothing is told. HTTP is not encrypted: over a network that others use, go through ssh instead, "
+        "as in the last example.\n\n"
+        "Examples:\n"
+        "  weft watch runs/demo\n"
+        "  weft watch runs/base runs/lr-2e-3 --port 0\n"
+        "  ssh -L 8765:localhost:8765 cluster weft watch runs/big",
+    .flags = flags,
+    .min_operands = 1,
+    .max_operands = RUNS_MAX,
+    .run = run,
+};

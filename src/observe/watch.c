@@ -1,0 +1,406 @@
+/* The files of a run that goes on, read as they grow.
+ *
+ *  W1. A record counts once its line has its newline: the last line of a file that is being written may be
+ *      half there, and is read again.
+ *  W2. Points have ascending steps: a record that does not go on from the last is passed over, and counted.
+ *      That a file is not the one that was read shows in its inode, its size, and its first bytes, which hold
+ *      a time.
+ *  W3. What is read at a look, and what is kept, has a limit that no file of a run can raise. */
+#include "observe/watch.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "observe/journal.h"
+
+enum { LOOK = 4 << 20, TAIL = 64 << 10, DETAIL = 600 };
+
+/* ---- columns ---- */
+
+typedef struct Column {
+    const char *key;
+    size_t offset;
+    bool whole; /* an int64_t */
+} Column;
+
+#define OF(name) offsetof(StepMetrics, name)
+static const Column columns[WATCH_COLUMNS] = {
+    {"step", OF(step), true},
+    {"loss", OF(loss), false},
+    {"norm", OF(grad_norm), false},
+    {"lr", OF(lr), false},
+    {"rate", OF(tokens_per_second), false},
+    {"wait", OF(wait_seconds), false},
+    {"data", OF(data_seconds), false},
+    {"seconds", OF(step_seconds), false},
+    {"resident", OF(memory_resident), true},
+};
+enum { STEP = 0, LOSS = 1 };
+
+static double column_of(const Column *c, const StepMetrics *m) {
+    const char *at = (const char *)m + c->offset;
+    int64_t whole;
+    double value;
+    memcpy(&whole, at, sizeof whole);
+    memcpy(&value, at, sizeof value);
+    return c->whole ? (double)whole : value;
+}
+
+/* ---- keeping ---- */
+
+/* Of four points the ones with the least and the greatest loss, in their order; one that is not finite is
+ * greater than any. */
+static size_t thin_four(const WatchPoint *from, WatchPoint *to) {
+    size_t least = 0, most = 0;
+    for (size_t i = 1; i < 4; i++) {
+        double loss = from[i].values[LOSS];
+        if (loss < from[least].values[LOSS] || !isfinite(from[least].values[LOSS])) least = i;
+        if (!(loss <= from[most].values[LOSS]) && isfinite(from[most].values[LOSS])) most = i;
+    }
+    if (least == most) most = least == 3 ? 0 : 3;
+    WatchPoint first = from[least < most ? least : most], second = from[least < most ? most : least];
+    to[0] = first;
+    to[1] = second;
+    return 2;
+}
+
+static void thin(Watched *w) {
+    size_t kept = 0;
+    for (size_t i = 0; i + 4 <= w->count; i += 4) kept += thin_four(&w->points[i], &w->points[kept]);
+    w->count = kept;
+    w->version++;
+}
+_Static_assert(WATCH_POINTS % 4 == 0, "points are thinned by fours");
+
+static void start_over(Watched *w) {
+    w->offset = w->count = w->validation_count = w->bad_lines = 0;
+    w->last = (StepMetrics){0};
+    w->last_validation = (ValidationMetrics){0};
+    w->has_head = false;
+    w->version++;
+}
+
+static void keep_step(Watched *w, const StepMetrics *m) {
+    if (w->count == WATCH_POINTS) thin(w);
+    WatchPoint *p = &w->points[w->count++];
+    for (size_t i = 0; i < WATCH_COLUMNS; i++) p->values[i] = column_of(&columns[i], m);
+    w->last = *m;
+}
+
+/* Every second one stays: validations are few, and no spikes. */
+static void keep_validation(Watched *w, const ValidationMetrics *v) {
+    if (w->validation_count == WATCH_VALIDATIONS) {
+        for (size_t i = 0; i < WATCH_VALIDATIONS / 2; i++) w->validations[i] = w->validations[2 * i + 1];
+        w->validation_count /= 2;
+        w->version++;
+    }
+    w->validations[w->validation_count++] = (WatchValidation){(double)v->step, v->loss};
+    w->last_validation = *v;
+}
+
+static void take_line(Watched *w, const char *line, size_t length) {
+    MetricsRecord r;
+    if (length == 0) return;
+    if (!metrics_parse(line, length, &r)) {
+        w->bad_lines++;
+    } else if (r.is_step ? r.step.step <= w->last.step : r.validation.step < w->last_validation.step) {
+        w->bad_lines++; /* W2 */
+    } else if (r.is_step) {
+        keep_step(w, &r.step);
+    } else {
+        keep_validation(w, &r.validation);
+    }
+}
+
+/* ---- reading ---- */
+
+static int open_in(const char *dir, const char *name) {
+    int fd;
+    char *path = path_join(dir, name);
+    if (file_open_own(path, O_RDONLY | O_CLOEXEC, &fd, NULL) != OK) fd = -1;
+    free(path);
+    return fd;
+}
+
+/* Bytes of a file into fresh memory, fewer at its end. */
+static char *read_at(int fd, uint64_t offset, size_t most, size_t *length) {
+    char *data = mem_alloc(most + 1);
+    ssize_t n;
+    for (*length = 0; *length < most; *length += (size_t)n) {
+        RETRY(n, pread(fd, data + *length, most - *length, (off_t)(offset + *length)));
+        if (n <= 0) break;
+    }
+    return data;
+}
+
+static void take_lines(Watched *w, const char *data, size_t length) {
+    const char *at = data, *end = data + length, *newline;
+    while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
+        take_line(w, at, (size_t)(newline - at));
+        at = newline + 1;
+    }
+    if (at == data && length == LOOK) { /* no record is so long */
+        w->bad_lines++;
+        at = end;
+    }
+    w->offset += (uint64_t)(at - data);
+}
+
+/* The first bytes of what was read are what they were; they are kept when there are enough of them. */
+static bool begins_as_before(Watched *w, int fd) {
+    char now[WATCH_HEAD];
+    ssize_t n;
+    if (w->offset < WATCH_HEAD) return true;
+    RETRY(n, pread(fd, now, sizeof now, 0));
+    if (n != (ssize_t)sizeof now) return false;
+    if (!w->has_head) memcpy(w->head, now, sizeof now);
+    w->has_head = true;
+    return memcmp(w->head, now, sizeof now) == 0;
+}
+
+static void look_at(Watched *w, int fd, const struct stat *now) {
+    size_t length;
+    if ((uint64_t)now->st_ino != w->file || (uint64_t)now->st_size < w->offset || !begins_as_before(w, fd))
+        start_over(w);
+    w->file = (uint64_t)now->st_ino;
+    w->size = (uint64_t)now->st_size;
+    if (w->size == w->offset) return;
+    char *data = read_at(fd, w->offset, LOOK, &length);
+    take_lines(w, data, length);
+    free(data);
+}
+
+void watch_look(Watched *w) {
+    struct stat now;
+    int fd = open_in(w->dir, METRICS_FILE);
+    if (fd < 0) {
+        if (w->file) start_over(w);
+        w->file = w->size = 0;
+        return;
+    }
+    if (fstat(fd, &now) == 0) look_at(w, fd, &now);
+    close(fd);
+}
+
+ErrorCode watch_open(Watched *w, const char *dir, Error *err) {
+    *w = (Watched){0};
+    if (!file_is_dir(dir))
+        return error_set(err, ERR_NOINPUT,
+                         "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
+                         dir);
+    char *real = realpath(dir, NULL);
+    const char *whole = real ? real : dir, *slash = strrchr(whole, '/');
+    w->dir = mem_strdup(dir);
+    w->name = mem_strdup(slash && slash[1] ? slash + 1 : whole);
+    w->points = mem_alloc_array(WATCH_POINTS, sizeof *w->points);
+    w->validations = mem_alloc_array(WATCH_VALIDATIONS, sizeof *w->validations);
+    w->version = (int64_t)(1000 * clock_wall()); /* pages of an earlier server know others */
+    free(real);
+    return OK;
+}
+
+void watch_close(Watched *w) {
+    free(w->dir);
+    free(w->name);
+    free(w->points);
+    free(w->validations);
+    *w = (Watched){0};
+}
+
+/* ---- the tails of other files ---- */
+
+/* The last whole lines of a file, TAIL bytes at most; NULL where there are none. The caller frees it. */
+static char *read_tail(const char *dir, const char *name, char **lines, size_t *length) {
+    struct stat now;
+    char *data = NULL;
+    int fd = open_in(dir, name);
+    *length = 0;
+    if (fd < 0) return NULL;
+    if (fstat(fd, &now) == 0) {
+        uint64_t size = (uint64_t)now.st_size, from = size > TAIL ? size - TAIL : 0;
+        data = read_at(fd, from, TAIL, length);
+        char *first = from > 0 ? memchr(data, '\n', *length) : NULL, *last = memrchr(data, '\n', *length);
+        *lines = first ? first + 1 : data;
+        *length = last && last >= *lines ? (size_t)(last + 1 - *lines) : 0;
+    }
+    close(fd);
+    return data;
+}
+
+/* The newest step of a rank's file. */
+static bool last_step(const char *dir, const char *name, StepMetrics *out) {
+    char *lines = NULL;
+    size_t length;
+    char *data = read_tail(dir, name, &lines, &length);
+    bool found = false;
+    while (data && !found && length > 0) {
+        const char *before = length > 1 ? memrchr(lines, '\n', length - 1) : NULL;
+        const char *line = before ? before + 1 : lines;
+        MetricsRecord r;
+        found = metrics_parse(line, (size_t)(lines + length - 1 - line), &r) && r.is_step;
+        if (found) *out = r.step;
+        length = (size_t)(line - lines);
+    }
+    free(data);
+    return found;
+}
+
+/* ---- telling ---- */
+
+/* Six digits: a drawing shows fewer. */
+static void put_number(JsonWriter *w, double value) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.6g", value);
+    json_double(w, isfinite(value) ? strtod(digits, NULL) : value);
+}
+
+static void write_points(JsonWriter *w, const Watched *run, double after) {
+    size_t from = 0;
+    while (from < run->count && run->points[from].values[STEP] <= after) from++;
+    json_key(w, "points");
+    json_begin_object(w);
+    for (size_t c = 0; c < WATCH_COLUMNS; c++) {
+        json_key(w, columns[c].key);
+        json_begin_array(w);
+        for (size_t i = from; i < run->count; i++) {
+            double value = run->points[i].values[c];
+            if (c == STEP)
+                json_double(w, value);
+            else
+                put_number(w, value);
+        }
+        json_end_array(w);
+    }
+    json_end_object(w);
+}
+
+/* All of them: they are few, and one may come after a step that was told. */
+static void write_validations(JsonWriter *w, const Watched *run) {
+    json_key(w, "validations");
+    json_begin_array(w);
+    for (size_t i = 0; i < run->validation_count; i++) {
+        json_begin_array(w);
+        json_double(w, run->validations[i].step);
+        put_number(w, run->validations[i].loss);
+        json_end_array(w);
+    }
+    json_end_array(w);
+}
+
+static void write_rank(JsonWriter *w, int rank, const StepMetrics *m) {
+    json_begin_object(w);
+    json_put_int(w, "rank", rank);
+    json_put_int(w, "step", m->step);
+    json_put_double(w, "seconds", m->step_seconds);
+    json_put_double(w, "wait", m->wait_seconds);
+    json_put_double(w, "data", m->data_seconds);
+    json_put_int(w, "resident", m->memory_resident);
+    json_put_int(w, "peak", m->memory_peak);
+    json_put_int(w, "sent", m->sent_pp + m->sent_dp_replicate + m->sent_dp_shard);
+    json_end_object(w);
+}
+
+/* Rank 0, and those that keep a file of their own (metrics.all_ranks), up to the first that does not. */
+static void write_ranks(JsonWriter *w, const Watched *run) {
+    json_key(w, "ranks");
+    json_begin_array(w);
+    if (run->last.step > 0) write_rank(w, 0, &run->last);
+    for (int rank = 1; rank < WATCH_RANKS; rank++) {
+        char name[32];
+        StepMetrics m;
+        if (!last_step(run->dir, metrics_file_name(rank, name), &m)) break;
+        write_rank(w, rank, &m);
+    }
+    json_end_array(w);
+}
+
+/* What an event says in words, or else in numbers. */
+static void write_event(JsonWriter *w, const JournalEntry *e) {
+    char detail[DETAIL];
+    Text facts = {0};
+    for (const JournalFact *f = e->facts; f->name && !*e->detail; f++)
+        text_printf(&facts, "%s%s %.6g", f == e->facts ? "" : ", ", f->name, f->value);
+    const char *words = facts.length ? facts.data : e->detail;
+    error_escape(detail, sizeof detail, words, strlen(words));
+    text_free(&facts);
+    json_begin_object(w);
+    json_put_bytes(w, "time", e->time, strlen(e->time));
+    json_put_bytes(w, "event", e->event, strlen(e->event));
+    json_put_int(w, "step", e->step);
+    json_put_string(w, "detail", detail);
+    json_end_object(w);
+}
+
+/* The newest events first, and what the run said of itself when it began: that is told as long as it stands
+ * among the newest. */
+static void write_journal(JsonWriter *w, const Watched *run) {
+    static const char *const facts[][2] = {
+        {"parameters", "parameters"}, {"ranks", "rank_count"}, {"threads", "threads"}};
+    char *lines = NULL;
+    size_t length;
+    char *data = read_tail(run->dir, JOURNAL_FILE, &lines, &length);
+    JournalTable t = {0};
+    if (data) journal_table_parse(&t, lines, length);
+    json_put_string(w, "state", t.count ? t.entries[t.count - 1].event : "");
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
+        json_put_double(w, facts[i][1], journal_table_fact(&t, facts[i][0]));
+    json_key(w, "journal");
+    json_begin_array(w);
+    for (size_t i = t.count; i-- > 0 && t.count - i <= WATCH_EVENTS;) write_event(w, &t.entries[i]);
+    json_end_array(w);
+    journal_table_free(&t);
+    free(data);
+}
+
+static void write_last(JsonWriter *w, const Watched *run) {
+    const StepMetrics *m = &run->last;
+    const ValidationMetrics *v = &run->last_validation;
+    json_key(w, "last");
+    json_begin_object(w);
+    json_put_int(w, "step", m->step);
+    json_put_int(w, "total_steps", m->total_steps);
+    json_put_double(w, "wall", m->wall);
+    json_put_double(w, "loss", m->step ? m->loss : (double)NAN);
+    json_put_double(w, "validation", v->tokens ? v->loss : (double)NAN);
+    json_put_double(w, "bits_per_byte", v->tokens ? v->bits_per_byte : (double)NAN);
+    json_put_double(w, "rate", m->tokens_per_second);
+    json_put_double(w, "mfu", m->mfu);
+    json_put_double(w, "eta", m->eta);
+    json_put_double(w, "epoch", m->epoch);
+    json_put_int(w, "tokens", m->total_tokens);
+    json_put_int(w, "resident", m->memory_resident);
+    json_put_int(w, "peak", m->memory_peak);
+    json_put_double(w, "memory_fraction", m->memory_fraction);
+    json_put_int(w, "skipped", m->skipped_total);
+    json_end_object(w);
+}
+
+void watch_write(const Watched *run, int64_t version, int64_t after, long pid, Text *out) {
+    JsonWriter w;
+    bool goes_on = version == run->version;
+    json_start(&w, out, 0);
+    json_begin_object(&w);
+    json_put_bytes(&w, "name", run->name, strlen(run->name));
+    json_put_int(&w, "version", run->version);
+    json_put_bool(&w, "all", !goes_on);
+    json_put_int(&w, "pid", pid);
+    json_put_double(&w, "now", clock_wall());
+    json_put_double(&w, "read", run->size ? (double)run->offset / (double)run->size : 1);
+    json_put_int(&w, "bad_lines", (int64_t)run->bad_lines);
+    write_journal(&w, run);
+    write_last(&w, run);
+    write_points(&w, run, goes_on ? (double)after : -1);
+    write_validations(&w, run);
+    write_ranks(&w, run);
+    json_end_object(&w);
+}

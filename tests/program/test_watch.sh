@@ -1,0 +1,153 @@
+#!/bin/bash
+# weft watch over plain HTTP: what it tells, to whom, and what it refuses. (tests/program/test_watch_browser.sh looks at the page.)
+. "$(dirname "$0")/../support/prelude.sh"
+"$weft" watch nowhere >out 2>err </dev/null && fail "a run that is not there"
+! grep -q 'built without libmicrohttpd' err || { echo "skipped: no libmicrohttpd (apt-get install libmicrohttpd-dev)"; exit 77; }
+has err "nowhere: no such directory"
+
+letters 60 3 >text.txt
+cat >run.yaml <<END
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
+data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation_fraction: 0.1}
+train: {steps: 12, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
+schedule: {kind: constant, warmup_steps: 0, total_steps: 100}
+validation: {every: 4, samples: 4}
+checkpoint: {every: 6}
+metrics: {tensorboard: false, log_freq: 1}
+run: {threads: 1}
+END
+mkdir young
+"$weft" train run.yaml run.dir=one >train.out 2>&1 </dev/null || fail "train: $(tail -3 train.out)"
+echo secret >young/secret
+
+# watch WORD...: in the background; its address in $host, $port, $token.
+watch() {
+    : >address
+    "$weft" watch --port 0 "$@" >address 2>watch.err </dev/null &
+    server=$!
+    await has_lines address 1 || exit 1
+    local rest
+    rest=$(sed 's|^http://||' address)
+    token=${rest#*token=} host=${rest%%:*}
+    [ "$token" != "$rest" ] || token=
+    port=${rest#*:} port=${port%%/*}
+}
+# ask PATH [METHOD [HEADER...]]: the answer's status in $status, its head and body in files.
+ask() {
+    local path=$1 method=${2:-GET}
+    shift $(($# > 1 ? 2 : 1))
+    exec 5<>"/dev/tcp/127.0.0.1/$port" || { fail "$path: no connection"; return; }
+    {
+        printf '%s %s HTTP/1.1\r\n' "$method" "$path"
+        [[ " $*" == *" Host:"* ]] || printf 'Host: localhost:%s\r\n' "$port"
+        [ $# -eq 0 ] || printf '%s\r\n' "$@"
+        printf 'Connection: close\r\n\r\n'
+    } >&5
+    cat <&5 >answer
+    exec 5>&-
+    sed '/^\r$/q' answer | tr -d '\r' >head
+    sed '1,/^\r$/d' answer >body
+    status=$(sed -n '1s/^[^ ]* \([0-9]*\).*/\1/p' head)
+}
+answers() { # STATUS PATH ...
+    local wanted=$1
+    shift
+    ask "$@"
+    [ "$status" = "$wanted" ] || fail "$*: status $status, expected $wanted: $(head -c 300 body)"
+}
+
+watch one young
+answers 200 /
+has body '<script src="watch.js" defer>'
+has head "Content-Security-Policy: default-src 'none'"
+has head "X-Content-Type-Options: nosniff"
+! grep -qE 'https?://' body || fail "the page asks for something elsewhere"
+answers 200 /watch.js
+cmp -s body "${WEFT_SOURCE_DIR:?}/src/observe/watch/watch.js" || fail "the script is not what stands in its file"
+! grep -E 'https?://' body | grep -v www.w3.org || fail "the script asks for something elsewhere"
+answers 200 /watch.css
+answers 200 /runs
+has body '"runs": ["one", "young"]'
+answers 200 /data?run=0
+has body '"state": "finished"'
+has body '"step": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]'
+version=$(sed -n 's/.*"version": \([0-9]*\).*/\1/p' body)
+answers 200 "/data?run=0&version=$version&after=10"
+has body '"all": false'
+has body '"step": [11, 12]'
+answers 200 "/data?run=0&version=7&after=10"
+has body '"all": true'
+answers 200 /data?run=1
+has body '"step": []'
+answers 200 /config?run=0
+has body 'num_hidden_layers: 1'
+answers 200 / HEAD
+[ ! -s body ] || fail "HEAD has a body"
+
+# The run goes on while it is watched.
+"$weft" train run.yaml run.dir=one train.steps=14 >train.out 2>&1 </dev/null || fail "going on: $(tail -3 train.out)"
+now_at_14() { ask "/data?run=0&version=$version&after=12" && grep -q '"step": \[13, 14\]' body; }
+await now_at_14
+"$weft" train run.yaml run.dir=one run.overwrite=true train.steps=5 >train.out 2>&1 </dev/null || fail "anew: $(tail -3 train.out)"
+anew() { ask "/data?run=0&version=$version&after=14" && grep -q '"all": true' body && grep -q '"step": \[1, 2, 3, 4, 5\]' body; }
+await anew
+"$weft" train run.yaml run.dir=young >train.out 2>&1 </dev/null || fail "young: $(tail -3 train.out)"
+there() { ask /data?run=1 && grep -q '"step": \[1, 2, 3' body; }
+await there
+
+# Only GET and HEAD; no path leads anywhere; a number is a number.
+for method in POST PUT DELETE OPTIONS PATCH; do
+    answers 405 / "$method" "Content-Length: 0"
+    has head "Allow: GET, HEAD"
+done
+for path in /secret /young/secret /../young/secret /%2e%2e/young/secret //watch.js /watch.js/ /data/0 '/config?run=2' '/config?run=-1' \
+    '/data?run=99999999999999999999'; do
+    ask "$path"
+    [ "$status" = 404 ] || [[ "$path" == *9999* && "$status" = 200 ]] || fail "$path: status $status"
+    ! grep -q secret body || fail "$path tells a secret"
+done
+answers 200 '/config?run=../young'
+has body 'dir: one'
+# A name of somebody else's that points here; a name that only begins like ours.
+answers 403 /data?run=0 GET "Host: evil.example"
+answers 403 / GET "Host: localhost.evil.example:$port"
+answers 200 /data?run=0 GET "Host: 127.0.0.1:9999"
+# What is no HTTP, or too much of it, is its own harm.
+head -c 3000 /dev/urandom >"/dev/tcp/127.0.0.1/$port" || true
+ask "/$(head -c 60000 /dev/zero | tr '\0' a)" 2>/dev/null
+[ "$status" != 200 ] || fail "a path of 60,000 letters"
+answers 200 /runs
+kill -INT $server
+wait $server || fail "Ctrl-C: status $?"
+
+# A token: by --token here, on other addresses always.
+watch --token one
+[ ${#token} -eq 32 ] || fail "the token is \"$token\""
+old=$token
+for words in "" "?token=" "?token=${token%?}" "?token=${token}0" "?token=${token^^}x" "?x=$token"; do
+    for path in / /runs /data /config; do answers 403 "$path$words"; done
+done
+answers 200 "/data?run=0&token=$token"
+answers 200 "/?token=$token" GET "Host: some.where"
+answers 200 /watch.css
+kill -TERM $server
+wait $server || fail "SIGTERM: status $?"
+watch --bind 0.0.0.0 one
+[ ${#token} -eq 32 ] && [ "$token" != "$old" ] || fail "another address without a new token: $(cat address)"
+answers 403 /data
+answers 200 "/data?token=$token"
+kill $server
+wait $server
+WEFT_WATCH_TOKEN=abcdefgh-12345678 watch --bind 0.0.0.0 one
+[ "$token" = abcdefgh-12345678 ] || fail "the token that was given is not used: $(cat address)"
+exits 73 watch one young --port "$port"
+has err "cannot listen on port $port"
+WEFT_WATCH_TOKEN=short exits 2 watch --token one
+has err "WEFT_WATCH_TOKEN"
+kill $server
+wait $server
+exits 2 watch one --bind example.com
+has err "expected an address"
+exits 2 watch one --port 70000
+
+conclude
