@@ -1,5 +1,17 @@
 /* The proof: which records are the run (invariant A3 of audit.h), whether they are all there, and what they
- * say of samples. */
+ * say of samples.
+ *
+ * What is done, in this order:
+ *
+ *     follow          from the last attempt backwards, each attempt gives the steps from where it began up to
+ *                     where its successor began; they are the run, all others were done in vain
+ *     check_samples   samples of the run are 0, 1, 2, ... each once
+ *     check_windows   no window twice in an epoch, and always the same tokens
+ *     check_epochs    every epoch that is over had all windows of its source
+ *
+ * A violation ends nothing: the first twenty are written out, all are counted, and the figures are made of
+ * what is there. Nothing is taken from the configuration or the data: the log is checked against itself,
+ * and against the newest checkpoint's step. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,6 +20,7 @@
 
 #include "observe/audit.h"
 
+/* More would be repetitions: one lost file makes a violation a step. */
 enum { SHOWN = 20 };
 
 typedef struct Check {
@@ -54,7 +67,8 @@ static Stretch step_at(const AuditRun *run, size_t from, size_t to) {
     return s;
 }
 
-/* First record of a step in an attempt that is beyond `step`; its begin lines are passed over. */
+/* First record of a step in an attempt that is beyond `step`; its begin lines are passed over. By
+ * bisection: attempts may have a million records. */
 static size_t first_beyond(const AuditRun *run, Stretch attempt, int64_t step) {
     size_t low = attempt.from, high = attempt.to;
     while (low < high) {
@@ -68,7 +82,9 @@ static size_t first_beyond(const AuditRun *run, Stretch attempt, int64_t step) {
     return low;
 }
 
-/* Each writer once and each dp rank at least once: what is lacking or too much, or NULL. */
+/* Each writer once and each dp rank at least once: what is lacking or too much, or NULL. Ranks of one dp
+ * rank are the stages of a pipeline, which must have seen the same samples; the records are sorted, so
+ * they stand beside each other. */
 static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
     const AuditRecord *first = &run->records[s.from], *last = &run->records[s.to - 1];
     int wanted = 0;
@@ -84,6 +100,7 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
             snprintf(out, 160, "rank %d has recorded it twice", r->who.rank);
             return out;
         }
+        /* A dp rank is missing: said below, as a count. */
         if (!same_dp && r->who.dp_rank != wanted++) break;
         if (same_dp && (r->length != before->length || memcmp(r->text, before->text, r->length) != 0)) {
             snprintf(out, 160, "ranks %d and %d are both dp rank %d and used other samples", before->who.rank,
@@ -107,6 +124,7 @@ static bool has_step(const AuditRun *run, Stretch attempt, int64_t step, bool wh
 
 /* ---- which records are the run ---- */
 
+/* Of one writer for each dp rank; the others were compared with it. */
 static void add_uses(Check *c, const AuditRecord *r) {
     AuditFigures *f = c->f;
     if (f->use_count + r->count > c->capacity) {
@@ -121,6 +139,7 @@ static void add_uses(Check *c, const AuditRecord *r) {
     free(samples);
 }
 
+/* An empty range, from > to, is nothing missing. */
 static void missing_steps(Check *c, int64_t from, int64_t to, int64_t attempt) {
     if (from == to)
         violate(c, "step %" PRId64 " is recorded by nobody (attempt %" PRId64 " should have)", from, attempt);
@@ -130,7 +149,8 @@ static void missing_steps(Check *c, int64_t from, int64_t to, int64_t attempt) {
                 from, to, attempt);
 }
 
-/* Steps (low, high] from this attempt. */
+/* Steps (low, high] from this attempt. A step with a problem still counts, with the samples that are
+ * there: one lost line would else look like a hundred missing samples. */
 static void take_steps(Check *c, Stretch attempt, int64_t low, int64_t high) {
     const AuditRun *run = c->run;
     char problem[160];
@@ -168,7 +188,8 @@ static bool draw_differs(const AuditRecord *a, const AuditRecord *b, char in_a[1
     return false;
 }
 
-/* Other data, another seed or another mixture than later attempts had. */
+/* Other data, another seed or another mixture than later attempts had. Lines of the first version do not
+ * say how samples were drawn, and are passed over. */
 static void check_draw(Check *c, const AuditRecord *r) {
     char here[100], later[100];
     if (!r->draw) return;
@@ -178,7 +199,8 @@ static void check_draw(Check *c, const AuditRecord *r) {
     c->drawn = r;
 }
 
-/* Where an attempt began, and with what data. Without a begin line, before its first record. */
+/* After which step an attempt began; its ranks must agree on that and on the data. Without a begin line,
+ * before its first record. */
 static int64_t began_after(Check *c, Stretch attempt) {
     const AuditRecord *first = &c->run->records[attempt.from];
     char one[100], other[100];
@@ -228,7 +250,9 @@ static void take_windows(Check *c, Stretch attempt) {
     c->mixture = r->mixture;
 }
 
-/* The last step of the last attempt; its records may be half there, unless a checkpoint holds it (A2). */
+/* The last step of the last attempt; its records may be half there, unless a checkpoint holds it (A2).
+ * Steps up to the checkpoint must be whole: their records were synced before it (A2). So a half recorded
+ * step behind it is a kill, before it a loss. */
 static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
     const AuditRun *run = c->run;
     const AuditRecord *last = &run->records[attempt.to - 1];
@@ -242,7 +266,9 @@ static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
     return last->step - 1;
 }
 
-/* The latest attempt before record `to` that has `step`, whole if there is one; else an empty stretch. */
+/* The latest attempt before record `to` that has `step`, whole if there is one; else an empty stretch. A
+ * step that was killed in one attempt and made in another is in both; the whole one was trained from. If
+ * none is whole, the half is taken, so that the violation names it. */
 static Stretch source_of(const AuditRun *run, size_t to, int64_t step) {
     for (int whole = 1; whole >= 0; whole--)
         for (Stretch a = {to, to}; a.from > 0;) {
@@ -264,6 +290,7 @@ static void follow(Check *c) {
         take_windows(c, attempt);
         if (high > low) take_steps(c, attempt, low, high);
         if (low <= 0) return;
+        /* An attempt that made no step leaves the mark where it was. */
         if (low < high) high = low;
         attempt = source_of(run, attempt.from, high);
         if (attempt.to == 0) {
@@ -274,6 +301,8 @@ static void follow(Check *c) {
     }
 }
 
+/* Steps done in vain are those recorded beyond the run: groups of records of one step in one attempt, less
+ * the run's own. */
 static void count_attempts(Check *c) {
     int64_t groups = 0;
     const AuditRun *run = c->run;
@@ -319,6 +348,7 @@ static void sort(AuditFigures *f, int (*order)(const void *, const void *)) {
     if (f->use_count) qsort(f->uses, f->use_count, sizeof *f->uses, order);
 }
 
+/* Between which neighbours the gap is: that leads to the step. */
 static void missing_samples(Check *c, uint64_t from, uint64_t to, const AuditUse *next,
                             const AuditUse *before) {
     char where[100] = "before the first";
@@ -332,7 +362,8 @@ static void missing_samples(Check *c, uint64_t from, uint64_t to, const AuditUse
                 from, to, where, next->sample.k, next->step);
 }
 
-/* 0, 1, 2, ... each once, none later than a larger one. */
+/* 0, 1, 2, ... each once, none later than a larger one. Sorted by number and, within a number, by step;
+ * the sampler deals them in order, so a gap is a sample that no step used. */
 static void check_samples(Check *c) {
     AuditFigures *f = c->f;
     sort(f, by_sample);
@@ -347,6 +378,8 @@ static void check_samples(Check *c) {
     }
 }
 
+/* Sorted by source and window, each window's uses stand beside each other, epoch by epoch: one neighbour
+ * suffices. */
 static void check_windows(Check *c) {
     AuditFigures *f = c->f;
     sort(f, by_window);
@@ -354,6 +387,7 @@ static void check_windows(Check *c) {
         const AuditUse *u = &f->uses[i], *b = u - 1;
         const AuditSample *x = &b->sample, *y = &u->sample;
         if (x->source != y->source || x->window != y->window) continue;
+        /* The same number twice was said by check_samples. */
         if (x->epoch == y->epoch && x->k != y->k)
             violate(c,
                     "window %" PRIu64 " of source %u comes twice in epoch %" PRIu64 ": as sample %" PRIu64
@@ -374,7 +408,8 @@ static void empty_epochs(Check *c, uint32_t source, uint64_t from, uint64_t to) 
                 source, from, to);
 }
 
-/* The samples of one source, epochs ascending: each epoch before the newest has all windows. */
+/* The samples of one source, epochs ascending: each epoch before the newest has all windows. Windows are
+ * counted as distinct ones, so a double does not hide a missing one. */
 static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, size_t count, uint64_t newest) {
     uint64_t windows = c->windows[source], expected = 0;
     for (size_t i = 0; i < count;) {
@@ -408,6 +443,8 @@ static void check_epochs(Check *c) {
         uint32_t source = f->uses[i].sample.source;
         for (j = i; j < f->use_count && f->uses[j].sample.source == source; j++) {}
         if (source < c->sources)
+            /* In a mixture each source has epochs of its own; else all sources are dealt as one, and an
+             * epoch ends for all of them at once. */
             check_epochs_of(c, source, f->uses + i, j - i, c->mixture ? f->uses[j - 1].sample.epoch : newest);
         else if (c->sources)
             violate(c, "sample %" PRIu64 " is of source %u: the data has %zu", f->uses[i].sample.k, source,
@@ -420,6 +457,7 @@ static void check_epochs(Check *c) {
 
 /* ---- in words ---- */
 
+/* The two sentences of success are printed only where nothing was found. */
 static void summarize(const Check *c) {
     const AuditFigures *f = c->f;
     char samples[32], steps[32];
@@ -438,6 +476,7 @@ static void summarize(const Check *c) {
         text_printf(c->out, "  drawn with %.*s\n", (int)c->drawn->draw_length, c->drawn->draw);
 }
 
+/* `figures` is good after ERR_DATA too; the caller frees it in both cases. */
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err) {
     *figures = (AuditFigures){0};
     Check c = {.run = run, .saved = saved, .f = figures, .out = out};
@@ -474,6 +513,7 @@ static int by_step(const void *a, const void *b) {
     return 0;
 }
 
+/* A copy: check_epochs left the figures sorted by sample, which callers rely on. */
 static AuditUse *in_steps(const AuditFigures *f) {
     AuditUse *uses = mem_alloc_array(f->use_count + 1, sizeof *uses);
     if (f->use_count) memcpy(uses, f->uses, f->use_count * sizeof *uses);
@@ -491,6 +531,8 @@ ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *n
     AuditUse *x = in_steps(a), *y = in_steps(b);
     ErrorCode code = OK;
     for (size_t i = 0; code == OK && (i < a->use_count || i < b->use_count); i++) {
+        /* Both sorted by step and sample, so the first place where they differ is the first difference of
+         * the runs. */
         int order = i == a->use_count ? 1 : i == b->use_count ? -1 : by_step(&x[i], &y[i]);
         if (order < 0) code = only_in(&x[i], name_a, name_b, err);
         if (order > 0) code = only_in(&y[i], name_b, name_a, err);

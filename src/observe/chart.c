@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Pixels of the margins: room for a tick label on the left and below, and for half a label on the right. */
 #define LEFT 58
 #define RIGHT 14
 #define TOP 14
@@ -35,6 +36,7 @@ void html_puts(Text *out, const char *text) {
         case '>': text_puts(out, "&gt;"); break;
         case '"': text_puts(out, "&quot;"); break;
         case '\'': text_puts(out, "&#39;"); break;
+        /* Control bytes are no characters of HTML, escaped or not. */
         default: text_add(out, c < 0x20 && c != '\n' && c != '\t' ? " " : text, 1);
         }
     }
@@ -77,7 +79,8 @@ void chart_smooth(const double *y, size_t count, double span, double *out) {
     half_smooth(y, count, keep, true, out);
 }
 
-/* The mapping is affine in the value or its logarithm. */
+/* The mapping is affine in the value or its logarithm. `from` may be greater than `to`: pixels count
+ * downwards. */
 static double at(const Axis *a, double value) {
     double low = a->low, high = a->high;
     if (a->log) {
@@ -88,6 +91,7 @@ static double at(const Axis *a, double value) {
     return a->from + (value - low) / (high - low) * (a->to - a->from);
 }
 
+/* A logarithm has no place for zero; such points are gaps. */
 static bool drawable(const Axis *y, double value) { return isfinite(value) && (!y->log || value > 0); }
 
 /* As many decimals as the distance of ticks needs; thousands as k, M, G, the same for all labels up to
@@ -115,7 +119,8 @@ static void include(Axis *a, double value, bool *any) {
     *any = true;
 }
 
-/* The values of all series with some air around them; false when there is nothing to draw. */
+/* The values of all series with some air around them; false when there is nothing to draw. 6% of air, so
+ * that no curve runs along the frame; a flat one gets a range of its own, or it would be divided by. */
 static bool fit_axis(const Chart *c, Axis *a) {
     bool any = false;
     for (size_t s = 0; s < c->series_count; s++) {
@@ -145,6 +150,7 @@ static size_t log_ticks(const Axis *a, double *out, double *step) {
     if (decades < 1) return chart_ticks(a->low, a->high, 8, out, MAX_TICKS, step);
     static const double parts[] = {1, 2, 5};
     size_t n = 0;
+    /* At most seven powers of ten are labelled. */
     double stride = fmax(1, ceil(decades / 7));
     for (double e = floor(log10(a->low)); e <= log10(a->high); e += stride) {
         for (int i = 0; i < (decades < 3 ? 3 : 1) && n < MAX_TICKS; i++) {
@@ -228,6 +234,7 @@ static void write_line(Text *out, const char *kind, const ChartSeries *s, const 
     for (size_t i = 0; i < s->count;) {
         size_t next = i + 1;
         double column = floor(at(x, s->x[i]));
+        /* Steps ascend, so a column is a run of points. */
         while (next < s->count && floor(at(x, s->x[next])) <= column) next++;
         pen_column(&pen, s->x, values, i, next);
         i = next;
@@ -254,6 +261,7 @@ static void write_series(Text *out, const ChartSeries *s, const Axis *x, const A
         write_line(out, "line", s, average, x, y);
         free(average);
     }
+    /* More dots than that would be a line. */
     if (s->dots && s->count <= 200) write_dots(out, s, x, y);
 }
 

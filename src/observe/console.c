@@ -29,6 +29,7 @@ static void add_field(Text *out, bool colour, const char *escape, const char *na
     text_printf(out, "%s%s: %s%s", colour ? escape : "", name, value, colour ? RESET : "");
 }
 
+/* The warning is silenced for this one call. */
 static void add_number(Text *out, bool colour, const char *escape, const char *name, const char *format,
                        double value) {
     char number[64];
@@ -52,6 +53,7 @@ static void add_rate(Text *out, bool colour, double tokens_per_second) {
     add_field(out, colour, BLUE, "tps", number);
 }
 
+/* The peak, not what is resident now: it is what has to fit. */
 static void add_memory(Text *out, bool colour, const StepMetrics *m) {
     char value[64];
     int n = snprintf(value, sizeof value, "%5.2fGiB", (double)m->memory_peak / GIB);
@@ -67,6 +69,8 @@ static int step_width(int64_t total) {
     return width > 2 ? width : 2;
 }
 
+/* The order of TorchTitan's line first, then what weft adds: scripts that look for its fields find them. A
+ * step's place in the colours is TorchTitan's too. */
 void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     char value[64];
     snprintf(value, sizeof value, "%*lld", step_width(m->total_steps), (long long)m->step);
@@ -83,6 +87,7 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     if (isfinite(m->data_seconds / m->step_seconds)) {
         add_number(out, colour, DIM, "data", "%.1f%%", 100 * m->data_seconds / m->step_seconds);
     }
+    /* Only where there are ranks to wait for. */
     if (m->wait_seconds > 0)
         add_number(out, colour, DIM, "wait", "%.1f%%", 100 * m->wait_seconds / m->step_seconds);
     add_number(out, colour, DIM, "lr", "%.2e", m->lr);
@@ -127,6 +132,7 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
     double fraction = m->total_steps > 0 ? (double)m->step / (double)m->total_steps : 0;
     fraction = fmin(fmax(fraction, 0), 1);
     int room = width - 1 - (int)figures.length - 5;
+    /* A longer bar says no more. */
     if (room > 40) room = 40;
     text_printf(out, "%3d%% ", (int)(100 * fraction));
     if (room >= 8) {
@@ -135,6 +141,7 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
         if (colour) text_puts(out, RESET);
     }
     int left = width - 1 - 5 - (room >= 8 ? room : 0);
+    /* Figures are ASCII, so bytes are columns. A terminal too narrow even for them cuts them. */
     size_t fits = left < 0 ? 0 : (size_t)left;
     text_add(out, figures.data, figures.length < fits ? figures.length : fits);
     text_free(&figures);

@@ -23,6 +23,7 @@ typedef struct EventKind {
     bool sync;
 } EventKind;
 
+/* By name in the file, never by number: kinds may be added in between. */
 static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_STARTED] = {"started", true},       [JOURNAL_RESUMED] = {"resumed", true},
     [JOURNAL_RESTARTED] = {"restarted", true},   [JOURNAL_CHANGED] = {"changed", true},
@@ -42,6 +43,8 @@ ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
     return code;
 }
 
+/* A detail is the text of an error or a path: bytes of somebody else, hence as bytes (json_bytes), which
+ * are made UTF-8. */
 static void write_entry(Text *out, JournalEvent event, int64_t step, const char *detail,
                         const JournalFact *facts) {
     JsonWriter w;
@@ -57,6 +60,7 @@ static void write_entry(Text *out, JournalEvent event, int64_t step, const char 
     text_add(out, "\n", 1);
 }
 
+/* Allocates: events are rare, and none is written inside a step. */
 ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail,
                       const JournalFact *facts, Error *err) {
     Text line = {0};
@@ -81,6 +85,7 @@ static char *copy_string(const cJSON *object, const char *key) {
     return mem_strdup(value);
 }
 
+/* All numbers of the object but its step, in the order of the line; ends with one without a name. */
 static JournalFact *copy_facts(const cJSON *object) {
     int size = cJSON_GetArraySize(object), count = 0;
     JournalFact *facts = mem_alloc_array((size_t)size + 1, sizeof *facts);
@@ -92,6 +97,7 @@ static JournalFact *copy_facts(const cJSON *object) {
     return facts;
 }
 
+/* A line of a later version with members that are not known here is a good line. */
 static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     cJSON *root = NULL;
     int64_t step = 0;
@@ -106,6 +112,7 @@ static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     return good;
 }
 
+/* One more than there are newlines: the last line may have none. */
 static size_t count_lines(const char *data, size_t length) {
     size_t lines = 1;
     for (size_t i = 0; i < length; i++) lines += data[i] == '\n';

@@ -1,6 +1,10 @@
 /* Records of steps and validations: their file (its invariants stand in metrics.h), the window over which
  * speeds are taken, and the table that reads them back. The table of fields is the only list of a record's
- * members: a new one is a line there. */
+ * members: a new one is a line there.
+ *
+ * Speeds are means over the steps since the last logged one (MetricsWindow), not of the last step alone:
+ * one slow step in ten should show as a tenth. What a step waits for by design (saves, validations) is a
+ * pause, counted apart, so that it changes the remaining time and not the speed. */
 #include "observe/metrics.h"
 
 #include <math.h>
@@ -21,6 +25,7 @@ typedef struct Field {
     bool curve; /* a function of configuration and data; not a matter of time, place or observation */
 } Field;
 
+/* Key and field have one name, so that no table of names can go out of date. */
 #define STEP_FIELD(name, type) \
     { #name, type, offsetof(StepMetrics, name), false }
 #define STEP_CURVE(name, type) \
@@ -86,6 +91,7 @@ static void write_record(Text *out, const char *kind, const Field *fields, const
     for (const Field *f = fields; f->key; f++) {
         const char *at = (const char *)record + f->offset;
         json_key(&w, f->key);
+        /* By memcpy: the offset says where a field is, not that it may be read as another type. */
         switch (f->type) {
         case FIELD_INT: {
             int64_t value;
@@ -106,7 +112,8 @@ static void write_record(Text *out, const char *kind, const Field *fields, const
     text_add(out, "\n", 1);
 }
 
-/* A missing number reads as NaN (or 0), so that files of older versions stay readable. */
+/* A missing number reads as NaN (or 0), so that files of older versions stay readable. A number of the
+ * wrong kind makes the line a bad one. */
 static bool read_record(const cJSON *object, const Field *fields, void *record) {
     for (const Field *f = fields; f->key; f++) {
         char *at = (char *)record + f->offset;
@@ -145,7 +152,8 @@ void metrics_window_pause(MetricsWindow *w, double seconds) {
     w->run_pause_seconds += seconds;
 }
 
-/* The newest window tells the speed of a step; pauses are rare, so their share comes from the whole run. */
+/* The newest window tells the speed of a step; pauses are rare, so their share comes from the whole run.
+ * The speed of the newest window follows a machine that has become slower or faster. */
 static double remaining_seconds(const MetricsWindow *w, const StepMetrics *m) {
     if (w->run_steps <= 0) return (double)NAN;
     double step = w->steps > 0 ? w->seconds / (double)w->steps : w->run_seconds / (double)w->run_steps;
@@ -171,6 +179,7 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
     m->memory_fraction = use.machine > 0 ? (double)use.peak / (double)use.machine : (double)NAN;
 }
 
+/* What concerns the run as a whole stays. */
 void metrics_window_close(MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
     metrics_window_peek(w, flops_per_token, peak_flops, m);
     w->steps = w->tokens = 0;
@@ -191,7 +200,7 @@ static bool next_line(const char **at, const char *end, const char **line, size_
     return true;
 }
 
-/* A record and what kind it is; NULL when the line is none. */
+/* A record and what kind it is; NULL when the line is none. The caller deletes it. */
 static cJSON *parse_line(const char *line, size_t length, bool *is_step) {
     cJSON *root = NULL;
     const char *kind = NULL;
@@ -204,7 +213,9 @@ static cJSON *parse_line(const char *line, size_t length, bool *is_step) {
     return NULL;
 }
 
-/* Invariants 2 and 3: rewrites the file when it holds a torn line or a step beyond `resumed`. */
+/* Invariants 2 and 3: rewrites the file when it holds a torn line or a step beyond `resumed`. A line that
+ * cannot be read goes too: its step is not known to be below. By one atomic rewrite, so that a crash here
+ * loses nothing; the file is a few hundred bytes a logged step. */
 static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     FileMap map;
     TRY(file_map(&map, path, err));
@@ -227,11 +238,13 @@ static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     return code;
 }
 
+/* Rank 0 writes the run's curve; others, where they are asked to log at all, files of their own. */
 char *metrics_file_name(int rank, char out[32]) {
     snprintf(out, 32, rank == 0 ? METRICS_FILE : "metrics-%05d.jsonl", rank);
     return out;
 }
 
+/* A run that begins anew empties the file: it must not continue a stranger's curve. */
 ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
                            Error *err) {
     *log = (MetricsLog){.fd = -1, .path = path_join(run_dir, name)};
@@ -269,7 +282,8 @@ void metrics_log_close(MetricsLog *log) {
     *log = (MetricsLog){.fd = -1};
 }
 
-/* Room for one more item; grows by doubling. */
+/* Room for one more item; grows by doubling. Full is at 0 and at powers of two, so no capacity is kept
+ * beside the count. */
 static void *grow(void *items, size_t count, size_t each) {
     bool full = (count & (count - 1)) == 0;
     size_t bytes;

@@ -1,4 +1,8 @@
-/* The head of the report: how the run ended, what was trained, and the figures one looks for first. */
+/* The head of the report: how the run ended, what was trained, and the figures one looks for first.
+ *
+ * Everything is taken from the files of the run (metrics, journal, resolved configuration), nothing from
+ * the machine that writes the report: it may be another, years later. A figure that is not known is left
+ * out. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +26,8 @@ static void write_state(Text *out, const ReportRun *run) {
     text_puts(out, "<span class=\"state plain\">running or interrupted</span>");
 }
 
-/* The first scalar with this name, sections in their order. */
+/* The first scalar with this name, sections in their order. By its bare name, so that a report also finds
+ * a key in the configuration of an older version, which had it in another section. */
 static const char *setting(const YamlNode *node, const char *name) {
     if (!node || node->kind != YAML_NODE_MAP) return NULL;
     for (size_t i = 0; i < node->count; i++) {
@@ -37,6 +42,7 @@ static const char *setting(const YamlNode *node, const char *name) {
 }
 
 static void write_settings(Text *out, const ReportRun *run) {
+    /* What tells one run from another at a glance; the rest is in the configuration below. */
     static const char *const shown[][2] = {
         {"num_hidden_layers", "layers"},
         {"hidden_size", "hidden"},
@@ -76,6 +82,7 @@ static void write_fact(Text *out, const char *name, const char *value, const cha
 static char *big_number(double value, char out[32]) {
     static const char *const suffix[] = {"", " k", " M", " G", " T"};
     int i = 0;
+    /* 999.5 would be rounded to "1000". */
     while (fabs(value) >= 999.5 && i < 4) {
         value /= 1000;
         i++;
@@ -130,6 +137,7 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
     snprintf(value, sizeof value, "%.4f", last->loss);
     write_fact(out, "Training loss", isfinite(last->loss) ? value : "not finite", "last logged step");
     if (t->validation_count == 0) return;
+    /* The newest validation, and the best beside it: they differ when a run has begun to overfit. */
     const ValidationMetrics *final = &t->validations[t->validation_count - 1], *best = final;
     for (size_t i = 0; i < t->validation_count; i++) {
         if (t->validations[i].loss < best->loss || !isfinite(best->loss)) best = &t->validations[i];
@@ -167,7 +175,8 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Skipped steps", text_count(skipped, number), note);
 }
 
-/* Time in steps, whatever lay between two starts of the run. */
+/* Time in steps, whatever lay between two starts of the run. A logged step stands for those since the one
+ * before it, by the mean that it holds. */
 static void write_time_fact(Text *out, const MetricsTable *t) {
     double seconds = 0;
     int64_t before = 0;

@@ -1,4 +1,9 @@
-/* The parts of the report that do not depend on the run. */
+/* The parts of the report that do not depend on the run.
+ *
+ * Both are text as it goes into the page, packed by hand since every report carries them: no tool stands
+ * between this file and the browser. The style knows light and dark from the system; the script reads the
+ * JSON of write_data (report.c) and the box of each drawing (chart.c), and writes to <output> by
+ * textContent alone, never as HTML. */
 #include "observe/report.h"
 
 /* Colours are those of Okabe and Ito, apart under the common kinds of colour blindness; marks also differ by

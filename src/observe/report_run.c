@@ -9,6 +9,7 @@
 #include "observe/trace.h"
 
 #define CONFIG_FILE "config.yaml"
+/* Beyond it, it is not a configuration that weft wrote (base/yaml.c has the same bound). */
 #define CONFIG_LIMIT (1 << 20)
 
 /* The directory's own name, also of "." and of a link. */
@@ -31,6 +32,7 @@ static void load_trace(ReportRun *run, const char *dir) {
     free(path);
 }
 
+/* A file that is there and cannot be read is an error, not a gap in the report. */
 static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
     char *journal = path_join(dir, JOURNAL_FILE), *config = path_join(dir, CONFIG_FILE);
     ErrorCode code = OK;
@@ -48,6 +50,7 @@ static ErrorCode load_optional(ReportRun *run, const char *dir, Error *err) {
     return code;
 }
 
+/* The caller frees the run after a failure too. */
 ErrorCode report_run_load(ReportRun *run, const char *dir, Error *err) {
     if (!file_is_dir(dir)) {
         return error_set(err, ERR_NOINPUT,

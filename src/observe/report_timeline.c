@@ -1,9 +1,14 @@
-/* A traced step, planned above measured. */
+/* A traced step, planned above measured.
+ *
+ * Planned is what the simulator makes of the run's schedule with the mean costs of the traced steps
+ * (plan/timing.h), so the difference between the two pictures is what the model of a pipeline does not
+ * know: costs that vary, waiting for the network, the optimizer. */
 #include <stdio.h>
 
 #include "observe/chart.h"
 #include "observe/report_run.h"
 
+/* A row a rank; more would be thinner than their text. */
 #define MOST_ROWS 32
 #define WIDTH 1080
 
@@ -22,7 +27,8 @@ static void write_figures(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
-/* The first pipeline speaks for the others. */
+/* The first pipeline speaks for the others, and the last traced step for the ones before it. The planned
+ * line belongs to the prediction, the measured one is freed here. */
 static void write_picture(Text *out, const Timing *t, const Prediction *p) {
     char title[64];
     Timeline lines[2] = {p->planned[0]};
@@ -57,6 +63,7 @@ void report_write_timeline(Text *out, const ReportRun *run) {
     Prediction p = {0};
     if (run->timing.count == 0 && !run->no_timing) return;
     text_puts(out, "<h2>Traced steps</h2>\n");
+    /* Whatever is wrong with the trace is said in the page: the rest of the report does not need it. */
     const char *why = run->no_timing;
     if (!why && timing_predict(&p, &run->timing, &err) != OK) why = err.message;
     if (!why) {

@@ -28,9 +28,12 @@ static double median(double *values, size_t count) {
     return count % 2 ? values[count / 2] : values[count / 2 - 1] / 2 + values[count / 2] / 2;
 }
 
+/* (value - median) / (1.4826 * MAD), and the value itself where it is no number. The median and not the
+ * mean: one outlier among fifty values moves a mean and its deviation so far that the next is not seen. */
 double spike_deviation(const SpikeWindow *w, double value) {
     if (!isfinite(value)) return value;
     if (w->count < SPIKE_MINIMUM) return 0;
+    /* On the stack: this runs in every step, where nothing is allocated. */
     double sorted[SPIKE_WINDOW];
     memcpy(sorted, w->values, w->count * sizeof *sorted);
     double centre = median(sorted, w->count);
@@ -39,6 +42,7 @@ double spike_deviation(const SpikeWindow *w, double value) {
     return (value - centre) / fmax(fmax(scale, RELATIVE_FLOOR * fabs(centre)), DBL_MIN);
 }
 
+/* A limit of 0 switches it off, but never for what is not finite. */
 bool spike_detect(const SpikeWindow *w, double value, double limit) {
     if (!isfinite(value)) return true;
     return limit > 0 && fabs(spike_deviation(w, value)) > limit;

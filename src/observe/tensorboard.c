@@ -5,7 +5,11 @@
  *      version.
  *  T2. After a resume the first event says that the session starts there, so that readers drop what was
  *      logged beyond.
- *  T3. Values that are not finite are left out: TensorBoard would scale its axis by them. */
+ *  T3. Values that are not finite are left out: TensorBoard would scale its axis by them.
+ *
+ * A record, as bytes:
+ *
+ *     u64 length | u32 masked CRC-32C of the length | data | u32 masked CRC-32C of the data */
 #include "observe/tensorboard.h"
 
 #include <errno.h>
@@ -18,6 +22,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 
+/* Often enough for someone who watches; TensorBoard itself reloads every five seconds at the most. */
 #define FLUSH_SECONDS 5.0
 #define GIB (1024.0 * 1024 * 1024)
 
@@ -49,6 +54,7 @@ static void put_little(Text *t, uint64_t value, int bytes) {
 
 static void put_key(Text *t, unsigned number, unsigned wire) { put_varint(t, number << 3 | wire); }
 
+/* Negative numbers would take ten bytes; steps are none. */
 static void put_int(Text *t, unsigned number, int64_t value) {
     put_key(t, number, WIRE_VARINT);
     put_varint(t, (uint64_t)value);
@@ -68,6 +74,7 @@ static void put_float(Text *t, unsigned number, float value) {
     put_little(t, bits, 4);
 }
 
+/* The length comes before the bytes, so messages are built from the inside out: value, part, event. */
 static void put_bytes(Text *t, unsigned number, const char *data, size_t length) {
     put_key(t, number, WIRE_BYTES);
     put_varint(t, length);
@@ -99,6 +106,7 @@ static void begin_event(TensorBoard *tb, int64_t step) {
     if (step != 0) put_int(&tb->event, EVENT_STEP, step);
 }
 
+/* `part` is free again here: what it held is in the event by now. */
 static ErrorCode write_event(TensorBoard *tb, Error *err) {
     Text *frame = &tb->part;
     text_clear(frame);
@@ -113,6 +121,7 @@ static ErrorCode write_event(TensorBoard *tb, Error *err) {
     return tensorboard_flush(tb, err);
 }
 
+/* Not synced to the disk: curves are in metrics.jsonl too. */
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err) {
     tb->flushed = clock_seconds();
     return fflush(tb->file) == 0 ? OK : error_errno(err, ERR_IO, "%s: writing failed", tb->path);
@@ -121,6 +130,7 @@ ErrorCode tensorboard_flush(TensorBoard *tb, Error *err) {
 /* Names as TensorBoard's own writer gives them; it looks for "tfevents" and sorts by the time. */
 #define EVENT_FILES "events.out.tfevents."
 
+/* Time, host, process and microseconds: no two starts share a name, on any machine of a shared directory. */
 static char *event_path(const char *dir) {
     char host[256] = "localhost";
     if (gethostname(host, sizeof host - 1) != 0 || !host[0]) strcpy(host, "localhost");
@@ -136,6 +146,7 @@ static char *event_path(const char *dir) {
     return path;
 }
 
+/* Flushed at once, so that a reader finds the file from the first second. */
 static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
     begin_event(tb, 0);
     put_string(&tb->event, EVENT_FILE_VERSION, "brain.Event:2");
@@ -175,6 +186,7 @@ ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resum
     return OK;
 }
 
+/* Of a run that begins anew: TensorBoard would draw both curves as one. */
 ErrorCode tensorboard_discard(const char *run_dir, Error *err) {
     char *dir = path_join(run_dir, "tensorboard");
     ErrorCode code = file_check_own_dir(dir, err);
@@ -204,6 +216,7 @@ static void add_scalar(TensorBoard *tb, const char *tag, double value) {
     Text *v = &tb->value;
     text_clear(v);
     put_string(v, 1, tag);
+    /* Scalars are floats in this format; metrics.jsonl has the doubles. */
     put_float(v, 2, (float)value);
     put_bytes(&tb->part, 1, v->data, v->length);
 }

@@ -1,5 +1,16 @@
 /* The writer. Slices of a track nest or follow each other: times are rounded to whole nanoseconds one by one,
- * which keeps their order, and a slice's length is the difference of rounded ends. */
+ * which keeps their order, and a slice's length is the difference of rounded ends.
+ *
+ * A file of the Trace Event Format (JSON), as Perfetto and chrome://tracing open it. A rank is a "process"
+ * of two tracks, planned and measured:
+ *
+ *     "M"        names of ranks and tracks, and their order
+ *     "X"        a slice: cat planned, measured, or wait (inside a measured one)
+ *     "s", "f"   an arrow from a send to the pass that takes the message
+ *     otherData  what trace_read needs to make a Timing again
+ *
+ * Times are microseconds since the trace began; `ts` of a slice is that of its step plus its place in the
+ * step. */
 #include "observe/trace.h"
 
 #include <math.h>
@@ -22,7 +33,8 @@ typedef struct Trace {
 
 static double nanoseconds(double seconds) { return round(seconds * 1e9); }
 
-/* The members that all events have; the caller ends the object. */
+/* The members that all events have; the caller ends the object. A line an event, so that a trace can be
+ * read and compared as text. */
 static void begin_event(Trace *tr, const char *phase, int rank, int track, const char *name) {
     text_puts(tr->w.out, "\n");
     json_begin_object(&tr->w);
@@ -70,6 +82,7 @@ static void name_rank(Trace *tr, int rank) {
 
 /* ---- planned ---- */
 
+/* "3F7": stage, kind of pass, microbatch. The simulator counts in milliseconds. */
 static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, const Span *s) {
     static const char letters[SPAN_UPDATE + 1] = "FBIW";
     char name[48] = "optimizer";
@@ -117,7 +130,8 @@ static void write_action(Trace *tr, const TimedStep *step, int rank, const Timed
     json_end_object(&tr->w);
 }
 
-/* Passes wait before they compute; the norm is agreed on at its end. */
+/* Passes wait before they compute; the norm is agreed on at its end. Cut to the action: a wait that was
+ * measured a little longer than the action around it must not stick out. */
 static void write_wait(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
     if (a->waited < SHORTEST_WAIT) return;
     bool last = a->action.kind == ACT_NORM;
@@ -146,6 +160,7 @@ typedef struct Place {
     double time; /* when its message was there */
 } Place;
 
+/* By pass, not by time: bsearch looks for the one to which a message goes. */
 static int compare_places(const void *a, const void *b) {
     const Place *x = a, *y = b;
     if (x->forward != y->forward) return x->forward ? -1 : 1;
@@ -191,13 +206,16 @@ static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Pl
         const TimedAction *a = &step->ranks[rank].actions[i];
         bool forward = a->action.kind == ACT_SEND_F;
         if (!forward && a->action.kind != ACT_SEND_B) continue;
+        /* Activations go to the unit behind, gradients to the one before. */
         Place key = {.forward = forward,
                      .unit = a->action.unit + (forward ? 1 : -1),
                      .microbatch = a->action.microbatch};
         const Place *to = bsearch(&key, places, count, sizeof *places, compare_places);
+        /* A message whose pass was not recorded (a trace that was cut) gets no arrow. */
         if (!to) continue;
         tr->flows++;
         write_arrow_end(tr, "s", rank, forward, step->began + a->start);
+        /* An arrow never points backwards: clocks of ranks differ by some microseconds. */
         write_arrow_end(tr, "f", to->rank, forward, step->began + fmax(to->time, a->start));
     }
 }
@@ -261,6 +279,7 @@ void trace_format(const Timing *t, const Prediction *p, Text *out) {
     text_puts(out, "\n");
 }
 
+/* Whole or not at all. */
 ErrorCode trace_write(const char *path, const Timing *t, const Prediction *p, Error *err) {
     Text out = {0};
     trace_format(t, p, &out);

@@ -1,5 +1,10 @@
 /* Reading a trace back. What is counted in the file's own words (ranks, stages, steps) must be no more than
- * there are events before anything is allocated by it. */
+ * there are events before anything is allocated by it.
+ *
+ * Only measured slices are read; planned ones, waits and arrows follow from them. A trace may have been
+ * edited or made by something else, so everything that Timing promises (plan/timing.h) is checked: steps
+ * ascend, each rank has something in each step, actions of a rank are in order of time and inside their
+ * step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +13,9 @@
 #include "base/json.h"
 #include "observe/trace.h"
 
+/* Some hundred thousand actions; a file that is larger is something else. */
 #define TRACE_LIMIT ((size_t)64 << 20)
+/* Four months; it keeps what is computed from times finite. */
 #define LONGEST_STEP 1e7 /* seconds */
 #define SHORTEST_STEP 1e-6
 
@@ -25,6 +32,7 @@ typedef struct ReadAction {
     TimedAction action;
 } ReadAction;
 
+/* At least 1, and no more than there are events. */
 static ErrorCode read_count(Reader *r, const cJSON *facts, const char *key, int *out) {
     int64_t value = 0;
     TRY(json_get_int(facts, r->where, key, true, 1, r->events < INT32_MAX ? r->events : INT32_MAX, &value,
@@ -83,6 +91,7 @@ static ErrorCode find_step(Reader *r, const cJSON *args, int *out) {
     return OK;
 }
 
+/* By name, as the file has it: numbers of actions may change from version to version. */
 static ErrorCode read_kind(Reader *r, const cJSON *args, ActionKind *out) {
     const char *name = NULL;
     char shown[80];
@@ -101,6 +110,8 @@ static ErrorCode read_times(Reader *r, const cJSON *event, const cJSON *args, do
     TRY(json_get_double(event, r->where, "ts", true, &ts, r->err));
     TRY(json_get_double(event, r->where, "dur", true, &length, r->err));
     TRY(json_get_double(args, r->where, "waited", true, &waited, r->err));
+    /* Times in the file are of the trace, here of the step. They were rounded apart, hence a microsecond
+     * of grace. */
     a->start = ts / 1e6 - began;
     if (length < 0 || waited < 0 || !(a->start > -1e-6) || !(a->start + length / 1e6 < LONGEST_STEP))
         return error_set(r->err, ERR_DATA, "%s: an action outside its step", r->where);
@@ -117,6 +128,7 @@ static ErrorCode read_action(Reader *r, const cJSON *event, ReadAction *out) {
         return error_set(r->err, ERR_DATA, "%s: a measured event without args", r->where);
     TRY(find_step(r, args, &out->step));
     TRY(read_kind(r, args, &a->action.kind));
+    /* A pass has unit, microbatch and stage; the norm and the update have none. */
     bool pass = action_is_pass(a->action.kind);
     TRY(json_get_int(event, r->where, "pid", true, 0, r->t->ranks - 1, &rank, r->err));
     TRY(json_get_int(args, r->where, "unit", pass, 0, r->events, &unit, r->err));
@@ -152,6 +164,7 @@ static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
         rank->actions[rank->count++] = all[i].action;
     }
     for (int i = 0; i < t->count * t->ranks; i++) {
+        /* timing_set makes what the step knows of itself from them. */
         TimedRank *rank = &t->steps[i / t->ranks].ranks[i % t->ranks];
         timing_set(&t->steps[i / t->ranks], i % t->ranks, rank->actions, rank->count);
     }
@@ -162,6 +175,8 @@ static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
     return OK;
 }
 
+/* Twice: first all events are read and counted, then each rank gets memory for just its own. After a
+ * failure the caller frees t. */
 static ErrorCode read_events(Reader *r, const cJSON *events) {
     ReadAction *all = mem_alloc_array((size_t)r->events + 1, sizeof *all);
     size_t count = 0;
