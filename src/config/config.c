@@ -5,7 +5,19 @@
  *  C2. What one row can say (bounds, choices, what another value does to a run) stands in the row; only
  *      what takes several keys is code, below the table.
  *  C3. A value that follows from others is set through the options with where it came from, so that what
- *      is written down reads back to the same values. */
+ *      is written down reads back to the same values.
+ *
+ * What a row's `effect` is, and how one decides it for a new key: does another value, from here on, give
+ * other bits? No, whatever it is: EFFECT_NOTHING. Only through the order in which sums are taken, which is
+ * told as a fact (setup_sums): EFFECT_SUMS. Last bits, of the same mathematics: EFFECT_BITS. Other
+ * mathematics: EFFECT_CURVE. Weights or states of another shape, so that nothing can go on: EFFECT_RUN.
+ * Read once, when a run begins: EFFECT_START. The name of something that is compared by its content:
+ * EFFECT_CONTENT. tests/program/test_resume.sh tries every row with another value and holds the program to
+ * what the row says.
+ *
+ * Bounds keep values within what the rest computes with: 2^53 for seeds and counts, which pass through
+ * JSON's doubles; 1e12 for steps and tokens, whose products must fit 64 bits; below 1 for what decays
+ * geometrically. */
 #include "config/config.h"
 
 #include <math.h>
@@ -22,6 +34,8 @@
 
 enum { MOST_MICROBATCHES = 1000000 }; /* of a step, on a rank: programs have an action for each */
 
+/* Items of data.sources and data.validation. A weight of 0 for all is the default: sources are one corpus,
+ * and a mixture is asked for. */
 static const Option source_options[] = {
     {.key = "path",
      .type = OPT_STRING,
@@ -57,6 +71,8 @@ static const Option source_options[] = {
 
 #define OF(field) offsetof(OptimizerGroup, field)
 
+/* Items of optimizer.groups. What is `optional` and left out is taken from the section, when the model is
+ * known (optimizer/groups.c). Nobody asks these rows for an effect: the list is compared as a whole. */
 static const Option group_options[] = {
     {.key = "match",
      .type = OPT_STRING,
@@ -144,6 +160,8 @@ static const Option group_options[] = {
     {.key = NULL}};
 
 const Option config_options[] = {
+    /* Where a run lies and how it is driven: nothing of it reaches the curve but the seed of the first
+     * weights. `local` values may differ from rank to rank. */
     {.key = "run.dir",
      .type = OPT_STRING,
      .effect = EFFECT_NOTHING,
@@ -168,6 +186,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 4096,
      .help = "Threads; 0 means one per core. Results do not depend on it."},
+    /* Kernels add in other orders: last bits, told as "the kernels" (RunFacts). */
     {.key = "run.device",
      .type = OPT_CHOICE,
      .effect = EFFECT_SUMS,
@@ -191,6 +210,9 @@ const Option config_options[] = {
      .help = "Keys that may differ from those of the checkpoint that a run goes on from; also data, "
              "tokenizer, mixture."},
 
+    /* The shape, by the names of Hugging Face's config.json: what is written there reads back here. It
+     * cannot change under weights that have it, hence EFFECT_RUN; constants of the mathematics could,
+     * hence EFFECT_CURVE for them. */
     {.key = "model.config",
      .type = OPT_STRING,
      .effect = EFFECT_START,
@@ -253,6 +275,8 @@ const Option config_options[] = {
      .min = 0,
      .max = MODEL_MAX_COUNT,
      .help = "Size of a head; 0 means hidden_size / num_attention_heads."},
+    /* Only written into config.json, for those who use the model; positions themselves are computed as
+     * they come. */
     {.key = "model.max_position_embeddings",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -328,6 +352,7 @@ const Option config_options[] = {
      .offset = AT(model.shape.mlp_bias),
      .fallback = "false",
      .help = "Biases on gate, up, down."},
+    /* What weights start from: over when a run has begun. */
     {.key = "model.init",
      .type = OPT_STRING,
      .effect = EFFECT_START,
@@ -351,6 +376,8 @@ const Option config_options[] = {
      .max = 100,
      .help = "Standard deviation of initialiser: normal."},
 
+    /* What is trained on, in what order. Files are compared by fingerprint (data/fingerprint.c): they may
+     * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
     {.key = "data.sources",
      .type = OPT_LIST,
      .effect = EFFECT_CONTENT,
@@ -359,6 +386,7 @@ const Option config_options[] = {
      .item = source_options,
      .item_size = sizeof(DataSource),
      .help = "What to train on: paths, or maps of path, weight, format, key, split."},
+    /* Other figures of the same run. */
     {.key = "data.validation",
      .type = OPT_LIST,
      .effect = EFFECT_MEASURES,
@@ -438,6 +466,8 @@ const Option config_options[] = {
      .max = 1024,
      .help = "Microbatches kept ready."},
 
+    /* The step: how many tokens, in what pieces, with which numbers. Longer training is the same run as
+     * far as it goes; a schedule that follows train.steps is told by its own key (follows). */
     {.key = "train.steps",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -454,6 +484,7 @@ const Option config_options[] = {
      .min = 1,
      .max = 16777216,
      .help = "Tokens of a sequence."},
+    /* The same sum in other groups: last bits. Which tokens are in a step is train.tokens_per_step. */
     {.key = "train.microbatch",
      .type = OPT_INT,
      .effect = EFFECT_BITS,
@@ -477,6 +508,7 @@ const Option config_options[] = {
      .fallback = "auto",
      .choices = "auto|bf16|fp32",
      .help = "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."},
+    /* What is made again equals what it was, bit for bit (model/layers/layer.h). */
     {.key = "train.recompute",
      .type = OPT_CHOICE,
      .effect = EFFECT_NOTHING,
@@ -516,6 +548,7 @@ const Option config_options[] = {
      .help = "exact: gradients of microbatches are summed in fixed point, the same bits however the "
              "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
              "makes other bits."},
+    /* How often sums cross decides what is added to what first; exact numerics take that away. */
     {.key = "train.gradient_sync",
      .type = OPT_CHOICE,
      .effect = EFFECT_SUMS,
@@ -533,6 +566,8 @@ const Option config_options[] = {
      .help = "Whether gathered parameters are dropped after use and gathered again for the backward pass; "
              "auto: yes, but not in pipelines."},
 
+    /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
+     * another mesh is other last bits, unless numerics are exact. */
     {.key = "mesh.pp",
      .type = OPT_INT,
      .effect = EFFECT_SUMS,
@@ -559,6 +594,7 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
              "are left."},
+    /* Axes that have their place and are refused by name (comm/mesh.c). */
     {.key = "mesh.cp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -601,6 +637,8 @@ const Option config_options[] = {
      .help = "A rank that waits this many seconds for another ends the run, and each says what it was doing; "
              "0: never."},
 
+    /* Only some schedules take microbatches out of order (schedule_adds_in_order); for the others it
+     * changes nothing. */
     {.key = "pipeline.schedule",
      .type = OPT_STRING,
      .effect = EFFECT_SUMS,
@@ -608,6 +646,7 @@ const Option config_options[] = {
      .fallback = "1f1b",
      .help = "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zero_bubble, zbv, "
              "dualpipev, or a CSV file of compute actions."},
+    /* Says the same as train.microbatch from the other side: one of the two follows. */
     {.key = "pipeline.microbatches",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -668,6 +707,8 @@ const Option config_options[] = {
      .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\"; 0: it looks "
              "at time only."},
 
+    /* What makes updates of gradients. Another kind has other states: another run. Settings of one kind
+     * may change on the way, and change the curve. */
     {.key = "optimizer.kind",
      .type = OPT_CHOICE,
      .effect = EFFECT_RUN,
@@ -691,6 +732,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 100,
      .help = "adamw: decoupled, times the learning rate; sgd: added to the gradient."},
+    /* Below 1 by 1e-6: with 1 a mean would never learn anything. */
     {.key = "optimizer.beta1",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -780,13 +822,15 @@ const Option config_options[] = {
      .max = (double)INFINITY,
      .help = "Which norm: any p >= 1, or inf."},
 
+    /* The learning rate over the steps, relative to optimizer.lr (optimizer/learning_rate.h has the
+     * formulas). */
     {.key = "schedule.kind",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
      .offset = AT(schedule.kind),
      .fallback = "cosine",
-     .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|lingua_linear|lingua_cosine|lingua_wsd|lingua_"
-                "inverse_sqrt",
+     .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|"
+                "lingua_linear|lingua_cosine|lingua_wsd|lingua_inverse_sqrt",
      .help = "Shape after the warmup. The lingua_ ones are Lingua's formulas, cosine right at its end."},
     {.key = "schedule.warmup_steps",
      .type = OPT_INT,
@@ -796,6 +840,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Linear warmup."},
+    /* Not train.steps itself: a run may be planned longer than it is trained today. */
     {.key = "schedule.total_steps",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -846,6 +891,7 @@ const Option config_options[] = {
      .max = 100,
      .help = "lingua_cosine: exponent of the progress."},
 
+    /* Looking does not change what is looked at. */
     {.key = "validation.every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -863,6 +909,7 @@ const Option config_options[] = {
      .max = 1e12,
      .help = "Sequences of a validation; 0 means all."},
 
+    /* Saving does not either, not even as bf16: the exact weights are then beside it. */
     {.key = "checkpoint.every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -911,6 +958,7 @@ const Option config_options[] = {
      .help = "Mean time to failure, from which an interval between checkpoints is suggested; 0 for no "
              "suggestion."},
 
+    /* What is said and kept of a run. */
     {.key = "metrics.log_freq",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -975,6 +1023,7 @@ const Option config_options[] = {
      .fallback = "false",
      .help = "Print where the time of the steps went, by operation."},
 
+    /* Copies that differ are found at the next comparison, so at most so many steps are lost. */
     {.key = "check.replicas_every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -985,6 +1034,7 @@ const Option config_options[] = {
      .help = "Steps between comparisons of what several ranks hold alike (dp_replicate, tied embeddings "
              "across stages), which also come before each checkpoint; 0 means never."},
 
+    /* Read by the supervisor, before there is a run. */
     {.key = "restart.backoff_s",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -996,7 +1046,9 @@ const Option config_options[] = {
              "for ten minutes."},
     {.key = NULL}};
 
-/* What model.init brings has this shape: a key that says another cannot win. */
+/* What model.init brings has this shape: a key that says another cannot win. A key that says the same is
+ * allowed: configurations of checkpoints are complete. Heads are compared by what they take of the weights
+ * (number times size), since either may be given. */
 static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const ModelConfig *asked,
                              const char *dir, Error *err) {
 #define HEADS(c, heads) ((c)->heads * (c)->head_dim)
@@ -1026,7 +1078,8 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
     return OK;
 }
 
-/* A key from config.json counts unless the run's own configuration gives it. */
+/* A key from config.json counts unless the run's own configuration gives it. Special tokens have no key:
+ * they come from the file, later from the tokenizer. */
 static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelConfig *own, Error *err) {
     ModelConfig *shape = &c->model.shape;
     char where[512];
@@ -1037,6 +1090,7 @@ static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelCo
     return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
+/* `find` is checkpoint_find_model, given from above: config/ lies below checkpoint/. */
 static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, Error *err) {
     char *dir;
     ModelConfig own;
@@ -1070,7 +1124,8 @@ static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err)
                         error_escape(shown, sizeof shown, text, strlen(text)));
 }
 
-/* A rank as people write it; -1 for anything else. */
+/* A rank as people write it; -1 for anything else. As text, since a list of numbers is a list of texts to
+ * the options. */
 static int64_t rank_of(const char *text) {
     char *end;
     if (*text < '0' || *text > '9') return -1;
@@ -1094,7 +1149,7 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
-/* Beside keys what the run was trained on. */
+/* Beside keys what the run was trained on. A misspelt key would be found only when a run is to go on. */
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
     for (size_t i = 0; i < keys->count; i++) {
         const char *key = keys->items[i];
@@ -1105,6 +1160,7 @@ static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Err
     return OK;
 }
 
+/* When the number of ranks is known, which is after the configuration is read. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
     const StringList *ranks = &c->metrics.log_ranks;
     for (size_t i = 0; i < ranks->count; i++)
@@ -1116,7 +1172,7 @@ ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
 
 /* Sequences of a microbatch when the user leaves it open: some 2,048 tokens, or what pipeline.microbatches
  * makes. The number of ranks matters only where that many do not fit, so that the curve does not depend on
- * it. */
+ * it. 2,048 tokens fill the products of a small model. */
 static int64_t choose_sequences(const Config *c, int ranks) {
     int64_t context = c->train.context, step = c->train.tokens_per_step;
     if (step > 0 && c->pipeline.microbatches > 0 && step % (c->pipeline.microbatches * ranks * context) == 0)
@@ -1127,6 +1183,7 @@ static int64_t choose_sequences(const Config *c, int ranks) {
     return chosen;
 }
 
+/* With the nearest numbers that would do. */
 static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, int ranks, Error *err) {
     int64_t unit = sequences * c->train.context * ranks, below = step / unit * unit;
     char lower[40] = "";
@@ -1138,7 +1195,8 @@ static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, i
                      (long long)(below + unit));
 }
 
-/* Into whole microbatches, however many. */
+/* Into whole microbatches, however many. *sequences and *microbatches are set, also where the step is
+ * refused: config_geometry is asked with what they are. */
 static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches,
                              Error *err) {
     int64_t step = c->train.tokens_per_step, asked = c->pipeline.microbatches;
@@ -1149,6 +1207,8 @@ static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int
     return step % unit == 0 ? OK : refuse_step(c, step, *sequences, ranks, err);
 }
 
+/* All three of tokens, microbatch and microbatches may be given if they agree; what is open follows from
+ * the others. */
 ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
     int64_t context = c->train.context, asked = c->pipeline.microbatches;
     TRY(divide_step(c, ranks, sequences, microbatches, err));
@@ -1166,18 +1226,23 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
     return OK;
 }
 
-/* Without scaling its other numbers say nothing, and are always the same. */
+/* Without scaling its other numbers say nothing, and are always the same. Two configurations that mean no
+ * scaling so have the same digest, whatever else they say of it. */
 static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
     RopeScaling *rope = &c->model.shape.rope_scaling, none = ROPE_UNSCALED;
     if (rope->factor > 1 || rope->factor < 1) return OK;
     return options_derive_part(set, rope, &none, sizeof none, true, "derived from model.rope_factor", err);
 }
 
+/* Also of a saved configuration, when it is read back (train/saved.c): both are compared with everything
+ * derived. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
     TRY(options_follow(set, err));
     return derive_rope(c, set, err);
 }
 
+/* In this order: defaults, file, command line, then what only several keys tell, then shapes from files,
+ * then what follows. `set` and `c` are the caller's to free by options_free, after a failure too. */
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
                       const char *const *overrides, FindModel find, Error *err) {
     memset(c, 0, sizeof *c);
