@@ -1,9 +1,14 @@
-/* Differences are gathered first and judged at the end: a refusal names all of them. */
+/* Differences are gathered first and judged at the end: a refusal names all of them.
+ *
+ *     options_compare  each key, by its effect: refused, said, idle (of the beginning only), or nothing
+ *     add_facts        what the run was trained on and by which sums: compared by what they are, not by keys
+ *     refuse_differences or OK; what is said goes to log and journal by the caller */
 #include "train/changes.h"
 
 #include <stdio.h>
 #include <string.h>
 
+/* More than six are another configuration file; the rest is counted. */
 enum { MOST_NAMED = 6 };
 
 bool changes_allowed(const Config *c, const char *key) {
@@ -35,7 +40,9 @@ static void add_said(Differences *d, const char *key, const char *was, const cha
                 options_effect_name(effect));
 }
 
-/* The key whose values a difference is told of: the one that `o` follows, where it did and does. */
+/* The key whose values a difference is told of: the one that `o` follows, where it did and does. Who sets
+ * train.steps=2000 has changed schedule.total_steps without ever naming it, and would not know what to
+ * allow. */
 static const char *key_to_name(const Differences *d, const Option *o, const char *then) {
     Text led = {0};
     if (!o->follows || options_is_set(d->now, o->key)) return o->key;
@@ -45,7 +52,7 @@ static const char *key_to_name(const Differences *d, const Option *o, const char
     return followed ? o->follows : o->key;
 }
 
-/* `name` is what run.allow_changes calls it. */
+/* `name` is what run.allow_changes calls it. Values come from a file and a command line, hence escaped. */
 static void add_difference(Differences *d, OptionEffect effect, const char *name, const char *then,
                            const char *now) {
     char was[160], is[160];
@@ -74,17 +81,19 @@ static void add_difference(Differences *d, OptionEffect effect, const char *name
     }
 }
 
-/* Keys of sums say only how the work is laid out; what that makes of the sums is a fact. */
+/* Keys of sums say only how the work is laid out; what that makes of the sums is a fact. (add_facts). */
 static void add_key(void *differences, const Option *o, const char *then, const char *now) {
     Differences *d = differences;
     if (o->effect != EFFECT_SUMS) add_difference(d, o->effect, key_to_name(d, o, then), then, now);
 }
 
+/* An old checkpoint that does not say a fact is not held to it. */
 static void add_fact(Differences *d, const char *name, const char *then, const char *now) {
     if (*then && *now && strcmp(then, now) != 0) add_difference(d, EFFECT_SUMS, name, then, now);
 }
 
-/* What was trained on: run.allow_changes calls it by `name`, too. */
+/* What was trained on: run.allow_changes calls it by `name`, too. Fingerprints are shown by their first
+ * digits: they only have to differ to the eye. */
 static void add_content(Differences *d, const char *name, const char *then, const char *now) {
     if (!*then || strcmp(then, now) == 0) return;
     if (changes_allowed(d->c, name)) {
@@ -121,6 +130,7 @@ static ErrorCode refuse_differences(const Differences *d, Error *err) {
         d->refused.data, more, it, d->keys.data);
 }
 
+/* `said` and `idle` are added to also when it is refused. */
 ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
                         Text *said, Text *idle, Error *err) {
     Differences d = {.c = c, .then = &saved->set, .now = set, .said = said, .idle = idle};

@@ -1,10 +1,18 @@
 /* Two sets of batches change places: while the engine runs one step, the next one's is complete, so that
- * its valid targets can be told to all ranks beforehand. */
+ * its valid targets can be told to all ranks beforehand.
+ *
+ *     both[0]   the step that runs          <- batches
+ *     both[1]   the next one, complete       <- next        and the other way around in the step after
+ *
+ * A batch is copied out of the loader's memory, which goes around in microbatches, not in steps.
+ * Everything is allocated in feed_open. */
 #include "train/feed.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* A microbatch is four rows of `row` numbers in one stretch of memory: inputs, targets, positions, first
+ * keys. */
 static Batch *lay_out(const Feed *f, int64_t row, int32_t *memory) {
     Batch *b = mem_alloc_array((size_t)f->microbatches, sizeof *b);
     for (int64_t m = 0; m < f->microbatches; m++) {
@@ -28,6 +36,8 @@ ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, cons
     for (int i = 0; i < 2; i++) f->both[i] = lay_out(f, row, f->memory + i * 4 * own * c->train.context);
     f->dataset = d;
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
+    /* Rank d of a step takes the samples from d * own on; the next step's lie one whole step further.
+     * `first` is where the run stands, in samples. */
     f->layout = (LoaderLayout){.first = (uint64_t)(first + dp_rank * own),
                                .sequences = f->sequences,
                                .microbatches = f->microbatches,
@@ -63,6 +73,7 @@ static void note_samples(Feed *f, int64_t m) {
             audit_sample(f->dataset, first + (uint64_t)r, b->inputs + at, b->targets + at);
 }
 
+/* *waited grows by the time for which the loader had nothing ready. */
 static ErrorCode fetch(Feed *f, Batch *into, double *waited, Error *err) {
     for (int64_t m = 0; m < f->microbatches; m++) {
         Batch b;
@@ -78,9 +89,11 @@ ErrorCode feed_next(Feed *f, double *waited, Error *err) {
     *waited = 0;
     if (!f->next) TRY(fetch(f, f->both[0], waited, err)); /* the first step */
     f->batches = f->next ? f->next : f->both[0];
+    /* The one that does not hold this step. */
     f->next = f->both[f->batches == f->both[0]];
     for (int64_t m = 0; m < f->microbatches; m++, f->begun++)
         if (f->used) note_samples(f, m);
+    /* After the last step nothing is read: the loader may be at the end of what was asked of it. */
     if (--f->left > 0) return fetch(f, f->next, waited, err);
     f->next = NULL;
     return OK;

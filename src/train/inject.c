@@ -3,7 +3,16 @@
  *
  *  I1. A fault is a function of the words, the rank, the step and the attempt: all ranks know of all
  *      faults without a message.
- *  I2. Random faults are drawn from the seed alone, so that a run that broke can be broken again. */
+ *  I2. Random faults are drawn from the seed alone, so that a run that broke can be broken again.
+ *
+ * The words, and what they become:
+ *
+ *     kill:rank=1,step=7                       one fault
+ *     slow:rank=2,phase=saving,ms=500          in a phase instead of a step
+ *     random:seed=3,count=5,kinds=kill|stop    so many faults, in ascending steps
+ *
+ * Parts are separated by blanks or semicolons. An attempt that a fault ends (kill, stop) is followed by
+ * the next, so of random faults each is of the attempt in which the ones before it have left the run. */
 #include "train/inject.h"
 
 #include <errno.h>
@@ -18,6 +27,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 
+/* Looked through once a step, and more than any soak test has steps. */
 enum { MOST_FAULTS = 10000 };
 #define BETWEEN "; \t\n"
 
@@ -58,6 +68,7 @@ typedef struct Part {
     unsigned chosen; /* bit set of the kinds of a random part */
 } Part;
 
+/* The part is shown as it was written, escaped. */
 static ErrorCode refuse(const Part *p, Error *err, const char *why) {
     char shown[120];
     return error_set(err, ERR_USAGE, "--inject: \"%s\": %s",
@@ -101,6 +112,7 @@ static ErrorCode read_phase(Part *p, const char *text, size_t length, Error *err
     return refuse(p, err, why);
 }
 
+/* Fifteen digits are below 2^53, so nothing overflows. */
 static ErrorCode read_number(Part *p, Key key, const char *text, size_t length, Error *err) {
     int64_t value = 0;
     for (size_t i = 0; i < length; i++) {
@@ -112,6 +124,7 @@ static ErrorCode read_number(Part *p, Key key, const char *text, size_t length, 
     return OK;
 }
 
+/* A key that would be passed over would be a fault that never comes. */
 static bool belongs(const Part *p, Key key) {
     bool random = p->kind == FAULT_KINDS;
     switch (key) {
@@ -147,6 +160,7 @@ static ErrorCode read_pair(Part *p, const char *text, size_t length, Error *err)
     return read_number(p, (Key)key, equals + 1, rest, err);
 }
 
+/* Defaults: a second, one fault, rank 0, attempt 0. */
 static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err) {
     *p = (Part){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
     const char *colon = memchr(text, ':', length), *end = text + length;
@@ -162,6 +176,7 @@ static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err)
     return OK;
 }
 
+/* Checked against the run: a fault that no rank or step can have would make a test pass for nothing. */
 static ErrorCode add_fault(Inject *in, const Part *p, int ranks, int64_t steps, Error *err) {
     char why[120];
     const int64_t *v = p->values;
@@ -201,7 +216,8 @@ static int count_bits(unsigned set) {
     return count;
 }
 
-/* The first `count` of a permutation of the steps. */
+/* The first `count` of a permutation of the steps. Of a permutation, so that no step has two of them while
+ * there are steps left. */
 static void draw_faults(Fault *faults, const Part *p, int64_t count, int ranks, int64_t steps) {
     uint64_t key = rng_key((uint64_t)p->values[KEY_SEED], "inject");
     unsigned chosen = p->chosen ? p->chosen : (1U << FAULT_KINDS) - 1;
@@ -228,6 +244,7 @@ static ErrorCode add_part(Inject *in, const char *text, size_t length, int ranks
     TRY(read_part(&p, text, length, err));
     int64_t count = p.kind == FAULT_KINDS ? p.values[KEY_COUNT] : 1;
     if (count > MOST_FAULTS - (int64_t)in->count) return refuse(&p, err, "at most 10000 faults are possible");
+    /* One more than needed: a list of none would have no address. */
     in->faults = mem_grow(in->faults, (in->count + (size_t)count + 1) * sizeof *in->faults);
     if (p.kind < FAULT_KINDS) return add_fault(in, &p, ranks, steps, err);
     draw_faults(in->faults + in->count, &p, count, ranks, steps);
@@ -256,6 +273,7 @@ void inject_free(Inject *in) {
 
 /* ---- in the run ---- */
 
+/* Faults of a step one by one: `last` is the one before, NULL for the first. */
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
@@ -267,6 +285,7 @@ const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, co
 const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
+        /* Without a step, the first time that the phase is entered. */
         bool now = f->step ? f->step == place->step : place->first;
         if (has_faults(f->phase) && f->phase == place->phase && f->rank == place->rank &&
             f->attempt == place->attempt && now)
@@ -275,6 +294,8 @@ const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *l
     return NULL;
 }
 
+/* Kill and stop are signals to itself, as the system or a batch scheduler would send them: no code of
+ * weft's runs after. A sleep that a signal cuts short goes on. */
 void inject_strike(const Fault *f) {
     struct timespec left = {.tv_sec = f->ms / 1000, .tv_nsec = f->ms % 1000 * 1000000};
     if (f->kind == FAULT_KILL) raise(SIGKILL);

@@ -29,11 +29,13 @@ static ErrorCode open_lock(const char *run_dir, int flags, int *fd, Error *err) 
     return code;
 }
 
+/* For messages and `weft stop`; 0 where the holder has not written it yet. */
 static long read_pid(int fd) {
     char text[32] = {0};
     return pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
 }
 
+/* lstat: a link of that name is not followed, here as elsewhere in a run directory. */
 static bool is_here(const char *run_dir, struct stat *found) {
     char *path = path_join(run_dir, "lock");
     bool there = lstat(path, found) == 0;
@@ -69,6 +71,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     char pid[32];
     int fd, result;
     struct stat before;
+    /* What was not there before goes again if the run fails before it has begun (lock_abandon): a mistyped
+     * run.dir leaves nothing. */
     bool made_dir = !file_exists(run_dir), made_file = !is_here(run_dir, &before);
     TRY(file_make_dirs(run_dir, err));
     TRY(open_lock(run_dir, O_RDWR | O_CREAT, &fd, err));
@@ -82,6 +86,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
                          "%s: process %ld trains in it: wait, stop it (weft stop %s), or use another run.dir",
                          run_dir, holder, run_dir);
     }
+    /* Between opening and locking its name went to another file, or away: once more, with what is there
+     * now. */
     if (!is_current(fd, run_dir)) {
         close(fd);
         return lock_take(l, run_dir, err);
@@ -98,6 +104,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     return code;
 }
 
+/* Before each save and at the end: files written under a name that now means something else would be lost,
+ * or mix with another run's. */
 ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
     if (is_current(l->fd, run_dir)) return OK;
     return error_set(
@@ -123,6 +131,7 @@ static bool holds_only_lock(const char *run_dir) {
     return only;
 }
 
+/* The file is removed while it is locked: who waits for it finds that it is no longer current. */
 void lock_abandon(RunLock *l, const char *run_dir) {
     if (l->fd > 0 && l->made_file && holds_only_lock(run_dir)) {
         char *path = path_join(run_dir, "lock");
@@ -135,6 +144,8 @@ void lock_abandon(RunLock *l, const char *run_dir) {
 
 bool lock_stop_requested(const RunLock *l) { return access(l->stop, F_OK) == 0; }
 
+/* A shared lock is tried: it is had at once if nobody holds the run, and dropped with the descriptor. *pid
+ * is 0 then. */
 ErrorCode lock_holder(const char *run_dir, long *pid, Error *err) {
     struct stat there;
     int fd, result;

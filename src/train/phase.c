@@ -1,11 +1,13 @@
 /* One mutex guards phase, step and engine, since the watchdog's thread reads them while the program's
- * changes them. It is held for the time of a few words only. */
+ * changes them. It is held for the time of a few words only. The engine's current action is an atomic of
+ * its own (engine_current): it changes some hundred times a step, too often for a lock. */
 #include "train/phase.h"
 
 #include <stdio.h>
 
 #include "engine/engine.h"
 
+/* Words of the user's: --inject, messages of the watchdog, and docs/reliability.md name phases by them. */
 static const char *const names[PHASES] = {
     [PHASE_START] = "MPI start",       [PHASE_READING] = "reading",     [PHASE_TOKENIZING] = "tokenizing",
     [PHASE_ALLOCATING] = "allocating", [PHASE_MEASURING] = "measuring", [PHASE_LOADING] = "loading",
@@ -24,6 +26,7 @@ void doing_enter(Doing *d, Phase phase, int64_t step) {
     pthread_mutex_unlock(&d->mutex);
 }
 
+/* NULL before the engine is closed: nobody may look at its program after. */
 void doing_engine(Doing *d, const struct Engine *engine) {
     pthread_mutex_lock(&d->mutex);
     d->engine = engine;

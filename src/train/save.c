@@ -8,7 +8,8 @@
 #include "base/file.h"
 #include "checkpoint/find.h"
 
-/* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back. */
+/* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back.
+ * Byte for byte, since a tokenizer that was read and written anew would have another fingerprint. */
 static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, Error *err) {
     char *data, *path = path_join(c->run.dir, "tokenizer.json");
     size_t length;
@@ -22,6 +23,7 @@ static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, 
     return code;
 }
 
+/* NULL where there is none. */
 static char *special_text(const Tokenizer *t, int32_t id) {
     size_t length;
     const char *bytes = id >= 0 ? tokenizer_token_bytes(t, id, &length) : NULL;
@@ -34,7 +36,7 @@ static void add_file(Saver *s, int at, const char *name, const Text *text) {
     s->files[at] = (CheckpointFile){name, text->data, text->length};
 }
 
-/* The files of transformers beside the weights. */
+/* The files of transformers beside the weights. Made once: they do not change while a run goes on. */
 static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     const ModelConfig *m = &s->c->model.shape;
     char *bos = special_text(t, tokenizer_bos(t)), *eos = special_text(t, tokenizer_eos(t));
@@ -57,6 +59,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
     *s = (Saver){.c = c, .set = set, .facts = facts, .engine = e, .comm = comm};
     s->model = tensors_of_model(e, TENSORS_TO_SAVE, rounded ? SAFE_BF16 : SAFE_F32);
     s->optimizer = tensors_of_optimizer(e, TENSORS_TO_SAVE, rounded);
+    /* Rank 0 alone writes small files (checkpoint.c, invariant 2). */
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = checkpoint_directory(c->run.dir);
     WriterSetup setup = {.dir = dir,
@@ -73,6 +76,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
 
 /* ---- the save under way, with many ranks ---- */
 
+/* The writer's words ride on the step's record, a byte each in its two sets of bits (RECORD_WRITER). */
 void saver_flags(Saver *s, uint64_t *any, uint64_t *all) {
     WriterWord word = checkpoint_writer_word(s->writer);
     *any |= (uint64_t)word.any * RECORD_WRITER;
@@ -108,6 +112,7 @@ static void combine_words(void *into, const void *from) {
     a[0] |= b[0], a[1] &= b[1];
 }
 
+/* With many ranks the words are combined here, outside of steps; with one there is nothing to combine. */
 ErrorCode saver_wait(Saver *s, Error *err) {
     while (comm_size(s->comm) > 1 && !checkpoint_writer_idle(s->writer)) {
         uint64_t words[2] = {0, 0};
@@ -123,10 +128,12 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     Text text = {0};
     double start = clock_seconds();
     TRY(saver_wait(s, err));
+    /* The report of the save before would be overwritten by this one's. */
     s->has_earlier = s->has_earlier || saver_report(s, &s->earlier);
     s->waited = clock_seconds() - start;
     saved_write(state, engine_updates(s->engine), s->set, s->facts, &text);
     CheckpointSave save = {.step = state->step, .model = &s->model->list, .files = s->files, .file_count = 4};
+    /* Without optimizer and state a checkpoint is a model directory and no more. */
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
     text_free(&text);
@@ -146,6 +153,7 @@ bool saver_report(Saver *s, SaveReport *out) {
     return true;
 }
 
+/* A save in flight is waited for with one rank; with many, who wanted it has called saver_wait. */
 ErrorCode saver_close(Saver *s, Error *err) {
     ErrorCode code = checkpoint_writer_stop(s->writer, err);
     tensors_free(s->model);

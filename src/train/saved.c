@@ -1,4 +1,14 @@
-/* Reading refuses what no weft wrote; of another version it takes what it knows. */
+/* Reading refuses what no weft wrote; of another version it takes what it knows.
+ *
+ * state.json, in the order in which it is written:
+ *
+ *     version, weft                      of the format; of the program, for people
+ *     step, samples, tokens              where the run stands; samples are what the data goes on from
+ *     skipped, updates                   steps without an update; updates made: the bias corrections' count
+ *     data, tokenizer, mixture           fingerprints of what it was trained on
+ *     sums, kernels, build               what last bits depend on, in words
+ *     loss_window, grad_norm_window      of the spike statistic, oldest first
+ *     config                             resolved, as YAML in a string */
 #include "train/saved.h"
 
 #include <stdio.h>
@@ -24,12 +34,14 @@ static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *w
     return spike_load(window, values, count, err);
 }
 
+/* Below 2^53: JSON's numbers are doubles. */
 static ErrorCode read_count(const cJSON *state, const char *key, int64_t *out, Error *err) {
     return json_get_int(state, CHECKPOINT_STATE, key, true, 0, INT64_C(1) << 53, out, err);
 }
 
 /* Tokens are counted as they are taken, so they tell the samples of a version that did not count them.
- * What it left open is what it made of it: the tokens of a step were the same in all of them. */
+ * What it left open is what it made of it: the tokens of a step were the same in all of them. (Version 1
+ * had tokens only.) */
 static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
     RunState *s = &saved->state;
     char tokens[24];
@@ -54,6 +66,7 @@ static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version
     return version == 1 ? convert_first_version(saved, err) : read_count(state, "samples", &s->samples, err);
 }
 
+/* *out keeps its NULs where a fact is not there: "" is "not known". */
 static ErrorCode read_fact(const cJSON *state, const char *key, bool required, char *out, size_t size,
                            Error *err) {
     const char *text = NULL;
@@ -71,6 +84,8 @@ static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *er
     return read_fact(state, "build", all, f->build, sizeof f->build, err);
 }
 
+/* Unknown keys are passed over (options_apply_written): an older or newer weft may have written them, and
+ * a key that matters has its default compared. */
 static ErrorCode read_config(SavedRun *saved, const cJSON *state, Error *err) {
     const char *yaml = NULL;
     TRY(json_get_string(state, CHECKPOINT_STATE, "config", true, &yaml, err));
@@ -90,6 +105,7 @@ static ErrorCode read_all(SavedRun *saved, const cJSON *state, Error *err) {
     return read_state(saved, state, version, err);
 }
 
+/* The caller frees `saved` after a failure too. */
 ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
     cJSON *state;
     memset(saved, 0, sizeof *saved);
@@ -131,6 +147,7 @@ static void write_facts(JsonWriter *w, const RunFacts *f) {
     json_put_string(w, "build", f->build);
 }
 
+/* By rank 0; a function of its arguments alone, so that equal runs have equal states. */
 void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const RunFacts *facts, Text *out) {
     Text yaml = {0};
     JsonWriter w;

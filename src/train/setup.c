@@ -1,5 +1,10 @@
 /* What a configuration leaves open is settled here once, through the options: by the device, the
- * tokenizer, the mesh. Nothing here decides anew what a run that goes on has decided before (changes.c). */
+ * tokenizer, the mesh. Nothing here decides anew what a run that goes on has decided before (changes.c).
+ *
+ * In the order of a run: setup_before_ranks (the environment of OpenMP, before any thread is there),
+ * setup_device, setup_shape (with the tokenizer), setup_keep_compute and setup_compute, setup_batch,
+ * setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into the options with
+ * the reason, so that config.yaml of the run, agreement between ranks and the next start all see the same. */
 #include "train/setup.h"
 
 #include <math.h>
@@ -10,6 +15,7 @@
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
+/* OpenMP's threads spin while they wait; with more of them than cores each spins in another's time. */
 static bool too_many_threads(const Config *c, int ranks) {
     return ranks > 1 && c->run.threads > 1 && c->run.threads * ranks > device_cpu_cores();
 }
@@ -18,6 +24,7 @@ void setup_before_ranks(const Config *c, int ranks) {
     if (too_many_threads(c, ranks)) setenv(WAITING, "passive", 0);
 }
 
+/* Without run.threads each rank gets an equal share of the machine's cores, one at least. */
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
     int local = comm ? comm_local_size(comm) : 1, cores = device_cpu_cores(),
         each = cores > local ? cores / local : 1;
@@ -29,6 +36,7 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
                            err);
 }
 
+/* What follows from other keys (heads, sizes) is written down as derived. */
 static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
     ModelConfig whole = c->model.shape;
     TRY(model_config_complete(&whole, "model", err));
@@ -43,6 +51,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     snprintf(entries, sizeof entries, "%lld", (long long)size);
     if (m->vocab_size == 0)
         TRY(options_derive(set, "model.vocab_size", entries, "derived from data.tokenizer", err));
+    /* More rows than entries are fine (padding to a round number); fewer would be read out of bounds. */
     if (m->vocab_size < size)
         return error_set(
             err, ERR_CONFIG,
@@ -66,6 +75,8 @@ ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
 
 static const char KEPT[] = "what the run has had so far";
 
+/* `auto` is decided once in the life of a run: on another machine it could mean another dtype, and another
+ * curve. */
 ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     if (c->train.compute != COMPUTE_AUTO || !saved || saved->train.compute == COMPUTE_AUTO) return OK;
     return options_derive(set, "train.compute", saved->train.compute == COMPUTE_BF16 ? "bf16" : "fp32", KEPT,
@@ -87,13 +98,16 @@ static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, c
     return options_derive(set, key, text, where, err);
 }
 
-/* Whether the saved run's microbatches make up the step on these ranks, in the number that is asked for. */
+/* Whether the saved run's microbatches make up the step on these ranks, in the number that is asked for.
+ * Else another is chosen, and the change of last bits is said. */
 static bool keeps_microbatch(const Config *c, const Config *saved, int ranks) {
     int64_t unit = saved->train.microbatch * c->train.context * ranks, asked = c->pipeline.microbatches;
     if (unit == 0 || c->train.tokens_per_step % unit != 0) return false;
     return asked == 0 || asked == c->train.tokens_per_step / unit;
 }
 
+/* In this order: what was given, what the saved run had, what the tokens of a step make. On other ranks
+ * the step keeps its tokens, and so its samples. */
 ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
@@ -106,6 +120,7 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
     TRY(config_geometry(c, ranks, &sequences, &microbatches, err));
     if (c->train.microbatch == 0)
         TRY(derive_number(set, "train.microbatch", sequences, "derived from the tokens of a step", err));
+    /* Chunks of the loss are sums too: they stay as long as the microbatch does. */
     if (c->train.loss_rows == 0 && saved && saved->train.microbatch == sequences)
         TRY(derive_number(set, "train.loss_rows", saved->train.loss_rows, KEPT, err));
     if (c->train.tokens_per_step > 0) return OK;
@@ -129,6 +144,8 @@ static void describe_crossing(const Config *c, int ranks, int shards, char *out,
     if (sync == SYNC_REPLICA) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
 }
 
+/* Everything on which the order of fp32 sums depends, in words: equal words, equal bits. Compared on
+ * resuming, shown where they differ. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
     int ranks = mesh_dp_degree(&l->mesh);
     char crossing[80] = "", order[120] = "";
@@ -189,6 +206,7 @@ StepOptions setup_step(const Config *c, int64_t step) {
 
 ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err) {
     int asked = c->comm.progress_thread;
+    /* A core is left where ranks times threads leave one. */
     bool core_left = device_cpu_cores() > comm_local_size(comm) * d->threads;
     TRY(comm_set_mesh(comm, mesh, err));
     comm_set_device(comm, d);

@@ -1,6 +1,9 @@
 /* Every rank reads its part of a checkpoint, and all agree on what they found: one that is damaged for a
  * single rank is passed over by all. Nothing of the engine is touched before the run has been compared
- * with the file. */
+ * with the file.
+ *
+ * Owner of what was found is the trainer's Found; state_close frees it when the weights are loaded, or
+ * when the run ends before that. */
 #include "train/state.h"
 
 #include <stdio.h>
@@ -20,7 +23,8 @@
 #include "train/agree.h"
 #include "train/tensors.h"
 
-/* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves. */
+/* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves.
+ * engine_refresh makes what is computed from the master weights (copies in the compute dtype) anew. */
 static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     bool rounded = modelfiles_find(&ckpt->optimizer, "master.model.norm.weight") != NULL;
     Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
@@ -33,13 +37,15 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     return code;
 }
 
-/* Every rank reads its part of the checkpoint, and all agree on what they found. */
+/* Every rank reads its part of the checkpoint, and all agree on what they found. Reading is shared out by
+ * bytes; opening is each rank's own. */
 static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, const char *path, Error *err) {
     ErrorCode code = checkpoint_check_part(path, comm_rank(comm), comm_size(comm), err);
     TRY(comm_agree(comm, code, err));
     code = checkpoint_open_verified(ckpt, path, true, err);
     bool open = code == OK;
     code = comm_agree(comm, code, err);
+    /* Another rank could not open it: this one gives it back, so that all go on to the next. */
     if (code != OK && open) checkpoint_close(ckpt);
     return code;
 }
@@ -72,6 +78,7 @@ static ErrorCode agree_on_checkpoint(const Checkpoint *ckpt, Comm *comm, Error *
                          "run.dir must be one directory that all ranks see", err);
 }
 
+/* Nothing found is no error: the run begins. `f` is closed by state_close in any case. */
 ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {
     CheckpointSet there = {0};
     char *dir = checkpoint_directory(run_dir);
@@ -92,6 +99,7 @@ ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {
     return comm_agree(comm, code, err);
 }
 
+/* Compared before (changes.c), so a mismatch here is a damaged or edited checkpoint. */
 ErrorCode state_take_up(const Found *f, Engine *e, Comm *comm, Error *err) {
     engine_set_updates(e, f->saved.updates);
     ErrorCode code = load_tensors(e, &f->checkpoint, err);
@@ -131,6 +139,8 @@ ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
 /* What readers of the new run would take for its own. */
 static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG};
 
+/* Checkpoints first: with them gone a crash in between leaves a directory that begins anew, not one that
+ * goes on with half its records. */
 ErrorCode state_discard(const char *run_dir, Error *err) {
     char *dir = checkpoint_directory(run_dir);
     ErrorCode code = file_remove_tree(dir, err);
@@ -149,6 +159,8 @@ ErrorCode state_sample_weights(const char *dir, char out[65], Error *err) {
     return code;
 }
 
+/* Weights of a model directory or checkpoint, in whatever dtype they are there; each rank reads what it
+ * holds. */
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {
     ModelFiles files;
     TRY(modelfiles_open(&files, dir, err));

@@ -8,6 +8,7 @@
 
 enum { FLOAT_BITS = 32 };
 
+/* Of the master weights that this rank holds; gradients and moments follow from them. */
 static uint64_t count_bits(const Engine *e) {
     uint64_t elements = 0;
     for (int i = 0; i < engine_model(e)->table.count; i++)
@@ -16,6 +17,8 @@ static uint64_t count_bits(const Engine *e) {
     return elements * FLOAT_BITS;
 }
 
+/* Through the device, as everything that touches tensor memory. The copy in the compute dtype is made
+ * anew, or the flip would be undone in it by nobody noticing. */
 static void turn(Engine *e, float *weight, unsigned bit) {
     uint32_t bits;
     device_fetch(engine_device(e), &bits, weight, sizeof bits);
@@ -24,6 +27,8 @@ static void turn(Engine *e, float *weight, unsigned bit) {
     engine_refresh(e);
 }
 
+/* place is drawn from 64 bits: the element by its quotient, the bit by its remainder. Walks the table to
+ * the parameter in which the element lies. */
 void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
     uint64_t element = place % count_bits(e) / FLOAT_BITS;
     unsigned bit = (unsigned)(place % FLOAT_BITS);
@@ -43,6 +48,7 @@ void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
 static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
     if (f->kind == FAULT_BITFLIP) strike_bit(e, inject_place(f, count_bits(e)), where, sizeof where);
+    /* A gradient is spoiled inside the step, by the engine, where a broken kernel would. */
     if (f->kind == FAULT_NAN) options->poison = true, options->poison_place = inject_place(f, UINT64_MAX);
     log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
              fault_name(f->kind), where[0] ? ", " : "", where);

@@ -1,8 +1,14 @@
-/* Invariants
- *  S1. The signals to stop and SIGCHLD are blocked from before the first fork to the return, and taken one at
- *      a time by sigtimedwait: no handler runs, and none is lost between a look and a wait. The child gets
- *      back the mask that was there before.
- *  S2. At any time there is at most one child, and none when supervise returns. */
+/* Restarting a run in a process of its own, as long as what ended it may pass.
+ *
+ *     start --> the child trains --> it ends --+-- done, a user's mistake, or asked to stop --> the end
+ *       ^                                      |
+ *       +--- pause: 1, 2, 4 ... 60 s <---------+-- a signal, or a failure that may pass, restarts left
+ *
+ * Invariants
+ * S1. The signals to stop and SIGCHLD are blocked from before the first fork to the return, and taken one at
+ *     a time by sigtimedwait: no handler runs, and none is lost between a look and a wait. The child gets
+ *     back the mask that was there before.
+ * S2. At any time there is at most one child, and none when supervise returns. */
 #include "train/supervise.h"
 
 #include <errno.h>
@@ -36,6 +42,8 @@ typedef struct Watch {
     char cause[120]; /* of the last end */
 } Watch;
 
+/* The environment is how a process learns that it was started again: ranks inherit it through the
+ * launcher. */
 int supervise_attempt(void) {
     const char *text = getenv(ENV_ATTEMPT);
     long value = text ? strtol(text, NULL, 10) : 0;
@@ -49,11 +57,14 @@ const char *supervise_cause(void) {
 
 /* ---- the child ---- */
 
-/* In the child. What it is told stands in the environment already. */
+/* In the child. What it is told stands in the environment already. A process group of its own, so that a
+ * Ctrl-C of the terminal reaches the supervisor alone, which passes it on once. */
 static _Noreturn void become(const Watch *w, pid_t parent) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     sigprocmask(SIG_SETMASK, &w->before, NULL);
+    /* The same program, even if its file was replaced meanwhile: a run does not change its build on the
+     * way. */
     if (getppid() == parent) execv("/proc/self/exe", w->plan->words);
     _exit(ERR_INTERNAL);
 }
@@ -90,6 +101,7 @@ static int next_signal(const Watch *w, double seconds) {
     return number < 0 ? 0 : number;
 }
 
+/* SIGCHLDs merge, so the child is asked for after each signal, whatever it was. */
 static int wait_for_end(Watch *w) {
     int status = 0;
     while (!ended(w, &status)) {
@@ -119,7 +131,8 @@ static void describe(Watch *w, int status) {
                  name_of(WEXITSTATUS(status)));
 }
 
-/* A status of 128 + N is that of a launcher whose process was killed. */
+/* A status of 128 + N is that of a launcher whose process was killed. What a user must change does not
+ * pass by waiting. A non-finite loss or unlike replicas may: the run goes on from a checkpoint before it. */
 static bool may_pass(int status) {
     switch (code_of(status)) {
     case OK:
@@ -133,6 +146,8 @@ static bool may_pass(int status) {
     }
 }
 
+/* Doubled with each restart in a row: a disk that is full or a machine that reboots needs time, a single
+ * crash none. */
 static double pause_before(const Watch *w) {
     return fmin(LONGEST_PAUSE, ldexp(w->plan->backoff_s, w->in_a_row - 1));
 }
@@ -155,6 +170,7 @@ static ErrorCode pass_on(Watch *w, int status, Error *err) {
     return code;
 }
 
+/* Each turn is one life of the child. */
 static ErrorCode watch(Watch *w, Error *err) {
     for (;;) {
         double started = clock_seconds();

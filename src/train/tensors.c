@@ -1,11 +1,15 @@
 /* A description for each tensor of the parameter table, and of the optimizer's table for each of its
- * states. Bytes move through the device's ops: tensor memory is not read here. */
+ * states. Bytes move through the device's ops: tensor memory is not read here.
+ *
+ * A rank describes all tensors and holds pieces of some. When saving, of copies (dp_replicate, a tied
+ * embedding that is held twice) one rank counts and writes; when loading every holder reads. */
 #include "train/tensors.h"
 
 #include <stdlib.h>
 
 #include "base/text.h"
 
+/* Waits for the device: what is fetched must have been computed. */
 static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
     Tensors *t = ctx;
     Device *d = engine_device(t->engine);
@@ -21,7 +25,8 @@ static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const 
     return OK;
 }
 
-/* As the model file has it, whatever this rank's box of it is. */
+/* As the model file has it, whatever this rank's box of it is. A vector has no columns. The name is the
+ * list's own, freed with it. */
 static void describe(Tensors *t, const Param *p, const char *prefix, SafeType memory, SafeType stored) {
     const ModelConfig *whole = &engine_plan(t->engine)->spec.model;
     Text name = {0};
@@ -39,7 +44,8 @@ static Piece piece_of(const Engine *e, const Param *p) {
 }
 
 /* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at`, as
- * `memory`. */
+ * `memory`. A description is added by every rank, a piece only by who has it: layouts must be the same
+ * everywhere (checkpoint/pieces.h). */
 static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
                         SafeType stored) {
     Piece piece = piece_of(t->engine, p);
@@ -89,6 +95,7 @@ Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
     return t;
 }
 
+/* States are stored in the dtype that they have in memory: resuming changes no bit. */
 static void add_states(Tensors *t, int param, const Param *p) {
     const ParamGroups *g = &engine_plan(t->engine)->groups;
     SafeType type = param_group(g, param)->settings.states == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;

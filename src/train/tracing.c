@@ -1,5 +1,9 @@
 /* Traced steps: each rank keeps the times of its actions; when the last of them is done rank 0 gathers
- * all, predicts the steps from their mean costs (plan/timing.h) and writes trace.json. */
+ * all, predicts the steps from their mean costs (plan/timing.h) and writes trace.json.
+ *
+ * Memory for the times of a step is the engine's, from the start; what is gathered lies on rank 0 until
+ * the report. On several machines clocks differ by more than a step's waits, so each rank's times then
+ * count from its own start of the step. */
 #include "train/tracing.h"
 
 #include <math.h>
@@ -18,7 +22,8 @@ void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
 
 bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }
 
-/* What a rank sends: when its step began, by its clock, then its actions. */
+/* What a rank sends: when its step began, by its clock, then its actions. As bytes of this build: all
+ * ranks run the same one (agree.c). */
 static char *pack(const Engine *e, size_t *bytes) {
     const Program *p = &engine_plan(e)->program;
     const StepTimes *times = engine_times(e);
@@ -50,12 +55,14 @@ static void unpack(TimedStep *s, int rank, const char *packed, size_t bytes, dou
 
 static void add_step(Tracing *t, int64_t step, const char *all, const size_t *lengths) {
     int ranks = comm_size(t->comm);
+    /* The monotonic clock is the machine's, so ranks of one machine may be compared by it. */
     bool one_clock = comm_local_size(t->comm) == ranks;
     double *began = mem_alloc_array((size_t)ranks, sizeof *began), first;
     const char *at = all;
     for (int r = 0; r < ranks; at += lengths[r++]) memcpy(&began[r], at, sizeof(double));
     first = began[0];
     for (int r = 0; r < ranks && one_clock; r++) first = fmin(first, began[r]);
+    /* The first traced step is the origin of the file's times. */
     if (t->timing.count == 0) t->origin = first;
     TimedStep *s = timing_add(&t->timing, step, first - t->origin);
     at = all;
@@ -64,6 +71,7 @@ static void add_step(Tracing *t, int64_t step, const char *all, const size_t *le
     free(began);
 }
 
+/* Between steps, by all ranks: the gathering is not in the times. */
 ErrorCode tracing_step(Tracing *t, const Engine *e, int64_t step, Error *err) {
     if (step < t->first || step > t->last) return OK;
     size_t bytes, *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
@@ -100,6 +108,7 @@ static ErrorCode report_step(const Tracing *t, int index, const Prediction *p, J
     return code;
 }
 
+/* A trace that cannot be made or written is a warning: the run has lost nothing. */
 ErrorCode tracing_report(Tracing *t, const char *run_dir, Journal *journal, Error *err) {
     Error failure = {.message = ""};
     Prediction p = {0};
