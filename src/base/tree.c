@@ -9,6 +9,8 @@ int tree_half(int n) {
     return half;
 }
 
+/* The largest blocks of the tree that lie within the run, from left to right: those outside are left out,
+ * those within are taken, those across are split. `out` NULL counts them only. */
 static int add_blocks(TreeBlock block, TreeBlock run, TreeBlock *out, int count) {
     int end = block.first + block.size, run_end = run.first + run.size;
     if (end <= run.first || block.first >= run_end) return count;

@@ -1,13 +1,20 @@
 /* Lines come in pieces and may never end: what could still become a line of mpirun's is held back,
- * everything else passes at once, so that a live status line of rank 0 is drawn as it is made. */
+ * everything else passes at once, so that a live status line of rank 0 is drawn as it is made.
+ *
+ * What mpirun says comes in blocks between two lines of dashes, or as single lines beginning with "[" or
+ * "mpi". A line that begins otherwise is a rank's, and passes byte by byte. Where mpirun's wording
+ * changes, its remarks pass; of a rank's lines only those could be lost that look like one of them. */
 #include "comm/chatter.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+/* A rule of mpirun's has some seventy. A block that grows beyond BLOCK_MAX was never closed, and is no
+ * remark. */
 enum { DASHES = 40, BLOCK_MAX = 16384 };
 
+/* A closed stderr ends nothing: messages are a courtesy. */
 static void pass(Text *t) {
     for (size_t at = 0; at < t->length;) {
         ssize_t written = write(STDERR_FILENO, t->data + at, t->length - at);
@@ -34,9 +41,11 @@ static bool is_echo(const char *line) {
     return false;
 }
 
+/* Blocks that say in many words what weft says in one line with rank and signal (launch.c). */
 static const char *const repeated[] = {"MPI_ABORT was invoked on rank", "Primary job  terminated normally",
                                        "exited with non-zero status", "exited on signal"};
 
+/* The first one only: ranks that mpirun then kills itself are not the cause. */
 static void note_signal(Chatter *c) {
     const char *at = strstr(c->block.data, "process rank "), *by = strstr(c->block.data, "exited on signal ");
     if (!at || !by || c->killed_by) return;

@@ -1,7 +1,20 @@
 /* Opening, groups, starting operations, waiting for them.
  *
  * One mutex guards the state and every call of the link: the program's thread, the progress thread and the
- * watchdog take turns. Nobody holds it while waiting. */
+ * watchdog take turns. Nobody holds it while waiting.
+ *
+ * A call of this module, from the outside in:
+ *
+ *     comm.c      checks, takes the lock, makes an operation, hands out its handle
+ *     transfer.c  cuts it into messages and buckets, adds up what arrives: order
+ *     link.h      carries messages: mpi/, loopback/
+ *     small.c     barriers, records, broadcasts: messages of the same kind, waited for
+ *     failure.c   notices of failures, and the watchdog
+ *     launch.c, launched.c, chatter.c, siblings.c    processes, and their launcher
+ *
+ * Threads: the program's, which alone calls comm.h; the progress thread (progress_main), which moves on
+ * what is under way and uses a device of its own; the watchdog (failure.c), which looks at atomics and
+ * takes the lock only to take notices or to ask. */
 #include "comm/comm.h"
 
 #include <limits.h>
@@ -21,12 +34,15 @@
 void comm_lock(Comm *c) { pthread_mutex_lock(&c->mutex); }
 void comm_unlock(Comm *c) { pthread_mutex_unlock(&c->mutex); }
 
+/* Monotonic: a clock that somebody sets must not look like a wait. */
 long long comm_nanoseconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* The first one counts: what fails after it most often fails because of it. The lock is held, but while
+ * the Comm is opened. */
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     if (c->failure.code != OK) return c->failure.code;
     char message[sizeof c->failure.message];
@@ -43,6 +59,8 @@ ErrorCode comm_link_failure(Comm *c, int error, const char *what) {
     return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
 }
 
+/* Every call begins and ends with this. `told` goes along: of a failure that another rank has told, this
+ * one says nothing. */
 ErrorCode comm_refused(const Comm *c, Error *err) {
     if (c->failure.code == OK) return OK;
     error_set(err, c->failure.code, "%s", c->failure.message);
@@ -59,6 +77,8 @@ static ErrorCode join(Comm *c, const char *what, int colour, int place, int size
     return comm_refused(c, err);
 }
 
+/* Three channels of all ranks, so that small operations, messages of stages, and notices never meet each
+ * other, whatever their tags. */
 static ErrorCode open_channels(Comm *c, Error *err) {
     int *const channels[] = {&c->small, &c->point, &c->control};
     ErrorCode code = OK;
@@ -68,12 +88,14 @@ static ErrorCode open_channels(Comm *c, Error *err) {
     comm_blocked(c, NULL);
     TRY(code);
     comm_lock(c);
+    /* The standing receive of notices, from here to the end. */
     notice_listen(c);
     c->listening = true;
     comm_unlock(c);
     return OK;
 }
 
+/* The conditions are waited for by the monotonic clock, as all times here are. */
 static void make_locks(Comm *c) {
     pthread_condattr_t attributes;
     pthread_mutex_init(&c->mutex, NULL);
@@ -85,7 +107,8 @@ static void make_locks(Comm *c) {
     pthread_condattr_destroy(&attributes);
 }
 
-/* The link closes with the Comm from here on, even if this fails. */
+/* The link closes with the Comm from here on, even if this fails. Everything that comm_close frees is made
+ * here, or is zero. */
 static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
     c->link = link;
     c->joined = link != NULL;
@@ -98,11 +121,13 @@ static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
     c->speaker = -1;
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
     c->lines = mem_alloc_array((size_t)c->size, sizeof *c->lines);
+    /* One thread: it adds up in the progress thread, which must not take the program's cores. */
     TRY(device_open_cpu(&c->own, NULL, 1, err));
     return link ? open_channels(c, err) : OK;
 }
 
-/* The watchdog is there before MPI is. */
+/* The watchdog is there before MPI is. It knows its rank from the environment until then, and says in
+ * which call the rank hangs. */
 static ErrorCode open_launched(Comm *c, const Launched *launched, Error *err) {
     c->rank_variable = launched->rank_variable;
     if (launched->rank >= 0) c->rank = launched->rank;
@@ -124,6 +149,7 @@ static Comm *new_comm(const CommWatch *watch) {
     return c;
 }
 
+/* A Comm that was opened in part is closed like any other. */
 static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code) {
     *out = code == OK ? c : NULL;
     if (code != OK) comm_close(c);
@@ -186,7 +212,8 @@ void comm_set_device(Comm *c, Device *device) { c->device = device; }
 
 /* ---- groups ---- */
 
-/* The colour of a group is its lowest rank. Who is alone in a group needs no channel, but takes part. */
+/* The colour of a group is its lowest rank. Who is alone in a group needs no channel, but takes part.
+ * Making a group is a matter of all ranks, so that all go through the sets in one order. */
 static ErrorCode make_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
     Group *g = &c->groups[set];
     *g = (Group){.set = set, .rank = mesh_place(mesh, set, c->rank), .size = mesh_size(mesh, set)};
@@ -203,6 +230,8 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
     comm_lock(c);
     comm_blocked(c, "making groups");
     for (AxisSet set = 1; set < MESH_SETS && code == OK; set++)
+        /* Only sets of axes that have more than one rank; others mean the same group as the set without
+         * those axes (group_of). */
         if ((set & ~c->used) == 0) code = make_group(c, mesh, set, err);
     comm_blocked(c, NULL);
     comm_unlock(c);
@@ -224,7 +253,10 @@ static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* Bytes of a bucket: a message, less where many shares are kept until they are added up. Depends on what
- * all ranks know, since all must cut alike. arrivals: shares of other ranks, at most. */
+ * all ranks know, since all must cut alike. arrivals: shares of other ranks, at most. Between 64 KiB,
+ * below which messages cost more than their bytes, and PIECE_MAX; in between half the workspace, shared
+ * among the arrivals, since two buckets are on their way at a time. Multiples of a page where there is
+ * room, so that sums run over aligned memory. */
 static size_t bucket_of(int arrivals, size_t stride) {
     size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(arrivals > 1 ? arrivals : 1), 4096);
     if (most < 65536) most = 65536;
@@ -233,24 +265,28 @@ static size_t bucket_of(int arrivals, size_t stride) {
     return stride < most ? stride : most;
 }
 
-/* Elements of a part of an all-reduce. */
+/* Elements of a part of an all-reduce: rounded up to the pools' alignment, so that each rank adds up
+ * aligned memory. The last parts may be short or empty (elements_of). */
 static int64_t reduce_part(int ranks, int64_t count) {
     int64_t part = (count + ranks - 1) / ranks;
     return (int64_t)round_up((size_t)part, POOL_ALIGN);
 }
 
-/* What an outer step takes in, over all its ranks: as many sums as the runs have blocks. */
+/* What an outer step takes in, over all its ranks: as many sums as the runs have blocks. With 2 x 3 ranks,
+ * say, the runs 0-2 and 3-5 of the tree over six are two blocks each. */
 static int outer_sums(int inner, int outer) {
     int count = 0;
     for (int p = 0; p < outer; p++) count += tree_blocks(inner * outer, (TreeBlock){p * inner, inner}, NULL);
     return count;
 }
 
-/* Integers add up to the same whatever the order, and so do blocks of the tree. */
+/* Integers add up to the same whatever the order, and so do blocks of the tree. Where every run is a block
+ * (a power of two), one sum a run is a node of the tree. */
 static bool is_split(int inner, int outer, CommType type) {
     return type == COMM_F32 && outer > 1 && (inner & (inner - 1)) != 0;
 }
 
+/* Two buckets of each arrival: one that is being added up, one that arrives. */
 static size_t workspace_of(int arrivals, size_t stride) {
     return arrivals > 0 ? 2 * (size_t)arrivals * bucket_of(arrivals, stride) : 0;
 }
@@ -312,6 +348,8 @@ static int64_t elements_of(int ranks, int64_t count, int p) {
     return left < 0 ? 0 : left < part ? left : part;
 }
 
+/* What goes out of this rank: its sums of the other ranks' parts, and its own part's result to each of
+ * them. The memory plan and forecasts use it; the counters of a step must agree with it. */
 int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count) {
     int64_t sums = is_split(inner, outer, type)
                        ? tree_blocks(inner * outer, (TreeBlock){place * inner, inner}, NULL)
@@ -328,6 +366,7 @@ static void settle(Comm *c) {
     if (c->device) device_finish(c->device, device_mark(c->device, ON_COMPUTE), WAIT_LINK);
 }
 
+/* On the stream of communication, and waited for: the operation that follows sends from there. */
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     Device *d = device_of(c);
     if (to == from || bytes == 0) return;
@@ -337,6 +376,7 @@ static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     device_on(before);
 }
 
+/* At the end: operations of a group move in the order of their start, which all ranks share. */
 static void enqueue(Group *g, Op *op) {
     Op **at = &g->queue;
     while (*at) at = &(*at)->next;
@@ -353,18 +393,22 @@ static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_
     op->total = total;
     op->bucket = bucket_of(arrivals, stride);
     op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
+    /* The k-th operation of a group is the k-th on all its ranks: that is what their messages are matched
+     * by. */
     op->turn = g->started++;
     enqueue(g, op);
     return op;
 }
 
+/* An all-reduce is a reduce-scatter and an all-gather of the sums, bucket by bucket. */
 static void set_streams(Op *op) {
     bool reduces = op->kind != OP_ALL_GATHER, gathers = op->kind != OP_REDUCE_SCATTER;
     if (reduces) stream_items(op, REDUCE_SEND), stream_items(op, REDUCE_RECV);
     if (gathers) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
 }
 
-/* Lets the first messages go and hands out the handle; 0 when it has already ended. */
+/* Lets the first messages go and hands out the handle; 0 when it has already ended. Unlocks what enter has
+ * locked. */
 static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
     if (op) {
         if (op->group) set_streams(op);
@@ -377,6 +421,7 @@ static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
     return code;
 }
 
+/* After OK the lock is held. */
 static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
     CHECK(c->has_mesh);
     *handle = 0;
@@ -419,6 +464,8 @@ static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType 
         op->target = out;
         op->workspace = workspace;
         if (outer && is_split(g->size, outer->size, type)) {
+            /* The blocks of this rank's run, beside the first, go where parts lie that have been sent
+             * away. */
             op->leaves = g->size * outer->size, op->run = g->size, op->first = outer->rank * g->size;
             op->own = g->rank, op->sums = (char *)(uintptr_t)in, op->shares = parts;
         }
@@ -469,7 +516,8 @@ ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64
 
 /* ---- one sum in two steps ---- */
 
-/* Runs of the whole group's ranks: inner axes vary fastest. */
+/* Runs of the whole group's ranks: inner axes vary fastest. Otherwise the runs would not be runs, and the
+ * tree another one. */
 static void check_order(AxisSet inner, AxisSet outer) {
     CHECK(outer < (inner & (~inner + 1)) || !inner || !outer);
 }
@@ -521,7 +569,9 @@ ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, C
 
 /* ---- waiting ---- */
 
-/* Others need the core the more the longer nothing comes. */
+/* Others need the core the more the longer nothing comes. At first not at all: a message of the same
+ * machine comes within a microsecond. Then the core is given away, and after some thousand looks this
+ * thread sleeps: with more ranks than cores whoever works needs it. */
 static void rest(int idle) {
     if (idle < 64) return;
     if (idle < 4096) {
@@ -531,6 +581,8 @@ static void rest(int idle) {
     nanosleep(&(struct timespec){0, 50000}, NULL);
 }
 
+/* `waits_since` tells the watchdog that this rank waits, `waiting_for` what for. Returns the failure of
+ * the Comm when there is one, also one that another rank has told. */
 ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
     ErrorCode code = OK;
     bool ended = false;
@@ -572,6 +624,7 @@ ErrorCode comm_poll(Comm *c, Error *err) {
 static void *progress_main(void *argument) {
     Comm *c = argument;
     comm_lock(c);
+    /* It sleeps while nothing is under way, and after a failure for good. */
     while (!c->ending) {
         if (c->under_way == 0 || c->failure.code != OK) {
             pthread_cond_wait(&c->wake, &c->mutex);
@@ -588,6 +641,7 @@ static void *progress_main(void *argument) {
 }
 
 ErrorCode comm_start_progress(Comm *c, Error *err) {
+/* Tensor memory is opened and closed by whoever is in an op: two threads would close it for each other. */
 #ifdef WEFT_GUARD
     (void)progress_main, (void)c, (void)err;
     return OK;

@@ -1,7 +1,12 @@
 /* Starting ranks through mpirun.
  *
  * The signals to stop and SIGCHLD are blocked and read from a descriptor beside mpirun's stderr, so that one
- * poll waits for both. */
+ * poll waits for both.
+ *
+ *     weft train -n N ----fork----> mpirun ----> rank 0 .. N-1
+ *       |  poll                      |  stderr of all ranks, and remarks of its own
+ *       +-- signals (signalfd)       +--> pipe --> chatter.c --> stderr
+ *       +-- the pipe */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -22,6 +27,9 @@
 #include "comm/chatter.h"
 #include "comm/facts.h"
 
+/* Half a second without a message, and what looked like the beginning of one of mpirun's lines is passed
+ * on; twenty of them, ten seconds, after a second SIGINT, and mpirun is told to end the ranks. 127 and 130
+ * are the shells' numbers for these cases. */
 enum { QUIET_MS = 500, PATIENCE = 20 /* QUIET_MS */, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
 
 typedef struct Launch {
@@ -64,6 +72,7 @@ static void free_words(char **words) {
     free(words);
 }
 
+/* By /proc, not argv[0]: that may be relative to a directory that is no longer this one, or found by PATH. */
 static ErrorCode own_path(char *out, size_t size, Error *err) {
     ssize_t length = readlink("/proc/self/exe", out, size - 1);
     if (length < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot find this program's own path");
@@ -84,6 +93,8 @@ static void tell_terminal(void) {
 static _Noreturn void become(const Launch *l, char *const *words, int stderr_pipe, pid_t parent) {
     setpgid(0, 0);
     tell_terminal();
+    /* When weft dies mpirun gets the signal that it passes on: the ranks save and stop. The parent may
+     * have died before this call; hence the comparison below. */
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
     int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
@@ -93,6 +104,8 @@ static _Noreturn void become(const Launch *l, char *const *words, int stderr_pip
     _exit(CANNOT_START);
 }
 
+/* The process group is mpirun's own: a Ctrl-C of the terminal goes to weft alone, which decides what to
+ * pass on. */
 static ErrorCode start(Launch *l, char *const *words, Error *err) {
     int ends[2];
     pid_t parent = getpid();
@@ -123,6 +136,8 @@ static void take_signal(Launch *l) {
         l->ended = l->ended || waitpid(l->mpirun, &l->status, WNOHANG) == l->mpirun;
         return;
     }
+    /* The first SIGINT, and any other signal to stop, asks the ranks to save and stop; the second to end
+     * at once; the third ends mpirun. */
     l->interrupts += number == SIGINT;
     if (l->interrupts <= 1 || number != SIGINT)
         kill(l->mpirun, SIGUSR1);
@@ -155,6 +170,8 @@ static void watch(Launch *l) {
     chatter_flush(&l->chatter);
 }
 
+/* From the most to the least telling: the user's second SIGINT, a rank killed by a signal, mpirun itself,
+ * the ranks' own status, which they have explained (told). */
 static ErrorCode judge(const Launch *l, Error *err) {
     bool through =
         WIFEXITED(l->status) && (WEXITSTATUS(l->status) == OK || WEXITSTATUS(l->status) == ERR_STOPPED);
@@ -183,6 +200,7 @@ static void block_signals(Launch *l) {
     sigset_t awaited;
     signals_to_stop(&awaited);
     sigaddset(&awaited, SIGCHLD);
+    /* A parent may have left it ignored, and then children are reaped before anyone can wait for them. */
     signal(SIGCHLD, SIG_DFL);
     signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
     sigprocmask(SIG_BLOCK, &awaited, &l->before);

@@ -1,5 +1,8 @@
 /* What the environment says of the launcher. Each row: the variable that makes it sure, and those that hold
- * size and rank. */
+ * size and rank.
+ *
+ * Asked before MPI is initialised: a process that no launcher started must not call MPI_Init, which may
+ * take seconds, start a daemon, or fail where MPI is not set up. */
 #include <stdlib.h>
 
 #include "comm/launch.h"
@@ -34,6 +37,8 @@ Launched launched_find(void) {
     return (Launched){.rank = -1};
 }
 
+/* An mpirun of another library starts N processes that each believe to be alone: they would train the same
+ * model N times into one directory. */
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
     if (launched->size == 0 || launched->size == mpi_size) return OK;
     error_set(err, ERR_UNAVAILABLE,

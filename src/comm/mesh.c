@@ -1,5 +1,11 @@
 /* Coordinates of ranks, by division with remainder from the innermost axis outwards, and the checks that a
- * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would. */
+ * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would.
+ *
+ *     rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T + tp     with R, S, C, T the degrees
+ *
+ * So neighbours in rank differ in the innermost axis, whose traffic is the heaviest, and lie on one
+ * machine where a launcher fills machines one after the other. A group is a set of axes: the ranks whose
+ * coordinates on all other axes agree, in the order of rank. */
 #include "comm/mesh.h"
 
 #include <stdio.h>
@@ -30,6 +36,7 @@ static ErrorCode check_degree(const char *name, int64_t degree, Error *err) {
                      name[0] == 'd' && name[3] == 's' ? ", or -1 for the ranks that are left" : "");
 }
 
+/* By name, not as an unknown key: the axis has its place, the code behind it does not yet. */
 static ErrorCode refuse(const char *name, const char *what, int64_t degree, Error *err) {
     TRY(check_degree(name, degree, err));
     if (degree == 1) return OK;
@@ -46,7 +53,8 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
     return refuse("ep", "expert parallelism", o->ep, err);
 }
 
-/* Product of degrees, or more than any world when it would not fit. */
+/* Product of degrees, or more than any world when it would not fit. Degrees come from a file and may be
+ * anything. */
 static int64_t product(int64_t a, int64_t b) {
     return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b;
 }
@@ -56,6 +64,7 @@ static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Erro
     int64_t others = product(o->pp, o->dp_replicate);
     *left = world / others;
     if (*left > 0 && *left * others == world) return OK;
+    /* The nearest numbers of ranks that would fit: what the user can do about it. */
     int64_t below = *left * others, above = below + others;
     if (below == 0)
         return error_set(err, ERR_CONFIG,
@@ -98,6 +107,7 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
 
 /* ---- places ---- */
 
+/* The inverse of mesh_coordinates. */
 int mesh_rank(const Mesh *mesh, const int at[AXES]) {
     int rank = 0;
     for (int axis = 0; axis < AXES; axis++) {
@@ -124,6 +134,7 @@ int mesh_size(const Mesh *mesh, AxisSet set) {
     return size;
 }
 
+/* The place among the ranks of the group, which are numbered as ranks are: outer axes first. */
 int mesh_place(const Mesh *mesh, AxisSet set, int rank) {
     int at[AXES], place = 0;
     mesh_coordinates(mesh, rank, at);
@@ -132,6 +143,7 @@ int mesh_place(const Mesh *mesh, AxisSet set, int rank) {
     return place;
 }
 
+/* The rank at a place of the group of `rank`: its coordinates on the axes of the set are replaced. */
 int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place) {
     int at[AXES];
     CHECK(place >= 0 && place < mesh_size(mesh, set));

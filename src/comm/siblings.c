@@ -10,7 +10,7 @@
 
 enum { ENVIRONMENT_MAX = 1 << 20 };
 
-/* "PID (name) STATE PARENT ...": the name may hold blanks and brackets. */
+/* "PID (name) STATE PARENT ...": the name may hold blanks and brackets. Hence the last bracket. */
 static bool read_state(long process, char *state, long *parent) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
@@ -22,7 +22,8 @@ static bool read_state(long process, char *state, long *parent) {
     return after && sscanf(after, ") %c %ld", state, parent) == 2;
 }
 
-/* The rank that the launcher gave it in `variable`, or -1. */
+/* The rank that the launcher gave it in `variable`, or -1. A process of another user cannot be read, and
+ * is none of ours. */
 static int read_rank(long process, const char *variable) {
     char path[64], *text = mem_alloc(ENVIRONMENT_MAX);
     int rank = -1;
@@ -42,6 +43,8 @@ static int by_rank(const void *a, const void *b) {
     return ((const Sibling *)a)->rank - ((const Sibling *)b)->rank;
 }
 
+/* A wrapper between launcher and program (a shell, numactl that does not exec) hides its rank: then fewer
+ * are found, and nobody is named who is not there. */
 int siblings_find(const char *variable, Sibling **out) {
     DIR *all = opendir("/proc");
     int count = 0;

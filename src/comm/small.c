@@ -1,6 +1,9 @@
 /* Small things that all ranks do together and wait for, as trees of messages: a rank sends and receives
  * about log2(ranks) of them. They go through the same posts as everything else, so that what is under way
- * moves on, and the watchdog and failures of others are seen. */
+ * moves on, and the watchdog and failures of others are seen.
+ *
+ * The k-th small operation of a rank is the k-th of all: `turn` makes the key of its messages, and a
+ * header with another key is an error (transfer.c), so that ranks that are not at the same place find out. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +33,7 @@ static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data
     return code;
 }
 
+/* Started and waited for. */
 static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
                       const char *name, Error *err) {
     CommHandle handle;
@@ -37,6 +41,8 @@ static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data,
     return comm_wait(c, handle, err);
 }
 
+/* The receive is posted first: two sends that wait for each other's receive would wait for ever on a link
+ * that copies only then. */
 static ErrorCode exchange(Comm *c, int peer, uint64_t turn, void *mine, void *theirs, size_t bytes,
                           const char *name, Error *err) {
     CommHandle receive, send;
@@ -46,6 +52,7 @@ static ErrorCode exchange(Comm *c, int peer, uint64_t turn, void *mine, void *th
     return comm_wait(c, send, err);
 }
 
+/* Grows to the largest record, once; after that nothing is allocated (rule 2 of comm.h). */
 static char *scratch(Comm *c, size_t bytes) {
     if (bytes > c->small_capacity) {
         c->small_scratch = mem_grow(c->small_scratch, bytes);
@@ -77,6 +84,7 @@ static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t
     char *theirs = scratch(c, 2 * bytes + 1), *sum = theirs + bytes;
     for (int bit = 1; bit < places; bit *= 2) {
         TRY(exchange(c, rank_at(place ^ bit, doubled), turn, record, theirs, bytes, name, err));
+        /* `combine` need not commute: the lower run stands on the left on both sides. */
         bool lower = (place & bit) == 0;
         if (bytes == 0) continue;
         memcpy(sum, lower ? record : theirs, bytes);
@@ -86,6 +94,7 @@ static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t
     return OK;
 }
 
+/* On every rank `record` becomes the same bytes. */
 static ErrorCode combine_all(Comm *c, void *record, size_t bytes,
                              void (*combine)(void *into, const void *from), const char *name, Error *err) {
     int places = places_of(c->size), doubled = c->size - places, place = c->rank - doubled;
@@ -131,7 +140,7 @@ ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err
     return OK;
 }
 
-/* Rank 0's part. First all lengths, then all pieces. */
+/* Rank 0's part. First all lengths, for one allocation, then all pieces, in the order of ranks. */
 static ErrorCode collect(Comm *c, uint64_t turn, const void *mine, size_t bytes, char **all, size_t *lengths,
                          Error *err) {
     static const char name[] = "gathering pieces";
@@ -174,6 +183,7 @@ typedef struct Verdict {
     Error error;
 } Verdict;
 
+/* The lowest rank's failure stands for all; `into` is always of lower ranks. */
 static void combine_verdicts(void *into, const void *from) {
     Verdict *a = into;
     const Verdict *b = from;
@@ -182,6 +192,7 @@ static void combine_verdicts(void *into, const void *from) {
     a->failed = failed;
 }
 
+/* On the rank that failed the error stays to be told, on the others it is told already: one line in all. */
 ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err) {
     if (!c->joined) return code;
     Verdict v = {.rank = -1};

@@ -26,6 +26,7 @@
 
 /* ---- places ---- */
 
+/* All that an operation needs is allocated here: none is while a step runs. */
 void transfer_setup(Comm *c) {
     c->ops = mem_alloc_array(OPS_MAX, sizeof *c->ops);
     for (int i = OPS_MAX - 1; i >= 0; i--) {
@@ -46,6 +47,7 @@ void transfer_free(Comm *c) {
     free(c->ends);
 }
 
+/* A program that starts thousands of operations without waiting for any has lost their handles. */
 Op *op_begin(Comm *c, OpKind kind) {
     Op *op = c->free_ops;
     if (!op) {
@@ -62,12 +64,14 @@ Op *op_begin(Comm *c, OpKind kind) {
 
 void op_end(Comm *c, Op *op) {
     pool_lock_all();
+    /* From here on handles of it say that it has ended, for ever: a place has 2^32 uses. */
     op->generation++;
     op->next = c->free_ops;
     c->free_ops = op;
     c->under_way--;
 }
 
+/* The place plus one in the lower half, its use in the upper: 0 is no operation. */
 CommHandle op_handle(const Comm *c, const Op *op) {
     return (uint64_t)op->generation << 32 | (uint64_t)(op - c->ops + 1);
 }
@@ -98,6 +102,7 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
 
 /* ---- posts ---- */
 
+/* First those that were given back, which are in the cache; then the next that was never used. */
 static int take_place(Comm *c) {
     int event = c->free_transfer;
     if (event < 0) {
@@ -113,6 +118,7 @@ static void give_place(Comm *c, int event) {
     c->free_transfer = event;
 }
 
+/* What was under way, and with whom: "all-gather of N bytes over dp_shard: receiving from rank 3". */
 static void fail_transfer(Comm *c, const Transfer *t, int error) {
     char what[192] = "a notice", whole[256];
     if (t->op) op_describe(c, t->op, what, sizeof what);
@@ -121,6 +127,7 @@ static void fail_transfer(Comm *c, const Transfer *t, int error) {
     comm_link_failure(c, error, whole);
 }
 
+/* A post that the link refuses gives its place back; the failure is kept, and ends all operations. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
     int event = take_place(c);
     LinkPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
@@ -139,6 +146,8 @@ static bool window_open(const Stream *s, int window) {
     return s->next < s->items && s->next - s->first < window;
 }
 
+/* Items may end out of order within the window, which is at most 64: the bits say which have; `first`
+ * moves over those that ended in a row. */
 static void item_done(Stream *s, int64_t item) {
     s->done |= UINT64_C(1) << (item - s->first);
     while (s->done & 1) {
@@ -151,6 +160,7 @@ static size_t part_start(const Op *op, int part) {
     return op->parts ? (size_t)op->parts[part].first * op->width : (size_t)part * op->stride;
 }
 
+/* The last parts of an all-reduce may be short, or lie beyond its end. */
 static size_t part_bytes(const Op *op, int part) {
     size_t start = part_start(op, part);
     if (op->parts) return (size_t)op->parts[part].count * op->width;
@@ -192,6 +202,7 @@ static char *block_place(const Op *op, int k) {
 void stream_items(Op *op, StreamId id) {
     const Group *g = op->group;
     Stream *s = &op->streams[id];
+    /* One item for each other rank; in an outer step one for each block that goes or comes. */
     s->per_bucket = g->size - 1;
     if (is_outer(op) && id == REDUCE_SEND) s->per_bucket *= blocks_of(op, g->rank);
     if (is_outer(op) && id == REDUCE_RECV) {
@@ -206,6 +217,8 @@ typedef struct Item {
     int peer, block;
 } Item;
 
+/* From the number of an item to bucket, rank and block (invariant 1). With blocks the distance is walked,
+ * since ranks have different numbers of them. */
 static Item item_of(const Op *op, StreamId id, int64_t item) {
     const Group *g = op->group;
     int64_t per_bucket = op->streams[id].per_bucket;
@@ -225,7 +238,8 @@ static Item item_of(const Op *op, StreamId id, int64_t item) {
     return at;
 }
 
-/* Where another rank's share (or a block of it) of bucket b of this rank's part is kept. */
+/* Where another rank's share (or a block of it) of bucket b of this rank's part is kept. Two buckets in
+ * turn: b and b + 1 are there at a time, b + 2 only when b has been added up (ready). */
 static char *arrival(const Op *op, int64_t b, int from, int block) {
     const Group *g = op->group;
     int64_t at = from < g->rank ? from : from - 1;
@@ -256,6 +270,8 @@ static char *place(const Op *op, StreamId id, Item at) {
 /* Posts item t.item of stream t.stream. */
 static void post(Comm *c, Transfer t, char *data) {
     Group *g = t.op->group;
+    /* Reducing and gathering have tags of their own: in an all-reduce both go between the same ranks at a
+     * time. */
     uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
              tag = (2 * t.op->turn + phase) % (uint64_t)c->link->tags;
     if (!t.receives) {
@@ -265,6 +281,7 @@ static void post(Comm *c, Transfer t, char *data) {
     transfer_post(c, t, g->channel, (int64_t)tag, data);
 }
 
+/* Empty items, of parts beyond the end, are done without a message, on both sides: both know their sizes. */
 static void post_next(Comm *c, Op *op, StreamId id) {
     Stream *s = &op->streams[id];
     int64_t item = s->next++;
@@ -285,7 +302,10 @@ static bool through(const Op *op, StreamId id, int64_t b) {
     return op->streams[id].first >= b * op->streams[id].per_bucket;
 }
 
-/* May the next item of a stream be posted now, as far as the other streams go? */
+/* May the next item of a stream be posted now, as far as the other streams go? In the order below: what is
+ * sent is there from the start; a bucket is received when the workspace has room; a sum is sent when it is
+ * there; and a sum of others is received where this rank's share of it was, when that has gone (invariant
+ * 3). */
 static bool ready(const Op *op, StreamId id) {
     int64_t b = op->streams[id].next / op->streams[id].per_bucket;
     if (id == REDUCE_SEND || op->kind == OP_ALL_GATHER) return true;
@@ -318,7 +338,8 @@ static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) 
 }
 
 /* The inner step: one sum for each block of this rank's run. The first goes where this rank's own part is:
- * the block that needs that comes before. */
+ * the block that needs that comes before. "With" is the block that holds this rank; where it stands later
+ * in the run, the ones before it would be written over its own part, so it is added up first. */
 static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
     size_t offset = (size_t)b * op->bucket;
@@ -355,7 +376,8 @@ static char *next_leaf(Fold *f) {
     return rank == g->rank ? block_place(op, block) + own : arrival(op, f->bucket, rank, block);
 }
 
-/* The sum of a block of the tree; out NULL: it may stay where its first leaf is. */
+/* The sum of a block of the tree; out NULL: it may stay where its first leaf is. A block that lies within
+ * one run was added up there, by the inner step. */
 static char *fold(Fold *f, TreeBlock block, char *out) {
     if (block.first / f->op->run == (block.first + block.size - 1) / f->op->run) return next_leaf(f);
     int half = tree_half(block.size);
@@ -366,6 +388,8 @@ static char *fold(Fold *f, TreeBlock block, char *out) {
     return out ? out : left;
 }
 
+/* One bucket of this rank's own part. Another thread may be adding up for another operation, never for
+ * this one: the lock is held. */
 static void add_up(Comm *c, Op *op, Device *device) {
     int64_t b = op->summed++;
     size_t bytes = bucket_bytes(op, op->group->rank, b);
@@ -478,6 +502,7 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
     return op;
 }
 
+/* A bug of weft's, or two builds: it is found at the first message, before its data is used. */
 static void check_header(Comm *c, const Op *op) {
     if (op->header[0] != op->key) {
         comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected message %llx from rank %d, which sent %llx",
@@ -498,6 +523,7 @@ static void piece_ended(Comm *c, Op *op, int64_t item) {
 
 /* ---- what has ended ---- */
 
+/* MPI cuts nothing off, but a shorter message than was asked for arrives without complaint. */
 static void check_length(Comm *c, const Transfer *t, size_t came) {
     char what[192];
     if (!t->op || !t->receives || came == t->bytes) return;
@@ -506,7 +532,8 @@ static void check_length(Comm *c, const Transfer *t, size_t came) {
                       what, t->peer, came, t->bytes);
 }
 
-/* Notices are sent and forgotten. */
+/* Notices are sent and forgotten. What ended is taken out of the table before anything is done with it:
+ * that may post the next. */
 static void take_end(Comm *c, const LinkEnd *end) {
     Transfer t = c->transfers[end->event];
     give_place(c, end->event);
@@ -531,6 +558,7 @@ bool transfer_test(Comm *c, int event) {
     return true;
 }
 
+/* As many as have ended, in one call of the link. */
 static bool take_ends(Comm *c) {
     int error = LINK_OK, count = c->link->kind->finished(c->link, c->ends, COMM_EVENTS, &error);
     if (count < 0) comm_link_failure(c, error, "testing for messages");
@@ -538,6 +566,7 @@ static bool take_ends(Comm *c) {
     return count > 0;
 }
 
+/* False when nothing moved. After a failure nothing does: memory of operations may be gone by then. */
 bool transfer_progress(Comm *c, Device *device) {
     if (c->failure.code != OK || !c->joined) return false;
     c->link->kind->begin(c->link);

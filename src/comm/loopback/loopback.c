@@ -5,7 +5,11 @@
  *     (unused) --post--> held --end--> sends or receives --match--> ended --finished, test--> (unused)
  *
  * held: between begin and end. Lists are in the order of posting, so that the k-th send meets the k-th
- * receive. One mutex guards the hub; who posts the second half of a pair copies. */
+ * receive. One mutex guards the hub; who posts the second half of a pair copies.
+ *
+ * What a test gets here that a network does not give: every rank in one process, where sanitizers and
+ * debuggers see them all; ends in an order drawn from a seed; and no buffering, so that an operation that
+ * only works because small messages run ahead hangs at once. */
 #include "comm/loopback/loopback.h"
 
 #include <pthread.h>
@@ -82,12 +86,14 @@ static void take_out(List *l, Post *before, Post *p) {
 
 /* ---- meeting ---- */
 
+/* Tags and channels agree, and each is the peer of the other, or of anybody. */
 static bool meet(const Post *a, int rank_a, const Post *b, int rank_b) {
     return a->post.channel == b->post.channel && a->post.tag == b->post.tag &&
            (a->post.peer == rank_b || a->post.peer == LINK_ANY) &&
            (b->post.peer == rank_a || b->post.peer == LINK_ANY);
 }
 
+/* The end is drawn when the post ends, and told after so many looks: later posts may be told before it. */
 static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
     uint64_t seed = e->hub->seed;
     p->end = (LinkEnd){.event = p->post.event, .error = error, .bytes = bytes};
@@ -95,6 +101,7 @@ static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
     append(&e->ended, p);
 }
 
+/* Under the hub's mutex, so that a copy is seen whole by whoever is told of it. */
 static void move(Endpoint *from, Post *send, Endpoint *to, Post *receive) {
     bool fits = send->post.bytes <= receive->post.bytes;
     size_t bytes = fits ? send->post.bytes : receive->post.bytes;
@@ -120,6 +127,7 @@ static bool match_at(Endpoint *e, Post *p, int other) {
     return false;
 }
 
+/* Either its other half is there, or it waits in its rank's list. */
 static void publish(Endpoint *e, Post *p) {
     bool any = p->post.peer == LINK_ANY;
     for (int other = any ? 0 : p->post.peer; other < (any ? e->hub->ranks : p->post.peer + 1); other++)
@@ -129,6 +137,7 @@ static void publish(Endpoint *e, Post *p) {
 
 /* ---- the link ---- */
 
+/* Each rank makes its own copy: a channel lives as long as its link. */
 static int *members_of(Loopback *hub, int channel, int colour, int size) {
     int *members = mem_alloc_array((size_t)size, sizeof *members);
     for (int r = 0; r < hub->ranks; r++) {
@@ -138,6 +147,7 @@ static int *members_of(Loopback *hub, int channel, int colour, int size) {
     return members;
 }
 
+/* The k-th join of a rank is the k-th of all: they wait for each other here, as in MPI_Comm_split. */
 static int join(Link *link, int colour, int place, int size, int *channel) {
     Endpoint *e = (Endpoint *)link;
     Loopback *hub = e->hub;
@@ -159,6 +169,7 @@ static int post(Endpoint *e, const LinkPost *what, char *data, bool sends) {
     pthread_mutex_lock(&hub->mutex);
     Post *p = &e->posts[what->event];
     *p = (Post){.post = *what, .data = data, .sends = sends};
+    /* The peer is a place in the channel; lists are kept by ranks of the hub. */
     if (what->peer != LINK_ANY) p->post.peer = hub->seats[what->channel][e->link.rank].members[what->peer];
     if (e->grouped) {
         append(&e->held, p);
@@ -178,6 +189,7 @@ static int post_receive(Link *link, const LinkPost *p, void *data) {
 
 static void begin(Link *link) { ((Endpoint *)link)->grouped++; }
 
+/* Groups may nest; what was held goes when the outermost ends, in the order of posting. */
 static void end(Link *link) {
     Endpoint *e = (Endpoint *)link;
     CHECK(e->grouped > 0);
@@ -197,6 +209,7 @@ static int finished(Link *link, LinkEnd *ends, int most, int *error) {
     pthread_mutex_lock(&e->hub->mutex);
     for (Post *before = NULL, *p = e->ended.first, *next; p && count < most; p = next) {
         next = p->next;
+        /* A look at the list is a look at each post in it. */
         if (p->delay-- > 0) {
             before = p;
             continue;
@@ -208,6 +221,7 @@ static int finished(Link *link, LinkEnd *ends, int most, int *error) {
     return count;
 }
 
+/* Delays do not count for who asks after one event. */
 static bool test(Link *link, int event, LinkEnd *out) {
     Endpoint *e = (Endpoint *)link;
     Post *before = NULL, *p;
@@ -225,11 +239,13 @@ static void explain(int error, char *out, size_t size) {
     snprintf(out, size, "%s", error == TOO_LONG ? "the message is longer than was expected" : "no error");
 }
 
+/* All ranks are threads of this process. */
 static void abort_all(Link *link, int status) {
     (void)link;
     _exit(status);
 }
 
+/* The hub frees the posts: other ranks may still look at their lists. */
 static void close_link(Link *link) {
     Endpoint *e = (Endpoint *)link;
     pthread_mutex_lock(&e->hub->mutex);

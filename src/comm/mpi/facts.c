@@ -15,6 +15,8 @@ char *comm_library_name(char *out, size_t size) {
     return out;
 }
 
+/* The mpirun that was found beside the library when weft was built: another one starts processes that do
+ * not find each other. */
 const char *comm_launcher(void) { return WEFT_MPIRUN; }
 
 bool comm_is_open_mpi(void) {

@@ -33,6 +33,8 @@ static ErrorCode check_mpi(int code, const char *what, Error *err) {
     return error_set(err, ERR_PEER, "%s: %s", what, text);
 }
 
+/* The largest power of two of them, so that numbers of messages wrap without a gap. 2^18 of them leave six
+ * bits for a message's number beside its kind and stage (comm_key). */
 static ErrorCode find_tags(MpiLink *m, Error *err) {
     int *limit = NULL, found = 0;
     TRY(check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found), "asking for the largest tag",
@@ -46,6 +48,7 @@ static ErrorCode find_tags(MpiLink *m, Error *err) {
 static ErrorCode find_places(MpiLink *m, Error *err) {
     MPI_Comm local;
     Link *l = &m->link;
+    /* Else MPI ends the process by itself, with words of its own. */
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     TRY(check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &l->rank), "asking for the rank", err));
     TRY(check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &l->size), "asking for the number of ranks", err));
@@ -57,6 +60,7 @@ static ErrorCode find_places(MpiLink *m, Error *err) {
     return find_tags(m, err);
 }
 
+/* Once: MPI's own structures aside, posting allocates nothing. */
 static void allocate(MpiLink *m, int events) {
     size_t n = (size_t)events;
     m->events = events;
@@ -112,6 +116,7 @@ static void end(Link *link) { (void)link; }
 
 /* ---- ends ---- */
 
+/* The length of what came: MPI tells only that it was no longer than the receive. */
 static LinkEnd end_of(const MpiLink *m, int at, int error, const MPI_Status *status) {
     LinkEnd e = {.event = m->event[at], .error = error};
     int count = 0;
@@ -173,6 +178,8 @@ static void abort_all(Link *link, int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
+/* What is still open was given up after a failure, or is the standing receive of notices. MPI_Finalize
+ * waits for all ranks, which is why the watchdog watches it. */
 static void close_link(Link *link) {
     MpiLink *m = (MpiLink *)link;
     for (int i = 0; i < m->open; i++) {
@@ -203,9 +210,11 @@ static const LinkKind mpi = {.name = "mpi",
                              .abort = abort_all,
                              .close = close_link};
 
+/* *link is set as soon as there is something to close, also when an error follows. */
 ErrorCode mpi_link_open(Link **link, int events, const char *variable, Error *err) {
     int provided = 0, initialised = 0;
     MPI_Initialized(&initialised);
+    /* A second MPI_Init in one process is not allowed. */
     CHECK(!initialised);
     *link = NULL;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
