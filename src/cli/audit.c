@@ -8,7 +8,8 @@
 #include "observe/audit.h"
 #include "train/state.h"
 
-/* Step of the newest checkpoint, 0 for none: up to there no record may be missing. */
+/* Step of the newest checkpoint, 0 for none: up to there no record may be missing. By manifest: whether
+ * its bytes are right too is another verb's matter. Good ones ascend, so the last counts. */
 static ErrorCode saved_step(const char *run_dir, int64_t *step, Error *err) {
     CheckpointSet set;
     char *dir = checkpoint_directory(run_dir);
@@ -30,6 +31,7 @@ static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     TRY(saved_step(dir, &saved, err));
     ErrorCode code = audit_read(&run, dir, err);
     if (code == OK) code = audit_check(&run, saved, figures, &out, err);
+    /* What was found is printed in any case, before the verdict. */
     if (out.length) fwrite(out.data, 1, out.length, stdout);
     text_free(&out);
     audit_free(&run);
@@ -46,6 +48,7 @@ static ErrorCode compare(const Arguments *args, const AuditFigures *a, Error *er
     return code;
 }
 
+/* The status is the verdict: scripts need nothing else. */
 static ErrorCode run_audit(const Arguments *args, Error *err) {
     AuditFigures a;
     ErrorCode code = audit(args->operands[0], &a, err);

@@ -1,4 +1,7 @@
-/* weft checkpoint: list, verify and prune the checkpoints of a run. */
+/* weft checkpoint: list, verify and prune the checkpoints of a run.
+ *
+ * list looks at manifests and sizes, verify and prune at every byte: what is damaged must not push out what
+ * is good. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +14,7 @@
 #include "cli/cli.h"
 #include "train/lock.h"
 
-/* RUN or RUN/checkpoints. */
+/* RUN or RUN/checkpoints. *dir is the caller's. */
 static ErrorCode checkpoints_of(const char *operand, char **dir, Error *err) {
     TRY(checkpoint_own_directory(operand, dir, err));
     if (file_is_dir(*dir)) return OK;
@@ -20,6 +23,7 @@ static ErrorCode checkpoints_of(const char *operand, char **dir, Error *err) {
     return OK;
 }
 
+/* A name that is no directory is an error, not a run without checkpoints. */
 static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
     if (!file_is_dir(dir))
         return error_set(err, ERR_NOINPUT, "%s: expected a run or its directory of checkpoints", dir);
@@ -38,7 +42,8 @@ static void print_info(const CheckpointInfo *info, CheckLevel level) {
         printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
 
-/* Prints one line each; fails when any is damaged. */
+/* Prints one line each; fails when any is damaged. All are printed first: one damaged checkpoint must not
+ * hide the good ones. */
 static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     CheckpointSet set;
     size_t bad = 0;
@@ -82,6 +87,7 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     int removed = 0;
     TRY(arguments_int(args, "--keep", 2, INT32_MAX, &keep.last, err));
     TRY(arguments_int(args, "--keep-every", 0, INT32_MAX, &keep.every, err));
+    /* For its error only: a mistyped name ends before a lock is taken. */
     TRY(list_all(&set, dir, CHECK_MANIFEST, err));
     checkpoint_set_free(&set);
     TRY(lock_run(&lock, args->operands[1], dir, err));

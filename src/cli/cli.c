@@ -14,6 +14,7 @@
 
 #include "base/text.h"
 
+/* In the order of the fields in set_common. */
 const Flag common_flags[] = {
     {"--help", 'h', NULL, "show this help and exit"},
     {"--quiet", 'q', NULL, "errors only"},
@@ -29,6 +30,7 @@ enum { FAR = 99 };
 static int distance_to(const char *name, const char *found) {
     int length = (int)strlen(found), distance = text_distance(found, name);
     if (length > 3 && strncmp(found, name, (size_t)length) == 0) return 0;
+    /* Two slips in a short word, one for each three letters of a long one. */
     return distance <= (length < 6 ? 2 : length / 3) ? distance : FAR;
 }
 
@@ -53,6 +55,7 @@ static bool is_group(const char *word) {
     return false;
 }
 
+/* By one word, or by two where the verb has two: "tokeniser train" is near to "tokenizer train". */
 static const char *nearest_verb(int count, const char *const *words) {
     char two[128] = "";
     if (count > 1 && strlen(words[0]) + strlen(words[1]) + 2 < sizeof two) {
@@ -83,6 +86,7 @@ static void list_group(const char *group, Text *out) {
             text_printf(out, "%s%s", out->length ? ", " : "", (*v)->name + strlen(group) + 1);
 }
 
+/* A group alone ("weft tokenizer") is not unknown, only incomplete. */
 static ErrorCode unknown_verb(int count, const char *const *words, Error *err) {
     char shown[80];
     error_escape(shown, sizeof shown, words[0], strlen(words[0]));
@@ -132,6 +136,7 @@ static int flag_index(const Flag *flags, const char *name, size_t length) {
     return -1;
 }
 
+/* The tables are short, and this runs once a word. */
 static int letter_index(const Flag *flags, char letter) {
     for (int i = 0; flags && flags[i].name; i++)
         if (flags[i].letter == letter) return i;
@@ -184,6 +189,7 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
         args->values[index] = "";
         return OK;
     }
+    /* A value in brackets is optional, and comes only in the same word. */
     if (!attached && flag->argument[0] == '[') attached = "";
     if (!attached) {
         if (*next >= count)
@@ -191,6 +197,7 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
                              flag->name, flag->argument);
         attached = words[(*next)++];
     }
+    /* Given twice, the last one counts: a script may put its own words behind the user's. */
     args->values[index] = attached;
     return OK;
 }
@@ -213,6 +220,7 @@ static ErrorCode parse_flag(Arguments *args, const char *word, int count, const 
     return OK;
 }
 
+/* Not asked where --help was given: who is looking for the usage need not have it right. */
 static ErrorCode check_operands(const Arguments *args, Error *err) {
     const Verb *verb = args->verb;
     if (args->operand_count < verb->min_operands)
@@ -228,7 +236,8 @@ static ErrorCode check_operands(const Arguments *args, Error *err) {
     return OK;
 }
 
-/* A lone "-" is an operand (standard input), and after "--" everything is. */
+/* A lone "-" is an operand (standard input), and after "--" everything is. args is to be freed also after
+ * a failure. */
 ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words,
                           Error *err) {
     *args = (Arguments){.verb = verb};
@@ -256,6 +265,7 @@ void arguments_free(Arguments *args) {
 
 /* ---- values ---- */
 
+/* NULL: not given; "": given without a value. The name is of the verb's own table, else it is a bug. */
 const char *arguments_flag(const Arguments *args, const char *name) {
     int index = flag_index(args->verb->flags, name, strlen(name));
     CHECK(index >= 0);
@@ -272,7 +282,8 @@ static ErrorCode bad_value(const Arguments *args, const char *name, const char *
                      expected);
 }
 
-/* strtoll alone would take blanks before a number. */
+/* strtoll alone would take blanks before a number. *out stays where the flag was not given, so that the
+ * caller's default stands. */
 ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out,
                         Error *err) {
     const char *value = arguments_flag(args, name);
@@ -291,6 +302,7 @@ ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, in
     return OK;
 }
 
+/* isfinite: strtod takes "inf" and "nan", of which no flag makes sense. */
 ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out,
                            Error *err) {
     const char *value = arguments_flag(args, name);

@@ -1,4 +1,7 @@
-/* weft config: the resolved configuration, with where each value came from. */
+/* weft config: the resolved configuration, with where each value came from.
+ *
+ * Shapes are taken from model.config and model.init, as a run does; what a tokenizer or a mesh decides is
+ * still open here, and shown as 0 or auto. */
 #include <stdio.h>
 
 #include "cli/cli.h"

@@ -1,4 +1,8 @@
-/* weft doctor: what this machine offers to a run, measured, and what is missing with how to get it. */
+/* weft doctor: what this machine offers to a run, measured, and what is missing with how to get it.
+ *
+ * First everything is found, then it is printed, as a table or as JSON: both say the same. Advice is about
+ * what a user can change, with the command that does it. Nothing is an error here but a measurement that
+ * could not be made. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -19,6 +23,8 @@
 #include "device/device.h"
 #include "device/facts.h"
 
+/* 64 MiB are enough for a disk to show its rate and too little to be in anybody's way; eight syncs make a
+ * median. */
 enum { ADVICE_MAX = 16, DISK_BLOCK = 1 << 20, DISK_BLOCKS = 64, SYNC_COUNT = 8 };
 
 typedef struct Disk {
@@ -41,6 +47,7 @@ typedef struct Findings {
 } Findings;
 
 static void advise(Findings *f, const char *format, ...) PRINTF_LIKE(2, 3);
+/* More than ADVICE_MAX pieces of advice are none; there are not so many in this file. */
 static void advise(Findings *f, const char *format, ...) {
     if (f->advice_count == ADVICE_MAX) return;
     va_list list;
@@ -57,6 +64,7 @@ static const char *const known_sets[] = {"avx",         "f16c",        "fma",   
                                          "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
                                          "asimd",       "sve",         "sve2",     "bf16",     "i8mm"};
 
+/* A whole word: "avx" is also the beginning of "avx2". */
 static bool has_word(const char *line, const char *word) {
     size_t length = strlen(word);
     for (const char *at = strstr(line, word); at; at = strstr(at + 1, word))
@@ -64,6 +72,7 @@ static bool has_word(const char *line, const char *word) {
     return false;
 }
 
+/* The first processor's line stands for all. */
 static void find_instruction_sets(Findings *f) {
     FILE *file = fopen("/proc/cpuinfo", "re");
     char *line = NULL;
@@ -129,6 +138,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* By write, not through a buffer of the library: what is measured is the system. */
 static ErrorCode write_all(int fd, const char *data, size_t length, const char *where, Error *err) {
     while (length) {
         ssize_t written = write(fd, data, length);
@@ -157,11 +167,13 @@ static ErrorCode measure_open_file(Disk *disk, int fd, const char *block, Error 
     for (int i = 0; i < SYNC_COUNT; i++)
         TRY(timed_write(fd, block, 4096, 1, disk->directory, &syncs[i], err));
     qsort(syncs, SYNC_COUNT, sizeof *syncs, compare_doubles);
+    /* The median: one sync may have met another program's. */
     disk->sync_seconds = syncs[SYNC_COUNT / 2];
     return OK;
 }
 
-/* The file has no name from the start, so that nothing is left behind however this ends. */
+/* The file has no name from the start, so that nothing is left behind however this ends. Its bytes are
+ * noise, since some disks and file systems compress. */
 static ErrorCode measure_disk(Disk *disk, Error *err) {
     char *path = path_join(disk->directory, ".weft-doctor-XXXXXX");
     int fd = mkostemp(path, O_CLOEXEC);
@@ -199,6 +211,7 @@ static ErrorCode find_disk(Findings *f, Error *err) {
 /* The library that weft was built with, and the launcher that belongs to it; another one would start
  * processes that do not find each other. */
 static void find_mpi(Findings *f) {
+    /* In single quotes: the path was found by CMake and may hold blanks. */
     char command[512], library[96], launcher[128] = "";
     comm_library_name(library, sizeof library);
     snprintf(command, sizeof command, "'%s' --version 2>/dev/null", comm_launcher());
@@ -235,37 +248,29 @@ static void print_table(Findings *f) {
     for (int i = 0; i < f->advice_count; i++) printf("  - %s\n", f->advice[i]);
 }
 
-static void member_string(JsonWriter *w, const char *key, const char *value) {
-    json_put_string(w, key, value);
-}
-
-static void member_double(JsonWriter *w, const char *key, double value) { json_put_double(w, key, value); }
-
-static void member_int(JsonWriter *w, const char *key, int64_t value) { json_put_int(w, key, value); }
-
 static void print_json(const Findings *f) {
     Text out = {0};
     JsonWriter w;
     json_start(&w, &out, 2);
     json_begin_object(&w);
-    member_string(&w, "processor", f->processor);
-    member_int(&w, "cores", f->cores);
-    member_int(&w, "threads", f->threads);
-    member_string(&w, "instruction_sets", f->instruction_sets.data);
-    member_string(&w, "kernels", f->kernels);
-    member_string(&w, "library", f->library);
-    member_int(&w, "memory_bytes", (int64_t)f->memory.physical);
-    member_int(&w, "memory_available_bytes", (int64_t)f->memory.available);
-    member_int(&w, "memory_limit_bytes", (int64_t)memory_limit(f));
-    member_double(&w, "peak_fp32_flops", f->peak_fp32);
-    member_double(&w, "peak_bf16_flops", f->peak_bf16);
+    json_put_string(&w, "processor", f->processor);
+    json_put_int(&w, "cores", f->cores);
+    json_put_int(&w, "threads", f->threads);
+    json_put_string(&w, "instruction_sets", f->instruction_sets.data);
+    json_put_string(&w, "kernels", f->kernels);
+    json_put_string(&w, "library", f->library);
+    json_put_int(&w, "memory_bytes", (int64_t)f->memory.physical);
+    json_put_int(&w, "memory_available_bytes", (int64_t)f->memory.available);
+    json_put_int(&w, "memory_limit_bytes", (int64_t)memory_limit(f));
+    json_put_double(&w, "peak_fp32_flops", f->peak_fp32);
+    json_put_double(&w, "peak_bf16_flops", f->peak_bf16);
     json_put_bool(&w, "native_bf16", f->native_bf16);
-    member_string(&w, "disk_directory", f->disk.directory);
-    member_double(&w, "disk_free_bytes", f->disk.free_bytes);
-    member_double(&w, "disk_write_bytes_per_second", f->disk.write_rate);
-    member_double(&w, "disk_sync_seconds", f->disk.sync_seconds);
-    member_string(&w, "mpi", f->mpi);
-    member_string(&w, "mpi_launcher", f->launcher);
+    json_put_string(&w, "disk_directory", f->disk.directory);
+    json_put_double(&w, "disk_free_bytes", f->disk.free_bytes);
+    json_put_double(&w, "disk_write_bytes_per_second", f->disk.write_rate);
+    json_put_double(&w, "disk_sync_seconds", f->disk.sync_seconds);
+    json_put_string(&w, "mpi", f->mpi);
+    json_put_string(&w, "mpi_launcher", f->launcher);
     json_key(&w, "advice");
     json_begin_array(&w);
     for (int i = 0; i < f->advice_count; i++) json_string(&w, f->advice[i]);

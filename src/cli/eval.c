@@ -1,4 +1,7 @@
-/* weft eval: how well a model predicts a text. */
+/* weft eval: how well a model predicts a text.
+ *
+ * What is measured is what a run's validation measures, by the same code: windows of the text, one exact
+ * sum over their tokens (engine/evaluate.h). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +13,7 @@
 #include "cli/model.h"
 #include "engine/evaluate.h"
 
+/* Models for 128 k positions would ask for memory that nobody meant to give. */
 enum { LONGEST_DEFAULT = 2048 }; /* a window, when none is asked for */
 
 static const Flag flags[] = {
@@ -66,7 +70,8 @@ static void print_object(const Evaluation *e) {
     text_free(&out);
 }
 
-/* What the token cache maps stays when its directory goes: from then on nobody has to remove anything. */
+/* Data is opened with the tokenizer of the model, whatever the run's data was. What the token cache maps stays
+ * when its directory goes: from then on nobody has to remove anything. */
 static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config, Evaluation *out,
                               Error *err) {
     Dataset *data;
@@ -91,6 +96,7 @@ static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, E
         .path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : "text"), .split = SPLIT_FILE};
     DataConfig config = {.sources = {1, (char *)&source},
                          .validation_sources = {1, (char *)&source},
+                         /* As training does by default. */
                          .add_bos = true,
                          .add_eos = true,
                          .prefetch = 2};

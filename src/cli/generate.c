@@ -11,6 +11,8 @@
 #include "model/decode.h"
 #include "model/sampling.h"
 
+/* Tokens of the prompt that go through the model at once: large enough for full speed, small beside the
+ * model. */
 enum { PROMPT_CHUNK = 256 };
 
 static const Flag flags[] = {
@@ -34,6 +36,7 @@ typedef struct Request {
     TokenList ids; /* of the prompt */
 } Request;
 
+/* "-" is standard input, to its end. */
 static ErrorCode read_prompt(const Arguments *args, Text *out, Error *err) {
     const char *prompt = arguments_flag(args, "--prompt");
     if (!prompt) return OK;
@@ -46,6 +49,7 @@ static ErrorCode read_prompt(const Arguments *args, Text *out, Error *err) {
     return ferror(stdin) ? error_errno(err, ERR_IO, "reading the prompt from stdin") : OK;
 }
 
+/* Seeds below 2^53, as in configurations. */
 static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
     int64_t seed = 0;
     *r = (Request){.sampling = {.temperature = 1, .top_p = 1}, .tokens = 200};
@@ -102,7 +106,8 @@ static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *m
     return code;
 }
 
-/* Where the model has a token that begins texts, a prompt is a text's beginning. */
+/* Where the model has a token that begins texts, a prompt is a text's beginning. Without such a token, and
+ * without a prompt, the end of a text stands for the beginning of the next. */
 static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
     int32_t bos = tokenizer_bos(m->tokenizer), first = bos >= 0 ? bos : tokenizer_eos(m->tokenizer);
     token_list_reserve(&r->ids, 1);

@@ -1,4 +1,7 @@
-/* Help texts from the verb tables, and the verb "help". */
+/* Help texts from the verb tables, and the verb "help".
+ *
+ * Every text here is made of the verb's table: what help says of a flag is what the parser takes (cli.c),
+ * and the man page and the completion (man.c) say the same. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,6 +9,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 
+/* Beyond a hundred columns lines are hard to read, however wide the terminal. */
 enum { MARGIN = 2, NAME_COLUMN = 26, NARROWEST = 40, WIDEST = 100 };
 
 static int clamp_width(int width) { return width < NARROWEST ? NARROWEST : width > WIDEST ? WIDEST : width; }
@@ -38,7 +42,8 @@ static void add_wrapped(Text *out, const char *text, size_t length, int column, 
     text_puts(out, "\n");
 }
 
-/* "  name      what it is", the second column wrapped under itself. */
+/* "  name      what it is", the second column wrapped under itself. A name too long for its column gets a
+ * line of its own. */
 static void add_entry(Text *out, const char *name, const char *help, int width) {
     add_spaces(out, MARGIN);
     text_puts(out, name);
@@ -104,6 +109,7 @@ void help_write_verb(const Verb *verb, Text *out, int width) {
     }
 }
 
+/* False, and nothing written, where there is no such group. */
 bool help_write_group(const char *group, Text *out, int width) {
     width = clamp_width(width);
     size_t length = strlen(group), before = out->length;
@@ -134,6 +140,7 @@ void help_write_overview(Text *out, int width) {
     add_entry(out, "VERB --help", "flags, examples and configuration of a verb", width);
 }
 
+/* A verb has one or two words; hence two operands. */
 static ErrorCode run_help(const Arguments *args, Error *err) {
     const char *shell = arguments_flag(args, "--completion");
     if (shell && strcmp(shell, "bash") != 0)

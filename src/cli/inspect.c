@@ -1,5 +1,8 @@
 /* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a
- * run; and how a run treats its parameters. */
+ * run; and how a run treats its parameters.
+ *
+ * Nothing is believed that was not checked: a checkpoint is verified to the byte first, a model directory
+ * by its headers and index, each value as it is read. Names come from files and are escaped. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +25,9 @@ static bool has(const char *dir, const char *name) {
     return there;
 }
 
-/* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. */
+/* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. In this
+ * order: a file, a checkpoint or model directory as it is, a run, a directory of checkpoints. *path is the
+ * caller's, after a failure too. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     char *below;
     *path = mem_strdup(operand);
@@ -86,6 +91,7 @@ static ErrorCode describe_manifest(const char *dir, Error *err) {
     return OK;
 }
 
+/* Sixteen dimensions of twenty digits fit. */
 static void shape_text(const SafeTensor *t, char out[320]) {
     size_t used = (size_t)snprintf(out, 320, "[");
     for (int i = 0; i < t->rank; i++)
@@ -94,6 +100,7 @@ static void shape_text(const SafeTensor *t, char out[320]) {
     snprintf(out + used, 320 - used, "]");
 }
 
+/* With values each tensor is read as a whole; that is what takes the time. */
 static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool values, Error *err) {
     char name[256], shape[320];
     TensorFigures f = {0};
@@ -113,6 +120,7 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensor *t = m->tensors[i].tensor;
         bytes += t->end - t->begin;
+        /* A sum for people: one that is beyond 64 bits is a nonsense header, which is shown, not refused. */
         if (__builtin_add_overflow(elements, t->elements, &elements)) elements = INT64_MAX;
     }
     printf("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
@@ -125,6 +133,7 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     return OK;
 }
 
+/* --digest prints the digest alone, for scripts. */
 static ErrorCode inspect_files(const Arguments *args, const char *path, Error *err) {
     ModelFiles m;
     char digest[65];
@@ -169,6 +178,7 @@ static ErrorCode print_groups(const Config *c, Error *err) {
     return code;
 }
 
+/* The configuration is loaded as for a run, so groups are those that it would have. */
 static ErrorCode inspect_groups(const char *operand, Error *err) {
     Config c;
     OptionSet set;

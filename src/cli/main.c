@@ -12,7 +12,8 @@
 #include "cli/cli.h"
 #include "cli/version.h"
 
-/* The last line of a failed command; plain, so that it can be searched for. */
+/* The last line of a failed command; plain, so that it can be searched for. What was told already, by
+ * another rank or process, is not said again; the status is the same. */
 static int report(const Error *err) {
     log_status("%s", "");
     if (err->told) return (int)err->code;
@@ -47,7 +48,8 @@ static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     return code;
 }
 
-/* What the program says about itself, without a verb. False when the words are for a verb. */
+/* What the program says about itself, without a verb. False when the words are for a verb. "weft tokenizer
+ * --help" is about a group of verbs. */
 static bool describe(int count, const char *const *words, Text *out) {
     if (count == 0) return false;
     if (asks_for_help(words[0])) {

@@ -1,4 +1,7 @@
-/* The man page and the bash completion, from the verb tables. */
+/* The man page and the bash completion, from the verb tables.
+ *
+ * Both are written by the program itself when it is built (CMakeLists.txt), so no text of theirs can go
+ * out of date. The completion is plain words for bash to choose from: it starts nothing and reads no file. */
 #include <string.h>
 
 #include "base/text.h"
@@ -27,7 +30,8 @@ static void add_roff(Text *out, const char *text, size_t length) {
 
 static void add_roff_string(Text *out, const char *text) { add_roff(out, text, strlen(text)); }
 
-/* Filled paragraphs as .PP, kept lines as .EX blocks. */
+/* Filled paragraphs as .PP, kept lines as .EX blocks. A line that begins with a blank is kept, as in
+ * help.c. */
 static void add_roff_paragraphs(Text *out, const char *text) {
     bool kept = false, fresh = true;
     for (size_t length; *text; text += length + (text[length] == '\n')) {
@@ -63,6 +67,7 @@ static void add_roff_flags(Text *out, const Flag *flags) {
     }
 }
 
+/* A section below VERBS for each. */
 static void add_roff_verb(Text *out, const Verb *verb) {
     text_puts(out, ".SS weft ");
     add_roff_string(out, verb->name);
@@ -75,6 +80,7 @@ static void add_roff_verb(Text *out, const Verb *verb) {
     add_roff_flags(out, verb->flags);
 }
 
+/* In the order of OptionType. */
 static const char *type_name(OptionType type) {
     static const char *const names[] = {"true or false", "whole number",  "number", "text",
                                         "choice",        "list of texts", "list"};
@@ -183,7 +189,7 @@ static void add_case(Text *out, const Verb *verb) {
     text_puts(out, "\" ;;\n");
 }
 
-/* One case for the second words of each group. */
+/* One case for the second words of each group. A group is what comes before the blank in a verb's name. */
 static void add_groups(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         size_t length = strcspn((*v)->name, " ");

@@ -1,5 +1,8 @@
 /* Opening a model for use: directory, tokenizer, shape, plan, memory, weights, in this order; the weights'
- * headers are compared with the shape before memory is taken by it. */
+ * headers are compared with the shape before memory is taken by it.
+ *
+ * For generate and eval. One rank, no optimizer, nothing kept for a backward pass: the plan says so, and
+ * the memory taken is the plan's. */
 #include "cli/model.h"
 
 #include <stdlib.h>
@@ -10,12 +13,14 @@
 #include "checkpoint/modelfiles.h"
 #include "train/state.h"
 
+/* The model's own, unless another is named: a model directory may come without. */
 static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err) {
     const char *spec = arguments_flag(args, "--tokenizer");
     if (spec) return tokenizer_open(&m->tokenizer, spec, err);
     return tokenizer_open(&m->tokenizer, m->dir, err);
 }
 
+/* By default what the processor multiplies natively, as train.compute: auto does. */
 static ErrorCode compute_type(const Arguments *args, const Device *d, Dtype *out, Error *err) {
     const char *name = arguments_flag(args, "--compute");
     *out = d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
@@ -26,6 +31,7 @@ static ErrorCode compute_type(const Arguments *args, const Device *d, Dtype *out
     return OK;
 }
 
+/* A token beyond the embedding would be read out of bounds. */
 static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) {
     char *path = path_join(m->dir, "config.json");
     ErrorCode code = model_config_read(shape, path, err);
@@ -37,12 +43,14 @@ static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) 
     return code;
 }
 
+/* What was asked for, else what the model is for, within shape.most. */
 static int64_t context_of(const ModelConfig *c, PassShape shape) {
     int64_t longest = c->max_position_embeddings;
     if (shape.context > 0) return shape.context;
     return shape.most > 0 && longest > shape.most ? shape.most : longest;
 }
 
+/* What was opened is in `m`, to be closed by close_model after a failure too. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
     RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
     int64_t threads = 0;

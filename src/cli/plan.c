@@ -1,4 +1,11 @@
-/* weft plan: what a run would do on any number of ranks, without starting one. */
+/* weft plan: what a run would do on any number of ranks, without starting one.
+ *
+ * One rank gets a plan, many a forecast: all ranks of the mesh are planned by the code that a run uses
+ * (plan/rank.h), one for each place of a pipeline, since ranks of a place differ only in their share.
+ *
+ *     --compare           all schedules, by time and memory           plan/compare.h
+ *     --svg FILE          the drawing alone                           plan/draw.h
+ *     otherwise           model, step, memory, work, drawing, and with --program the actions */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +19,7 @@
 #include "plan/forecast.h"
 #include "train/setup.h"
 
+/* A million ranks are planned in the time of a few; drawn are only so many as a page has lines. */
 enum { MOST_RANKS = 1 << 20, DRAWN_RANKS = 24 };
 
 static const Flag flags[] = {
@@ -42,7 +50,8 @@ typedef struct Request {
 
 /* ---- the command line ---- */
 
-/* "80GiB", "80 GB", "8e10". */
+/* "80GiB", "80 GB", "8e10". K to T alone are powers of two, as of memory; with a B behind they are what
+ * disks are sold by. */
 static bool parse_size(const char *text, double *bytes) {
     static const struct {
         const char *name;
@@ -94,6 +103,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
 
 /* ---- what is shown ---- */
 
+/* Ranks of one place of the pipeline are neighbours: the pipeline is the outermost axis. */
 static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
 
 static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
@@ -116,6 +126,7 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     forecast_timeline_free(&t);
 }
 
+/* For one place, the fullest unless a rank was named: that is the one that decides whether it fits. */
 static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
@@ -174,6 +185,7 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
 
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
+    /* One rank is most likely this machine; many are others, of which nothing is known here. */
     double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)memory_use().machine : 0;
     CompareRequest request = {(int)q->ranks, memory, q->speed, arguments_has(args, "--whole")};
     Text out = {0};
@@ -191,6 +203,7 @@ static ErrorCode describe(const Arguments *args, const Request *q, const Config 
     Forecast f;
     const char *svg = arguments_flag(args, "--svg");
     TRY(forecast_build(&f, c, d, (int)q->ranks, q->speed, err));
+    /* Standard output is the drawing's alone where it was asked for there. */
     ErrorCode code = svg ? write_svg(q, &f, svg, err) : OK;
     if (code == OK && !(svg && strcmp(svg, "-") == 0)) code = print_all(args, q, c, &f, d, err);
     forecast_free(&f);
@@ -208,6 +221,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
+        /* What stages are split by is also what the plan is held against. */
         if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;
         code = setup_compute(&c, &set, d.native_bf16, err);
         if (code == OK)

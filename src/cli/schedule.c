@@ -1,4 +1,8 @@
-/* weft schedule: pipeline schedules drawn, timed, compared, and written as text. No model, no ranks. */
+/* weft schedule: pipeline schedules drawn, timed, compared, and written as text. No model, no ranks.
+ *
+ * A schedule is made or read (plan/schedule.h), then simulated with the costs that were given
+ * (plan/simulate.h), then shown. Times are in units of the costs: a stage whose forward costs 1 makes a
+ * drawing in forwards. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +12,8 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 
+/* What a command may ask for: a few million cells are seconds and some hundred megabytes. ACTIVE_STAGES is
+ * how many stages of a rank have their parameters gathered at a time in --csv=lowered, as in a run. */
 enum {
     MOST_RANKS = 4096,
     MOST_MICROBATCHES = 1 << 16,
@@ -16,6 +22,7 @@ enum {
     ACTIVE_STAGES = 3
 };
 
+/* Sums of so many cells at that cost are still exact enough to compare. */
 #define MOST_COST 1e12
 
 static const Flag flags[] = {
@@ -41,7 +48,8 @@ typedef struct Request {
 
 /* ---- the command line ---- */
 
-/* Three costs and, where given, a latency; nothing may follow. */
+/* Three costs and, where given, a latency; nothing may follow. All zero would be a schedule without a
+ * length, of which no share is a bubble. */
 static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err) {
     double values[4] = {0, 0, 0, 0};
     int count = 0;
@@ -83,6 +91,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
+/* With the nearest name, and all of them: there are nine. */
 static ErrorCode unknown_schedule(const char *operand, Error *err) {
     char shown[80];
     Text all = {0};
@@ -105,12 +114,14 @@ static ErrorCode unknown_schedule(const char *operand, Error *err) {
     return ERR_USAGE;
 }
 
+/* Not in the table of flags, since a file brings its own. */
 static ErrorCode need_sizes(const Request *q, Error *err) {
     if (q->ranks && q->microbatches) return OK;
     return error_set(err, ERR_USAGE, "schedule: %s is needed; for example --pp 4 --microbatches 8",
                      q->ranks ? "--microbatches" : "--pp");
 }
 
+/* Before anything is made of it. */
 static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) {
     if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
     return error_set(err, ERR_USAGE,
@@ -120,6 +131,7 @@ static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) 
                      stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
 
+/* Made by name, or read from a file, which brings its sizes. */
 static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *s, Error *err) {
     ScheduleName name;
     if (!schedule_names_file(operand)) {
@@ -138,6 +150,7 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
 
 /* ---- outputs ---- */
 
+/* The forms build on each other: transfers are added to the compute order, parameters to both. */
 static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err) {
     bool lowered = strcmp(form, "lowered") == 0, p2p = strcmp(form, "p2p") == 0;
     if (*form && !lowered && !p2p && strcmp(form, "compute") != 0) {
@@ -177,6 +190,7 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     const int numbers[] = {s->ranks, s->microbatches, s->stages};
     for (int i = 0; i < 3; i++) { json_put_int(&w, counts[i], numbers[i]); }
     const char *const names[] = {"makespan", "bubble", "bubble_without_barrier"};
+    /* In the order of the names above. */
     const double values[] = {timing->makespan, timing->bubble,
                              timing->makespan > 0 ? timing->span / timing->makespan : 0};
     for (int i = 0; i < 3; i++) { json_put_double(&w, names[i], values[i]); }
@@ -233,6 +247,7 @@ static ErrorCode show_timed(const Arguments *args, const Schedule *s, const Requ
     return code;
 }
 
+/* The CSV last: it changes the schedule that the drawing is made of. */
 static ErrorCode show(const Arguments *args, Schedule *s, const Request *q, Error *err) {
     if (!arguments_has(args, "--csv") || arguments_has(args, "--svg")) TRY(show_timed(args, s, q, err));
     if (!arguments_has(args, "--csv")) return OK;
@@ -270,7 +285,8 @@ static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
                 (double)peak_weight / v, most_messages(s));
 }
 
-/* A stage of a rank that has v of them costs a v-th, so that rows compare. */
+/* A stage of a rank that has v of them costs a v-th, so that rows compare. One that these sizes do not
+ * allow says why in its row, and the others follow. */
 static void compare_one(ScheduleName name, const Request *q, Text *out) {
     Schedule s;
     Simulation t;
@@ -293,6 +309,7 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
     if (code != OK) text_printf(out, "%-24s %6d %s\n", schedule_name(name), v, why.message);
 }
 
+/* At least two stages a rank are reckoned with: some schedules take them by themselves. */
 static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     static const char *const one_only[] = {"--csv", "--json", "--svg", "--width"};
     TRY(need_sizes(q, err));

@@ -1,4 +1,7 @@
-/* weft stop: asks a run to finish its step, save and end. */
+/* weft stop: asks a run to finish its step, save and end.
+ *
+ * The file reaches rank 0 on any machine of the run, also where no signal does; all ranks hear of it with
+ * the record of the next step. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -17,6 +20,7 @@ static ErrorCode wait_for(const char *run, double seconds, Error *err) {
         if (pid == 0) break;
         if (clock_seconds() > until)
             return error_set(err, ERR_IO, "%s: process %ld has not ended after %g s", run, pid, seconds);
+        /* Often enough for a script that waits, rarely enough for a network file system. */
         usleep(50000);
     }
     return OK;

@@ -1,4 +1,7 @@
-/* Where output goes: to the terminal with its width and colours, or to a file as plain text. */
+/* Where output goes: to the terminal with its width and colours, or to a file as plain text.
+ *
+ * This is about standard output, where drawings go; messages and their status line on stderr are
+ * base/log.c's. */
 #include "cli/terminal.h"
 
 #include <stdio.h>
@@ -16,6 +19,7 @@ static bool colour_on_stdout(void) {
     return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb") != 0 && !(no_colour && *no_colour);
 }
 
+/* 128 columns where it is no terminal: what a page or an editor shows. */
 static int columns_of_stdout(void) {
     struct winsize size;
     return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40
@@ -29,6 +33,7 @@ TerminalStyle terminal_style(int width) {
                            .colour = colour_on_stdout()};
 }
 
+/* Flushed, so that a full disk is this verb's error and not a silent loss at the end. */
 ErrorCode terminal_print(const Text *out, Error *err) {
     if (fwrite(out->data, 1, out->length, stdout) != out->length || fflush(stdout) != 0)
         return error_errno(err, ERR_IO, "standard output: writing failed");

@@ -1,4 +1,7 @@
-/* weft tokenize: fills the token cache ahead of time. */
+/* weft tokenize: fills the token cache ahead of time.
+ *
+ * The same call as a run's (dataset_open), so what it leaves is what a run finds. Several machines that
+ * share a cache directory are spared the work that way, and a run starts with its first step. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -23,6 +26,7 @@ static void summarise(const Dataset *d, const Config *c, Text *out) {
     text_printf(out, "fingerprint  %s\n", print);
 }
 
+/* Every block, where a run checks each when it first reads it. */
 static ErrorCode verify(const Dataset *d, Error *err) {
     double start = clock_seconds();
     TRY(dataset_verify(d, err));

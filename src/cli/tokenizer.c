@@ -15,7 +15,8 @@
 
 /* --- train --- */
 
-/* Parts of "a,b,c"; the parts point into `copy`. */
+/* Parts of "a,b,c"; the parts point into `copy`. At least one name, unless the text is empty: "" asks for
+ * no special tokens. */
 static const char **split_names(char *copy, size_t *count) {
     size_t parts = 1, n = 0;
     for (const char *p = copy; *p; p++) parts += *p == ',';
@@ -33,6 +34,7 @@ static const char **split_names(char *copy, size_t *count) {
 static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out,
                                 Error *err) {
     Tokenizer *t = NULL;
+    /* Before the work, which may take an hour. */
     TRY(file_check_write(out, err));
     TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count,
                               arguments_flag(args, "--key"), err));
@@ -95,6 +97,7 @@ typedef struct IdWriter {
     size_t written; /* ids so far */
 } IdWriter;
 
+/* Twenty a line, since some editors and tools choke on one line of millions. */
 static ErrorCode write_ids(IdWriter *w, Error *err) {
     text_clear(&w->line);
     for (size_t i = 0; i < w->list.count; i++) {
@@ -165,7 +168,8 @@ const Verb verb_tokenizer_encode = {
 
 /* --- decode --- */
 
-/* The next number of the input into *id; *id = -1 at the end. `count` numbers the ids for errors. */
+/* The next number of the input into *id; *id = -1 at the end. `count` numbers the ids for errors.
+ * Unlocked: one thread reads, and there may be billions of ids. */
 static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     int c;
     do c = getchar_unlocked();
@@ -196,6 +200,7 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
             return error_set(err, ERR_DATA, "standard input: token %zu is %d, outside the vocabulary of %d",
                              count, id, tokenizer_vocab_size(t));
         }
+        /* Bytes as they are: what was encoded comes back, valid text or not. */
         if (fwrite(bytes, 1, length, stdout) != length)
             return error_errno(err, ERR_IO, "cannot write to standard output");
     }

@@ -1,4 +1,13 @@
-/* weft train: a run from its configuration to its last checkpoint. */
+/* weft train: a run from its configuration to its last checkpoint.
+ *
+ * Three processes at most, each of which starts the next with the words that remain for it:
+ *
+ *     weft train --restarts 5 -n 4 my.yaml   supervises: starts the next, again if it fails (supervise.c)
+ *       weft train -n 4 my.yaml              launches ranks by mpirun, passes signals on (comm/launch.c)
+ *         weft train my.yaml                 a rank: joins the others, and trains (trainer.c)
+ *
+ * Without --restarts or -n that storey is left out. Each checks the configuration before it starts
+ * anything, so that a mistake is said once and not by every rank. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +32,7 @@ static const Flag flags[] = {
     {NULL, 0, NULL, NULL},
 };
 
+/* The first operand is the file, the others are overrides. */
 static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *err) {
     return config_load(c, set, args->operands[0], args->operand_count - 1, args->operands + 1,
                        checkpoint_find_model, err);
@@ -35,6 +45,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     Comm *comm;
     Doing doing;
     Error unread;
+    /* Before MPI, which may take seconds: a Ctrl-C meanwhile is a request to stop like any other. */
     trainer_catch_signals();
     doing_start(&doing);
     /* Before the ranks join: it says for how long they wait for each other. What is wrong with it they say
@@ -58,6 +69,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     if (code == OK) code = trainer_run(comm, &c, &set, &inject, &doing, err);
     inject_free(&inject);
     options_free(&set);
+    /* What is left is the end, in which nothing can be stopped any more. */
     trainer_ignore_signals();
     if (code != OK) comm_report(comm, err);
     comm_close(comm);
@@ -73,7 +85,9 @@ static void add_word(char **words, int *count, const char *flag, const char *val
     words[(*count)++] = word.data;
 }
 
-/* Without one flag, and with another operand at the end unless that is NULL. */
+/* Without one flag, and with another operand at the end unless that is NULL. Flags in the form
+ * --name=value and operands behind "--", so that no word can be taken for another. The words are the
+ * caller's. */
 static char **child_words(const Arguments *args, const char *without, const char *last) {
     int count = 0, flag_count = (int)(sizeof flags / sizeof *flags);
     char **words = mem_alloc_array((size_t)(flag_count + args->operand_count + 8), sizeof *words);
@@ -97,6 +111,7 @@ static void free_words(char **words) {
 
 /* ---- with --restarts ---- */
 
+/* Under the run's lock, which goes again: the first child takes it. */
 static ErrorCode discard(const Config *c, Error *err) {
     RunLock lock;
     TRY(lock_take(&lock, c->run.dir, err));
@@ -145,6 +160,7 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
     int64_t ranks = 1;
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
     TRY(check(args, ranks, err));
+    /* One rank needs no launcher. */
     if (ranks == 1) return train(args, err);
     char **words = child_words(args, "--ranks", NULL);
     ErrorCode code = launch_ranks((int)ranks, words, err);
@@ -152,6 +168,7 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
     return code;
 }
 
+/* Restarts outermost: what is started again is the launcher with all its ranks. */
 static ErrorCode run(const Arguments *args, Error *err) {
     if (arguments_has(args, "--restarts")) return train_supervised(args, err);
     return arguments_has(args, "--ranks") ? train_ranks(args, err) : train(args, err);

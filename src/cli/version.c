@@ -1,4 +1,7 @@
-/* Facts that a bug report needs: what was built, how, and which libraries it runs with. */
+/* Facts that a bug report needs: what was built, how, and which libraries it runs with.
+ *
+ * Versions of libraries are asked of the libraries, not of their headers: what runs may be newer than what
+ * was built against. */
 #include "cli/version.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
