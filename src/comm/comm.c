@@ -156,9 +156,21 @@ static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code) {
     return code;
 }
 
+/* The ranks are there, so the watchdog begins with what it needs to ask them. */
+static ErrorCode open_linked(Comm *c, Link *link, Error *err) {
+    TRY(open_parts(c, link, err));
+    if (!link || !c->watch.describe) return OK;
+    TRY(watchdog_start(c, err));
+    return watchdog_agree(c, err);
+}
+
+ErrorCode comm_open_link_watched(Comm **out, Link *link, const CommWatch *watch, Error *err) {
+    Comm *c = new_comm(watch);
+    return hand_out(out, c, open_linked(c, link, err));
+}
+
 ErrorCode comm_open_link(Comm **out, Link *link, Error *err) {
-    Comm *c = new_comm(NULL);
-    return hand_out(out, c, open_parts(c, link, err));
+    return comm_open_link_watched(out, link, NULL, err);
 }
 
 ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {

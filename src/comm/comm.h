@@ -40,11 +40,6 @@ typedef struct Comm Comm;
 /* Over MPI when a launcher is there. ERR_UNAVAILABLE when the launcher and the MPI library do not
  * understand each other: then every process would believe that it is alone and all would do the same work. */
 ErrorCode comm_open(Comm **c, Error *err);
-/* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL:
- * alone. */
-typedef struct Link Link;
-enum { COMM_EVENTS = 21504 };
-ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
 
 /* How ranks that hang are found. A wait in which nothing arrives for `seconds` (0: never) while no rank is at
  * work that moves on (log.h progress_beat) ends all ranks with ERR_PEER. Printed is what each rank waits for
@@ -60,6 +55,12 @@ typedef struct CommWatch {
 /* The same as comm_open, watched from before MPI starts until after it ends. Once all ranks are there the
  * longest of their limits is that of all. */
 ErrorCode comm_open_watched(Comm **c, const CommWatch *watch, Error *err);
+/* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL:
+ * alone. Watched, from when all ranks are there. */
+typedef struct Link Link;
+enum { COMM_EVENTS = 21504 };
+ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
+ErrorCode comm_open_link_watched(Comm **c, Link *link, const CommWatch *watch, Error *err);
 /* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls
  * comm_fail instead. */
 void comm_close(Comm *c);

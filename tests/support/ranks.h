@@ -12,6 +12,7 @@
 
 typedef struct TestRank {
     Link *link;
+    const CommWatch *watch;
     void (*body)(Comm *comm, void *context);
     void *context;
 } TestRank;
@@ -20,7 +21,7 @@ static void *test_rank_main(void *argument) {
     TestRank *r = argument;
     Comm *comm;
     Error err = {.message = ""};
-    if (comm_open_link(&comm, r->link, &err) != OK) {
+    if (comm_open_link_watched(&comm, r->link, r->watch, &err) != OK) {
         fprintf(stderr, "%s\n", err.message);
         exit(1);
     }
@@ -29,20 +30,26 @@ static void *test_rank_main(void *argument) {
     return NULL;
 }
 
-/* Runs body on so many ranks over the loopback and waits for their end. seed: comm/loopback. A rank that
- * fails calls comm_fail, which ends the test. */
-static void ranks_run(int ranks, uint64_t seed, void (*body)(Comm *comm, void *context), void *context) {
+/* Runs body on so many ranks over the loopback and waits for their end. seed: comm/loopback; watch NULL: no
+ * watchdog. A rank that fails calls comm_fail, which ends the test. */
+static void ranks_run_watched(int ranks, uint64_t seed, const CommWatch *watch,
+                              void (*body)(Comm *comm, void *context), void *context) {
     Loopback *hub = loopback_new(ranks, COMM_EVENTS, seed);
     pthread_t *threads = calloc((size_t)ranks, sizeof *threads);
     TestRank *all = calloc((size_t)ranks, sizeof *all);
     for (int r = 0; r < ranks; r++) {
-        all[r] = (TestRank){loopback_link(hub, r), body, context};
+        all[r] = (TestRank){loopback_link(hub, r), watch, body, context};
         if (pthread_create(&threads[r], NULL, test_rank_main, &all[r]) != 0) abort();
     }
     for (int r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
     loopback_free(hub);
     free(threads);
     free(all);
+}
+
+static inline void ranks_run(int ranks, uint64_t seed, void (*body)(Comm *comm, void *context),
+                             void *context) {
+    ranks_run_watched(ranks, seed, NULL, body, context);
 }
 
 #endif
