@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "base/rng.h"
 #include "base/text.h"
 #include "base/yaml.h"
+#include "support/damage.h"
 
 static YamlNode *parse(const char *text) {
     YamlNode *root;
@@ -133,15 +133,8 @@ static void test_damaged_input(void **state) {
         "a: [1, {b: 'c', d: \"e\\u00e9\"}]\nf:\n  g: |\n    text\n  h: &i x\n  ? j\n  : !k l\n";
     (void)state;
     for (uint64_t i = 0; i < 20000; i++) {
-        size_t length = 1 + rng_u64(2, i) % (sizeof seed - 1);
-        char *data = malloc(length);
-        assert_non_null(data);
-        memcpy(data, seed, length);
-        for (uint64_t k = 0; k < rng_u64(3, i) % 4; k++) {
-            uint64_t draw = rng_u64(4, 4 * i + k);
-            data[draw % length] =
-                draw >> 63 ? "[]{}:,&*!?|>'\"%@`#-\n\t "[draw / length % 23] : (char)(draw >> 20);
-        }
+        size_t length;
+        char *data = damaged(seed, sizeof seed - 1, "[]{}:,&*!?|>'\"%@`#-\n\t ", i, &length);
         YamlNode *root;
         Error err = {0};
         ErrorCode code = yaml_tree_parse("x", data, length, &root, &err);

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "engine/engine.h"
 #include "support/optimizers.h"
+#include "support/tiny_model.h"
 #include "train/strike.h"
 
 enum { CONTEXT = 24, SEQUENCES = 2, TOKENS = CONTEXT * SEQUENCES, MICROBATCHES = 3, VOCAB = 61 };
@@ -34,22 +35,11 @@ typedef struct Run {
 } Run;
 
 static ModelConfig shape(Setup s) {
-    return (ModelConfig){.vocab_size = VOCAB,
-                         .hidden_size = 20,
-                         .intermediate_size = 28,
-                         .num_hidden_layers = 2,
-                         .num_attention_heads = 4,
-                         .num_key_value_heads = 2,
-                         .head_dim = 6,
-                         .max_position_embeddings = CONTEXT,
-                         .rms_norm_eps = 1e-5,
-                         .rope_theta = 100,
-                         .rope_scaling = {4, 1, 4, 8},
-                         .tie_word_embeddings = s.tied,
-                         .attention_bias = s.biases,
-                         .mlp_bias = s.biases,
-                         .bos_token_id = -1,
-                         .eos_token_id = -1};
+    ModelConfig c = tiny_model(VOCAB, 2, CONTEXT);
+    c.rope_scaling = (RopeScaling){4, 1, 4, 8};
+    c.tie_word_embeddings = s.tied;
+    c.attention_bias = c.mlp_bias = s.biases;
+    return c;
 }
 
 /* Random tokens; the second sequence is two documents; some targets are ignored, in the last microbatch most.

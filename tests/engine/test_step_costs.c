@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "support/allocations.h"
 #include "support/optimizers.h"
+#include "support/tiny_model.h"
 
 /* ---- a step ---- */
 
@@ -28,21 +29,10 @@ typedef struct Case {
 } Case;
 
 static ModelConfig shape(const Case *c) {
-    return (ModelConfig){.vocab_size = VOCAB,
-                         .hidden_size = 20,
-                         .intermediate_size = 28,
-                         .num_hidden_layers = c->layers,
-                         .num_attention_heads = 4,
-                         .num_key_value_heads = 2,
-                         .head_dim = 6,
-                         .max_position_embeddings = CONTEXT,
-                         .rms_norm_eps = 1e-5,
-                         .rope_theta = 100,
-                         .tie_word_embeddings = c->tied,
-                         .attention_bias = true,
-                         .mlp_bias = true,
-                         .bos_token_id = -1,
-                         .eos_token_id = -1};
+    ModelConfig m = tiny_model(VOCAB, c->layers, CONTEXT);
+    m.tie_word_embeddings = c->tied;
+    m.attention_bias = m.mlp_bias = true;
+    return m;
 }
 
 static void fill_batch(Batch *b, int32_t memory[4][CONTEXT], uint64_t index) {

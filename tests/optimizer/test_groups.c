@@ -9,22 +9,14 @@
 #include <string.h>
 
 #include "support/optimizers.h"
+#include "support/tiny_model.h"
 
 static ParamTable table;
 
 static int setup(void **state) {
     Error err;
-    ModelConfig c = {.vocab_size = 50,
-                     .hidden_size = 16,
-                     .intermediate_size = 24,
-                     .num_hidden_layers = 2,
-                     .num_attention_heads = 2,
-                     .num_key_value_heads = 1,
-                     .head_dim = 8,
-                     .max_position_embeddings = 16,
-                     .rms_norm_eps = 1e-5,
-                     .rope_theta = 1e4,
-                     .attention_bias = true};
+    ModelConfig c = tiny_model(50, 2, 16);
+    c.attention_bias = true;
     (void)state;
     return param_table_build(&table, &c, &err) == OK ? 0 : -1;
 }
@@ -122,7 +114,7 @@ static void first_match_wins(void **state) {
     assert_int_equal(g.of[index_of("model.embed_tokens.weight")], 3);
     assert_int_equal(g.of[index_of("model.layers.1.input_layernorm.weight")], 3);
     assert_int_equal(g.items[0].params, 3);
-    assert_int_equal(g.items[0].elements, 3 * 16 * 24);
+    assert_int_equal(g.items[0].elements, 3 * 20 * 28);
     assert_int_equal(g.items[0].elements + g.items[1].elements + g.items[2].elements + g.items[3].elements,
                      table.elements);
     param_groups_free(&g);

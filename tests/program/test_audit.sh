@@ -13,12 +13,12 @@ checkpoint: {every: 20}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 END
-# train DIR WORD... ; expect STATUS WORD... of weft audit
+# train DIR WORD... ; audit STATUS WORD...
 train() { "$weft" train run.yaml run.dir="$1" "${@:2}" >/dev/null 2>err </dev/null; }
-expect() { exits "$1" audit "${@:2}"; }
+audit() { exits "$1" audit "${@:2}"; }
 
 train whole || { cat err; exit 1; }
-expect 0 whole
+audit 0 whole
 has out "1,600 samples in 200 steps"
 has out "each sample from 0 to 1599 was used exactly once"
 has out "1 attempt, 0 steps done again"
@@ -32,55 +32,55 @@ for kill in 1 2 3; do
     # The process itself, not the shell that waits for it.
     kill -KILL "$(cat killed/lock)"
     wait "$pid" 2>/dev/null
-    expect 0 killed
+    audit 0 killed
 done
 train killed train.microbatch=4 || fail "resuming: $(tail -1 err)"
-expect 0 killed
+audit 0 killed
 has out "4 attempts"
 has out "each sample from 0 to 1599 was used exactly once"
-expect 0 whole killed
+audit 0 whole killed
 has out "both used the same samples in each of their 200 steps"
 
 # A mixture has an epoch for each source.
 train mixed 'data.sources=[{path: text.txt, weight: 1}, {path: more.txt, weight: 2}]' || fail "$(tail -1 err)"
-expect 0 mixed
-expect 65 whole mixed
+audit 0 mixed
+audit 65 whole mixed
 has err "step 1: sample 0 has other tokens"
 
 # Another seed: the same numbers, other tokens.
 train other data.seed=1 train.steps=20 || fail "$(tail -1 err)"
-expect 0 other
+audit 0 other
 train same train.steps=20 schedule.total_steps=200 || fail "$(tail -1 err)"
-expect 65 same other
+audit 65 same other
 has err "other tokens in same than in other"
-expect 65 whole same
+audit 65 whole same
 has err "step 21: sample 160 is used in whole and not in same"
 
 # What is cut off or changed is found; what was torn by a kill is not held against the run.
 cp -r whole damaged
 sed -i '/ step=50 /d' damaged/audit-00000.log
-expect 65 damaged
+audit 65 damaged
 has out "step 50 is recorded by nobody"
 has out "samples 392 to 399 are missing"
 cp whole/audit-00000.log damaged/
 sed -i 's/ 400:/ 399:/' damaged/audit-00000.log
-expect 65 damaged
+audit 65 damaged
 has out "step 51 is recorded by nobody"
 head -c -200 whole/audit-00000.log >damaged/audit-00000.log
-expect 65 damaged
+audit 65 damaged
 has out "a checkpoint holds step 200"
 rm -r damaged/checkpoints
-expect 0 damaged
+audit 0 damaged
 has out "1 torn line"
 
 # A run that starts anew has nothing to do with the one before, and one that kept no record says so.
 train killed run.overwrite=true || fail "$(tail -1 err)"
-expect 0 killed
+audit 0 killed
 has out "1 attempt,"
 train silent data.audit=false train.steps=2 || fail "$(tail -1 err)"
-expect 66 silent
+audit 66 silent
 has err "data.audit=true"
-expect 66 nowhere
+audit 66 nowhere
 
 # Under a supervisor.
 train kept restart.backoff_s=0.05 --restarts 3 --inject stop:rank=0,step=25 &
@@ -88,7 +88,7 @@ pid=$!
 await stands kept
 kill -KILL "$(cat kept/lock)"
 wait "$pid" || fail "the supervised run: $(tail -1 err)"
-expect 0 whole kept
+audit 0 whole kept
 has out "2 attempts"
 
 conclude

@@ -3,12 +3,6 @@
 . "$(dirname "$0")/../support/prelude.sh"
 golden=$WEFT_SOURCE_DIR/tests/golden/tied-odd
 
-# expect STATUS WORD... : as exits; an error is one line, and nothing is coloured.
-expect() {
-    exits "$@"
-    [ "$1" -eq 0 ] || [ "$(wc -l <err)" -eq 1 ] || fail "weft ${*:2}: an error is one line, not: $(cat err)"
-    is_plain "${@:2}"
-}
 # file SIZE_BYTES HEADER DATA : a safetensors file with a one-byte size field value
 file() { printf "\\x$(printf %x "${#2}")\0\0\0\0\0\0\0%s%s" "$2" "$3" >"$1"; }
 

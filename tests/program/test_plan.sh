@@ -21,11 +21,8 @@ run:
   threads: 1
 END
 
-# expect STATUS WORD... : of weft plan model.yaml; an error is one line and all that is printed.
-expect() {
-    exits "$1" plan model.yaml "${@:2}"
-    [ "$1" -eq 0 ] || { [ "$(wc -l <err)" -eq 1 ] && [ ! -s out ]; } || fail "weft plan ${*:2}: one error expected: $(cat out err)"
-}
+# plan STATUS WORD...: of model.yaml
+plan() { expect_alone "$1" plan model.yaml "${@:2}"; }
 # row TABLE RANKS: the row of these ranks in the table that starts so.
 row() { awk -v title="$1" -v ranks="$2" 'index($0, title) == 1 { on = 1; next } /^[^ ]/ { on = 0 } on && $1 == ranks' out; }
 # bytes NUMBER UNIT: as a whole number.
@@ -36,7 +33,7 @@ near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(b
 sent() {
     local axis=$1 fields index=3
     shift
-    expect 0 "$@" >&2
+    plan 0 "$@" >&2
     read -ra fields <<<"$(row "work and bytes" "$(awk '/^work and bytes/ { on = 1 } on && $1 ~ /^0/ && NF > 4 { print $1; exit }' out)")"
     # Cells are "0" or "1.50 KiB".
     local -a cells=()
@@ -60,10 +57,10 @@ is() { near "$2" "$3" || fail "$1: $2, expected $3"; }
 zero() { [ "$2" = 0 ] || fail "$1: $2, expected 0"; }
 
 # One rank: no mesh in sight.
-expect 0
+plan 0
 has out "of this machine's"
 hasnt out "mesh "
-expect 0 --memory 1MiB
+plan 0 --memory 1MiB
 has out "it will not fit"
 
 # Data parallel: 16 microbatches a rank, of 64 in the step. Gradients cross once, or once a microbatch: 16 times as much.
@@ -90,44 +87,44 @@ never=$(sent parameters -n 4 train.reshard_after_forward=never)
 { [ "$always" -gt $((20 * never)) ] && [ "$always" -lt $((32 * never)) ]; } || fail "gathers: $always always, $never never"
 
 # HSDP in a pipeline: ranks of a place are one row, and two places of two.
-expect 0 -n 8 mesh.pp=2 mesh.dp_replicate=2
+plan 0 -n 8 mesh.pp=2 mesh.dp_replicate=2
 has out "mesh    8 ranks: pp 2 dp_replicate 2 dp_shard 2"
 row "memory of a rank" 0-3 | grep -qF "embedding, layers 0-" || fail "what ranks 0-3 hold: $(cat out)"
 row "memory of a rank" 4-7 | grep -qF "norm and head" || fail "what ranks 4-7 hold"
 has out "a rank holds 1/2 of its units"
 has out "2 replicas hold the same"
-expect 0 -n 4 'optimizer.groups=[{match: proj, whole: true}]'
+plan 0 -n 4 'optimizer.groups=[{match: proj, whole: true}]'
 has out "whole matrices, each on one of 4 shards"
 grep -Eq '^  units? .* self_attn.q_proj [0-3], .* mlp.down_proj [0-3]$' out || fail "who has which matrix: $(cat out)"
-expect 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --rank 5
+plan 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --rank 5
 has out "memory of rank 4, and of those to 7"
 
 # Boundaries between stages: 32 microbatches of [64, 64] fp32 forward from the first rank.
 is "activations sent forward" "$(sent pp -n 4 mesh.pp=2)" $((32 * 64 * 64 * 4))
-expect 0 -n 2 mesh.pp=2 model.tie_word_embeddings=true
+plan 0 -n 2 mesh.pp=2 model.tie_word_embeddings=true
 has out "second copy of the tied embedding"
 
 # Programs of any rank.
-expect 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --program
+plan 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --program
 has out "program of rank 0,"
 for action in GATHER "REDUCE_SCATTER" "ALL_REDUCE" REDUCED SEND_F RECV_B RELEASE NORM; do has out "$action"; done
 for action in RECV_F SEND_B; do hasnt out "$action"; done
-expect 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --program --rank 7
+plan 0 -n 8 mesh.pp=2 mesh.dp_replicate=2 --program --rank 7
 has out "program of rank 7,"
 has out "RECV_F "
 hasnt out "SEND_F "
-expect 0 -n 4 mesh.dp_replicate=4 --program
+plan 0 -n 4 mesh.dp_replicate=4 --program
 hasnt out GATHER
 hasnt out REDUCE_SCATTER
 
 # Pipelines: drawn, with figures and bytes; folded where there are many ranks.
-expect 0 -n 2 mesh.pp=2 pipeline.microbatches=4 train.microbatch=32 --width 80
+plan 0 -n 2 mesh.pp=2 pipeline.microbatches=4 train.microbatch=32 --width 80
 for words in "1f1b: 2 pipeline ranks, 4 microbatches" "makespan" "bubble" "peak to I" "bytes" "balance of the ranks" "rank 1 "; do
     has out "$words"
 done
-expect 0 -n 2 mesh.pp=2 pipeline.microbatches=4 train.microbatch=32 --tflops 100
+plan 0 -n 2 mesh.pp=2 pipeline.microbatches=4 train.microbatch=32 --tflops 100
 grep -q "^makespan .* s, bubble" out || fail "times in seconds: $(grep makespan out)"
-expect 0 -n 2 mesh.pp=2 train.microbatch=1 --width 60
+plan 0 -n 2 mesh.pp=2 train.microbatch=1 --width 60
 has out "not drawn: 256 passes of a rank"
 cat >deep.yaml <<END
 model: {vocab_size: 64, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 40, num_attention_heads: 2}
@@ -136,39 +133,39 @@ train: {context: 16, microbatch: 1, tokens_per_step: 64}
 END
 "$weft" plan deep.yaml -n 40 --width 200 >out 2>err || fail "40 stages: $(cat err)"
 has out "ranks 12 to 27 are left out"
-expect 0 -n 4 mesh.pp=2 pipeline.schedule=zbv --svg out.svg
+plan 0 -n 4 mesh.pp=2 pipeline.schedule=zbv --svg out.svg
 has out "makespan"
 has err "wrote out.svg"
 for words in "<svg" gather reduce "backward: weights"; do has out.svg "$words"; done
-expect 0 -n 2 mesh.pp=2 --svg -
+plan 0 -n 2 mesh.pp=2 --svg -
 [ "$(head -c 4 out)" = "<svg" ] || fail "--svg - writes more than the drawing: $(head -c 100 out)"
 hasnt out ">gather<"
 
 # A limit: the split gives way, the plan says whether it fits.
-expect 0 -n 2 mesh.pp=2 --memory 1KiB
+plan 0 -n 2 mesh.pp=2 --memory 1KiB
 has out "it will not fit"
-expect 0 -n 2 mesh.pp=2 --memory 1GiB
+plan 0 -n 2 mesh.pp=2 --memory 1GiB
 hasnt out "it will not fit"
 # What an error names does, as it stands there; a limit that a split is taken for holds by the plan's own figures.
 fits() {
     local enough factor
-    expect 78 -n 4 mesh.pp=4 "$@" pipeline.memory_gib=0.0001
+    plan 78 -n 4 mesh.pp=4 "$@" pipeline.memory_gib=0.0001
     enough=$(sed -n 's/.*; pipeline.memory_gib=\([0-9.e-]*\) would do\..*/\1/p' err)
     [ -n "$enough" ] || { fail "$*: no limit is named: $(cat err)"; return; }
-    expect 78 -n 4 mesh.pp=4 "$@" pipeline.memory_gib="$(awk -v g="$enough" 'BEGIN { print 0.97 * g }')"
+    plan 78 -n 4 mesh.pp=4 "$@" pipeline.memory_gib="$(awk -v g="$enough" 'BEGIN { print 0.97 * g }')"
     has err "pipeline.memory_gib=$enough would do."
     for factor in 1 1.1 1.4; do
-        expect 0 -n 4 mesh.pp=4 "$@" pipeline.memory_gib="$(awk -v g="$enough" -v f=$factor 'BEGIN { print g * f }')"
+        plan 0 -n 4 mesh.pp=4 "$@" pipeline.memory_gib="$(awk -v g="$enough" -v f=$factor 'BEGIN { print g * f }')"
         has out "% at most, on rank"
         hasnt out "it will not fit"
     done
 }
 # Who asks for other last bits is told so.
-expect 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs
+plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs
 has out "train.numerics=exact makes the bits equal"
-expect 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs train.numerics=exact
+plan 0 -n 2 mesh.pp=2 pipeline.schedule=looped_bfs train.numerics=exact
 hasnt out "another order"
-expect 0 -n 2 mesh.pp=2 pipeline.schedule=dualpipev
+plan 0 -n 2 mesh.pp=2 pipeline.schedule=dualpipev
 hasnt out "another order"
 
 for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev; do
@@ -177,26 +174,26 @@ for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_
 done
 fits pipeline.schedule=zb_h2 train.compute=bf16 model.tie_word_embeddings=true train.numerics=exact
 fits pipeline.schedule=zb_h1 mesh.dp_shard=1 train.split_backward=true checkpoint.dtype=bf16 run.threads=0
-expect 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_size=8192
+plan 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_size=8192
 free_split=$(grep -c "of largest" out)$(grep "embedding, layers" out | head -1)
 fullest=$(awk '$1 == "0" && /embedding/ && /iB/' out | grep -oE "[0-9.]+ MiB  embedding" | cut -d' ' -f1)
-expect 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_size=8192 --memory 1GiB \
+plan 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_size=8192 --memory 1GiB \
     pipeline.memory_gib="$(awk -v m="$fullest" 'BEGIN { print m / 1024 * 0.97 }')"
 [ "$free_split" != "$(grep -c "of largest" out)$(grep "embedding, layers" out | head -1)" ] || fail "memory does not move the split: $free_split"
 
 # All schedules beside each other: sorted, those that fit first, the configured one marked, reasons for what is left out.
-expect 0 -n 4 mesh.pp=4 --compare --whole
+plan 0 -n 4 mesh.pp=4 --compare --whole
 for name in gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubble zbv dualpipev; do has out " $name "; done
 grep -qE "^\* 1f1b +1 +64 " out || fail "the configured one is not marked: $(cat out)"
 grep -q "^left out: dualpipev with 1, 2, 4 microbatches: " out || fail "reasons: $(grep left out)"
 grep -E "^[* ] [a-z0-9_]+ +[0-9]+ +[0-9]+ " out | awk '{ sub(/^[* ] /, ""); print $5 }' | sort -gc || fail "not in order of time"
 has out "messages and collectives take no time here"
 hasnt out " fits"
-expect 0 -n 4 mesh.pp=4 --compare --whole --memory 6MiB
+plan 0 -n 4 mesh.pp=4 --compare --whole --memory 6MiB
 awk '/ no$/ { no = 1 } / yes$/ { if (no) exit 1; yes = 1 } END { exit !(yes && no) }' out || fail "those that fit come first: $(cat out)"
-expect 0 -n 4 mesh.pp=4 --compare
+plan 0 -n 4 mesh.pp=4 --compare
 has out "more; --whole lists them"
-expect 0 --compare
+plan 0 --compare
 has out "(no pipeline)"
 has out " fits"
 
@@ -207,7 +204,7 @@ less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a < b) }'; }
 declare -A took
 for link in "" 0.005; do
     for name in 1f1b interleaved_1f1b; do
-        expect 0 -n 4 mesh.pp=4 train.microbatch=8 pipeline.schedule=$name --tflops 0.05 ${link:+--link $link}
+        plan 0 -n 4 mesh.pp=4 train.microbatch=8 pipeline.schedule=$name --tflops 0.05 ${link:+--link $link}
         took[$name]=$(makespan)
         grep "^rank 0 " out | head -1 >row0
         if [ -n "$link" ]; then
@@ -219,7 +216,7 @@ for link in "" 0.005; do
             hasnt out "s send"
         fi
     done
-    expect 0 -n 4 mesh.pp=4 --compare --whole --tflops 0.05 ${link:+--link $link}
+    plan 0 -n 4 mesh.pp=4 --compare --whole --tflops 0.05 ${link:+--link $link}
     near "$(row_time 1f1b)" "${took[1f1b]}" || fail "1f1b compared: $(row_time 1f1b), planned: ${took[1f1b]}"
     near "$(row_time interleaved_1f1b)" "${took[interleaved_1f1b]}" || fail "interleaved compared: $(row_time interleaved_1f1b), planned: ${took[interleaved_1f1b]}"
     if [ -n "$link" ]; then
@@ -230,96 +227,96 @@ for link in "" 0.005; do
         has out "--tflops X --link GB_PER_S count messages"
     fi
 done
-expect 2 -n 4 mesh.pp=4 --link 25
+plan 2 -n 4 mesh.pp=4 --link 25
 has err "--link needs --tflops"
 
 # Wrong meshes: the numbers, and what would fit.
-expect 78 -n 8 mesh.pp=3
+plan 78 -n 8 mesh.pp=3
 has err "6 or 9 ranks would fit"
-expect 78 -n 6 mesh.pp=4 mesh.dp_shard=2
+plan 78 -n 6 mesh.pp=4 mesh.dp_shard=2
 has err "there are 6 ranks: start 8 ranks"
 hasnt err "4 or 8"
-expect 78 -n 6 mesh.dp_shard=4
+plan 78 -n 6 mesh.dp_shard=4
 has err "set mesh.dp_shard to 6"
-expect 78 -n 16 mesh.pp=16
+plan 78 -n 16 mesh.pp=16
 has err "1f1b with 1 stage a rank has 16 on 16 pipeline ranks, but there are 10 units (embedding, 8 layers, head): set mesh.pp to at most 10"
-expect 78 -n 4 mesh.pp=4 pipeline.schedule=interleaved_1f1b pipeline.stages_per_rank=3
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=interleaved_1f1b pipeline.stages_per_rank=3
 has err "set pipeline.stages_per_rank to at most 2"
-expect 78 -n 8 mesh.pp=8 pipeline.schedule=zbv
+plan 78 -n 8 mesh.pp=8 pipeline.schedule=zbv
 has err "set mesh.pp to at most 5"
-expect 78 -n 2 mesh.tp=2
+plan 78 -n 2 mesh.tp=2
 has err "tensor parallelism is not in this version"
-expect 78 -n 128
+plan 78 -n 128
 has err "8192 would"
 hasnt err "8192 or 8192"
-expect 78 -n 4 mesh.pp=4 pipeline.schedule=dualpipev train.microbatch=32
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=dualpipev train.microbatch=32
 has err "needs 8 microbatches or more"
-expect 78 -n 4 'metrics.log_ranks=[0, 9]'
+plan 78 -n 4 'metrics.log_ranks=[0, 9]'
 has err "metrics.log_ranks names rank 9: ranks are 0 to 3"
-expect 0 -n 4 'metrics.log_ranks=[0, 3]'
+plan 0 -n 4 'metrics.log_ranks=[0, 3]'
 
 # Keys of the pipeline that contradict each other: both are named.
 "$weft" schedule 1f1b --pp 4 --microbatches 64 --csv >four.csv || fail "four.csv"
 printf '0F0,0F1,4F0,4F1,4B0,4B1,0B0,0B1\n1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1\n2F0,2F1,2B0,2B1\n' >five.csv
-expect 78 -n 2 mesh.pp=2 'pipeline.split=[layers.2]' pipeline.layers_per_stage=5
+plan 78 -n 2 mesh.pp=2 'pipeline.split=[layers.2]' pipeline.layers_per_stage=5
 has err "pipeline.split names where 2 stages start, and pipeline.layers_per_stage is 5"
 interleaved="-n 2 mesh.pp=2 pipeline.schedule=interleaved_1f1b"
-expect 78 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=3
+plan 78 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=3
 has err "pipeline.layers_per_stage is 3, which makes 4 stages, 2 on each of 2 ranks, but pipeline.stages_per_rank is 3"
-expect 0 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=2
-expect 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.stages_per_rank=2
+plan 0 $interleaved pipeline.layers_per_stage=3 pipeline.stages_per_rank=2
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.stages_per_rank=2
 has err "pipeline.stages_per_rank is 2, but four.csv has 4 stages on 4 ranks"
-expect 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=5
+plan 78 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=5
 has err "pipeline.layers_per_stage is 5, which makes 2 stages of 10 layers (embedding and head counted), but four.csv has 4 stages"
-expect 0 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=3 pipeline.stages_per_rank=1
-expect 78 -n 3 mesh.pp=3 train.microbatch=64 pipeline.schedule=five.csv 'pipeline.split=[layers.2]'
+plan 0 -n 4 mesh.pp=4 pipeline.schedule=four.csv pipeline.layers_per_stage=3 pipeline.stages_per_rank=1
+plan 78 -n 3 mesh.pp=3 train.microbatch=64 pipeline.schedule=five.csv 'pipeline.split=[layers.2]'
 has err "which makes 2 stages, but five.csv has 5: name 4"
 for words in 'pipeline.split={layers_per_stage: 5}' pipeline.split=layers_per_stage:5 'pipeline.split="layers_per_stage: 5"'; do
-    expect 78 -n 2 mesh.pp=2 "$words"
+    plan 78 -n 2 mesh.pp=2 "$words"
     has err "the number of layers of a stage is pipeline.layers_per_stage"
 done
 
 # Without a pipeline its keys may stay, if some mesh takes them.
-expect 0 pipeline.schedule=zbv pipeline.split=uniform pipeline.layers_per_stage=2
-expect 0 pipeline.schedule=looped_bfs pipeline.stages_per_rank=7 'pipeline.split=[layers.2, layers.7]'
-expect 78 pipeline.schedule=zzz
+plan 0 pipeline.schedule=zbv pipeline.split=uniform pipeline.layers_per_stage=2
+plan 0 pipeline.schedule=looped_bfs pipeline.stages_per_rank=7 'pipeline.split=[layers.2, layers.7]'
+plan 78 pipeline.schedule=zzz
 has err 'pipeline.schedule is "zzz": expected gpipe'
-expect 78 'pipeline.split=[zzz]'
+plan 78 'pipeline.split=[zzz]'
 has err 'pipeline.split: no stage can start at "zzz"'
-expect 78 pipeline.stages_per_rank=7
+plan 78 pipeline.stages_per_rank=7
 has err "has 1 stage a rank, not 7"
-expect 78 pipeline.schedule=four.csv
+plan 78 pipeline.schedule=four.csv
 has err "set mesh.pp=4"
 # One rank is a schedule too: a file's order is its program, and is said to add up in its own way.
 printf '0F0,0F1,0B1,1F0,1F1,1B0\n' >wrong.csv
-expect 65 train.microbatch=64 pipeline.schedule=wrong.csv
+plan 65 train.microbatch=64 pipeline.schedule=wrong.csv
 printf '0F0,0F1,0B1,0B0\n' >one.csv
-expect 0 train.microbatch=64 pipeline.schedule=one.csv --program
+plan 0 train.microbatch=64 pipeline.schedule=one.csv --program
 [ "$(awk '$1 == "FWD" || $1 == "BWD" { print $1 $NF }' out | uniq | tr '\n' ' ')" = "FWDm0 FWDm1 BWDm1 BWDm0 " ] ||
     fail "one.csv is not the program of its rank: $(cat out)"
 has out "gradients are added up in another order"
-expect 0 train.microbatch=64 pipeline.schedule=gpipe --program
+plan 0 train.microbatch=64 pipeline.schedule=gpipe --program
 [ "$(awk '$1 == "FWD" || $1 == "BWD" { print $1 $NF }' out | uniq | tr '\n' ' ')" = "FWDm0 BWDm0 FWDm1 BWDm1 " ] ||
     fail "one rank does not take its microbatches one after the other: $(cat out)"
 echo nonsense >nonsense.csv
-expect 65 pipeline.schedule=nonsense.csv
+plan 65 pipeline.schedule=nonsense.csv
 for mesh in "" "-n 2 mesh.pp=2"; do
-    expect 66 $mesh pipeline.schedule=missing.csv
+    plan 66 $mesh pipeline.schedule=missing.csv
     has err "weft: missing.csv: cannot open: No such file or directory"
-    expect 66 $mesh pipeline.schedule=dir/missing
+    plan 66 $mesh pipeline.schedule=dir/missing
 done
 # What a rank can do limits a rank's microbatches, not those of all ranks.
-expect 0 -n 16384 mesh.dp_replicate=16384 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
+plan 0 -n 16384 mesh.dp_replicate=16384 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
 has out "1024 microbatches of 1 sequence of 32 on each data-parallel rank"
-expect 78 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
+plan 78 train.microbatch=1 train.tokens_per_step=$((16384 * 1024 * 32))
 has err "asks for 16777216 microbatches a step: at most 1,000,000"
-expect 2 -n 8 --rank 8
+plan 2 -n 8 --rank 8
 has err "from 0 to 7"
-expect 2 --memory 80gib
+plan 2 --memory 80gib
 has err "80GiB"
-expect 2 -n 2 --svg x.svg
+plan 2 -n 2 --svg x.svg
 has err "mesh.pp is 1"
-expect 2 -n 2 mesh.pp=2 --compare --svg x.svg
+plan 2 -n 2 mesh.pp=2 --compare --svg x.svg
 has err "do not go together"
 
 conclude

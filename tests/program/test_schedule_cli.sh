@@ -2,27 +2,23 @@
 # weft schedule: CSV in and out, figures, drawings, and what is said about wrong input.
 . "$(dirname "$0")/../support/prelude.sh"
 
-# expect STATUS WORD... : of weft schedule; an error is one line and all that is printed, and nothing is coloured.
-expect() {
-    exits "$1" schedule "${@:2}"
-    [ "$1" -eq 0 ] || { [ "$(wc -l <err)" -eq 1 ] && [ ! -s out ]; } || fail "weft schedule ${*:2}: one error expected: $(cat out err)"
-    is_plain "${@:2}"
-}
+# schedule STATUS WORD...
+schedule() { expect_alone "$1" schedule "${@:2}"; }
 
 # The compute order and nothing else.
-expect 0 1f1b --pp 2 --microbatches 3 --csv
+schedule 0 1f1b --pp 2 --microbatches 3 --csv
 printf '%s\n' 0F0,0F1,0B0,0F2,0B1,0B2 1F0,1B0,1F1,1B1,1F2,1B2 >wanted
 cmp -s out wanted || fail "1f1b as CSV: $(cat out)"
 [ ! -s err ] || fail "--csv wrote to stderr: $(cat err)"
 
 # Lowered: the worked example of two ranks and two microbatches.
-expect 0 1f1b --pp 2 --microbatches 2 --csv=lowered
+schedule 0 1f1b --pp 2 --microbatches 2 --csv=lowered
 cat >wanted <<END
 0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD
 1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD,1RESHARD
 END
 cmp -s out wanted || fail "1f1b lowered: $(cat out)"
-expect 0 1f1b --pp 2 --microbatches 2 --csv=p2p
+schedule 0 1f1b --pp 2 --microbatches 2 --csv=p2p
 sed 's/[01]UNSHARD,//; s/,[01]REDUCE_GRAD,[01]RESHARD//' wanted | cmp -s out - || fail "1f1b with transfers: $(cat out)"
 
 # Every schedule goes out and comes back as the same, with the same figures.
@@ -31,23 +27,23 @@ names="gpipe 1f1b looped_bfs interleaved_1f1b zb_h1 zb_h2 interleaved_zero_bubbl
 for name in $names; do
     has help "$name"
     for form in --csv --csv=p2p; do
-        expect 0 "$name" --pp 4 --microbatches 8 "$form"
+        schedule 0 "$name" --pp 4 --microbatches 8 "$form"
         mv out mine.csv
-        expect 0 mine.csv "$form"
+        schedule 0 mine.csv "$form"
         cmp -s out mine.csv || fail "$name $form changes when read back"
     done
-    expect 0 "$name" --pp 4 --microbatches 8 --cost 1,1.5,0.5,0.25 --json
+    schedule 0 "$name" --pp 4 --microbatches 8 --cost 1,1.5,0.5,0.25 --json
     grep -v '"schedule"' out >first
-    expect 0 "$name" --pp 4 --microbatches 8 --csv
+    schedule 0 "$name" --pp 4 --microbatches 8 --csv
     mv out mine.csv
-    expect 0 mine.csv --cost 1,1.5,0.5,0.25 --json
+    schedule 0 mine.csv --cost 1,1.5,0.5,0.25 --json
     grep -v '"schedule"' out | cmp -s first - || fail "$name from a file has other figures"
 done
 
 # Figures that are known: makespan and peaks of the zero-bubble literature, in stage times.
 if command -v python3 >/dev/null; then
     check() { # NAME MAKESPAN IDLE PEAK_I PEAK_W of rank 0
-        expect 0 "$1" --pp 4 --microbatches 8 --json
+        schedule 0 "$1" --pp 4 --microbatches 8 --json
         python3 -c '
 import json, sys
 d, want = json.load(open("out")), [float(x) for x in sys.argv[1:]]
@@ -64,21 +60,21 @@ sys.exit(f"{got} instead of {want}" if got != want else 0)' "${@:2}" || fail "fi
 fi
 
 # Drawings: to scale without colour; SVG into a file, and whole.
-LC_ALL=C expect 0 1f1b --pp 2 --microbatches 3 --width 43
+LC_ALL=C schedule 0 1f1b --pp 2 --microbatches 3 --width 43
 has out "rank 0 F0-F1-......B0----F2-B1----...B2----"
-LC_ALL=C.UTF-8 expect 0 1f1b --pp 2 --microbatches 3 --width 43
+LC_ALL=C.UTF-8 schedule 0 1f1b --pp 2 --microbatches 3 --width 43
 has out "F0─F1─······B0────"
-expect 0 zbv --pp 4 --microbatches 8 --svg zbv.svg
+schedule 0 zbv --pp 4 --microbatches 8 --svg zbv.svg
 [ ! -s out ] || fail "--svg wrote to stdout: $(head -c 200 out)"
 has zbv.svg "zbv: 4 ranks, 8 microbatches, 8 stages"
 [ "$(tail -1 zbv.svg)" = "</svg>" ] || fail "the SVG ends with: $(tail -1 zbv.svg)"
 cp zbv.svg first
-expect 0 zbv --pp 4 --microbatches 8 --svg -
+schedule 0 zbv --pp 4 --microbatches 8 --svg -
 cmp -s out first || fail "--svg - is another drawing"
 if command -v python3 >/dev/null; then
     python3 -c 'import xml.dom.minidom as x; x.parse("zbv.svg")' || fail "the SVG is not XML"
 fi
-expect 73 zbv --pp 4 --microbatches 8 --svg not/there.svg
+schedule 73 zbv --pp 4 --microbatches 8 --svg not/there.svg
 
 # A colour terminal, and NO_COLOR.
 if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
@@ -89,45 +85,45 @@ if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
 fi
 
 # All beside each other; those that do not fit say why.
-expect 0 --pp 4 --microbatches 6
+schedule 0 --pp 4 --microbatches 6
 for name in $names; do has out "$name"; done
 grep -q '^dualpipev .*8' out || fail "why dualpipev needs 8 microbatches: $(grep dualpipev out)"
 grep -qE '^zb_h1 +1 +21 ' out || fail "zb_h1 takes 3 x 6 + 3: $(grep zb_h1 out)"
 
 # Wrong words and numbers.
-expect 2 1f1v --pp 4 --microbatches 8
+schedule 2 1f1v --pp 4 --microbatches 8
 has err 'did you mean "1f1b"'
-expect 2 1f1b --pp 4
+schedule 2 1f1b --pp 4
 has err "--microbatches"
-expect 2 1f1b --pp 0 --microbatches 8
-expect 2 1f1b --pp 4096 --microbatches 65536
+schedule 2 1f1b --pp 0 --microbatches 8
+schedule 2 1f1b --pp 4096 --microbatches 65536
 has err "x 1 stage a rank are more than"
-expect 2 --pp 4096 --microbatches 65536
-expect 2 1f1b --pp 4 --microbatches 8 --cost 1,1
-expect 2 1f1b --pp 4 --microbatches 8 --cost 1,1,-1
-expect 2 1f1b --pp 4 --microbatches 8 --cost 0,0,0
-expect 2 1f1b --pp 4 --microbatches 8 --cost 1,1,1,1,1
-expect 2 1f1b --pp 4 --microbatches 8 --cost 1,nan,1
-expect 2 1f1b --pp 4 --microbatches 8 --cost 1e308,1e308,1e308
+schedule 2 --pp 4096 --microbatches 65536
+schedule 2 1f1b --pp 4 --microbatches 8 --cost 1,1
+schedule 2 1f1b --pp 4 --microbatches 8 --cost 1,1,-1
+schedule 2 1f1b --pp 4 --microbatches 8 --cost 0,0,0
+schedule 2 1f1b --pp 4 --microbatches 8 --cost 1,1,1,1,1
+schedule 2 1f1b --pp 4 --microbatches 8 --cost 1,nan,1
+schedule 2 1f1b --pp 4 --microbatches 8 --cost 1e308,1e308,1e308
 has err "from 0 to 1e+12"
-expect 2 1f1b --pp 4 --microbatches 8 --csv=fancy
-expect 2 1f1b --pp 4 --microbatches 8 --csv --json
-expect 2 --pp 4 --microbatches 8 --csv
-expect 78 1f1b --pp 4 --microbatches 8 --stages-per-rank 2
-expect 78 dualpipev --pp 4 --microbatches 4
+schedule 2 1f1b --pp 4 --microbatches 8 --csv=fancy
+schedule 2 1f1b --pp 4 --microbatches 8 --csv --json
+schedule 2 --pp 4 --microbatches 8 --csv
+schedule 78 1f1b --pp 4 --microbatches 8 --stages-per-rank 2
+schedule 78 dualpipev --pp 4 --microbatches 4
 has err "8"
 
 # Bad files: one error that names the place.
-expect 66 missing.csv
+schedule 66 missing.csv
 printf '0F0,0B0\n1F0\n' >bad.csv
-expect 65 bad.csv
+schedule 65 bad.csv
 has err "bad.csv"
 printf '0F0,0B0x\n1F0,1B0\n' >bad.csv
-expect 65 bad.csv
+schedule 65 bad.csv
 printf '1F0,0F0,0B0,1B0\n' >bad.csv # waits for itself
-expect 65 bad.csv
+schedule 65 bad.csv
 : >bad.csv
-expect 65 bad.csv
-expect 2 bad.csv --pp 2
+schedule 65 bad.csv
+schedule 2 bad.csv --pp 2
 
 conclude

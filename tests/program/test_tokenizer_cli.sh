@@ -2,8 +2,8 @@
 # weft tokenizer train, encode, decode: streams, exit statuses, messages.
 . "$(dirname "$0")/../support/prelude.sh"
 
-# expect STATUS INPUT WORD... : of weft tokenizer WORD... on a file.
-expect() { input=$2 exits "$1" tokenizer "${@:3}"; }
+# tokenizer STATUS INPUT WORD... : of weft tokenizer WORD... on a file.
+tokenizer() { input=$2 exits "$1" tokenizer "${@:3}"; }
 
 # 6 MB: several reads of the encoder. Lines of text, then a stretch without any space, then bytes that are not text.
 for i in $(seq 1 2000); do echo "And the $i day was like the $((i * 7 % 1000))th, and it's said: \"so be it\"."; done >some.txt
@@ -11,52 +11,52 @@ for _ in $(seq 1 40); do cat some.txt; done >text
 head -c 1500000 /dev/zero | tr '\0' 'a' >>text
 printf ' \377\376\200 \303' >>text
 
-expect 0 /dev/null train some.txt --vocab 500 --out t.json --quiet
+tokenizer 0 /dev/null train some.txt --vocab 500 --out t.json --quiet
 [ ! -s err ] || fail "--quiet, yet: $(cat err)"
-expect 0 /dev/null train some.txt --vocab 500 --out again.json --threads 1
+tokenizer 0 /dev/null train some.txt --vocab 500 --out again.json --threads 1
 cmp -s t.json again.json || fail "another number of threads, another tokenizer"
-expect 0 /dev/null train some.txt --vocab 300 --out special.json --special '<a>,<b>' --pattern gpt2
+tokenizer 0 /dev/null train some.txt --vocab 300 --out special.json --special '<a>,<b>' --pattern gpt2
 grep -q '"content": "<b>"' special.json || fail "no <b> in special.json"
 
 for tokenizer in t.json bytes; do
-    expect 0 text encode $tokenizer
+    tokenizer 0 text encode $tokenizer
     mv out ids
-    expect 0 ids decode $tokenizer
+    tokenizer 0 ids decode $tokenizer
     cmp -s out text || fail "$tokenizer: decoding does not give the text back"
 done
 printf 'ab' >ab
-expect 0 ab encode bytes
+tokenizer 0 ab encode bytes
 [ "$(cat out)" = "97 98" ] || fail "bytes of \"ab\": $(cat out)"
-expect 0 /dev/null encode bytes
+tokenizer 0 /dev/null encode bytes
 [ ! -s out ] || fail "ids of nothing: $(cat out)"
 
 for bad in "97 98x" "97 -1" "99999999999999999999" "97,98" "258"; do
     echo "$bad" >ids
-    expect 65 ids decode bytes
+    tokenizer 65 ids decode bytes
     has err "token"
 done
-expect 66 /dev/null encode missing.json
+tokenizer 66 /dev/null encode missing.json
 echo '{"model": 7}' >bad.json
-expect 65 ab encode bad.json
+tokenizer 65 ab encode bad.json
 has err "bad.json"
-expect 66 /dev/null train missing.txt --vocab 300 --out x.json
+tokenizer 66 /dev/null train missing.txt --vocab 300 --out x.json
 has err "missing.txt"
-expect 2 /dev/null train some.txt --out x.json
-expect 2 /dev/null train some.txt --vocab 300
-expect 2 /dev/null train some.txt --vocab 30 --out x.json
-expect 2 /dev/null train some.txt --vocab 300 --out x.json --pattern gpt5
+tokenizer 2 /dev/null train some.txt --out x.json
+tokenizer 2 /dev/null train some.txt --vocab 300
+tokenizer 2 /dev/null train some.txt --vocab 30 --out x.json
+tokenizer 2 /dev/null train some.txt --vocab 300 --out x.json --pattern gpt5
 has err "gpt5"
-expect 2 /dev/null train --vocab 300 --out x.json
+tokenizer 2 /dev/null train --vocab 300 --out x.json
 hasnt err "counting"
-expect 2 /dev/null train some.txt --vocab 300 --out x.json -s '<a>,<b>,<a>'
+tokenizer 2 /dev/null train some.txt --vocab 300 --out x.json -s '<a>,<b>,<a>'
 has err 'special tokens 1 and 3 are both "<a>"'
 hasnt err "counting"
-expect 2 /dev/null train some.txt --vocab 300 --out x.json -s a
+tokenizer 2 /dev/null train some.txt --vocab 300 --out x.json -s a
 has err 'special token 1 is "a"'
 hasnt err "counting"
-expect 73 /dev/null train some.txt --vocab 300 --out no/such/dir/x.json
+tokenizer 73 /dev/null train some.txt --vocab 300 --out no/such/dir/x.json
 hasnt err "counting"
-expect 73 /dev/null train some.txt --vocab 300 --out .
+tokenizer 73 /dev/null train some.txt --vocab 300 --out .
 hasnt err "counting"
 [ ! -e x.json ] || fail "x.json was written"
 conclude

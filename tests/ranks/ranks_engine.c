@@ -18,6 +18,7 @@
 #include "engine/engine.h"
 #include "support/allocations.h"
 #include "support/optimizers.h"
+#include "support/tiny_model.h"
 
 enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, VOCAB = 61, LAYERS = 6 };
 
@@ -48,20 +49,10 @@ static void must(World *w, ErrorCode code, const Error *err) {
 }
 
 static ModelConfig shape(const Case *c) {
-    return (ModelConfig){.vocab_size = VOCAB,
-                         .hidden_size = 20,
-                         .intermediate_size = 28,
-                         .num_hidden_layers = LAYERS,
-                         .num_attention_heads = 4,
-                         .num_key_value_heads = 2,
-                         .head_dim = 6,
-                         .max_position_embeddings = CONTEXT,
-                         .rms_norm_eps = 1e-5,
-                         .rope_theta = 100,
-                         .tie_word_embeddings = c->tied,
-                         .attention_bias = true,
-                         .bos_token_id = -1,
-                         .eos_token_id = -1};
+    ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
+    m.tie_word_embeddings = c->tied;
+    m.attention_bias = true;
+    return m;
 }
 
 /* Microbatch `index` of a step: documents, and targets that are ignored in unequal numbers; one in eight has

@@ -10,8 +10,8 @@ program=$WEFT_BINARY_DIR/test_comm
 
 fail() { echo "$1"; echo "--- it said:"; cat "$directory/said"; exit 1; }
 
-# expect STATUS LINES WORDS...: what the last run ended with, how many lines it printed (- for any), what stands in them.
-expect() {
+# ended_with STATUS LINES WORDS...: what the last run ended with, how many lines it printed (- for any), what stands in them.
+ended_with() {
     local status=$1 lines=$2 word
     shift 2
     [ "$ended" -eq "$status" ] || fail "$what: exit status $ended, not $status"
@@ -28,58 +28,58 @@ run() {
 
 # What the MPI library says of ranks that have ended (the play says it too) is left out.
 run launch 4 play agree 2 3
-expect 65 1 "weft: rank 2: bad play"
+ended_with 65 1 "weft: rank 2: bad play"
 run launch 3 play agree 0 1 2
-expect 65 1 "weft: bad play"
+ended_with 65 1 "weft: bad play"
 run launch 4 play fail 3
-expect 65 1 "weft: rank 3: bad play (bad data, exit status 65)"
+ended_with 65 1 "weft: rank 3: bad play (bad data, exit status 65)"
 # Of several that fail at the same time one speaks, whoever that is.
 for ranks in "0 1 2 3" "1 2 3" "0 3"; do
     # shellcheck disable=SC2086
     run launch 4 play fail $ranks
-    expect 65 1 ": bad play (bad data, exit status 65)"
+    ended_with 65 1 ": bad play (bad data, exit status 65)"
     grep -q "^weft: rank [${ranks// /}]: " "$directory/said" || fail "$what: another rank is named"
 done
 run launch 3 play sizes
-expect 1 1 "rank 0: expected a message of 8192 bytes from rank 1, which sent 4096"
+ended_with 1 1 "rank 0: expected a message of 8192 bytes from rank 1, which sent 4096"
 run launch 4 play kill 2
-expect 137 1 "rank 2 was killed by signal 9 (SIGKILL)"
+ended_with 137 1 "rank 2 was killed by signal 9 (SIGKILL)"
 
 # A frozen rank: everyone else says what it waits for, and the last line who does not answer. One that was frozen while it
 # waited does not complain when it is woken to be ended.
 export TEST_WATCHDOG=2
 verdict() { grep . "$directory/said" | tail -1 | grep -qF -- "$1" || fail "$what: the last line is not \"$1\""; }
 run launch 3 play freeze 2
-expect 76 3 "rank 0: nothing has come for" "rank 1: nothing has come for" "a message of 64 bytes from rank 0" "in the play"
+ended_with 76 3 "rank 0: nothing has come for" "rank 1: nothing has come for" "a message of 64 bytes from rank 0" "in the play"
 verdict "weft: rank 2 answers nobody: it hangs"
 for rank in 0 1 2; do
     run launch 3 play doze "$rank"
-    expect 76 3 "rank $(((rank + 1) % 3)): nothing has come for" "rank $(((rank + 2) % 3)): nothing has come for"
+    ended_with 76 3 "rank $(((rank + 1) % 3)): nothing has come for" "rank $(((rank + 2) % 3)): nothing has come for"
     verdict "weft: rank $rank answers nobody"
 done
 run launch 3 play nap 1
-expect 76 3
+ended_with 76 3
 verdict "weft: rank 1 answers nobody"
 run launch 4 play doze 1 3
-expect 76 3
+ended_with 76 3
 verdict "weft: ranks 1, 3 answer nobody: they hang"
 
 # One that lives but waits for nobody says what it is busy with; ranks that wait for each other are not told apart.
 run launch 3 play busy 1
-expect 76 4 "rank 1: is busy, and waits for no rank, in the play"
+ended_with 76 4 "rank 1: is busy, and waits for no rank, in the play"
 verdict "weft: the others have waited for rank 1 for more than comm.watchdog_s = 2 s"
 run launch 2 play wait
-expect 76 3
+ended_with 76 3
 verdict "weft: all ranks answer, and each waits for another"
 # Work that moves on is waited for, however long it takes; all that is found in the end are those who hang.
 run launch 3 play work 1
-expect 0 0
+ended_with 0 0
 # Before the ranks have joined, and after their last word, too. (Woken to be ended, MPI complains in the one that was late.)
 run launch 3 play late 1
-expect 76 - "rank 0: nothing has come for" "rank 2: nothing has come for" "while waiting for all ranks (MPI start), in the play"
+ended_with 76 - "rank 0: nothing has come for" "rank 2: nothing has come for" "while waiting for all ranks (MPI start), in the play"
 grep -q "^weft: rank 1 (process [0-9]*): stopped" "$directory/said" || fail "$what: rank 1 is not named"
 run launch 3 play end 1
-expect 76 3 "rank 0: nothing has come for" "rank 2: nothing has come for"
+ended_with 76 3 "rank 0: nothing has come for" "rank 2: nothing has come for"
 verdict "weft: rank 1 answers nobody: it hangs"
 unset TEST_WATCHDOG
 
@@ -102,26 +102,26 @@ signal_to() {
     wait "$launcher" || ended=$?
 }
 signal_to stop TERM
-expect 75 1 "weft: stopped on request"
+ended_with 75 1 "weft: stopped on request"
 signal_to stop INT
-expect 75 1 "weft: stopped on request"
+ended_with 75 1 "weft: stopped on request"
 signal_to stop USR1
-expect 75 1
+ended_with 75 1
 signal_to wait INT INT
-expect 130 0
+ended_with 130 0
 # Ranks that do not end on the second are made to, which is said.
 signal_to stubborn INT INT
-expect 130 1 "warning: the ranks did not end on the second SIGINT: mpirun ends them"
+ended_with 130 1 "warning: the ranks did not end on the second SIGINT: mpirun ends them"
 # Too late for a run that has said its last word: the status is what the line says.
 signal_to through INT INT
-expect 75 1 "weft: stopped on request (stopped on request, exit status 75)"
+ended_with 75 1 "weft: stopped on request (stopped on request, exit status 75)"
 
 # Processes that a launcher started but that do not find each other.
 export PMI_SIZE=4 PMI_RANK=0
 run
-expect 69 1 "the launcher started 4 processes (PMI_SIZE)" "there is 1"
+ended_with 69 1 "the launcher started 4 processes (PMI_SIZE)" "there is 1"
 export PMI_RANK=1
 run
-expect 69 0
+ended_with 69 0
 unset PMI_SIZE PMI_RANK
 echo "failures of ranks end runs as they should"

@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "support/optimizers.h"
 #include "support/ranks.h"
+#include "support/tiny_model.h"
 
 enum { CONTEXT = 16, VOCAB = 37, LAYERS = 2, OWN = 2 /* microbatches of a rank */, STEPS = 4, MOST = 12 };
 
@@ -28,19 +29,6 @@ typedef struct Run {
     const Shape *shape;
     double figures[MOST][STEPS][3]; /* of each rank: loss, norm, valid targets */
 } Run;
-
-static const ModelConfig model = {.vocab_size = VOCAB,
-                                  .hidden_size = 12,
-                                  .intermediate_size = 20,
-                                  .num_hidden_layers = LAYERS,
-                                  .num_attention_heads = 2,
-                                  .num_key_value_heads = 1,
-                                  .head_dim = 6,
-                                  .max_position_embeddings = CONTEXT,
-                                  .rms_norm_eps = 1e-5,
-                                  .rope_theta = 100,
-                                  .bos_token_id = -1,
-                                  .eos_token_id = -1};
 
 /* A rank must not leave the others waiting. */
 static void must(Comm *c, bool holds, const char *what, Error *err) {
@@ -149,7 +137,7 @@ static void body(Comm *c, void *context) {
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
-    RankSpec spec = {.model = model,
+    RankSpec spec = {.model = tiny_model(VOCAB, LAYERS, CONTEXT),
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
                      .loss_rows = CONTEXT,

@@ -61,6 +61,17 @@ exits() {
     [ "$status" -eq "$wanted" ] || fail "weft $*: exit status $status, expected $wanted: $(head -c 600 err)"
 }
 is_plain() { ! LC_ALL=C grep -q $'\x1b' out err || fail "escape bytes in the output of $*"; }
+# expect STATUS WORD...: the same, and what holds for every verb: a failure is one line, and nothing is coloured off a terminal.
+expect() {
+    exits "$@"
+    [ "$1" -eq 0 ] || [ "$(wc -l <err)" -eq 1 ] || fail "weft ${*:2}: an error is one line, not: $(cat err)"
+    is_plain "${@:2}"
+}
+# expect_alone STATUS WORD...: the same, of a verb that prints nothing where it fails.
+expect_alone() {
+    expect "$@"
+    [ "$1" -eq 0 ] || [ ! -s out ] || fail "weft ${*:2}: output beside an error: $(head -c 600 out)"
+}
 has() { grep -qF -- "$2" "$1" || fail "no \"$2\" in: $(tail -c 1200 "$1")"; }
 hasnt() { ! grep -qF -- "$2" "$1" || fail "\"$2\" in: $(head -c 1200 "$1")"; }
 
