@@ -85,7 +85,8 @@ static double quantile_middle(double p) {
     return q * polynomial(above, r) / polynomial(below, r);
 }
 
-/* By symmetry the nearer tail: 1 - p is exact in the upper half. Two approximations, which meet at p = e^-25. */
+/* By symmetry the nearer tail: 1 - p is exact in the upper half. Two approximations, which meet at p =
+ * e^-25. */
 static double quantile_tail(double p) {
     static const double near_above[8] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                                          5.76949722146069140550e0,  3.64784832476320460504e0,
@@ -120,8 +121,8 @@ static double quantile_tail(double p) {
 
 static double clamp(double x, double lo, double hi) { return x < lo ? lo : x > hi ? hi : x; }
 
-/* Bounds as probabilities. Those in the upper tail are mirrored into the lower, where probabilities keep their
- * digits. */
+/* Bounds as probabilities. Those in the upper tail are mirrored into the lower, where probabilities keep
+ * their digits. */
 typedef struct Range {
     double sign, lo, hi;
     double below, width; /* probability below lo, and between lo and hi */

@@ -18,8 +18,8 @@ uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter); /* in [0, 1), 53 bits */
 
 /* Standard normal numbers of the elements first <= i < first + n, by inversion of the normal distribution
- * function (Wichura's AS 241): one uniform an element, so that truncation is a rescaling of the uniform. lo and hi
- * bound the results in standard deviations (-INFINITY, INFINITY for none). */
+ * function (Wichura's AS 241): one uniform an element, so that truncation is a rescaling of the uniform.
+ * lo and hi bound the results in standard deviations (-INFINITY, INFINITY for none). */
 void rng_normals(uint64_t key, uint64_t first, int64_t n, double lo, double hi, double *out /* [n] */);
 double rng_normal(uint64_t key, uint64_t index, double lo, double hi); /* of one */
 

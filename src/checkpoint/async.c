@@ -1,6 +1,6 @@
 /* The background writer.
  *
- *  1. The staging memory belongs to the caller's thread in PHASE_IDLE and to the worker otherwise; phase
+ *  1. The staging memory belongs to the caller's thread in SAVE_IDLE and to the worker otherwise; phase
  *     and job change under the lock only.
  *  2. The worker takes one job after the other and never waits for another rank within one: between them
  *     the save rests until the caller brings word of the others.
@@ -41,15 +41,15 @@ typedef struct StagedList {
 } StagedList;
 
 /* In order; rank 0 alone comes to PREPARED, COMMITTED and LOST. */
-typedef enum Phase {
-    PHASE_IDLE,
-    PHASE_BUSY,
-    PHASE_PREPARED,
-    PHASE_WRITTEN,
-    PHASE_FAILED, /* in place of WRITTEN */
-    PHASE_COMMITTED,
-    PHASE_LOST
-} Phase;
+typedef enum SavePhase {
+    SAVE_IDLE,
+    SAVE_BUSY,
+    SAVE_PREPARED,
+    SAVE_WRITTEN,
+    SAVE_FAILED, /* in place of WRITTEN */
+    SAVE_COMMITTED,
+    SAVE_LOST
+} SavePhase;
 
 typedef enum Job { JOB_NONE, JOB_STAGE, JOB_WRITE, JOB_COMMIT } Job;
 
@@ -62,7 +62,7 @@ struct CheckpointWriter {
     pthread_cond_t changed;
     Job job; /* to be taken by the worker */
     bool running, copying, quit, has_report;
-    Phase phase, told;      /* told: that of the last word */
+    SavePhase phase, told;  /* told: that of the last word */
     bool prepared, refused; /* rank 0 has made the files, or could not */
     bool gathered;          /* the blobs were asked for */
     Error outcome;          /* of the commit */
@@ -134,10 +134,10 @@ static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
 
 /* `prepared` outlives the phase: rank 0 must go on saying that the files are there when it has come
  * further. */
-static void set_phase(CheckpointWriter *w, Phase phase) {
+static void set_phase(CheckpointWriter *w, SavePhase phase) {
     pthread_mutex_lock(&w->lock);
     w->phase = phase;
-    if (phase == PHASE_PREPARED) w->prepared = true;
+    if (phase == SAVE_PREPARED) w->prepared = true;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
 }
@@ -154,13 +154,13 @@ static void end_copy(CheckpointWriter *w) {
  * them, fails with it and names the rank. */
 static void fail_part(CheckpointWriter *w, const Error *failure) {
     checkpoint_blob_failure(failure, &w->blob);
-    set_phase(w, PHASE_FAILED);
+    set_phase(w, SAVE_FAILED);
 }
 
 static void write_part(CheckpointWriter *w) {
     ErrorCode code = checkpoint_write(w->setup.ops, w->setup.dir, &w->save, &w->blob, NULL);
     if (w->setup.rank != 0) w->report.seconds = clock_seconds() - w->start;
-    set_phase(w, code == OK ? PHASE_WRITTEN : PHASE_FAILED);
+    set_phase(w, code == OK ? SAVE_WRITTEN : SAVE_FAILED);
 }
 
 /* On ranks other than 0 it ends with the copy: they stay BUSY until they hear that the files are there. */
@@ -173,7 +173,7 @@ static void run_stage(CheckpointWriter *w) {
     if (code != OK) {
         fail_part(w, &err);
     } else if (w->setup.rank == 0) {
-        set_phase(w, PHASE_PREPARED);
+        set_phase(w, SAVE_PREPARED);
         write_part(w);
     }
 }
@@ -181,7 +181,7 @@ static void run_stage(CheckpointWriter *w) {
 /* On ranks other than 0. The copy may have failed meanwhile. Then its blob tells of that already. */
 static void run_write(CheckpointWriter *w) {
     Error err;
-    if (w->phase == PHASE_FAILED) return;
+    if (w->phase == SAVE_FAILED) return;
     w->start = clock_seconds();
     if (w->refused) {
         error_set(&err, ERR_CANTCREATE, "rank 0 could not begin it");
@@ -194,7 +194,7 @@ static void run_write(CheckpointWriter *w) {
 /* The end of a save on this rank; under the lock. The failure of another rank is told by rank 0, which has
  * the cause; here it is marked as told, so that it is not said a second time. */
 static void release(CheckpointWriter *w, bool committed) {
-    w->phase = PHASE_IDLE;
+    w->phase = SAVE_IDLE;
     w->has_report = committed;
     if (committed) return;
     w->failure = w->outcome;
@@ -222,7 +222,7 @@ static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
     w->report.bytes = bytes;
     w->report.removed = removed;
     w->outcome = err;
-    w->phase = code == OK ? PHASE_COMMITTED : PHASE_LOST;
+    w->phase = code == OK ? SAVE_COMMITTED : SAVE_LOST;
     if (s->ranks == 1) release(w, code == OK);
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
@@ -315,8 +315,8 @@ ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *
  * brings. */
 ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
     pthread_mutex_lock(&w->lock);
-    CHECK(w->setup.ranks == 1 || w->phase == PHASE_IDLE);
-    while (w->phase != PHASE_IDLE) pthread_cond_wait(&w->changed, &w->lock);
+    CHECK(w->setup.ranks == 1 || w->phase == SAVE_IDLE);
+    while (w->phase != SAVE_IDLE) pthread_cond_wait(&w->changed, &w->lock);
     ErrorCode code = w->failure.code;
     if (code != OK && err != NULL) *err = w->failure;
     /* Returned once: a save that failed does not fail the next. */
@@ -333,7 +333,7 @@ ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *sav
     TRY(checkpoint_writer_wait(w, err));
     free(w->state);
     w->state = save->state != NULL ? mem_strdup(save->state) : NULL;
-    /* The worker rests in PHASE_IDLE, so all this may change without the lock until the job is given. */
+    /* The worker rests in SAVE_IDLE, so all this may change without the lock until the job is given. */
     w->save = *save;
     w->save.state = w->state;
     text_clear(&w->blob);
@@ -342,7 +342,7 @@ ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *sav
     w->report = (SaveReport){.step = save->step, .waited = clock_seconds() - start};
     w->has_report = w->prepared = w->refused = w->gathered = false;
     w->copying = true;
-    w->phase = PHASE_BUSY;
+    w->phase = SAVE_BUSY;
     give_job(w, JOB_STAGE);
     pthread_mutex_unlock(&w->lock);
     return OK;
@@ -367,11 +367,11 @@ ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save
 WriterWord checkpoint_writer_word(CheckpointWriter *w) {
     WriterWord word = {0, 0};
     pthread_mutex_lock(&w->lock);
-    Phase phase = w->told = w->phase;
-    if (phase >= PHASE_WRITTEN) word.all = WRITER_WRITTEN;
-    if (w->setup.rank == 0 && phase > PHASE_BUSY) word.any = w->prepared ? WRITER_PREPARED : WRITER_REFUSED;
-    if (phase == PHASE_COMMITTED) word.any |= WRITER_COMMITTED;
-    if (phase == PHASE_LOST) word.any |= WRITER_LOST;
+    SavePhase phase = w->told = w->phase;
+    if (phase >= SAVE_WRITTEN) word.all = WRITER_WRITTEN;
+    if (w->setup.rank == 0 && phase > SAVE_BUSY) word.any = w->prepared ? WRITER_PREPARED : WRITER_REFUSED;
+    if (phase == SAVE_COMMITTED) word.any |= WRITER_COMMITTED;
+    if (phase == SAVE_LOST) word.any |= WRITER_LOST;
     pthread_mutex_unlock(&w->lock);
     return word;
 }
@@ -388,7 +388,7 @@ static void hear(CheckpointWriter *w, unsigned any) {
 bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined) {
     bool gather = false;
     pthread_mutex_lock(&w->lock);
-    if (w->setup.ranks > 1 && w->phase != PHASE_IDLE) {
+    if (w->setup.ranks > 1 && w->phase != SAVE_IDLE) {
         /* Once a save, and on all ranks at the same boundary, since all are told the same. */
         gather = !w->gathered && (combined.all & WRITER_WRITTEN);
         w->gathered = w->gathered || gather;
@@ -402,7 +402,7 @@ bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined) {
 
 bool checkpoint_writer_idle(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
-    bool idle = w->phase == PHASE_IDLE;
+    bool idle = w->phase == SAVE_IDLE;
     pthread_mutex_unlock(&w->lock);
     return idle;
 }
@@ -454,7 +454,7 @@ ErrorCode checkpoint_writer_stop(CheckpointWriter *w, Error *err) {
     pthread_join(w->thread, NULL);
     /* With several ranks one may be stopped in the middle of a save, at the end of a run that failed; then
      * its temporary directory stays, and the next start removes it (checkpoint_clean). */
-    if (w->phase == PHASE_IDLE && code == OK) code = checkpoint_writer_wait(w, err);
+    if (w->phase == SAVE_IDLE && code == OK) code = checkpoint_writer_wait(w, err);
     writer_free(w);
     return code;
 }

@@ -269,7 +269,7 @@ static int64_t last_step(Check *c, Stretch attempt, int64_t after) {
 /* The latest attempt before record `to` that has `step`, whole if there is one; else an empty stretch. A
  * step that was killed in one attempt and made in another is in both; the whole one was trained from. If
  * none is whole, the half is taken, so that the violation names it. */
-static Stretch source_of(const AuditRun *run, size_t to, int64_t step) {
+static Stretch origin_of(const AuditRun *run, size_t to, int64_t step) {
     for (int whole = 1; whole >= 0; whole--)
         for (Stretch a = {to, to}; a.from > 0;) {
             a = attempt_before(run, a.from);
@@ -292,7 +292,7 @@ static void follow(Check *c) {
         if (low <= 0) return;
         /* An attempt that made no step leaves the mark where it was. */
         if (low < high) high = low;
-        attempt = source_of(run, attempt.from, high);
+        attempt = origin_of(run, attempt.from, high);
         if (attempt.to == 0) {
             violate(c, "steps 1 to %" PRId64 " are in no record of an earlier attempt", high);
             return;

@@ -11,7 +11,7 @@
  *     slow:rank=2,phase=saving,ms=500          in a phase instead of a step
  *     random:seed=3,count=5,kinds=kill|stop    so many faults, in ascending steps
  *
- * Parts are separated by blanks or semicolons. An attempt that a fault ends (kill, stop) is followed by
+ * Clauses are separated by blanks or semicolons. An attempt that a fault ends (kill, stop) is followed by
  * the next, so of random faults each is of the attempt in which the ones before it have left the run. */
 #include "train/inject.h"
 
@@ -43,7 +43,7 @@ static const KindFacts kinds[FAULT_KINDS] = {
 
 const char *fault_name(FaultKind kind) { return kinds[kind].name; }
 
-/* What a part may say. */
+/* What a clause may say. */
 typedef enum Key {
     KEY_RANK,
     KEY_STEP,
@@ -58,18 +58,18 @@ typedef enum Key {
 static const char *const key_names[KEYS] = {"rank", "step", "attempt", "phase",
                                             "seed", "ms",   "count",   "kinds"};
 
-/* One part, "kind:key=value,...", taken to pieces. */
-typedef struct Part {
+/* "kind:key=value,...", one of those that the words are made of. */
+typedef struct Clause {
     const char *text; /* up to `length`, for messages and kinds */
     size_t length;
     int kind; /* FaultKind, or FAULT_KINDS for "random" */
     bool given[KEYS];
     int64_t values[KEYS];
-    unsigned chosen; /* bit set of the kinds of a random part */
-} Part;
+    unsigned chosen; /* bit set of the kinds of a random clause */
+} Clause;
 
-/* The part is shown as it was written, escaped. */
-static ErrorCode refuse(const Part *p, Error *err, const char *why) {
+/* The clause is shown as it was written, escaped. */
+static ErrorCode refuse(const Clause *p, Error *err, const char *why) {
     char shown[120];
     return error_set(err, ERR_USAGE, "--inject: \"%s\": %s",
                      error_escape(shown, sizeof shown, p->text, p->length), why);
@@ -86,7 +86,7 @@ static int find_kind(const char *text, size_t length) {
 }
 
 /* "kill|stop" */
-static ErrorCode read_kinds(Part *p, const char *text, size_t length, Error *err) {
+static ErrorCode read_kinds(Clause *p, const char *text, size_t length, Error *err) {
     for (const char *end = text + length;;) {
         const char *bar = memchr(text, '|', (size_t)(end - text));
         int kind = find_kind(text, (size_t)((bar ? bar : end) - text));
@@ -100,7 +100,7 @@ static ErrorCode read_kinds(Part *p, const char *text, size_t length, Error *err
 /* Those that a fault can be in: MPI start is over when faults are known, and steps have numbers. */
 static bool has_faults(Phase phase) { return phase != PHASE_START && phase != PHASE_STEPS; }
 
-static ErrorCode read_phase(Part *p, const char *text, size_t length, Error *err) {
+static ErrorCode read_phase(Clause *p, const char *text, size_t length, Error *err) {
     char why[256] = "phases are";
     for (int i = 0; i < PHASES; i++) {
         if (!has_faults((Phase)i)) continue;
@@ -113,7 +113,7 @@ static ErrorCode read_phase(Part *p, const char *text, size_t length, Error *err
 }
 
 /* Fifteen digits are below 2^53, so nothing overflows. */
-static ErrorCode read_number(Part *p, Key key, const char *text, size_t length, Error *err) {
+static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length, Error *err) {
     int64_t value = 0;
     for (size_t i = 0; i < length; i++) {
         if (text[i] < '0' || text[i] > '9' || i > 15) return refuse(p, err, "values are whole numbers");
@@ -125,7 +125,7 @@ static ErrorCode read_number(Part *p, Key key, const char *text, size_t length, 
 }
 
 /* A key that would be passed over would be a fault that never comes. */
-static bool belongs(const Part *p, Key key) {
+static bool belongs(const Clause *p, Key key) {
     bool random = p->kind == FAULT_KINDS;
     switch (key) {
     case KEY_RANK:
@@ -142,7 +142,7 @@ static bool belongs(const Part *p, Key key) {
 }
 
 /* "key=value" */
-static ErrorCode read_pair(Part *p, const char *text, size_t length, Error *err) {
+static ErrorCode read_pair(Clause *p, const char *text, size_t length, Error *err) {
     const char *equals = memchr(text, '=', length);
     size_t name = equals ? (size_t)(equals - text) : length;
     int key = 0;
@@ -161,8 +161,8 @@ static ErrorCode read_pair(Part *p, const char *text, size_t length, Error *err)
 }
 
 /* Defaults: a second, one fault, rank 0, attempt 0. */
-static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err) {
-    *p = (Part){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
+static ErrorCode read_clause(Clause *p, const char *text, size_t length, Error *err) {
+    *p = (Clause){.text = text, .length = length, .values = {[KEY_MS] = 1000, [KEY_COUNT] = 1}};
     const char *colon = memchr(text, ':', length), *end = text + length;
     size_t name = colon ? (size_t)(colon - text) : length;
     p->kind = same("random", text, name) ? FAULT_KINDS : find_kind(text, name);
@@ -177,7 +177,7 @@ static ErrorCode read_part(Part *p, const char *text, size_t length, Error *err)
 }
 
 /* Checked against the run: a fault that no rank or step can have would make a test pass for nothing. */
-static ErrorCode add_fault(Inject *in, const Part *p, int ranks, int64_t steps, Error *err) {
+static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps, Error *err) {
     char why[120];
     const int64_t *v = p->values;
     bool in_phase = p->given[KEY_PHASE], in_step = p->given[KEY_STEP];
@@ -218,7 +218,7 @@ static int count_bits(unsigned set) {
 
 /* The first `count` of a permutation of the steps. Of a permutation, so that no step has two of them while
  * there are steps left. */
-static void draw_faults(Fault *faults, const Part *p, int64_t count, int ranks, int64_t steps) {
+static void draw_faults(Fault *faults, const Clause *p, int64_t count, int ranks, int64_t steps) {
     uint64_t key = rng_key((uint64_t)p->values[KEY_SEED], "inject");
     unsigned chosen = p->chosen ? p->chosen : (1U << FAULT_KINDS) - 1;
     for (int64_t i = 0; i < count; i++) {
@@ -239,9 +239,10 @@ static void draw_faults(Fault *faults, const Part *p, int64_t count, int ranks, 
     }
 }
 
-static ErrorCode add_part(Inject *in, const char *text, size_t length, int ranks, int64_t steps, Error *err) {
-    Part p;
-    TRY(read_part(&p, text, length, err));
+static ErrorCode add_clause(Inject *in, const char *text, size_t length, int ranks, int64_t steps,
+                            Error *err) {
+    Clause p;
+    TRY(read_clause(&p, text, length, err));
     int64_t count = p.kind == FAULT_KINDS ? p.values[KEY_COUNT] : 1;
     if (count > MOST_FAULTS - (int64_t)in->count) return refuse(&p, err, "at most 10000 faults are possible");
     /* One more than needed: a list of none would have no address. */
@@ -260,7 +261,7 @@ ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, E
                          "--inject names no fault: expected kind:key=value,... as in kill:rank=1,step=7");
     for (const char *at = text ? text : ""; *(at += strspn(at, BETWEEN));) {
         size_t length = strcspn(at, BETWEEN);
-        TRY(add_part(in, at, length, ranks, steps, err));
+        TRY(add_clause(in, at, length, ranks, steps, err));
         at += length;
     }
     return OK;

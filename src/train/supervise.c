@@ -33,7 +33,7 @@
 #define LONG_RUN 600.0 /* seconds: what fails after that is no longer the same trouble */
 
 typedef struct Watch {
-    const Supervision *plan;
+    const Supervision *terms;
     sigset_t awaited, before;
     pid_t child;
     bool stopping; /* a signal was passed on: no more restarts */
@@ -65,7 +65,7 @@ static _Noreturn void become(const Watch *w, pid_t parent) {
     sigprocmask(SIG_SETMASK, &w->before, NULL);
     /* The same program, even if its file was replaced meanwhile: a run does not change its build on the
      * way. */
-    if (getppid() == parent) execv("/proc/self/exe", w->plan->words);
+    if (getppid() == parent) execv("/proc/self/exe", w->terms->words);
     _exit(ERR_INTERNAL);
 }
 
@@ -149,7 +149,7 @@ static bool may_pass(int status) {
 /* Doubled with each restart in a row: a disk that is full or a machine that reboots needs time, a single
  * crash none. */
 static double pause_before(const Watch *w) {
-    return fmin(LONGEST_PAUSE, ldexp(w->plan->backoff_s, w->in_a_row - 1));
+    return fmin(LONGEST_PAUSE, ldexp(w->terms->backoff_s, w->in_a_row - 1));
 }
 
 /* False when a signal to stop came meanwhile. */
@@ -178,7 +178,7 @@ static ErrorCode watch(Watch *w, Error *err) {
         int status = wait_for_end(w);
         describe(w, status);
         if (w->stopping || !may_pass(status)) return pass_on(w, status, err);
-        if (w->attempt >= w->plan->restarts)
+        if (w->attempt >= w->terms->restarts)
             return error_set(err, (ErrorCode)code_of(status),
                              "training ended: %s; %d restarts were allowed, and all are used", w->cause,
                              w->attempt);
@@ -186,7 +186,7 @@ static ErrorCode watch(Watch *w, Error *err) {
         w->in_a_row = clock_seconds() - started > LONG_RUN ? 1 : w->in_a_row + 1;
         double seconds = pause_before(w);
         log_warn("training ended: %s; restart %d of %lld in %g s", w->cause, w->attempt,
-                 (long long)w->plan->restarts, seconds);
+                 (long long)w->terms->restarts, seconds);
         if (!pause_for(w, seconds))
             return error_set(err, ERR_STOPPED,
                              "stopped before a restart: the same command goes on from the last checkpoint");
@@ -194,7 +194,7 @@ static ErrorCode watch(Watch *w, Error *err) {
 }
 
 ErrorCode supervise(const Supervision *s, Error *err) {
-    Watch w = {.plan = s};
+    Watch w = {.terms = s};
     signals_to_stop(&w.awaited);
     sigaddset(&w.awaited, SIGCHLD);
     signal(SIGCHLD, SIG_DFL); /* ignored, there would be no status to ask for */
