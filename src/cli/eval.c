@@ -70,8 +70,8 @@ static void print_object(const Evaluation *e) {
     text_free(&out);
 }
 
-/* Data is opened with the tokenizer of the model, whatever the run's data was. What the token cache maps stays
- * when its directory goes: from then on nobody has to remove anything. */
+/* Data is opened with the tokenizer of the model, whatever the run's data was. What the token cache maps
+ * stays when its directory goes: from then on nobody has to remove anything. */
 static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config, Evaluation *out,
                               Error *err) {
     Dataset *data;

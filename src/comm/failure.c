@@ -40,6 +40,9 @@
 #include "base/log.h"
 #include "comm/internal.h"
 
+/* ANSWER_MS and LINGER_MS only keep ranks from waiting for ever for one that will not speak: in all other
+ * cases its notice, or its end of the job, comes first. Answers to a question are waited for as long as the
+ * limit is, within the bounds below. */
 enum {
     ANSWER_MS = 30000,
     LINGER_MS = 30000, /* for whoever speaks to be heard, on machines as busy as they may be */
@@ -71,7 +74,8 @@ void notice_listen(Comm *c) {
 
 static void answer_stall(Comm *c, int peer);
 
-/* What a rank said of itself while this one asks. */
+/* What a rank said of itself while this one asks. The last word counts: who worked may have come to wait
+ * meanwhile. */
 static void keep_answer(Comm *c, const Notice *n) {
     c->heard[n->rank] = (NoticeKind)n->kind;
     free(c->lines[n->rank]);
@@ -91,6 +95,7 @@ static void send_notice(Comm *c, NoticeKind kind, int peer, ErrorCode code, cons
 }
 
 static void hear_failure(Comm *c, const Notice *n) {
+    /* Who speaks if rank 0 gives nobody the word (has_word). */
     if (n->rank < c->lowest_notice) c->lowest_notice = n->rank;
     if (c->failure.code == OK) {
         comm_keep_failure(c, (ErrorCode)n->code, "rank %d failed: %s", n->rank, n->message);
@@ -101,6 +106,8 @@ static void hear_failure(Comm *c, const Notice *n) {
     send_notice(c, NOTICE_SPEAK, n->rank, OK, "");
 }
 
+/* Called by whoever looks at the link; the lock is held. The next receive is posted at the end, so that
+ * there always is one. */
 void notice_arrived(Comm *c) {
     const Notice *n = &c->notice;
     if (n->kind == NOTICE_FAILURE)
@@ -114,7 +121,8 @@ void notice_arrived(Comm *c) {
     notice_listen(c);
 }
 
-/* Takes the mutex if it can be had soon: a thread may be stuck in MPI. */
+/* Takes the mutex if it can be had soon: a thread may be stuck in MPI. CLOCK_REALTIME is what
+ * pthread_mutex_timedlock waits by. */
 static bool lock_soon(Comm *c) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -154,6 +162,7 @@ static bool has_word(Comm *c) {
     return c->speaker == c->rank || (c->speaker < 0 && c->rank < c->lowest_notice);
 }
 
+/* The prefix is left out where the message has it already: an agreed failure names its rank. */
 static void print_failure(const char *prefix, const Error *err) {
     char line[NOTICE_TEXT + 800], end[600];
     bool named = strncmp(err->message, prefix, strlen(prefix)) == 0;
@@ -163,6 +172,7 @@ static void print_failure(const char *prefix, const Error *err) {
     comm_print_line(line);
 }
 
+/* For failures that all ranks have agreed on: one of them has `told` unset. */
 void comm_report(Comm *c, Error *err) {
     if (!c || !c->joined || err->code == OK || err->told) return;
     print_failure("", err);
@@ -177,6 +187,7 @@ void comm_fail(Comm *c, const Error *failure) {
     if (locked && !err.told) {
         /* Has another one failed before? */
         Error own = err;
+        /* So that notices are taken as if nothing had happened here. */
         c->failure.code = OK;
         listen(c, 5);
         if (c->lowest_notice < c->size) err.told = true;
@@ -199,12 +210,14 @@ void comm_fail(Comm *c, const Error *failure) {
 static long long limit_of(const Comm *c) { return atomic_load(&c->limit); }
 static double limit_seconds(const Comm *c) { return (double)limit_of(c) / 1e9; }
 
-/* Without a limit the thread still answers others, whose limit may be known before this rank's. */
+/* Without a limit the thread still answers others, whose limit may be known before this rank's. A tenth of
+ * the limit, so that it is found out late by a tenth at most. */
 static long long tick_of(const Comm *c) {
     long long tenth = limit_of(c) / 10;
     return tenth > 0 && tenth < LONGEST_TICK ? tenth : LONGEST_TICK;
 }
 
+/* Half a limit without a look: a thread that sleeps for a tick looks in time on any machine that is awake. */
 static bool has_slept(const Comm *c, long long now) {
     long long looked = atomic_load(&c->looked_at);
     return looked && limit_of(c) && now - looked > limit_of(c) / 2 + tick_of(c);
@@ -249,6 +262,7 @@ static void describe_wait(Comm *c, char *out, size_t size) {
              (double)since / 1e9, what, *doing ? ", in " : "", doing);
 }
 
+/* In words that do not blame: who computes for long is not at fault yet. */
 static void describe_busy(Comm *c, char *out, size_t size) {
     char doing[256];
     describe_action(c, doing, sizeof doing);
@@ -277,13 +291,14 @@ static void answer_stall(Comm *c, int peer) {
 
 /* ---- the verdict ---- */
 
+/* Of the whole world, this rank included: it has put in its own answer. */
 static int count_heard(const Comm *c, NoticeKind kind) {
     int count = 0;
     for (int p = 0; p < c->size; p++) count += c->heard[p] == kind;
     return count;
 }
 
-/* "ranks 1, 3" */
+/* "ranks 1, 3"; at most MOST_NAMED of them, since there may be thousands. */
 static void list_ranks(const Comm *c, NoticeKind kind, Text *out) {
     int count = count_heard(c, kind), named = 0;
     text_printf(out, "rank%s ", count == 1 ? "" : "s");
@@ -294,6 +309,8 @@ static void list_ranks(const Comm *c, NoticeKind kind, Text *out) {
 
 #define AGAIN "with --restarts N a run goes on from its last checkpoint"
 
+/* In this order: who does not answer at all; who answers that it is busy; nobody, and then the ranks wait
+ * for each other, which is a bug, or a message was lost. */
 static void blame(Comm *c, Error *err) {
     Text ranks = {0};
     char doing[256];
@@ -317,6 +334,7 @@ static void blame(Comm *c, Error *err) {
     text_free(&ranks);
 }
 
+/* What each rank said comes first, so that the last line is the verdict. */
 static void tell_verdict(Comm *c) {
     Error err;
     for (int p = 0; p < c->size; p++)
@@ -331,6 +349,7 @@ static bool is_lowest_asking(const Comm *c) {
     return true;
 }
 
+/* Before each question: an answer is to that question. */
 static void forget_answers(Comm *c) {
     for (int p = 0; p < c->size; p++) {
         free(c->lines[p]);
@@ -339,7 +358,8 @@ static void forget_answers(Comm *c) {
     }
 }
 
-/* Until all have answered, or for as long as one may need that shares its cores with many. */
+/* Until all have answered, or for as long as one may need that shares its cores with many. A second at
+ * least: a limit below that is a test's. */
 static void hear_answers(Comm *c) {
     long long ms = limit_of(c) / 1000000;
     if (ms < LEAST_LISTEN_MS) ms = LEAST_LISTEN_MS;
@@ -382,6 +402,7 @@ static void list_stopped(const Sibling *ranks, int count, Text *out) {
                         (int)ranks[i].process);
 }
 
+/* Of this machine; with several machines each has one that speaks. */
 static bool is_lowest_awake(const Comm *c, const Sibling *ranks, int count) {
     for (int i = 0; i < count; i++)
         if (ranks[i].state != 'T' && ranks[i].rank < c->rank) return false;
@@ -418,6 +439,7 @@ void comm_blocked(Comm *c, const char *call) {
 
 /* ---- the thread ---- */
 
+/* Beats are counted by the process, times kept by the rank's own watchdog. */
 static void count_beats(Comm *c, long long now) {
     uint64_t beats = progress_beats();
     if (beats != c->beats) atomic_store(&c->beat_at, now);
@@ -445,6 +467,8 @@ static void look(Comm *c) {
     pthread_mutex_unlock(&c->mutex);
 }
 
+/* Woken by watchdog_stop, else by the tick. The watch mutex is not held while it looks: stopping must not
+ * wait for a question to be answered longer than it takes. */
 static void *watchdog_main(void *argument) {
     Comm *c = argument;
     pthread_mutex_lock(&c->watch_mutex);
@@ -461,6 +485,7 @@ static void *watchdog_main(void *argument) {
     return NULL;
 }
 
+/* With this rank's own limit, until watchdog_agree has that of all. */
 ErrorCode watchdog_start(Comm *c, Error *err) {
     atomic_store(&c->limit, (long long)(c->watch.seconds * 1e9));
     int code = pthread_create(&c->watchdog, NULL, watchdog_main, c);
@@ -483,6 +508,7 @@ ErrorCode watchdog_agree(Comm *c, Error *err) {
     return OK;
 }
 
+/* After the link is closed: closing may hang too. */
 void watchdog_stop(Comm *c) {
     if (!c->has_watchdog) return;
     pthread_mutex_lock(&c->watch_mutex);

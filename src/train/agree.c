@@ -1,6 +1,10 @@
 /* A comparison in three moves: all ranks combine the hashes of their words; only where those differ, rank
  * 0 sends its words to all, and each rank sends back a report of what is other on it: nothing, where it is
- * as on rank 0. Ranks with the same report are told of in one clause. */
+ * as on rank 0. Ranks with the same report are told of in one clause.
+ *
+ * A difference of configuration is a mistake of whoever started the ranks, one of files a matter of machines
+ * that do not share them, one of processors none at all: it is said, and a checkpoint remembers it. All
+ * ranks make each comparison at the same place of a run, and leave it with the same result. */
 #include "train/agree.h"
 
 #include <stdio.h>
@@ -16,6 +20,8 @@
 #define LARGEST_PROGRAM ((size_t)1 << 30)
 enum { MOST_NAMED = 6, MOST_GROUPS = 4, MOST_SHOWN = 60 }; /* keys of a rank; clauses; bytes of a value */
 
+/* The hash of the program itself: two builds of one version with other flags round differently. Where
+ * /proc cannot be read the rest has to do. */
 char *agree_build(void) {
     Text build = {0};
     char library[64], *program;
@@ -46,7 +52,7 @@ static void free_groups(Groups *g) {
     *g = (Groups){0};
 }
 
-/* On rank 0, who says what; elsewhere no groups. */
+/* On rank 0, who says what; elsewhere no groups. Rank 0's own words are group 0, the first that was seen. */
 static ErrorCode gather_groups(Comm *comm, const char *mine, Groups *g, Error *err) {
     size_t ranks = (size_t)comm_size(comm), *lengths = mem_alloc_array(ranks, sizeof *lengths);
     *g = (Groups){.ranks = (int)ranks};
@@ -83,6 +89,7 @@ typedef struct Report {
     int count;
 } Report;
 
+/* More than MOST_NAMED are counted only, by refuse. */
 static void add_report(Report *r, const char *name, const char *here, const char *there) {
     char mine[MOST_SHOWN + 4], first[MOST_SHOWN + 4];
     if (r->count++ >= MOST_NAMED) return;
@@ -91,6 +98,7 @@ static void add_report(Report *r, const char *name, const char *here, const char
                 error_escape(first, sizeof first, there, strlen(there)));
 }
 
+/* Group 0 is left out: it is what the others are compared with. */
 static void write_clauses(const Groups *g, Text *out) {
     for (int i = 1; i < g->count && i <= MOST_GROUPS; i++) {
         text_puts(out, i > 1 ? "; " : "");
@@ -101,7 +109,8 @@ static void write_clauses(const Groups *g, Text *out) {
         text_printf(out, "; and others, in %d more ways", g->count - 1 - MOST_GROUPS);
 }
 
-/* The reports of all ranks as the failure of all; at least one is not empty. Frees the report. */
+/* The reports of all ranks as the failure of all; at least one is not empty. Frees the report. Rank 0 has
+ * the sentence, the others learn it by comm_agree. */
 static ErrorCode refuse(Comm *comm, Report *mine, ErrorCode failure, const char *advice, Error *err) {
     Groups groups;
     Text clauses = {0};
@@ -124,6 +133,7 @@ typedef struct Hashes {
     bool same_build, same_words;
 } Hashes;
 
+/* Whether any two differ; whose are whose is asked only then. */
 static void combine_hashes(void *into, const void *from) {
     Hashes *a = into;
     const Hashes *b = from;
@@ -168,6 +178,8 @@ static void add_key(void *report, const Option *o, const char *here, const char 
     if (is_shared(o)) add_report(report, o->key, here, there);
 }
 
+/* As YAML, which is read into a set of its own: so keys are named, and values compared as options_compare
+ * does. */
 static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, Error *err) {
     Text yaml = {0};
     char *first = NULL;
@@ -254,6 +266,7 @@ static void write_kernels(const Groups *g, Text *out) {
     }
 }
 
+/* *kernels is the caller's. */
 ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err) {
     Groups groups;
     Text all = {0};

@@ -46,6 +46,8 @@
 #include "train/supervise.h"
 #include "train/tracing.h"
 
+/* Everything of a run, opened in open_all and closed in trainer_run, whose closing calls take what was
+ * never opened. Zero is "not there". */
 typedef struct Trainer {
     Config *c;
     Comm *comm;
@@ -85,7 +87,8 @@ typedef struct Trainer {
  */
 #define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
 
-/* Faults on purpose hit who enters, once others may wait for it. */
+/* Faults on purpose hit who enters, once others may wait for it. The phase is entered first, so that the
+ * watchdog names it if the fault stops this rank. */
 static void enter(Trainer *t, Phase phase) {
     doing_enter(t->doing, phase, t->state.step);
     FaultPlace place = {.rank = comm_rank(t->comm),
@@ -101,6 +104,7 @@ static void enter(Trainer *t, Phase phase) {
  * was saved stays. */
 static volatile sig_atomic_t stop_requested;
 
+/* Nothing but what may be called in a handler. */
 static void on_signal(int number) {
     if (number == SIGUSR2 || (stop_requested && number == SIGINT)) _exit(130);
     stop_requested = 1;
@@ -112,15 +116,19 @@ void trainer_catch_signals(void) {
     signals_to_stop(&to_stop);
     for (int number = 1; number < NSIG; number++)
         if (sigismember(&to_stop, number) == 1) sigaction(number, &action, NULL);
+    /* Not among the signals to stop: only the launcher sends it, for the user's second SIGINT. */
     sigaction(SIGUSR2, &action, NULL);
     signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
 }
 
+/* From here on the run ends by itself, and a second Ctrl-C must not cut off what it says. */
 void trainer_ignore_signals(void) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) signal(numbers[i], SIG_IGN);
 }
 
+/* With the source of each value: what was resolved, and why. The next start compares with what the
+ * checkpoint holds, not with this file. */
 static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err) {
     Text yaml = {0};
     options_write_yaml(set, &yaml, true);
@@ -135,6 +143,7 @@ static ErrorCode open_directory(Trainer *t, Error *err) {
     return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
 }
 
+/* Every rank opens the data; the first to come builds the cache (open_all sees to the order). */
 static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     Config *c = t->c;
     if (c->data.sources.count == 0)
@@ -145,7 +154,7 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
-/* What the run trains on. */
+/* What the run trains on. Each rank by what its own files hold: agree_on_data compares. */
 static void know_data(Trainer *t) {
     dataset_fingerprint(t->data, t->facts.data);
     tokenizer_fingerprint(t->tokenizer, t->facts.tokenizer);
@@ -163,6 +172,8 @@ static ErrorCode agree_on_threads(Trainer *t, Error *err) {
     return comm_combine(t->comm, &run->most_threads, sizeof run->most_threads, larger, err);
 }
 
+/* Between layout and plan nothing may be decided that another rank could decide otherwise: all of it
+ * follows from the agreed configuration. */
 static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
@@ -189,6 +200,8 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
                      (long long)counted, (long long)expected);
 }
 
+/* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
+ * that. */
 static ErrorCode measure_peak(Trainer *t, Error *err) {
     double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2);
     TRY(comm_combine(t->comm, &peak, sizeof peak, comm_add_double, err));
@@ -244,6 +257,8 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
+/* In this order: what can be refused is refused before memory is taken, and memory is taken before
+ * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_ALLOCATING);
     TOGETHER(t, t->chief ? check_init(t, err) : OK);
@@ -310,6 +325,8 @@ static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->comm, err);
 }
 
+/* Records of another run go before anything of this one is written. The saver comes last: it stages what
+ * the engine now has. */
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     bool resumed = t->found.exists;
     if (t->c->run.overwrite) TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
@@ -336,6 +353,7 @@ static ErrorCode record_restart(Trainer *t, Error *err) {
     return journal_add(&t->journal, JOURNAL_RESTARTED, t->state.step, supervise_cause(), facts, err);
 }
 
+/* The attempt is rank 0's to find, since it alone sees all logs. */
 static ErrorCode open_audit(Trainer *t, Error *err) {
     AuditWriter who = {.rank = comm_rank(t->comm),
                        .writers = comm_size(t->comm),
@@ -452,6 +470,7 @@ static int name_on_console(const Trainer *t) {
     return only_chief ? CONSOLE_UNNAMED : comm_rank(t->comm);
 }
 
+/* Between logged steps the status line moves, and nothing is written. */
 static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps ||
                m->skipped || m->spike;
@@ -469,7 +488,8 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     return t->board ? tensorboard_step(t->board, m, err) : OK;
 }
 
-/* A non-finite step is skipped, counted and named; its figures enter no statistic. */
+/* A non-finite step is skipped, counted and named; its figures enter no statistic. Judged before it enters
+ * the window, against what came before it. */
 static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *err) {
     RunState *s = &t->state;
     double limit = t->c->metrics.spike;
@@ -519,14 +539,18 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     StepOptions options = setup_step(t->c, t->state.step);
     options.before_update = copy_finished;
     options.context = &t->saver;
+    /* A signal may reach any rank, the stop file rank 0: with the record of this step all know, and all
+     * stop after it. */
     if (stop_requested || (t->chief && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
     saver_flags(&t->saver, &options.any, &options.all);
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
     options.next = t->feed.next;
+    /* What is counted is this step's, but for saves and records between steps. */
     comm_reset_traffic(t->comm);
     engine_step(t->engine, t->feed.batches, &options, &r);
     t->stopping |= (r.any & RECORD_STOP) != 0;
+    /* The save under way moves on by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
     metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited,
                         engine_times(t->engine)->waited);
@@ -579,7 +603,8 @@ static ErrorCode validate(Trainer *t, Error *err) {
  * this helps nobody. */
 #define LEAST_INTERVAL 60.0
 
-/* What became of a save: in the journal, and once, a word on how often to save. */
+/* What became of a save: in the journal, and once, a word on how often to save. `stall` is what the
+ * training waited for, `seconds` what the disk took beside it. */
 static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600,
            rate = (double)r->bytes / r->seconds;
@@ -611,6 +636,8 @@ static ErrorCode check_directory(const Trainer *t, Error *err) {
     return t->chief ? lock_check(&t->lock, t->c->run.dir, err) : OK;
 }
 
+/* Records first: what a checkpoint holds must be in them (audit.h, A2), and a crash may come right behind
+ * the commit. */
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
     enter(t, PHASE_SAVING);
@@ -618,6 +645,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_sync(&t->log, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
+    /* The last one is waited for; the others go on beside the next steps. */
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));
     TRY(comm_barrier(t->comm, err)); /* so that all leave the phase together */
     metrics_window_pause(&t->window, clock_seconds() - start);
@@ -637,6 +665,7 @@ static ErrorCode compare_replicas(Trainer *t, Error *err) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
+/* Copies are compared before the first step, too: what was loaded must be equal everywhere. */
 static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
     bool has_validation = dataset_validation_samples(t->data) > 0;
@@ -682,6 +711,7 @@ static void show_profile(const Trainer *t) {
     text_free(&out);
 }
 
+/* Everything is saved: what fails here costs a line in a log, but is still a failure. */
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
     enter(t, PHASE_ENDING);
@@ -742,6 +772,8 @@ static ErrorCode end_together(Trainer *t, Error *err) {
     return err->code;
 }
 
+/* A failure of loop is this rank's alone unless known_to_all says otherwise: the others are in the middle
+ * of something, so comm_fail ends them. */
 static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
     TRY(open_all(t, set, err));
     ErrorCode code = loop(t, err);

@@ -8,8 +8,8 @@
 #include "base/rng.h"
 #include "base/text.h"
 
-/* The i-th of a text: cut off anywhere, up to three bytes replaced, half of them by one of `marks`, which mean
- * something to the parser. The caller's, without a NUL behind it. */
+/* The i-th of a text: cut off anywhere, up to three bytes replaced, half of them by one of `marks`, which
+ * mean something to the parser. The caller's, without a NUL behind it. */
 static char *damaged(const char *text, size_t size, const char *marks, uint64_t i, size_t *length) {
     *length = 1 + rng_u64(2, i) % size;
     char *data = mem_alloc(*length);
