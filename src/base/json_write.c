@@ -9,10 +9,12 @@
 
 #include "base/json.h"
 
+/* The text belongs to the caller and may hold something before. */
 void json_start(JsonWriter *w, Text *out, int indent) {
     *w = (JsonWriter){.out = out, .indent = indent, .first = true};
 }
 
+/* Only with an indent; on one line nothing breaks. */
 static void new_line(JsonWriter *w) {
     if (w->indent == 0) return;
     text_puts(w->out, "\n");
@@ -31,6 +33,7 @@ static void begin_item(JsonWriter *w) {
     new_line(w);
 }
 
+/* Names of the C library's calls, but static: nothing here opens or closes a file. */
 static void open(JsonWriter *w, const char *bracket) {
     begin_item(w);
     text_puts(w->out, bracket);
@@ -74,6 +77,7 @@ static void write_quoted(Text *out, const char *value, size_t length) {
     text_puts(out, "\"");
 }
 
+/* Keys are not checked for repetition: they are this program's own. */
 void json_key(JsonWriter *w, const char *key) {
     begin_item(w);
     write_quoted(w->out, key, strlen(key));
@@ -81,6 +85,7 @@ void json_key(JsonWriter *w, const char *key) {
     w->after_key = true;
 }
 
+/* All 64 bits; readers that hold numbers as doubles lose some beyond 2^53. */
 void json_int(JsonWriter *w, int64_t value) {
     begin_item(w);
     text_printf(w->out, "%lld", (long long)value);
@@ -103,6 +108,7 @@ void json_null(JsonWriter *w) {
     text_puts(w->out, "null");
 }
 
+/* For text that ends in a NUL; json_bytes for what may hold one. */
 void json_string(JsonWriter *w, const char *value) { json_bytes(w, value, strlen(value)); }
 
 void json_bytes(JsonWriter *w, const char *value, size_t length) {

@@ -43,7 +43,8 @@ const char *value_describe(const YamlNode *node, char out[128]) {
 /* Both zero is "none given": no option has only 0 as its value. */
 static bool has_bounds(const Option *o) { return o->min != 0 || o->max != 0; }
 
-/* "a number between 0 and 10": what the option takes, for "expected ...". */
+/* "a number between 0 and 10": what the option takes, for "expected ...". Bounds are shown where there are
+ * any; infinite ones are not. */
 static void describe_type(const Option *o, Text *out) {
     char low[32], high[32];
     switch (o->type) {
@@ -85,6 +86,7 @@ static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node
     return code;
 }
 
+/* Not isdigit: that asks the locale. */
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* Digits, single underscores between them, one of k, M, G at the end. Powers of ten, since tokens and
@@ -108,7 +110,8 @@ static bool parse_int(const char *text, int64_t *out) {
     return *text == 0 && !__builtin_mul_overflow(value, scale, out);
 }
 
-/* Decimal notation or an infinity; strtod alone would also take hexadecimal, "nan" and leading blanks. */
+/* Decimal notation or an infinity; strtod alone would also take hexadecimal, "nan" and leading blanks. An
+ * overflow to infinity is no number that anybody wrote; ".inf" is. */
 static bool parse_double(const char *text, double *out) {
     const char *p = text;
     bool negative = *p == '-';
@@ -133,8 +136,8 @@ static bool parse_double(const char *text, double *out) {
     return *p == 0 && isfinite(*out);
 }
 
-/* Bounds beyond 64 bits bound nothing. The others are compared as integers: doubles cannot tell 2^53 + 1 from
- * 2^53. */
+/* Bounds beyond 64 bits bound nothing. The others are compared as integers: doubles cannot tell 2^53 + 1
+ * from 2^53. ceil and floor, since a bound may be 0.5. */
 static bool int_in_bounds(const Option *o, int64_t value) {
     if (!has_bounds(o)) return true;
     if (o->min > -0x1p63 && value < (int64_t)ceil(o->min)) return false;
@@ -161,6 +164,7 @@ static ErrorCode set_bool(const Option *o, bool *field, const char *key, const Y
     return mismatch(o, key, node, advice, origin);
 }
 
+/* Stored as an index: code compares enums, files and messages have the names. */
 static ErrorCode set_choice(const Option *o, int *field, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
     /* Two slips at most, and fewer than the name has letters: every two-letter name is near to every
@@ -206,6 +210,7 @@ static bool is_nothing(const YamlNode *node) {
     return node->kind == YAML_NODE_SCALAR && !node->quoted && !*node->text;
 }
 
+/* Leaves an empty list, which is valid. */
 static void free_strings(StringList *list) {
     for (size_t i = 0; i < list->count; i++) free(list->items[i]);
     free(list->items);
@@ -287,7 +292,8 @@ static void unset(const Option *o, void *field) {
         *(int *)field = -1;
 }
 
-/* One item: defaults first, then what the node gives. */
+/* One item: defaults first, then what the node gives. A map gives keys in any order and any number; what
+ * it leaves out stays the default, or "not given". */
 static ErrorCode set_item(const Option *table, char *item, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     const ValueOrigin defaults = {.where = "default", .err = origin->err};
@@ -321,7 +327,8 @@ static void free_list(const Option *o, ObjectList *list) {
     *list = (ObjectList){0};
 }
 
-/* Nothing is an empty list; a scalar or a map alone is a list of one. */
+/* Nothing is an empty list; a scalar or a map alone is a list of one. Errors name the item:
+ * data.sources[2].weight. */
 static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     const bool single = node->kind != YAML_NODE_LIST;
@@ -384,6 +391,7 @@ ErrorCode value_set_text(const Option *option, void *field, const char *key, con
     return code;
 }
 
+/* Types that own nothing need nothing. */
 void value_free(const Option *option, void *field) {
     if (option->type == OPT_STRINGS) free_strings(field);
     if (option->type == OPT_LIST) free_list(option, field);
@@ -439,6 +447,7 @@ static void write_string(const char *text, Text *out) {
     text_puts(out, "\"");
 }
 
+/* Shortest digits that read back the same; infinities as YAML writes them. */
 static void write_double(double value, Text *out) {
     char number[32];
     text_puts(out, isinf(value) ? (value > 0 ? ".inf" : "-.inf") : text_double(value, number));

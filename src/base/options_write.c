@@ -19,6 +19,7 @@ static void add_spaces(Text *out, size_t count) {
     while (count-- > 0) text_puts(out, " ");
 }
 
+/* Sources are comments: the file reads back the same with them. */
 static void end_line(const OptionSet *set, size_t i, Text *out, bool with_sources) {
     if (with_sources) text_printf(out, "  # %s", set->sources[i].where);
     text_puts(out, "\n");
@@ -57,7 +58,7 @@ static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
 
 /* Everything below the first `length` bytes of a key ("section."), sections once each even where the table
  * interleaves them. "a.b.c" makes nested sections. A section is written where its first key stands, with
- * all its keys. */
+ * all its keys. Sections nest as deep as keys have dots. */
 static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out,
                           bool with_sources) {
     for (size_t i = 0; i < set->count; i++) {
@@ -164,7 +165,8 @@ const char *options_effect_name(OptionEffect effect) {
     return NULL;
 }
 
-/* "(0 to 10; default 0.0003; on resume: another curve)" after the help sentence. */
+/* "(0 to 10; default 0.0003; on resume: another curve)" after the help sentence. Nothing at all where
+ * there is nothing to say. */
 static void add_facts(const Option *o, Text *out) {
     char low[32], high[32];
     const bool bounded = (o->type == OPT_INT || o->type == OPT_DOUBLE) && (o->min != 0 || o->max != 0);
@@ -192,6 +194,7 @@ static void add_facts(const Option *o, Text *out) {
  * the right. */
 enum { MAX_LEFT = 34 };
 
+/* key=TYPE, as one would write it on the command line. */
 static void write_help_line(const Option *o, size_t indent, size_t column, size_t width, Text *out) {
     Text help = {0};
     text_puts(&help, o->help ? o->help : "");
@@ -225,6 +228,7 @@ static bool is_section_listed(const Option *table, const Option *o) {
     return false;
 }
 
+/* The column is that of the longest key that is not too long. */
 void options_write_help(const Option *table, Text *out, int width) {
     /* Narrower than 60 the help column would be a word wide. */
     size_t column = 0, columns = width < 60 ? 60 : (size_t)width;

@@ -30,6 +30,7 @@ typedef struct Reader {
     Error *err;
 } Reader;
 
+/* Where the user has to look: FILE:LINE:COLUMN, as compilers say it. */
 static ErrorCode fail_at(const Reader *r, yaml_mark_t mark, const char *what) {
     return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s", r->where, mark.line + 1, mark.column + 1, what);
 }
@@ -38,7 +39,8 @@ static ErrorCode fail_here(const Reader *r, const char *what) {
     return fail_at(r, r->event.start_mark, what);
 }
 
-/* libyaml's own complaint. The reader knows only a byte offset, and no line. */
+/* libyaml's own complaint. The reader knows only a byte offset, and no line. libyaml's words are kept:
+ * they name what it expected. */
 static ErrorCode fail_parser(const Reader *r) {
     const yaml_parser_t *p = &r->parser;
     const char *problem = p->problem ? p->problem : "not YAML";
@@ -147,6 +149,7 @@ static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
     return code;
 }
 
+/* A key is owned by this call until it is in the map. */
 static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
     TRY(refuse_properties(r, r->event.data.mapping_start.anchor, r->event.data.mapping_start.tag));
     for (;;) {
@@ -211,6 +214,7 @@ static ErrorCode build(Reader *r, int depth, YamlNode **out) {
     return OK;
 }
 
+/* An empty file, or one of comments only, is an empty map: a configuration of defaults. */
 static ErrorCode read_document(Reader *r, YamlNode **root) {
     TRY(next_event(r)); /* stream start */
     TRY(next_event(r));
@@ -228,6 +232,7 @@ static ErrorCode read_document(Reader *r, YamlNode **root) {
     return OK;
 }
 
+/* The parser reads from memory and never from a file: sizes were checked by whoever read it. */
 ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, YamlNode **root, Error *err) {
     char name[512];
     Reader r = {.where = error_escape(name, sizeof name, where, strlen(where)), .err = err};
@@ -238,6 +243,7 @@ ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, Ya
     if (length >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, length -= 3;
     if (!yaml_parser_initialize(&r.parser))
         return error_set(err, ERR_MEMORY, "%s: the system gave no memory", name);
+    /* Said, so that libyaml does not guess UTF-16 from the first bytes. */
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)data, length);
     ErrorCode code = read_document(&r, root);
@@ -260,6 +266,7 @@ ErrorCode yaml_tree_read(const char *path, YamlNode **root, Error *err) {
     return code;
 }
 
+/* Recursive, as deep as build was. */
 void yaml_tree_free(YamlNode *root) {
     if (!root) return;
     for (size_t i = 0; i < root->count; i++) {

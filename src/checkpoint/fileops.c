@@ -138,6 +138,7 @@ ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void
     return OK;
 }
 
+/* *fd is the caller's to finish. */
 ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err) {
     char name[512];
     RETRY(*fd, ops->create(ops->ctx, path));
@@ -150,6 +151,7 @@ ErrorCode fileops_open(const FileOps *ops, const char *path, int *fd, Error *err
     return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot open for writing", shown(path, name));
 }
 
+/* Longer by a hole, which reads as zeros until it is written. */
 ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t length, Error *err) {
     char name[512];
     int result;
@@ -202,7 +204,8 @@ ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data
     return OK;
 }
 
-/* `fd` must be a regular file. */
+/* `fd` must be a regular file. A directory or a pipe of that name was opened without harm, and is closed
+ * again by the caller. */
 static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error *err) {
     struct stat info;
     char name[512];
@@ -226,6 +229,7 @@ static ErrorCode open_below(int dir_fd, const char *where, const char *name, int
     return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(where, shown_where));
 }
 
+/* *fd and *size on success; nothing is open after a failure. */
 ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err) {
     char where[1024], shown_dir[512];
     snprintf(where, sizeof where, "%s/%s", dir, name);
@@ -241,6 +245,7 @@ ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *
     return code;
 }
 
+/* The size was told by the descriptor, so a file that grows meanwhile is read as it was. */
 static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t limit, char **data, Error *err) {
     char name[512];
     if (size > limit)

@@ -76,6 +76,7 @@ void manifest_free(Manifest *m) {
     *m = (Manifest){0};
 }
 
+/* Without the manifest itself. */
 uint64_t manifest_bytes(const Manifest *m) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < m->file_count; i++) bytes += m->files[i].bytes;
@@ -124,6 +125,7 @@ static void write_file(JsonWriter *w, const ManifestFile *f) {
     json_end_object(w);
 }
 
+/* Indented by two: a person can read it, and diff shows what changed. */
 void manifest_write(const Manifest *m, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
@@ -209,6 +211,7 @@ static ErrorCode parse_tensors(ManifestFile *f, const cJSON *tensors, const char
     return OK;
 }
 
+/* "header" where there are tensors, "checksum" where the file is one piece. */
 static ErrorCode parse_file(Manifest *m, const cJSON *item, const char *where, Error *err) {
     const char *name = NULL;
     int64_t bytes = 0;
@@ -345,7 +348,7 @@ ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
     return OK;
 }
 
-/* Checksum of `bytes` bytes at `offset`. */
+/* Checksum of `bytes` bytes at `offset`. In blocks, so that a tensor of any size takes BUFFER bytes. */
 static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer,
                            uint64_t *sum, Error *err) {
     XXH3_state_t *hash = XXH3_createState();
@@ -408,6 +411,7 @@ static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, c
                      error_escape(shown, sizeof shown, t->name, strlen(t->name)));
 }
 
+/* As many tensors as listed, with the same names: one that was added by hand is damage. */
 static ErrorCode check_tensors(const Checking *c, const ManifestFile *f, const SafeFile *s, Error *err) {
     if (s->count != f->count)
         return error_set(err, ERR_DATA, "%s: %zu tensors, the manifest lists %zu", s->where, s->count,

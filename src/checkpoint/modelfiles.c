@@ -31,6 +31,7 @@ bool modelfiles_name_is_safe(const char *name) {
     return length > 0 && length <= 255 && name[0] != '.' && strspn(name, allowed) == length;
 }
 
+/* Another ending is no shard, whatever the index says. */
 static bool is_shard_name(const char *name) {
     static const char suffix[] = ".safetensors";
     size_t length = strlen(name);
@@ -86,7 +87,8 @@ static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Er
     return OK;
 }
 
-/* Opens the shard that listed[0] names and adds the tensors of listed[0 .. n-1], all of that shard. */
+/* Opens the shard that listed[0] names and adds the tensors of listed[0 .. n-1], all of that shard. Its
+ * tensors are looked up, not taken as they come: the index decides what is read. */
 static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed, size_t n, Error *err) {
     char name[128];
     if (m->file_count == MAX_SHARDS)
@@ -135,6 +137,7 @@ static void check_total(const ModelFiles *m, const cJSON *root) {
                  (double)m->unlisted);
 }
 
+/* `listed` is sorted by file; each run of equal names is one shard. */
 static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *listed, size_t count, Error *err) {
     size_t shards = 0;
     for (size_t i = 0; i < count; i++) shards += i == 0 || strcmp(listed[i].file, listed[i - 1].file) != 0;
@@ -148,6 +151,7 @@ static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *liste
     return check_once(m, err);
 }
 
+/* The index is a map from tensor to file. JSON forbids a tensor twice (base/json.h). */
 static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, const cJSON *root,
                             Error *err) {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
@@ -192,6 +196,7 @@ static bool has_file(const char *dir, const char *name) {
     return there;
 }
 
+/* A path that is neither directory nor file fails in safe_open, by its name. */
 static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
     if (file_is_dir(path) && !has_file(path, MODEL_FILE)) {
         if (has_file(path, MODEL_INDEX)) return read_index(m, path, err);
@@ -223,6 +228,7 @@ void modelfiles_close(ModelFiles *m) {
     *m = (ModelFiles){0};
 }
 
+/* By bisection: tensors are sorted by name, whichever shard they lie in. */
 const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
     for (size_t low = 0, high = m->count; low < high;) {
         size_t middle = low + (high - low) / 2;

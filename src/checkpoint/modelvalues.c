@@ -23,6 +23,7 @@ typedef struct Buffers {
     void *narrow; /* CHUNK */
 } Buffers;
 
+/* Sixteen MiB, whatever the model. */
 static Buffers buffers_make(void) {
     return (Buffers){mem_alloc(CHUNK * 8), mem_alloc(CHUNK * 4), mem_alloc(CHUNK * 4)};
 }
@@ -58,6 +59,7 @@ static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const 
                      want->name, safe_type_name(t->type), safe_type_name(want->memory));
 }
 
+/* Both ways round: all that is wanted is there (here), and nothing else is (check_nothing_else). */
 static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Error *err) {
     for (int i = 0; i < list->count; i++) {
         const ModelTensor *t = modelfiles_find(m, list->tensors[i].name);
@@ -143,6 +145,8 @@ static ErrorCode check_table(const ModelFiles *m, const ParamTable *table, Error
     return code;
 }
 
+/* A table of a million layers, from a config.json that says so, would take memory; the number of tensors
+ * bounds it first. */
 ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *err) {
     ModelFiles m;
     ParamTable table;
@@ -162,6 +166,7 @@ ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *e
     return code;
 }
 
+/* Checked as a whole before the first piece is stored: no rank is left with half a model. */
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
     TRY(modelfiles_check(m, list, err));
     Buffers b = buffers_make();
@@ -182,6 +187,7 @@ static uint64_t bytes_of(SafeType type, uint64_t elements) {
     return elements * (uint64_t)safe_type_bits(type) / 8;
 }
 
+/* Values that are no floats are hashed as they lie. */
 static ErrorCode digest_values(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Buffers *b, Error *err) {
     SafeType type = t->tensor->type;
     for (uint64_t done = 0, n; done < t->tensor->elements; done += n) {
@@ -256,6 +262,7 @@ static void add_figures(TensorFigures *f, double *squares, double value) {
     if (size > f->max) f->max = size;
 }
 
+/* Norm and largest value in double; types below a byte or of integers have none. */
 ErrorCode modelfiles_figures(const ModelFiles *m, const ModelTensor *t, TensorFigures *out, Error *err) {
     SafeType type = t->tensor->type;
     double squares = 0.0;

@@ -63,6 +63,7 @@ static ErrorCode read_manifest(Manifest *m, const char *path, Error *err) {
     return code;
 }
 
+/* On success the manifest is the caller's. */
 static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
     TRY(read_manifest(m, path, err));
     ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err)
@@ -96,7 +97,7 @@ static CheckpointInfo named(const char *dir, const char *name, int64_t step) {
     return info;
 }
 
-/* Names only. */
+/* Names only. A directory that is not there holds none. */
 static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
     *set = (CheckpointSet){0};
     DIR *handle = opendir(dir);
@@ -130,6 +131,7 @@ static void examine(CheckpointInfo *info, CheckLevel level) {
     if (code == OK) manifest_free(&m);
 }
 
+/* In ascending steps; the set is the caller's, to be freed. */
 ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
     TRY(scan(set, dir, err));
     for (size_t i = 0; i < set->count; i++) examine(&set->items[i], level);
@@ -143,7 +145,7 @@ void checkpoint_set_free(CheckpointSet *set) {
 }
 
 /* The state, where it names a step, says the same as the manifest: neither is of another checkpoint. What
- * else is in it, and must be, is the caller's. */
+ * else is in it, and must be, is the caller's. Older versions of the state name no step. */
 static ErrorCode check_state(const Checkpoint *c, Error *err) {
     cJSON *root;
     int64_t step = c->step;
@@ -251,6 +253,7 @@ ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error
     return code == OK ? OK : error_context(err, "%s", path);
 }
 
+/* Of one that was opened in part, too. */
 void checkpoint_close(Checkpoint *c) {
     modelfiles_close(&c->model);
     modelfiles_close(&c->optimizer);

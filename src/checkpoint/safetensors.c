@@ -82,6 +82,7 @@ static ErrorCode check_plain_numbers(const SafeFile *f, const char *text, size_t
     return OK;
 }
 
+/* Not negative and at most 2^53; that it is whole was seen in the text (check_plain_numbers). */
 static bool read_whole(const cJSON *item, uint64_t *out) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0.0 && item->valuedouble <= MAX_WHOLE)) return false;
     *out = (uint64_t)item->valuedouble;
@@ -115,6 +116,7 @@ static ErrorCode read_shape(const SafeFile *f, SafeTensor *t, const cJSON *item,
     return OK;
 }
 
+/* Against the file's own size: nothing beyond its end is ever read. */
 static ErrorCode read_offsets(const SafeFile *f, SafeTensor *t, const cJSON *item, Error *err) {
     if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2)
         return bad(f, t->name, "data_offsets is missing or not a list of two", err);
@@ -174,6 +176,7 @@ static ErrorCode read_metadata(SafeFile *f, const cJSON *object, Error *err) {
     return OK;
 }
 
+/* __metadata__ is the one name that is no tensor. */
 static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
     const cJSON *entry;
     if (!cJSON_IsObject(root))
@@ -255,7 +258,7 @@ static uint64_t little_endian(const uint8_t bytes[8]) {
     return value;
 }
 
-/* Eight bytes of text, as a length, are beyond any file. */
+/* Eight bytes of text, as a length, are beyond any file: some 10^18. */
 static bool is_text(const uint8_t bytes[8]) {
     for (int i = 0; i < 8; i++) {
         bool printable =
@@ -327,6 +330,7 @@ ErrorCode safe_open(SafeFile *f, const char *path, Error *err) {
     return error_set(err, ERR_NOINPUT, "%s: expected a regular file", shown);
 }
 
+/* Any number of times. */
 void safe_close(SafeFile *f) {
     for (size_t i = 0; i < f->count; i++) free(f->tensors[i].name);
     for (size_t i = 0; i < 2 * f->metadata_count; i++) free(f->metadata[i]);
@@ -337,6 +341,7 @@ void safe_close(SafeFile *f) {
     *f = (SafeFile){.fd = -1};
 }
 
+/* By bisection, which check_coverage's last sort allows. */
 const SafeTensor *safe_find(const SafeFile *f, const char *name) {
     if (f->count == 0) return NULL;
     for (size_t low = 0, high = f->count; low < high;) {

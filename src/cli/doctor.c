@@ -90,7 +90,8 @@ static void find_instruction_sets(Findings *f) {
     if (!f->instruction_sets.length) text_puts(&f->instruction_sets, "unknown");
 }
 
-/* Measured, not looked up: what counts is what this machine gives in this container at this hour. */
+/* Measured, not looked up: what counts is what this machine gives in this container at this hour. Both
+ * dtypes, for the same time each: their ratio decides what train.compute: auto takes. */
 static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     Device d = {0};
     TRY(device_open_cpu(&d, NULL, 0, err));
@@ -117,7 +118,7 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
 
 /* ---- memory ---- */
 
-/* Of the control group; 0 for none. */
+/* Of the control group; 0 for none. A group that may use all of the machine limits nothing. */
 static uint64_t memory_limit(const Findings *f) {
     return f->memory.machine < f->memory.physical ? f->memory.machine : 0;
 }
@@ -160,6 +161,8 @@ static ErrorCode timed_write(int fd, const char *block, size_t size, int count, 
     return OK;
 }
 
+/* Large blocks first, for the rate, then single pages with a sync each, for the latency: a checkpoint is
+ * the one, a journal the other. */
 static ErrorCode measure_open_file(Disk *disk, int fd, const char *block, Error *err) {
     double seconds = 0, syncs[SYNC_COUNT];
     TRY(timed_write(fd, block, DISK_BLOCK, DISK_BLOCKS, disk->directory, &seconds, err));
@@ -192,6 +195,8 @@ static ErrorCode measure_disk(Disk *disk, Error *err) {
     return code;
 }
 
+/* 4 GB and a tenth of a second are where people begin to notice; 12 bytes a parameter are fp32 weights and
+ * two moments. */
 static ErrorCode find_disk(Findings *f, Error *err) {
     TRY(measure_disk(&f->disk, err));
     char free_text[32];
@@ -229,6 +234,7 @@ static void find_mpi(Findings *f) {
 
 /* ---- output ---- */
 
+/* Left column of one width, so that two machines can be laid beside each other. */
 static void print_table(Findings *f) {
     char total[32], available[32], free_text[32], rate[32];
     printf("processor         %s\n", f->processor);
@@ -280,6 +286,7 @@ static void print_json(const Findings *f) {
     text_free(&out);
 }
 
+/* The status line says what takes its time; it is gone before anything is printed. */
 static ErrorCode examine(Findings *f, double seconds, Error *err) {
     log_status("measuring matrix products");
     TRY(measure_device(f, seconds, err));

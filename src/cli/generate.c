@@ -28,6 +28,7 @@ static const Flag flags[] = {
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
 
+/* Freed by run, whatever was read of it. */
 typedef struct Request {
     Sampling sampling;
     int64_t tokens;
@@ -124,7 +125,8 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
     return OK;
 }
 
-/* The cache is as long as what was asked for, not as what the model could take. */
+/* The cache is as long as what was asked for, not as what the model could take. The cache of keys and
+ * values is the only memory that grows with the text. */
 static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
     Decoder g;
     TRY(encode_prompt(m, r, err));

@@ -19,7 +19,7 @@ static void add_spaces(Text *out, int count) {
 }
 
 /* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines
- * start at `indent`. */
+ * start at `indent`. Bytes count as columns: these texts are ASCII, but for names that a user gave. */
 static void add_wrapped(Text *out, const char *text, size_t length, int column, int indent, int width) {
     bool first = true;
     for (size_t at = 0; at < length;) {
@@ -56,7 +56,8 @@ static void add_entry(Text *out, const char *name, const char *help, int width) 
     add_wrapped(out, help, strlen(help), NAME_COLUMN, NAME_COLUMN, width);
 }
 
-/* Paragraphs are filled, lines that start with a space are kept. */
+/* Paragraphs are filled, lines that start with a space are kept. So examples keep their lines, and all
+ * else fits any terminal. */
 static void add_paragraphs(Text *out, const char *text, int width) {
     while (*text) {
         if (*text == '\n' || *text == ' ') {
@@ -92,6 +93,7 @@ static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width)
     }
 }
 
+/* Usage first, since that is what one has forgotten; the configuration last, since it is long. */
 void help_write_verb(const Verb *verb, Text *out, int width) {
     width = clamp_width(width);
     text_printf(out, "weft %s - %s\n\n", verb->name, verb->summary);
@@ -124,6 +126,7 @@ bool help_write_group(const char *group, Text *out, int width) {
     return true;
 }
 
+/* One line a verb; everything else is a verb's own. */
 void help_write_overview(Text *out, int width) {
     width = clamp_width(width);
     text_puts(out, "weft - pre-trains Llama-family language models\n\n"
@@ -152,7 +155,7 @@ static ErrorCode run_help(const Arguments *args, Error *err) {
     } else if (shell) {
         completion_write_bash(&out);
     } else if (args->operand_count == 1 && help_write_group(args->operands[0], &out, log_width())) {
-        code = OK;
+        code = OK; /* looked for before a verb: "help tokenizer" is about three of them */
     } else if (args->operand_count) {
         const Verb *verb = NULL;
         int used = 0;
@@ -161,6 +164,7 @@ static ErrorCode run_help(const Arguments *args, Error *err) {
     } else {
         help_write_overview(&out, log_width());
     }
+    /* Help that was asked for is data: it goes to stdout, where it can be paged. */
     if (out.length) fwrite(out.data, 1, out.length, stdout);
     text_free(&out);
     return code;

@@ -49,6 +49,7 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
     return code;
 }
 
+/* Known sizes are named: "the shape of Llama 3.2 1B" says more than its numbers. */
 static void print_shape(const ModelConfig *c) {
     char count[32];
     const PublishedSize *known = family_published(c);
@@ -79,7 +80,8 @@ static ErrorCode describe_config(const char *dir, Error *err) {
     return code;
 }
 
-/* Every byte is read before a checkpoint is called good. */
+/* Every byte is read before a checkpoint is called good. An error is the verdict on the checkpoint, and
+ * the end: what is damaged is not described. */
 static ErrorCode describe_manifest(const char *dir, Error *err) {
     Manifest m;
     char bytes[32];
@@ -114,6 +116,7 @@ static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool va
     return OK;
 }
 
+/* Totals first: a list of hundreds scrolls them out of sight otherwise. */
 static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     uint64_t elements = 0, bytes = 0;
     char count[32], size[32];
@@ -146,6 +149,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
     return code;
 }
 
+/* What is around the tensors is for people; a digest is about the tensors alone. */
 static ErrorCode inspect_path(const Arguments *args, const char *path, Error *err) {
     if (file_is_dir(path) && !arguments_has(args, "--digest")) {
         printf("path        %s\n", path);
@@ -157,11 +161,12 @@ static ErrorCode inspect_path(const Arguments *args, const char *path, Error *er
 
 /* ---- parameter groups ---- */
 
-/* A configuration, or a run, which holds its own. */
+/* A configuration, or a run, which holds its own. The caller's. */
 static char *config_path(const char *operand) {
     return file_is_dir(operand) ? path_join(operand, "config.yaml") : mem_strdup(operand);
 }
 
+/* Names and shapes follow from the configuration; no weight is opened. */
 static ErrorCode print_groups(const Config *c, Error *err) {
     ParamTable table;
     ParamGroups groups;

@@ -10,7 +10,8 @@
 /* ---- roff ---- */
 
 /* Text with what roff would take as its own made plain: backslashes, hyphens, quotes, and dots and
- * apostrophes that begin a line. */
+ * apostrophes that begin a line. A hyphen that is not escaped becomes a dash, which nobody can copy into a
+ * shell. */
 static void add_roff(Text *out, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
@@ -87,6 +88,8 @@ static const char *type_name(OptionType type) {
     return names[type];
 }
 
+/* Type, default and help; effects on resuming are left to `weft train --help`, which has the room to
+ * explain them. */
 static void add_roff_option(Text *out, const Option *option) {
     text_puts(out, ".TP\n\\fB");
     add_roff_string(out, option->key);
@@ -101,7 +104,8 @@ static void add_roff_option(Text *out, const Option *option) {
     text_puts(out, "\n");
 }
 
-/* Verbs share configuration tables; each is documented once. */
+/* Verbs share configuration tables; each is documented once. By address: a table is the same if it is the
+ * same table. */
 static bool options_seen_before(const Verb *const *verb) {
     for (const Verb *const *v = verbs; v < verb; v++)
         if ((*v)->options == (*verb)->options) return true;
@@ -121,7 +125,8 @@ static void add_roff_configuration(Text *out) {
     }
 }
 
-/* Statuses that scripts can rely on. */
+/* Statuses that scripts can rely on. All of ErrorCode but OK; names come from error_name, as in the
+ * program's last line. */
 static void add_roff_statuses(Text *out) {
     static const ErrorCode codes[] = {
         ERR_DIFFERENT, ERR_USAGE,  ERR_NUMERIC,    ERR_REPLICAS, ERR_DATA,    ERR_NOINPUT, ERR_UNAVAILABLE,
@@ -134,6 +139,7 @@ static void add_roff_statuses(Text *out) {
     }
 }
 
+/* In the order that man pages have: name, verbs, flags, configuration, statuses, environment. */
 void man_write(Text *out) {
     text_printf(out, ".TH WEFT 1 \"\" \"weft %s\" \"User Commands\"\n", WEFT_VERSION);
     text_puts(out, ".SH NAME\nweft \\- pre\\-trains Llama\\-family language models\n"
@@ -163,12 +169,14 @@ static void add_flag_words(Text *out, const Verb *verb) {
     for (const Flag *f = common_flags; f->name; f++) text_printf(out, "%s%s", f->name, f[1].name ? " " : "");
 }
 
+/* With their "=": what follows is a value, which bash cannot know. */
 static void add_option_words(Text *out, const Verb *verb) {
     for (const Option *o = verb->options; o && o->key; o++)
         text_printf(out, "%s%s=", o == verb->options ? "" : " ", o->key);
 }
 
-/* First words of all verbs, each once: "tokenizer" stands for all of its group. */
+/* First words of all verbs, each once: "tokenizer" stands for all of its group. "tokenize" is not of the
+ * group "tokenizer": lengths are compared too. */
 static void add_first_words(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         size_t length = strcspn((*v)->name, " ");
@@ -181,6 +189,7 @@ static void add_first_words(Text *out) {
     }
 }
 
+/* What may follow this verb: its flags and, for those with a configuration, keys. */
 static void add_case(Text *out, const Verb *verb) {
     text_printf(out, "    \"%s\")\n        flags=\"", verb->name);
     add_flag_words(out, verb);
@@ -205,6 +214,8 @@ static void add_groups(Text *out) {
     }
 }
 
+/* Words before the cursor decide: first the verb, then the member of a group, then flags and keys of what
+ * it is. */
 void completion_write_bash(Text *out) {
     text_puts(out,
               "# bash completion for weft\n"

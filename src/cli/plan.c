@@ -82,6 +82,7 @@ static bool parse_size(const char *text, double *bytes) {
     return false;
 }
 
+/* A link's speed without a rank's would mix seconds with operations. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     char shown[80];
     const char *memory = arguments_flag(args, "--memory");
@@ -106,6 +107,8 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
 /* Ranks of one place of the pipeline are neighbours: the pipeline is the outermost axis. */
 static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
 
+/* The pipeline of the forecast, at most DRAWN_RANKS rows of it in a terminal; SVG takes as many as there
+ * are. */
 static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     ForecastTimeline t;
     forecast_timeline(f, &t);
@@ -139,6 +142,7 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     return OK;
 }
 
+/* A run's own words: what is printed here is what `weft train` prints before it starts. */
 static ErrorCode describe_single(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                  Error *err) {
     char limit[32];
@@ -150,6 +154,7 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
     return forecast_print_exact(f, d, 0, out, err);
 }
 
+/* Of one rank: ranks of one place of the pipeline have the same program. */
 static void print_program(const Arguments *args, const Request *q, const Forecast *f, Text *out) {
     int64_t rank = q->rank >= 0 ? q->rank : 0;
     const Program *p = &f->ranks[place_of(f, rank)].plan.program;
@@ -183,6 +188,7 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
     return code;
 }
 
+/* What is about one schedule is refused beside --compare, not ignored. */
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
     /* One rank is most likely this machine; many are others, of which nothing is known here. */
@@ -210,6 +216,8 @@ static ErrorCode describe(const Arguments *args, const Request *q, const Config 
     return code;
 }
 
+/* The order of a run: configuration, shape, device, dtype, plan. The device is opened for its figures;
+ * nothing is computed on it. */
 static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;

@@ -40,6 +40,7 @@ static const Flag flags[] = {
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
     {NULL, 0, NULL, NULL}};
 
+/* What the flags said, checked; sizes that were not given stay 0 until a name or a file decides. */
 typedef struct Request {
     int64_t ranks, microbatches, stages_per_rank; /* 0: not given */
     int64_t width;
@@ -77,6 +78,7 @@ static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err)
     return OK;
 }
 
+/* Bounds here are of each size alone; how many cells they make together is check_cells'. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     *q = (Request){.costs = {.uniform = {1, 1, 1}}};
     const char *costs = arguments_flag(args, "--cost");
@@ -137,6 +139,8 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
     if (!schedule_names_file(operand)) {
         if (!schedule_find(operand, &name)) return unknown_schedule(operand, err);
         TRY(need_sizes(q, err));
+        /* As many stages as the schedule was made for, unless the user knows better; schedule_make refuses
+         * what cannot be. */
         int v = q->stages_per_rank ? (int)q->stages_per_rank : schedule_default_stages_per_rank(name);
         TRY(check_cells(q, v, err));
         return schedule_make(s, name, (int)q->ranks, (int)q->microbatches, v, err);
@@ -165,6 +169,8 @@ static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err)
     return OK;
 }
 
+/* Times in the units of the costs; peaks as counts of microbatches' activations, since bytes are of a
+ * model. */
 static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTimes *t) {
     json_begin_object(w);
     json_put_int(w, "rank", rank);
@@ -181,6 +187,7 @@ static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTime
     json_end_object(w);
 }
 
+/* The same figures as under the drawing, for scripts and notebooks. */
 static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
@@ -202,6 +209,7 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     text_puts(out, "\n");
 }
 
+/* Costs are named where they are not the plain ones: a drawing must not be taken for another's. */
 static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
     int used = snprintf(out, 256, "%s: %d rank%s, %d microbatch%s, %d stage%s", s->name, s->ranks,
                         s->ranks == 1 ? "" : "s", s->microbatches, s->microbatches == 1 ? "" : "es",
@@ -213,6 +221,7 @@ static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
              c->latency);
 }
 
+/* One timeline, to scale; in the terminal a column is a span of time, so that waiting shows as a gap. */
 static void draw(const Schedule *s, const Simulation *timing, const Request *q, bool svg, Text *out) {
     Timeline t;
     char title[256];
@@ -226,6 +235,8 @@ static void draw(const Schedule *s, const Simulation *timing, const Request *q, 
     timeline_free(&t);
 }
 
+/* To a file and to the terminal, or one of them: with --svg nothing else is drawn, figures as JSON may go
+ * along. */
 static ErrorCode show_timed(const Arguments *args, const Schedule *s, const Request *q, Error *err) {
     Simulation timing;
     Text out = {0};
@@ -260,7 +271,8 @@ static ErrorCode show(const Arguments *args, Schedule *s, const Request *q, Erro
 
 /* ---- all of them beside each other ---- */
 
-/* Of the busiest rank. The schedule is left with its transfers: its caller is done with it. */
+/* Of the busiest rank. The schedule is left with its transfers: its caller is done with it. 0 where
+ * transfers cannot be added, which cannot be of a schedule that was just simulated. */
 static int most_messages(Schedule *s) {
     int most = 0;
     Error ignored;
@@ -274,6 +286,7 @@ static int most_messages(Schedule *s) {
     return most;
 }
 
+/* Peaks by stage are brought to shares of the model, so that one stage of four counts a quarter. */
 static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
     int peak_input = 0, peak_weight = 0;
     for (int r = 0; r < t->ranks; r++) {
@@ -336,6 +349,7 @@ static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     return code;
 }
 
+/* Without a name the question is which, with one how. */
 static ErrorCode run(const Arguments *args, Error *err) {
     Request q;
     Schedule s;

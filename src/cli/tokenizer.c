@@ -1,4 +1,8 @@
-/* weft tokenizer train | encode | decode. */
+/* weft tokenizer train | encode | decode.
+ *
+ * Three verbs around one file format. Training reads whole corpora and may take long; encode and decode
+ * are streams, so that texts of any length go through a pipe in little memory, and decode gives back the
+ * bytes that encode took. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +20,7 @@
 /* --- train --- */
 
 /* Parts of "a,b,c"; the parts point into `copy`. At least one name, unless the text is empty: "" asks for
- * no special tokens. */
+ * no special tokens. The array is the caller's; `copy` must live as long as it. */
 static const char **split_names(char *copy, size_t *count) {
     size_t parts = 1, n = 0;
     for (const char *p = copy; *p; p++) parts += *p == ',';
@@ -31,6 +35,7 @@ static const char **split_names(char *copy, size_t *count) {
     return names;
 }
 
+/* The fingerprint is what caches and checkpoints know a tokenizer by. */
 static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out,
                                 Error *err) {
     Tokenizer *t = NULL;
@@ -46,6 +51,7 @@ static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptio
     return code;
 }
 
+/* At least the 256 bytes: a vocabulary without one could not write every text. */
 static ErrorCode run_train(const Arguments *args, Error *err) {
     int64_t vocab = 0, threads = 0;
     const char *out = arguments_flag(args, "--out"), *specials = arguments_flag(args, "--special");
@@ -112,7 +118,8 @@ static ErrorCode write_ids(IdWriter *w, Error *err) {
     return OK;
 }
 
-/* Ids of text[0, length), leaving what comes after it at the front. */
+/* Ids of text[0, length), leaving what comes after it at the front. The text keeps its memory: it grows to
+ * the longest stretch without a cut, once. */
 static ErrorCode encode_front(const Tokenizer *t, Text *text, size_t length, IdWriter *w, Error *err) {
     if (length == 0) return OK;
     TRY(tokenizer_encode(t, text->data, length, &w->list, err));
@@ -121,8 +128,8 @@ static ErrorCode encode_front(const Tokenizer *t, Text *text, size_t length, IdW
     return write_ids(w, err);
 }
 
-/* Text is encoded as it comes, up to a place where cutting changes nothing; only text without such a place is
- * kept whole. */
+/* Text is encoded as it comes, up to a place where cutting changes nothing; only text without such a place
+ * is kept whole. A newline ends the list, if there is any: no tokens, no line. */
 static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char *block, Error *err) {
     size_t got,
         wanted =
@@ -189,6 +196,7 @@ static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     return OK;
 }
 
+/* An id outside the vocabulary ends it: what was written so far is good. */
 static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
     for (size_t count = 1;; count++) {
         int32_t id = -1;

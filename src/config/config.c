@@ -195,6 +195,7 @@ const Option config_options[] = {
      .fallback = "auto",
      .choices = DEVICE_KINDS,
      .help = "Kernels; auto: the best that the processor runs."},
+    /* Said again at each start, or never: train_supervised says it once for all restarts. */
     {.key = "run.overwrite",
      .type = OPT_BOOL,
      .effect = EFFECT_NOTHING,
@@ -424,6 +425,7 @@ const Option config_options[] = {
      .fallback = "tokens",
      .choices = "tokens|documents",
      .help = "What the weights of sources are shares of."},
+    /* Which keys a token sees: the mathematics. */
     {.key = "data.document_mask",
      .type = OPT_BOOL,
      .effect = EFFECT_CURVE,
@@ -450,12 +452,14 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "Seed of the order of samples."},
+    /* Written beside the run; a run can begin or end with it at any start. */
     {.key = "data.audit",
      .type = OPT_BOOL,
      .effect = EFFECT_NOTHING,
      .offset = AT(data.audit),
      .fallback = "false",
      .help = "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."},
+    /* Read ahead; what is read is decided by the sampler. */
     {.key = "data.prefetch",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -501,6 +505,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Tokens of an optimizer step; 0 means one microbatch. More accumulate gradients."},
+    /* Another dtype is other mathematics. `auto` is decided once in the life of a run (train/setup.c). */
     {.key = "train.compute",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -516,6 +521,7 @@ const Option config_options[] = {
      .fallback = "none",
      .choices = "none|selective|full",
      .help = "What the backward pass makes again instead of keeping."},
+    /* Chunks of the loss are added one after the other: their size groups the sums. */
     {.key = "train.loss_rows",
      .type = OPT_INT,
      .effect = EFFECT_BITS,
@@ -530,6 +536,7 @@ const Option config_options[] = {
      .offset = AT(train.split_backward),
      .fallback = "false",
      .help = "Run the input and weight halves of the backward pass apart; same bits."},
+    /* A run that only skips steps trains nothing, and should say so before the night is over. */
     {.key = "train.stop_after_bad",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -557,6 +564,7 @@ const Option config_options[] = {
      .choices = "step|microbatch|replica",
      .help = "When gradients cross the network: once a step; once a microbatch (less memory when sharded); "
              "or over dp_shard once a microbatch and over dp_replicate once a step."},
+    /* Memory against traffic: the values gathered are the same. */
     {.key = "train.reshard_after_forward",
      .type = OPT_CHOICE,
      .effect = EFFECT_NOTHING,
@@ -585,6 +593,7 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Data-parallel groups that hold whole copies of the parameters' shards: DDP, or the outer axis "
              "of HSDP."},
+    /* -1 by default: all ranks that nobody else takes share the parameters. */
     {.key = "mesh.dp_shard",
      .type = OPT_INT,
      .effect = EFFECT_SUMS,
@@ -627,6 +636,7 @@ const Option config_options[] = {
      .fallback = "auto",
      .choices = "auto|true|false",
      .help = "A thread that moves messages while the others compute; auto: where a core is left for it."},
+    /* Not an option of the curve: raising it must be possible for a run that goes on. */
     {.key = "comm.watchdog_s",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -656,6 +666,7 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Microbatches of a step through the pipeline; 0: as many as train.tokens_per_step and "
              "train.microbatch make."},
+    /* Stages decide who computes a unit, not what; so do the keys below. */
     {.key = "pipeline.split",
      .type = OPT_STRINGS,
      .effect = EFFECT_NOTHING,
@@ -779,6 +790,7 @@ const Option config_options[] = {
      .fallback = "fp32",
      .choices = "fp32|bf16",
      .help = "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."},
+    /* By common practice norms and biases do not decay. */
     {.key = "optimizer.decay",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -805,6 +817,7 @@ const Option config_options[] = {
              "weight_decay, beta1, beta2, eps, momentum, nesterov, states, whole; what a group leaves out is "
              "as in "
              "this section."},
+    /* The norm is of the whole gradient, over all ranks. */
     {.key = "optimizer.clip",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -918,6 +931,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Steps between checkpoints; 0 means at the end only."},
+    /* At least two: the newest may be found damaged later. */
     {.key = "checkpoint.keep",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -942,6 +956,7 @@ const Option config_options[] = {
      .choices = "fp32|bf16",
      .help = "Of the model file; with bf16 the exact weights go beside the moments, so that resuming stays "
              "exact."},
+    /* For models that are given away. */
     {.key = "checkpoint.last_weights_only",
      .type = OPT_BOOL,
      .effect = EFFECT_NOTHING,
@@ -973,6 +988,7 @@ const Option config_options[] = {
      .offset = AT(metrics.tensorboard),
      .fallback = "true",
      .help = "Write TensorBoard events."},
+    /* A mark and no more: nothing is skipped for being unusual. */
     {.key = "metrics.spike",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,

@@ -83,6 +83,7 @@ static const Field validation_fields[] = {
 #define KIND_STEP "train"
 #define KIND_VALIDATION "validation"
 
+/* Fields in the order of the table, "kind" first: a person and awk both find them. */
 static void write_record(Text *out, const char *kind, const Field *fields, const void *record) {
     JsonWriter w;
     json_start(&w, out, 0);
@@ -136,6 +137,7 @@ static bool read_record(const cJSON *object, const Field *fields, void *record) 
 
 /* ---- the window ---- */
 
+/* `seconds` is the whole step, of which data and waiting are parts. */
 void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds,
                          double wait_seconds) {
     w->steps++;
@@ -147,6 +149,7 @@ void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, doubl
     w->run_seconds += seconds;
 }
 
+/* Of a pause that lies between steps. */
 void metrics_window_pause(MetricsWindow *w, double seconds) {
     w->pause_seconds += seconds;
     w->run_pause_seconds += seconds;
@@ -162,7 +165,8 @@ static double remaining_seconds(const MetricsWindow *w, const StepMetrics *m) {
     return (double)left * (step + pause);
 }
 
-/* Quotients of an empty window are NaN, which the console and the file show as "not known". */
+/* Quotients of an empty window are NaN, which the console and the file show as "not known". The window
+ * goes on: this is for the status line between logged steps. */
 void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double peak_flops, StepMetrics *m) {
     double steps = w->steps > 0 ? (double)w->steps : (double)NAN;
     m->step_seconds = w->seconds / steps;
@@ -173,6 +177,7 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
     m->flops_per_second = m->tokens_per_second * flops_per_token;
     m->mfu = peak_flops > 0 ? m->flops_per_second / peak_flops : (double)NAN;
     m->eta = remaining_seconds(w, m);
+    /* Read here, at each step's end, where nothing is allocated. */
     MemoryUse use = memory_use();
     m->memory_resident = (int64_t)use.resident;
     m->memory_peak = (int64_t)use.peak;
@@ -257,6 +262,7 @@ ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *nam
     return code;
 }
 
+/* One write, to a file that is open for appending: a crash tears at most this line. */
 static ErrorCode append_line(MetricsLog *log, Error *err) {
     return file_add_line(log->fd, log->path, log->line.data, log->line.length, err);
 }
@@ -275,6 +281,7 @@ ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Er
 
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err) { return file_sync(log->fd, log->path, err); }
 
+/* Of a log that was never opened, too. */
 void metrics_log_close(MetricsLog *log) {
     if (log->path && log->fd >= 0) close(log->fd);
     free(log->path);

@@ -11,7 +11,8 @@
 #include "observe/chart.h"
 #include "observe/report_run.h"
 
-/* A run says how it ended in its journal; a run that was killed says nothing. */
+/* A run says how it ended in its journal; a run that was killed says nothing. The last event tells;
+ * anything else there means that the process did not come to its end. */
 static void write_state(Text *out, const ReportRun *run) {
     static const struct {
         const char *event, *style;
@@ -41,6 +42,7 @@ static const char *setting(const YamlNode *node, const char *name) {
     return NULL;
 }
 
+/* Those that are not set, or not known to this run, are left out. */
 static void write_settings(Text *out, const ReportRun *run) {
     /* What tells one run from another at a glance; the rest is in the configuration below. */
     static const char *const shown[][2] = {
@@ -114,6 +116,7 @@ double report_median(const MetricsTable *t, size_t offset) {
     return result;
 }
 
+/* Parameters from the journal, since no other file of a run says them. */
 static void write_progress_facts(Text *out, const ReportRun *run) {
     char value[64], number[32];
     const StepMetrics *last = &run->metrics.steps[run->metrics.step_count - 1];
@@ -131,6 +134,7 @@ static void write_progress_facts(Text *out, const ReportRun *run) {
     }
 }
 
+/* Best of the validations, not of the training: that one falls by overfitting too. */
 static void write_loss_facts(Text *out, const MetricsTable *t) {
     char value[32], note[64], number[32];
     const StepMetrics *last = &t->steps[t->step_count - 1];
@@ -155,7 +159,8 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Best validation", isfinite(best->loss) ? value : "not finite", note);
 }
 
-/* Medians, since the first steps and those beside a save are slower than the rest. */
+/* Medians, since the first steps and those beside a save are slower than the rest. Spikes are counted
+ * where they were flagged, skipped steps as the run itself counted them. */
 static void write_speed_facts(Text *out, const MetricsTable *t) {
     char value[64], number[32], note[64];
     double rate = report_median(t, offsetof(StepMetrics, tokens_per_second)),

@@ -52,6 +52,7 @@ static void put_times(Trace *tr, double start, double end) {
 
 /* ---- names of ranks and tracks ---- */
 
+/* Metadata of the format: a name for a process or a thread. */
 static void name_row(Trace *tr, const char *what, int rank, int track, const char *name) {
     begin_event(tr, "M", rank, track, what);
     json_key(&tr->w, "args");
@@ -70,6 +71,7 @@ static void order_row(Trace *tr, int rank) {
     json_end_object(&tr->w);
 }
 
+/* Rank numbers order the processes, not the times at which they first show. */
 static void name_rank(Trace *tr, int rank) {
     char name[64];
     int pipelines = timing_pipelines(tr->t);
@@ -100,6 +102,7 @@ static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, c
     json_end_object(&tr->w);
 }
 
+/* Every traced step shows the same plan, from where the step began. */
 static void write_planned(Trace *tr, const TimedStep *step) {
     for (int p = 0; p < tr->p->pipelines; p++)
         for (int i = 0; i < tr->p->planned[p].count; i++) {
@@ -110,6 +113,7 @@ static void write_planned(Trace *tr, const TimedStep *step) {
 
 /* ---- measured ---- */
 
+/* A slice an action: what, which unit, which microbatch; `waited` is also drawn, inside it (write_wait). */
 static void write_action(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
     char name[64], unit[16] = "", microbatch[16] = "";
     if (a->action.unit >= 0) snprintf(unit, sizeof unit, " %d", a->action.unit);
@@ -142,6 +146,7 @@ static void write_wait(Trace *tr, const TimedStep *step, int rank, const TimedAc
     json_end_object(&tr->w);
 }
 
+/* Rank by rank, each in the order of its program. */
 static void write_measured(Trace *tr, const TimedStep *step) {
     for (int rank = 0; rank < tr->t->ranks; rank++)
         for (int i = 0; i < step->ranks[rank].count; i++) {
@@ -173,7 +178,8 @@ static bool takes_messages(ActionKind kind) {
     return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN;
 }
 
-/* Passes of one pipeline in order; the caller frees them. */
+/* Passes of one pipeline in order; the caller frees them. A pipeline is the ranks `rank`, rank +
+ * pipelines, and so on: pp is the outermost axis of the mesh. */
 static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, size_t *count) {
     size_t most = 0, n = 0;
     for (int rank = pipeline; rank < t->ranks; rank += timing_pipelines(t))
@@ -192,6 +198,7 @@ static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, 
     return places;
 }
 
+/* Both ends carry one id; the format joins them. */
 static void write_arrow_end(Trace *tr, const char *phase, int rank, bool forward, double time) {
     begin_event(tr, phase, rank, TRACK_MEASURED, forward ? "activations" : "gradients");
     json_put_string(&tr->w, "cat", "message");
@@ -232,6 +239,7 @@ static void write_arrows(Trace *tr, const TimedStep *step) {
 
 /* ---- the file ---- */
 
+/* Figures are of the measured step; what was predicted is the same for all. */
 static void write_step_facts(Trace *tr, int step) {
     StepFigures f = timing_figures(tr->t, step);
     json_begin_object(&tr->w);

@@ -60,6 +60,7 @@ static ErrorCode read_steps(Reader *r, const cJSON *facts) {
     return OK;
 }
 
+/* Ranks, pipeline and stages bound everything that follows. */
 static ErrorCode read_facts(Reader *r, const cJSON *root) {
     const cJSON *facts = cJSON_GetObjectItemCaseSensitive(root, "otherData");
     int ranks, pipeline, stages;
@@ -79,6 +80,7 @@ static int compare_steps(const void *key, const void *element) {
     return (a > b) - (a < b);
 }
 
+/* An event of a step that the file does not list is an error: its times would have no origin. */
 static ErrorCode find_step(Reader *r, const cJSON *args, int *out) {
     int64_t step = 0;
     TRY(json_get_int(args, r->where, "step", true, 0, (int64_t)1 << 52, &step, r->err));
@@ -120,6 +122,7 @@ static ErrorCode read_times(Reader *r, const cJSON *event, const cJSON *args, do
     return OK;
 }
 
+/* Counted as it is read: hand_out allocates by these counts. */
 static ErrorCode read_action(Reader *r, const cJSON *event, ReadAction *out) {
     const cJSON *args = cJSON_GetObjectItemCaseSensitive(event, "args");
     int64_t rank = 0, unit = -1, microbatch = -1, stage = -1;
@@ -141,12 +144,14 @@ static ErrorCode read_action(Reader *r, const cJSON *event, ReadAction *out) {
     return OK;
 }
 
+/* Events of other categories, and of other programs that merged theirs in, are passed over. */
 static bool is_measured(const cJSON *event) {
     const cJSON *category = cJSON_GetObjectItemCaseSensitive(event, "cat");
     return cJSON_IsString(category) && strcmp(category->valuestring, "measured") == 0;
 }
 
-/* Gives each rank of each step its actions, in the order of the file, which must be that of time. */
+/* Gives each rank of each step its actions, in the order of the file, which must be that of time. An
+ * action that starts before the one ahead of it would make negative waits. */
 static ErrorCode hand_out(Reader *r, const ReadAction *all, size_t count) {
     Timing *t = r->t;
     for (int i = 0; i < t->count * t->ranks; i++) {
@@ -194,6 +199,7 @@ static ErrorCode read_events(Reader *r, const cJSON *events) {
     return code;
 }
 
+/* t may be freed after a failure too. */
 static ErrorCode read_root(Timing *t, const char *where, const cJSON *root, Error *err) {
     const cJSON *events = cJSON_GetObjectItemCaseSensitive(root, "traceEvents");
     Reader r = {.where = where, .t = t, .err = err};

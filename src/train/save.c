@@ -83,7 +83,8 @@ void saver_flags(Saver *s, uint64_t *any, uint64_t *all) {
     *all |= (uint64_t)word.all * RECORD_WRITER;
 }
 
-/* Rank 0 gets what all ranks wrote, and commits. */
+/* Rank 0 gets what all ranks wrote, and commits. The blobs point into what was gathered; the writer copies
+ * them. */
 static ErrorCode hand_over(Saver *s, Error *err) {
     CheckpointBlob mine = checkpoint_writer_blob(s->writer);
     size_t ranks = (size_t)comm_size(s->comm), at = 0;
@@ -142,6 +143,7 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
 
 void saver_copied(Saver *s) { checkpoint_writer_copied(s->writer); }
 
+/* The earlier save's first: there may be two to tell of. */
 bool saver_report(Saver *s, SaveReport *out) {
     if (s->has_earlier) {
         *out = s->earlier;

@@ -55,6 +55,7 @@ static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
                           err);
 }
 
+/* Version 1 did not count samples. */
 static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version, Error *err) {
     RunState *s = &saved->state;
     TRY(read_count(state, "step", &s->step, err));
@@ -75,6 +76,7 @@ static ErrorCode read_fact(const cJSON *state, const char *key, bool required, c
     return OK;
 }
 
+/* Version 1 knew data and tokenizer only. */
 static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *err) {
     TRY(read_fact(state, "data", true, f->data, sizeof f->data, err));
     TRY(read_fact(state, "tokenizer", true, f->tokenizer, sizeof f->tokenizer, err));

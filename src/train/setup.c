@@ -62,6 +62,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     return complete_shape(c, set, err);
 }
 
+/* For verbs that need no data: a tokenizer is opened only if the vocabulary is not said. */
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
     if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
     Tokenizer *tokenizer;
@@ -91,6 +92,7 @@ ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err
                           err);
 }
 
+/* As text, through the table: a derived value passes the same bounds as a given one. */
 static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, const char *where,
                                Error *err) {
     char text[24];
