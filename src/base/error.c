@@ -44,7 +44,8 @@ const char *error_trail(void) { return trail; }
 
 void error_passed(const char *file, int line) { add_place(file, line); }
 
-/* Moves a cut back to a character boundary and marks it. */
+/* Moves a cut back to a character boundary and marks it. Continuation bytes of UTF-8 are 10xxxxxx: a cut
+ * before one would leave half a character. */
 static void mark_cut(char *message, size_t size) {
     size_t end = size - 4;
     while (end > 0 && ((unsigned char)message[end] & 0xc0) == 0x80) end--;
@@ -62,6 +63,7 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
     memcpy(err->message, message, sizeof message);
 }
 
+/* An internal error begins a trail, since nobody expects it; others are the user's to read, and have none. */
 ErrorCode error_set_at(Error *err, ErrorCode code, const char *file, int line, const char *format, ...) {
     if (code == ERR_INTERNAL) {
         trail[0] = '\0';
@@ -126,6 +128,8 @@ const char *error_name(ErrorCode code) {
                                                : "unknown error"; /* 128 + its number */
 }
 
+/* What comes in brackets behind every last line: the code in words, the status, and of our own faults the
+ * trail. */
 const char *error_end(char *out, unsigned long out_size, ErrorCode code) {
     bool ours = code == ERR_INTERNAL && trail[0];
     snprintf(out, out_size, "%s, exit status %d%s%s", error_name(code), (int)code, ours ? "; trail: " : "",
@@ -174,6 +178,7 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
     return out;
 }
 
+/* To stderr by hand: the log may be what is broken. */
 void check_failed(const char *file, int line, const char *expression) {
     fprintf(stderr, "weft: internal error: %s:%d: expected %s\n", file, line, expression);
     abort();

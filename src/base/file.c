@@ -223,6 +223,13 @@ static void hold_signals(sigset_t *before) {
     pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
+/* What the two names hold after each call, and what a power cut right then may leave:
+ *
+ *                      NAME          NAME.pid.n.tmp       after a power cut NAME is
+ *     open_sibling     old           empty                old
+ *     write_all        old           new, on the disk     old
+ *     rename           new           gone                 old or new, each whole
+ *     sync_parent      new           gone                 new */
 ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err) {
     char name[512];
     Text temporary = {0};

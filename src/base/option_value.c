@@ -5,7 +5,17 @@
  *
  * A struct is told from a list of fields by the table alone; fields are reached as `char **`, `int *` and
  * so on at their offset, by the type that the row declares. That cast is the price of one table, and stays
- * in this file, options.c and options_write.c. */
+ * in this file, options.c and options_write.c.
+ *
+ * What a value may look like, by type; everything else is refused with what was expected:
+ *
+ *     OPT_BOOL      true, false
+ *     OPT_INT       digits, single underscores between them, k, M or G (powers of ten) at the end
+ *     OPT_DOUBLE    decimal notation; .inf, inf, infinity
+ *     OPT_STRING    any scalar, quoted or not
+ *     OPT_CHOICE    one of its names
+ *     OPT_STRINGS   a list of scalars; one scalar is a list of one, nothing an empty list
+ *     OPT_LIST      a list of maps by the item table; a map alone, or a scalar (the item's first option) */
 #include "base/option_value.h"
 
 #include <math.h>

@@ -228,7 +228,8 @@ static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error
 }
 
 /* The newest that is good. From the newest back. A run so goes on after a damaged disk or an interrupted
- * copy, at the price of some steps, and says so. */
+ * copy, at the price of some steps, and says so. An error of reading counts as damage: another checkpoint
+ * may lie on a part of the disk that still reads. */
 static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resumable, Error *err) {
     for (size_t i = set->count; i-- > 0;) {
         Error problem = {.message = ""};

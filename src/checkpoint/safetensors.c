@@ -203,7 +203,11 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
 }
 
-/* Each byte of the data belongs to one tensor. Empty tensors may stand where another begins. */
+/* Each byte of the data belongs to one tensor. Empty tensors may stand where another begins. So sorted by
+ * place:
+ *
+ *     0 .. a | a .. b | b .. b (empty) | b .. c |        each begins where the one before ends, the last ends
+ *                                                        where the file does */
 static ErrorCode check_coverage(SafeFile *f, Error *err) {
     uint64_t covered = 0;
     /* First by place, for the check, then by name for good: safe_find searches. */

@@ -23,6 +23,7 @@ static ErrorCode saved_step(const char *run_dir, int64_t *step, Error *err) {
     return OK;
 }
 
+/* Figures are the caller's, after an error too: the comparison needs those of both runs. */
 static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     AuditRun run;
     Text out = {0};

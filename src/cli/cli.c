@@ -3,7 +3,16 @@
  * 1. What is allowed comes from the verb's table alone; a word that the table does not explain is an error,
  *    never ignored.
  * 2. Nothing is copied: operands and values point into the words of main.
- * 3. No abbreviations: a flag added tomorrow must not change what a script of today means. */
+ * 3. No abbreviations: a flag added tomorrow must not change what a script of today means.
+ *
+ * The grammar, in which operands and flags come in any order behind the verb:
+ *
+ *     weft VERB [MEMBER] word...          MEMBER: of verbs with two words, "tokenizer train"
+ *     --name VALUE   --name=VALUE         a flag with a value
+ *     -n VALUE       -nVALUE              the same by its letter
+ *     --name         --name=VALUE         a flag whose value may be left out ("[...]" in its table)
+ *     --                                  all that follows are operands
+ *     -                                   an operand: standard input or output */
 #include "cli/cli.h"
 
 #include <errno.h>

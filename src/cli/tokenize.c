@@ -14,6 +14,8 @@
 static const Flag flags[] = {{"--verify", 0, NULL, "compare all of the cache with its checksums"},
                              {NULL, 0, NULL, NULL}};
 
+/* The same lines as at the head of a run, and what an epoch is: by these one sees whether the data is what
+ * one thought. */
 static void summarise(const Dataset *d, const Config *c, Text *out) {
     char tokens[32], held[32], samples[32], print[65];
     dataset_fingerprint(d, print);
@@ -36,6 +38,7 @@ static ErrorCode verify(const Dataset *d, Error *err) {
     return OK;
 }
 
+/* Opening the data builds what is missing of the cache. */
 static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenizer *tokenizer, Error *err) {
     Dataset *d;
     TRY(dataset_open(&d, &c->data, tokenizer, c->train.context, (int)c->run.threads, err));
@@ -50,6 +53,8 @@ static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenize
     return code;
 }
 
+/* By the configuration of the run itself: a cache is found by tokenizer, sources and rules
+ * (data/dataset.c). */
 static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;

@@ -16,6 +16,7 @@
 #include "comm/facts.h"
 #include "device/facts.h"
 
+/* All that can change a number or the reading of a file. */
 static void add_libraries(Text *out) {
     char pcre2[64] = "";
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);

@@ -17,7 +17,12 @@
  *
  * Bounds keep values within what the rest computes with: 2^53 for seeds and counts, which pass through
  * JSON's doubles; 1e12 for steps and tokens, whose products must fit 64 bits; below 1 for what decays
- * geometrically. */
+ * geometrically.
+ *
+ * Where a value comes from. Of what is given the later wins; the rest fills in what nobody gave:
+ *
+ *     default -> file -> command line -> model.config or model.init -> other keys -> tokenizer, mesh, device
+ *     (table)    (options_apply_*)       (take_shape)                  (follows)     (train/setup.c) */
 #include "config/config.h"
 
 #include <math.h>

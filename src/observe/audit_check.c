@@ -11,7 +11,14 @@
  *
  * A violation ends nothing: the first twenty are written out, all are counted, and the figures are made of
  * what is there. Nothing is taken from the configuration or the data: the log is checked against itself,
- * and against the newest checkpoint's step. */
+ * and against the newest checkpoint's step.
+ *
+ * For example, with a save after step 4 and kills in steps 9 and 8:
+ *
+ *     attempt 0    1 2 3 4 5 6 7 8            began after 0
+ *     attempt 1            5 6 7              began after 4
+ *     attempt 2            5 6 7 8 9 10       began after 4
+ *     the run      1 2 3 4 5 6 7 8 9 10       1 to 4 of attempt 0, the others of attempt 2; 7 done in vain */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -137,7 +137,11 @@ static bool read_record(const cJSON *object, const Field *fields, void *record) 
 
 /* ---- the window ---- */
 
-/* `seconds` is the whole step, of which data and waiting are parts. */
+/* `seconds` is the whole step, of which data and waiting are parts. A window, from one logged step to the
+ * next:
+ *
+ *     |--- step ---|--- step ---|-- pause --|--- step ---|     seconds: the steps; pause_seconds: the pause
+ *      data wait                 save                          data_seconds, wait_seconds: parts of steps */
 void metrics_window_step(MetricsWindow *w, int64_t tokens, double seconds, double data_seconds,
                          double wait_seconds) {
     w->steps++;

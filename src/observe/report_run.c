@@ -12,7 +12,8 @@
 /* Beyond it, it is not a configuration that weft wrote (base/yaml.c has the same bound). */
 #define CONFIG_LIMIT (1 << 20)
 
-/* The directory's own name, also of "." and of a link. */
+/* The directory's own name, also of "." and of a link. It is the title of the page, and often the only
+ * thing that tells two open reports apart. */
 static char *run_name(const char *dir) {
     char *real = realpath(dir, NULL);
     const char *whole = real ? real : dir, *slash = strrchr(whole, '/');

@@ -12,6 +12,7 @@
 #define MOST_ROWS 32
 #define WIDTH 1080
 
+/* A row a traced step; the prediction is one for all, as it is made of their mean. */
 static void write_figures(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out,
               "<div class=\"scroll\"><table><thead><tr><th class=\"n\">Step</th><th class=\"n\">Seconds</th>"
@@ -42,6 +43,8 @@ static void write_picture(Text *out, const Timing *t, const Prediction *p) {
     timeline_free(&lines[1]);
 }
 
+/* What is said above the picture is what the reader must know to read it: which costs the plan was made
+ * with, and what it leaves out. */
 static void write_traced(Text *out, const Timing *t, const Prediction *p) {
     text_puts(out, "<p class=\"sub\">Planned: the order of the schedule, with the mean costs of these steps "
                    "and nothing else that takes time");

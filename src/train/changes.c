@@ -18,7 +18,8 @@ bool changes_allowed(const Config *c, const char *key) {
 }
 
 /* What differs: what must not (the first MOST_NAMED of `count` are in the texts), what is to be said, and
- * what does nothing here. */
+ * what does nothing here. The three kinds end in three places: an error, the log and the journal, one line
+ * of the log. */
 typedef struct Differences {
     const Config *c;
     const OptionSet *then, *now;

@@ -1,7 +1,13 @@
 /* The lock of a run directory, and what its holder does first: leftovers of a run that was killed go.
  *
  * The lock is flock(2) on RUN/lock: the system drops it when the process ends. The file itself stays. Whoever
- * has locked a file that meanwhile lost its name (lock_abandon, rm) has locked nothing: is_current. */
+ * has locked a file that meanwhile lost its name (lock_abandon, rm) has locked nothing: is_current.
+ *
+ *     lock_take      opens or makes RUN/lock, locks it, writes the process, sweeps leftovers
+ *     lock_check     is what is locked still what the name leads to?
+ *     lock_release   the run is over: the file stays, unlocked
+ *     lock_abandon   the run failed: a directory that it made, and in which there is nothing, goes again
+ *     lock_holder    of another process: who trains here, if anybody */
 #include "train/lock.h"
 
 #include <dirent.h>

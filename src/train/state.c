@@ -3,7 +3,12 @@
  * with the file.
  *
  * Owner of what was found is the trainer's Found; state_close frees it when the weights are loaded, or
- * when the run ends before that. */
+ * when the run ends before that.
+ *
+ *     state_find      the newest checkpoint that is good on all ranks; the run as it was saved
+ *     (changes.c)     compares that with the run as it is configured now
+ *     state_take_up   weights, optimizer, count of updates
+ *     state_discard   instead of all that: a run that begins anew */
 #include "train/state.h"
 
 #include <stdio.h>
