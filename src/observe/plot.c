@@ -22,6 +22,8 @@ typedef struct Range {
     double low, high;
 } Range;
 
+/* The environment as setlocale would read it, in its order of precedence, without the C library's locale:
+ * weft never calls setlocale, since numbers must be written with a point. */
 bool plot_locale_is_utf8(void) {
     static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
     for (int i = 0; i < 3; i++) {
@@ -51,7 +53,13 @@ static void draw_line(Canvas *c, unsigned char curve, int x0, int y0, int x1, in
     }
 }
 
-/* Bits of the braille pattern U+2800, by column and row of the dot; and which curves are in the character. */
+/* Bits of the braille pattern U+2800, by column and row of the dot; and which curves are in the character.
+ * Numbers of the dots, which are those of the bits:
+ *
+ *     1 4
+ *     2 5
+ *     3 6
+ *     7 8 */
 static unsigned braille(const Canvas *c, int column, int row, unsigned *curves) {
     static const unsigned char bit[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
     unsigned pattern = 0;
@@ -109,6 +117,7 @@ void plot_key(Text *out, size_t curve, bool colour) {
         text_printf(out, "%c", (int)('a' + curve));
 }
 
+/* Eight characters hold every value in one of the two forms. */
 static void label(char out[32], double value) {
     snprintf(out, 32, "%.*f", fabs(value) < 10 ? 3 : fabs(value) < 1000 ? 1 : 0, value);
     if (strlen(out) > LABEL || (value != 0 && fabs(value) < 1e-2)) snprintf(out, 32, "%.1e", value);
@@ -166,7 +175,10 @@ void plot_curves(Text *out, const PlotCurve *curves, size_t count, int columns, 
     Range rx = {(double)INFINITY, -(double)INFINITY}, ry = rx;
     CHECK(count <= PLOT_CURVES);
     for (size_t i = 0; i < count; i++) widen(&curves[i], &rx, &ry);
+    /* Nothing finite, nothing drawn. */
     if (!(rx.low <= rx.high)) return;
+    /* Below 20 nothing is left beside the labels; 1000 bounds the memory by a number from the command
+     * line. */
     columns = columns < 20 ? 20 : columns > 1000 ? 1000 : columns;
     rows = rows < 3 ? 3 : rows > 1000 ? 1000 : rows;
     bool dots = unicode && (count == 1 || colour);

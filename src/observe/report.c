@@ -4,7 +4,17 @@
  *  R1. All of the run that is shown as text is escaped; the content security policy holds where escaping
  *      would fail.
  *  R2. The size of the page is bounded: charts by pixels (chart.c), the read-out by its buckets
- *      (report_charts.c), the journal by its newest JOURNAL_ROWS events. */
+ *      (report_charts.c), the journal by its newest JOURNAL_ROWS events.
+ *
+ *     head       policy, style               report_page.c
+ *     header     how it ended, figures       report_facts.c
+ *     charts     five figures                report_charts.c, chart.c
+ *     timeline   a traced step               report_timeline.c
+ *     journal, configuration                 here
+ *     data       what the pointer reads out  report_charts.c; the script that does it, report_page.c
+ *
+ * Without the script all is there but the read-out: curves are drawn, scales switched and tables scrolled
+ * by the page alone. */
 #include "observe/report.h"
 
 #include <math.h>
@@ -19,6 +29,7 @@
 
 /* ---- journal, configuration ---- */
 
+/* What a person should look at is coloured, and named in words beside. */
 static const char *event_style(const char *event) {
     if (strcmp(event, "nonfinite") == 0 || strcmp(event, "diverged") == 0 || strcmp(event, "failed") == 0)
         return "bad";
@@ -48,6 +59,7 @@ static void write_entry(Text *out, const JournalEntry *e) {
     text_puts(out, e->facts->name ? "</small></td></tr>\n" : "</td></tr>\n");
 }
 
+/* The newest, since one opens a report to see how it ended. */
 static void write_journal(Text *out, const JournalTable *t) {
     if (t->count == 0) return;
     size_t first = t->count > JOURNAL_ROWS ? t->count - JOURNAL_ROWS : 0;
@@ -60,6 +72,7 @@ static void write_journal(Text *out, const JournalTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
+/* As text, with the comments that say where each value came from. */
 static void write_config(Text *out, const ReportRun *run) {
     if (!run->config) return;
     text_puts(out, "<details><summary>Configuration</summary>\n<div class=\"scroll\" tabindex=\"0\"><pre>");
@@ -159,7 +172,8 @@ static void write_comparison(Text *out, const Runs *r) {
 
 /* ---- the page ---- */
 
-/* The policy makes sure of what the text promises: nothing is fetched, whatever stands in a journal. */
+/* The policy makes sure of what the text promises: nothing is fetched, whatever stands in a journal.
+ * Styles and the script are in the page, hence 'unsafe-inline'; nothing may be loaded, sent or framed. */
 static void write_head(Text *out, const Runs *r) {
     text_puts(out, "<!DOCTYPE html>\n"
                    "<html lang=\"en\">\n"
@@ -178,6 +192,7 @@ static void write_head(Text *out, const Runs *r) {
     text_puts(out, "</style>\n</head>\n<body>\n<main>\n");
 }
 
+/* Lines that could not be read are said: a curve with a hole should not look whole. */
 static void write_foot(Text *out, const Runs *r) {
     char time[21];
     size_t steps = 0, bad = 0;
@@ -219,6 +234,7 @@ void report_write_runs(Text *html, const Runs *runs) {
     text_puts(html, "</script>\n</body>\n</html>\n");
 }
 
+/* `html` is worth nothing after a failure. */
 ErrorCode report_write(Text *html, const char *run_dir, Error *err) {
     Runs runs;
     ErrorCode code = runs_open(&runs, &run_dir, 1, err);

@@ -18,8 +18,10 @@ typedef struct Columns {
     double *step, *loss, *grad_norm, *lr, *rate, *resident, *peak, *validation_step, *validation_loss;
 } Columns;
 
+/* At least one element, since a run may have logged nothing yet. */
 static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
 
+/* As doubles throughout, so that one function draws any of them. */
 static Columns make_columns(const MetricsTable *t) {
     size_t n = t->step_count, v = t->validation_count;
     Columns c = {n,
@@ -59,7 +61,8 @@ static void free_columns(Columns *c) {
 
 /* ---- charts ---- */
 
-/* The labels are the marks' own: free_marks frees them. */
+/* The labels are the marks' own: free_marks frees them. Skipped steps and spikes, in the order of steps;
+ * `marks` has room for one a step. */
 static size_t make_marks(const MetricsTable *t, ChartMark *marks) {
     size_t n = 0;
     for (size_t i = 0; i < t->step_count; i++) {
@@ -78,7 +81,8 @@ static void free_marks(ChartMark *marks, size_t count) {
     free(marks);
 }
 
-/* A logarithmic axis suits values whose extremes leave the rest no room. */
+/* A logarithmic axis suits values whose extremes leave the rest no room. Eight times the median: a
+ * gradient norm that is hundreds in the first steps and one in the rest. */
 static bool wants_log(const MetricsTable *t, const double *values, size_t offset) {
     double high = 0, typical = report_median(t, offset);
     for (size_t i = 0; i < t->step_count; i++) {
@@ -186,6 +190,7 @@ static void write_memory_chart(Text *out, const Page *p, Chart chart) {
     chart_write(out, &chart);
 }
 
+/* From zero: a rate that falls from 400 to 390 should not look like a cliff. */
 static void write_other_charts(Text *out, const Page *p) {
     Chart chart = p->base;
     chart.from_zero = true;
@@ -219,7 +224,8 @@ void report_write_charts(Text *out, const Runs *runs) {
 
 /* ---- data for the read-out ---- */
 
-/* Marks the rows worth reading: of each bucket of rows the first, and the extremes of loss and norm. */
+/* Marks the rows worth reading: of each bucket of rows the first, and the extremes of loss and norm. More
+ * than four hundred places nobody tells apart by a pointer; steps that were not finite are all kept. */
 static void choose_rows(const Columns *c, bool *keep) {
     size_t size = c->count / READOUT_BUCKETS + 1;
     for (size_t from = 0; from < c->count; from += size) {
@@ -230,6 +236,7 @@ static void choose_rows(const Columns *c, bool *keep) {
             if (c->loss[i] > c->loss[high]) high = i;
             if (c->grad_norm[i] > c->grad_norm[norm]) norm = i;
         }
+        /* Comparisons with NaN are false, so low and high stay at `from` where nothing is finite. */
         keep[from] = keep[low] = keep[high] = keep[norm] = true;
     }
     if (c->count) keep[c->count - 1] = true;
