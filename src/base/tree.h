@@ -1,12 +1,13 @@
 /* The canonical tree of a sum over 0 .. n-1, which are ranks, or the leaves of a sum that ranks may share
- * (device.h): a block is split at the largest power of two below its size, down to single ones. Where the tree
- * depends on n alone, so do the bits.
+ * (device.h): a block is split at the largest power of two below its size, down to single ones. Where the
+ * tree depends on n alone, so do the bits.
  *
  *     n = 6:  ((0 + 1) + (2 + 3)) + (4 + 5)
  *
- * Who has only a run of them can add up those blocks of the tree that lie in it: 0 .. 2 above gives (0 + 1)
- * and 2. Aligned runs of a power of two are one block: so n leaves on n / 2^i ranks, each with 2^i of them,
- * come to the same bits as on one rank, if ranks add what they have in this tree, and then each other's. */
+ * Who has only a run of them can add up those blocks of the tree that lie in it: 0 .. 2 above gives (0 +
+ * 1) and 2. Aligned runs of a power of two are one block: so n leaves on n / 2^i ranks, each with 2^i of
+ * them, come to the same bits as on one rank, if ranks add what they have in this tree, and then each
+ * other's. */
 #ifndef WEFT_BASE_TREE_H
 #define WEFT_BASE_TREE_H
 

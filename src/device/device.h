@@ -103,8 +103,8 @@ typedef struct LossRecord {
     double sum;   /* of exp(logit - max) */
 } LossRecord;
 
-/* Which logits of a row are here: first .. first+V-1 of the vocabulary, cut into leaves. With all of them here
- * `first` is 0 and nobody needs records from elsewhere. */
+/* Which logits of a row are here: first .. first+V-1 of the vocabulary, cut into leaves. With all of them
+ * here `first` is 0 and nobody needs records from elsewhere. */
 typedef struct VocabLeaves {
     int64_t first;             /* a multiple of leaf */
     int64_t leaf;              /* logits in a leaf, the last one may have fewer; 0: one leaf, of V */
@@ -185,17 +185,17 @@ typedef struct DeviceNeeds DeviceNeeds;
 typedef struct Deferred Deferred;
 
 typedef struct Ops {
-    /* C[M,N] = op(A) op(B) + (accumulate ? C : 0), row-major. op(A) is [M,K]: A itself [M,K], or with trans_a
-     * the transpose of A [K,M]; op(B) is [K,N]: B [K,N], or with trans_b the transpose of B [N,K]. A and B
-     * have one dtype; C has that, or is fp32. Leading dimensions are those of contiguous tensors, except ldc
-     * (>= N). For a linear layer with weight W [N,K]:
+    /* C[M,N] = op(A) op(B) + (accumulate ? C : 0), row-major. op(A) is [M,K]: A itself [M,K], or with
+     * trans_a the transpose of A [K,M]; op(B) is [K,N]: B [K,N], or with trans_b the transpose of B [N,K].
+     * A and B have one dtype; C has that, or is fp32. Leading dimensions are those of contiguous tensors,
+     * except ldc (>= N). For a linear layer with weight W [N,K]:
      *
      *     forward           Y[T,N]  = X[T,K] W[N,K]^T      gemm(0, 1, T, N, K, X, W, Y)
      *     input gradient    dX[T,K] = dY[T,N] W[N,K]       gemm(0, 0, T, K, N, dY, W, dX)
      *     weight gradient   dW[N,K] += dY[T,N]^T X[T,K]    gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate)
      *
-     * The product of a slice is the slice of the product, bit for bit: of rows of A, of columns of op(B), or of
-     * leaves of K (as leaves say). C is rounded once; with leaves and accumulate, C + their tree. */
+     * The product of a slice is the slice of the product, bit for bit: of rows of A, of columns of op(B),
+     * or of leaves of K (as leaves say). C is rounded once; with leaves and accumulate, C + their tree. */
     void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                  const void *a /* [M, K] or [K, M] ab_type */, const void *b /* [K, N] or [N, K] ab_type */,
                  Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,

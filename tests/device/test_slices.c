@@ -1,7 +1,7 @@
-/* What an op makes of a slice is the slice of what it makes of the whole, bit for bit, on every backend that
- * runs here: the ground under tensor, sequence, context and loss parallelism. "Ranks" here are calls on slices
- * that were copied out of the whole tensors, as a rank would hold them. Odd sizes and tails everywhere; each
- * kind of slice also moved a little, which must be noticed.
+/* What an op makes of a slice is the slice of what it makes of the whole, bit for bit, on every backend
+ * that runs here: the ground under tensor, sequence, context and loss parallelism. "Ranks" here are calls
+ * on slices that were copied out of the whole tensors, as a rank would hold them. Odd sizes and tails
+ * everywhere; each kind of slice also moved a little, which must be noticed.
  *
  *     test_slices [BACKEND]     one of them: avx2, portable, reference, deferred, ... */
 #include <math.h>
@@ -225,7 +225,8 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
 }
 
 static void check_leaves(Device *d, Dtype c) {
-    /* One run; gate and up; q, k and v; a vocabulary whose last leaf is short; leaves of more than a block. */
+    /* One run; gate and up; q, k and v; a vocabulary whose last leaf is short; leaves of more than a
+     * block. */
     static const Inner inners[] = {{1, {320}, {40}},
                                    {2, {136, 136}, {17, 17}},
                                    {3, {256, 64, 64}, {32, 8, 8}},

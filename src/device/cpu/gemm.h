@@ -1,5 +1,5 @@
-/* Matrix products, cut into tiles of the result: each tile is one single-threaded product, so that neither the
- * split of the work nor the order of any sum depends on the number of threads. */
+/* Matrix products, cut into tiles of the result: each tile is one single-threaded product, so that neither
+ * the split of the work nor the order of any sum depends on the number of threads. */
 #ifndef WEFT_DEVICE_CPU_GEMM_H
 #define WEFT_DEVICE_CPU_GEMM_H
 

@@ -1,9 +1,9 @@
-/* The ops of a CPU on threads: each cuts its work into pieces and hands them to the kernels of an instruction
- * set.
+/* The ops of a CPU on threads: each cuts its work into pieces and hands them to the kernels of an
+ * instruction set.
  *
  *  1. Pieces never depend on the number of threads, and no two write the same element.
- *  2. Sums over tokens are taken in blocks of constant length from the start of a leaf on, then over blocks in
- *     ascending order (TokenBlocks): a slice that starts at a leaf has the bits of the whole.
+ *  2. Sums over tokens are taken in blocks of constant length from the start of a leaf on, then over blocks
+ *     in ascending order (TokenBlocks): a slice that starts at a leaf has the bits of the whole.
  *  3. Exact sums, maxima and counts may be merged in any order: threads do so as they finish. */
 #include "device/cpu/optimised.h"
 
@@ -69,10 +69,10 @@ static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps
 
 /* ---- sums over tokens ---- */
 
-/* Tokens in blocks of TOKEN_BLOCK from the start of each leaf on, whatever the number of tokens. A block is
- * summed from zero, then added to the leaf's row, blocks in ascending order. A constant, since the length of a
- * block decides the bits: 32 rows are enough for the pass over the sums not to show beside them, and few
- * enough for threads to share a microbatch. */
+/* Tokens in blocks of TOKEN_BLOCK from the start of each leaf on, whatever the number of tokens. A block
+ * is summed from zero, then added to the leaf's row, blocks in ascending order. A constant, since the
+ * length of a block decides the bits: 32 rows are enough for the pass over the sums not to show beside
+ * them, and few enough for threads to share a microbatch. */
 typedef struct TokenBlocks {
     int64_t tokens, leaf;
     int64_t each, count; /* blocks of a leaf, of all */
