@@ -326,6 +326,8 @@ static bool table_add(MetricsTable *t, const char *line, size_t length) {
     return true;
 }
 
+/* Bad lines are counted and no error; whoever reads the table says how many there were. t is freed by
+ * metrics_table_free, after a failure too. */
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err) {
     *t = (MetricsTable){0};
     FileMap map;
