@@ -165,8 +165,8 @@ static void test_random_bytes(void **state) {
     }
 }
 
-/* Parts of a document, cut where corpora cut them, have the ids of the whole; only forms that say so need whole
- * documents. */
+/* Parts of a document, cut where corpora cut them, have the ids of the whole; only forms that say so need
+ * whole documents. */
 static void test_parts(void **state) {
     (void)state;
     int whole = 0, all = 0;
