@@ -7,6 +7,7 @@ Trains tiny models with `weft train`, and makes others with transformers. Then
   - reads every safetensors file that weft wrote with the safetensors package, and computes `weft inspect --digest` anew;
   - loads checkpoints with AutoModelForCausalLM and AutoTokenizer as they are, and compares the logits at every position, token
     by token and prefilled, losses with `weft eval`, tokens with `weft tokenizer encode`, greedy text with `weft generate`;
+  - the same of what `weft export` makes: in bf16, and the mean of checkpoints;
   - saves models with save_pretrained, in one file and in shards, compares the same of those, and trains on from them: the first
     loss is the one that transformers computes for that batch, and the checkpoint loads in transformers again;
   - writes safetensors files with the package, of every type it has, and has weft inspect them.
@@ -327,6 +328,25 @@ def check_rounded(weft, work, torch):
         check_checkpoint(torch, weft, work, name, checkpoint)
 
 
+def check_exported(weft, work, torch):
+    import numpy
+
+    last = train(weft, work, "kept", {}, "checkpoint.every=2", "checkpoint.keep=4")
+    run = last.parent.parent
+    weights = lambda path: {k: numpy.frombuffer(widen(v[0], v[2]), "<f4") for k, v in read_safetensors(path / "model.safetensors").items()}
+    for name, words in (("exported", ["--dtype", "bf16"]), ("averaged", ["--average", 3]), ("both", ["--average", 3, "--dtype", "bf16"])):
+        weft("export", run, work / name, *words)
+        check_files(weft, name, work / name)
+        taken = [weights(path) for path in sorted(run.glob("checkpoints/step-*"))[-3 if "--average" in words else -1 :]]
+        made, limit = weights(work / name), 2**-8 if "bf16" in words else 2**-23
+        means = {key: numpy.mean([w[key].astype("f8") for w in taken], axis=0) for key in taken[0]}
+        near = all(numpy.all(abs(made[key] - mean) <= limit * abs(mean) + 1e-30) for key, mean in means.items())
+        check(near and set(made) == set(means), f"{name}: the mean of {len(taken)} checkpoints")
+        if torch:
+            dtype = torch.bfloat16 if "bf16" in words else torch.float32
+            check(load(name, work / name, dtype="auto").dtype == dtype, f"{name}: transformers takes it as {dtype}")
+
+
 def check_written_by_package(weft, work):
     import numpy
     import safetensors.numpy
@@ -395,6 +415,7 @@ def check_all(weft, work, torch):
         if torch:
             check_checkpoint(torch, weft, work, variant, checkpoint)
     check_rounded(weft, work, torch)
+    check_exported(weft, work, torch)
     if torch:
         from transformers import AutoTokenizer
 

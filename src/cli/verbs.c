@@ -7,6 +7,7 @@ extern const Verb verb_compare;
 extern const Verb verb_config;
 extern const Verb verb_doctor;
 extern const Verb verb_eval;
+extern const Verb verb_export;
 extern const Verb verb_generate;
 extern const Verb verb_help;
 extern const Verb verb_inspect;
@@ -33,6 +34,7 @@ const Verb *const verbs[] = {
     &verb_tokenizer_train,
     &verb_tokenizer_encode,
     &verb_tokenizer_decode,
+    &verb_export,
     &verb_inspect,
     &verb_checkpoint,
     &verb_tokenize,

@@ -1,0 +1,213 @@
+/* A model directory made of others: tensors pass through in parts, never as a whole, so a model of any size
+ * is exported in a few MiB.
+ *
+ *  E1. The directory gets its name when it is whole, and on the disk: until then it has another, beside it.
+ *  E2. All sources have the same tensors with the same shapes, which is known before anything is written. */
+#include "checkpoint/export.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/modelfiles.h"
+#include "model/config.h"
+
+#define EXACT "master." /* prefix of exact weights in the optimizer's file */
+
+typedef struct Source {
+    ModelFiles model, exact; /* exact: empty where there is no optimizer's file */
+} Source;
+
+typedef struct Export {
+    Source *sources; /* [count] */
+    size_t count;
+    TensorDesc *tensors; /* as the first source has them */
+    TensorList list;
+} Export;
+
+/* ---- what is read ---- */
+
+static ErrorCode open_source(Source *s, const char *dir, Error *err) {
+    char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
+    ErrorCode code = modelfiles_open(&s->model, dir, err);
+    if (code == OK && file_exists(path)) code = modelfiles_open(&s->exact, path, err);
+    free(path);
+    return code;
+}
+
+static bool same_shape(const SafeTensor *t, const TensorDesc *d) {
+    if (t->rank != d->rank || !convert_is_float(t->type)) return false;
+    for (int i = 0; i < d->rank; i++)
+        if (t->shape[i] != (uint64_t)d->shape[i]) return false;
+    return true;
+}
+
+/* The exact weights of a tensor where they are there. */
+static const ModelFiles *find_tensor(const Source *s, const TensorDesc *d, const ModelTensor **out) {
+    char name[512];
+    int length = snprintf(name, sizeof name, EXACT "%s", d->name);
+    *out = length < (int)sizeof name && s->exact.count ? modelfiles_find(&s->exact, name) : NULL;
+    if (*out && same_shape((*out)->tensor, d)) return &s->exact;
+    *out = modelfiles_find(&s->model, d->name);
+    return &s->model;
+}
+
+/* A part of a tensor of one source, as fp32; `raw` has room for it in any type. */
+static ErrorCode read_part(const Source *s, const TensorDesc *d, size_t first, size_t count, void *raw,
+                           float *out, Error *err) {
+    const ModelTensor *t;
+    const ModelFiles *files = find_tensor(s, d, &t);
+    size_t each = (size_t)safe_type_bits(t->tensor->type) / 8;
+    TRY(modelfiles_read(files, t, first * each, raw, count * each, err));
+    convert_to_f32(t->tensor->type, raw, out, count);
+    return OK;
+}
+
+static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
+    const Export *e = ctx;
+    size_t count = bytes / sizeof(float), first = offset / sizeof(float);
+    float *part = mem_alloc_array(count + 1, sizeof *part), *raw = mem_alloc_array(count + 1, sizeof *raw);
+    double *sum = mem_alloc_array(count + 1, sizeof *sum);
+    ErrorCode code = OK;
+    for (size_t s = 0; code == OK && s < e->count; s++) {
+        code = read_part(&e->sources[s], &e->tensors[piece], first, count, raw, part, err);
+        for (size_t i = 0; code == OK && i < count; i++) sum[i] += (double)part[i];
+    }
+    for (size_t i = 0; i < count; i++) part[i] = (float)(sum[i] / (double)e->count);
+    memcpy(host, part, count * sizeof *part);
+    free(part);
+    free(raw);
+    free(sum);
+    return code;
+}
+
+static ErrorCode describe(Export *e, SafeType stored, Error *err) {
+    const ModelFiles *m = &e->sources[0].model;
+    e->tensors = mem_alloc_array(m->count + 1, sizeof *e->tensors);
+    for (size_t i = 0; i < m->count; i++) {
+        const SafeTensor *t = m->tensors[i].tensor;
+        char name[160];
+        error_escape(name, sizeof name, t->name, strlen(t->name));
+        if (t->rank > TENSOR_MAX_RANK || !convert_is_float(t->type))
+            return error_set(err, ERR_DATA,
+                             "%s: %s is %s of %d dimensions; weights are F32, BF16 or F16, of at most %d",
+                             m->where, name, safe_type_name(t->type), t->rank, TENSOR_MAX_RANK);
+        e->tensors[i] = (TensorDesc){.name = t->name, .memory = SAFE_F32, .stored = stored, .rank = t->rank};
+        for (int k = 0; k < t->rank; k++) e->tensors[i].shape[k] = (int64_t)t->shape[k];
+    }
+    e->list = (TensorList){.count = (int)m->count, .tensors = e->tensors, .ctx = e, .fetch = fetch};
+    for (size_t s = 0; s < e->count; s++) TRY(modelfiles_check(&e->sources[s].model, &e->list, err));
+    return OK;
+}
+
+/* ---- what is written ---- */
+
+static ErrorCode write_weights(const Export *e, const char *dir, uint64_t *bytes, Error *err) {
+    ModelLayout layout;
+    uint64_t *sums = mem_alloc_array((size_t)e->list.count + 1, sizeof *sums);
+    modellayout_make(&layout, &e->list, "model", SHARD_BYTES);
+    ErrorCode code = modelfiles_create(&file_ops_system, dir, &layout, err);
+    if (code == OK) code = modelfiles_write(&file_ops_system, dir, &layout, sums, err);
+    *bytes = 0;
+    for (int i = 0; i < layout.file_count; i++) *bytes += layout.files[i].bytes;
+    modellayout_free(&layout);
+    free(sums);
+    return code;
+}
+
+static ErrorCode put(const char *dir, const char *name, const void *data, size_t length, Error *err) {
+    char *path = path_join(dir, name);
+    ErrorCode code = fileops_put(&file_ops_system, path, data, length, err);
+    free(path);
+    return code;
+}
+
+/* That of the source, but for the type that it names. */
+static ErrorCode write_config(const char *source, SafeType stored, const char *dir, Error *err) {
+    ModelConfig config;
+    Text text = {0};
+    char *path = path_join(source, "config.json");
+    ErrorCode code = model_config_read(&config, path, err);
+    free(path);
+    TRY(code);
+    model_config_write(&config, stored == SAFE_BF16 ? "bfloat16" : "float32", &text);
+    code = put(dir, "config.json", text.data, text.length, err);
+    text_free(&text);
+    return code;
+}
+
+/* What lies beside the weights goes along as it is. */
+static ErrorCode copy_companions(const char *source, const char *dir, Error *err) {
+    static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                        "special_tokens_map.json"};
+    ErrorCode code = OK;
+    for (size_t i = 0; code == OK && i < sizeof names / sizeof *names; i++) {
+        char *path = path_join(source, names[i]), *data = NULL;
+        size_t length;
+        if (file_exists(path)) {
+            code = file_read_own(path, (size_t)1 << 30, &data, &length, err);
+            if (code == OK) code = put(dir, names[i], data, length, err);
+            free(data);
+        }
+        free(path);
+    }
+    return code;
+}
+
+static ErrorCode fill(const Export *e, const char *source, SafeType stored, const char *dir, uint64_t *bytes,
+                      Error *err) {
+    TRY(write_config(source, stored, dir, err));
+    TRY(copy_companions(source, dir, err));
+    TRY(write_weights(e, dir, bytes, err));
+    return file_sync_dir(dir, err);
+}
+
+static ErrorCode sync_parent(const char *path, Error *err) {
+    const char *slash = strrchr(path, '/');
+    char *parent = mem_strdup(slash ? path : ".");
+    if (slash) parent[slash == path ? 1 : slash - path] = '\0';
+    ErrorCode code = file_sync_dir(parent, err);
+    free(parent);
+    return code;
+}
+
+/* E1 */
+static ErrorCode write_directory(const Export *e, const char *source, SafeType stored, const char *dir,
+                                 uint64_t *bytes, Error *err) {
+    Text partial = {0};
+    text_printf(&partial, "%s.%ld.partial", dir, (long)getpid());
+    ErrorCode code = file_make_own_dir(partial.data, err);
+    if (code == OK) {
+        code = fill(e, source, stored, partial.data, bytes, err);
+        if (code == OK && rename(partial.data, dir) != 0)
+            code = error_errno(err, ERR_CANTCREATE, "%s: cannot be given its name", dir);
+        if (code == OK)
+            code = sync_parent(dir, err);
+        else
+            file_remove_tree(partial.data, NULL);
+    }
+    text_free(&partial);
+    return code;
+}
+
+ErrorCode export_model(const char *const *sources, size_t count, SafeType stored, const char *dir,
+                       uint64_t *bytes, Error *err) {
+    Export e = {.sources = mem_alloc_array(count, sizeof *e.sources), .count = count};
+    ErrorCode code = OK;
+    if (file_exists(dir))
+        code = error_set(err, ERR_CANTCREATE, "%s: is there already; name a directory that is not", dir);
+    for (size_t s = 0; code == OK && s < count; s++) code = open_source(&e.sources[s], sources[s], err);
+    if (code == OK) code = describe(&e, stored, err);
+    if (code == OK) code = write_directory(&e, sources[0], stored, dir, bytes, err);
+    for (size_t s = 0; s < count; s++) {
+        modelfiles_close(&e.sources[s].model);
+        modelfiles_close(&e.sources[s].exact);
+    }
+    free(e.tensors);
+    free(e.sources);
+    return code;
+}

@@ -1,0 +1,104 @@
+/* weft export: the weights of a run as a model directory of their own. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/export.h"
+#include "checkpoint/find.h"
+#include "cli/cli.h"
+
+enum { MOST_AVERAGED = 1000 };
+
+static const Flag flags[] = {
+    {"--dtype", 0, "TYPE", "of the weights: fp32 or bf16; default fp32"},
+    {"--average", 0, "K", "the mean of the K newest good checkpoints of the run; default 1, the newest"},
+    {NULL, 0, NULL, NULL},
+};
+
+static ErrorCode read_dtype(const Arguments *args, SafeType *out, Error *err) {
+    const char *name = arguments_flag(args, "--dtype");
+    *out = name && strcmp(name, "bf16") == 0 ? SAFE_BF16 : SAFE_F32;
+    if (!name || *out == SAFE_BF16 || strcmp(name, "fp32") == 0) return OK;
+    return error_set(err, ERR_USAGE, "--dtype is \"%s\": expected fp32 or bf16", name);
+}
+
+/* Directories, the newest first; the caller frees each. */
+typedef struct Chosen {
+    char *dirs[MOST_AVERAGED];
+    size_t count;
+} Chosen;
+
+static void choose_good(Chosen *c, const CheckpointSet *there, size_t wanted) {
+    for (size_t i = there->count; i-- > 0 && c->count < wanted;) {
+        Error problem = {.message = ""};
+        if (checkpoint_verify(there->items[i].path, &problem) == OK)
+            c->dirs[c->count++] = mem_strdup(there->items[i].path);
+        else
+            log_warn("checkpoint passed over: %s", problem.message);
+    }
+}
+
+static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err) {
+    CheckpointSet there = {0};
+    char *dir;
+    if (wanted == 1) {
+        TRY(checkpoint_find_model(where, &c->dirs[0], err));
+        c->count = 1;
+        return OK;
+    }
+    TRY(checkpoint_own_directory(where, &dir, err));
+    ErrorCode code = checkpoint_candidates(&there, dir, err);
+    if (code == OK) choose_good(c, &there, wanted);
+    if (code == OK && c->count < wanted)
+        code = error_set(
+            err, ERR_NOINPUT,
+            "%s: %zu good checkpoints, but the average is to be of %zu (checkpoint.keep says how many a "
+            "run keeps)",
+            dir, c->count, wanted);
+    checkpoint_set_free(&there);
+    free(dir);
+    return code;
+}
+
+static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t bytes) {
+    char size[32];
+    printf("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size), safe_type_name(stored));
+    printf(c->count > 1 ? "the mean of %zu checkpoints:\n" : "of\n", c->count);
+    for (size_t i = 0; i < c->count; i++) printf("  %s\n", c->dirs[i]);
+}
+
+static ErrorCode run(const Arguments *args, Error *err) {
+    Chosen c = {.count = 0};
+    SafeType stored;
+    int64_t wanted = 1;
+    uint64_t bytes = 0;
+    TRY(arguments_int(args, "--average", 1, MOST_AVERAGED, &wanted, err));
+    TRY(read_dtype(args, &stored, err));
+    ErrorCode code = choose(&c, args->operands[0], (size_t)wanted, err);
+    if (code == OK)
+        code = export_model((const char *const *)c.dirs, c.count, stored, args->operands[1], &bytes, err);
+    if (code == OK) report(&c, stored, args->operands[1], bytes);
+    for (size_t i = 0; i < c.count; i++) free(c.dirs[i]);
+    return code;
+}
+
+const Verb verb_export = {
+    .name = "export",
+    .summary = "write a run's weights as a model directory, in another type or averaged",
+    .synopsis = "RUN|CHECKPOINT DIR [--dtype bf16] [--average K]",
+    .details =
+        "Makes DIR, a Hugging Face model directory with weights, configuration and tokenizer, and nothing "
+        "that only training needs. Weights are exact where --dtype is fp32, also those of a run whose "
+        "checkpoints are in bf16 (checkpoint.dtype), which keeps exact ones beside the moments.\n\n"
+        "With --average the weights are the mean of those of the last K checkpoints of the run. DIR appears "
+        "when it is whole.\n\n"
+        "Examples:\n"
+        "  weft export runs/demo my-model --dtype bf16\n"
+        "  weft export runs/demo averaged --average 5",
+    .flags = flags,
+    .min_operands = 2,
+    .max_operands = 2,
+    .run = run,
+};
