@@ -124,8 +124,8 @@ static void test_cuts(void **state) {
  * is put before a text, it is put once. */
 static void test_invalid_utf8(void **state) {
     (void)state;
-    static const char *const texts[] = {"a\xff"
-                                        "b",
+    static const char *const texts[] = {("a\xff"
+                                         "b"), /* one string: \xffb would be another character */
                                         "\xe2\x82", "\xff it's", "x \xc0\xaf y", "\xf0\x9f\x98\x80\xf0\x9f"};
     EACH_FAMILY(family) {
         Tokenizer *t = family_open(family);
