@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "device/pool.h"
 
-enum { HIDDEN = 768, HEADS = 12, DIM = 64, INTER = 2048, VOCAB = 32000, ROWS = 256 };
+enum { HIDDEN = 768, HEADS = 12, DIM = 64, INTER = 2048, VOCAB = 32000, ROWS = 256, LEAVES = 8 };
 
 /* What ops are told and what they find, in tensor memory. */
 typedef struct Figures {
@@ -61,7 +61,8 @@ static void layout(Bench *b) {
                          .intermediate = INTER,
                          .vocab = VOCAB,
                          .logits_rows = ROWS,
-                         .attention = {b->t, HEADS, HEADS, DIM}};
+                         .attention = {b->t, HEADS, HEADS, DIM},
+                         .leaves = LEAVES};
     b->d.scratch_size = b->d.ops.scratch_bytes(&b->d, &needs);
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
@@ -120,6 +121,20 @@ static void head(Bench *b) {
 static void head_dx(Bench *b) { product(b, false, false, ROWS, HIDDEN, VOCAB, false); }
 static void head_dw(Bench *b) { product(b, true, false, VOCAB, HIDDEN, ROWS, true); }
 
+/* What leaves cost on one rank: sums over the inner dimension as eight ranks would share them. */
+static void leaves_product(Bench *b, bool tb, int64_t n, Leaves l) {
+    Device *d = &b->d;
+    int64_t k = l.run[0].length + l.run[1].length + l.run[2].length;
+    OP(d, OP_GEMM, gemm, false, tb, b->t, n, k, b->x, b->y, b->c, b->z, b->c, n, false, l);
+}
+static void output_leaves(Bench *b) {
+    leaves_product(b, true, HIDDEN, (Leaves){1, {{HIDDEN, HIDDEN / LEAVES}}});
+}
+static void down_leaves(Bench *b) { leaves_product(b, true, HIDDEN, (Leaves){1, {{INTER, INTER / LEAVES}}}); }
+static void gate_up_dx_leaves(Bench *b) {
+    leaves_product(b, false, HIDDEN, (Leaves){2, {{INTER, INTER / LEAVES}, {INTER, INTER / LEAVES}}});
+}
+
 static AttentionShape shape(const Bench *b) { return (AttentionShape){b->t, HEADS, HEADS, DIM}; }
 static void attend(Bench *b) {
     Device *d = &b->d;
@@ -161,6 +176,11 @@ static void loss(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, WHOLE_VOCABULARY,
        &b->figures->scale, b->loss, b->z, b->c);
+}
+static void loss_leaves(Bench *b) {
+    Device *d = &b->d;
+    OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids,
+       (VocabLeaves){.leaf = VOCAB / LEAVES}, &b->figures->scale, b->loss, b->z, b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
@@ -269,6 +289,9 @@ static void products(Bench *b) {
     flops(b, "down", down, t * INTER);
     flops(b, "down dX", down_dx, t * INTER);
     flops(b, "down dW", down_dw, t * INTER);
+    flops(b, "output, 8 leaves", output_leaves, t * HIDDEN);
+    flops(b, "gate+up dX, 8 leaves", gate_up_dx_leaves, t * 2 * INTER);
+    flops(b, "down, 8 leaves", down_leaves, t * INTER);
     flops(b, "head", head, 2.0 * ROWS * HIDDEN * VOCAB);
     flops(b, "head dX", head_dx, 2.0 * ROWS * HIDDEN * VOCAB);
     flops(b, "head dW", head_dw, 2.0 * ROWS * HIDDEN * VOCAB);
@@ -286,6 +309,7 @@ static void passes(Bench *b) {
     bytes(b, "swiglu gradient", glu_back, t * INTER * e * 6);
     bytes(b, "add", add, t * HIDDEN * e * 3);
     bytes(b, "cross-entropy", loss, ROWS * (double)VOCAB * (4 + e));
+    bytes(b, "loss, 8 leaves", loss_leaves, ROWS * (double)VOCAB * (4 + e));
     bytes(b, "embedding", embed, t * HIDDEN * e * 2);
     bytes(b, "embedding gradient", embed_back, t * HIDDEN * (e + 8));
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));

@@ -45,6 +45,8 @@ struct Deferred {
 
 /* ---- queueing ---- */
 
+/* One stretch of memory a queue, that grows to the longest wait of a run and then stays. It starts again
+ * at its beginning whenever it has run empty. */
 static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
     size_t whole = sizeof(Call) + (bytes + 15) / 16 * 16;
     if (q->first == q->end) q->first = q->end = 0;
@@ -72,6 +74,8 @@ static void queue_call(Device *d, Run *run, const void *arguments, size_t bytes,
 
 /* ---- running ---- */
 
+/* Calls that have run are counted, never their addresses: an event outlives its call. 0 is of no stream's
+ * call and always reached. */
 static bool reached(const Deferred *w, Event e) {
     return w->queues[e % DEVICE_STREAMS].run >= e / DEVICE_STREAMS;
 }
@@ -97,6 +101,8 @@ static void run_one(Device *d) {
     q->run++;
 }
 
+/* Runs only until the event is reached: what else is queued stays, so that a host that reads too early finds
+ * NaN. The guard is opened here, since ops run here and not where they were called. */
 static void finish(Device *d, Event e) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
@@ -114,6 +120,7 @@ static Event mark(Device *d, DeviceStream s) {
     return e;
 }
 
+/* A call without an op: it holds up its stream, no other. */
 static void follow(Device *d, DeviceStream s, Event e) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
@@ -191,11 +198,13 @@ static void host_give(Device *d, void *host) {
     X(rmsnorm_forward, (int64_t, tokens), (int64_t, hidden), (float, eps), (const void *, a),               \
       (const void *, b), (const float *, w), (void *, sum), (void *, y), (float *, rstd), (Dtype, c))       \
     X(rmsnorm_backward, (int64_t, tokens), (int64_t, hidden), (const void *, x), (const float *, w),        \
-      (const float *, rstd), (const void *, dy), (void *, dx), (bool, add), (float *, dw), (int64_t, leaf), (Dtype, c))      \
+      (const float *, rstd), (const void *, dy), (void *, dx), (bool, add), (float *, dw), (int64_t, leaf), \
+      (Dtype, c))                                                                                           \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \
-    X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, leaf), (Dtype, c))        \
+    X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, leaf),   \
+      (Dtype, c))                                                                                           \
     X(attention_forward, (AttentionShape, s), (const void *, qkv), (const int32_t *, first_key),            \
       (void *, out), (float *, lse), (Dtype, c))                                                            \
     X(attention_backward, (AttentionShape, s), (const void *, qkv), (const int32_t *, first_key),           \

@@ -23,6 +23,8 @@ const char *op_name(OpId op) {
     return (unsigned)op < OP_COUNT ? names[op] : "unknown";
 }
 
+/* Of this process, not of the machine: launchers bind ranks to some of them, and more threads than cores make
+ * every op wait for the slowest. */
 int device_cpu_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
@@ -75,6 +77,8 @@ const char *device_kind(int index) {
     return index == 0 ? "auto" : kinds[index - 1].name;
 }
 
+/* A kind that was asked for by name and does not run here is an error, not a reason to take another one: its
+ * bits may differ. Only "auto" goes on to the next. */
 static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
     const char *from = "";
     if (!name || strcmp(name, "auto") == 0) {
@@ -112,6 +116,7 @@ static const DeviceRuntime cpu_runtime = {.mark = mark_nothing,
                                           .host_take = cpu_host_take,
                                           .host_give = cpu_host_give};
 
+/* For people only (doctor, the plan's head): whatever goes wrong, there is a name. */
 static void read_processor_name(char *out, size_t size) {
     snprintf(out, size, "unknown processor");
     FILE *f = fopen("/proc/cpuinfo", "r");
@@ -127,6 +132,7 @@ static void read_processor_name(char *out, size_t size) {
     fclose(f);
 }
 
+/* By the environment, so that any program and test can be run on a deferred device without knowing of it. */
 static ErrorCode defer_if_asked(Device *d, Error *err) {
     const char *seed = getenv("WEFT_DEFER");
     char *end, shown[64];
@@ -139,6 +145,7 @@ static ErrorCode defer_if_asked(Device *d, Error *err) {
     return OK;
 }
 
+/* The reference first, then what is faster over it: a slot that an implementation does not fill works. */
 ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) {
     *d = (Device){0};
     const Kind *kind = NULL;
@@ -168,6 +175,7 @@ void device_close(Device *d) {
 
 /* ---- streams ---- */
 
+/* A thread's own: the one that communicates enqueues beside the one that trains, each on its stream. */
 static _Thread_local DeviceStream current = ON_COMPUTE;
 
 DeviceStream device_on(DeviceStream s) {
@@ -181,6 +189,7 @@ DeviceStream device_stream(void) { return current; }
 Event device_mark(Device *d, DeviceStream s) { return d->runtime.mark(d, s); }
 void device_follow(Device *d, DeviceStream s, Event e) { d->runtime.follow(d, s, e); }
 
+/* Counted by reason, since tests hold a step to one or two of them. */
 void device_finish(Device *d, Event e, DeviceWait why) {
     atomic_fetch_add_explicit(&d->waits[why], 1, memory_order_relaxed);
     d->runtime.finish(d, e);
@@ -196,6 +205,8 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
 
 /* ---- around an op ---- */
 
+/* The clock is read only when profiling: ops of small models take less than a microsecond. On a deferred
+ * device the profile times the queueing, not the op. */
 double device_op_enter(Device *d) {
     pool_unlock_all();
     return d->profiling ? clock_seconds() : 0;
@@ -211,6 +222,7 @@ void device_op_leave(Device *d, OpId op, double start) {
 
 /* ---- peak ---- */
 
+/* The best and not the mean: what disturbs a measurement only ever makes it slower. */
 static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const char *b, char *c,
                         double seconds) {
     double best = 0, end = clock_seconds() + seconds;
@@ -274,6 +286,8 @@ double device_matmul_peak(Device *d, Dtype type, double seconds) {
     return best;
 }
 
+/* Ops that never ran are left out. What is missing from the whole to the ops' sum is host work and
+ * waiting. */
 void device_profile_print(const Device *d, double seconds, Text *out) {
     double named = 0;
     for (int i = 0; i < OP_COUNT; i++) named += d->profile[i].seconds;

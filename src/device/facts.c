@@ -1,4 +1,5 @@
-/* Name and runtime of the library that matrix products come from. */
+/* Name and runtime of the library that native bf16 products come from. Its threads matter: weft calls it from
+ * inside parallel regions of OpenMP, where only a library that is built on OpenMP too keeps to one thread. */
 #include "device/facts.h"
 
 #include <oneapi/dnnl/dnnl.h>

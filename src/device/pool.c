@@ -4,6 +4,8 @@
 
 #include "base/text.h"
 
+/* Laid out twice by the same code: dry, which counts, then committed, which gives addresses. So the plan
+ * cannot say another number than is used; that is the only reason for the two phases. */
 void *pool_take(Pool *p, size_t bytes) {
     /* A plan too large to count sticks at the top, where pool_commit refuses it. */
     size_t rounded = bytes > SIZE_MAX - (POOL_ALIGN - 1) ? SIZE_MAX : pool_round(bytes);

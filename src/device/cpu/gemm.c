@@ -88,51 +88,57 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
 
 /* ---- leaves ---- */
 
+/* Runs have the same number of pieces, so the first tells it. */
 static int64_t leaf_count(const Leaves *l) {
     return l->runs ? pieces_of(l->run[0].length, l->run[0].leaf) : 1;
 }
 
-/* The sum of one leaf of a tile into fp32 `to` (rows `row` apart), with what stands there if `add`. */
+/* A tile at work. The sums of its leaves are made in ascending order and added like the digits of a binary
+ * counter: `level[l]` holds the sum of 2^l leaves that waits for its right half. So the canonical tree is
+ * walked with a tile for each of its levels, and a sum goes to memory once. */
+enum { LEVELS = 7 }; /* LEAVES_MAX leaves and fewer */
 typedef struct LeafWork LeafWork;
 struct LeafWork {
     Gemm *g;
     Product tile;
-    void (*run)(const LeafWork *w, const Product *piece);
-    float *room; /* PRODUCT_ROOM floats of this thread */
+    void (*run)(const LeafWork *w, const Product *piece, const float *const *wait, int waiting);
+    float *room;          /* PRODUCT_ROOM floats of this thread */
+    float *level[LEVELS]; /* [m, n] each */
 };
 
-/* Piece `leaf` of every run, chained in the order of the runs. */
-static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64_t row) {
+/* Piece `leaf` of every run, chained in the order of the runs; then what waits for it. */
+static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64_t row,
+                     const float *const *wait, int waiting) {
     const Leaves *l = &w->tile.leaves;
+    int runs = l->runs ? l->runs : 1;
     int64_t start = 0;
-    for (int r = 0; r < max_i64(1, l->runs); r++) {
+    for (int r = 0; r < runs; r++) {
         int64_t length = l->runs ? l->run[r].length : w->tile.k, each = l->runs ? l->run[r].leaf : length;
         Product piece = moved(&w->tile, 0, 0, start + leaf * each);
         piece.k = min_i64(each, length - leaf * each);
         piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
         piece.accumulate = add || r > 0;
-        w->run(w, &piece);
+        w->run(w, &piece, wait, r + 1 == runs ? waiting : 0);
         start += length;
+    }
+}
+
+/* Leaf i completes the levels that are the ones at the end of i: with what waits there it becomes the sum of
+ * the level above. The last leaf completes all that wait: every one in i. */
+static void tree_of_leaves(const LeafWork *w, int64_t leaves, float *to, int64_t row) {
+    for (int64_t i = 0; i < leaves; i++) {
+        const float *wait[LEVELS];
+        bool last = i == leaves - 1;
+        int waiting = 0, level = 0;
+        for (; last ? i >> level != 0 : i >> level & 1; level++)
+            if (i >> level & 1) wait[waiting++] = w->level[level];
+        leaf_sum(w, i, false, last ? to : w->level[level], last ? row : w->tile.n, wait, waiting);
     }
 }
 
 static void add_rows(const LeafWork *w, float *to, int64_t row, const float *what) {
     for (int64_t i = 0; i < w->tile.m; i++)
-        w->g->kernels->add(w->tile.n, to + i * row, what + i * w->tile.n, to + i * row, DTYPE_F32);
-}
-
-/* Leaves first .. first+count-1 in the canonical tree. `rest` has a tile for each level below this one: the
- * right half waits in the first of them. */
-static void tree_of_leaves(const LeafWork *w, int64_t first, int64_t count, float *to, int64_t row,
-                           float *rest) {
-    if (count == 1) {
-        leaf_sum(w, first, false, to, row);
-        return;
-    }
-    int64_t half = tree_half((int)count);
-    tree_of_leaves(w, first, half, to, row, rest);
-    tree_of_leaves(w, first + half, count - half, rest, w->tile.n, rest + w->tile.m * w->tile.n);
-    add_rows(w, to, row, rest);
+        w->g->kernels->add(w->tile.n, what + i * w->tile.n, to + i * row, to + i * row, DTYPE_F32);
 }
 
 static int levels_of(int64_t leaves) {
@@ -148,6 +154,7 @@ static int tiles_beside(const Product *p) {
     return (p->c_type != DTYPE_F32 || (p->accumulate && leaves > 1)) + levels_of(leaves);
 }
 
+/* Between C and the fp32 sums of a tile: what is rounded is a whole sum, once. */
 static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
     const Product *t = &w->tile;
     for (int64_t i = 0; i < t->m; i++) {
@@ -159,8 +166,9 @@ static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
     }
 }
 
-/* One leaf: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. */
-static void sum_tile(const LeafWork *w, float *beside) {
+/* One leaf: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. `beside` has room
+ * for tiles_beside. */
+static void sum_tile(LeafWork *w, float *beside) {
     const Product *t = &w->tile;
     int64_t leaves = leaf_count(&t->leaves), tile = t->m * t->n;
     bool direct = t->c_type == DTYPE_F32;
@@ -168,13 +176,14 @@ static void sum_tile(const LeafWork *w, float *beside) {
     int64_t row = direct ? t->ldc : t->n;
     if (!direct && t->accumulate) cast_rows(w, t->c, to, true);
     if (!direct) beside += tile;
+    for (int l = 0; l < levels_of(leaves); l++, beside += tile) w->level[l] = beside;
     if (leaves == 1) {
-        leaf_sum(w, 0, t->accumulate, to, row);
+        leaf_sum(w, 0, t->accumulate, to, row, NULL, 0);
     } else if (t->accumulate) {
-        tree_of_leaves(w, 0, leaves, beside, t->n, beside + tile);
+        tree_of_leaves(w, leaves, beside, t->n);
         add_rows(w, to, row, beside);
     } else {
-        tree_of_leaves(w, 0, leaves, to, row, beside);
+        tree_of_leaves(w, leaves, to, row);
     }
     if (!direct) cast_rows(w, t->c, to, false);
 }
@@ -211,7 +220,9 @@ static Grid grid_of(const Product *p, int threads, int64_t most_rows) {
     return best;
 }
 
-static void packed_run(const LeafWork *w, const Product *p) {
+/* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
+ * lines are columns of C, and lie along if B is transposed. */
+static void packed_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
     w->g->kernels->product_run(&(ProductRun){.m = p->m,
                                              .n = p->n,
                                              .k = p->k,
@@ -220,10 +231,14 @@ static void packed_run(const LeafWork *w, const Product *p) {
                                              .type = p->ab_type,
                                              .c = p->c,
                                              .c_row = p->ldc,
-                                             .add = p->accumulate},
+                                             .add = p->accumulate,
+                                             .wait = wait,
+                                             .waiting = waiting,
+                                             .wait_row = w->tile.n},
                                w->room);
 }
 
+/* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
 static void packed(Gemm *g, Device *d, const Product *p) {
@@ -271,6 +286,7 @@ static dnnl_status_t primitive_desc(const Gemm *g, const dnnl_memory_desc_t md[3
 #endif
 }
 
+/* Accumulation is a post-op, which adds C in fp32 before the one rounding to C's dtype. */
 static dnnl_primitive_attr_t attributes_of(const Product *p) {
     dnnl_primitive_attr_t attr;
     CHECK(dnnl_primitive_attr_create(&attr) == dnnl_success);
@@ -289,6 +305,9 @@ static dnnl_primitive_attr_t attributes_of(const Product *p) {
     return attr;
 }
 
+/* One scratchpad a thread serves all primitives, since a thread runs one at a time: as large as the
+ * largest asks. It is oneDNN's own workspace and no tensor, so it is not in the device's scratch, whose
+ * size has to be known before there are primitives. */
 static void grow_pads(Gemm *g, size_t bytes) {
     if (bytes <= g->pad_bytes) return;
     free(g->pads);
@@ -338,12 +357,14 @@ static void make_primitive(Gemm *g, Primitive *entry, const Product *p) {
     omp_set_num_threads(threads);
 }
 
+/* All that a primitive was made for: row lengths too, since they are part of its descriptors. */
 static bool same_shape(const Product *a, const Product *b) {
     return a->trans_a == b->trans_a && a->trans_b == b->trans_b && a->accumulate == b->accumulate &&
            a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
            a->ldc == b->ldc && a->ab_type == b->ab_type && a->c_type == b->c_type;
 }
 
+/* A list that is walked: a model has some dozens of shapes, and a tile takes a thousand times as long. */
 static int find_primitive(Gemm *g, const Product *p) {
     for (int i = 0; i < g->cached; i++)
         if (same_shape(&g->cache[i].shape, p)) return i;
@@ -355,6 +376,7 @@ static int find_primitive(Gemm *g, const Product *p) {
     return g->cached++;
 }
 
+/* Memory objects are the thread's own, and are pointed to the tile just before they are used. */
 static void run_primitive(const Gemm *g, const Primitive *entry, const Product *p) {
     int thread = omp_get_thread_num();
     dnnl_memory_t *of = entry->memory + thread * 4;
@@ -395,12 +417,18 @@ static void native_whole(Gemm *g, Device *d, const Product *p) {
     }
 }
 
-static void native_run(const LeafWork *w, const Product *p) {
+static void native_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
     run_primitive(w->g, &w->g->cache[find_primitive(w->g, p)], p);
+    for (int i = 0; i < waiting; i++) add_rows(w, p->c, p->ldc, wait[i]);
 }
 /* As native_run is called, but only so that the primitives are there. */
-static void native_prepare(const LeafWork *w, const Product *p) { find_primitive(w->g, p); }
+static void native_prepare(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
+    (void)wait, (void)waiting;
+    find_primitive(w->g, p);
+}
 
+/* Every shape that the tiles' leaves will ask for: corners differ in size, leaves and runs in length, and
+ * sums go to C or to a tile beside it, set or added to. */
 static void prepare_leaves(Gemm *g, const Product *p, const Grid *grid, float *room) {
     int64_t last = grid->down * grid->across - 1;
     const int64_t corners[] = {0, grid->down - 1, last - grid->down + 1, last};
@@ -408,12 +436,13 @@ static void prepare_leaves(Gemm *g, const Product *p, const Grid *grid, float *r
         LeafWork w = {.g = g, .tile = tile_of(p, grid, corners[i]), .run = native_prepare};
         for (int64_t leaf = 0; leaf < leaf_count(&p->leaves); leaf++)
             for (int add = 0; add < 2; add++) {
-                leaf_sum(&w, leaf, add, room, w.tile.n);
-                leaf_sum(&w, leaf, add, room, w.tile.ldc);
+                leaf_sum(&w, leaf, add, room, w.tile.n, NULL, 0);
+                leaf_sum(&w, leaf, add, room, w.tile.ldc, NULL, 0);
             }
     }
 }
 
+/* Tiles as in `packed`, whose sums and levels have the same places. */
 static void native_leaves(Gemm *g, Device *d, const Product *p) {
     size_t each = thread_floats(tiles_beside(p));
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
@@ -438,7 +467,7 @@ static void native_leaves(Gemm *g, Device *d, const Product *p) {
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               Leaves leaves) {
-    CHECK(m > 0 && n > 0 && k > 0);
+    CHECK(m > 0 && n > 0 && k > 0 && leaf_count(&leaves) <= LEAVES_MAX);
     if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
     Product p = {.trans_a = trans_a,
                  .trans_b = trans_b,

@@ -35,6 +35,10 @@ typedef struct ProductRun {
     float *c;
     int64_t c_row;
     bool add;
+    /* Sums [m, n], rows wait_row apart, that C is added to, in ascending order. */
+    int waiting;
+    const float *const *wait;
+    int64_t wait_row;
 } ProductRun;
 enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 

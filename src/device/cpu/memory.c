@@ -40,6 +40,8 @@ static void guard_add(char *base, size_t bytes) {
     pthread_mutex_unlock(&guard_mutex);
 }
 
+/* Regions are few (a pool each), so a list that is walked will do; and since threads take and give memory
+ * while others run ops, all of it is under the mutex. */
 static void guard_remove(const char *base) {
     pthread_mutex_lock(&guard_mutex);
     for (size_t i = 0; i < region_count; i++)
@@ -116,6 +118,8 @@ static char *map_aligned(size_t bytes) {
     return raw + head;
 }
 
+/* Made real at once: memory that is only promised can end the process in the middle of a step, when it is
+ * touched, and what was planned would not be what is used. Zeroed, since the kernel gives no other pages. */
 void *cpu_take(Device *d, size_t bytes) {
     (void)d;
     size_t mapped = mapping_bytes(bytes);
@@ -139,6 +143,7 @@ size_t cpu_available(const Device *d) {
     return (size_t)memory_use().available;
 }
 
+/* Nothing to pin: the CPU's tensor memory is host memory, and a transfer is a copy. */
 void *cpu_host_take(Device *d, size_t bytes) {
     (void)d;
     return mem_alloc(bytes);

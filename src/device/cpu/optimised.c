@@ -28,6 +28,9 @@ enum {
 
 static const Kernels *kernels_of(const Device *d) { return optimised_of(d)->kernels; }
 
+/* So many rows that a piece has about GRAIN elements: some microseconds of work, well above what it costs to
+ * hand it to a thread, and small enough for the last pieces to come out even. Rows do not know of each other,
+ * so the number of them in a piece cannot show. */
 static int64_t rows_for(int64_t row) { return max_i64(1, GRAIN / max_i64(1, row)); }
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
@@ -37,6 +40,7 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
              leaves);
 }
 
+/* A copy: memory's speed is all there is to gain, and threads have more of it than one. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
                           void *out, Dtype c) {
     size_t row = (size_t)hidden * dtype_bytes(c);
@@ -151,6 +155,7 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
     kernels_of(d)->bias_forward(min_i64(step, tokens - first), n, tensor_to(y, first * n, c), bias, c);
 }
 
+/* Tokens are independent, and so are heads: any slice of either has the bits of the whole. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     int64_t row = (s.heads + 2 * s.kv_heads) * s.head_dim, step = rows_for(row);
@@ -205,6 +210,9 @@ static const float *tree_sum(const Device *d, int64_t first, int64_t n, int part
     return room;
 }
 
+/* Piece by piece, so that the sums that wait at each level of the tree stay in the first-level cache: each
+ * part is read from memory once, whatever the number of parts. The last sum goes straight to out, which
+ * may be a part: its piece has been read by then. */
 static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
     EACH_PIECE(d, first, n, PARTS_PIECE) {
         float room[32 * PARTS_PIECE]; /* as many levels as an int has bits */
@@ -220,6 +228,7 @@ static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, f
     }
 }
 
+/* Whole numbers add in any order, so there is no tree to keep: one chain, wrapping around. */
 static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
     EACH_PIECE(d, first, n, PARTS_PIECE) {
         uint64_t sum[PARTS_PIECE];
@@ -258,6 +267,7 @@ static double tree_of_sums(const LossRecord *records, int64_t step, int count, f
            tree_of_sums(records + half * step, step, count - half, max);
 }
 
+/* The largest needs no order. A NaN is never larger, but it is in its leaf's sum, and so in the loss. */
 static RowSum row_sum(const LossRecord *records, int64_t step, int count) {
     RowSum of = {.max = -HUGE_VALF};
     for (int i = 0; i < count; i++)
@@ -297,6 +307,8 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
 
 /* ---- updates and sums of gradients ---- */
 
+/* A piece is told where in the parameter it starts: random bits of rounded states are those of the element,
+ * not of the piece. */
 static StateStore from_element(StateStore s, int64_t i) {
     s.first += i;
     return s;
@@ -325,6 +337,8 @@ static void merge_stats(GradStats *into, const GradStats *from) {
     into->nonfinite += from->nonfinite;
 }
 
+/* Each thread has figures of its own, merged as it ends: the sums are exact, so the order in which threads
+ * come to the lock cannot show. */
 static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     GradStats all = {.first_nonfinite = -1};
 #pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
@@ -340,6 +354,7 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
     *out = all;
 }
 
+/* Which element was refused first is the smallest index over all pieces, whoever meets one first. */
 static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused) {
     CHECK(limit <= fixed_limit(1));
@@ -393,6 +408,9 @@ static void fill(Device *d, int64_t n, float value, float *out) {
     }
 }
 
+/* The most that any one op takes: ops of ON_COMPUTE run one after another and share it. Sums over tokens
+ * need PARTS rows of the widest tensor whose bias or norm has a gradient; products and attention tell
+ * their own. */
 size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     AttentionShape s = needs->attention;
     int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
@@ -439,6 +457,8 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     return gemm_open(&o->gemm, kernels, d->native_bf16, d->threads, err);
 }
 
+/* Called for a device that was opened only half way, too, and for the reference, which has nothing to
+ * close. */
 void optimised_close(Device *d) {
     if (!d->impl) return;
     gemm_close(optimised_of(d)->gemm);

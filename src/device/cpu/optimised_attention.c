@@ -5,6 +5,8 @@
 #include "device/cpu/cpu.h"
 #include "device/cpu/optimised.h"
 
+/* Blocks of 64: a block's scores (64 x 64 floats, 16 KiB) then stay in a first-level cache from one product
+ * through the softmax to the next, and 64 queries are whole vectors of any length that there is. */
 static int64_t blocks_of(int64_t tokens) { return (tokens + FLASH_BLOCK - 1) / FLASH_BLOCK; }
 
 static Flash flash_of(AttentionShape s, const void *qkv, const int32_t *first_key, void *out, Dtype c) {
@@ -44,8 +46,12 @@ typedef struct Areas {
     size_t bytes;
 } Areas;
 
+/* To whole lines of the cache: what two threads write is never in one of them. */
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+/* From shapes and the number of threads alone, so that a plan can ask for another machine's. dq_sum is in
+ * fp32, padded to whole vectors: key blocks add to it one after the other, and rounding it to bf16 between
+ * them would make dq worse with every block. */
 static Areas areas_of(const Device *d, AttentionShape s) {
     Areas a = {.thread = aligned((size_t)flash_scratch(s.head_dim) * sizeof(float)) / sizeof(float)};
     size_t rows = (size_t)s.tokens * (size_t)s.heads;
@@ -64,6 +70,8 @@ static float *thread_area(const Device *d, const Areas *a) {
 
 /* ---- forward ---- */
 
+/* The last blocks of queries see the most keys: they go first, so that threads end together. Heads vary
+ * fastest: threads then read keys and values of the same tokens. */
 static void run_forward(Device *d, const Flash *f) {
     const Kernels *kernels = optimised_of(d)->kernels;
     Areas areas = areas_of(d, f->s);
@@ -103,6 +111,8 @@ void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, cons
 
 /* ---- backward ---- */
 
+/* delta needs only out and dout, and every key block wants it: made once. A query block starts its
+ * progress at the first key block that it sees at all, since those before will not come. */
 static void prepare_backward(Device *d, Flash *f, const Areas *a) {
     const Kernels *kernels = optimised_of(d)->kernels;
     f->delta = (float *)(void *)(d->scratch + a->delta);
@@ -128,6 +138,7 @@ static void run_backward(Device *d, const Flash *f, const Areas *areas) {
         kernels->flash_backward(f, t % kv_heads, t / kv_heads, thread_area(d, areas));
 }
 
+/* When all key blocks have added: the only place where dq is rounded. */
 static void write_query_gradients(Device *d, const Flash *f) {
     const Kernels *kernels = optimised_of(d)->kernels;
     int64_t blocks = blocks_of(f->s.tokens), tasks = blocks * f->s.heads;

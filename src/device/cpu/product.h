@@ -6,8 +6,9 @@
  * than a rank that has all. Here an element of C is one and the same sum, whatever m, n, the row lengths and
  * its place in the tile:
  *
- *     block sum = fma(a_255, b_255, ... fma(a_1, b_1, a_0 b_0)),   PRODUCT_BLOCK terms, the last block fewer
+ *     block sum = fma(a_n, b_n, ... fma(a_1, b_1, a_0 b_0)),   at most PRODUCT_BLOCK terms (block_of)
  *     C = (add ? C : 0) + block sum + block sum + ...              in ascending order
+ *     C = wait[n] + ... (wait[0] + C)                              the sums of leaves further left, if any
  *
  * (a product and a sum where the instruction set has no fma). Short blocks that start from zero lose fewer
  * digits than one long chain, and k need not fit into a cache.
@@ -87,13 +88,27 @@ static void pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t fir
 
 /* ---- strips ---- */
 
-/* C [rows, cols] of a panel of A and one of B. */
-INLINE void strip(int64_t depth, const float *a, const float *b, float *c, int64_t row, int64_t cols,
-                  bool add, const int rows, const int vectors) {
+/* Where sums of a panel of A and one of B go: C from (i, j) on. After the last block, what waits to the left
+ * of them in a tree is added, nearest first, while they are still in registers. */
+typedef struct Strip {
+    const ProductRun *run;
+    int64_t i, j, cols;
+    bool add, last;
+} Strip;
+
+INLINE void strip(const Strip *s, int64_t depth, const float *a, const float *b, const int rows,
+                  const int vectors) {
+    const ProductRun *run = s->run;
     Vec sum[STRIP_ROWS][STRIP_VECTORS];
+    float *c = run->c + s->i * run->c_row + s->j;
+    int64_t wait_at = s->i * run->wait_row + s->j, waiting = s->last ? run->waiting : 0;
     for (int r = 0; r < rows; r++) {
-        __builtin_prefetch(c + r * row, 1); /* wanted when the sums are there */
-        __builtin_prefetch(c + r * row + 16, 1);
+        __builtin_prefetch(c + r * run->c_row, 1); /* wanted when the sums are there */
+        __builtin_prefetch(c + r * run->c_row + 16, 1);
+        for (int64_t w = 0; w < waiting; w++) {
+            __builtin_prefetch(run->wait[w] + wait_at + r * run->wait_row);
+            __builtin_prefetch(run->wait[w] + wait_at + r * run->wait_row + 16);
+        }
         for (int v = 0; v < vectors; v++) sum[r][v] = (Vec){0};
     }
     for (int64_t p = 0; p < depth; p++, a += STRIP_ROWS, b += STRIP_COLS) {
@@ -104,48 +119,70 @@ INLINE void strip(int64_t depth, const float *a, const float *b, float *c, int64
             for (int v = 0; v < vectors; v++) sum[r][v] += scalar * x[v];
         }
     }
+    for (int r = 0; s->add && r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = get(c + r * run->c_row, v * VLEN, s->cols - v * VLEN, DTYPE_F32) + sum[r][v];
+    for (int64_t w = 0; w < waiting; w++) {
+        const float *left = run->wait[w] + wait_at;
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                sum[r][v] =
+                    get(left + r * run->wait_row, v * VLEN, s->cols - v * VLEN, DTYPE_F32) + sum[r][v];
+    }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) {
-            float *to = c + r * row + v * VLEN;
-            int64_t left = cols - v * VLEN;
-            put(to, 0, left, DTYPE_F32, add ? get(to, 0, left, DTYPE_F32) + sum[r][v] : sum[r][v]);
-        }
+        for (int v = 0; v < vectors; v++)
+            put(c + r * run->c_row, v * VLEN, s->cols - v * VLEN, DTYPE_F32, sum[r][v]);
 }
 
-INLINE void strips_of(int64_t depth, const float *a, const float *b, float *c, int64_t row, int64_t rows,
-                      int64_t cols, bool add, const int vectors) {
+INLINE void strips_of(Strip s, int64_t depth, const float *a, const float *b, int64_t rows,
+                      const int vectors) {
     for (; rows >= STRIP_ROWS; rows -= STRIP_ROWS) {
-        strip(depth, a, b, c, row, cols, add, STRIP_ROWS, vectors);
-        a += STRIP_ROWS * depth, c += STRIP_ROWS * row;
+        strip(&s, depth, a, b, STRIP_ROWS, vectors);
+        a += STRIP_ROWS * depth, s.i += STRIP_ROWS;
     }
-    for (; rows > 0; rows--, a++, c += row) strip(depth, a, b, c, row, cols, add, 1, vectors);
+    for (; rows > 0; rows--, a++, s.i++) strip(&s, depth, a, b, 1, vectors);
 }
 
 /* All panels of A by one panel of B. */
-static void strips(int64_t depth, const float *a, const float *b, float *c, int64_t row, int64_t rows,
-                   int64_t cols, bool add) {
-    if (cols > 2 * VLEN)
-        strips_of(depth, a, b, c, row, rows, cols, add, 3);
-    else if (cols > VLEN)
-        strips_of(depth, a, b, c, row, rows, cols, add, 2);
+static void strips(Strip s, int64_t depth, const float *a, const float *b, int64_t rows) {
+    if (s.cols > 2 * VLEN)
+        strips_of(s, depth, a, b, rows, 3);
+    else if (s.cols > VLEN)
+        strips_of(s, depth, a, b, rows, 2);
     else
-        strips_of(depth, a, b, c, row, rows, cols, add, 1);
+        strips_of(s, depth, a, b, rows, 1);
 }
 
 /* ---- runs ---- */
 
+/* Blocks of nearly equal length: a short one at the end would cost as much as a long one. They follow from k
+ * alone, which is the same for a leaf wherever it is summed. */
+static int64_t block_of(int64_t k) {
+    int64_t blocks = (k + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
+    return (k + blocks - 1) / blocks;
+}
+
+static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) {
+    return (Strip){r,
+                   i,
+                   j,
+                   .cols = min_i64(STRIP_COLS, r->n - j),
+                   .add = r->add || first > 0,
+                   .last = first + block_of(r->k) >= r->k};
+}
+
 /* Block by block: B is packed once for all rows of A. */
 static void run_blocks(const ProductRun *r, float *room) {
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
-    for (int64_t first = 0; first < r->k; first += PRODUCT_BLOCK) {
-        int64_t depth = min_i64(PRODUCT_BLOCK, r->k - first);
+    int64_t block = block_of(r->k);
+    for (int64_t first = 0; first < r->k; first += block) {
+        int64_t depth = min_i64(block, r->k - first);
         pack_b(r, 0, r->n, first, depth, room);
         for (int64_t i = 0; i < r->m; i += PACK_ROWS) {
             int64_t rows = min_i64(PACK_ROWS, r->m - i);
             pack_a(r, i, rows, first, depth, a);
             for (int64_t j = 0; j < r->n; j += STRIP_COLS)
-                strips(depth, a, room + j * depth, r->c + i * r->c_row + j, r->c_row, rows,
-                       min_i64(STRIP_COLS, r->n - j), r->add || first > 0);
+                strips(strip_at(r, i, j, first), depth, a, room + j * depth, rows);
         }
     }
 }
@@ -154,20 +191,17 @@ static void run_blocks(const ProductRun *r, float *room) {
  * lines one after the other, and what is packed of it stays in the first-level cache. */
 static void run_few(const ProductRun *r, float *room) {
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
-    enum { SPAN = PACK_ROWS / FEW_ROWS * PRODUCT_BLOCK }; /* what of A there is room for */
-    for (int64_t start = 0; start < r->k; start += SPAN) {
-        int64_t end = min_i64(r->k, start + SPAN);
-        for (int64_t first = start; first < end; first += PRODUCT_BLOCK)
-            pack_a(r, 0, r->m, first, min_i64(PRODUCT_BLOCK, end - first), a + (first - start) * FEW_ROWS);
-        for (int64_t j = 0; j < r->n; j += STRIP_COLS) {
-            int64_t cols = min_i64(STRIP_COLS, r->n - j);
-            for (int64_t first = start; first < end; first += PRODUCT_BLOCK) {
-                int64_t depth = min_i64(PRODUCT_BLOCK, end - first);
-                pack_b(r, j, cols, first, depth, room);
-                strips(depth, a + (first - start) * FEW_ROWS, room, r->c + j, r->c_row, r->m, cols,
-                       r->add || first > 0);
+    int64_t block = block_of(r->k), span = PACK_ROWS / FEW_ROWS * block; /* of A there is room for so much */
+    for (int64_t start = 0; start < r->k; start += span) {
+        int64_t end = min_i64(r->k, start + span);
+        for (int64_t first = start; first < end; first += block)
+            pack_a(r, 0, r->m, first, min_i64(block, end - first), a + (first - start) * FEW_ROWS);
+        for (int64_t j = 0; j < r->n; j += STRIP_COLS)
+            for (int64_t first = start; first < end; first += block) {
+                int64_t depth = min_i64(block, end - first);
+                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, depth, room);
+                strips(strip_at(r, 0, j, first), depth, a + (first - start) * FEW_ROWS, room, r->m);
             }
-        }
     }
 }
 

@@ -54,6 +54,9 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
     }
 }
 
+/* ---- embedding, norms, biases ---- */
+
+/* Rows are copied, not added to zeros: -0 stays -0. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
                           void *out, Dtype c) {
     (void)d;
@@ -62,6 +65,8 @@ static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32
         memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
 }
 
+/* Tokens in ascending order, in fp32: a row's sum has the same order wherever the columns are cut, so faster
+ * implementations are held to these very bits. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
                            float *dtable, Dtype c) {
     (void)d;
@@ -70,6 +75,8 @@ static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int3
             dtable[ids[t] * hidden + i] += tensor_get(dout, t * hidden + i, c);
 }
 
+/* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward pass
+ * reads, and a norm of something else would not be its derivative. */
 static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a,
                             const void *b, const float *w, void *sum, void *y, float *rstd, Dtype c) {
     (void)d;
@@ -118,6 +125,8 @@ static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const vo
     }
 }
 
+/* Pair i of a head is elements i and i + D/2, as Hugging Face's checkpoints have it; in the papers' form
+ * neighbours are pairs. v heads are not rotated: they come last and are left alone. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     (void)d;
@@ -142,6 +151,7 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
         for (int64_t i = 0; i < n; i++) tensor_set(y, t * n + i, c, tensor_get(y, t * n + i, c) + bias[i]);
 }
 
+/* As the norm's dw: a row for each leaf of tokens, which is rounded when the leaf has been summed. */
 static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
                           Dtype c) {
     (void)d;
@@ -154,6 +164,7 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
     }
 }
 
+/* ---- MLP, sums ---- */
 static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act,
                            Dtype c) {
     (void)d;
@@ -166,6 +177,8 @@ static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void 
     }
 }
 
+/* With s = sigmoid(g): silu(g) = g s and silu'(g) = s + g s (1 - s). act may be dact's memory, so an
+ * element of dact is read before act's is written. */
 static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact,
                             void *dgate_up, void *act, Dtype c) {
     (void)d;
@@ -193,11 +206,13 @@ static float tree_sum(int parts, const float *const *in, int64_t i) {
     return tree_sum(half, in, i) + tree_sum(parts - half, in + half, i);
 }
 
+/* out may be one of the parts: an element is read from all before it is written. */
 static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
     (void)d;
     for (int64_t i = 0; i < n; i++) out[i] = tree_sum(parts, in, i);
 }
 
+/* Unsigned, since whole numbers wrap around here and signed overflow is undefined in C. */
 static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
@@ -207,6 +222,10 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
     }
 }
 
+/* ---- loss ---- */
+
+/* The target's logit is chosen, never added to zeros of other leaves: no rounding, and no -0 that turns to
+ * +0. */
 static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
     LossRecord r = {.max = -HUGE_VALF};
     for (int64_t i = 0; i < n; i++) r.max = fmaxf(r.max, tensor_get(x, i, t));
@@ -263,6 +282,7 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
     }
 }
 
+/* A loss that is not finite has no place in an exact sum: it is counted instead. */
 static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
@@ -279,6 +299,8 @@ static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i
         ((uint16_t *)state)[i] = bf16_round_by(value, state_word(s, step, i) >> 16 * which & 0xffff);
 }
 
+/* In fp32 and in the order of the formulas: the states are part of a checkpoint, and the reference shows what
+ * other implementations may round differently. */
 static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
                   const float *grad, void *m, void *v, uint16_t *copy) {
     (void)d;
@@ -309,6 +331,10 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
     }
 }
 
+/* ---- gradients ---- */
+
+/* Powers of p other than 1 and 2 are taken of |g| / unit: |g|^8 of a gradient of 1e5 is beyond float, and
+ * with the largest as the unit every power is at most 1. */
 static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     (void)d;
     *out = (GradStats){.first_nonfinite = -1};
@@ -335,11 +361,13 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
     }
 }
 
+/* (float)acc rounds once; the power of two after it is exact, since no result is below 2^-50. */
 static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
     (void)d;
     for (int64_t i = 0; i < n; i++) out[i] = ldexpf((float)acc[i], -FIXED_SHIFT);
 }
 
+/* ---- memory ---- */
 static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
     (void)d;
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, out_type, tensor_get(in, i, in_type));
@@ -377,6 +405,7 @@ static void download(Device *d, void *host, const void *tensor, size_t bytes) {
     if (bytes) memcpy(host, tensor, bytes);
 }
 
+/* Everything is summed in registers, so the plan of this kind needs no scratch. */
 static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     (void)d;
     (void)needs;

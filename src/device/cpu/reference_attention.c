@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "device/cpu/cpu.h"
 
+/* Operands are read in their own dtype and multiplied in double, so that what is left of rounding is that of
+ * the tensors themselves. */
 static double dot(const void *a, const void *b, int64_t n, Dtype c) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += (double)tensor_get(a, i, c) * (double)tensor_get(b, i, c);
