@@ -19,9 +19,11 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find.h"
 #include "observe/metrics.h"
@@ -103,6 +105,7 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
         close(fd);
         return error_errno(err, ERR_IO, "%s: cannot write the lock file", run_dir);
     }
+    fsync(fd); /* for ranks on other machines (lock_sees); nothing else hangs on it */
     *l =
         (RunLock){.fd = fd, .made_dir = made_dir, .made_file = made_file, .stop = path_join(run_dir, "stop")};
     ErrorCode code = sweep(l, run_dir, err);
@@ -119,6 +122,26 @@ ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
         "%s: no longer holds this run: it was moved, removed or replaced while the run was going on; "
         "what was saved is where it went",
         run_dir);
+}
+
+static bool is_held_by(const char *run_dir, long holder) {
+    int fd;
+    DIR *fresh = opendir(run_dir); /* after which a network file system no longer knows names from before */
+    if (fresh) closedir(fresh);
+    if (open_lock(run_dir, O_RDONLY, &fd, NULL) != OK) return false;
+    long pid = read_pid(fd);
+    close(fd);
+    return pid == holder;
+}
+
+bool lock_sees(const char *run_dir, long holder) {
+    enum { TRIES = 50 };
+    int tries = 0;
+    while (!is_held_by(run_dir, holder) && ++tries < TRIES) {
+        progress_beat();
+        nanosleep(&(struct timespec){0, 100000000}, NULL);
+    }
+    return tries < TRIES;
 }
 
 void lock_release(RunLock *l) {

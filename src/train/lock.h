@@ -18,6 +18,9 @@ typedef struct RunLock {
 ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err);
 /* The directory of this name is still the one that was locked: not moved away, removed or replaced. */
 ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err);
+/* Whether this directory is, where another rank runs, the one that process `holder` has locked. Looks for
+ * some seconds: what one machine has just written others may see late. */
+bool lock_sees(const char *run_dir, long holder);
 void lock_release(RunLock *l);
 /* The same, after a start that failed: what lock_take made goes again, where nothing else has come to it. */
 void lock_abandon(RunLock *l, const char *run_dir);

@@ -143,6 +143,18 @@ static ErrorCode open_directory(Trainer *t, Error *err) {
     return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
 }
 
+/* Ranks that do not see it train for long before the first save fails. */
+static ErrorCode look_for_directory(const Trainer *t, Error *err) {
+    int64_t holder = (int64_t)getpid();
+    TRY(comm_broadcast(t->comm, &holder, sizeof holder, 0, err));
+    if (!t->chief && !lock_sees(t->c->run.dir, (long)holder))
+        log_warn(
+            "rank %d does not see the run directory of rank 0 as %s: no checkpoint can be saved unless all "
+            "ranks see one directory",
+            comm_rank(t->comm), t->c->run.dir);
+    return OK;
+}
+
 /* Every rank opens the data; the first to come builds the cache (open_all sees to the order). */
 static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     Config *c = t->c;
@@ -737,6 +749,7 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     /* What this machine cannot run is said before anything is made. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     TOGETHER(t, open_directory(t, err));
+    TRY(look_for_directory(t, err));
     enter(t, PHASE_TOKENIZING);
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->chief ? open_data(t, set, err) : OK);

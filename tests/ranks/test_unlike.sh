@@ -81,6 +81,14 @@ for where in here there; do cp -r $where/start $where/run; done
 apart "the checksum of the checkpoint's manifest is " run.dir=run data.sources=[../text.txt] train.tokens_per_step=32 \
     train.microbatch=1 train.steps=3 run.allow_changes=[train.steps]
 
+# Directories that are not one: said before the first step, and the save fails.
+status=0
+timeout -k 5 1500 $mpirun -n 1 -wdir "$directory/here" "$weft" train ../run.yaml run.dir=own train.tokens_per_step=64 : \
+    -n 1 -wdir "$directory/there" "$weft" train ../run.yaml run.dir=own train.tokens_per_step=64 >out 2>err </dev/null || status=$?
+[ "$status" -eq 73 ] || fail "two run directories: exit status $status: $(grep weft: err)"
+[ "$(grep -n '^warning: rank 1 does not see the run directory of rank 0 as own: ' err | cut -d: -f1)" -lt "$(grep -n '^step: *1 ' err | cut -d: -f1)" ] ||
+    fail "two run directories: $(grep -E 'warning|step:' err)"
+
 # Unlike processors: one dtype for all, the run goes on, and it is said once.
 status=0
 $mpirun -n 1 "$weft" train run.yaml train.compute=auto : -n 2 "$weft" train run.yaml train.compute=auto run.device=portable run.threads=2 \
