@@ -182,10 +182,9 @@ static void remark_on_data(const Config *c, const Dataset *d, const Tokenizer *t
     long long there = (long long)dataset_validation_samples(d), asked = c->validation.samples;
     bool marked = (c->data.add_bos && tokenizer_bos(t) >= 0) || (c->data.add_eos && tokenizer_eos(t) >= 0);
     if (c->validation.every > 0 && there == 0)
-        log_warn(
-            "validation.every is %lld, and there is nothing to validate on: set data.validation_fraction or "
-            "data.validation_sources",
-            (long long)c->validation.every);
+        log_warn("validation.every is %lld, and there is nothing to validate on: set "
+                 "data.validation_fraction, or data.validation",
+                 (long long)c->validation.every);
     if (asked > there && there > 0)
         log_warn("validation.samples is %lld, and there are %lld: all are taken", asked, there);
     if (!marked && (c->data.add_bos || c->data.add_eos))
@@ -193,8 +192,16 @@ static void remark_on_data(const Config *c, const Dataset *d, const Tokenizer *t
             "data.add_bos, data.add_eos: the tokenizer has neither: nothing marks where a document ends");
 }
 
+static void remark_on_trace(const Config *c) {
+    int64_t first, last;
+    if (config_traces(c, &first, &last) && first > c->train.steps)
+        log_warn("metrics.trace is %s, and the run has %lld steps: nothing is traced", c->metrics.trace,
+                 (long long)c->train.steps);
+}
+
 void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
     remark_on_schedule(c, set);
+    remark_on_trace(c);
     remark_on_data(c, d, t);
 }
 

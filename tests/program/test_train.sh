@@ -208,10 +208,11 @@ exits 0 eval base text.txt --context 64
 has err "warning: --context is 64: this model is for sequences of 32"
 
 # What was asked for and will not be had is said.
-train remarks train.steps=3 schedule.total_steps=2 schedule.warmup_steps=0 data.validation_fraction=0 validation.every=1
+train remarks train.steps=3 schedule.total_steps=2 schedule.warmup_steps=0 data.validation_fraction=0 validation.every=1 metrics.trace=4-5
 [ "$status" -eq 0 ] || fail "remarks: exit status $status: $(tail -2 remarks.err)"
 has remarks.err "warning: schedule.total_steps is 2 of 3 steps: the learning rate is 0 after it"
-has remarks.err "warning: validation.every is 1, and there is nothing to validate on"
+has remarks.err "warning: validation.every is 1, and there is nothing to validate on: set data.validation_fraction, or data.validation"
+has remarks.err "warning: metrics.trace is 4-5, and the run has 3 steps: nothing is traced"
 train remarks train.steps=1 schedule.warmup_steps=5 validation.samples=100000 run.overwrite=true
 has remarks.err "warning: schedule.warmup_steps is 5, more than the schedule's length of 1: it warms up to its end"
 grep -q '^warning: validation.samples is 100000, and there are [0-9]*: all are taken' remarks.err || fail "too many samples: $(grep warn remarks.err)"
