@@ -135,7 +135,9 @@ static void gate_up_dx_leaves(Bench *b) {
     leaves_product(b, false, HIDDEN, (Leaves){2, {{INTER, INTER / LEAVES}, {INTER, INTER / LEAVES}}});
 }
 
-static AttentionShape shape(const Bench *b) { return (AttentionShape){b->t, HEADS, HEADS, DIM}; }
+static AttentionShape shape(const Bench *b) {
+    return (AttentionShape){.tokens = b->t, .heads = HEADS, .kv_heads = HEADS, .head_dim = DIM};
+}
 static void attend(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_ATTENTION_FORWARD, attention_forward, shape(b), b->x, b->first, b->z, b->lse, b->c);
@@ -148,13 +150,13 @@ static void attend_back(Bench *b) {
 }
 static void rms(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_RMSNORM_FORWARD, rmsnorm_forward, b->t, HIDDEN, 1e-5f, b->x, b->y, b->w, b->z, b->y, b->loss,
-       b->c);
+    OP(d, OP_NORM_FORWARD, norm_forward, NORM_RMS, b->t, HIDDEN, 1e-5f, b->x, b->y, b->w, NULL, b->z, b->y,
+       b->loss, b->c);
 }
 static void rms_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_RMSNORM_BACKWARD, rmsnorm_backward, b->t, HIDDEN, b->x, b->w, b->loss, b->y, b->z, true, b->g,
-       b->t, b->c);
+    OP(d, OP_NORM_BACKWARD, norm_backward, NORM_RMS, b->t, HIDDEN, b->x, b->w, b->loss, b->y, b->z, true,
+       b->g, b->t, b->c);
 }
 static void rope(Bench *b) {
     Device *d = &b->d;
@@ -162,11 +164,12 @@ static void rope(Bench *b) {
 }
 static void glu(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_SWIGLU_FORWARD, swiglu_forward, b->t, INTER, b->x, b->z, b->c);
+    OP(d, OP_ACTIVATION_FORWARD, activation_forward, ACT_SILU, true, b->t, INTER, b->x, b->z, b->c);
 }
 static void glu_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_SWIGLU_BACKWARD, swiglu_backward, b->t, INTER, b->x, b->y, b->z, b->y, b->c);
+    OP(d, OP_ACTIVATION_BACKWARD, activation_backward, ACT_SILU, true, b->t, INTER, b->x, b->y, b->z, b->y,
+       b->c);
 }
 static void add(Bench *b) {
     Device *d = &b->d;
@@ -175,20 +178,20 @@ static void add(Bench *b) {
 static void loss(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, WHOLE_VOCABULARY,
-       &b->figures->scale, b->loss, b->z, b->c);
+       &b->figures->scale, 0, b->loss, b->z, b->c);
 }
 static void loss_leaves(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids,
-       (VocabLeaves){.leaf = VOCAB / LEAVES}, &b->figures->scale, b->loss, b->z, b->c);
+       (VocabLeaves){.leaf = VOCAB / LEAVES}, &b->figures->scale, 0, b->loss, b->z, b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_EMBED_FORWARD, embed_forward, b->t, HIDDEN, b->ids, b->x, b->z, b->c);
+    OP(d, OP_EMBED_FORWARD, embed_forward, b->t, HIDDEN, b->ids, b->x, 1, false, b->z, b->c);
 }
 static void embed_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_EMBED_BACKWARD, embed_backward, b->t, HIDDEN, b->ids, b->x, b->g, b->c);
+    OP(d, OP_EMBED_BACKWARD, embed_backward, b->t, HIDDEN, b->ids, b->x, 1, b->g, b->c);
 }
 static void update(Bench *b) {
     Device *d = &b->d;

@@ -32,7 +32,7 @@
 
 #include "base/file.h"
 #include "device/device.h"
-#include "model/unit.h"
+#include "model/families/family.h"
 
 #define AT(field) offsetof(Config, field)
 #define IN(field) offsetof(DataSource, field)
@@ -225,6 +225,14 @@ const Option config_options[] = {
      .offset = AT(model.config),
      .fallback = "",
      .help = "A Hugging Face config.json to take the shape from; keys given here win."},
+    {.key = "model.family",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.family),
+     .fallback = "llama",
+     .choices = FAMILY_NAMES,
+     .help = "Kind of model, by Hugging Face's model_type (weft models); its defaults hold for keys that "
+             "nobody gives."},
     {.key = "model.vocab_size",
      .type = OPT_INT,
      .effect = EFFECT_RUN,
@@ -308,6 +316,13 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e12,
      .help = "Base of the rotary frequencies."},
+    {.key = "model.rope_type",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.kind),
+     .fallback = "llama3",
+     .choices = ROPE_KINDS,
+     .help = "How rotary frequencies are stretched for long contexts."},
     {.key = "model.rope_factor",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -315,7 +330,7 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Llama 3.1 frequency scaling; 1 means none."},
+     .help = "By how much; 1 means not at all, whatever the type."},
     {.key = "model.rope_low_freq_factor",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -323,7 +338,7 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 0,
      .max = 1e6,
-     .help = "Llama 3.1 frequency scaling."},
+     .help = "llama3: wavelengths longer than the original context divided by this are stretched."},
     {.key = "model.rope_high_freq_factor",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -331,7 +346,7 @@ const Option config_options[] = {
      .fallback = "4",
      .min = 0,
      .max = 1e6,
-     .help = "Llama 3.1 frequency scaling."},
+     .help = "llama3: wavelengths shorter than the original context divided by this are kept."},
     {.key = "model.rope_original_positions",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -339,7 +354,133 @@ const Option config_options[] = {
      .fallback = "8192",
      .min = 0,
      .max = MODEL_MAX_POSITIONS,
-     .help = "Llama 3.1 frequency scaling."},
+     .help = "llama3, yarn: the original context."},
+    {.key = "model.rope_attention_factor",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.attention_factor),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "yarn: length of sines and cosines; 0 means by its formula."},
+    {.key = "model.rope_beta_fast",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.beta_fast),
+     .fallback = "32",
+     .min = 0,
+     .max = 1e6,
+     .help = "yarn: pairs that turn more often within the original context are kept."},
+    {.key = "model.rope_beta_slow",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.beta_slow),
+     .fallback = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "yarn: pairs that turn less often are stretched."},
+    {.key = "model.rope_mscale",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.mscale),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "yarn: with rope_mscale_all_dim, another formula for the length; 0 means none."},
+    {.key = "model.rope_mscale_all_dim",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.mscale_all_dim),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e6,
+     .help = "yarn: see there."},
+    {.key = "model.rope_truncate",
+     .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_scaling.truncate),
+     .fallback = "true",
+     .help = "yarn: the ramp begins and ends at whole pairs."},
+    {.key = "model.rope_local_theta",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.rope_local_theta),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Base of the frequencies in layers with windows, in families that tell them apart."},
+    {.key = "model.partial_rotary_factor",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.partial_rotary_factor),
+     .fallback = "1",
+     .min = 0,
+     .max = 1,
+     .help = "Share of each head that is turned."},
+    {.key = "model.no_rope_period",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.no_rope.period),
+     .fallback = "0",
+     .min = 0,
+     .max = LAYER_SET_PERIOD,
+     .help = "Layers after which the pattern of those that are not turned repeats; 0 means all are."},
+    {.key = "model.no_rope_layers",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.no_rope.layers),
+     .fallback = "0",
+     .min = 0,
+     .max = 9007199254740992.0,
+     .help = "That pattern: bit i is layer i of the period."},
+    {.key = "model.sliding_window",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.sliding_window),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_POSITIONS,
+     .help = "Keys that a token sees, itself the last, in layers with a window; 0 means no windows."},
+    {.key = "model.window_period",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.windows.period),
+     .fallback = "0",
+     .min = 0,
+     .max = LAYER_SET_PERIOD,
+     .help = "Layers after which the pattern of those with a window repeats; 0 means none has."},
+    {.key = "model.window_layers",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.windows.layers),
+     .fallback = "0",
+     .min = 0,
+     .max = 9007199254740992.0,
+     .help = "That pattern: bit i is layer i of the period."},
+    {.key = "model.query_pre_attn_scalar",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.query_pre_attn_scalar),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Scores are divided by its root; 0 means head_dim."},
+    {.key = "model.attn_logit_softcapping",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.attn_logit_softcapping),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Scores s become c tanh(s / c); 0 means they stay."},
+    {.key = "model.final_logit_softcapping",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.final_logit_softcapping),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "And logits."},
     {.key = "model.tie_word_embeddings",
      .type = OPT_BOOL,
      .effect = EFFECT_RUN,
@@ -364,15 +505,16 @@ const Option config_options[] = {
      .effect = EFFECT_START,
      .offset = AT(model.init),
      .fallback = "",
-     .help = "A Llama-family Hugging Face directory, checkpoint or run to take shape and weights from; empty "
-             "means random weights."},
+     .help = "A Hugging Face directory of a family of model.family, checkpoint or run to take shape and "
+             "weights from; empty means random weights."},
     {.key = "model.initialiser",
      .type = OPT_CHOICE,
      .effect = EFFECT_START,
      .offset = AT(model.initialiser),
      .fallback = "torchtitan",
-     .choices = "normal|torchtitan|lingua",
-     .help = "Random weights; a function of (seed, name, element) alone."},
+     .choices = INIT_NAMES,
+     .help =
+         "Random weights; a function of (seed, name, element) alone. Families have defaults of their own."},
     {.key = "model.init_std",
      .type = OPT_DOUBLE,
      .effect = EFFECT_START,
@@ -1099,6 +1241,36 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
     return OK;
 }
 
+/* shape.family goes with the key that names it. */
+static ErrorCode take_family(Config *c, OptionSet *set, const ModelConfig *own, const char *where,
+                             Error *err) {
+    const char *name = model_family(own)->model_type;
+    if (options_is_set(set, "model.family") && families[c->model.family] != model_family(own))
+        return options_fail(set, "model.family", err, "%s is of the family %s: leave the key out", where,
+                            name);
+    TRY(options_derive(set, "model.family", name, where, err));
+    c->model.shape.family = model_family(own);
+    return OK;
+}
+
+/* What the family has where nobody says anything. Llama's own defaults are those of the table. */
+static ErrorCode take_defaults(Config *c, OptionSet *set, Error *err) {
+    const Family *f = families[c->model.family];
+    ModelConfig defaults = family_defaults(f, &c->model.shape);
+    c->model.shape.family = f;
+    if (c->model.family == 0) return OK;
+    return options_derive_part(set, &c->model.shape, &defaults, sizeof defaults, false,
+                               "default of model.family", err);
+}
+
+/* In the order of InitKind. */
+static ErrorCode take_initialiser(const Config *c, OptionSet *set, Error *err) {
+    static const char *const names[INIT_KINDS] = {"normal", "torchtitan", "lingua", "gpt2"};
+    if (c->model.family == 0 || options_is_set(set, "model.initialiser")) return OK;
+    return options_derive(set, "model.initialiser", names[families[c->model.family]->init],
+                          "default of model.family", err);
+}
+
 /* A key from config.json counts unless the run's own configuration gives it. Special tokens have no key:
  * they come from the file, later from the tokenizer. */
 static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelConfig *own, Error *err) {
@@ -1108,6 +1280,7 @@ static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelCo
     shape->bos_token_id = own->bos_token_id;
     shape->eos_token_id = own->eos_token_id;
     error_escape(where, sizeof where, path, strlen(path));
+    TRY(take_family(c, set, own, where, err));
     return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
@@ -1278,6 +1451,8 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
+    if (!c->model.config[0] && !c->model.init[0]) TRY(take_defaults(c, set, err));
+    TRY(take_initialiser(c, set, err));
     TRY(config_derive(c, set, err));
     if (c->train.context > c->model.shape.max_position_embeddings)
         return error_set(err, ERR_CONFIG,

@@ -36,6 +36,7 @@ typedef struct RunConfig {
 
 typedef struct ModelOptions {
     ModelConfig shape;
+    int family;      /* index in families[]; shape.family follows it */
     char *config;    /* a config.json to take the shape from */
     char *init;      /* a Hugging Face directory to start from; empty: random weights */
     int initialiser; /* InitKind */

@@ -192,14 +192,20 @@ static void host_give(Device *d, void *host) {
       (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (int64_t, ldc),                    \
       (bool, accumulate), (Leaves, leaves))                                                                 \
     X(embed_forward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, table),   \
-      (void *, out), (Dtype, c))                                                                            \
+      (float, scale), (bool, add), (void *, out), (Dtype, c))                                               \
     X(embed_backward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, dout),   \
-      (float *, dtable), (Dtype, c))                                                                        \
-    X(rmsnorm_forward, (int64_t, tokens), (int64_t, hidden), (float, eps), (const void *, a),               \
-      (const void *, b), (const float *, w), (void *, sum), (void *, y), (float *, rstd), (Dtype, c))       \
-    X(rmsnorm_backward, (int64_t, tokens), (int64_t, hidden), (const void *, x), (const float *, w),        \
-      (const float *, rstd), (const void *, dy), (void *, dx), (bool, add), (float *, dw), (int64_t, leaf), \
-      (Dtype, c))                                                                                           \
+      (float, scale), (float *, dtable), (Dtype, c))                                                        \
+    X(norm_forward, (NormKind, kind), (int64_t, tokens), (int64_t, hidden), (float, eps),                   \
+      (const void *, a), (const void *, b), (const float *, w), (const float *, bias), (void *, sum),       \
+      (void *, y), (float *, rstd), (Dtype, c))                                                             \
+    X(norm_backward, (NormKind, kind), (int64_t, tokens), (int64_t, hidden), (const void *, x),             \
+      (const float *, w), (const float *, rstd), (const void *, dy), (void *, dx), (bool, add),             \
+      (float *, dw), (int64_t, leaf), (Dtype, c))                                                           \
+    X(qk_norm_forward, (AttentionShape, s), (bool, flat), (NormKind, kind), (float, eps),                   \
+      (const void *, raw), (const float *, wq), (const float *, wk), (void *, out), (Dtype, c))             \
+    X(qk_norm_backward, (AttentionShape, s), (bool, flat), (NormKind, kind), (float, eps),                  \
+      (const void *, raw), (const float *, wq), (const float *, wk), (void *, dqkv), (float *, dwq),        \
+      (float *, dwk), (int64_t, leaf), (Dtype, c))                                                          \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \
@@ -211,15 +217,17 @@ static void host_give(Device *d, void *host) {
       (const void *, out), (const float *, lse), (const void *, dout), (void *, dqkv), (Dtype, c))          \
     X(attention_decode, (AttentionShape, s), (int64_t, start), (const void *, qkv),                         \
       (const void *, k_cache), (const void *, v_cache), (void *, out), (Dtype, c))                          \
-    X(swiglu_forward, (int64_t, tokens), (int64_t, inter), (const void *, gate_up), (void *, act),          \
-      (Dtype, c))                                                                                           \
-    X(swiglu_backward, (int64_t, tokens), (int64_t, inter), (const void *, gate_up), (const void *, dact),  \
-      (void *, dgate_up), (void *, act), (Dtype, c))                                                        \
+    X(activation_forward, (Activation, f), (bool, gated), (int64_t, tokens), (int64_t, inter),              \
+      (const void *, x), (void *, act), (Dtype, c))                                                         \
+    X(activation_backward, (Activation, f), (bool, gated), (int64_t, tokens), (int64_t, inter),             \
+      (const void *, x), (const void *, dact), (void *, dx), (void *, act), (Dtype, c))                     \
+    X(softcap, (int64_t, n), (float, cap), (void *, x), (Dtype, c))                                         \
     X(add, (int64_t, n), (const void *, a), (const void *, b), (void *, out), (Dtype, c))                   \
     X(loss_records, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),        \
       (const int32_t *, targets), (VocabLeaves, leaves), (LossRecord *, records))                           \
     X(cross_entropy, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),       \
-      (const int32_t *, targets), (VocabLeaves, leaves), (const float *, scale), (float *, loss),           \
+      (const int32_t *, targets), (VocabLeaves, leaves), (const float *, scale), (float, cap),              \
+      (float *, loss),                                                                                      \
       (void *, dlogits), (Dtype, grad_type))                                                                \
     X(loss_sum, (int64_t, n), (const float *, losses), (LossSum *, into))                                   \
     X(adamw, (int64_t, n), (AdamW, a), (StateStore, s), (const OptimizerStep *, step), (float *, param),    \

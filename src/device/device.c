@@ -248,7 +248,7 @@ static char *take_operands(Pool *p, Device *d, Dtype type) {
                          .intermediate = 1,
                          .vocab = 1,
                          .logits_rows = 1,
-                         .attention = {1, 1, 1, 2}};
+                         .attention = {.tokens = 1, .heads = 1, .kv_heads = 1, .head_dim = 2}};
     size_t matrix = (size_t)PEAK_LARGEST * PEAK_LARGEST * dtype_bytes(type);
     char *operands = pool_take(p, 3 * matrix);
     d->scratch_size = d->ops.scratch_bytes(d, &needs);

@@ -50,13 +50,14 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
 #define DEVICE_OPS(X)                                                                                  \
     X(GEMM, gemm)                                                                                      \
     X(EMBED_FORWARD, embed_forward)             X(EMBED_BACKWARD, embed_backward)                      \
-    X(RMSNORM_FORWARD, rmsnorm_forward)         X(RMSNORM_BACKWARD, rmsnorm_backward)                  \
+    X(NORM_FORWARD, norm_forward)               X(NORM_BACKWARD, norm_backward)                        \
+    X(QK_NORM_FORWARD, qk_norm_forward)         X(QK_NORM_BACKWARD, qk_norm_backward)                  \
     X(ROPE, rope)                                                                                      \
     X(BIAS_FORWARD, bias_forward)               X(BIAS_BACKWARD, bias_backward)                        \
     X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
     X(ATTENTION_DECODE, attention_decode)                                                              \
-    X(SWIGLU_FORWARD, swiglu_forward)           X(SWIGLU_BACKWARD, swiglu_backward)                    \
-    X(ADD, add)                                                                                        \
+    X(ACTIVATION_FORWARD, activation_forward)   X(ACTIVATION_BACKWARD, activation_backward)            \
+    X(ADD, add)                                 X(SOFTCAP, softcap)                                    \
     X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
     X(LOSS_SUM, loss_sum)                                                                              \
     X(ADAMW, adamw)                             X(SGD, sgd)                                            \
@@ -73,9 +74,14 @@ typedef enum OpId { DEVICE_OPS(OP_ID) OP_COUNT } OpId;
 #undef OP_ID
 const char *op_name(OpId op);
 
+/* Of attention, and of what is done to its heads. Zeros behind the sizes are the plain kind. */
 typedef struct AttentionShape {
     int64_t tokens;                /* T */
     int heads, kv_heads, head_dim; /* H, G, D */
+    int rotary;                    /* R, even: leading elements of a head that rope turns; 0: all D */
+    float scale;                   /* of scores; 0: 1 / sqrt(D) */
+    float cap;                     /* scores become cap * tanh(score / cap); 0: they stay */
+    int64_t window;                /* a token sees at most so many keys, itself the last; 0: no limit */
 } AttentionShape;
 
 /* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
@@ -113,6 +119,17 @@ typedef struct VocabLeaves {
 } VocabLeaves;
 
 #define WHOLE_VOCABULARY ((VocabLeaves){.count = 0})
+
+/* x the normed row, w its weights, r = 1 / sqrt(mean(x^2) + eps), of LayerNorm mean((x - mean x)^2):
+ *   RMS           x r w                    Zhang & Sennrich, "Root mean square layer normalization", 2019
+ *   RMS_PLUS_ONE  x r (1 + w)              Gemma's: weights start from 0
+ *   LAYER         (x - mean x) r w + bias  Ba, Kiros & Hinton, "Layer normalization", 2016 */
+typedef enum NormKind { NORM_RMS, NORM_RMS_PLUS_ONE, NORM_LAYER } NormKind;
+
+/*   SILU       z / (1 + exp(-z))
+ *   GELU_TANH  z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2
+ * Hendrycks & Gimpel, "Gaussian error linear units", 2016. */
+typedef enum Activation { ACT_SILU, ACT_GELU_TANH } Activation;
 
 /* Of an optimizer, what stays as it is ... */
 typedef struct AdamW {
@@ -201,45 +218,62 @@ typedef struct Ops {
                  Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,
                  bool accumulate, Leaves leaves);
 
-    /* out[t] = table[ids[t]]. ids are checked by the loader, once, to be in [0, V). */
+    /* out[t] = (add ? out[t] : 0) + scale * table[ids[t]]. ids are checked by the loader, once, to be in
+     * [0, V). */
     void (*embed_forward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
-                          const void *table /* [V, h] c */, void *out /* [T, h] c */, Dtype c);
-    /* dtable[ids[t]] += dout[t], tokens in ascending order. */
+                          const void *table /* [V, h] c */, float scale, bool add, void *out /* [T, h] c */,
+                          Dtype c);
+    /* dtable[ids[t]] += scale * dout[t], tokens in ascending order. */
     void (*embed_backward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
-                           const void *dout /* [T, h] c */, float *dtable /* [V, h] */, Dtype c);
+                           const void *dout /* [T, h] c */, float scale, float *dtable /* [V, h] */, Dtype c);
 
-    /* sum = a + b (b and sum may be NULL: then sum is a); rstd = 1 / sqrt(mean(sum^2) + eps);
-     * y = sum * rstd * w. y may be NULL: only sum and rstd are wanted.
-     * Zhang & Sennrich, "Root mean square layer normalization", 2019. */
-    void (*rmsnorm_forward)(Device *d, int64_t tokens, int64_t hidden, float eps,
-                            const void *a /* [T, h] c */, const void *b /* [T, h] c or NULL */,
-                            const float *w /* [h] */, void *sum /* [T, h] c or NULL */,
-                            void *y /* [T, h] c or NULL */, float *rstd /* [T] */, Dtype c);
+    /* sum = a + b (b and sum may be NULL: then sum is a); y = norm(sum), rstd its r. y may be NULL: only sum
+     * and rstd are wanted. */
+    void (*norm_forward)(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps,
+                         const void *a /* [T, h] c */, const void *b /* [T, h] c or NULL */,
+                         const float *w /* [h] */, const float *bias /* [h] of NORM_LAYER, else NULL */,
+                         void *sum /* [T, h] c or NULL */, void *y /* [T, h] c or NULL */,
+                         float *rstd /* [T] */, Dtype c);
     /* dx = (add ? dx : 0) + gradient through the norm; dw[i] += sum over tokens i leaf .. (i+1) leaf - 1
      * (skipped when NULL): a row for each leaf of tokens, to be added in the tree when all microbatches have
-     * been. x is the normed input. */
-    void (*rmsnorm_backward)(Device *d, int64_t tokens, int64_t hidden, const void *x /* [T, h] c */,
-                             const float *w /* [h] */, const float *rstd /* [T] */,
-                             const void *dy /* [T, h] c */, void *dx /* [T, h] c */, bool add,
-                             float *dw /* [ceil(T / leaf), h] or NULL */, int64_t leaf, Dtype c);
+     * been. x is the normed input. The bias has the gradient of any bias: bias_backward. */
+    void (*norm_backward)(Device *d, NormKind kind, int64_t tokens, int64_t hidden,
+                          const void *x /* [T, h] c */, const float *w /* [h] */, const float *rstd /* [T] */,
+                          const void *dy /* [T, h] c */, void *dx /* [T, h] c */, bool add,
+                          float *dw /* [ceil(T / leaf), h] or NULL */, int64_t leaf, Dtype c);
 
-    /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints).
-     * inverse rotates back: the gradient. cos_sin[p] = D/2 cosines, then D/2 sines.
-     * Su et al., "RoFormer", 2021. */
+    /* Norms of queries and keys: out = raw with q and k normed, and v as it is. Each head by itself with one
+     * weight for all of them (n = D), or `flat`, all heads of a token as one row (n = H*D, and G*D for
+     * keys). kind is NORM_RMS or NORM_RMS_PLUS_ONE.
+     * Henry et al., "Query-key normalization for transformers", 2020. */
+    void (*qk_norm_forward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+                            const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
+                            const float *wk /* [D] or [G*D] */, void *out /* [T, (H+2G)*D] c */, Dtype c);
+    /* dqkv, the gradient of `out`, becomes that of raw; dwq and dwk += sums over heads and tokens, a row for
+     * each leaf of these as in norm_backward. */
+    void (*qk_norm_backward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+                             const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
+                             const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */, float *dwq,
+                             float *dwk, int64_t leaf, Dtype c);
+
+    /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints): of
+     * each head its first R = s.rotary elements. inverse rotates back: the gradient. cos_sin[p] = R/2
+     * cosines, then R/2 sines. Su et al., "RoFormer", 2021. */
     void (*rope)(Device *d, AttentionShape s, void *qkv /* [T, (H+2G)*D] c */,
-                 const int32_t *positions /* [T] */, const float *cos_sin /* [P, D] */, bool inverse,
+                 const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */, bool inverse,
                  Dtype c);
 
     /* y[t] += bias. */
     void (*bias_forward)(Device *d, int64_t tokens, int64_t n, void *y /* [T, n] c */,
                          const float *bias /* [n] */, Dtype c);
-    /* db[i] += sum of dy[t] over tokens i leaf .. (i+1) leaf - 1, as in rmsnorm_backward. */
+    /* db[i] += sum of dy[t] over tokens i leaf .. (i+1) leaf - 1, as in norm_backward. */
     void (*bias_backward)(Device *d, int64_t tokens, int64_t n, const void *dy /* [T, n] c */,
                           float *db /* [ceil(T / leaf), n] */, int64_t leaf, Dtype c);
 
-    /* Causal attention inside segments: token t attends to keys first_key[t] .. t; first_key never decreases.
-     * The score matrix never exists whole; lse keeps log sum exp of each row, natural log.
-     * scale = 1 / sqrt(D). Dao, "FlashAttention-2", 2023. */
+    /* Causal attention inside segments: token t attends to keys first_key[t] .. t, of them to the last
+     * s.window; first_key never decreases. The score matrix never exists whole; lse keeps log sum exp of each
+     * row, natural log. Scores are scaled, then capped, by s. Dao, "FlashAttention-2", 2023; of windows
+     * Beltagy et al., "Longformer", 2020; of caps Gemma team, "Gemma 2", 2024. */
     void (*attention_forward)(Device *d, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
                               const int32_t *first_key /* [T] */, void *out /* [T, H*D] c */,
                               float *lse /* [H, T] */, Dtype c);
@@ -248,28 +282,33 @@ typedef struct Ops {
                                const float *lse /* [H, T] */, const void *dout /* [T, H*D] c */,
                                void *dqkv /* [T, (H+2G)*D] c */, Dtype c);
     /* Generation: s.tokens new tokens at positions start .. start+T-1 of one sequence whose keys and values
-     * are in the cache (the new ones too); query t attends to cache rows 0 .. start+t. */
+     * are in the cache (the new ones too); query t attends to cache rows 0 .. start+t, of them to the last
+     * s.window. */
     void (*attention_decode)(Device *d, AttentionShape s, int64_t start,
                              const void *qkv /* [T, (H+2G)*D] c */, const void *k_cache /* [P, G*D] c */,
                              const void *v_cache /* [P, G*D] c */, void *out /* [T, H*D] c */, Dtype c);
 
-    /* act = silu(gate) * up, with gate_up = [gate | up] per token.
+    /* act = f(x); gated: f(gate) * up, with x = [gate | up] per token. W is I, or 2I where gated.
      * Shazeer, "GLU variants improve transformer", 2020. */
-    void (*swiglu_forward)(Device *d, int64_t tokens, int64_t inter, const void *gate_up /* [T, 2I] c */,
-                           void *act /* [T, I] c */, Dtype c);
-    /* dgate_up from dact; act is computed again on the way (the down projection's weight gradient wants it).
-     * dact and act may be the same memory. */
-    void (*swiglu_backward)(Device *d, int64_t tokens, int64_t inter, const void *gate_up /* [T, 2I] c */,
-                            const void *dact /* [T, I] c */, void *dgate_up /* [T, 2I] c */,
-                            void *act /* [T, I] c */, Dtype c);
+    void (*activation_forward)(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
+                               const void *x /* [T, W] c */, void *act /* [T, I] c */, Dtype c);
+    /* dx from dact; act is computed again on the way (the down projection's weight gradient wants it). dact
+     * and act may be the same memory. */
+    void (*activation_backward)(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
+                                const void *x /* [T, W] c */, const void *dact /* [T, I] c */,
+                                void *dx /* [T, W] c */, void *act /* [T, I] c */, Dtype c);
 
     /* out = a + b; out may be a or b. */
     void (*add)(Device *d, int64_t n, const void *a /* [n] c */, const void *b /* [n] c */,
                 void *out /* [n] c */, Dtype c);
 
+    /* x = cap * tanh(x / cap), in place. */
+    void (*softcap)(Device *d, int64_t n, float cap, void *x /* [n] c */, Dtype c);
+
     /* Cross-entropy of R `rows` tokens, fused with its gradient:
      * loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target < 0 (ignored). With dlogits:
-     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits.
+     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. With cap > 0 logits are what
+     * softcap made, and dlogits the gradient of what they were before: times 1 - (logit / cap)^2.
      *
      * The vocabulary may be cut over ranks, V the logits that are here. Then each makes records of its leaves
      * (loss_records), all get those of all (16 bytes a row and leaf), and from the same records the same loss
@@ -283,7 +322,7 @@ typedef struct Ops {
                          LossRecord *records /* [leaves here, R] */);
     void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
                           Dtype logits_type, const int32_t *targets /* [R], in the whole vocabulary */,
-                          VocabLeaves leaves, const float *scale /* [1]; NULL without dlogits */,
+                          VocabLeaves leaves, const float *scale /* [1]; NULL without dlogits */, float cap,
                           float *loss /* [R] */, void *dlogits /* [R, V] grad_type or NULL */,
                           Dtype grad_type);
     /* into += losses, without rounding: neither order nor grouping can show. */

@@ -1,11 +1,15 @@
-/* The widths that a shape comes to, and the rules that every shape keeps, wherever it is from. */
-#include "model/config.h"
-
+/* The widths that a shape comes to, what its blocks are, and the rules that every shape keeps, wherever it is
+ * from: config.json, the keys of a run, a test. Past model_config_complete nothing checks a shape again. */
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
+
+#include "model/families/family.h"
 
 /* Weights, gradients and two moments in fp32 then stay below 2^63 bytes. */
 #define MAX_PARAMETERS ((int64_t)1 << 58)
+
+static const Arch *arch_of(const ModelConfig *c) { return &model_family(c)->arch; }
 
 int64_t model_dim(const ModelConfig *c, Dim dim) {
     int64_t query = c->num_attention_heads * c->head_dim, key = c->num_key_value_heads * c->head_dim;
@@ -18,12 +22,70 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_KEY_VALUE: return 2 * key;
     case DIM_QKV: return query + 2 * key;
     case DIM_HEADS: return c->num_attention_heads;
+    case DIM_QUERY_NORM: return arch_of(c)->qk_norm == QK_NORM_FLAT ? query : c->head_dim;
+    case DIM_KEY_NORM: return arch_of(c)->qk_norm == QK_NORM_FLAT ? key : c->head_dim;
     case DIM_INTER: return c->intermediate_size;
-    case DIM_GATE_UP: return 2 * c->intermediate_size;
+    case DIM_GATE_UP: return (arch_of(c)->no_gate ? 1 : 2) * c->intermediate_size;
     case DIM_VOCAB: return c->vocab_size;
+    case DIM_POSITIONS: return c->max_position_embeddings;
     }
     return 0;
 }
+
+/* ---- blocks ---- */
+
+bool layer_set_has(LayerSet s, int64_t layer) { return s.period > 0 && (s.layers >> layer % s.period & 1); }
+
+/* Whether layers that are `period` apart are alike. */
+static bool repeats(const bool *has, int64_t layers, int64_t period) {
+    for (int64_t i = period; i < layers; i++)
+        if (has[i] != has[i - period]) return false;
+    return true;
+}
+
+bool layer_set_find(LayerSet *s, const bool *has, int64_t layers) {
+    bool any = false;
+    for (int64_t i = 0; i < layers; i++) any = any || has[i];
+    *s = (LayerSet){0, 0};
+    if (!any) return true;
+    for (int64_t period = 1; period <= LAYER_SET_PERIOD && period <= layers; period++) {
+        if (!repeats(has, layers, period)) continue;
+        *s = (LayerSet){period, 0};
+        for (int64_t i = 0; i < period; i++) s->layers |= (int64_t)has[i] << i;
+        return true;
+    }
+    return false;
+}
+
+/* One set has many patterns where a model is no deeper than they are long; of those the shortest stays. */
+static void shorten(LayerSet *s, int64_t layers) {
+    bool has[LAYER_SET_PERIOD] = {false};
+    int64_t seen = layers < LAYER_SET_PERIOD ? layers : LAYER_SET_PERIOD;
+    for (int64_t i = 0; i < seen; i++) has[i] = layer_set_has(*s, i);
+    if (layers <= LAYER_SET_PERIOD || s->period == 0 || s->layers == 0) layer_set_find(s, has, seen);
+}
+
+BlockShape model_block(const ModelConfig *c, int64_t layer) {
+    bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
+    bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
+    return (BlockShape){.window = window ? c->sliding_window : 0,
+                        .rotation = !turned                                ? -1
+                                    : window && arch_of(c)->local_rotation ? 1
+                                                                           : 0};
+}
+
+int model_rotations(const ModelConfig *c) {
+    if (arch_of(c)->learned_positions) return 0;
+    return arch_of(c)->local_rotation && c->sliding_window > 0 ? 2 : 1;
+}
+
+/* Whole pairs, as transformers rounds. */
+int64_t model_rotary_dim(const ModelConfig *c) {
+    double share = c->partial_rotary_factor;
+    return share > 0 && share < 1 ? (int64_t)((double)c->head_dim * share) : c->head_dim;
+}
+
+/* ---- rules ---- */
 
 static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err) {
     if (value >= 1 && value <= max) return OK;
@@ -43,10 +105,11 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
 }
 
 static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
-    if (c->hidden_size % c->num_attention_heads != 0)
+    if (arch_of(c)->heads_divide && c->hidden_size % c->num_attention_heads != 0)
         return error_set(err, ERR_CONFIG,
-                         "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64,
-                         where, c->hidden_size, c->num_attention_heads);
+                         "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64
+                         ", which the family %s demands",
+                         where, c->hidden_size, c->num_attention_heads, model_family(c)->model_type);
     if (c->num_attention_heads % c->num_key_value_heads != 0)
         return error_set(err, ERR_CONFIG,
                          "%s: num_attention_heads %" PRId64
@@ -56,16 +119,48 @@ static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error 
         return error_set(err, ERR_CONFIG,
                          "%s: head_dim is %" PRId64 ", expected an even number (RoPE rotates pairs)", where,
                          c->head_dim);
+    if (model_rotary_dim(c) % 2 != 0)
+        return error_set(err, ERR_CONFIG,
+                         "%s: partial_rotary_factor %g of head_dim %" PRId64 " is %" PRId64
+                         " elements, expected an even number (RoPE rotates pairs)",
+                         where, c->partial_rotary_factor, c->head_dim, model_rotary_dim(c));
     return OK;
+}
+
+static ErrorCode check_not_negative(const char *where, const char *key, double value, double most,
+                                    Error *err) {
+    if (value >= 0 && value <= most) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected a number from 0 to %g", where, key, value,
+                     most);
+}
+
+static ErrorCode check_layer_set(const char *where, const char *key, LayerSet s, Error *err) {
+    bool fits = s.period >= 0 && s.period <= LAYER_SET_PERIOD && s.layers >= 0 && s.layers >> s.period == 0;
+    if (fits) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: %s: the pattern %" PRId64 " of %" PRId64
+                     " layers is none: expected a bit for each of at most %d",
+                     where, key, s.layers, s.period, LAYER_SET_PERIOD);
+}
+
+/* Windows, patterns, caps. */
+static ErrorCode check_attention(const ModelConfig *c, const char *where, Error *err) {
+    TRY(check_not_negative(where, "sliding_window", (double)c->sliding_window, MODEL_MAX_POSITIONS, err));
+    TRY(check_not_negative(where, "query_pre_attn_scalar", c->query_pre_attn_scalar, 1e9, err));
+    TRY(check_not_negative(where, "attn_logit_softcapping", c->attn_logit_softcapping, 1e9, err));
+    TRY(check_not_negative(where, "final_logit_softcapping", c->final_logit_softcapping, 1e9, err));
+    return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
 }
 
 static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
     if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps <= 1.0))
         return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where,
                          c->rms_norm_eps);
-    if (!(c->rope_theta >= 1.0 && isfinite(c->rope_theta)))
+    bool bases = c->rope_theta >= 1.0 && isfinite(c->rope_theta) && isfinite(c->rope_local_theta) &&
+                 (c->rope_local_theta >= 1.0 || c->rope_local_theta == 0.0);
+    if (!bases && !arch_of(c)->learned_positions)
         return error_set(err, ERR_CONFIG, "%s: rope_theta is %g, expected a number of at least 1", where,
-                         c->rope_theta);
+                         c->rope_theta >= 1.0 ? c->rope_local_theta : c->rope_theta);
     if (c->bos_token_id < -1 || c->bos_token_id >= c->vocab_size)
         return error_set(err, ERR_CONFIG,
                          "%s: bos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
@@ -81,9 +176,16 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
     if (!(s->factor >= 1.0 && isfinite(s->factor)))
         return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where,
                          s->factor);
-    if (s->factor <= 1.0) return OK;
-    if (!(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor &&
-          isfinite(s->high_freq_factor)))
+    if (s->factor <= 1.0 || s->kind == ROPE_LINEAR || s->kind == ROPE_DYNAMIC) return OK;
+    if (s->kind == ROPE_YARN &&
+        !(s->beta_slow > 0.0 && s->beta_fast >= s->beta_slow && isfinite(s->beta_fast)))
+        return error_set(err, ERR_CONFIG, "%s: yarn needs 0 < beta_slow <= beta_fast, found %g and %g", where,
+                         s->beta_slow, s->beta_fast);
+    if (s->kind == ROPE_YARN && !(s->attention_factor >= 0.0 && isfinite(s->attention_factor)))
+        return error_set(err, ERR_CONFIG, "%s: yarn's attention_factor is %g, expected 0 or more", where,
+                         s->attention_factor);
+    if (s->kind == ROPE_LLAMA3 && !(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor &&
+                                    isfinite(s->high_freq_factor)))
         return error_set(err, ERR_CONFIG,
                          "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g",
                          where, s->low_freq_factor, s->high_freq_factor);
@@ -91,14 +193,28 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
                       MODEL_MAX_POSITIONS, err);
 }
 
-ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
+/* What can be said in several ways is said in one, so that equal shapes are equal bytes. */
+static void make_canonical(ModelConfig *c) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
     if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = ROPE_UNSCALED;
+    if (c->partial_rotary_factor == 0.0) c->partial_rotary_factor = 1.0;
+    if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
+    shorten(&c->windows, c->num_hidden_layers);
+    shorten(&c->no_rope, c->num_hidden_layers);
+    if (c->windows.period == 0) c->sliding_window = 0;
+}
+
+ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
+    TRY(check_layer_set(where, "windows", c->windows, err));
+    TRY(check_layer_set(where, "no_rope", c->no_rope, err));
+    make_canonical(c);
     TRY(check_sizes(c, where, err));
     TRY(check_divisions(c, where, err));
+    TRY(check_attention(c, where, err));
     TRY(check_numbers(c, where, err));
     TRY(check_scaling(&c->rope_scaling, where, err));
+    TRY(family_check(c, where, err));
     if (model_parameter_count(c) > MAX_PARAMETERS)
         return error_set(err, ERR_CONFIG,
                          "%s: the sizes make more parameters than 64-bit byte counts can hold", where);

@@ -14,42 +14,94 @@
 #define MODEL_MAX_COUNT (1 << 16) /* of layers, of heads, of a head's elements */
 #define MODEL_MAX_POSITIONS INT32_MAX
 
-/* RoPE frequencies as in Llama 3.1 ("rope_type": "llama3"); factor 1 means none. */
+/* How RoPE's frequencies are stretched for contexts longer than those of pre-training, by "rope_type" (the
+ * formulas are in rotation.c):
+ *   llama3   long wavelengths divided by the factor, short ones kept
+ *   linear   all divided by the factor
+ *   dynamic  a larger base, but only beyond max_position_embeddings, where weft does not go
+ *   yarn     as llama3 by another ramp, and sines and cosines scaled */
+typedef enum RopeKind { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeKind;
+#define ROPE_KINDS "llama3|linear|dynamic|yarn"
+
+/* Factor 1 means none, of whatever kind. */
 typedef struct RopeScaling {
-    double factor, low_freq_factor, high_freq_factor;
-    int64_t original_max_position_embeddings;
+    double factor, low_freq_factor, high_freq_factor; /* the latter two: llama3 */
+    int64_t original_max_position_embeddings;         /* llama3, yarn */
+    double attention_factor;                          /* yarn: of sines and cosines; 0: by its formula */
+    double beta_fast, beta_slow;                      /* yarn: turns within the original context */
+    double mscale, mscale_all_dim;                    /* yarn: 0: none */
+    int kind;                                         /* RopeKind */
+    bool truncate;                                    /* yarn: the ramp begins and ends at whole pairs */
 } RopeScaling;
-#define ROPE_UNSCALED ((RopeScaling){1.0, 1.0, 4.0, 8192}) /* what stands there when there is none */
+/* What stands there when there is none: as an initialiser, and as a value. */
+#define ROPE_NONE \
+    { 1.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true }
+#define ROPE_UNSCALED ((RopeScaling)ROPE_NONE)
+
+/* Layers that have something, told by a pattern that repeats: layer i has it if bit i % period of `layers` is
+ * set. Period 0: none. */
+typedef struct LayerSet {
+    int64_t period, layers;
+} LayerSet;
+enum { LAYER_SET_PERIOD = 52 }; /* at most: a mask is a whole number that a double holds */
 
 typedef struct ModelConfig {
     const struct Family *family; /* families/family.h; NULL: Llama */
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
         num_key_value_heads, head_dim;
     int64_t max_position_embeddings;
-    double rms_norm_eps, rope_theta;
+    double rms_norm_eps; /* LayerNorm's too */
+    double rope_theta;
     RopeScaling rope_scaling;
+    double rope_local_theta;        /* of layers with windows, in families that tell them apart */
+    double partial_rotary_factor;   /* share of a head that is turned; 0: all, as 1 */
+    LayerSet no_rope;               /* layers whose heads are not turned */
+    int64_t sliding_window;         /* keys that a token sees in a layer with a window; 0: no windows */
+    LayerSet windows;               /* the layers that have one */
+    double query_pre_attn_scalar;   /* scores are divided by its root; 0: by that of head_dim */
+    double attn_logit_softcapping;  /* scores s become c tanh(s / c); 0: they stay */
+    double final_logit_softcapping; /* and the logits */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     int64_t bos_token_id, eos_token_id; /* -1: none */
 } ModelConfig;
+
+bool layer_set_has(LayerSet s, int64_t layer);
+/* The shortest pattern that says `has` [layers]; false if none does that is not too long. */
+bool layer_set_find(LayerSet *s, const bool *has, int64_t layers);
+
+/* What tells the blocks of a model apart. */
+typedef struct BlockShape {
+    int64_t window; /* 0: none */
+    int rotation;   /* number of its table of angles; -1: heads are not turned */
+} BlockShape;
+BlockShape model_block(const ModelConfig *c, int64_t layer);
+/* Tables of angles that the model has: 0, 1, or 2. */
+int model_rotations(const ModelConfig *c);
+int64_t model_rotary_dim(const ModelConfig *c); /* elements of a head that are turned */
 
 /* Widths that shapes of parameters and of activations are told in. */
 typedef enum Dim {
     DIM_NONE, /* no such dimension: 0 */
     DIM_ONE,
-    DIM_HIDDEN,    /* h */
-    DIM_QUERY,     /* Q = H*D */
-    DIM_KEY,       /* K = G*D */
-    DIM_KEY_VALUE, /* 2K */
-    DIM_QKV,       /* Q + 2K */
-    DIM_HEADS,     /* H */
-    DIM_INTER,     /* I */
-    DIM_GATE_UP,   /* 2I */
-    DIM_VOCAB      /* V */
+    DIM_HIDDEN,     /* h */
+    DIM_QUERY,      /* Q = H*D */
+    DIM_KEY,        /* K = G*D */
+    DIM_KEY_VALUE,  /* 2K */
+    DIM_QKV,        /* Q + 2K */
+    DIM_HEADS,      /* H */
+    DIM_QUERY_NORM, /* D, or Q where all heads are normed as one row */
+    DIM_KEY_NORM,   /* D, or K */
+    DIM_INTER,      /* I */
+    DIM_GATE_UP,    /* 2I; I where there is no gate */
+    DIM_VOCAB,      /* V */
+    DIM_POSITIONS   /* max_position_embeddings */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 
-/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = hidden / heads) and checks every
- * rule: positive sizes, heads divide, head_dim even, products in 63 bits. `where` names the source. */
+/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = hidden / heads), brings what can be
+ * said in several ways to one (patterns of layers, scaling by 1), and checks every rule: positive sizes,
+ * heads divide, head_dim even, products in 63 bits, and nothing that the family's config.json could not say.
+ * `where` names the source. */
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err);
 
 /* config.json, both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype), by the
@@ -61,7 +113,8 @@ void model_config_write(const ModelConfig *c, const char *torch_dtype /* "bfloat
 int64_t model_parameter_count(const ModelConfig *c); /* tied weights once */
 int64_t model_parameter_count_without_embedding(
     const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
-/* Training FLOPs of one token: 6 N + 6 L d T (causal), with d = heads * head_dim, N without the embedding. */
+/* Training FLOPs of one token: 6 N + 12 d p a block, with d = heads * head_dim, N without the embedding, and
+ * p the keys that a token sees in the mean: half of T, less where a window ends before. */
 double model_flops_per_token(const ModelConfig *c, int64_t context);
 
 #endif

@@ -1,4 +1,11 @@
-/* Parameters and FLOPs of a model, added up over the rows and parts of its layers. */
+/* Parameters and FLOPs of a model, added up over the rows and parts of its layers: nothing is counted from
+ * formulas of whole models, so that what a layer does and what it is said to cost cannot part.
+ *
+ * Two counts of FLOPs serve two ends. model_unit_costs counts what is done, recomputation too: the stage
+ * split and the simulator want times. model_flops_per_token counts what the mathematics needs: shares of peak
+ * are told by it, by the convention of 6 N and attention on top (Chowdhery et al., "PaLM", 2022, appendix B),
+ * which does not credit work that is done twice. */
+#include "model/families/family.h"
 #include "model/internal.h"
 
 int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
@@ -6,17 +13,21 @@ int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
     return row->cols == DIM_NONE ? rows : rows * model_dim(c, row->cols);
 }
 
-bool param_present(const ModelConfig *c, const ParamRow *row) {
-    switch (row->when) {
-    case WHEN_ALWAYS: return true;
-    case WHEN_ATTENTION_BIAS: return c->attention_bias;
-    case WHEN_MLP_BIAS: return c->mlp_bias;
-    case WHEN_UNTIED: return !c->tie_word_embeddings;
-    }
-    return false;
+/* All that is true of a model, of what rows ask for. */
+static unsigned facts_of(const ModelConfig *c) {
+    const Arch *a = &model_family(c)->arch;
+    return (c->attention_bias || a->qkv_bias ? WHEN_QKV_BIAS : 0) | (c->attention_bias ? WHEN_OUT_BIAS : 0) |
+           (c->mlp_bias ? WHEN_MLP_BIAS : 0) | (c->tie_word_embeddings ? 0 : WHEN_UNTIED) |
+           (a->fused_qkv ? WHEN_QKV_FUSED : WHEN_QKV_APART) | (a->no_gate ? 0 : WHEN_GATED) |
+           (a->fused_gate_up ? WHEN_GATE_UP_FUSED : WHEN_GATE_UP_APART) |
+           (a->qk_norm != QK_NORM_NONE ? WHEN_QK_NORM : 0) | (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
+           (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0);
 }
 
-/* Of the units first <= u < end; INT64_MAX when there are more than that. */
+bool param_present(const ModelConfig *c, const ParamRow *row) { return (row->when & ~facts_of(c)) == 0; }
+
+/* Of the units first <= u < end; INT64_MAX when there are more than that. Blocks differ in windows and
+ * angles, not in parameters, but a walk over all is no slower than a proof of that. */
 static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end, bool tied_too) {
     int64_t sum = 0;
     for (int64_t u = first; u < end; u++) {
@@ -39,7 +50,8 @@ int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
     return count_parameters(c, 1, c->num_hidden_layers + 2, true);
 }
 
-static Cost part_cost(const ModelConfig *c, const Part *part, int64_t context) {
+/* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token. */
+static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t context) {
     Cost cost = {0, 0, 0};
     if (part->product) {
         double product =
@@ -47,7 +59,7 @@ static Cost part_cost(const ModelConfig *c, const Part *part, int64_t context) {
         cost = part->fused ? (Cost){3 * product, 0, 0} : (Cost){product, product, product};
     }
     if (part->more) {
-        Cost more = part->more(c, context);
+        Cost more = part->more(c, unit, context);
         cost = (Cost){cost.forward + more.forward, cost.input + more.input, cost.weight + more.weight};
     }
     return cost;
@@ -59,7 +71,7 @@ static Cost unit_cost(const ModelConfig *c, int unit, Recompute recompute, int64
     int n = unit_steps(c, unit, steps);
     for (int i = 0; i < n; i++) {
         if (steps[i].kind != STEP_LAYER) continue;
-        Cost cost = part_cost(c, steps[i].part, context);
+        Cost cost = part_cost(c, unit, steps[i].part, context);
         double again = lifetime_stays(steps[i].makes, recompute) ? 0 : cost.forward;
         sum = (Cost){sum.forward + cost.forward, sum.input + cost.input + again, sum.weight + cost.weight};
     }
@@ -70,7 +82,7 @@ void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context
     for (int u = 0; u < c->num_hidden_layers + 2; u++) units[u] = unit_cost(c, u, recompute, context);
 }
 
-/* By convention every parameter that is not the embedding counts 6, norms and biases too. */
+/* By convention every parameter that is not an embedding counts 6, norms and biases too. */
 double model_flops_per_token(const ModelConfig *c, int64_t context) {
     double flops = 6.0 * (double)model_parameter_count_without_embedding(c);
     for (int u = 0; u < c->num_hidden_layers + 2; u++) {
@@ -78,7 +90,7 @@ double model_flops_per_token(const ModelConfig *c, int64_t context) {
         int n = unit_steps(c, u, steps);
         for (int i = 0; i < n; i++) {
             if (steps[i].kind != STEP_LAYER || !steps[i].part->more) continue;
-            Cost more = steps[i].part->more(c, context);
+            Cost more = steps[i].part->more(c, u, context);
             flops += more.forward + more.input + more.weight;
         }
     }

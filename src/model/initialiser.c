@@ -1,7 +1,11 @@
-/* What parameters start from: a table of initialisers by what a parameter is to them. */
+/* What parameters start from: a table of initialisers by what a parameter is to them.
+ *
+ * A start is a standard deviation, told by what it scales with, and where the normal distribution is cut.
+ * Dividing what is added to the stream by the root of the number of additions keeps the stream's variance
+ * from growing with depth (Radford et al., "Language models are unsupervised multitask learners", 2019). */
 #include <math.h>
 
-#include "model/params.h"
+#include "model/families/family.h"
 
 typedef enum Scale {
     SCALE_GIVEN,
@@ -12,8 +16,9 @@ typedef enum Scale {
 typedef enum Depth {
     DEPTH_NONE,
     DEPTH_LAYER,
-    DEPTH_MODEL
-} Depth; /* divided by sqrt(2 (layer + 1)), sqrt(2 (L + 1)) */
+    DEPTH_MODEL,
+    DEPTH_SUBLAYERS
+} Depth; /* divided by sqrt(2 (layer + 1)), sqrt(2 (L + 1)), sqrt(2 L) */
 typedef enum Limit { LIMIT_NONE, LIMIT_STD, LIMIT_ABSOLUTE } Limit;
 
 typedef struct Start {
@@ -24,20 +29,29 @@ typedef struct Start {
     double within; /* cut at plus and minus this: standard deviations, or absolute */
 } Start;
 
-static const Start starts[INIT_KINDS][ROLE_DOWN + 1] = {
+static const Start starts[INIT_KINDS][INIT_ROLES] = {
     [INIT_NORMAL] = {[ROLE_EMBEDDING] = {.scale = SCALE_GIVEN}}, /* zeros: so are all the others */
     [INIT_TORCHTITAN] = {[ROLE_EMBEDDING] = {SCALE_FIXED, .fixed = 1},
+                         [ROLE_POSITIONS] = {SCALE_FIXED, .fixed = 0.02},
                          [ROLE_HEAD] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                          [ROLE_INNER] = {SCALE_FIXED, 0.02, DEPTH_NONE, LIMIT_ABSOLUTE, 2},
                          [ROLE_UP] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2},
                          [ROLE_OUT] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2},
                          [ROLE_DOWN] = {SCALE_FIXED, 0.02, DEPTH_LAYER, LIMIT_ABSOLUTE, 2}},
     [INIT_LINGUA] = {[ROLE_EMBEDDING] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
+                     [ROLE_POSITIONS] = {SCALE_FIXED, .fixed = 0.02},
                      [ROLE_HEAD] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                      [ROLE_INNER] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                      [ROLE_UP] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                      [ROLE_OUT] = {SCALE_HIDDEN, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3},
                      [ROLE_DOWN] = {SCALE_INTER, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3}},
+    [INIT_GPT2] = {[ROLE_EMBEDDING] = {SCALE_FIXED, .fixed = 0.02},
+                   [ROLE_POSITIONS] = {SCALE_FIXED, .fixed = 0.02},
+                   [ROLE_HEAD] = {SCALE_FIXED, .fixed = 0.02},
+                   [ROLE_INNER] = {SCALE_FIXED, .fixed = 0.02},
+                   [ROLE_UP] = {SCALE_FIXED, .fixed = 0.02},
+                   [ROLE_OUT] = {SCALE_FIXED, 0.02, .depth = DEPTH_SUBLAYERS},
+                   [ROLE_DOWN] = {SCALE_FIXED, 0.02, .depth = DEPTH_SUBLAYERS}},
 };
 
 static double base_of(const Start *s, const ModelConfig *c, double given) {
@@ -55,13 +69,20 @@ static double depth_of(const Start *s, const Param *p, const ModelConfig *c) {
     case DEPTH_NONE: return 1;
     case DEPTH_LAYER: return sqrt(2.0 * (p->layer + 1));
     case DEPTH_MODEL: return sqrt(2.0 * (double)(c->num_hidden_layers + 1));
+    case DEPTH_SUBLAYERS: return sqrt(2.0 * (double)c->num_hidden_layers);
     }
     return 1;
 }
 
+/* The identity, in the form that the family's norm takes its weights. */
+static double norm_start(const ModelConfig *c) {
+    return model_family(c)->arch.norm == NORM_RMS_PLUS_ONE ? 0 : 1;
+}
+
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std) {
     InitRole role = p->row->init;
-    if (role == ROLE_ONES || role == ROLE_ZEROS) return (InitRule){.value = role == ROLE_ONES};
+    if (role == ROLE_NORM) return (InitRule){.value = norm_start(c)};
+    if (role == ROLE_ZEROS) return (InitRule){.value = 0};
     /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
     if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
     const Start *s = &starts[kind][role];

@@ -6,8 +6,9 @@
 
 /* A part of a unit: of a sublayer's layer, or what the unit itself does around it. */
 typedef enum StepKind {
-    STEP_NORM,  /* the norm before a layer; adds the result of the sublayer before to the stream first */
+    STEP_ENTER, /* the result of the sublayer before is added to the stream; then the norm before the layer */
     STEP_LAYER, /* a part of the layer */
+    STEP_LEAVE, /* the norm after the layer */
     STEP_ADD    /* the last result added to the stream: the unit's output */
 } StepKind;
 
@@ -25,9 +26,13 @@ int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]);
 /* The tensors of a sublayer. Those before `layer` are NULL where the layer stands alone. */
 typedef struct SublayerTensors {
     void *x;     /* [T, h] the stream before it */
-    float *rstd; /* [T] */
-    void *n;     /* [T, h] normed */
-    void *dy; /* [T, h] gradient of its result, for the weight half; unused when both halves run together */
+    float *rstd; /* [T] of the norm before the layer */
+    void *n;     /* [T, h] what the layer is applied to: normed, or the stream itself */
+    /* [T, h] gradient of the layer's result, where it is not the stream's: behind a norm, and for the weight
+     * half alone */
+    void *dy;
+    void *result;    /* [T, h] of the layer, where a norm follows it; else NULL */
+    float *out_rstd; /* [T] of that norm */
     void *layer[LAYER_TENSORS];
 } SublayerTensors;
 

@@ -1,8 +1,13 @@
-/* A model as passes see it: its shape, its parameter table, and the constants that its layers share. */
+/* A model as passes see it: its shape, its parameter table, and the constants that its layers share, which
+ * are angles: of each position, for each pair of a head's elements, cosine and sine.
+ *
+ * They are computed in double and rounded once. A model may have two tables (layers with windows turn by
+ * another base), or none; which one a block takes, model_block says. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/text.h"
+#include "model/rotation.h"
 #include "model/unit.h"
 
 /* Logits of a chunk: enough rows that a product is efficient and the weight gradient is not passed over too
@@ -26,51 +31,55 @@ void model_free(Model *m) {
     *m = (Model){0};
 }
 
+/* Elements of a table. */
+static size_t table_elements(const ModelConfig *c, int64_t positions) {
+    return (size_t)positions * (size_t)model_rotary_dim(c);
+}
+
+size_t model_constants_bytes(const ModelConfig *c, int64_t positions) {
+    return pool_round((size_t)model_rotations(c) * table_elements(c, positions) * sizeof(float));
+}
+
 void model_layout_constants(Model *m, int64_t positions, Pool *constants) {
     m->positions = positions;
-    m->cos_sin = pool_take(constants, (size_t)positions * (size_t)m->config.head_dim * sizeof(float));
+    m->cos_sin = pool_take(constants, model_constants_bytes(&m->config, positions));
 }
 
-/* Angular frequency of pair i, with Llama 3.1's scaling: long wavelengths are divided by the factor, short
- * ones kept, those between are blended ("The Llama 3 herd of models", 2024; the rule is that of the published
- * checkpoints). */
-static double rope_frequency(const ModelConfig *c, int64_t i) {
-    double frequency = pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
-    const RopeScaling *s = &c->rope_scaling;
-    if (s->factor == 1 || s->factor == 0) return frequency;
-    double wavelength = 2 * acos(-1.0) / frequency, original = (double)s->original_max_position_embeddings;
-    if (wavelength < original / s->high_freq_factor) return frequency;
-    if (wavelength > original / s->low_freq_factor) return frequency / s->factor;
-    double blend = (original / wavelength - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
-    return (1 - blend) * frequency / s->factor + blend * frequency;
-}
-
-static void rotate_position(const ModelConfig *c, int64_t position, float *row /* [D] */) {
-    int64_t half = c->head_dim / 2;
-    for (int64_t i = 0; i < half; i++) {
-        double angle = (double)position * rope_frequency(c, i);
-        row[i] = (float)cos(angle);
-        row[half + i] = (float)sin(angle);
-    }
+const float *model_angles(const Model *m, int rotation) {
+    return m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions);
 }
 
 /* Some hundred rows at a time: few uploads, and little memory of the host. */
-void model_compute_constants(Model *m, Device *d) {
+static void compute_table(const Model *m, int rotation, Device *d) {
     enum { ROWS = 256 };
-    int64_t dim = m->config.head_dim;
-    float *rows = mem_alloc_array((size_t)(ROWS * dim), sizeof *rows);
+    int64_t width = model_rotary_dim(&m->config);
+    float *rows = mem_alloc_array((size_t)(ROWS * width), sizeof *rows);
     for (int64_t first = 0; first < m->positions; first += ROWS) {
         int64_t count = m->positions - first < ROWS ? m->positions - first : ROWS;
-        for (int64_t i = 0; i < count; i++) rotate_position(&m->config, first + i, rows + i * dim);
-        OP(d, OP_UPLOAD, upload, m->cos_sin + first * dim, rows, (size_t)(count * dim) * sizeof *rows);
+        for (int64_t i = 0; i < count; i++)
+            rotation_angles(&m->config, rotation, first + i, rows + i * width);
+        OP(d, OP_UPLOAD, upload,
+           m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions) + first * width, rows,
+           (size_t)(count * width) * sizeof *rows);
     }
     free(rows);
 }
 
-AttentionShape model_attention(const Model *m) {
+void model_compute_constants(Model *m, Device *d) {
+    for (int r = 0; r < model_rotations(&m->config); r++) compute_table(m, r, d);
+}
+
+AttentionShape model_attention(const Model *m, int64_t layer) {
     const ModelConfig *c = &m->config;
-    return (AttentionShape){m->tokens, (int)c->num_attention_heads, (int)c->num_key_value_heads,
-                            (int)c->head_dim};
+    double scalar = c->query_pre_attn_scalar;
+    return (AttentionShape){.tokens = m->tokens,
+                            .heads = (int)c->num_attention_heads,
+                            .kv_heads = (int)c->num_key_value_heads,
+                            .head_dim = (int)c->head_dim,
+                            .rotary = (int)model_rotary_dim(c),
+                            .scale = scalar > 0 ? (float)(1 / sqrt(scalar)) : 0,
+                            .cap = (float)c->attn_logit_softcapping,
+                            .window = model_block(c, layer).window};
 }
 
 DeviceNeeds model_device_needs(const Model *m) {
@@ -81,5 +90,5 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .intermediate = c->intermediate_size,
                          .vocab = c->vocab_size,
                          .logits_rows = m->loss_rows,
-                         .attention = model_attention(m)};
+                         .attention = model_attention(m, 0)};
 }

@@ -1,5 +1,6 @@
-/* The parameter table is made by walking the rows of each unit once for each flat; see params.h
- * for the invariants. */
+/* The parameter table is made by walking the rows of each unit once for each flat; see params.h for the
+ * invariants. A family may call a parameter otherwise than its row does, and store matrices transposed: both
+ * are settled here, so that who reads the table needs to know neither. */
 #include "model/params.h"
 
 #include <stdio.h>
@@ -19,24 +20,29 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelC
     Param *p = &t->params[t->count++];
     size_t *size = &t->flats[unit][flat_of(row)];
     bool in_block = unit > 0 && unit < t->units - 1;
-    const char *name = family_parameter_name(model_family(c), row);
+    const Family *f = model_family(c);
+    const char *name = family_parameter_name(f, row);
+    /* Only linear layers are transposed: an embedding is read by rows in every family. */
+    bool transposed = in_block && f->arch.transposed && row->cols != DIM_NONE;
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,
                  .layer = in_block ? unit - 1 : -1,
-                 .rows = model_dim(c, row->rows),
-                 .cols = model_dim(c, row->cols),
+                 .rows = model_dim(c, transposed ? row->cols : row->rows),
+                 .cols = model_dim(c, transposed ? row->rows : row->cols),
+                 .transposed = transposed,
                  .count = param_elements(c, row),
                  .flat = flat_of(row),
                  .place = *size};
     if (in_block)
-        snprintf(p->name, sizeof p->name, "model.layers.%d.%s", p->layer, name);
+        snprintf(p->name, sizeof p->name, "%s%d.%s", f->blocks ? f->blocks : "model.layers.", p->layer, name);
     else
         snprintf(p->name, sizeof p->name, "%s", name);
     *size += (size_t)p->count;
     t->elements += p->count;
 }
 
+/* Flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows. */
 static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
     const ParamRow *rows[UNIT_ROWS];
     int count = param_rows(c, unit, rows);
@@ -81,6 +87,7 @@ const Param *param_find(const ParamTable *t, const char *name) {
     return NULL;
 }
 
+/* By the address of its row: there is one row for each kind, and a unit has few. */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row) {
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++)
         if (t->params[i].row == row) return &t->params[i];

@@ -9,8 +9,8 @@
  *  1. It is cut into flats, one after the other: runs of parameters that are read in one dtype, and so can be
  *     held, cast, gathered and summed by themselves.
  *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one
- *     matrix for the products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h]. Groups start at multiples of
- *     16 elements.
+ *     matrix for the products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h], as it is where a family stores
+ *     the group as one parameter. Groups start at multiples of 16 elements.
  *  3. The table is ascending by (unit, flat, place); padding belongs to no parameter and stays zero. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
@@ -20,8 +20,22 @@
 
 #include "model/config.h"
 
-/* Which models have a parameter. */
-typedef enum When { WHEN_ALWAYS, WHEN_ATTENTION_BIAS, WHEN_MLP_BIAS, WHEN_UNTIED } When;
+/* What a model must have for a parameter to be there: all of the bits. */
+typedef enum When {
+    WHEN_ALWAYS = 0,
+    WHEN_QKV_BIAS = 1,
+    WHEN_OUT_BIAS = 2, /* of attention */
+    WHEN_MLP_BIAS = 4,
+    WHEN_UNTIED = 8,
+    WHEN_QKV_APART = 16, /* q, k, v are three parameters, or one */
+    WHEN_QKV_FUSED = 32,
+    WHEN_GATED = 64,          /* the MLP has a gate */
+    WHEN_GATE_UP_APART = 128, /* gate and up are two parameters (without gate: up is one), or one */
+    WHEN_GATE_UP_FUSED = 256,
+    WHEN_QK_NORM = 512,
+    WHEN_LAYER_NORM = 1024, /* norms have biases */
+    WHEN_LEARNED_POSITIONS = 2048
+} When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
  * it, for it multiplies by the transpose; a vector is cut with them), or its columns (inputs:
@@ -30,14 +44,16 @@ typedef enum Cut { CUT_NONE, CUT_ROWS, CUT_COLUMNS } Cut;
 
 /* What a parameter is to an initialiser. */
 typedef enum InitRole {
-    ROLE_ONES,
+    ROLE_NORM, /* weight of a norm: it begins as the identity */
     ROLE_ZEROS,
     ROLE_EMBEDDING,
+    ROLE_POSITIONS, /* learned, added to the embedding */
     ROLE_HEAD,
     ROLE_INNER, /* reads the stream: q, k, v, gate */
     ROLE_UP,
-    ROLE_OUT, /* adds to the stream: the attention's output, */
-    ROLE_DOWN /* and the MLP's */
+    ROLE_OUT,  /* adds to the stream: the attention's output, */
+    ROLE_DOWN, /* and the MLP's */
+    INIT_ROLES
 } InitRole;
 
 /* The flats of a unit's buffer. A unit need not have all. */
@@ -47,11 +63,12 @@ typedef enum Flat {
     FLATS
 } Flat;
 
-/* A kind of parameter. */
+/* A kind of parameter. Rows and columns, and their cut, are those of a matrix [outputs, inputs]; a family
+ * that stores its matrices the other way round has them swapped in Param. */
 typedef struct ParamRow {
     const char *name; /* Llama's; in blocks what follows "model.layers.N." */
     Dim rows, cols;   /* a vector has no columns: DIM_NONE */
-    When when;
+    unsigned when;    /* When, together */
     Cut cut;
     InitRole init;
     bool decays;    /* weight decay is for it, unless asked otherwise */
@@ -63,6 +80,7 @@ typedef struct Param {
     const ParamRow *row;
     int unit, layer;    /* layer is -1 outside blocks */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
+    bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
     Flat flat;
     size_t place; /* elements before it in its flat */
@@ -97,8 +115,12 @@ int64_t param_elements(const ModelConfig *c, const ParamRow *row);
  *   torchtitan  embedding N(0, 1); q, k, v, gate 0.02; o, up, down 0.02 / sqrt(2 (layer + 1)), cut at +-2
  *               absolute; head h^-0.5 cut at 3 std, and so the embedding when tied
  *   lingua      everything cut at 3 std: embedding, head h^-0.5; q, k, v, gate, up h^-0.5; o h^-0.5 / f, down
- *               I^-0.5 / f with f = sqrt(2 (L + 1)) */
-typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA, INIT_KINDS } InitKind;
+ *               I^-0.5 / f with f = sqrt(2 (L + 1))
+ *   gpt2        N(0, 0.02), but o and down 0.02 / sqrt(2 L)
+ * Learned positions start as the embedding of `normal` and of gpt2 does, elsewhere from N(0, 0.02). Norms
+ * begin as the identity, whatever their weights then are. */
+typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA, INIT_GPT2, INIT_KINDS } InitKind;
+#define INIT_NAMES "normal|torchtitan|lingua|gpt2"
 typedef struct InitRule {
     double value;       /* constant, when std is 0 */
     double std, lo, hi; /* lo, hi in standard deviations */

@@ -1,6 +1,11 @@
 /* Where the tensors of a unit's passes live. One walk over their rows, the same each time, counts bytes (with
  * no memory given) or hands out addresses. What the recompute policy drops from the slab moves to `keep` if
- * the weight half reads it, else to `scratch`. */
+ * the weight half reads it, else to `scratch`.
+ *
+ *  1. A row has one place, whatever asks: the plan counts with the walk that hands out addresses, so the two
+ *     cannot differ.
+ *  2. No two rows share bytes, even in scratch: a pass may read what any part before it has made. Only units
+ *     share, since their passes do not overlap. */
 #include "model/internal.h"
 
 typedef enum Region { REGION_SLAB, REGION_KEEP, REGION_SCRATCH, REGIONS } Region;
@@ -10,11 +15,18 @@ typedef struct Cursor {
     size_t used[REGIONS];
 } Cursor;
 
-/* Of each sublayer x + f(norm(x)); the stream before the first one is the unit's input. */
+/* Of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. What a norm after
+ * the layer reads is saved: it is the layer's last product, which is not cheap. */
 static const TensorRow rstd_row = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SAVED},
                        n_row = {.width = DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
                        dy_row = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
+                       result_row = {.width = DIM_HIDDEN, .life = LIFE_SAVED},
                        dn_row = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH};
+
+/* Without a norm before it, the layer reads the stream: then that is the operand. */
+static TensorRow stream_row(const Sublayer *s, int index) {
+    return (TensorRow){.width = DIM_HIDDEN, .life = stream_lifetime(index), .operand = !s->in};
+}
 
 static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
@@ -33,11 +45,14 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
 }
 
 static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int index, SublayerTensors *out) {
-    if (s->norm) {
-        out->x = take(c, m, &(TensorRow){.width = DIM_HIDDEN, .life = stream_lifetime(index)});
-        out->rstd = take(c, m, &rstd_row);
-        out->n = take(c, m, &n_row);
+    if (!sublayer_alone(s)) {
+        TensorRow stream = stream_row(s, index);
+        out->x = take(c, m, &stream);
+        out->rstd = s->in ? take(c, m, &rstd_row) : NULL;
+        out->n = s->in ? take(c, m, &n_row) : out->x;
         out->dy = take(c, m, &dy_row);
+        out->result = s->out ? take(c, m, &result_row) : NULL;
+        out->out_rstd = s->out ? take(c, m, &rstd_row) : NULL;
     }
     CHECK(s->layer->tensor_count <= LAYER_TENSORS);
     for (int i = 0; i < s->layer->tensor_count; i++) out->layer[i] = take(c, m, &s->layer->tensors[i]);
@@ -48,7 +63,7 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     int count = unit_sublayers(&m->config, unit, sublayers);
     *out = (UnitTensors){0};
     for (int s = 0; s < count; s++) take_sublayer(c, m, &sublayers[s], s, &out->sublayers[s]);
-    if (sublayers[0].norm) out->dn = take(c, m, &dn_row);
+    if (!sublayer_alone(&sublayers[0])) out->dn = take(c, m, &dn_row);
 }
 
 void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {
@@ -66,6 +81,7 @@ size_t unit_slab_bytes(const Model *m, int unit) { return region_bytes(m, unit, 
 
 size_t unit_keep_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEEP); }
 
+/* What units share is as large as the one that needs most. */
 static size_t most_bytes(const Model *m, Region region) {
     size_t most = 0;
     for (int u = 0; u < m->table.units; u++) {

@@ -1,31 +1,68 @@
-/* What units are made of: the layers of each, the steps that they come to, and the parameters that they
- * bring. */
+/* What units are made of: the layers of each, the norms around them, the steps that they come to, and the
+ * parameters that they bring.
+ *
+ * Where a family has its norms, and their names:
+ *
+ *     before   x + f(in(x))         Llama and most: Xiong et al., "On layer normalization in the transformer
+ *                                   architecture", 2020
+ *     after    x + out(f(x))        OLMo 2: OLMo team, "2 OLMo 2 furious", 2025
+ *     both     x + out(f(in(x)))    Gemma 2
+ *
+ * `post_attention_layernorm` is before the MLP in the first, and after the attention in the others. */
 #include "model/families/family.h"
 #include "model/internal.h"
 
-/* The norms before the two sublayers of a block. */
-static const ParamRow norms[UNIT_SUBLAYERS] = {
-    {"input_layernorm.weight", DIM_HIDDEN, .init = ROLE_ONES},
-    {"post_attention_layernorm.weight", DIM_HIDDEN, .init = ROLE_ONES},
-};
+#define NORM_OF(name)                                                             \
+    {                                                                             \
+        {name ".weight", DIM_HIDDEN, .init = ROLE_NORM}, {                        \
+            name ".bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS \
+        }                                                                         \
+    }
+typedef ParamRow NormRows[NORM_ROWS];
+static const NormRows before[UNIT_SUBLAYERS] = {NORM_OF("input_layernorm"),
+                                                NORM_OF("post_attention_layernorm")},
+                      around_in[UNIT_SUBLAYERS] = {NORM_OF("input_layernorm"),
+                                                   NORM_OF("pre_feedforward_layernorm")},
+                      around_out[UNIT_SUBLAYERS] = {NORM_OF("post_attention_layernorm"),
+                                                    NORM_OF("post_feedforward_layernorm")};
+
+static const ParamRow *norm_before(NormPlace place, int sublayer) {
+    switch (place) {
+    case NORMS_BEFORE: return before[sublayer];
+    case NORMS_AFTER: return NULL;
+    case NORMS_AROUND: return around_in[sublayer];
+    }
+    return NULL;
+}
+
+static Sublayer sublayer_of(const Arch *a, int sublayer, const Layer *layer) {
+    return (Sublayer){.in = norm_before(a->norms, sublayer),
+                      .out = a->norms == NORMS_BEFORE ? NULL : around_out[sublayer],
+                      .layer = layer};
+}
 
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
     if (embedding || head) {
-        out[0] = (Sublayer){NULL, embedding ? &layer_embedding : &layer_head};
+        out[0] = (Sublayer){.layer = embedding ? &layer_embedding : &layer_head};
         return 1;
     }
-    const Family *f = model_family(c);
-    out[0] = (Sublayer){&norms[0], f->mixer};
-    out[1] = (Sublayer){&norms[1], f->mlp};
+    const Arch *a = &model_family(c)->arch;
+    bool normed = a->qk_norm != QK_NORM_NONE;
+    out[0] = sublayer_of(a, 0, normed ? &layer_normed_attention : &layer_attention);
+    out[1] = sublayer_of(a, 1, &layer_mlp);
     return 2;
 }
 
+/* Norms stand before the layers' own rows: the order of files is the order of this list. */
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers), n = 0;
     for (int s = 0; s < count; s++)
-        if (sublayers[s].norm) rows[n++] = sublayers[s].norm;
+        for (int i = 0; i < NORM_ROWS; i++) {
+            if (sublayers[s].in) rows[n++] = &sublayers[s].in[i];
+            if (sublayers[s].out) rows[n++] = &sublayers[s].out[i];
+        }
     for (int s = 0; s < count; s++)
         for (int i = 0; i < sublayers[s].layer->param_count; i++) {
             CHECK(n < UNIT_ROWS);
@@ -46,27 +83,38 @@ bool lifetime_stays(Lifetime life, Recompute recompute) {
     return false;
 }
 
-/* The parts of the sublayer's layer. Its result is the next sublayer's stream, or on its way to the unit's
- * output: the next unit's input, which nothing makes again. */
-static int layer_steps(const Layer *layer, int sublayer, bool ends, Step *steps) {
+/* The parts of the sublayer's layer, of which the last makes its result. */
+static int layer_steps(const Layer *layer, int sublayer, Lifetime result, Step *steps) {
     for (int i = 0; i < layer->part_count; i++) {
         const Part *part = &layer->parts[i];
         bool last = i == layer->part_count - 1;
-        Lifetime result = ends ? LIFE_INPUT : stream_lifetime(sublayer + 1);
         steps[i] = (Step){STEP_LAYER, sublayer, part, last, last ? result : part->makes};
     }
     return layer->part_count;
+}
+
+/* What a sublayer adds is made again exactly if a stream after it is: the next sublayer's; the last one's is
+ * on its way to the unit's output, the next unit's input, which nothing makes again. A norm after the layer
+ * is done again with its 1 / rms, and needs the layer's result itself: both are saved, or made again. */
+static int sublayer_steps(const Sublayer *s, int index, bool ends, Step *steps) {
+    Lifetime result = ends ? LIFE_INPUT : stream_lifetime(index + 1);
+    int n = 0;
+    if (!sublayer_alone(s))
+        steps[n++] = (Step){
+            .kind = STEP_ENTER, .sublayer = index, .makes = s->in ? LIFE_CHEAP : stream_lifetime(index)};
+    n += layer_steps(s->layer, index, s->out ? LIFE_SAVED : result, &steps[n]);
+    if (s->out) steps[n++] = (Step){.kind = STEP_LEAVE, .sublayer = index, .makes = LIFE_SAVED};
+    return n;
 }
 
 int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers), n = 0;
     for (int s = 0; s < count; s++) {
-        CHECK(n + sublayers[s].layer->part_count + 2 <= UNIT_PARTS);
-        if (sublayers[s].norm) steps[n++] = (Step){.kind = STEP_NORM, .sublayer = s, .makes = LIFE_CHEAP};
-        n += layer_steps(sublayers[s].layer, s, s == count - 1, &steps[n]);
+        CHECK(n + sublayers[s].layer->part_count + 3 <= UNIT_PARTS);
+        n += sublayer_steps(&sublayers[s], s, s == count - 1, &steps[n]);
     }
-    if (sublayers[count - 1].norm)
+    if (!sublayer_alone(&sublayers[count - 1]))
         steps[n++] = (Step){.kind = STEP_ADD, .sublayer = count - 1, .makes = LIFE_INPUT};
     return n;
 }
@@ -84,10 +132,13 @@ const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
 
 const char *unit_part_name(const ModelConfig *c, int unit, int part) {
     Step steps[UNIT_PARTS];
+    Sublayer sublayers[UNIT_SUBLAYERS];
     CHECK(part >= 0 && part < unit_steps(c, unit, steps));
+    unit_sublayers(c, unit, sublayers);
     switch (steps[part].kind) {
-    case STEP_NORM: return "norm";
+    case STEP_ENTER: return sublayers[steps[part].sublayer].in ? "norm" : "stream";
     case STEP_LAYER: return steps[part].part->name;
+    case STEP_LEAVE: return "norm of the result";
     case STEP_ADD: return "sum";
     }
     return "";

@@ -1,11 +1,17 @@
 /* Runs the passes of a unit, part by part. A block is the stream x with each sublayer's result added to it:
  *
- *     forward   norm: x += the result before, n = norm(x)   layer: n -> result   sum: out = result + x
- *     backward  sum: dx is the gradient of the stream       layer: dx -> dn      norm: dx += dn through the
- *     norm
+ *     forward   enter: x += the result before, n = in(x)   layer: n -> f   leave: result = out(f)
+ *               sum: out = result + x
+ *     backward  sum: dx is the gradient of the stream      leave: dy = dx through out
+ *               layer: dy -> dn                            enter: dx += dn through in
  *
- * A result lives where the unit's output goes until the stream takes it. A layer that stands alone
- * (embedding, head) goes from the unit's input to its output by itself. */
+ * Without norm `in`, n is x, and dx += dn; without `out`, the result is f, and dy is dx. A result lives where
+ * the unit's output goes until the stream takes it. A layer that stands alone (embedding, head) goes from the
+ * unit's input to its output by itself.
+ *
+ * Everything here is a walk over the steps of sublayers.c in one direction or the other; which of them a
+ * pass does is up to who runs it, and between any two of them it may stop. So nothing is carried from step to
+ * step but by the tensors. */
 #include "model/internal.h"
 
 typedef struct Run {
@@ -25,34 +31,56 @@ static Run start(const UnitPass *u) {
     return r;
 }
 
-/* `result`: where the layer's, and those of layers before it, are. */
+static int64_t state_elements(const Run *r) {
+    const Model *m = r->u->pass->model;
+    return m->tokens * m->config.hidden_size;
+}
+
+/* out = a + b: states [T, h]. */
+static void add_states(const Run *r, const void *a, const void *b, void *out) {
+    const Pass *p = r->u->pass;
+    OP(p->device, OP_ADD, add, state_elements(r), a, b, out, p->model->compute);
+}
+
+/* `result`: where the sublayer's, and those of sublayers before it, are. */
 static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
-    return (LayerPass){.pass = r->u->pass, .unit = r->u->unit, .tensors = t->layer, .x = t->n, .y = result};
+    return (LayerPass){.pass = r->u->pass,
+                       .unit = r->u->unit,
+                       .tensors = t->layer,
+                       .x = t->n,
+                       .y = t->result ? t->result : result};
 }
 
-/* The stream is there already where it was saved, and in the first sublayer. */
-static void forward_norm(const Run *r, int index, const void *result, bool saved) {
+/* ---- forward ---- */
+
+/* The stream is there already where it was saved, and in the first sublayer: then only the norm is left. */
+static void enter(const Run *r, int index, const void *result, bool saved) {
     const Pass *p = r->u->pass;
     const SublayerTensors *t = &r->tensors.sublayers[index];
+    const ParamRow *norm = r->sublayers[index].in;
     bool sum = index > 0 && !saved;
-    norm_forward(p, r->u->unit, r->sublayers[index].norm, p->model->tokens, sum ? t[-1].x : t->x,
-                 sum ? result : NULL, sum ? t->x : NULL, t->n, t->rstd);
+    if (norm)
+        norm_forward(p, r->u->unit, norm, p->model->tokens, sum ? t[-1].x : t->x, sum ? result : NULL,
+                     sum ? t->x : NULL, t->n, t->rstd);
+    else if (sum)
+        add_states(r, t[-1].x, result, t->x);
 }
 
-static void forward_add(const Run *r, int index, void *result) {
+static void leave(const Run *r, int index, void *result) {
+    const SublayerTensors *t = &r->tensors.sublayers[index];
     const Pass *p = r->u->pass;
-    const Model *m = p->model;
-    OP(p->device, OP_ADD, add, m->tokens * m->config.hidden_size, result, r->tensors.sublayers[index].x,
-       result, m->compute);
+    norm_forward(p, r->u->unit, r->sublayers[index].out, p->model->tokens, t->result, NULL, NULL, result,
+                 t->out_rstd);
 }
 
 static void forward_step(const Run *r, const Step *step, void *result, bool saved) {
     LayerPass w = layer_pass(r, step, result);
     switch (step->kind) {
-    case STEP_NORM: forward_norm(r, step->sublayer, result, saved); break;
+    case STEP_ENTER: enter(r, step->sublayer, result, saved); break;
     case STEP_LAYER: step->part->forward(&w); break;
-    case STEP_ADD: forward_add(r, step->sublayer, result); break;
+    case STEP_LEAVE: leave(r, step->sublayer, result); break;
+    case STEP_ADD: add_states(r, result, r->tensors.sublayers[step->sublayer].x, result); break;
     }
 }
 
@@ -62,6 +90,7 @@ void unit_forward(const UnitPass *u, Parts parts) {
     for (int i = parts.first; i < parts.end; i++) forward_step(&r, &r.steps[i], u->out, false);
 }
 
+/* Results go where gradients of layers' inputs will: the first of those comes after the last result. */
 void unit_recompute(const UnitPass *u, Parts parts) {
     Run r = start(u);
     Recompute policy = u->pass->model->recompute;
@@ -73,41 +102,57 @@ void unit_recompute(const UnitPass *u, Parts parts) {
     }
 }
 
-static void backward_norm(const Run *r, int index) {
+/* ---- backward ---- */
+
+static void backward_enter(const Run *r, int index) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
-    norm_backward(r->u->pass, r->u->unit, r->sublayers[index].norm, t->x, t->rstd, r->tensors.dn, r->u->dx,
-                  true);
+    const ParamRow *norm = r->sublayers[index].in;
+    if (norm)
+        norm_backward(r->u->pass, r->u->unit, norm, t->x, t->rstd, r->tensors.dn, r->u->dx, true);
+    else
+        add_states(r, r->u->dx, r->tensors.dn, r->u->dx);
+}
+
+static void backward_leave(const Run *r, int index) {
+    const SublayerTensors *t = &r->tensors.sublayers[index];
+    norm_backward(r->u->pass, r->u->unit, r->sublayers[index].out, t->result, t->out_rstd, r->u->dx, t->dy,
+                  false);
 }
 
 /* The gradient of a sublayer's result, as the weight half alone will want it: dx goes on changing. */
 static void keep_gradient(const Run *r, int index) {
     const Pass *p = r->u->pass;
     const Model *m = p->model;
-    OP(p->device, OP_CAST, cast, m->tokens * m->config.hidden_size, r->u->dx, m->compute,
-       r->tensors.sublayers[index].dy, m->compute);
+    OP(p->device, OP_CAST, cast, state_elements(r), r->u->dx, m->compute, r->tensors.sublayers[index].dy,
+       m->compute);
 }
 
 static void backward_layer(const Run *r, const Step *step, Half half) {
+    const Sublayer *s = &r->sublayers[step->sublayer];
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
-    bool alone = !r->sublayers[step->sublayer].norm;
+    bool alone = sublayer_alone(s);
     LayerPass w = layer_pass(r, step, NULL);
-    if (half == HALF_INPUT && step->last && !alone) keep_gradient(r, step->sublayer);
-    w.dy = half == HALF_WEIGHT && !alone ? t->dy : r->u->dx;
+    if (half == HALF_INPUT && step->last && !alone && !s->out) keep_gradient(r, step->sublayer);
+    w.dy = s->out || (half == HALF_WEIGHT && !alone) ? t->dy : r->u->dx;
     w.dx = alone ? r->u->dx : r->tensors.dn;
     step->part->backward(&w, half);
+}
+
+static void backward_step(const Run *r, const Step *step, Half half) {
+    switch (step->kind) {
+    case STEP_ENTER:
+        if (half & HALF_INPUT) backward_enter(r, step->sublayer);
+        break;
+    case STEP_LAYER: backward_layer(r, step, half); break;
+    case STEP_LEAVE:
+        if (half & HALF_INPUT) backward_leave(r, step->sublayer);
+        break;
+    case STEP_ADD: break; /* a sum hands its gradient on as it is */
+    }
 }
 
 void unit_backward(const UnitPass *u, Half half, Parts parts) {
     Run r = start(u);
     CHECK(parts.first >= 0 && parts.end <= r.count);
-    for (int i = parts.end - 1; i >= parts.first; i--) {
-        const Step *step = &r.steps[i];
-        switch (step->kind) {
-        case STEP_NORM:
-            if (half & HALF_INPUT) backward_norm(&r, step->sublayer);
-            break;
-        case STEP_LAYER: backward_layer(&r, step, half); break;
-        case STEP_ADD: break; /* a sum hands its gradient on as it is */
-        }
-    }
+    for (int i = parts.end - 1; i >= parts.first; i--) backward_step(&r, &r.steps[i], half);
 }

@@ -3,7 +3,8 @@
  * A unit is put together from layers (layers/layer.h):
  *
  *     embedding  the layer as it is
- *     block      two sublayers, x + f(norm(x)) with f a layer: attention, then MLP
+ *     block      two sublayers, x + out(f(in(x))) with f a layer: attention, then MLP; in and out are norms,
+ *                either of which a family may do without
  *     head       the layer as it is: final norm, head and loss
  *
  * What lives where
@@ -31,8 +32,8 @@ typedef struct Model {
     Recompute recompute;
     int64_t tokens;    /* T of a microbatch */
     int64_t loss_rows; /* tokens whose logits exist at a time */
-    int64_t positions; /* rows of the rotation table */
-    float *cos_sin;    /* [positions, head_dim] tensor memory */
+    int64_t positions; /* rows of a table of angles */
+    float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
 } Model;
 
 /* A microbatch in tensor memory. */
@@ -67,19 +68,22 @@ typedef struct Pass {
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err);
 void model_free(Model *m);
-/* The rotation table: taken from a pool, and computed (after commit). */
+/* The tables of angles: bytes, taken from a pool, and computed (after commit). */
+size_t model_constants_bytes(const ModelConfig *c, int64_t positions);
 void model_layout_constants(Model *m, int64_t positions, Pool *constants);
 void model_compute_constants(Model *m, Device *d);
+const float *model_angles(const Model *m, int rotation); /* [positions, R] */
 DeviceNeeds model_device_needs(const Model *m);
-AttentionShape model_attention(const Model *m);
+AttentionShape model_attention(const Model *m, int64_t layer);
 
 /* ---- what a unit is made of ---- */
 
-/* norm NULL: the layer stands alone, without norm and residual. */
+/* Both norms NULL: the layer stands alone, and is added to nothing. */
 typedef struct Sublayer {
-    const ParamRow *norm;
+    const ParamRow *in, *out; /* [NORM_ROWS] before and after the layer; NULL: none */
     const Layer *layer;
 } Sublayer;
+static inline bool sublayer_alone(const Sublayer *s) { return !s->in && !s->out; }
 enum { UNIT_SUBLAYERS = 2, UNIT_PARTS = 16 };
 
 /* Returns how many. */
@@ -124,9 +128,9 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
 /* ---- costs ---- */
 
 /* FLOPs of one token in each unit, [L + 2]: products of the matrices, causal attention over `context` tokens
- * (half of what a full one takes), nothing for norms and activation functions. As they are done: what is
- * recomputed is in the input half of the backward pass, and the head makes both its gradients with its
- * forward pass. */
+ * (half of what a full one takes, less where windows end before), nothing for norms and activation functions.
+ * As they are done: what is recomputed is in the input half of the backward pass, and the head makes both its
+ * gradients with its forward pass. */
 void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context, Cost *units);
 
 #endif

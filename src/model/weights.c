@@ -1,7 +1,10 @@
+/* Addresses of parameters in the buffers of their units, which come and go: an address is made anew for each
+ * use, from where the unit's flat is now and the place that the table gives. */
 #include "model/weights.h"
 
 Dtype flat_dtype(Flat flat, Dtype compute) { return flat == FLAT_VECTORS ? DTYPE_F32 : compute; }
 
+/* Places count elements; what an element takes depends on the flat. */
 static const void *weight(const Weights *w, const Param *p) {
     const char *flat = w->units[p->unit].flats[p->flat];
     return flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute));
@@ -10,4 +13,5 @@ static const void *weight(const Weights *w, const Param *p) {
 const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
 const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, p); }
 
+/* Gradients are fp32 in every flat. */
 float *gradient_of(const Gradients *g, const Param *p) { return g->units[p->unit].flats[p->flat] + p->place; }

@@ -353,7 +353,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
      * nobody. */
     plan->copy =
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
-    plan->constants = pool_round((size_t)spec->positions * (size_t)m->config.head_dim * sizeof(float));
+    plan->constants = model_constants_bytes(&m->config, spec->positions);
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
     plan->statistics = pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures));
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);

@@ -178,13 +178,19 @@ static void check_embed(Device *d, Dtype c) {
         int32_t *ids = random_ints(*t, (int32_t)vocab);
         void *table = random_tensor(vocab * *h, c, -1, 1), *got = tensor(*t * *h, c),
              *want = tensor(*t * *h, c);
-        RUN(d, embed_forward, *t, *h, ids, table, got, c);
-        reference.ops.embed_forward(&reference, *t, *h, ids, table, want, c);
-        assert_bits("embed_forward", d, got, want, *t * *h, c);
+        for (int i = 0; i < 3; i++) { /* plain, added, scaled */
+            float scale = i == 2 ? 1.7f : 1;
+            RUN(d, embed_forward, *t, *h, ids, table, scale, i == 1, got, c);
+            reference.ops.embed_forward(&reference, *t, *h, ids, table, scale, i == 1, want, c);
+            assert_bits("embed_forward", d, got, want, *t * *h, c);
+        }
         float *sum = random_tensor(vocab * *h, DTYPE_F32, -1, 1), *sum2 = copy_of(sum, vocab * *h, DTYPE_F32);
-        RUN(d, embed_backward, *t, *h, ids, got, sum, c);
-        reference.ops.embed_backward(&reference, *t, *h, ids, got, sum2, c);
+        RUN(d, embed_backward, *t, *h, ids, got, 1, sum, c);
+        reference.ops.embed_backward(&reference, *t, *h, ids, got, 1, sum2, c);
         assert_bits("embed_backward", d, sum, sum2, vocab * *h, DTYPE_F32);
+        RUN(d, embed_backward, *t, *h, ids, got, 1.7f, sum, c);
+        reference.ops.embed_backward(&reference, *t, *h, ids, got, 1.7f, sum2, c);
+        assert_sums("embed_backward, scaled", d, sum, sum2, vocab * *h, DTYPE_F32, (double)*t, 2);
         drop_all();
     }
 }
@@ -266,65 +272,113 @@ static void test_rounding(void **state) {
     (void)state, check_rounding(&reference, DTYPE_BF16), on_all(check_rounding);
 }
 
-/* ---- RMSNorm ---- */
+/* ---- norms ---- */
 
-static void check_rmsnorm_forward(Device *d, Dtype c, int64_t t, int64_t h, bool two, bool keep) {
-    void *a = random_tensor(t * h, c, -2, 2), *b = two ? random_tensor(t * h, c, -2, 2) : NULL;
+static void check_norm_forward(Device *d, Dtype c, NormKind kind, int64_t t, int64_t h, bool two, bool keep) {
+    void *a = random_tensor(t * h, c, -1, 3), *b = two ? random_tensor(t * h, c, -2, 2) : NULL;
     float *w = random_tensor(h, DTYPE_F32, 0.5f, 1.5f), *rstd = tensor(t, DTYPE_F32),
-          *rstd2 = tensor(t, DTYPE_F32);
+          *rstd2 = tensor(t, DTYPE_F32),
+          *bias = kind == NORM_LAYER ? random_tensor(h, DTYPE_F32, -1, 1) : NULL;
     void *sum = keep ? tensor(t * h, c) : NULL, *sum2 = keep ? tensor(t * h, c) : NULL;
     void *y = tensor(t * h, c), *y2 = tensor(t * h, c);
-    RUN(d, rmsnorm_forward, t, h, 1e-5f, a, b, w, sum, y, rstd, c);
-    reference.ops.rmsnorm_forward(&reference, t, h, 1e-5f, a, b, w, sum2, y2, rstd2, c);
-    if (keep) assert_bits("rmsnorm sum", d, sum, sum2, t * h, c);
-    assert_near("rmsnorm", d, y, y2, t * h, c);
-    assert_near("rstd", d, rstd, rstd2, t, DTYPE_F32);
+    RUN(d, norm_forward, kind, t, h, 1e-5f, a, b, w, bias, sum, y, rstd, c);
+    reference.ops.norm_forward(&reference, kind, t, h, 1e-5f, a, b, w, bias, sum2, y2, rstd2, c);
+    if (keep) assert_bits("norm sum", d, sum, sum2, t * h, c);
+    assert_sums("norm", d, y, y2, t * h, c, kind == NORM_LAYER ? (double)h : 0, 1);
+    assert_sums("rstd", d, rstd, rstd2, t, DTYPE_F32, kind == NORM_LAYER ? (double)h : 0, 1);
     if (keep) {
         float *rstd3 = tensor(t, DTYPE_F32);
-        RUN(d, rmsnorm_forward, t, h, 1e-5f, a, b, w, sum, NULL, rstd3, c);
+        RUN(d, norm_forward, kind, t, h, 1e-5f, a, b, w, bias, sum, NULL, rstd3, c);
         assert_bits("rstd without y", d, rstd3, rstd, t, DTYPE_F32);
-        RUN(d, rmsnorm_forward, t, h, 1e-5f, a, b, w, a, y2, rstd3, c);
-        assert_bits("rmsnorm into a", d, y2, y, t * h, c);
+        RUN(d, norm_forward, kind, t, h, 1e-5f, a, b, w, bias, a, y2, rstd3, c);
+        assert_bits("norm into a", d, y2, y, t * h, c);
     }
 }
 
-static void check_rmsnorm_backward(Device *d, Dtype c, int64_t t, int64_t h, bool add) {
-    void *x = random_tensor(t * h, c, -2, 2), *dy = random_tensor(t * h, c, -1, 1);
+static void check_norm_backward(Device *d, Dtype c, NormKind kind, int64_t t, int64_t h, bool add) {
+    void *x = random_tensor(t * h, c, -1, 3), *dy = random_tensor(t * h, c, -1, 1);
     float *w = random_tensor(h, DTYPE_F32, 0.5f, 1.5f), *rstd = random_tensor(t, DTYPE_F32, 0.8f, 1.2f);
     void *dx = random_tensor(t * h, c, -1, 1), *dx2 = copy_of(dx, t * h, c), *dx3 = copy_of(dx, t * h, c);
     float *dw = random_tensor(h, DTYPE_F32, -1, 1), *dw2 = copy_of(dw, h, DTYPE_F32);
-    RUN(d, rmsnorm_backward, t, h, x, w, rstd, dy, dx, add, dw, t, c);
-    reference.ops.rmsnorm_backward(&reference, t, h, x, w, rstd, dy, dx2, add, dw2, t, c);
-    assert_sums("rmsnorm dx", d, dx, dx2, t * h, c, (double)h, 1);
-    assert_sums("rmsnorm dw", d, dw, dw2, h, DTYPE_F32, (double)t, 1);
-    RUN(d, rmsnorm_backward, t, h, x, w, rstd, dy, dx3, add, NULL, t, c);
-    assert_bits("rmsnorm dx without dw", d, dx3, dx, t * h, c);
+    RUN(d, norm_backward, kind, t, h, x, w, rstd, dy, dx, add, dw, t, c);
+    reference.ops.norm_backward(&reference, kind, t, h, x, w, rstd, dy, dx2, add, dw2, t, c);
+    assert_sums("norm dx", d, dx, dx2, t * h, c, (double)h, 2);
+    assert_sums("norm dw", d, dw, dw2, h, DTYPE_F32, (double)t, 2);
+    RUN(d, norm_backward, kind, t, h, x, w, rstd, dy, dx3, add, NULL, t, c);
+    assert_bits("norm dx without dw", d, dx3, dx, t * h, c);
 }
 
-static void check_rmsnorm(Device *d, Dtype c) {
+static void check_norm(Device *d, Dtype c) {
     EACH(t, token_counts) EACH(h, widths) {
         if (*h == 1) continue; /* the gradient is a difference of equal numbers there */
         DeviceNeeds needs = small_needs(c, *t, *h);
         set_scratch(d, &needs);
-        for (int bits = 0; bits < 4; bits++) {
-            if (bits != 1) check_rmsnorm_forward(d, c, *t, *h, bits & 1, bits & 2);
+        for (int kind = NORM_RMS; kind <= NORM_LAYER; kind++) {
+            for (int bits = 0; bits < 4; bits++) {
+                if (bits != 1) check_norm_forward(d, c, (NormKind)kind, *t, *h, bits & 1, bits & 2);
+                drop_all();
+            }
+            check_norm_backward(d, c, (NormKind)kind, *t, *h, false);
+            check_norm_backward(d, c, (NormKind)kind, *t, *h, true);
             drop_all();
         }
-        check_rmsnorm_backward(d, c, *t, *h, false);
-        check_rmsnorm_backward(d, c, *t, *h, true);
-        drop_all();
     }
 }
-static void test_rmsnorm(void **state) { (void)state, on_all(check_rmsnorm); }
+static void test_norm(void **state) { (void)state, on_all(check_norm); }
 
 /* ---- RoPE and attention ---- */
 
-static const AttentionShape attention_shapes[] = {{0, 1, 1, 2},   {0, 2, 1, 8},  {0, 4, 2, 16},
-                                                  {0, 2, 2, 24},  {0, 6, 2, 64}, {0, 2, 1, 80},
-                                                  {0, 2, 1, 128}, {0, 1, 1, 256}};
+static const AttentionShape attention_shapes[] = {
+    SHAPE(0, 1, 1, 2),
+    SHAPE(0, 2, 1, 8),
+    SHAPE(0, 4, 2, 16),
+    SHAPE(0, 2, 2, 24),
+    SHAPE(0, 6, 2, 64),
+    SHAPE(0, 2, 1, 80),
+    SHAPE(0, 2, 1, 128),
+    SHAPE(0, 1, 1, 256),
+    {.heads = 4, .kv_heads = 2, .head_dim = 16, .window = 9},
+    {.heads = 2, .kv_heads = 2, .head_dim = 24, .rotary = 10, .scale = 0.11f, .cap = 3},
+    {.heads = 3, .kv_heads = 1, .head_dim = 40, .rotary = 36, .window = 70, .cap = 2},
+    {.heads = 2, .kv_heads = 1, .head_dim = 64, .scale = 0.07f, .window = 1},
+};
 enum { ATTENTION_SHAPES = sizeof attention_shapes / sizeof *attention_shapes };
 
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
+
+static void check_qk_norm_kind(Device *d, AttentionShape s, bool flat, NormKind kind, Dtype c) {
+    int64_t n = s.tokens * qkv_row(s), nq = (flat ? s.heads : 1) * s.head_dim,
+            nk = (flat ? s.kv_heads : 1) * s.head_dim;
+    void *raw = random_tensor(n, c, -2, 2), *out = tensor(n, c), *want = tensor(n, c),
+         *grad = random_tensor(n, c, -1, 1), *grad2 = copy_of(grad, n, c);
+    float *wq = random_tensor(nq, DTYPE_F32, 0.5f, 1.5f), *wk = random_tensor(nk, DTYPE_F32, 0.5f, 1.5f),
+          *dwq = copy_of(wq, nq, DTYPE_F32), *dwk = copy_of(wk, nk, DTYPE_F32),
+          *dwq2 = copy_of(wq, nq, DTYPE_F32), *dwk2 = copy_of(wk, nk, DTYPE_F32);
+    double terms = (double)(s.tokens * s.heads);
+    RUN(d, qk_norm_forward, s, flat, kind, 1e-5f, raw, wq, wk, out, c);
+    reference.ops.qk_norm_forward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, want, c);
+    assert_near("qk_norm", d, out, want, n, c);
+    RUN(d, qk_norm_backward, s, flat, kind, 1e-5f, raw, wq, wk, grad, dwq, dwk, s.tokens, c);
+    reference.ops.qk_norm_backward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, grad2, dwq2, dwk2, s.tokens,
+                                   c);
+    assert_sums("qk_norm gradient", d, grad, grad2, n, c, (double)nq, 2);
+    assert_sums("qk_norm dwq", d, dwq, dwq2, nq, DTYPE_F32, terms, 2);
+    assert_sums("qk_norm dwk", d, dwk, dwk2, nk, DTYPE_F32, terms, 2);
+    drop_all();
+}
+
+static void check_qk_norm(Device *d, Dtype c) {
+    EACH(t, token_counts) for (int i = 1; i < ATTENTION_SHAPES; i++) { /* two numbers leave no gradient */
+        AttentionShape s = attention_shapes[i];
+        s.tokens = *t;
+        DeviceNeeds needs = small_needs(c, *t, 2);
+        needs.attention = s;
+        set_scratch(d, &needs);
+        for (int bits = 0; bits < 4; bits++)
+            check_qk_norm_kind(d, s, bits & 1, bits & 2 ? NORM_RMS_PLUS_ONE : NORM_RMS, c);
+    }
+}
+static void test_qk_norm(void **state) { (void)state, on_all(check_qk_norm); }
 
 static void check_rope(Device *d, Dtype c) {
     EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
@@ -410,41 +464,59 @@ static void check_decode(Device *d, Dtype c) {
 }
 static void test_decode(void **state) { (void)state, on_all(check_decode); }
 
-/* ---- SwiGLU, loss, optimizer ---- */
+/* ---- activations, loss, optimizer ---- */
 
-static void check_swiglu(Device *d, Dtype c) {
-    EACH(t, token_counts) EACH(w, widths) {
-        int64_t n = *t * *w;
-        void *x = random_tensor(2 * n, c, -8, 8), *act = tensor(n, c), *act2 = tensor(n, c),
-             *dact = random_tensor(n, c, -1, 1);
-        void *dx = tensor(2 * n, c), *dx2 = tensor(2 * n, c);
-        RUN(d, swiglu_forward, *t, *w, x, act, c);
-        reference.ops.swiglu_forward(&reference, *t, *w, x, act2, c);
-        assert_near("swiglu", d, act, act2, n, c);
-        reference.ops.swiglu_backward(&reference, *t, *w, x, dact, dx2, act2, c);
-        RUN(d, swiglu_backward, *t, *w, x, dact, dx, dact, c); /* act in the memory of dact */
-        assert_sums("swiglu gradient", d, dx, dx2, 2 * n, c, 2, 8);
-        assert_near("swiglu act again", d, dact, act2, n, c);
-        drop_all();
-    }
+static void check_activation_kind(Device *d, Activation f, bool gated, int64_t t, int64_t w, Dtype c) {
+    int64_t n = t * w, wide = gated ? 2 * n : n;
+    void *x = random_tensor(wide, c, -8, 8), *act = tensor(n, c), *act2 = tensor(n, c),
+         *dact = random_tensor(n, c, -1, 1);
+    void *dx = tensor(wide, c), *dx2 = tensor(wide, c);
+    RUN(d, activation_forward, f, gated, t, w, x, act, c);
+    reference.ops.activation_forward(&reference, f, gated, t, w, x, act2, c);
+    assert_sums("activation", d, act, act2, n, c, f == ACT_SILU ? 0 : 1, 8);
+    reference.ops.activation_backward(&reference, f, gated, t, w, x, dact, dx2, act2, c);
+    RUN(d, activation_backward, f, gated, t, w, x, dact, dx, dact, c); /* act in the memory of dact */
+    assert_sums("activation gradient", d, dx, dx2, wide, c, 2, 8);
+    assert_sums("act again", d, dact, act2, n, c, f == ACT_SILU ? 0 : 1, 8);
+    drop_all();
 }
-static void test_swiglu(void **state) { (void)state, on_all(check_swiglu); }
+
+static void check_activation(Device *d, Dtype c) {
+    EACH(t, token_counts)
+    EACH(w, widths)
+    for (int bits = 0; bits < 4; bits++)
+        check_activation_kind(d, bits & 1 ? ACT_GELU_TANH : ACT_SILU, !(bits & 2), *t, *w, c);
+}
+static void test_activation(void **state) { (void)state, on_all(check_activation); }
 
 /* Far ends of the exponential: no NaN, no infinity. */
-static void check_swiglu_ends(Device *d, Dtype c) {
+static void check_activation_ends(Device *d, Dtype c) {
     static const float ends[] = {-1e30f, -200, -90, -88, -87, 0, 87, 88, 89, 200, 1e30f};
     enum { N = sizeof ends / sizeof *ends };
     void *x = tensor(2 * N, c), *act = tensor(N, c), *want = tensor(N, c);
     for (int i = 0; i < N; i++) tensor_set(x, i, c, ends[i]), tensor_set(x, N + i, c, 1);
-    RUN(d, swiglu_forward, 1, N, x, act, c);
-    reference.ops.swiglu_forward(&reference, 1, N, x, want, c);
+    RUN(d, activation_forward, ACT_SILU, true, 1, N, x, act, c);
+    reference.ops.activation_forward(&reference, ACT_SILU, true, 1, N, x, want, c);
     for (int i = 0; i < N; i++) {
         double got = (double)tensor_get(act, i, c), exact = (double)tensor_get(want, i, c);
         assert_true(fabs(got - exact) <= 1e-30 + 8e-3 * fabs(exact));
     }
     drop_all();
 }
-static void test_swiglu_ends(void **state) { (void)state, on_all(check_swiglu_ends); }
+static void test_activation_ends(void **state) { (void)state, on_all(check_activation_ends); }
+
+/* From where tanh is its argument to where it is one. */
+static void check_softcap(Device *d, Dtype c) {
+    EACH(n, widths) for (int e = -3; e <= 2; e++) {
+        float range = powf(10, (float)e);
+        void *x = random_tensor(*n, c, -30 * range, 30 * range), *want = copy_of(x, *n, c);
+        RUN(d, softcap, *n, 30, x, c);
+        reference.ops.softcap(&reference, *n, 30, want, c);
+        assert_near("softcap", d, x, want, *n, c);
+        drop_all();
+    }
+}
+static void test_softcap(void **state) { (void)state, on_all(check_softcap); }
 
 /* Small losses are differences of larger numbers. */
 static void assert_losses(const Device *d, const float *got, const float *want, int64_t rows) {
@@ -453,7 +525,7 @@ static void assert_losses(const Device *d, const float *got, const float *want, 
             fail_msg("%s: loss %.9g, expected %.9g", d->name, (double)got[i], (double)want[i]);
 }
 
-static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, Dtype logits_type,
+static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, float cap, Dtype logits_type,
                                       Dtype grad_type) {
     int64_t n = rows * vocab;
     void *logits = random_tensor(n, logits_type, -12, 12), *grad = tensor(n, grad_type),
@@ -462,18 +534,18 @@ static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, Dt
     if (rows > 2) targets[1] = -1;
     float *loss = tensor(rows, DTYPE_F32), *loss2 = tensor(rows, DTYPE_F32);
     reference.ops.cross_entropy(&reference, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY,
-                                &(float){0.125f}, loss2, grad2, grad_type);
-    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, loss,
-        grad, grad_type);
+                                &(float){0.125f}, cap, loss2, grad2, grad_type);
+    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, cap,
+        loss, grad, grad_type);
     assert_losses(d, loss, loss2, rows);
     assert_sums("loss gradient", d, grad, grad2, n, grad_type, 12, 0.125 / sqrt((double)vocab));
     memset(loss, 0, (size_t)rows * sizeof *loss);
-    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, loss,
-        NULL, grad_type);
+    RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, cap,
+        loss, NULL, grad_type);
     assert_losses(d, loss, loss2, rows);
     if (grad_type == logits_type) {
         RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f},
-            loss, logits, grad_type);
+            cap, loss, logits, grad_type);
         assert_bits("loss gradient in place", d, logits, grad, n, grad_type);
     }
     drop_all();
@@ -483,8 +555,9 @@ static void check_cross_entropy(Device *d, Dtype c) {
     static const int64_t vocabs[] = {2, 17, 257, 4096, 9001};
     EACH(t, token_counts) EACH(v, vocabs) {
         if (*t * *v > 600000) continue;
-        check_cross_entropy_shape(d, *t, *v, DTYPE_F32, c);
-        check_cross_entropy_shape(d, *t, *v, c, c);
+        check_cross_entropy_shape(d, *t, *v, 0, DTYPE_F32, c);
+        check_cross_entropy_shape(d, *t, *v, 0, c, c);
+        check_cross_entropy_shape(d, *t, *v, 13, DTYPE_F32, c);
     }
 }
 static void test_cross_entropy(void **state) { (void)state, on_all(check_cross_entropy); }
@@ -496,7 +569,7 @@ static void check_nan_loss(Device *d, Dtype c) {
         float loss = 0;
         int32_t target = 5;
         tensor_set(logits, at, c, NAN);
-        RUN(d, cross_entropy, 1, 100, logits, c, &target, WHOLE_VOCABULARY, &(float){1}, &loss, grad, c);
+        RUN(d, cross_entropy, 1, 100, logits, c, &target, WHOLE_VOCABULARY, &(float){1}, 0, &loss, grad, c);
         assert_true(isnan(loss));
         drop_all();
     }
@@ -952,21 +1025,42 @@ static void check_differences(const char *what, const Probe *p) {
 
 /* x is [t, h] then the weight [h]. */
 enum { NORM_T = 5, NORM_H = 24 };
+static NormKind probe_norm;
 static void norm_forward(const float *x, float *y) {
-    float rstd[NORM_T];
-    reference.ops.rmsnorm_forward(&reference, NORM_T, NORM_H, 1e-5f, x, NULL, x + NORM_T * NORM_H, NULL, y,
-                                  rstd, DTYPE_F32);
+    float rstd[NORM_T], bias[NORM_H] = {0.5f};
+    reference.ops.norm_forward(&reference, probe_norm, NORM_T, NORM_H, 1e-5f, x, NULL, x + NORM_T * NORM_H,
+                               probe_norm == NORM_LAYER ? bias : NULL, NULL, y, rstd, DTYPE_F32);
 }
 static void norm_backward(const float *x, const float *dy, float *dx) {
     float rstd[NORM_T], y[NORM_T * NORM_H], *dw = dx + NORM_T * NORM_H;
     const float *w = x + NORM_T * NORM_H;
-    reference.ops.rmsnorm_forward(&reference, NORM_T, NORM_H, 1e-5f, x, NULL, w, NULL, y, rstd, DTYPE_F32);
+    reference.ops.norm_forward(&reference, probe_norm, NORM_T, NORM_H, 1e-5f, x, NULL, w, NULL, NULL, y, rstd,
+                               DTYPE_F32);
     memset(dw, 0, NORM_H * sizeof *dw);
-    reference.ops.rmsnorm_backward(&reference, NORM_T, NORM_H, x, w, rstd, dy, dx, false, dw, NORM_T,
-                                   DTYPE_F32);
+    reference.ops.norm_backward(&reference, probe_norm, NORM_T, NORM_H, x, w, rstd, dy, dx, false, dw, NORM_T,
+                                DTYPE_F32);
 }
 
-static const AttentionShape probe_shape = {7, 4, 2, 8};
+/* x is qkv [3, (2 + 2) * 6], then the weights of q and k. */
+static const AttentionShape norm_shape = SHAPE(3, 2, 1, 6);
+enum { HEADS_WIDE = 3 * 4 * 6 };
+static bool probe_flat;
+static void heads_forward(const float *x, float *y) {
+    const float *wq = x + HEADS_WIDE;
+    reference.ops.qk_norm_forward(&reference, norm_shape, probe_flat, probe_norm, 1e-5f, x, wq,
+                                  wq + (probe_flat ? 12 : 6), y, DTYPE_F32);
+}
+static void heads_backward(const float *x, const float *dy, float *dx) {
+    const float *wq = x + HEADS_WIDE;
+    float *dwq = dx + HEADS_WIDE;
+    memcpy(dx, dy, HEADS_WIDE * sizeof *dx);
+    memset(dwq, 0, (probe_flat ? 18 : 12) * sizeof *dwq);
+    reference.ops.qk_norm_backward(&reference, norm_shape, probe_flat, probe_norm, 1e-5f, x, wq,
+                                   wq + (probe_flat ? 12 : 6), dx, dwq, dwq + (probe_flat ? 12 : 6),
+                                   norm_shape.tokens, DTYPE_F32);
+}
+
+static AttentionShape probe_shape = SHAPE(7, 4, 2, 8);
 enum { PROBE_WIDE = 7 * 8 * 8, PROBE_OUT = 7 * 4 * 8 };
 static const int32_t probe_first[7] = {0, 0, 0, 2, 2, 5, 5};
 static void attend_forward(const float *x, float *y) {
@@ -979,12 +1073,15 @@ static void attend_backward(const float *x, const float *dy, float *dx) {
     reference.ops.attention_backward(&reference, probe_shape, x, probe_first, y, lse, dy, dx, DTYPE_F32);
 }
 
-static void glu_forward(const float *x, float *y) {
-    reference.ops.swiglu_forward(&reference, 3, 10, x, y, DTYPE_F32);
+static Activation probe_activation;
+static bool probe_gated;
+static void act_forward(const float *x, float *y) {
+    reference.ops.activation_forward(&reference, probe_activation, probe_gated, 3, 10, x, y, DTYPE_F32);
 }
-static void glu_backward(const float *x, const float *dy, float *dx) {
+static void act_backward(const float *x, const float *dy, float *dx) {
     float act[30];
-    reference.ops.swiglu_backward(&reference, 3, 10, x, dy, dx, act, DTYPE_F32);
+    reference.ops.activation_backward(&reference, probe_activation, probe_gated, 3, 10, x, dy, dx, act,
+                                      DTYPE_F32);
 }
 
 static const int32_t rope_positions[3] = {0, 3, 1};
@@ -994,17 +1091,21 @@ static void rotate(const float *x, float *y, bool inverse) {
         for (int i = 0; i < 4; i++)
             angles[p * 8 + i] = cosf((float)(p * i)), angles[p * 8 + 4 + i] = sinf((float)(p * i));
     memcpy(y, x, 3 * 4 * 8 * sizeof *y);
-    reference.ops.rope(&reference, (AttentionShape){3, 2, 1, 8}, y, rope_positions, angles, inverse,
+    reference.ops.rope(&reference, (AttentionShape)SHAPE(3, 2, 1, 8), y, rope_positions, angles, inverse,
                        DTYPE_F32);
 }
 static void rope_forward(const float *x, float *y) { rotate(x, y, false); }
 static void rope_backward(const float *x, const float *dy, float *dx) { (void)x, rotate(dy, dx, true); }
 
 /* The loss is the only output; its gradient for weight w is w times the stored one. */
+static float probe_cap;
 static void loss_run(const float *x, float *loss, float *dx, float scale) {
     static const int32_t target = 4;
-    reference.ops.cross_entropy(&reference, 1, 19, x, DTYPE_F32, &target, WHOLE_VOCABULARY, &scale, loss, dx,
-                                DTYPE_F32);
+    float logits[19];
+    memcpy(logits, x, sizeof logits);
+    if (probe_cap > 0) reference.ops.softcap(&reference, 19, probe_cap, logits, DTYPE_F32);
+    reference.ops.cross_entropy(&reference, 1, 19, logits, DTYPE_F32, &target, WHOLE_VOCABULARY, &scale,
+                                probe_cap, loss, dx, DTYPE_F32);
 }
 static void loss_forward(const float *x, float *y) { loss_run(x, y, NULL, 1); }
 static void loss_backward(const float *x, const float *dy, float *dx) {
@@ -1014,12 +1115,24 @@ static void loss_backward(const float *x, const float *dy, float *dx) {
 
 static void test_differences(void **state) {
     (void)state;
-    check_differences("rmsnorm",
-                      &(Probe){NORM_T * NORM_H + NORM_H, NORM_T * NORM_H, norm_forward, norm_backward});
+    for (probe_norm = NORM_RMS; probe_norm <= NORM_LAYER; probe_norm++)
+        check_differences("norm",
+                          &(Probe){NORM_T * NORM_H + NORM_H, NORM_T * NORM_H, norm_forward, norm_backward});
+    for (int bits = 0; bits < 4; bits++) {
+        probe_norm = bits & 1 ? NORM_RMS_PLUS_ONE : NORM_RMS, probe_flat = bits & 2;
+        check_differences("qk_norm", &(Probe){HEADS_WIDE + (probe_flat ? 18 : 12), HEADS_WIDE, heads_forward,
+                                              heads_backward});
+        probe_activation = bits & 1 ? ACT_GELU_TANH : ACT_SILU, probe_gated = bits & 2;
+        check_differences("activation", &(Probe){probe_gated ? 60 : 30, 30, act_forward, act_backward});
+    }
     check_differences("attention", &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
-    check_differences("swiglu", &(Probe){60, 30, glu_forward, glu_backward});
+    probe_shape.scale = 0.4f, probe_shape.cap = 1.5f, probe_shape.window = 3;
+    check_differences("attention, capped, in windows",
+                      &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
     check_differences("rope", &(Probe){96, 96, rope_forward, rope_backward});
     check_differences("cross_entropy", &(Probe){19, 1, loss_forward, loss_backward});
+    probe_cap = 1.5f;
+    check_differences("cross_entropy, capped", &(Probe){19, 1, loss_forward, loss_backward});
 }
 
 /* ---- threads ---- */
@@ -1048,14 +1161,16 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     RUN(d, attention_backward, s, qkv, first, r->out, r->lse, r->out, r->dqkv, c);
     float *w = tensor(width, DTYPE_F32);
     RUN(d, fill, width, 1, w);
-    RUN(d, rmsnorm_backward, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, t, c);
+    RUN(d, norm_backward, NORM_RMS, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, t, c);
+    RUN(d, qk_norm_backward, s, true, NORM_RMS, 1e-5f, qkv, w, w, r->dqkv, r->dw,
+        r->dw + s.heads * s.head_dim, t, c);
     RUN(d, bias_backward, t, width, r->dqkv, r->db, t, c);
-    RUN(d, embed_backward, t, width, ids, r->dqkv, r->dtable, c);
+    RUN(d, embed_backward, t, width, ids, r->dqkv, 1, r->dtable, c);
     RUN(d, grad_stats, 9 * width, r->dtable, 2, &(double){1}, &r->stats);
 }
 
 static void check_threads(Device *base, Dtype c) {
-    AttentionShape s = {700, 6, 2, 40};
+    AttentionShape s = {.tokens = 700, .heads = 6, .kv_heads = 2, .head_dim = 40, .window = 400};
     int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim;
     void *qkv = random_tensor(t * width, c, -2, 2);
     int32_t *first = tensor(t, DTYPE_F32), *ids = random_ints(t, 9);
@@ -1071,8 +1186,8 @@ static void check_threads(Device *base, Dtype c) {
         if (threads == 1) one = r;
         assert_bits("attention", &d, r.out, one.out, n, c);
         assert_bits("attention gradient", &d, r.dqkv, one.dqkv, t * width, c);
-        assert_bits("rmsnorm dx", &d, r.dx, one.dx, t * width, c);
-        assert_bits("rmsnorm dw", &d, r.dw, one.dw, width, DTYPE_F32);
+        assert_bits("norm dx", &d, r.dx, one.dx, t * width, c);
+        assert_bits("norm dw", &d, r.dw, one.dw, width, DTYPE_F32);
         assert_bits("bias gradient", &d, r.db, one.db, width, DTYPE_F32);
         assert_bits("embedding gradient", &d, r.dtable, one.dtable, 9 * width, DTYPE_F32);
         assert_memory_equal(&r.stats, &one.stats, sizeof r.stats);
@@ -1146,21 +1261,38 @@ int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),         cmocka_unit_test(test_profile),
-        cmocka_unit_test(test_peak),         cmocka_unit_test(test_gemm),
-        cmocka_unit_test(test_gemm_op),      cmocka_unit_test(test_gemm_refuses_native),
-        cmocka_unit_test(test_gemm_threads), cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_bias),         cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_rounding),     cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_rope),         cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_decode),       cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_swiglu_ends),  cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_nan_loss),     cmocka_unit_test(test_loss_sum),
-        cmocka_unit_test(test_updates),      cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_formula),      cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_state_ends),   cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_sum_parts),    cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_fixed_limit),  cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_gemm_op),
+        cmocka_unit_test(test_gemm_refuses_native),
+        cmocka_unit_test(test_gemm_threads),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_qk_norm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_activation),
+        cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_activation_ends),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_nan_loss),
+        cmocka_unit_test(test_loss_sum),
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_formula),
+        cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_state_ends),
+        cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_sum_parts),
+        cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_fixed_limit),
+        cmocka_unit_test(test_differences),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);

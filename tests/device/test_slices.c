@@ -51,7 +51,7 @@ static void check_all(void (*check)(Device *d, Dtype c)) {
 }
 
 static void keep_product_scratch(Device *d, Dtype c) {
-    keep_scratch(d, c, 1, 2, (AttentionShape){1, 1, 1, 2});
+    keep_scratch(d, c, 1, 2, (AttentionShape)SHAPE(1, 1, 1, 2));
 }
 
 /* ---- products: rows and columns ---- */
@@ -260,8 +260,8 @@ static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, fl
     void *dy = box_of(n->dy, h, first, 0, count, h, n->c), *dx = box_of(n->dx, h, first, 0, count, h, n->c);
     void *sum = tensor(count * h, n->c), *y = tensor(count * h, n->c);
     float *rstd = tensor(count, DTYPE_F32);
-    RUN(d, rmsnorm_forward, count, h, 1e-5f, x, other, n->w, sum, y, rstd, n->c);
-    RUN(d, rmsnorm_backward, count, h, sum, n->w, rstd, dy, dx, true, dw, LEAF, n->c);
+    RUN(d, norm_forward, NORM_RMS, count, h, 1e-5f, x, other, n->w, NULL, sum, y, rstd, n->c);
+    RUN(d, norm_backward, NORM_RMS, count, h, sum, n->w, rstd, dy, dx, true, dw, LEAF, n->c);
     RUN(d, bias_backward, count, h, dy, db, LEAF, n->c);
     RUN(d, bias_forward, count, h, y, n->w, n->c);
     RUN(d, add, count * h, y, dx, dx, n->c);
@@ -271,7 +271,7 @@ static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, fl
 static void check_norm(Device *d, Dtype c) {
     static const int64_t widths[] = {1, 24, 521};
     EACH(h, widths) {
-        keep_scratch(d, c, TOKENS, *h, (AttentionShape){1, 1, 1, 2});
+        keep_scratch(d, c, TOKENS, *h, (AttentionShape)SHAPE(1, 1, 1, 2));
         int64_t n = TOKENS * *h, rows = LEAVES * *h;
         Norm norm = {*h,
                      c,
@@ -354,7 +354,7 @@ static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void
                            const Attended *whole, const int32_t *first, const int32_t *positions,
                            const float *angles, Dtype c) {
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
-    AttentionShape part = {s.tokens, s.heads / n, s.kv_heads / n, s.head_dim};
+    AttentionShape part = SHAPE(s.tokens, s.heads / n, s.kv_heads / n, s.head_dim);
     int64_t q = part.heads * dim, kv = part.kv_heads * dim;
     Columns in = {3, {r * q, s.heads * dim + r * kv, (s.heads + s.kv_heads) * dim + r * kv}, {q, kv, kv}};
     Columns out = {1, {r * q}, {q}};
@@ -367,7 +367,7 @@ static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void
 }
 
 static void check_heads(Device *d, Dtype c) {
-    static const AttentionShape shapes[] = {{133, 8, 8, 20}, {70, 8, 4, 40}, {65, 4, 4, 64}};
+    static const AttentionShape shapes[] = {SHAPE(133, 8, 8, 20), SHAPE(70, 8, 4, 40), SHAPE(65, 4, 4, 64)};
     for (int i = 0; i < 3; i++) {
         AttentionShape s = shapes[i];
         keep_scratch(d, c, s.tokens, 2, s);
@@ -389,16 +389,16 @@ static void check_mlp(Device *d, Dtype c) {
     enum { T = 37, INTER = 168 };
     void *gate_up = random_tensor(T * 2 * INTER, c, -4, 4), *dact = random_tensor(T * INTER, c, -1, 1);
     void *act = tensor(T * INTER, c), *again = tensor(T * INTER, c), *grad = tensor(T * 2 * INTER, c);
-    RUN(d, swiglu_forward, T, INTER, gate_up, act, c);
-    RUN(d, swiglu_backward, T, INTER, gate_up, dact, grad, again, c);
+    RUN(d, activation_forward, ACT_SILU, true, T, INTER, gate_up, act, c);
+    RUN(d, activation_backward, ACT_SILU, true, T, INTER, gate_up, dact, grad, again, c);
     for (int n = 2; n <= 8; n *= 2) {
         int64_t each = INTER / n, r = n - 1;
         Columns in = {2, {r * each, INTER + r * each}, {each, each}}, out = {1, {r * each}, {each}};
         void *part = columns_of(gate_up, T, 2 * INTER, &in, c), *dpart = columns_of(dact, T, INTER, &out, c);
         void *act2 = tensor(T * each, c), *grad2 = tensor(T * 2 * each, c);
-        RUN(d, swiglu_forward, T, each, part, act2, c);
+        RUN(d, activation_forward, ACT_SILU, true, T, each, part, act2, c);
         assert_columns(d, "swiglu", act, T, INTER, &out, act2, c);
-        RUN(d, swiglu_backward, T, each, part, dpart, grad2, act2, c);
+        RUN(d, activation_backward, ACT_SILU, true, T, each, part, dpart, grad2, act2, c);
         assert_columns(d, "swiglu gradient", grad, T, 2 * INTER, &in, grad2, c);
         assert_columns(d, "swiglu again", again, T, INTER, &out, act2, c);
     }
@@ -439,7 +439,7 @@ static void check_loss_on(Device *d, const Loss *l, int ranks) {
         float *loss = tensor(ROWS, DTYPE_F32);
         void *grad = tensor(ROWS * count, l->grad_type);
         RUN(d, cross_entropy, ROWS, count, box_of(l->logits, VOCAB, 0, first, ROWS, count, l->type), l->type,
-            l->targets, (VocabLeaves){first, VOCAB_LEAF, LEAVES, records}, &(float){0.125f}, loss, grad,
+            l->targets, (VocabLeaves){first, VOCAB_LEAF, LEAVES, records}, &(float){0.125f}, 0, loss, grad,
             l->grad_type);
         assert_bits("loss of a slice", d, loss, l->loss, ROWS, DTYPE_F32);
         assert_box(d, "gradient of a slice of logits", l->grad, VOCAB, 0, first, grad, ROWS, count,
@@ -456,7 +456,7 @@ static void check_loss_types(Device *d, Dtype type, Dtype grad_type) {
               .grad = tensor(ROWS * VOCAB, grad_type)};
     l.targets[1] = -1, l.targets[2] = 0, l.targets[3] = VOCAB - 1, l.targets[4] = VOCAB_LEAF;
     RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets, (VocabLeaves){.leaf = VOCAB_LEAF},
-        &(float){0.125f}, l.loss, l.grad, grad_type);
+        &(float){0.125f}, 0, l.loss, l.grad, grad_type);
     for (int i = 0; i < DEGREES; i++) check_loss_on(d, &l, degrees[i]);
     /* Leaves of another length are other sums. */
     LossRecord *records = all_records(d, &l, 1, VOCAB_LEAF), *moved = all_records(d, &l, 1, VOCAB_LEAF + 1);

@@ -8,8 +8,7 @@
 #include "model/unit.h"
 
 static ModelConfig shape_of(const Family *f, const PublishedSize *s) {
-    ModelConfig c = f->defaults;
-    c.family = f;
+    ModelConfig c = family_defaults(f, &f->defaults);
     c.vocab_size = s->vocab_size;
     c.hidden_size = s->hidden_size;
     c.intermediate_size = s->intermediate_size;
@@ -57,7 +56,7 @@ static void entries_are_whole(void **state) {
     (void)state;
     for (int i = 0; families[i]; i++) {
         const Family *f = families[i];
-        assert_true(f->model_type && f->architecture && f->mixer && f->mlp && f->sizes);
+        assert_true(f->model_type && f->architecture && f->sizes);
         for (int k = 0; f->keys[k].name; k++) {
             for (int j = 0; j < k; j++) {
                 assert_string_not_equal(f->keys[j].name, f->keys[k].name);
@@ -92,14 +91,13 @@ static const Family other = {
     .defaults = {.max_position_embeddings = 77,
                  .rms_norm_eps = 1e-3,
                  .rope_theta = 500,
-                 .rope_scaling = {.factor = 1},
+                 .rope_scaling = ROPE_NONE,
                  .tie_word_embeddings = true,
                  .bos_token_id = 900,
                  .eos_token_id = 5},
     .keys = other_keys,
     .names = other_names,
-    .mixer = &layer_attention,
-    .mlp = &layer_mlp,
+    .blocks = "stack.",
 };
 
 static ErrorCode read_other(ModelConfig *c, const char *text, Error *err) {
@@ -126,8 +124,8 @@ static void an_entry_is_all_it_takes(void **state) {
     assert_int_equal(c.eos_token_id, 5);
     assert_int_equal(param_table_build(&t, &c, &err), OK);
     assert_non_null(param_find(&t, "wte.weight"));
-    assert_non_null(param_find(&t, "model.layers.1.ln_2.weight"));
-    assert_non_null(param_find(&t, "model.layers.1.input_layernorm.weight"));
+    assert_non_null(param_find(&t, "stack.1.ln_2.weight"));
+    assert_non_null(param_find(&t, "stack.1.input_layernorm.weight"));
     assert_null(param_find(&t, "model.embed_tokens.weight"));
     param_table_free(&t);
     model_config_write(&c, "float32", &text);

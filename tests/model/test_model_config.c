@@ -101,11 +101,11 @@ static void contradictions_are_refused(void **state) {
 
 static void other_families_are_refused_by_name(void **state) {
     (void)state;
-    refuse("{\"model_type\":\"mistral\"}", "mistral");
+    refuse("{\"model_type\":\"mamba\"}", "mamba");
     refuse("{" SIZES ",\"architectures\":[\"LlamaForSequenceClassification\"]}",
            "LlamaForSequenceClassification");
     refuse("{" SIZES ",\"hidden_act\":\"gelu\"}", "gelu");
-    refuse("{" SIZES ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2.0}}", "yarn");
+    refuse("{" SIZES ",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2.0}}", "longrope");
     refuse("{" SIZES ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}}",
            "partial_rotary_factor");
     refuse("{" SIZES ",\"attention_dropout\":0.1}", "attention_dropout");
@@ -147,7 +147,7 @@ static ModelConfig small(void) {
                          .max_position_embeddings = 128,
                          .rms_norm_eps = 1e-5,
                          .rope_theta = 10000.0,
-                         .rope_scaling = {.factor = 1.0},
+                         .rope_scaling = ROPE_NONE,
                          .bos_token_id = -1,
                          .eos_token_id = 3};
 }
@@ -197,7 +197,7 @@ static void what_is_written_reads_back(void **state) {
     c.tie_word_embeddings = c.attention_bias = c.mlp_bias = true;
     c.head_dim = 24;
     c.rope_theta = 500000.123456789;
-    c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192};
+    c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true};
     check_round_trip(&c);
     Text text = {0};
     model_config_write(&c, "bfloat16", &text);

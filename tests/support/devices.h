@@ -76,6 +76,10 @@ static inline void close_device(Device *d) {
     device_close(d);
 }
 
+/* Plain attention of these sizes. */
+#define SHAPE(t, h, g, d) \
+    { .tokens = (t), .heads = (h), .kv_heads = (g), .head_dim = (d) }
+
 static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
     return (DeviceNeeds){.compute = c,
                          .tokens = tokens,
@@ -83,7 +87,7 @@ static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
                          .intermediate = hidden,
                          .vocab = 1,
                          .logits_rows = 1,
-                         .attention = {tokens, 1, 1, 2}};
+                         .attention = SHAPE(tokens, 1, 1, 2)};
 }
 
 /* An op that has ended: the tensors of these tests are the host's own memory. */

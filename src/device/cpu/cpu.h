@@ -68,6 +68,19 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 /* How many pieces of `leaf` there are in n, the last one perhaps shorter. */
 static inline int64_t leaves_of(int64_t n, int64_t leaf) { return (n + leaf - 1) / leaf; }
 
+/* Elements of a head that rope turns. */
+static inline int64_t rotary_dim(AttentionShape s) { return s.rotary > 0 ? s.rotary : s.head_dim; }
+
+/* Scores are multiplied by this. */
+static inline float score_scale(AttentionShape s) {
+    return s.scale > 0 ? s.scale : 1 / __builtin_sqrtf((float)s.head_dim);
+}
+
+/* The first key that the query at `position` sees, which may not see behind `first`. */
+static inline int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
+    return s.window > 0 ? max_i64(first, position - s.window + 1) : first;
+}
+
 /* memory.c */
 void *cpu_take(Device *d, size_t bytes);
 void cpu_give(Device *d, void *memory, size_t bytes);

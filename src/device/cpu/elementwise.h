@@ -1,5 +1,5 @@
-/* Kernels that treat each element by itself: add, cast, bias, SwiGLU; and sums over rows of a kind as simple.
- * Part of kernels_all.h. */
+/* Kernels that treat each element by itself: add, cast, bias, activations, caps; and sums over rows of a kind
+ * as simple. Part of kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
@@ -39,52 +39,105 @@ static void bias_backward(int64_t rows, int64_t n, const void *dy, float *db, Dt
 }
 
 INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, int64_t count,
-                                 const int32_t *ids, const void *dout, float *dtable, Dtype c) {
+                                 const int32_t *ids, const void *dout, float scale, float *dtable, Dtype c) {
     for (int64_t t = 0; t < tokens; t++) {
         const void *from = tensor_at(dout, t * hidden + first, c);
         float *to = dtable + ids[t] * hidden + first;
         EACH_VECTOR(i, left, count)
-        put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + get(from, i, left, c));
+        put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + scale * get(from, i, left, c));
     }
 }
 static void embed_backward(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                           const void *dout, float *dtable, Dtype c) {
-    BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, dtable);
+                           const void *dout, float scale, float *dtable, Dtype c) {
+    BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, scale, dtable);
 }
+
+INLINE void embed_row_typed(int64_t hidden, const void *row, float scale, bool add_to, void *out, Dtype c) {
+    EACH_VECTOR(i, left, hidden) {
+        Vec x = scale * get(row, i, left, c);
+        put(out, i, left, c, add_to ? get(out, i, left, c) + x : x);
+    }
+}
+static void embed_row(int64_t hidden, const void *row, float scale, bool add_to, void *out, Dtype c) {
+    BY_DTYPE(c, embed_row_typed, hidden, row, scale, add_to, out);
+}
+
+INLINE void softcap_typed(int64_t n, float cap, void *x, Dtype c) {
+    EACH_VECTOR(i, left, n) put(x, i, left, c, vec_tanh(get(x, i, left, c) / cap) * cap);
+}
+static void softcap(int64_t n, float cap, void *x, Dtype c) { BY_DTYPE(c, softcap_typed, n, cap, x); }
 
 INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + vec_exp(-x)); }
 
-INLINE void swiglu_forward_typed(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c) {
-    for (int64_t r = 0; r < rows; r++) {
-        const void *gate = tensor_at(gate_up, r * 2 * inter, c), *up = tensor_at(gate, inter, c);
-        void *to = tensor_to(act, r * inter, c);
-        EACH_VECTOR(i, left, inter) {
-            Vec g = get(gate, i, left, c);
-            put(to, i, left, c, g * sigmoid(g) * get(up, i, left, c));
-        }
+/* f(z), and its slope where that is wanted. */
+typedef struct Activated {
+    Vec value, slope;
+} Activated;
+
+INLINE Activated activate(Activation f, Vec z) {
+    if (f == ACT_SILU) {
+        Vec s = sigmoid(z), silu = z * s;
+        return (Activated){silu, s + silu * (1.0f - s)};
     }
-}
-static void swiglu_forward(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c) {
-    BY_DTYPE(c, swiglu_forward_typed, rows, inter, gate_up, act);
+    const float root = 0.79788456f; /* sqrt(2 / pi) */
+    Vec z2 = z * z, t = vec_tanh(root * (z + 0.044715f * z2 * z)), half = 0.5f * (1.0f + t);
+    return (Activated){z * half, half + 0.5f * z * (1.0f - t * t) * root * (1.0f + 0.134145f * z2)};
 }
 
-INLINE void swiglu_backward_typed(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
-                                  void *dgate_up, void *act, Dtype c) {
+INLINE void activation_forward_typed(int64_t rows, int64_t inter, const void *x, void *act,
+                                     const Activation f, const bool gated, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
-        const void *gate = tensor_at(gate_up, r * 2 * inter, c), *up = tensor_at(gate, inter, c);
-        const void *from = tensor_at(dact, r * inter, c);
-        void *dgate = tensor_to(dgate_up, r * 2 * inter, c), *dup = tensor_to(dgate, inter, c),
-             *to = tensor_to(act, r * inter, c);
+        const void *gate = tensor_at(x, r * (gated ? 2 : 1) * inter, c), *up = tensor_at(gate, inter, c);
+        void *to = tensor_to(act, r * inter, c);
         EACH_VECTOR(i, left, inter) {
-            Vec g = get(gate, i, left, c), u = get(up, i, left, c), grad = get(from, i, left, c);
-            Vec s = sigmoid(g), silu = g * s;
-            put(dgate, i, left, c, grad * u * (s + silu * (1.0f - s)));
-            put(dup, i, left, c, grad * silu);
-            put(to, i, left, c, silu * u);
+            Vec y = activate(f, get(gate, i, left, c)).value;
+            put(to, i, left, c, gated ? y * get(up, i, left, c) : y);
         }
     }
 }
-static void swiglu_backward(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
-                            void *dgate_up, void *act, Dtype c) {
-    BY_DTYPE(c, swiglu_backward_typed, rows, inter, gate_up, dact, dgate_up, act);
+
+INLINE void activation_backward_typed(int64_t rows, int64_t inter, const void *x, const void *dact, void *dx,
+                                      void *act, const Activation f, const bool gated, Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = r * (gated ? 2 : 1) * inter;
+        const void *gate = tensor_at(x, at, c), *up = tensor_at(gate, inter, c);
+        const void *from = tensor_at(dact, r * inter, c);
+        void *dgate = tensor_to(dx, at, c), *dup = tensor_to(dgate, inter, c),
+             *to = tensor_to(act, r * inter, c);
+        EACH_VECTOR(i, left, inter) {
+            Vec g = get(gate, i, left, c), grad = get(from, i, left, c);
+            Activated y = activate(f, g);
+            if (gated) {
+                Vec u = get(up, i, left, c);
+                put(dgate, i, left, c, grad * u * y.slope);
+                put(dup, i, left, c, grad * y.value);
+                put(to, i, left, c, y.value * u);
+            } else {
+                put(dgate, i, left, c, grad * y.slope);
+                put(to, i, left, c, y.value);
+            }
+        }
+    }
+}
+
+/* Calls body(..., f, gated, dtype) with constants: each kind gets code of its own. */
+#define BY_ACTIVATION(f, gated, type, body, ...)                     \
+    do {                                                             \
+        if ((f) == ACT_SILU && (gated))                              \
+            BY_DTYPE(type, body, __VA_ARGS__, ACT_SILU, true);       \
+        else if ((f) == ACT_SILU)                                    \
+            BY_DTYPE(type, body, __VA_ARGS__, ACT_SILU, false);      \
+        else if (gated)                                              \
+            BY_DTYPE(type, body, __VA_ARGS__, ACT_GELU_TANH, true);  \
+        else                                                         \
+            BY_DTYPE(type, body, __VA_ARGS__, ACT_GELU_TANH, false); \
+    } while (0)
+
+static void activation_forward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
+                               void *act, Dtype c) {
+    BY_ACTIVATION(f, gated, c, activation_forward_typed, rows, inter, x, act);
+}
+static void activation_backward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
+                                const void *dact, void *dx, void *act, Dtype c) {
+    BY_ACTIVATION(f, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
 }

@@ -44,8 +44,11 @@ static void turn(View from, int64_t rows, int64_t dim, float factor, float *to) 
         memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
 }
 
-INLINE int64_t first_of(const Flash *f, int64_t t) { return f->first_key ? f->first_key[t] : 0; }
-INLINE float score_factor(const Flash *f) { return 1.44269504f / __builtin_sqrtf((float)f->s.head_dim); }
+/* Scores to units of log 2. */
+INLINE float score_factor(const Flash *f) {
+    return f->s.scale > 0 ? 1.44269504f * f->s.scale : 1.44269504f / __builtin_sqrtf((float)f->s.head_dim);
+}
+INLINE float cap_factor(const Flash *f) { return 1.44269504f * f->s.cap; }
 
 /* ---- forward ---- */
 
@@ -76,7 +79,7 @@ static void forward_start(ForwardBlock *b, float *scratch) {
     for (int64_t i = 0; i < B; i++) {
         int64_t t = b->first + min_i64(i, b->count - 1);
         b->last_key[i] = (int32_t)(f->offset + t);
-        b->first_key[i] = (int32_t)first_of(f, t);
+        b->first_key[i] = (int32_t)flash_first(f, t);
         b->top[i] = -1e30f; /* finite, so that -inf minus it is -inf and not NaN */
         b->total[i] = 0;
     }
@@ -92,6 +95,12 @@ static void forward_mask(ForwardBlock *b, int64_t key, int64_t keys) {
             vec_store(s, vec_select(seen, vec_load(s), vec_set(-HUGE_VALF)));
         }
     }
+}
+
+static void forward_cap(ForwardBlock *b, int64_t keys) {
+    float cap = cap_factor(b->f);
+    for (int64_t i = 0; i < keys * B; i += VLEN)
+        vec_store(b->scores + i, vec_tanh(vec_load(b->scores + i) / cap) * cap);
 }
 
 /* Scores become probabilities against the new maximum; factor is what older sums must be multiplied by. */
@@ -130,6 +139,7 @@ static void forward_keys(ForwardBlock *b, int64_t key, int64_t keys, bool first)
                       .c = b->scores,
                       .c_row = B,
                       .mode = TILE_SET});
+    if (f->s.cap > 0) forward_cap(b, keys);
     if (key + keys - 1 > b->last_key[0] || key < b->first_key[B - 1]) forward_mask(b, key, keys);
     forward_softmax(b, keys);
     product((Product){.m = dim,
@@ -216,31 +226,37 @@ static void backward_start(BackwardBlock *b, float *scratch) {
 
 /* Scores to probabilities, and the products dout v to the gradients of scores, for one query. */
 INLINE void backward_row(const BackwardBlock *b, int64_t t, int64_t r, float lse, float delta,
-                         const bool masked) {
+                         const bool masked, const bool capped) {
     int32_t index[VLEN];
+    float cap = cap_factor(b->f);
     for (int lane = 0; lane < VLEN; lane++) index[lane] = lane;
     for (int64_t i = 0; i < B; i += VLEN) {
-        Vec p = vec_exp2(vec_load(b->p + r * B + i) - lse);
+        Vec score = vec_load(b->p + r * B + i), part = capped ? vec_tanh(score / cap) : score;
+        Vec p = vec_exp2((capped ? part * cap : score) - lse);
         if (masked) {
             VecInt key = vec_load_int(index) + (int32_t)(b->first + i);
-            VecInt seen = (VecInt)(key <= (int32_t)t) & (VecInt)(key >= (int32_t)first_of(b->f, t));
+            VecInt seen = (VecInt)(key <= (int32_t)t) & (VecInt)(key >= (int32_t)flash_first(b->f, t));
             p = (Vec)(seen & (VecInt)p);
         }
         vec_store(b->p + r * B + i, p);
-        vec_store(b->ds + r * B + i, p * (vec_load(b->ds + r * B + i) - delta));
+        Vec ds = p * (vec_load(b->ds + r * B + i) - delta);
+        vec_store(b->ds + r * B + i, capped ? ds * (1.0f - part * part) : ds);
     }
 }
 
 static void backward_softmax(const BackwardBlock *b, int64_t head, int64_t first, int64_t count) {
     const float *lse = b->f->kept_lse + head * b->f->s.tokens, *delta = b->f->delta + head * b->f->s.tokens;
-    bool masked = first < b->first + b->count || b->count < B || first_of(b->f, first + count - 1) > b->first;
+    bool masked =
+        first < b->first + b->count || b->count < B || flash_first(b->f, first + count - 1) > b->first;
     for (int64_t r = 0; r < count; r++) {
         int64_t t = first + r;
         float row_lse = lse[t] * 1.44269504f;
-        if (masked)
-            backward_row(b, t, r, row_lse, delta[t], true);
+        if (b->f->s.cap > 0)
+            backward_row(b, t, r, row_lse, delta[t], true, true);
+        else if (masked)
+            backward_row(b, t, r, row_lse, delta[t], true, false);
         else
-            backward_row(b, t, r, row_lse, delta[t], false);
+            backward_row(b, t, r, row_lse, delta[t], false, false);
     }
 }
 
@@ -262,7 +278,7 @@ static void backward_query(const BackwardBlock *b, int64_t head, int64_t query_b
                       .b_row = b->k.row,
                       .c = f->dq_sum + (head * f->s.tokens + first) * b->padded,
                       .c_row = b->padded,
-                      .mode = b->block == first_of(f, first) / B ? TILE_SET : TILE_ADD});
+                      .mode = b->block == flash_first(f, first) / B ? TILE_SET : TILE_ADD});
     atomic_store_explicit(progress, (int)b->block + 1, memory_order_release);
 }
 
@@ -324,11 +340,11 @@ static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, float
         .f = f, .first = block * B, .kv_head = kv_head, .block = block, .padded = flash_padded(dim)};
     b.count = min_i64(B, f->s.tokens - b.first);
     backward_start(&b, scratch);
-    for (int64_t q = block; q * B < f->s.tokens && first_of(f, q * B) < b.first + b.count; q++)
+    for (int64_t q = block; q * B < f->s.tokens && flash_first(f, q * B) < b.first + b.count; q++)
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
             backward_queries(&b, head, q);
     int64_t at = b.first * f->kv_row + kv_head * dim;
-    float scale = 1 / __builtin_sqrtf((float)dim);
+    float scale = score_scale(f->s);
     write_rows(b.dk, b.padded, b.count, dim, scale, tensor_to(f->dk, at, f->c), f->kv_row, f->c);
     write_rows(b.dv, b.padded, b.count, dim, 1, tensor_to(f->dv, at, f->c), f->kv_row, f->c);
 }
@@ -336,9 +352,8 @@ static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, float
 static void flash_query(const Flash *f, int64_t head, int64_t block) {
     int64_t dim = f->s.head_dim, padded = flash_padded(dim), first = block * B,
             count = min_i64(B, f->s.tokens - first);
-    write_rows(f->dq_sum + (head * f->s.tokens + first) * padded, padded, count, dim,
-               1 / __builtin_sqrtf((float)dim), tensor_to(f->dq, first * f->q_row + head * dim, f->c),
-               f->q_row, f->c);
+    write_rows(f->dq_sum + (head * f->s.tokens + first) * padded, padded, count, dim, score_scale(f->s),
+               tensor_to(f->dq, first * f->q_row + head * dim, f->c), f->q_row, f->c);
 }
 
 /* ---- decode ---- */
@@ -354,12 +369,13 @@ INLINE void decode_typed(const Flash *f, int64_t head, int64_t query, Dtype c) {
     int64_t dim = f->s.head_dim, keys = f->offset + query + 1, kv = head / (f->s.heads / f->s.kv_heads) * dim;
     const void *q = tensor_at(f->q, query * f->q_row + head * dim, c);
     float scores[B], sums[HEAD_DIM_MAX] = {0}, top = -1e30f, total = 0;
-    for (int64_t first = 0; first < keys; first += B) {
+    for (int64_t first = flash_first(f, query); first < keys; first += B) {
         int64_t count = min_i64(B, keys - first);
         float old = top;
         for (int64_t k = 0; k < count; k++) {
             scores[k] =
                 dot_rows(q, tensor_at(f->k, (first + k) * f->kv_row + kv, c), dim, c) * score_factor(f);
+            if (f->s.cap > 0) scores[k] = tanhf(scores[k] / cap_factor(f)) * cap_factor(f);
             if (scores[k] > top) top = scores[k];
         }
         float factor = __builtin_exp2f(old - top);

@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "device/device.h"
+#include "device/cpu/cpu.h"
 
 enum {
     FLASH_BLOCK = 64,      /* queries and keys in a block of attention */
@@ -43,7 +43,7 @@ typedef struct ProductRun {
 enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 
 /* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements
- * apart; the keys of query t end at offset + t; first_key NULL means 0. */
+ * apart; the keys of query t end at offset + t, and begin where flash_first says; first_key NULL means 0. */
 typedef struct Flash {
     AttentionShape s;
     Dtype c;
@@ -67,14 +67,23 @@ typedef struct RowSum {
     double sum;
 } RowSum;
 
+static inline int64_t flash_first(const Flash *f, int64_t t) {
+    return window_first(f->s, f->offset + t, f->first_key ? f->first_key[t] : 0);
+}
+
 typedef struct Kernels {
     void (*add)(int64_t n, const void *a, const void *b, void *out, Dtype c);
     void (*cast)(int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type);
-    void (*rmsnorm_forward)(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                            const float *w, void *sum, void *y, float *rstd, Dtype c);
-    void (*rmsnorm_backward)(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
-                             const void *dy, void *dx, bool add, float *dw /* NULL or partial, added to */,
-                             Dtype c);
+    void (*norm_forward)(NormKind kind, int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                         const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c);
+    void (*norm_backward)(NormKind kind, int64_t rows, int64_t hidden, const void *x, const float *w,
+                          const float *rstd, const void *dy, void *dx, bool add,
+                          float *dw /* NULL or partial, added to */, Dtype c);
+    void (*qk_norm_forward)(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                            const float *wq, const float *wk, void *out, Dtype c);
+    void (*qk_norm_backward)(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                             const float *wq, const float *wk, void *dqkv, float *dwq,
+                             float *dwk /* partial */, Dtype c);
     void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
                  Dtype c);
     void (*bias_forward)(int64_t rows, int64_t n, void *y, const float *bias, Dtype c);
@@ -82,15 +91,19 @@ typedef struct Kernels {
                           Dtype c);
     /* Columns first .. first+count-1. */
     void (*embed_backward)(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                           const void *dout, float *dtable, Dtype c);
-    void (*swiglu_forward)(int64_t rows, int64_t inter, const void *gate_up, void *act, Dtype c);
-    void (*swiglu_backward)(int64_t rows, int64_t inter, const void *gate_up, const void *dact,
-                            void *dgate_up, void *act, Dtype c);
+                           const void *dout, float scale, float *dtable, Dtype c);
+    /* One row: out = (add ? out : 0) + scale * row. */
+    void (*embed_row)(int64_t hidden, const void *row, float scale, bool add, void *out, Dtype c);
+    void (*activation_forward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
+                               void *act, Dtype c);
+    void (*activation_backward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
+                                const void *dact, void *dx, void *act, Dtype c);
+    void (*softcap)(int64_t n, float cap, void *x, Dtype c);
     /* Of the n logits of one row that are in a leaf; target counts from the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
     /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. */
     void (*loss_gradient)(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
-                          float scale, void *dlogits, Dtype grad_type);
+                          float scale, float cap, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
                   void *m, void *v, uint16_t *copy);
     void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,

@@ -42,32 +42,34 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
 
 /* A copy: memory's speed is all there is to gain, and threads have more of it than one. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                          void *out, Dtype c) {
-    size_t row = (size_t)hidden * dtype_bytes(c);
+                          float scale, bool add, void *out, Dtype c) {
     int64_t step = rows_for(hidden);
     EACH_PIECE(d, first, tokens, step) {
         for (int64_t t = first; t < min_i64(tokens, first + step); t++)
-            memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
+            kernels_of(d)->embed_row(hidden, tensor_at(table, ids[t] * hidden, c), scale, add,
+                                     tensor_to(out, t * hidden, c), c);
     }
 }
 
 /* Pieces are columns: each row of the table is added to in the order of the tokens. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                           float *dtable, Dtype c) {
+                           float scale, float *dtable, Dtype c) {
     enum { COLUMNS = 128 };
     EACH_PIECE(d, first, hidden, COLUMNS)
-    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, dtable,
-                                  c);
+    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, scale,
+                                  dtable, c);
 }
 
-static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a,
-                            const void *b, const float *w, void *sum, void *y, float *rstd, Dtype c) {
+static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
+                         const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
+                         Dtype c) {
     int64_t step = rows_for(hidden);
     EACH_PIECE(d, first, tokens, step) {
         int64_t at = first * hidden;
-        kernels_of(d)->rmsnorm_forward(min_i64(step, tokens - first), hidden, eps, tensor_at(a, at, c),
-                                       b ? tensor_at(b, at, c) : NULL, w, sum ? tensor_to(sum, at, c) : NULL,
-                                       y ? tensor_to(y, at, c) : NULL, rstd + first, c);
+        kernels_of(d)->norm_forward(kind, min_i64(step, tokens - first), hidden, eps, tensor_at(a, at, c),
+                                    b ? tensor_at(b, at, c) : NULL, w, bias,
+                                    sum ? tensor_to(sum, at, c) : NULL, y ? tensor_to(y, at, c) : NULL,
+                                    rstd + first, c);
     }
 }
 
@@ -95,14 +97,14 @@ static int64_t block_rows(const TokenBlocks *b, int64_t block) {
     return min_i64(TOKEN_BLOCK, end - block_start(b, block));
 }
 
-/* Sums of `count` blocks from `first` on, [count][n]. */
-static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t n,
+/* Sums of `count` blocks from `first` on: n columns of [count][row]. */
+static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t row, int64_t n,
                        const float *partial, float *sum) {
     enum { COLUMNS = 256 };
     EACH_PIECE(d, at, n, COLUMNS) {
         for (int64_t p = 0; p < count; p++) {
             float *to = sum + (first + p) / b->each * n + at;
-            kernels_of(d)->add(min_i64(COLUMNS, n - at), to, partial + p * n + at, to, DTYPE_F32);
+            kernels_of(d)->add(min_i64(COLUMNS, n - at), to, partial + p * row + at, to, DTYPE_F32);
         }
     }
 }
@@ -113,9 +115,9 @@ static float *block_room(Device *d, int64_t n) {
     return (float *)(void *)d->scratch;
 }
 
-static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w,
-                             const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf,
-                             Dtype c) {
+static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
+                          const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
+                          int64_t leaf, Dtype c) {
     TokenBlocks b = token_blocks(tokens, leaf);
     float *room = dw ? block_room(d, hidden) : NULL;
     for (int64_t first = 0; first < b.count; first += PARTS) {
@@ -124,11 +126,49 @@ static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const vo
             int64_t start = block_start(&b, first + p), at = start * hidden;
             float *sum = room ? room + p * hidden : NULL;
             if (sum) memset(sum, 0, (size_t)hidden * sizeof *sum);
-            kernels_of(d)->rmsnorm_backward(block_rows(&b, first + p), hidden, tensor_at(x, at, c), w,
-                                            rstd + start, tensor_at(dy, at, c), tensor_to(dx, at, c), add,
-                                            sum, c);
+            kernels_of(d)->norm_backward(kind, block_rows(&b, first + p), hidden, tensor_at(x, at, c), w,
+                                         rstd + start, tensor_at(dy, at, c), tensor_to(dx, at, c), add, sum,
+                                         c);
         }
-        if (dw) add_blocks(d, &b, first, count, hidden, room, dw);
+        if (dw) add_blocks(d, &b, first, count, hidden, hidden, room, dw);
+    }
+}
+
+static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
+
+static AttentionShape of_tokens(AttentionShape s, int64_t tokens) {
+    s.tokens = tokens;
+    return s;
+}
+
+static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                            const float *wq, const float *wk, void *out, Dtype c) {
+    int64_t row = qkv_row(s), step = rows_for(row);
+    EACH_PIECE(d, first, s.tokens, step)
+    kernels_of(d)->qk_norm_forward(of_tokens(s, min_i64(step, s.tokens - first)), flat, kind, eps,
+                                   tensor_at(raw, first * row, c), wq, wk, tensor_to(out, first * row, c), c);
+}
+
+/* The sums of a block for both weights lie side by side. */
+static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+                             const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
+                             float *dwk, int64_t leaf, Dtype c) {
+    TokenBlocks b = token_blocks(s.tokens, leaf);
+    int64_t row = qkv_row(s), nq = (flat ? s.heads : 1) * (int64_t)s.head_dim,
+            nk = (flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = nq + nk;
+    float *room = block_room(d, both);
+    for (int64_t first = 0; first < b.count; first += PARTS) {
+        int64_t count = min_i64(PARTS, b.count - first);
+        EACH_PIECE(d, p, count, 1) {
+            int64_t at = block_start(&b, first + p) * row;
+            float *sums = room + p * both;
+            memset(sums, 0, (size_t)both * sizeof *sums);
+            kernels_of(d)->qk_norm_backward(of_tokens(s, block_rows(&b, first + p)), flat, kind, eps,
+                                            tensor_at(raw, at, c), wq, wk, tensor_to(dqkv, at, c), sums,
+                                            sums + nq, c);
+        }
+        add_blocks(d, &b, first, count, both, nq, room, dwq);
+        add_blocks(d, &b, first, count, both, nk, room + nq, dwk);
     }
 }
 
@@ -143,7 +183,7 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
             kernels_of(d)->bias_backward(block_rows(&b, first + p), n,
                                          tensor_at(dy, block_start(&b, first + p) * n, c), room + p * n, c);
         }
-        add_blocks(d, &b, first, count, n, room, db);
+        add_blocks(d, &b, first, count, n, n, room, db);
     }
 }
 
@@ -158,32 +198,34 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
 /* Tokens are independent, and so are heads: any slice of either has the bits of the whole. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
-    int64_t row = (s.heads + 2 * s.kv_heads) * s.head_dim, step = rows_for(row);
-    EACH_PIECE(d, first, s.tokens, step) {
-        AttentionShape part = s;
-        part.tokens = min_i64(step, s.tokens - first);
-        kernels_of(d)->rope(part, tensor_to(qkv, first * row, c), positions + first, cos_sin, inverse, c);
-    }
+    int64_t row = qkv_row(s), step = rows_for(row);
+    EACH_PIECE(d, first, s.tokens, step)
+    kernels_of(d)->rope(of_tokens(s, min_i64(step, s.tokens - first)), tensor_to(qkv, first * row, c),
+                        positions + first, cos_sin, inverse, c);
 }
 
-static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act,
-                           Dtype c) {
-    int64_t step = rows_for(inter);
+static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
+                               const void *x, void *act, Dtype c) {
+    int64_t step = rows_for(inter), wide = gated ? 2 * inter : inter;
     EACH_PIECE(d, first, tokens, step)
-    kernels_of(d)->swiglu_forward(min_i64(step, tokens - first), inter,
-                                  tensor_at(gate_up, first * 2 * inter, c), tensor_to(act, first * inter, c),
-                                  c);
+    kernels_of(d)->activation_forward(f, gated, min_i64(step, tokens - first), inter,
+                                      tensor_at(x, first * wide, c), tensor_to(act, first * inter, c), c);
 }
 
-static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact,
-                            void *dgate_up, void *act, Dtype c) {
-    int64_t step = rows_for(inter);
+static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
+                                const void *x, const void *dact, void *dx, void *act, Dtype c) {
+    int64_t step = rows_for(inter), wide = gated ? 2 * inter : inter;
     EACH_PIECE(d, first, tokens, step) {
-        int64_t wide = first * 2 * inter, at = first * inter;
-        kernels_of(d)->swiglu_backward(min_i64(step, tokens - first), inter, tensor_at(gate_up, wide, c),
-                                       tensor_at(dact, at, c), tensor_to(dgate_up, wide, c),
-                                       tensor_to(act, at, c), c);
+        int64_t at = first * inter;
+        kernels_of(d)->activation_backward(f, gated, min_i64(step, tokens - first), inter,
+                                           tensor_at(x, first * wide, c), tensor_at(dact, at, c),
+                                           tensor_to(dx, first * wide, c), tensor_to(act, at, c), c);
     }
+}
+
+static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
+    EACH_PIECE(d, first, n, GRAIN)
+    kernels_of(d)->softcap(min_i64(GRAIN, n - first), cap, tensor_to(x, first, c), c);
 }
 
 static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
@@ -278,8 +320,8 @@ static RowSum row_sum(const LossRecord *records, int64_t step, int count) {
 
 /* Where all logits are here, a row's records are made just before its gradient: it comes from memory once. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *scale, float *loss,
-                          void *dlogits, Dtype grad_type) {
+                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap,
+                          float *loss, void *dlogits, Dtype grad_type) {
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
     int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
     float factor = scale ? *scale : 0;
@@ -300,8 +342,8 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         float target = records[targets[r] / leaf * step].target;
         loss[r] = (float)((double)of.max - (double)target + log(of.sum));
         if (dx)
-            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, dx,
-                                         grad_type);
+            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, cap,
+                                         dx, grad_type);
     }
 }
 
@@ -429,17 +471,20 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.gemm = gemm;
     d->ops.embed_forward = embed_forward;
     d->ops.embed_backward = embed_backward;
-    d->ops.rmsnorm_forward = rmsnorm_forward;
-    d->ops.rmsnorm_backward = rmsnorm_backward;
+    d->ops.norm_forward = norm_forward;
+    d->ops.norm_backward = norm_backward;
+    d->ops.qk_norm_forward = qk_norm_forward;
+    d->ops.qk_norm_backward = qk_norm_backward;
     d->ops.rope = rope;
     d->ops.bias_forward = bias_forward;
     d->ops.bias_backward = bias_backward;
     d->ops.attention_forward = optimised_attention_forward;
     d->ops.attention_backward = optimised_attention_backward;
     d->ops.attention_decode = optimised_attention_decode;
-    d->ops.swiglu_forward = swiglu_forward;
-    d->ops.swiglu_backward = swiglu_backward;
+    d->ops.activation_forward = activation_forward;
+    d->ops.activation_backward = activation_backward;
     d->ops.add = add;
+    d->ops.softcap = softcap;
     d->ops.sum_parts = sum_parts;
     d->ops.sum_parts_i64 = sum_parts_i64;
     d->ops.loss_records = loss_records;

@@ -29,7 +29,7 @@ static double visited_pairs(const Flash *f) {
     int64_t pairs = 0;
     for (int64_t first = 0; first < f->s.tokens; first += FLASH_BLOCK) {
         int64_t count = min_i64(FLASH_BLOCK, f->s.tokens - first);
-        pairs += count * (f->offset + first + count - (f->first_key ? f->first_key[first] : 0));
+        pairs += count * (f->offset + first + count - flash_first(f, first));
     }
     return (double)pairs * f->s.heads;
 }
@@ -122,7 +122,7 @@ static void prepare_backward(Device *d, Flash *f, const Areas *a) {
 #pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks > 1)
     for (int64_t t = 0; t < tasks; t++) {
         int64_t block = t % blocks;
-        atomic_init(&f->progress[t], f->first_key[block * FLASH_BLOCK] / FLASH_BLOCK);
+        atomic_init(&f->progress[t], (int)(flash_first(f, block * FLASH_BLOCK) / FLASH_BLOCK));
         kernels->flash_delta(f, t / blocks, block);
     }
 }

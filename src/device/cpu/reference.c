@@ -56,72 +56,185 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
 
 /* ---- embedding, norms, biases ---- */
 
-/* Rows are copied, not added to zeros: -0 stays -0. */
+/* Without `add` rows are set, not added to zeros: -0 stays -0. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                          void *out, Dtype c) {
+                          float scale, bool add, void *out, Dtype c) {
     (void)d;
-    size_t row = (size_t)hidden * dtype_bytes(c);
     for (int64_t t = 0; t < tokens; t++)
-        memcpy(tensor_to(out, t * hidden, c), tensor_at(table, ids[t] * hidden, c), row);
+        for (int64_t i = 0; i < hidden; i++) {
+            float x = scale * tensor_get(table, ids[t] * hidden + i, c);
+            tensor_set(out, t * hidden + i, c, add ? tensor_get(out, t * hidden + i, c) + x : x);
+        }
 }
 
 /* Tokens in ascending order, in fp32: a row's sum has the same order wherever the columns are cut, so faster
  * implementations are held to these very bits. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                           float *dtable, Dtype c) {
+                           float scale, float *dtable, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < hidden; i++)
-            dtable[ids[t] * hidden + i] += tensor_get(dout, t * hidden + i, c);
+            dtable[ids[t] * hidden + i] += scale * tensor_get(dout, t * hidden + i, c);
 }
 
-/* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward pass
- * reads, and a norm of something else would not be its derivative. */
-static void rmsnorm_forward(Device *d, int64_t tokens, int64_t hidden, float eps, const void *a,
-                            const void *b, const float *w, void *sum, void *y, float *rstd, Dtype c) {
-    (void)d;
-    for (int64_t t = 0; t < tokens; t++) {
-        const void *x = tensor_at(a, t * hidden, c);
-        if (sum) {
-            void *row = tensor_to(sum, t * hidden, c);
-            for (int64_t i = 0; i < hidden; i++)
-                tensor_set(row, i, c, tensor_get(x, i, c) + (b ? tensor_get(b, t * hidden + i, c) : 0));
-            x = row;
-        }
-        double squares = 0;
-        for (int64_t i = 0; i < hidden; i++)
-            squares += (double)tensor_get(x, i, c) * (double)tensor_get(x, i, c);
-        rstd[t] = (float)(1 / sqrt(squares / (double)hidden + (double)eps));
-        for (int64_t i = 0; y && i < hidden; i++)
-            tensor_set(y, t * hidden + i, c, tensor_get(x, i, c) * rstd[t] * w[i]);
+/* ---- norms ---- */
+
+/* Rows of n numbers: `groups` of them one after the other in each token, tokens `stride` elements apart. Of a
+ * row, with n = (x - mean) r and g = dy w', where w' is what n is multiplied by, and the mean that of
+ * LayerNorm, else 0:
+ *
+ *     y = n w' + bias      dx = r (g - [LayerNorm: mean(g)] - n mean(g n))      dw = sum dy n */
+typedef struct NormRows {
+    NormKind kind;
+    int64_t tokens, groups, stride, n;
+    const void *x;
+    const float *w;
+    Dtype c;
+} NormRows;
+
+static int64_t row_at(const NormRows *r, int64_t row) {
+    return row / r->groups * r->stride + row % r->groups * r->n;
+}
+
+static double row_mean(const NormRows *r, int64_t row) {
+    double sum = 0;
+    if (r->kind != NORM_LAYER) return 0;
+    for (int64_t i = 0; i < r->n; i++) sum += (double)tensor_get(r->x, row_at(r, row) + i, r->c);
+    return sum / (double)r->n;
+}
+
+static double row_rstd(const NormRows *r, int64_t row, float eps) {
+    double mean = row_mean(r, row), squares = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        double x = (double)tensor_get(r->x, row_at(r, row) + i, r->c) - mean;
+        squares += x * x;
+    }
+    return 1 / sqrt(squares / (double)r->n + (double)eps);
+}
+
+static double row_weight(const NormRows *r, int64_t i) {
+    return (double)r->w[i] + (r->kind == NORM_RMS_PLUS_ONE ? 1 : 0);
+}
+
+static void norm_row(const NormRows *r, int64_t row, double rstd, const float *bias, void *y) {
+    double mean = row_mean(r, row);
+    for (int64_t i = 0; i < r->n; i++) {
+        double n = ((double)tensor_get(r->x, row_at(r, row) + i, r->c) - mean) * rstd;
+        tensor_set(y, row_at(r, row) + i, r->c, (float)(n * row_weight(r, i) + (bias ? (double)bias[i] : 0)));
     }
 }
 
-/* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
-static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const void *x, const float *w,
-                             const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf,
-                             Dtype c) {
-    (void)d;
-    for (int64_t at = 0; dw && at < leaves_of(tokens, leaf) * hidden; at++) {
-        int64_t first = at / hidden * leaf, i = at % hidden;
-        double sum = 0;
-        for (int64_t t = first; t < min_i64(tokens, first + leaf); t++)
-            sum += (double)tensor_get(dy, t * hidden + i, c) * (double)tensor_get(x, t * hidden + i, c) *
-                   (double)rstd[t];
-        dw[at] += (float)sum;
+/* dx may be dy. */
+static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, const void *dy, void *dx,
+                              bool add) {
+    double mean = row_mean(r, row), along = 0, middle = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        int64_t at = row_at(r, row) + i;
+        double g = (double)tensor_get(dy, at, r->c) * row_weight(r, i) / (double)r->n;
+        along += g * ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
+        middle += r->kind == NORM_LAYER ? g : 0;
     }
+    for (int64_t i = 0; i < r->n; i++) {
+        int64_t at = row_at(r, row) + i;
+        double n = ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
+        double v = rstd * ((double)tensor_get(dy, at, r->c) * row_weight(r, i) - middle - n * along);
+        tensor_set(dx, at, r->c, (float)(v + (add ? (double)tensor_get(dx, at, r->c) : 0)));
+    }
+}
+
+/* Of the tokens of one leaf. Columns at a time, so that sums in double need no memory; rstd NULL: made again. */
+static void norm_leaf_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd, float eps,
+                               const void *dy, float *dw) {
+    enum { COLUMNS = 256 };
+    for (int64_t first = 0; first < r->n; first += COLUMNS) {
+        double sums[COLUMNS] = {0};
+        int64_t count = min_i64(COLUMNS, r->n - first);
+        for (int64_t row = token * r->groups; row < (token + tokens) * r->groups; row++) {
+            double mean = row_mean(r, row), scale = rstd ? (double)rstd[row] : row_rstd(r, row, eps);
+            for (int64_t i = 0; i < count; i++) {
+                int64_t at = row_at(r, row) + first + i;
+                sums[i] +=
+                    (double)tensor_get(dy, at, r->c) * ((double)tensor_get(r->x, at, r->c) - mean) * scale;
+            }
+        }
+        for (int64_t i = 0; i < count; i++) dw[first + i] += (float)sums[i];
+    }
+}
+
+/* dw [leaves, n] */
+static void norm_weight_gradient(const NormRows *r, int64_t leaf, const float *rstd, float eps,
+                                 const void *dy, float *dw) {
+    for (int64_t token = 0; token < r->tokens; token += leaf)
+        norm_leaf_gradient(r, token, min_i64(leaf, r->tokens - token), rstd, eps, dy,
+                           dw + token / leaf * r->n);
+}
+
+static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
+                         const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
+                         Dtype c) {
+    (void)d;
+    /* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward pass
+     * reads, and a norm of something else would not be its derivative. */
+    NormRows rows = {kind, tokens, 1, hidden, hidden, sum ? sum : a, w, c};
+    for (int64_t i = 0; sum && i < tokens * hidden; i++)
+        tensor_set(sum, i, c, tensor_get(a, i, c) + (b ? tensor_get(b, i, c) : 0));
     for (int64_t t = 0; t < tokens; t++) {
-        double r = (double)rstd[t], mean = 0;
-        for (int64_t i = 0; i < hidden; i++) {
-            double g = (double)tensor_get(dy, t * hidden + i, c) * (double)w[i];
-            mean += g * (double)tensor_get(x, t * hidden + i, c) * r / (double)hidden;
-        }
-        for (int64_t i = 0; i < hidden; i++) {
-            int64_t e = t * hidden + i;
-            double g = (double)tensor_get(dy, e, c) * (double)w[i];
-            double v = r * (g - (double)tensor_get(x, e, c) * r * mean);
-            tensor_set(dx, e, c, (float)(v + (add ? (double)tensor_get(dx, e, c) : 0)));
-        }
+        rstd[t] = (float)row_rstd(&rows, t, eps);
+        if (y) norm_row(&rows, t, (double)rstd[t], bias, y);
+    }
+}
+
+static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
+                          const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
+                          int64_t leaf, Dtype c) {
+    (void)d;
+    NormRows rows = {kind, tokens, 1, hidden, hidden, x, w, c};
+    if (dw) norm_weight_gradient(&rows, leaf, rstd, 0, dy, dw);
+    for (int64_t t = 0; t < tokens; t++) norm_row_gradient(&rows, t, (double)rstd[t], dy, dx, add);
+}
+
+/* The rows of queries, or of keys; and where in qkv the first one is. */
+static NormRows head_rows(AttentionShape s, bool flat, NormKind kind, bool keys, const void *raw,
+                          const float *w, int64_t *at, Dtype c) {
+    int64_t heads = keys ? s.kv_heads : s.heads, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
+    *at = keys ? (int64_t)s.heads * s.head_dim : 0;
+    return (NormRows){.kind = kind,
+                      .tokens = s.tokens,
+                      .groups = flat ? 1 : heads,
+                      .stride = wide,
+                      .n = flat ? heads * s.head_dim : s.head_dim,
+                      .x = tensor_at(raw, *at, c),
+                      .w = w,
+                      .c = c};
+}
+
+static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                            const float *wq, const float *wk, void *out, Dtype c) {
+    (void)d;
+    int64_t at, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim,
+                values = (int64_t)s.kv_heads * s.head_dim;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        int64_t v = (t + 1) * wide - values;
+        memcpy(tensor_to(out, v, c), tensor_at(raw, v, c), (size_t)values * dtype_bytes(c));
+    }
+    for (int keys = 0; keys < 2; keys++) {
+        NormRows rows = head_rows(s, flat, kind, keys, raw, keys ? wk : wq, &at, c);
+        for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
+            norm_row(&rows, r, row_rstd(&rows, r, eps), NULL, tensor_to(out, at, c));
+    }
+}
+
+static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+                             const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
+                             float *dwk, int64_t leaf, Dtype c) {
+    (void)d;
+    int64_t at;
+    for (int keys = 0; keys < 2; keys++) {
+        NormRows rows = head_rows(s, flat, kind, keys, raw, keys ? wk : wq, &at, c);
+        void *grad = tensor_to(dqkv, at, c);
+        norm_weight_gradient(&rows, leaf, NULL, eps, grad, keys ? dwk : dwq);
+        for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
+            norm_row_gradient(&rows, r, row_rstd(&rows, r, eps), grad, grad, false);
     }
 }
 
@@ -130,9 +243,10 @@ static void rmsnorm_backward(Device *d, int64_t tokens, int64_t hidden, const vo
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     (void)d;
-    int64_t dim = s.head_dim, half = dim / 2, row = (s.heads + 2 * s.kv_heads) * dim;
+    int64_t dim = s.head_dim, turned = rotary_dim(s), half = turned / 2,
+            row = (s.heads + 2 * s.kv_heads) * dim;
     for (int64_t t = 0; t < s.tokens; t++) {
-        const float *cosine = cos_sin + positions[t] * dim, *sine = cosine + half;
+        const float *cosine = cos_sin + positions[t] * turned, *sine = cosine + half;
         for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
             void *x = tensor_to(qkv, t * row + head * dim, c);
             for (int64_t i = 0; i < half; i++) {
@@ -164,33 +278,49 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
     }
 }
 
-/* ---- MLP, sums ---- */
-static void swiglu_forward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, void *act,
-                           Dtype c) {
+/* ---- activations ---- */
+
+static double gelu_inner(double z) { return sqrt(2 / acos(-1.0)) * (z + 0.044715 * z * z * z); }
+
+static double activation(Activation f, double z) {
+    return f == ACT_SILU ? z / (1 + exp(-z)) : z * (1 + tanh(gelu_inner(z))) / 2;
+}
+
+static double activation_slope(Activation f, double z) {
+    if (f == ACT_SILU) {
+        double sigmoid = 1 / (1 + exp(-z));
+        return sigmoid + z * sigmoid * (1 - sigmoid);
+    }
+    double t = tanh(gelu_inner(z)), inner = sqrt(2 / acos(-1.0)) * (1 + 3 * 0.044715 * z * z);
+    return (1 + t) / 2 + z * (1 - t * t) * inner / 2;
+}
+
+static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
+                               const void *x, void *act, Dtype c) {
     (void)d;
+    int64_t wide = gated ? 2 * inter : inter;
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < inter; i++) {
-            double g = (double)tensor_get(gate_up, t * 2 * inter + i, c);
-            double u = (double)tensor_get(gate_up, t * 2 * inter + inter + i, c);
-            tensor_set(act, t * inter + i, c, (float)(g / (1 + exp(-g)) * u));
+            double up = gated ? (double)tensor_get(x, t * wide + inter + i, c) : 1;
+            double z = (double)tensor_get(x, t * wide + i, c);
+            tensor_set(act, t * inter + i, c, (float)(activation(f, z) * up));
         }
     }
 }
 
-/* With s = sigmoid(g): silu(g) = g s and silu'(g) = s + g s (1 - s). act may be dact's memory, so an
- * element of dact is read before act's is written. */
-static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void *gate_up, const void *dact,
-                            void *dgate_up, void *act, Dtype c) {
+/* act may be dact's memory, so an element of dact is read before act's is written. */
+static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
+                                const void *x, const void *dact, void *dx, void *act, Dtype c) {
     (void)d;
+    int64_t wide = gated ? 2 * inter : inter;
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < inter; i++) {
-            int64_t at = t * 2 * inter + i;
-            double g = (double)tensor_get(gate_up, at, c), u = (double)tensor_get(gate_up, at + inter, c);
-            double grad = (double)tensor_get(dact, t * inter + i, c), sigmoid = 1 / (1 + exp(-g)),
-                   silu = g * sigmoid;
-            tensor_set(dgate_up, at, c, (float)(grad * u * (sigmoid + silu * (1 - sigmoid))));
-            tensor_set(dgate_up, at + inter, c, (float)(grad * silu));
-            tensor_set(act, t * inter + i, c, (float)(silu * u));
+            int64_t at = t * wide + i;
+            double z = (double)tensor_get(x, at, c), up = gated ? (double)tensor_get(x, at + inter, c) : 1;
+            double grad = (double)tensor_get(dact, t * inter + i, c), value = activation(f, z);
+            tensor_set(dx, at, c, (float)(grad * up * activation_slope(f, z)));
+            if (gated) tensor_set(dx, at + inter, c, (float)(grad * value));
+            tensor_set(act, t * inter + i, c, (float)(value * up));
         }
     }
 }
@@ -198,6 +328,12 @@ static void swiglu_backward(Device *d, int64_t tokens, int64_t inter, const void
 static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, c, tensor_get(a, i, c) + tensor_get(b, i, c));
+}
+
+static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++)
+        tensor_set(x, i, c, (float)((double)cap * tanh((double)tensor_get(x, i, c) / (double)cap)));
 }
 
 static float tree_sum(int parts, const float *const *in, int64_t i) {
@@ -254,8 +390,8 @@ static double tree_of_sums(const LossRecord *records, int64_t rows, int count, f
 }
 
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *scale, float *loss,
-                          void *dlogits, Dtype grad_type) {
+                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap,
+                          float *loss, void *dlogits, Dtype grad_type) {
     LossRecord own[LEAVES_MAX];
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
     int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
@@ -275,9 +411,10 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         double sum = tree_of_sums(records, step, count, max);
         loss[r] = (float)((double)max + log(sum) - (double)records[target / leaf * step].target);
         for (int64_t i = 0; dx && i < vocab; i++) {
-            double p = exp((double)tensor_get(x, i, logits_type) - (double)max) / sum;
-            tensor_set(dx, i, grad_type,
-                       (float)((p - (leaves.first + i == target ? 1 : 0)) * (double)*scale));
+            double l = (double)tensor_get(x, i, logits_type), p = exp(l - (double)max) / sum;
+            double slope = cap > 0 ? 1 - l / (double)cap * (l / (double)cap) : 1;
+            double onehot = leaves.first + i == target ? 1 : 0;
+            tensor_set(dx, i, grad_type, (float)((p - onehot) * (double)*scale * slope));
         }
     }
 }
@@ -416,17 +553,20 @@ void reference_fill_ops(Ops *ops) {
     *ops = (Ops){.gemm = gemm,
                  .embed_forward = embed_forward,
                  .embed_backward = embed_backward,
-                 .rmsnorm_forward = rmsnorm_forward,
-                 .rmsnorm_backward = rmsnorm_backward,
+                 .norm_forward = norm_forward,
+                 .norm_backward = norm_backward,
+                 .qk_norm_forward = qk_norm_forward,
+                 .qk_norm_backward = qk_norm_backward,
                  .rope = rope,
                  .bias_forward = bias_forward,
                  .bias_backward = bias_backward,
                  .attention_forward = reference_attention_forward,
                  .attention_backward = reference_attention_backward,
                  .attention_decode = reference_attention_decode,
-                 .swiglu_forward = swiglu_forward,
-                 .swiglu_backward = swiglu_backward,
+                 .activation_forward = activation_forward,
+                 .activation_backward = activation_backward,
                  .add = add,
+                 .softcap = softcap,
                  .loss_records = loss_records,
                  .cross_entropy = cross_entropy,
                  .loss_sum = loss_sum,

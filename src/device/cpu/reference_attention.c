@@ -1,9 +1,12 @@
 /* Attention as the formulas have it, one query or key at a time, with sums in double. For query q of head x
  * with the keys j = first_key[q] .. q of its group:
  *
- *     s_j = scale q . k_j      p_j = exp(s_j - lse)      o = sum_j p_j v_j
- *     ds_j = p_j (do . v_j - do . o)
- *     dq = scale sum_j ds_j k_j      dk_j = scale sum_q ds_j q      dv_j = sum_q p_j do */
+ *     s_j = cap(scale q . k_j)      p_j = exp(s_j - lse)      o = sum_j p_j v_j
+ *     ds_j = p_j (do . v_j - do . o) cap'
+ *     dq = scale sum_j ds_j k_j      dk_j = scale sum_q ds_j q      dv_j = sum_q p_j do
+ *
+ * with cap(s) = c tanh(s / c) and cap' = 1 - (s_j / c)^2; without a cap they are s and 1. Keys before the
+ * window are as those before first_key[q]. */
 #include <math.h>
 
 #include "base/error.h"
@@ -17,13 +20,20 @@ static double dot(const void *a, const void *b, int64_t n, Dtype c) {
     return sum;
 }
 
+static double score(AttentionShape s, const void *q, const void *k, Dtype c) {
+    double scale = s.scale > 0 ? (double)s.scale : 1 / sqrt((double)s.head_dim), cap = (double)s.cap;
+    double plain = scale * dot(q, k, s.head_dim, c);
+    return cap > 0 ? cap * tanh(plain / cap) : plain;
+}
+
 /* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. */
-static double attend(const void *q, const void *k, const void *v, int64_t stride, int64_t keys, int64_t dim,
-                     void *out, Dtype c) {
-    double scale = 1 / sqrt((double)dim), max = -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
-    for (int64_t j = 0; j < keys; j++) max = fmax(max, scale * dot(q, tensor_at(k, j * stride, c), dim, c));
+static double attend(AttentionShape s, const void *q, const void *k, const void *v, int64_t stride,
+                     int64_t keys, void *out, Dtype c) {
+    double max = -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
+    int64_t dim = s.head_dim;
+    for (int64_t j = 0; j < keys; j++) max = fmax(max, score(s, q, tensor_at(k, j * stride, c), c));
     for (int64_t j = 0; j < keys; j++) {
-        double p = exp(scale * dot(q, tensor_at(k, j * stride, c), dim, c) - max);
+        double p = exp(score(s, q, tensor_at(k, j * stride, c), c) - max);
         sum += p;
         for (int64_t i = 0; i < dim; i++) o[i] += p * (double)tensor_get(v, j * stride + i, c);
     }
@@ -38,11 +48,12 @@ void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, c
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
     for (int64_t head = 0; head < s.heads; head++) {
         for (int64_t t = 0; t < s.tokens; t++) {
+            int64_t first = window_first(s, t, first_key[t]);
             const void *q = tensor_at(qkv, t * row + head * dim, c);
-            const void *k = tensor_at(qkv, first_key[t] * row + (s.heads + head / group) * dim, c);
+            const void *k = tensor_at(qkv, first * row + (s.heads + head / group) * dim, c);
             const void *v = tensor_at(k, s.kv_heads * dim, c);
             void *o = tensor_to(out, (t * s.heads + head) * dim, c);
-            lse[head * s.tokens + t] = (float)attend(q, k, v, row, t + 1 - first_key[t], dim, o, c);
+            lse[head * s.tokens + t] = (float)attend(s, q, k, v, row, t + 1 - first, o, c);
         }
     }
 }
@@ -54,10 +65,10 @@ void reference_attention_decode(Device *d, AttentionShape s, int64_t start, cons
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
     for (int64_t t = 0; t < s.tokens; t++) {
         for (int64_t head = 0; head < s.heads; head++) {
-            const void *q = tensor_at(qkv, t * row + head * dim, c);
-            const void *k = tensor_at(k_cache, head / group * dim, c),
-                       *v = tensor_at(v_cache, head / group * dim, c);
-            attend(q, k, v, s.kv_heads * dim, start + t + 1, dim,
+            int64_t keys = s.kv_heads * dim, first = window_first(s, start + t, 0);
+            int64_t at = first * keys + head / group * dim;
+            attend(s, tensor_at(qkv, t * row + head * dim, c), tensor_at(k_cache, at, c),
+                   tensor_at(v_cache, at, c), keys, start + t + 1 - first,
                    tensor_to(out, (t * s.heads + head) * dim, c), c);
         }
     }
@@ -82,9 +93,10 @@ static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, doubl
                *k = tensor_at(b->qkv, j * b->row + kv * dim, b->c);
     const void *v = tensor_at(k, b->s.kv_heads * dim, b->c),
                *grad = tensor_at(b->dout, (t * b->s.heads + head) * dim, b->c);
-    double scale = 1 / sqrt((double)dim);
-    double p = exp(scale * dot(q, k, dim, b->c) - (double)b->lse[head * b->s.tokens + t]);
-    return (Pair){p, p * (dot(grad, v, dim, b->c) - delta) * scale};
+    double scale = b->s.scale > 0 ? (double)b->s.scale : 1 / sqrt((double)dim), cap = (double)b->s.cap;
+    double x = score(b->s, q, k, b->c), slope = cap > 0 ? 1 - x / cap * (x / cap) : 1;
+    double p = exp(x - (double)b->lse[head * b->s.tokens + t]);
+    return (Pair){p, p * (dot(grad, v, dim, b->c) - delta) * slope * scale};
 }
 
 static double delta_of(const Backward *b, int64_t head, int64_t t) {
@@ -108,7 +120,7 @@ static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const in
     int64_t dim = b->s.head_dim, group = b->s.heads / b->s.kv_heads;
     double dk_sum[HEAD_DIM_MAX] = {0}, dv_sum[HEAD_DIM_MAX] = {0};
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        for (int64_t t = j; t < b->s.tokens && first_key[t] <= j; t++) {
+        for (int64_t t = j; t < b->s.tokens && window_first(b->s, t, first_key[t]) <= j; t++) {
             Pair w = pair_of(b, head, t, j, delta_of(b, head, t));
             for (int64_t i = 0; i < dim; i++) {
                 dk_sum[i] += w.ds * (double)tensor_get(b->qkv, t * b->row + head * dim + i, b->c);
@@ -128,7 +140,8 @@ void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, 
     Backward b = {.s = s, .row = row, .qkv = qkv, .out = out, .dout = dout, .lse = lse, .c = c};
     for (int64_t t = 0; t < s.tokens; t++) {
         for (int64_t head = 0; head < s.heads; head++)
-            query_gradient(&b, head, t, first_key[t], tensor_to(dqkv, t * row + head * dim, c));
+            query_gradient(&b, head, t, window_first(s, t, first_key[t]),
+                           tensor_to(dqkv, t * row + head * dim, c));
         for (int64_t kv = 0; kv < s.kv_heads; kv++) {
             void *dk = tensor_to(dqkv, t * row + (s.heads + kv) * dim, c);
             key_gradient(&b, kv, t, first_key, dk, tensor_to(dk, s.kv_heads * dim, c));

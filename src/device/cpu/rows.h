@@ -1,10 +1,16 @@
-/* Kernels that reduce along a row: RMSNorm, cross-entropy; and RoPE, which mixes its two halves. Part of
+/* Kernels that reduce along a row: norms, cross-entropy; and RoPE, which mixes its two halves. Part of
  * kernels_all.h. */
 
-/* ---- RMSNorm ---- */
+/* ---- norms ---- */
 
-INLINE void rmsnorm_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                                  const float *w, void *sum, void *y, float *rstd, Dtype c) {
+/* What a normed number is multiplied by. */
+INLINE Vec norm_weight(const float *w, int64_t i, int64_t left, const bool plus_one) {
+    Vec v = get(w, i, left, DTYPE_F32);
+    return plus_one ? v + 1.0f : v;
+}
+
+INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                              const float *w, void *sum, void *y, float *rstd, const bool plus_one, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(a, r * hidden, c), *x2 = b ? tensor_at(b, r * hidden, c) : NULL;
         void *kept = sum ? tensor_to(sum, r * hidden, c) : NULL;
@@ -23,47 +29,204 @@ INLINE void rmsnorm_forward_typed(int64_t rows, int64_t hidden, float eps, const
         if (kept) x = kept;
         void *to = tensor_to(y, r * hidden, c);
         EACH_VECTOR(i, left, hidden)
-        put(to, i, left, c, get(x, i, left, c) * rstd[r] * get(w, i, left, DTYPE_F32));
+        put(to, i, left, c, get(x, i, left, c) * rstd[r] * norm_weight(w, i, left, plus_one));
     }
-}
-static void rmsnorm_forward(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                            const float *w, void *sum, void *y, float *rstd, Dtype c) {
-    BY_DTYPE(c, rmsnorm_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd);
 }
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
-INLINE void rmsnorm_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w,
-                                   const float *rstd, const void *dy, void *dx, bool add_to, float *dw,
-                                   Dtype c) {
+INLINE void rms_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
+                               const void *dy, void *dx, bool add_to, float *dw, const bool plus_one,
+                               Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
         void *dxr = tensor_to(dx, r * hidden, c);
         Vec dot = {0};
         EACH_VECTOR(i, left, hidden)
-        dot += get(xr, i, left, c) * get(dyr, i, left, c) * get(w, i, left, DTYPE_F32);
+        dot += get(xr, i, left, c) * get(dyr, i, left, c) * norm_weight(w, i, left, plus_one);
         float scale = rstd[r], mean = vec_sum(dot) * scale / (float)hidden;
         EACH_VECTOR(i, left, hidden) {
             Vec n = get(xr, i, left, c) * scale, g = get(dyr, i, left, c);
             if (dw) put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * n);
-            Vec v = (g * get(w, i, left, DTYPE_F32) - n * mean) * scale;
+            Vec v = (g * norm_weight(w, i, left, plus_one) - n * mean) * scale;
             if (add_to) v += get(dxr, i, left, c);
             put(dxr, i, left, c, v);
         }
     }
 }
-static void rmsnorm_backward(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
-                             const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
-    BY_DTYPE(c, rmsnorm_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw);
+
+/* The lanes of a row that exist; 0 in the others. */
+INLINE Vec existing(Vec v, int64_t left) {
+    for (int64_t lane = left < VLEN ? left : VLEN; lane < VLEN; lane++) v[lane] = 0;
+    return v;
+}
+
+INLINE float row_mean(const void *x, int64_t n, Dtype c) {
+    Vec sum = {0};
+    EACH_VECTOR(i, left, n) sum += get(x, i, left, c);
+    return vec_sum(sum) / (float)n;
+}
+
+/* Two passes for mean and variance: the mean of squares less the square of the mean would cancel. */
+INLINE void layer_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                                const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        const void *x = tensor_at(a, r * hidden, c);
+        if (sum) {
+            void *kept = tensor_to(sum, r * hidden, c);
+            EACH_VECTOR(i, left, hidden) {
+                Vec v = get(x, i, left, c);
+                put(kept, i, left, c, b ? v + get(b, r * hidden + i, left, c) : v);
+            }
+            x = kept;
+        }
+        float mean = row_mean(x, hidden, c);
+        Vec squares = {0};
+        EACH_VECTOR(i, left, hidden) {
+            Vec v = existing(get(x, i, left, c) - mean, left);
+            squares += v * v;
+        }
+        rstd[r] = 1 / __builtin_sqrtf(vec_sum(squares) / (float)hidden + eps);
+        void *to = y ? tensor_to(y, r * hidden, c) : NULL;
+        for (int64_t i = 0, left = y ? hidden : 0; left > 0; i += VLEN, left -= VLEN) {
+            Vec n = (get(x, i, left, c) - mean) * rstd[r] * get(w, i, left, DTYPE_F32);
+            put(to, i, left, c, n + get(bias, i, left, DTYPE_F32));
+        }
+    }
+}
+
+/* With n = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - n mean(g n)); dw = sum dy n. */
+INLINE void layer_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w,
+                                 const float *rstd, const void *dy, void *dx, bool add_to, float *dw,
+                                 Dtype c) {
+    for (int64_t r = 0; r < rows; r++) {
+        const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
+        void *dxr = tensor_to(dx, r * hidden, c);
+        float scale = rstd[r], mean = row_mean(xr, hidden, c);
+        Vec dot = {0}, total = {0};
+        EACH_VECTOR(i, left, hidden) {
+            Vec g = get(dyr, i, left, c) * get(w, i, left, DTYPE_F32);
+            dot += g * (get(xr, i, left, c) - mean); /* g is 0 where there is no lane */
+            total += g;
+        }
+        float along = vec_sum(dot) * scale / (float)hidden, middle = vec_sum(total) / (float)hidden;
+        EACH_VECTOR(i, left, hidden) {
+            Vec n = (get(xr, i, left, c) - mean) * scale, g = get(dyr, i, left, c);
+            if (dw) put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * n);
+            Vec v = (g * get(w, i, left, DTYPE_F32) - middle - n * along) * scale;
+            if (add_to) v += get(dxr, i, left, c);
+            put(dxr, i, left, c, v);
+        }
+    }
+}
+
+static void norm_forward(NormKind kind, int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
+                         const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c) {
+    switch (kind) {
+    case NORM_RMS: BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, false); break;
+    case NORM_RMS_PLUS_ONE:
+        BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, true);
+        break;
+    case NORM_LAYER: BY_DTYPE(c, layer_forward_typed, rows, hidden, eps, a, b, w, bias, sum, y, rstd); break;
+    }
+}
+static void norm_backward(NormKind kind, int64_t rows, int64_t hidden, const void *x, const float *w,
+                          const float *rstd, const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
+    switch (kind) {
+    case NORM_RMS:
+        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, false);
+        break;
+    case NORM_RMS_PLUS_ONE:
+        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, true);
+        break;
+    case NORM_LAYER: BY_DTYPE(c, layer_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw); break;
+    }
+}
+
+/* ---- norms of queries and keys ---- */
+
+/* Made again on the way back: it is cheaper than its memory. Rounded once, since its error is one for all of
+ * the row, and what follows are differences of scores. */
+INLINE float qk_rstd(const void *x, int64_t n, float eps, Dtype c) {
+    Vec squares = {0};
+    EACH_VECTOR(i, left, n) {
+        Vec v = get(x, i, left, c);
+        squares += v * v;
+    }
+    return (float)(1 / __builtin_sqrt((double)vec_sum(squares) / (double)n + (double)eps));
+}
+
+/* `groups` rows of n elements, one after the other. */
+INLINE void qk_forward_rows(int64_t groups, int64_t n, float eps, const void *raw, const float *w, void *out,
+                            const bool plus_one, Dtype c) {
+    for (int64_t g = 0; g < groups; g++) {
+        const void *x = tensor_at(raw, g * n, c);
+        void *y = tensor_to(out, g * n, c);
+        float rstd = qk_rstd(x, n, eps, c);
+        EACH_VECTOR(i, left, n)
+        put(y, i, left, c, get(x, i, left, c) * rstd * norm_weight(w, i, left, plus_one));
+    }
+}
+
+INLINE void qk_norm_forward_typed(AttentionShape s, bool flat, float eps, const void *raw, const float *wq,
+                                  const float *wk, void *out, const bool plus_one, Dtype c) {
+    int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        const void *from = tensor_at(raw, t * row, c);
+        void *to = tensor_to(out, t * row, c);
+        qk_forward_rows(flat ? 1 : s.heads, flat ? q : s.head_dim, eps, from, wq, to, plus_one, c);
+        qk_forward_rows(flat ? 1 : s.kv_heads, flat ? k : s.head_dim, eps, tensor_at(from, q, c), wk,
+                        tensor_to(to, q, c), plus_one, c);
+        memcpy(tensor_to(to, q + k, c), tensor_at(from, q + k, c), (size_t)k * dtype_bytes(c));
+    }
+}
+
+INLINE void qk_backward_rows(int64_t groups, int64_t n, float eps, const void *raw, const float *w,
+                             void *grad, float *dw, const bool plus_one, Dtype c) {
+    for (int64_t g = 0; g < groups; g++) {
+        const void *x = tensor_at(raw, g * n, c);
+        void *dx = tensor_to(grad, g * n, c);
+        float rstd = qk_rstd(x, n, eps, c);
+        rms_backward_typed(1, n, x, w, &rstd, dx, dx, false, dw, plus_one, c);
+    }
+}
+
+INLINE void qk_norm_backward_typed(AttentionShape s, bool flat, float eps, const void *raw, const float *wq,
+                                   const float *wk, void *dqkv, float *dwq, float *dwk, const bool plus_one,
+                                   Dtype c) {
+    int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        const void *from = tensor_at(raw, t * row, c);
+        void *grad = tensor_to(dqkv, t * row, c);
+        qk_backward_rows(flat ? 1 : s.heads, flat ? q : s.head_dim, eps, from, wq, grad, dwq, plus_one, c);
+        qk_backward_rows(flat ? 1 : s.kv_heads, flat ? k : s.head_dim, eps, tensor_at(from, q, c), wk,
+                         tensor_to(grad, q, c), dwk, plus_one, c);
+    }
+}
+
+static void qk_norm_forward(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                            const float *wq, const float *wk, void *out, Dtype c) {
+    if (kind == NORM_RMS)
+        BY_DTYPE(c, qk_norm_forward_typed, s, flat, eps, raw, wq, wk, out, false);
+    else
+        BY_DTYPE(c, qk_norm_forward_typed, s, flat, eps, raw, wq, wk, out, true);
+}
+static void qk_norm_backward(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                             const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, Dtype c) {
+    if (kind == NORM_RMS)
+        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, false);
+    else
+        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, true);
 }
 
 /* ---- RoPE ---- */
 
 INLINE void rope_typed(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                        bool inverse, Dtype c) {
-    int64_t dim = s.head_dim, half = dim / 2, row = (s.heads + 2 * s.kv_heads) * dim;
+    int64_t dim = s.head_dim, turned = rotary_dim(s), half = turned / 2,
+            row = (s.heads + 2 * s.kv_heads) * dim;
     float sign = inverse ? -1.0f : 1.0f;
     for (int64_t t = 0; t < s.tokens; t++) {
-        const float *cosine = cos_sin + positions[t] * dim, *sine = cosine + half;
+        const float *cosine = cos_sin + positions[t] * turned, *sine = cosine + half;
         for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
             void *x = tensor_to(qkv, t * row + head * dim, c), *x2 = tensor_to(x, half, c);
             EACH_VECTOR(i, left, half) {
@@ -127,25 +290,31 @@ static LossRecord loss_record(int64_t n, const void *logits, Dtype logits_type, 
                                     : loss_record_typed(n, logits, target, DTYPE_BF16);
 }
 
-INLINE void row_gradient(const void *x, int64_t n, Dtype t, float max, float factor, void *dx,
+INLINE void row_gradient(const void *x, int64_t n, Dtype t, float max, float factor, float cap, void *dx,
                          Dtype grad_type) {
-    EACH_VECTOR(i, left, n) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
+    if (cap > 0) EACH_VECTOR(i, left, n) {
+            Vec l = get(x, i, left, t), part = l / cap;
+            put(dx, i, left, grad_type, vec_exp(l - max) * factor * (1.0f - part * part));
+        }
+    else
+        EACH_VECTOR(i, left, n) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
 }
 
-INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale, void *dx,
-                                Dtype grad_type, Dtype t) {
+INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale, float cap,
+                                void *dx, Dtype grad_type, Dtype t) {
     bool here = target >= 0 && target < n;
     float factor = (float)((double)scale / of.sum), logit = here ? tensor_get(x, target, t) : 0;
     if (grad_type == DTYPE_F32)
-        row_gradient(x, n, t, of.max, factor, dx, DTYPE_F32);
+        row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_F32);
     else
-        row_gradient(x, n, t, of.max, factor, dx, DTYPE_BF16);
+        row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_BF16);
     /* Anew, and not by subtraction from what was stored: that may be rounded. */
-    if (here)
-        tensor_set(dx, target, grad_type,
-                   (float)((exp((double)logit - (double)of.max) / of.sum - 1) * (double)scale));
+    if (!here) return;
+    double part = cap > 0 ? (double)logit / (double)cap : 0;
+    double gradient = (exp((double)logit - (double)of.max) / of.sum - 1) * (double)scale * (1 - part * part);
+    tensor_set(dx, target, grad_type, (float)gradient);
 }
 static void loss_gradient(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
-                          float scale, void *dlogits, Dtype grad_type) {
-    BY_DTYPE(logits_type, loss_gradient_typed, n, logits, target, of, scale, dlogits, grad_type);
+                          float scale, float cap, void *dlogits, Dtype grad_type) {
+    BY_DTYPE(logits_type, loss_gradient_typed, n, logits, target, of, scale, cap, dlogits, grad_type);
 }

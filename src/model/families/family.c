@@ -1,9 +1,13 @@
-/* The table of families, and what is looked up in an entry. */
+/* The table of families, and what is looked up in an entry. The first is what a file without model_type, and
+ * a run that does not say, is of. */
 #include "model/families/family.h"
 
+#include <inttypes.h>
 #include <string.h>
 
-const Family *const families[] = {&family_llama, NULL};
+const Family *const families[] = {&family_llama,   &family_qwen2, &family_qwen3,  &family_mistral,
+                                  &family_olmo2,   &family_olmo3, &family_gemma2, &family_gemma3_text,
+                                  &family_smollm3, &family_phi3,  &family_gpt2,   NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
@@ -25,4 +29,81 @@ const PublishedSize *family_published(const ModelConfig *c) {
     for (const PublishedSize *s = model_family(c)->sizes; s && s->name; s++)
         if (same_shape(s, c)) return s;
     return NULL;
+}
+
+/* Sizes have no defaults that anybody wants: those of transformers' classes are of one model. */
+ModelConfig family_defaults(const Family *f, const ModelConfig *c) {
+    ModelConfig d = f->defaults;
+    d.family = f;
+    d.vocab_size = c->vocab_size;
+    d.hidden_size = c->hidden_size;
+    d.intermediate_size = c->intermediate_size;
+    d.num_hidden_layers = c->num_hidden_layers;
+    d.num_attention_heads = c->num_attention_heads;
+    d.num_key_value_heads = c->num_key_value_heads;
+    if (d.head_dim == 0) d.head_dim = c->head_dim;
+    d.max_position_embeddings = c->max_position_embeddings;
+    d.bos_token_id = c->bos_token_id;
+    d.eos_token_id = c->eos_token_id;
+    if (d.partial_rotary_factor <= 0) d.partial_rotary_factor = 1;
+    if (f->window_keys == WINDOWS_BEHIND) d.sliding_window = 0; /* use_sliding_window is false */
+    return d;
+}
+
+/* ---- what a family can say ---- */
+
+static bool reads_field(const Family *f, size_t offset) {
+    for (const KeyRule *k = f->keys; k->name; k++)
+        if (k->offset == offset && offset > 0) return true;
+    return false;
+}
+
+bool family_reads(const Family *f, KeyKind kind) {
+    for (const KeyRule *k = f->keys; k->name; k++)
+        if (k->kind == kind) return true;
+    return false;
+}
+
+static ErrorCode refuse_field(const Family *f, const char *where, const char *field, Error *err) {
+    return error_set(
+        err, ERR_CONFIG,
+        "%s: the family %s has no key for another %s than its own: leave it out, or take another "
+        "family",
+        where, f->model_type, field);
+}
+
+static bool equal(double a, double b) { return a >= b && a <= b; }
+
+/* Each field that some family has no key for, and whether c says there what every model of the family is. */
+ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
+    const Family *f = model_family(c);
+    const ModelConfig *d = &f->defaults;
+#define FIELD(name) #name, offsetof(ModelConfig, name)
+    const struct {
+        const char *name;
+        size_t offset;
+        bool same;
+    } fields[] = {
+        {FIELD(attention_bias), c->attention_bias == d->attention_bias},
+        {FIELD(mlp_bias), c->mlp_bias == d->mlp_bias},
+        {FIELD(tie_word_embeddings), c->tie_word_embeddings == d->tie_word_embeddings},
+        {FIELD(num_key_value_heads), c->num_key_value_heads == c->num_attention_heads},
+        {FIELD(head_dim), c->head_dim == c->hidden_size / c->num_attention_heads},
+        {FIELD(query_pre_attn_scalar), equal(c->query_pre_attn_scalar, d->query_pre_attn_scalar)},
+        {FIELD(attn_logit_softcapping), equal(c->attn_logit_softcapping, d->attn_logit_softcapping)},
+        {FIELD(final_logit_softcapping), equal(c->final_logit_softcapping, d->final_logit_softcapping)},
+    };
+#undef FIELD
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (!fields[i].same && !reads_field(f, fields[i].offset))
+            return refuse_field(f, where, fields[i].name, err);
+    if (c->sliding_window > 0 && !family_reads(f, KEY_WINDOWS))
+        return refuse_field(f, where, "sliding_window", err);
+    if (c->no_rope.period > 0 && !family_reads(f, KEY_NO_ROPE))
+        return refuse_field(f, where, "set of layers without rotation", err);
+    if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation)
+        return refuse_field(f, where, "partial_rotary_factor", err);
+    if (f->window_keys == WINDOWS_ALL && c->windows.period > 1)
+        return refuse_field(f, where, "set of layers with windows", err);
+    return OK;
 }

@@ -1,23 +1,56 @@
-/* Families of models, as data. An entry says what tells a family from the others: its names in config.json,
- * the keys that it reads there (and writes, in this order) with what they mean when absent, names of weights
- * where they are not Llama's, the layers of a block, and sizes that were published. Nothing else knows
+/* Families of models, as data. An entry says what tells a family from the others: how its blocks are made,
+ * its names in config.json, the keys that it reads there (and writes, in this order) with what they mean when
+ * absent, names of weights where they are not Llama's, and sizes that were published. Nothing else knows
  * families apart: a new one is an entry here, in the table of family.c, and a directory of golden values.
  *
  * What transformers would read from a file is what weft reads, or weft refuses it: a key that changes the
- * mathematics and that weft does not implement is an error naming the key, never silently dropped. */
+ * mathematics and that weft does not implement is an error naming the key, never silently dropped. And what
+ * config.json of a family cannot say, a model of it is not: a run that asks for it is refused too, since its
+ * checkpoints would be read as another model. */
 #ifndef WEFT_MODEL_FAMILIES_FAMILY_H
 #define WEFT_MODEL_FAMILIES_FAMILY_H
 
 #include "model/layers/layer.h"
 
+/* Where the norms of a sublayer are: sublayers.c. */
+typedef enum NormPlace { NORMS_BEFORE, NORMS_AFTER, NORMS_AROUND } NormPlace;
+/* Norms of queries and keys: none, of each head, of all heads of a token as one row. */
+typedef enum QkNorm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_FLAT } QkNorm;
+
+/* What all models of a family have in common. Zeros are Llama. */
+typedef struct Arch {
+    NormPlace norms;
+    NormKind norm;
+    QkNorm qk_norm;
+    Activation activation;
+    bool no_gate;           /* of the MLP */
+    bool qkv_bias;          /* q, k and v have biases, whatever attention_bias says */
+    bool fused_qkv;         /* stored as one matrix: rows of q, of k, of v */
+    bool fused_gate_up;     /* likewise */
+    bool transposed;        /* matrices of blocks are stored [inputs, outputs] */
+    bool learned_positions; /* added to the embedding; heads are not turned */
+    bool scale_embedding;   /* by the root of hidden_size */
+    bool local_rotation;    /* layers with windows turn by rope_local_theta, unscaled */
+    bool partial_rotation;  /* partial_rotary_factor is one of its keys */
+    bool heads_divide;      /* transformers demands that heads divide hidden_size */
+} Arch;
+
 typedef enum KeyKind {
     KEY_SIZE,       /* whole number of 1 or more: int64_t */
     KEY_NUMBER,     /* double */
+    KEY_OPTIONAL,   /* double; null, or absent without a default, is 0 */
     KEY_SWITCH,     /* bool */
     KEY_TOKEN,      /* token id: int64_t; null is none (-1), a list gives its first */
-    KEY_ROTATION,   /* rope_theta with rope_scaling, or rope_parameters: see rotation.c */
-    KEY_ACTIVATION, /* "silu", or what means the same: written, not held */
-    KEY_ZERO        /* 0: written, not held */
+    KEY_INNER,      /* MLP's width: null or absent is 4 hidden_size */
+    KEY_ROTATION,   /* rope_theta with rope_scaling, or rope_parameters: see rope_keys.c */
+    KEY_WINDOWS,    /* sliding_window, and which layers have one: see window_keys.c */
+    KEY_NO_ROPE,    /* layers that are not turned: see there too */
+    KEY_ACTIVATION, /* the family's, or what means the same: written, not held */
+    KEY_ZERO,       /* 0: written, not held */
+    KEY_DROPOUT,    /* any probability, which a warning says is not used: written as 0 */
+    KEY_FALSE,      /* false, null or absent: not written */
+    KEY_TRUE,       /* true or absent: not written */
+    KEY_NONE        /* null or absent: not written */
 } KeyKind;
 
 typedef struct KeyRule {
@@ -26,6 +59,13 @@ typedef struct KeyRule {
     size_t offset; /* in ModelConfig */
     bool required; /* else the family's defaults have its value */
 } KeyRule;
+
+/* How config.json says which layers have windows. */
+typedef enum WindowKeys {
+    WINDOWS_ALL,    /* sliding_window, for all of them */
+    WINDOWS_BEHIND, /* use_sliding_window; max_window_layers are the first that has one; layer_types */
+    WINDOWS_SOME    /* layer_types, or the pattern that the defaults have; sliding_window_pattern */
+} WindowKeys;
 
 /* A parameter's name where it is not that of its row (model/params.h). */
 typedef struct NameRule {
@@ -43,35 +83,54 @@ typedef struct PublishedSize {
 
 typedef struct Family {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
+    Arch arch;
     ModelConfig defaults;
-    const KeyRule *keys;        /* ends with a NULL name */
+    InitKind init;       /* what its models start from, unless a run says otherwise */
+    const KeyRule *keys; /* ends with a NULL name */
+    WindowKeys window_keys;
+    const char *blocks;         /* names in blocks begin with this and a number; NULL: "model.layers." */
+    const char *prefix;         /* files may leave this out in front of every name; NULL: nothing */
     const NameRule *names;      /* ends with a NULL row; NULL: all as their rows say */
-    const Layer *mixer, *mlp;   /* the two sublayers of a block */
     const PublishedSize *sizes; /* ends with a NULL name; NULL: none */
 } Family;
 
-extern const Family family_llama;
+extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
+    family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2;
 
 /* All of them; ends with NULL. */
 extern const Family *const families[];
+/* Their names in that order: what an option table takes. */
+#define FAMILY_NAMES "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2"
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */
 const char *family_parameter_name(const Family *f, const ParamRow *row);
 /* The published model of this shape; NULL: none that weft knows. */
 const PublishedSize *family_published(const ModelConfig *c);
+/* What the family's config.json would say of c without the keys that files may leave out: *c with the
+ * family, and its defaults in place of all that is no size. */
+ModelConfig family_defaults(const Family *f, const ModelConfig *c);
+/* Refuses a complete shape that config.json of its family cannot say. */
+ErrorCode family_check(const ModelConfig *c, const char *where, Error *err);
 
 /* A config.json of this family, parsed; `where` names the file. */
 ErrorCode family_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err);
 
 /* ---- between the files of families/ ---- */
 
+bool family_reads(const Family *f, KeyKind kind);
 const cJSON *family_member(const cJSON *object, const char *key); /* NULL if absent or null */
 ErrorCode family_refuse(const char *where, const char *key, const char *found, const char *supported,
                         Error *err);
-ErrorCode rotation_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
-void rotation_write(const ModelConfig *c, JsonWriter *w);
+ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void rope_keys_write(const ModelConfig *c, JsonWriter *w);
+ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void window_keys_write(const ModelConfig *c, JsonWriter *w);
+ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void no_rope_write(const ModelConfig *c, JsonWriter *w);
 /* transformers tells 8.0 from 8, and warns about the latter. */
 void family_write_double(JsonWriter *w, const char *key, double value);
+/* The name by which a family's activation is written. */
+const char *family_activation(const Family *f);
 
 #endif

@@ -1,27 +1,10 @@
 /* Llama 1 to 3, and what is published in its form: SmolLM, TinyLlama, Yi, DeepSeek-LLM. The keys are those of
  * transformers' LlamaConfig, the defaults too. */
-#include "model/families/family.h"
+#include "model/families/keys.h"
 
-#define AT(field) offsetof(ModelConfig, field)
 static const KeyRule keys[] = {
-    {"vocab_size", KEY_SIZE, AT(vocab_size), true},
-    {"hidden_size", KEY_SIZE, AT(hidden_size), true},
-    {"intermediate_size", KEY_SIZE, AT(intermediate_size), true},
-    {"num_hidden_layers", KEY_SIZE, AT(num_hidden_layers), true},
-    {"num_attention_heads", KEY_SIZE, AT(num_attention_heads), true},
-    {"num_key_value_heads", KEY_SIZE, AT(num_key_value_heads), false},
-    {"head_dim", KEY_SIZE, AT(head_dim), false},
-    {"hidden_act", KEY_ACTIVATION, 0, false},
-    {"max_position_embeddings", KEY_SIZE, AT(max_position_embeddings), false},
-    {"rms_norm_eps", KEY_NUMBER, AT(rms_norm_eps), false},
-    {"rope_theta", KEY_ROTATION, 0, false},
-    {"tie_word_embeddings", KEY_SWITCH, AT(tie_word_embeddings), false},
-    {"attention_bias", KEY_SWITCH, AT(attention_bias), false},
-    {"mlp_bias", KEY_SWITCH, AT(mlp_bias), false},
-    {"attention_dropout", KEY_ZERO, 0, false},
-    {"bos_token_id", KEY_TOKEN, AT(bos_token_id), false},
-    {"eos_token_id", KEY_TOKEN, AT(eos_token_id), false},
-    {.name = NULL},
+    KEYS_SIZES,     KEY_SILU, KEYS_STREAM, KEY_ATTENTION_BIAS, {"mlp_bias", KEY_SWITCH, AT(mlp_bias), false},
+    KEY_NO_DROPOUT, KEYS_END,
 };
 
 static const PublishedSize sizes[] = {
@@ -42,14 +25,14 @@ static const PublishedSize sizes[] = {
 const Family family_llama = {
     .model_type = "llama",
     .architecture = "LlamaForCausalLM",
+    .arch = {.heads_divide = true},
     .defaults = {.max_position_embeddings = 2048,
                  .rms_norm_eps = 1e-6,
                  .rope_theta = 10000,
-                 .rope_scaling = {.factor = 1},
+                 .rope_scaling = ROPE_NONE,
                  .bos_token_id = 1,
                  .eos_token_id = 2},
+    .init = INIT_TORCHTITAN,
     .keys = keys,
-    .mixer = &layer_attention,
-    .mlp = &layer_mlp,
     .sizes = sizes,
 };

@@ -1,8 +1,10 @@
-/* Reading config.json by the rules of its family. */
+/* Reading config.json by the rules of its family: one rule a key, in the order of the entry, since some keys
+ * mean what they do by others before them (the number of layers comes before lists of them). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "model/families/family.h"
 
 #define CONFIG_FILE_LIMIT ((size_t)1 << 20)
@@ -73,13 +75,21 @@ static void drop_token(const cJSON *root, const char *key, int64_t vocab, int64_
     if (family_member(root, key) == NULL && *id >= vocab) *id = -1;
 }
 
-static ErrorCode read_activation(const cJSON *root, const char *where, const char *key, Error *err) {
-    const char *name = "silu";
+/* Names that mean the same. `gelu` is none of them: it is exact, by erf. */
+static const char *const silu[] = {"silu", "swish", NULL};
+static const char *const gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", NULL};
+
+static ErrorCode read_activation(const Family *f, const cJSON *root, const char *where, const char *key,
+                                 Error *err) {
+    const char *name = family_activation(f);
+    const char *const *known = f->arch.activation == ACT_SILU ? silu : gelu_tanh;
     TRY(json_get_string(root, where, key, false, &name, err));
-    if (strcmp(name, "silu") == 0 || strcmp(name, "swish") == 0) return OK;
-    return family_refuse(where, key, name, "\"silu\"", err);
+    for (int i = 0; known[i]; i++)
+        if (strcmp(name, known[i]) == 0) return OK;
+    return family_refuse(where, key, name, family_activation(f), err);
 }
 
+/* What is on by a number and off at 0. */
 static ErrorCode read_zero(const cJSON *root, const char *where, const char *key, Error *err) {
     double value = 0;
     TRY(json_get_double(root, where, key, false, &value, err));
@@ -87,17 +97,60 @@ static ErrorCode read_zero(const cJSON *root, const char *where, const char *key
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected 0: weft has no dropout", where, key, value);
 }
 
-static ErrorCode read_key(ModelConfig *c, const KeyRule *k, const cJSON *root, const char *where,
-                          Error *err) {
+static ErrorCode read_dropout(const cJSON *root, const char *where, const char *key, Error *err) {
+    double value = 0;
+    TRY(json_get_double(root, where, key, false, &value, err));
+    if (!(value >= 0 && value < 1))
+        return error_set(err, ERR_CONFIG, "%s: %s is %g, expected a probability", where, key, value);
+    if (value > 0) log_warn("%s: %s is %g: weft trains without dropout", where, key, value);
+    return OK;
+}
+
+/* A switch that only this value of is implemented; null stands for absent. */
+static ErrorCode read_only(const cJSON *root, const char *where, const char *key, bool only, Error *err) {
+    bool value = only;
+    TRY(json_get_bool(root, where, key, false, &value, err));
+    if (value == only) return OK;
+    return family_refuse(where, key, value ? "true" : "false", only ? "true" : "false", err);
+}
+
+static ErrorCode read_none(const cJSON *root, const char *where, const char *key, Error *err) {
+    if (family_member(root, key) == NULL) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is not supported in this family, expected null", where, key);
+}
+
+static ErrorCode read_optional(const cJSON *root, const char *where, const char *key, double *to,
+                               Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    if (item != NULL && cJSON_IsNull(item)) *to = 0;
+    return json_get_double(root, where, key, false, to, err);
+}
+
+static ErrorCode read_inner(ModelConfig *c, const cJSON *root, const char *where, const KeyRule *k,
+                            int64_t *to, Error *err) {
+    if (c->hidden_size <= MODEL_MAX_WIDTH) *to = 4 * c->hidden_size;
+    return json_get_int(root, where, k->name, false, 1, MODEL_MAX_POSITIONS, to, err);
+}
+
+static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, const cJSON *root,
+                          const char *where, Error *err) {
     void *to = (char *)c + k->offset;
     switch (k->kind) {
     case KEY_SIZE: return json_get_int(root, where, k->name, k->required, 1, MODEL_MAX_POSITIONS, to, err);
     case KEY_NUMBER: return json_get_double(root, where, k->name, k->required, to, err);
     case KEY_SWITCH: return json_get_bool(root, where, k->name, k->required, to, err);
     case KEY_TOKEN: return read_token(root, where, k->name, to, err);
-    case KEY_ROTATION: return rotation_read(c, root, where, err);
-    case KEY_ACTIVATION: return read_activation(root, where, k->name, err);
+    case KEY_OPTIONAL: return read_optional(root, where, k->name, to, err);
+    case KEY_INNER: return read_inner(c, root, where, k, to, err);
+    case KEY_ROTATION: return rope_keys_read(f, c, root, where, err);
+    case KEY_WINDOWS: return window_keys_read(f, c, root, where, err);
+    case KEY_NO_ROPE: return no_rope_read(c, root, where, err);
+    case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);
+    case KEY_DROPOUT: return read_dropout(root, where, k->name, err);
+    case KEY_FALSE: return read_only(root, where, k->name, false, err);
+    case KEY_TRUE: return read_only(root, where, k->name, true, err);
+    case KEY_NONE: return read_none(root, where, k->name, err);
     }
     return OK;
 }
@@ -106,7 +159,7 @@ ErrorCode family_read(const Family *f, ModelConfig *c, const cJSON *root, const 
     ModelConfig read = f->defaults;
     read.family = f;
     TRY(check_root(f, root, where, err));
-    for (const KeyRule *k = f->keys; k->name; k++) TRY(read_key(&read, k, root, where, err));
+    for (const KeyRule *k = f->keys; k->name; k++) TRY(read_key(f, &read, k, root, where, err));
     drop_token(root, "bos_token_id", read.vocab_size, &read.bos_token_id);
     drop_token(root, "eos_token_id", read.vocab_size, &read.eos_token_id);
     TRY(model_config_complete(&read, where, err));
@@ -123,7 +176,7 @@ static ErrorCode refuse_family(const char *type, const char *where, Error *err) 
     return code;
 }
 
-/* The family that a file says it is of. */
+/* The family that a file says it is of; files of old say nothing, and are Llama. */
 static ErrorCode find_family(const cJSON *root, const char *where, const Family **out, Error *err) {
     const char *type = families[0]->model_type;
     if (!cJSON_IsObject(root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);

@@ -18,6 +18,18 @@ static void write_token(JsonWriter *w, const char *key, int64_t id) {
         json_put_int(w, key, id);
 }
 
+const char *family_activation(const Family *f) {
+    if (f->arch.activation == ACT_SILU) return "silu";
+    return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh"; /* one function, by the name of its time */
+}
+
+static void write_optional(JsonWriter *w, const char *key, double value) {
+    if (value > 0)
+        family_write_double(w, key, value);
+    else
+        json_put_null(w, key);
+}
+
 static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     const void *from = (const char *)c + k->offset;
     switch (k->kind) {
@@ -25,9 +37,17 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_NUMBER: family_write_double(w, k->name, *(const double *)from); break;
     case KEY_SWITCH: json_put_bool(w, k->name, *(const bool *)from); break;
     case KEY_TOKEN: write_token(w, k->name, *(const int64_t *)from); break;
-    case KEY_ROTATION: rotation_write(c, w); break;
-    case KEY_ACTIVATION: json_put_string(w, k->name, "silu"); break;
-    case KEY_ZERO: family_write_double(w, k->name, 0); break;
+    case KEY_OPTIONAL: write_optional(w, k->name, *(const double *)from); break;
+    case KEY_INNER: json_put_int(w, k->name, *(const int64_t *)from); break;
+    case KEY_ROTATION: rope_keys_write(c, w); break;
+    case KEY_WINDOWS: window_keys_write(c, w); break;
+    case KEY_NO_ROPE: no_rope_write(c, w); break;
+    case KEY_ACTIVATION: json_put_string(w, k->name, family_activation(model_family(c))); break;
+    case KEY_ZERO:
+    case KEY_DROPOUT: family_write_double(w, k->name, 0); break;
+    case KEY_FALSE:
+    case KEY_TRUE:
+    case KEY_NONE: break;
     }
 }
 

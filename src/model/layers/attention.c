@@ -1,60 +1,129 @@
-/* Causal self-attention with grouped keys and values:
+/* Causal self-attention with grouped keys and values (Vaswani et al., "Attention is all you need", 2017;
+ * Ainslie et al., "GQA", 2023):
  *
- *     q k v  [q|k|v] = x [Wq;Wk;Wv]^T, q and k turned by their positions
- *     attention   a = softmax(q k^T / sqrt(D)) v, inside documents
+ *     q k v   [q|k|v] = x [Wq;Wk;Wv]^T (+ biases)
+ *     heads   q and k normed, head by head or all heads of a token at once, where the family does that
+ *             q and k turned by their positions, unless the layer does without
+ *     attention   a = softmax(cap(scale q k^T)) v, inside documents and windows
  *     output      y = a Wo^T
  *
- * Shapes: T tokens, h hidden, Q = H*D, K = G*D. Generation keeps K keys and K values of each token. */
+ * Shapes: T tokens, h hidden, Q = H*D, K = G*D. Generation keeps K keys and K values of each token.
+ *
+ * There are two layers of one text. Without norms of q and k, turning is done in place at the end of the
+ * product's part: undoing it needs angles only. A norm's way back needs what was normed, so where there are
+ * norms the product's result stays as it is (raw), and what attention reads is made from it, cheaply enough
+ * to be made again. */
+#include "model/families/family.h"
 #include "model/unit.h"
 
-enum { Q_BIAS, K_BIAS, V_BIAS, O_BIAS, Q, K, V, O, PARAMS };
+enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, PARAMS };
+enum { QKV_ROWS = 4 }; /* of which the product's matrix is made: three, or one */
 static const ParamRow params[PARAMS] = {
-    [Q_BIAS] = {"self_attn.q_proj.bias", DIM_QUERY, .when = WHEN_ATTENTION_BIAS, .cut = CUT_ROWS,
+    [Q_BIAS] = {"self_attn.q_proj.bias", DIM_QUERY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
                 .init = ROLE_ZEROS},
-    [K_BIAS] = {"self_attn.k_proj.bias", DIM_KEY, .when = WHEN_ATTENTION_BIAS, .cut = CUT_ROWS,
+    [K_BIAS] = {"self_attn.k_proj.bias", DIM_KEY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
                 .init = ROLE_ZEROS, .continues = true},
-    [V_BIAS] = {"self_attn.v_proj.bias", DIM_KEY, .when = WHEN_ATTENTION_BIAS, .cut = CUT_ROWS,
+    [V_BIAS] = {"self_attn.v_proj.bias", DIM_KEY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
                 .init = ROLE_ZEROS, .continues = true},
-    [O_BIAS] = {"self_attn.o_proj.bias", DIM_HIDDEN, .when = WHEN_ATTENTION_BIAS, .init = ROLE_ZEROS},
-    [Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_INNER,
-           .decays = true},
-    [K] = {"self_attn.k_proj.weight", DIM_KEY, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_INNER,
-           .decays = true, .continues = true},
-    [V] = {"self_attn.v_proj.weight", DIM_KEY, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_INNER,
-           .decays = true, .continues = true},
+    [QKV_BIAS] = {"self_attn.qkv_proj.bias", DIM_QKV, .when = WHEN_QKV_BIAS | WHEN_QKV_FUSED, .cut = CUT_ROWS,
+                  .init = ROLE_ZEROS},
+    [O_BIAS] = {"self_attn.o_proj.bias", DIM_HIDDEN, .when = WHEN_OUT_BIAS, .init = ROLE_ZEROS},
+    [Q_NORM] = {"self_attn.q_norm.weight", DIM_QUERY_NORM, .when = WHEN_QK_NORM, .init = ROLE_NORM},
+    [K_NORM] = {"self_attn.k_norm.weight", DIM_KEY_NORM, .when = WHEN_QK_NORM, .init = ROLE_NORM},
+    [Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
+           .init = ROLE_INNER, .decays = true},
+    [K] = {"self_attn.k_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
+           .init = ROLE_INNER, .decays = true, .continues = true},
+    [V] = {"self_attn.v_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
+           .init = ROLE_INNER, .decays = true, .continues = true},
+    [QKV_WEIGHT] = {"self_attn.qkv_proj.weight", DIM_QKV, DIM_HIDDEN, .when = WHEN_QKV_FUSED, .cut = CUT_ROWS,
+                    .init = ROLE_INNER, .decays = true},
     [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_QUERY, .cut = CUT_COLUMNS, .init = ROLE_OUT,
            .decays = true},
 };
 
-enum { QKV, ATTENDED, LSE, DQKV, DATTENDED, TENSORS };
-static const TensorRow tensors[TENSORS] = {
+/* The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies. */
+enum { QKV, ATTENDED, LSE, DQKV, DATTENDED, PLAIN_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
+#define SHARED_TENSORS                                                                      \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                 \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */ \
+        [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                 \
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH}
+static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* laid out [H, T] */
-    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},
+    SHARED_TENSORS,
+};
+static const TensorRow normed_tensors[NORMED_TENSORS] = {
+    [QKV] = {.width = DIM_QKV, .life = LIFE_CHEAP}, /* normed and turned, from RAW */
+    SHARED_TENSORS,
+    [RAW] = {.width = DIM_QKV, .life = LIFE_SAVED},
 };
 
-static const Product qkv = {&params[Q], &params[Q_BIAS], DIM_QKV, DIM_HIDDEN};
-static const Product output = {&params[O], &params[O_BIAS], DIM_HIDDEN, DIM_QUERY};
+static const Product qkv = {&params[Q], &params[Q_BIAS], QKV_ROWS, DIM_QKV, DIM_HIDDEN};
+static const Product output = {&params[O], &params[O_BIAS], 1, DIM_HIDDEN, DIM_QUERY};
 
+static AttentionShape shape_of(const LayerPass *w) { return model_attention(w->pass->model, w->unit - 1); }
+
+/* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
+ * same tables. */
 static void rotate(const LayerPass *w, void *heads, bool inverse) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    OP(p->device, OP_ROPE, rope, model_attention(m), heads, p->batch.positions, m->cos_sin, inverse,
+    int rotation = model_block(&m->config, w->unit - 1).rotation;
+    if (rotation < 0) return;
+    OP(p->device, OP_ROPE, rope, shape_of(w), heads, p->batch.positions, model_angles(m, rotation), inverse,
        m->compute);
 }
+
+/* ---- the product, and turning where nothing comes between ---- */
 
 static void qkv_forward(const LayerPass *w) {
     product_forward(w, &qkv, w->x, w->tensors[QKV]);
     rotate(w, w->tensors[QKV], false);
 }
 
-static void qkv_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) rotate(w, w->tensors[DQKV], true);
+static void qkv_gradients(const LayerPass *w, Half half) {
     if (half & HALF_WEIGHT) product_weight(w, &qkv, w->tensors[DQKV], w->x);
     if (half & HALF_INPUT) product_input(w, &qkv, w->tensors[DQKV], w->dx);
 }
+
+static void qkv_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT) rotate(w, w->tensors[DQKV], true);
+    qkv_gradients(w, half);
+}
+
+/* ---- norms of queries and keys ---- */
+
+static const Param *norm_of(const LayerPass *w, int row) {
+    return param_of(&w->pass->model->table, w->unit, &params[row]);
+}
+
+static void raw_forward(const LayerPass *w) { product_forward(w, &qkv, w->x, w->tensors[RAW]); }
+
+static void heads_forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    const Arch *a = &model_family(&m->config)->arch;
+    OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
+       (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, norm_of(w, Q_NORM)),
+       weights_vector(p->weights, norm_of(w, K_NORM)), w->tensors[QKV], m->compute);
+    rotate(w, w->tensors[QKV], false);
+}
+
+static void heads_backward(const LayerPass *w, Half half) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    const Arch *a = &model_family(&m->config)->arch;
+    const Param *q = norm_of(w, Q_NORM), *k = norm_of(w, K_NORM);
+    if (!(half & HALF_INPUT)) return;
+    rotate(w, w->tensors[DQKV], true);
+    OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
+       (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, q),
+       weights_vector(p->weights, k), w->tensors[DQKV], gradient_of(&p->gradients, q),
+       gradient_of(&p->gradients, k), m->tokens, m->compute);
+}
+
+/* ---- attention ---- */
 
 /* Puts the new keys and values where the cache wants them: those of a block's tokens one after the other,
  * keys before values. */
@@ -80,27 +149,34 @@ static void attend(const LayerPass *w) {
     void *const *t = w->tensors;
     char *keys, *values;
     if (!p->cache) {
-        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, model_attention(m), t[QKV], p->batch.first_key,
+        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, shape_of(w), t[QKV], p->batch.first_key,
            t[ATTENDED], t[LSE], m->compute);
         return;
     }
     extend_cache(w, &keys, &values);
-    OP(p->device, OP_ATTENTION_DECODE, attention_decode, model_attention(m), p->cache->start, t[QKV], keys,
-       values, t[ATTENDED], m->compute);
+    OP(p->device, OP_ATTENTION_DECODE, attention_decode, shape_of(w), p->cache->start, t[QKV], keys, values,
+       t[ATTENDED], m->compute);
 }
 
 static void attend_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     if (half & HALF_INPUT)
-        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, model_attention(p->model), t[QKV],
-           p->batch.first_key, t[ATTENDED], t[LSE], t[DATTENDED], t[DQKV], p->model->compute);
+        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, shape_of(w), t[QKV], p->batch.first_key,
+           t[ATTENDED], t[LSE], t[DATTENDED], t[DQKV], p->model->compute);
 }
 
-/* Scores and values: 2 FLOPs each a pair, over half of the context, and twice that on the way back. */
-static Cost attend_cost(const ModelConfig *c, int64_t context) {
-    double pairs = (double)model_dim(c, DIM_QUERY) * (double)context;
-    return (Cost){2 * pairs, 4 * pairs, 0};
+/* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
+ * all after it see W of them, W - W^2 / (2 T). */
+static double keys_seen(const ModelConfig *c, int64_t layer, int64_t context) {
+    double all = (double)context, window = (double)model_block(c, layer).window;
+    return window > 0 && window < all ? window - window * window / (2 * all) : all / 2;
+}
+
+/* Scores and values: 2 FLOPs each a pair and element of a head, and twice that on the way back. */
+static Cost attend_cost(const ModelConfig *c, int unit, int64_t context) {
+    double pairs = (double)model_dim(c, DIM_QUERY) * keys_seen(c, unit - 1, context);
+    return (Cost){4 * pairs, 8 * pairs, 0};
 }
 
 static void output_forward(const LayerPass *w) { product_forward(w, &output, w->tensors[ATTENDED], w->y); }
@@ -110,17 +186,35 @@ static void output_backward(const LayerPass *w, Half half) {
     if (half & HALF_WEIGHT) product_weight(w, &output, w->dy, w->tensors[ATTENDED]);
 }
 
-static const Part parts[] = {
+/* ---- the two layers ---- */
+
+#define SHARED_PARTS                                                              \
+    {"attention", LIFE_SAVED, attend, attend_backward, .more = attend_cost}, {    \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output \
+    }
+static const Part plain_parts[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
-    {"attention", LIFE_SAVED, attend, attend_backward, .more = attend_cost},
-    {"output", LIFE_SAVED, output_forward, output_backward, .product = &output},
+    SHARED_PARTS,
+};
+static const Part normed_parts[] = {
+    {"q k v", LIFE_SAVED, raw_forward, qkv_gradients, .product = &qkv},
+    {"norm of q and k", LIFE_CHEAP, heads_forward, heads_backward, .product = NULL},
+    SHARED_PARTS,
 };
 
 const Layer layer_attention = {.name = "attention",
                                .params = params,
-                               .tensors = tensors,
-                               .parts = parts,
+                               .tensors = plain_tensors,
+                               .parts = plain_parts,
                                .param_count = PARAMS,
-                               .tensor_count = TENSORS,
-                               .part_count = sizeof parts / sizeof *parts,
+                               .tensor_count = PLAIN_TENSORS,
+                               .part_count = sizeof plain_parts / sizeof *plain_parts,
                                .cached = DIM_KEY_VALUE};
+const Layer layer_normed_attention = {.name = "attention, q and k normed",
+                                      .params = params,
+                                      .tensors = normed_tensors,
+                                      .parts = normed_parts,
+                                      .param_count = PARAMS,
+                                      .tensor_count = NORMED_TENSORS,
+                                      .part_count = sizeof normed_parts / sizeof *normed_parts,
+                                      .cached = DIM_KEY_VALUE};

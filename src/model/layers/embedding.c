@@ -1,30 +1,54 @@
-/* The embedding: y[t] = W[ids[t]]. Its input is the microbatch itself, so nothing is saved; its backward pass
- * adds each token's gradient to its row, tokens in ascending order. */
+/* The embedding: y[t] = s W[ids[t]] (+ P[positions[t]]), with s the root of h in families that scale it, and
+ * P in those that learn positions. Its input is the microbatch itself, so nothing is saved; its backward pass
+ * adds each token's gradient to its rows, tokens in ascending order.
+ *
+ * Its gradients are always added to, never set: a microbatch reaches few rows, and clearing all of them for
+ * each would cost more than the pass. Who owns them clears them once a step. */
+#include <math.h>
+
+#include "model/families/family.h"
 #include "model/unit.h"
 
-static const ParamRow params[] = {
-    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_EMBEDDING,
-     .decays = true},
+enum { TOKENS, POSITIONS, PARAMS };
+static const ParamRow params[PARAMS] = {
+    [TOKENS] = {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_EMBEDDING,
+                .decays = true},
+    [POSITIONS] = {"model.embed_positions.weight", DIM_POSITIONS, DIM_HIDDEN, .when = WHEN_LEARNED_POSITIONS,
+                   .init = ROLE_POSITIONS, .decays = true},
 };
 
-static const Param *table_of(const Model *m) { return param_of(&m->table, 0, params); }
+/* Not of the head that is tied to it. In fp32 as the root is: transformers rounds it to bf16 with the rest.
+ * */
+static float scale_of(const Model *m) {
+    return model_family(&m->config)->arch.scale_embedding ? sqrtf((float)m->config.hidden_size) : 1;
+}
+
+static const Param *table_of(const Model *m, int row) { return param_of(&m->table, 0, &params[row]); }
 
 static void forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
+    const Param *positions = table_of(m, POSITIONS);
     OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->batch.ids,
-       weights_matrix(p->weights, table_of(m)), w->y, m->compute);
+       weights_matrix(p->weights, table_of(m, TOKENS)), scale_of(m), false, w->y, m->compute);
+    if (positions)
+        OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->batch.positions,
+           weights_matrix(p->weights, positions), 1, true, w->y, m->compute);
 }
 
 static void backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    if (half & HALF_WEIGHT)
-        OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids,
-           w->dy, gradient_of(&p->gradients, table_of(m)), m->compute);
+    const Param *positions = table_of(m, POSITIONS);
+    if (!(half & HALF_WEIGHT)) return;
+    OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids, w->dy,
+       scale_of(m), gradient_of(&p->gradients, table_of(m, TOKENS)), m->compute);
+    if (positions)
+        OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.positions,
+           w->dy, 1, gradient_of(&p->gradients, positions), m->compute);
 }
 
 static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};
 
 const Layer layer_embedding = {
-    .name = "embedding", .params = params, .parts = parts, .param_count = 1, .part_count = 1};
+    .name = "embedding", .params = params, .parts = parts, .param_count = PARAMS, .part_count = 1};

@@ -1,17 +1,22 @@
 /* The last unit: final norm, head, loss.
  *
  *     norm           n = norm(x)
- *     head and loss  logits = n W^T, loss of each token
+ *     head and loss  logits = cap(n W^T), loss of each token
  *
  * The head runs over chunks of tokens, and for each chunk does everything that needs its logits - loss, their
  * gradient, and both halves of the head's backward pass - before the next chunk overwrites them: logits never
  * exist whole. So its forward pass makes both gradients of the product, and its backward pass is the norm's.
- * Where the weight half is deferred, it makes the logits again. With tied embeddings W is the embedding's. */
+ * Where the weight half is deferred, it makes the logits again. With tied embeddings W is the embedding's,
+ * and its gradient from here goes to memory of its own, laid out as all of unit 0: what of it is not the
+ * embedding's stays zero.
+ *
+ * Logits are capped, c tanh(l / c), where the family does that (Gemma team, "Gemma 2", 2024). */
 #include "model/unit.h"
 
-enum { NORM, HEAD, PARAMS };
+enum { NORM, NORM_BIAS, HEAD, PARAMS };
 static const ParamRow params[PARAMS] = {
-    [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_ONES},
+    [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
+    [NORM_BIAS] = {"model.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
     [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .cut = CUT_ROWS,
               .init = ROLE_HEAD, .decays = true},
 };
@@ -28,7 +33,7 @@ static const TensorRow tensors[TENSORS] = {
                  .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
 };
 
-static const Product head = {&params[HEAD], NULL, DIM_VOCAB, DIM_HIDDEN};
+static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
 
 static const Param *matrix(const Model *m) {
     const Param *own = param_of(&m->table, m->table.units - 1, &params[HEAD]);
@@ -40,11 +45,21 @@ static float *matrix_gradient(const Pass *p) {
     return g->tied ? g->units[g->table->units].flats[FLAT_MATRICES] : gradient_of(g, matrix(p->model));
 }
 
+/* What stands behind the embedding in unit 0. */
+static void clear_rest(const Pass *p) {
+    size_t all = p->model->table.flats[0][FLAT_MATRICES], own = (size_t)matrix(p->model)->count;
+    if (p->gradients.tied && all > own)
+        OP(p->device, OP_ZERO, zero, matrix_gradient(p) + own, (all - own) * sizeof(float));
+}
+
 static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
        weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
        ONE_LEAF);
+    if (m->config.final_logit_softcapping > 0)
+        OP(p->device, OP_SOFTCAP, softcap, rows * m->config.vocab_size,
+           (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
 }
 
 /* One chunk: which of the products to do is up to the caller. */
@@ -62,8 +77,8 @@ static void chunk(const LayerPass *w, Chunk c) {
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     logits_of(p, c.rows, normed, w->tensors[LOGITS]);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       p->batch.targets + c.first, WHOLE_VOCABULARY, p->loss_scale, p->losses + c.first,
-       c.input || c.weight ? dlogits : NULL, m->compute);
+       p->batch.targets + c.first, WHOLE_VOCABULARY, p->loss_scale, (float)m->config.final_logit_softcapping,
+       p->losses + c.first, c.input || c.weight ? dlogits : NULL, m->compute);
     if (c.input)
         OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
            weights_matrix(p->weights, matrix(m)), m->compute,
@@ -75,6 +90,7 @@ static void chunk(const LayerPass *w, Chunk c) {
 
 static void all_chunks(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
+    if (weight && w->pass->first) clear_rest(w->pass);
     for (int64_t first = 0; first < m->tokens; first += m->loss_rows) {
         int64_t rows = m->tokens - first < m->loss_rows ? m->tokens - first : m->loss_rows;
         chunk(w, (Chunk){first, rows, input, weight});

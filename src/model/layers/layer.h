@@ -61,10 +61,11 @@ typedef struct TensorRow {
 
 enum { LAYER_TENSORS = 8 }; /* at most */
 
-/* y [T, out] = x [T, in] W^T (+ bias). */
+/* y [T, out] = x [T, in] W^T (+ bias). The rows that make up [out, in], and [out], lie side by side; of those
+ * that a model has, the first begins the matrix. */
 typedef struct Product {
-    const ParamRow *weight,
-        *bias; /* the first of the rows that make up [out, in] and [out]; bias may be NULL */
+    const ParamRow *weight, *bias; /* bias NULL: never any */
+    int rows;                      /* of weight, and of bias: 1 for 0 */
     Dim out, in;
 } Product;
 
@@ -94,9 +95,9 @@ typedef struct Part {
     void (*backward)(const LayerPass *w, Half half);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
-    /* FLOPs beside the product's, of a token that looks back over `context` tokens; NULL: none worth
-     * counting. */
-    Cost (*more)(const ModelConfig *c, int64_t context);
+    /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
+     * none worth counting. */
+    Cost (*more)(const ModelConfig *c, int unit, int64_t context);
 } Part;
 
 typedef struct Layer {
@@ -108,10 +109,11 @@ typedef struct Layer {
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
 } Layer;
 
-extern const Layer layer_embedding; /* ids -> y */
-extern const Layer layer_attention; /* x -> y */
-extern const Layer layer_mlp;       /* x -> y, with a gate */
-extern const Layer layer_head;      /* the state -> losses, or logits */
+extern const Layer layer_embedding;        /* ids -> y */
+extern const Layer layer_attention;        /* x -> y */
+extern const Layer layer_normed_attention; /* the same with norms of queries and keys */
+extern const Layer layer_mlp;              /* x -> y, with a gate or without */
+extern const Layer layer_head;             /* the state -> losses, or logits */
 
 /* The passes of a product, on T tokens. */
 void product_forward(const LayerPass *w, const Product *p, const void *x /* [T, in] c */,
@@ -121,13 +123,16 @@ void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, o
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
 
-/* RMS norm of `tokens` rows: sum = a + b, y = norm(sum); b and sum may be NULL. */
-void norm_forward(const struct Pass *p, int unit, const ParamRow *weight, int64_t tokens,
+/* The rows of a norm's parameters: its weight, then its bias, which only LayerNorm has. */
+enum { NORM_ROWS = 2 };
+
+/* The family's norm of `tokens` rows: sum = a + b, y = norm(sum); b and sum may be NULL. */
+void norm_forward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64_t tokens,
                   const void *a /* [tokens, h] c */, const void *b, void *sum, void *y,
                   float *rstd /* [tokens] */);
 /* dx = (add ? dx : 0) + gradient through the norm of x, [T, h] c. */
-void norm_backward(const struct Pass *p, int unit, const ParamRow *weight, const void *x, const float *rstd,
-                   const void *dy, void *dx, bool add);
+void norm_backward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x,
+                   const float *rstd, const void *dy, void *dx, bool add);
 
 /* Logits [rows, V] fp32 of `rows` states x [rows, h], for generation. */
 void head_logits(const struct Pass *p, int64_t rows, const void *x, void *normed /* [rows, h] */,

@@ -1,23 +1,29 @@
-/* The gated MLP:
+/* The MLP, with a gate (Shazeer, "GLU variants improve transformer", 2020) or without:
  *
- *     gate and up  [g|u] = x [Wgate;Wup]^T
- *     down         y = (silu(g) * u) Wdown^T
+ *     gate and up  [g|u] = x [Wgate;Wup]^T              u = x Wup^T
+ *     down         y = (f(g) * u) Wdown^T               y = f(u) Wdown^T
  *
- * Shazeer, "GLU variants improve transformer", 2020. The backward pass makes the activation again in passing,
- * so it is never saved. */
+ * f is the family's activation. The backward pass makes the activation again in passing, so it is never
+ * saved: of all that a block could keep it is the widest, and the cheapest to make. */
+#include "model/families/family.h"
 #include "model/unit.h"
 
-enum { GATE_BIAS, UP_BIAS, DOWN_BIAS, GATE, UP, DOWN, PARAMS };
+enum { GATE_BIAS, UP_BIAS, GATE_UP_BIAS, DOWN_BIAS, GATE, UP, GATE_UP_WEIGHT, DOWN, PARAMS };
+enum { GATE_UP_ROWS = 3 }; /* of which the first product's matrix is made: gate and up, up alone, or one */
 static const ParamRow params[PARAMS] = {
-    [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS, .cut = CUT_ROWS,
-                   .init = ROLE_ZEROS},
-    [UP_BIAS] = {"mlp.up_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS, .cut = CUT_ROWS, .init = ROLE_ZEROS,
-                 .continues = true},
+    [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS | WHEN_GATED | WHEN_GATE_UP_APART,
+                   .cut = CUT_ROWS, .init = ROLE_ZEROS},
+    [UP_BIAS] = {"mlp.up_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS | WHEN_GATE_UP_APART, .cut = CUT_ROWS,
+                 .init = ROLE_ZEROS, .continues = true},
+    [GATE_UP_BIAS] = {"mlp.gate_up_proj.bias", DIM_GATE_UP, .when = WHEN_MLP_BIAS | WHEN_GATE_UP_FUSED,
+                      .cut = CUT_ROWS, .init = ROLE_ZEROS},
     [DOWN_BIAS] = {"mlp.down_proj.bias", DIM_HIDDEN, .when = WHEN_MLP_BIAS, .init = ROLE_ZEROS},
-    [GATE] = {"mlp.gate_proj.weight", DIM_INTER, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_INNER,
-              .decays = true},
-    [UP] = {"mlp.up_proj.weight", DIM_INTER, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_UP, .decays = true,
-            .continues = true},
+    [GATE] = {"mlp.gate_proj.weight", DIM_INTER, DIM_HIDDEN, .when = WHEN_GATED | WHEN_GATE_UP_APART,
+              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true},
+    [UP] = {"mlp.up_proj.weight", DIM_INTER, DIM_HIDDEN, .when = WHEN_GATE_UP_APART, .cut = CUT_ROWS,
+            .init = ROLE_UP, .decays = true, .continues = true},
+    [GATE_UP_WEIGHT] = {"mlp.gate_up_proj.weight", DIM_GATE_UP, DIM_HIDDEN, .when = WHEN_GATE_UP_FUSED,
+                        .cut = CUT_ROWS, .init = ROLE_UP, .decays = true},
     [DOWN] = {"mlp.down_proj.weight", DIM_HIDDEN, DIM_INTER, .cut = CUT_COLUMNS, .init = ROLE_DOWN,
               .decays = true},
 };
@@ -31,8 +37,8 @@ static const TensorRow tensors[TENSORS] = {
     [DGATE_UP] = {.width = DIM_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
 };
 
-static const Product gate_up = {&params[GATE], &params[GATE_BIAS], DIM_GATE_UP, DIM_HIDDEN};
-static const Product down = {&params[DOWN], &params[DOWN_BIAS], DIM_HIDDEN, DIM_INTER};
+static const Product gate_up = {&params[GATE], &params[GATE_BIAS], GATE_UP_ROWS, DIM_GATE_UP, DIM_HIDDEN};
+static const Product down = {&params[DOWN], &params[DOWN_BIAS], 1, DIM_HIDDEN, DIM_INTER};
 
 static void gate_up_forward(const LayerPass *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
 
@@ -44,19 +50,23 @@ static void gate_up_backward(const LayerPass *w, Half half) {
 static void down_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    OP(p->device, OP_SWIGLU_FORWARD, swiglu_forward, m->tokens, m->config.intermediate_size,
-       w->tensors[GATE_UP], w->tensors[ACT], m->compute);
+    const Arch *a = &model_family(&m->config)->arch;
+    OP(p->device, OP_ACTIVATION_FORWARD, activation_forward, a->activation, !a->no_gate, m->tokens,
+       m->config.intermediate_size, w->tensors[GATE_UP], w->tensors[ACT], m->compute);
     product_forward(w, &down, w->tensors[ACT], w->y);
 }
 
+/* The activation's gradient is made where the activation will stand: the op leaves the latter there, for the
+ * weight half. */
 static void down_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
+    const Arch *a = &model_family(&m->config)->arch;
     void *const *t = w->tensors;
     if (half & HALF_INPUT) {
         product_input(w, &down, w->dy, t[ACT]);
-        OP(p->device, OP_SWIGLU_BACKWARD, swiglu_backward, m->tokens, m->config.intermediate_size, t[GATE_UP],
-           t[ACT], t[DGATE_UP], t[ACT], m->compute);
+        OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, a->activation, !a->no_gate, m->tokens,
+           m->config.intermediate_size, t[GATE_UP], t[ACT], t[DGATE_UP], t[ACT], m->compute);
     }
     if (half & HALF_WEIGHT) product_weight(w, &down, w->dy, t[ACT]);
 }

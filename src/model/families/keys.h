@@ -1,0 +1,37 @@
+/* Keys of config.json that many families share, for their entries. */
+#ifndef WEFT_MODEL_FAMILIES_KEYS_H
+#define WEFT_MODEL_FAMILIES_KEYS_H
+
+#include "model/families/family.h"
+
+#define AT(field) offsetof(ModelConfig, field)
+
+/* clang-format off */
+#define KEYS_SIZES                                                          \
+    {"vocab_size", KEY_SIZE, AT(vocab_size), true},                         \
+    {"hidden_size", KEY_SIZE, AT(hidden_size), true},                       \
+    {"intermediate_size", KEY_SIZE, AT(intermediate_size), true},           \
+    {"num_hidden_layers", KEY_SIZE, AT(num_hidden_layers), true},           \
+    {"num_attention_heads", KEY_SIZE, AT(num_attention_heads), true},       \
+    {"num_key_value_heads", KEY_SIZE, AT(num_key_value_heads), false},      \
+    {"head_dim", KEY_SIZE, AT(head_dim), false}
+
+/* The rotation may want to know the longest context: it comes behind that. */
+#define KEYS_STREAM                                                         \
+    {"max_position_embeddings", KEY_SIZE, AT(max_position_embeddings), false}, \
+    {"rms_norm_eps", KEY_NUMBER, AT(rms_norm_eps), false},                  \
+    {"rope_theta", KEY_ROTATION, 0, false},                                 \
+    {"tie_word_embeddings", KEY_SWITCH, AT(tie_word_embeddings), false}
+
+#define KEYS_END                                                            \
+    {"bos_token_id", KEY_TOKEN, AT(bos_token_id), false},                   \
+    {"eos_token_id", KEY_TOKEN, AT(eos_token_id), false},                   \
+    {.name = NULL}
+
+#define KEY_SILU {"hidden_act", KEY_ACTIVATION, 0, false}
+#define KEY_ATTENTION_BIAS {"attention_bias", KEY_SWITCH, AT(attention_bias), false}
+#define KEY_NO_DROPOUT {"attention_dropout", KEY_ZERO, 0, false}
+#define KEY_SLIDING {"sliding_window", KEY_WINDOWS, 0, false}
+/* clang-format on */
+
+#endif

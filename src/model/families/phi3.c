@@ -1,0 +1,35 @@
+/* Phi-3 and Phi-4: Llama with q, k, v stored as one matrix, and gate and up as another. Scaling of the
+ * rotation is longrope there, whose lists of factors weft does not take: models for longer contexts are
+ * refused. */
+#include "model/families/keys.h"
+
+static const KeyRule keys[] = {
+    KEYS_SIZES,
+    KEY_SILU,
+    KEYS_STREAM,
+    KEY_SLIDING,
+    KEY_NO_DROPOUT,
+    {"resid_pdrop", KEY_ZERO, 0, false},
+    {"embd_pdrop", KEY_ZERO, 0, false},
+    KEYS_END,
+};
+
+static const PublishedSize sizes[] = {
+    {"Phi-3 mini", 32064, 3072, 8192, 32, 32, 32, 96, false, 3821079552},
+    {"Phi-4", 100352, 5120, 17920, 40, 40, 10, 128, false, 14659507200},
+    {"Phi-4 mini", 200064, 3072, 8192, 32, 24, 8, 128, true, 3836021760},
+    {.name = NULL},
+};
+
+const Family family_phi3 = {.model_type = "phi3",
+                            .architecture = "Phi3ForCausalLM",
+                            .arch = {.fused_qkv = true, .fused_gate_up = true, .partial_rotation = true},
+                            .defaults = {.max_position_embeddings = 4096,
+                                         .rms_norm_eps = 1e-5,
+                                         .rope_theta = 10000,
+                                         .rope_scaling = ROPE_NONE,
+                                         .windows = {1, 1},
+                                         .bos_token_id = 1,
+                                         .eos_token_id = 32000},
+                            .keys = keys,
+                            .sizes = sizes};

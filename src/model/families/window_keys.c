@@ -1,0 +1,162 @@
+/* Which layers have windows, and which are not turned, in config.json. transformers has found many keys for
+ * the first: one list, layer_types, which wins over all others where it stands, and beside it
+ *
+ *     Mistral, Phi-3    sliding_window: all layers, or none if null
+ *     Qwen 2 and 3      use_sliding_window; the layers from max_window_layers on
+ *     Gemma, OLMo 3     a pattern of the family; sliding_window_pattern
+ *
+ * weft writes the list, and the family's own keys so that they say the same. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "model/families/family.h"
+
+enum { BEHIND = 28, NO_ROPE_EVERY = 4 }; /* max_window_layers and no_rope_layer_interval when absent */
+
+static ErrorCode refuse_pattern(const char *where, const char *key, Error *err) {
+    return error_set(err, ERR_CONFIG,
+                     "%s: the layers of %s follow no pattern of at most %d layers, which weft could hold",
+                     where, key, LAYER_SET_PERIOD);
+}
+
+/* `list`, an array of one item for each layer; has[i] is what `reads` makes of it. */
+static ErrorCode read_list(const cJSON *list, const char *where, const char *key, int64_t layers,
+                           ErrorCode (*reads)(const cJSON *, const char *, bool *, Error *), LayerSet *out,
+                           Error *err) {
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != layers)
+        return error_set(err, ERR_CONFIG, "%s: %s is not a list of one item for each of %lld layers", where,
+                         key, (long long)layers);
+    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
+    const cJSON *item;
+    ErrorCode code = OK;
+    int64_t i = 0;
+    cJSON_ArrayForEach(item, list) if (code == OK) code = reads(item, where, &has[i++], err);
+    if (code == OK && !layer_set_find(out, has, layers)) code = refuse_pattern(where, key, err);
+    free(has);
+    return code;
+}
+
+static ErrorCode read_layer_type(const cJSON *item, const char *where, bool *window, Error *err) {
+    const char *type = cJSON_IsString(item) ? item->valuestring : "(not a string)";
+    *window = strcmp(type, "sliding_attention") == 0;
+    if (*window || strcmp(type, "full_attention") == 0) return OK;
+    return family_refuse(where, "layer_types", type, "\"full_attention\" or \"sliding_attention\"", err);
+}
+
+/* 1 says that the layer is turned, whatever the key's name. */
+static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *unturned, Error *err) {
+    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (value < 0 || value > 1 || (value > 0 && value < 1))
+        return error_set(err, ERR_CONFIG, "%s: no_rope_layers holds something that is neither 0 nor 1",
+                         where);
+    *unturned = value < 1;
+    return OK;
+}
+
+/* Layers i for which (i + 1) % every is 0, or those for which it is not. */
+static LayerSet every_layer(int64_t every, bool others) {
+    int64_t last = INT64_C(1) << (every - 1);
+    return (LayerSet){every, others ? last - 1 : last};
+}
+
+/* Layers from `first` on. */
+static ErrorCode from_layer(int64_t first, int64_t layers, const char *where, LayerSet *out, Error *err) {
+    *out = (LayerSet){0, 0};
+    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
+    for (int64_t i = first; i < layers; i++) has[i] = true;
+    bool found = layer_set_find(out, has, layers);
+    free(has);
+    return found ? OK : refuse_pattern(where, "max_window_layers", err);
+}
+
+static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
+                              Error *err) {
+    int64_t first = BEHIND, every = 0;
+    if (c->sliding_window == 0) return OK;
+    if (family_reads(f, KEY_NO_ROPE)) { /* SmolLM3: the layers that see all positions alike see few */
+        c->windows = c->no_rope;
+        return OK;
+    }
+    if (f->window_keys == WINDOWS_BEHIND) {
+        TRY(json_get_int(root, where, "max_window_layers", false, 0, MODEL_MAX_COUNT, &first, err));
+        return from_layer(first, c->num_hidden_layers, where, &c->windows, err);
+    }
+    TRY(json_get_int(root, where, "sliding_window_pattern", false, 1, LAYER_SET_PERIOD, &every, err));
+    if (every > 0) c->windows = every_layer(every, true);
+    return OK;
+}
+
+/* null is no window, absent the family's default. */
+static ErrorCode read_width(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
+    if (item != NULL && cJSON_IsNull(item)) c->sliding_window = 0;
+    return json_get_int(root, where, "sliding_window", false, 1, MODEL_MAX_POSITIONS, &c->sliding_window,
+                        err);
+}
+
+ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
+                           Error *err) {
+    const cJSON *types = family_member(root, "layer_types");
+    bool used = f->window_keys != WINDOWS_BEHIND;
+    TRY(read_width(c, root, where, err));
+    if (!used) TRY(json_get_bool(root, where, "use_sliding_window", false, &used, err));
+    if (!used) c->sliding_window = 0;
+    if (types != NULL)
+        TRY(read_list(types, where, "layer_types", c->num_hidden_layers, read_layer_type, &c->windows, err));
+    else
+        TRY(read_pattern(f, c, root, where, err));
+    /* transformers passes the list over in these families. */
+    if (f->window_keys == WINDOWS_ALL && types != NULL && c->sliding_window > 0 &&
+        (c->windows.period != 1 || c->windows.layers != 1))
+        return error_set(err, ERR_CONFIG,
+                         "%s: layer_types are not those of the family %s, whose layers all have the window",
+                         where, f->model_type);
+    return OK;
+}
+
+ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    const cJSON *list = family_member(root, "no_rope_layers");
+    int64_t every = NO_ROPE_EVERY;
+    if (list != NULL)
+        return read_list(list, where, "no_rope_layers", c->num_hidden_layers, read_no_rope_layer, &c->no_rope,
+                         err);
+    TRY(json_get_int(root, where, "no_rope_layer_interval", false, 1, LAYER_SET_PERIOD, &every, err));
+    c->no_rope = every_layer(every, false);
+    return OK;
+}
+
+/* ---- writing ---- */
+
+static void write_layer_types(const ModelConfig *c, JsonWriter *w) {
+    json_key(w, "layer_types");
+    json_begin_array(w);
+    for (int64_t i = 0; i < c->num_hidden_layers; i++)
+        json_string(w, layer_set_has(c->windows, i) ? "sliding_attention" : "full_attention");
+    json_end_array(w);
+}
+
+static int64_t first_window(const ModelConfig *c) {
+    int64_t i = 0;
+    while (i < c->num_hidden_layers && !layer_set_has(c->windows, i)) i++;
+    return i;
+}
+
+void window_keys_write(const ModelConfig *c, JsonWriter *w) {
+    WindowKeys keys = model_family(c)->window_keys;
+    if (keys == WINDOWS_BEHIND) json_put_bool(w, "use_sliding_window", c->sliding_window > 0);
+    if (c->sliding_window > 0)
+        json_put_int(w, "sliding_window", c->sliding_window);
+    else
+        json_put_null(w, "sliding_window");
+    if (keys == WINDOWS_BEHIND) json_put_int(w, "max_window_layers", first_window(c));
+    if (keys != WINDOWS_ALL) write_layer_types(c, w);
+}
+
+void no_rope_write(const ModelConfig *c, JsonWriter *w) {
+    json_key(w, "no_rope_layers");
+    json_begin_array(w);
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) json_int(w, layer_set_has(c->no_rope, i) ? 0 : 1);
+    json_end_array(w);
+}

@@ -1,0 +1,84 @@
+/* The frequencies of rotation, and the ways to stretch them for long contexts. Pair i of a head of R turned
+ * elements turns by position * f_i, where without scaling f_i = theta^(-2i/R), and
+ *
+ *     llama3   long wavelengths divided by the factor, short ones kept, those between blended ("The Llama 3
+ *              herd of models", 2024; the rule is that of the published checkpoints)
+ *     linear   f_i / factor (Chen et al., "Extending context window ... via positional interpolation", 2023)
+ *     dynamic  theta grows with the sequence once that is longer than max_position_embeddings: here it never
+ *              is
+ *     yarn     f_i (1 - t + t / factor), with t a ramp over pairs, from those that turn beta_fast times
+ *              within the original context to those that turn beta_slow times; and all sines and cosines
+ *              times 0.1 ln(factor) + 1 (Peng et al., "YaRN", 2023)
+ *
+ * All in double: a rounding of f_i would grow with the position. */
+#include "model/rotation.h"
+
+#include <math.h>
+
+static const double PI = 3.14159265358979323846;
+
+/* theta^(-2i/R) */
+static double plain_frequency(double theta, int64_t dim, int64_t i) {
+    return pow(theta, -2.0 * (double)i / (double)dim);
+}
+
+static double llama3(const RopeScaling *s, double frequency) {
+    double wavelength = 2 * PI / frequency, original = (double)s->original_max_position_embeddings;
+    if (wavelength < original / s->high_freq_factor) return frequency;
+    if (wavelength > original / s->low_freq_factor) return frequency / s->factor;
+    double blend = (original / wavelength - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
+    return (1 - blend) * frequency / s->factor + blend * frequency;
+}
+
+/* The pair, as a number, that turns so often within the original context. */
+static double yarn_pair(const RopeScaling *s, double theta, int64_t dim, double turns) {
+    double original = (double)s->original_max_position_embeddings;
+    return (double)dim * log(original / (turns * 2 * PI)) / (2 * log(theta));
+}
+
+static double yarn(const RopeScaling *s, double theta, int64_t dim, int64_t i) {
+    double low = yarn_pair(s, theta, dim, s->beta_fast), high = yarn_pair(s, theta, dim, s->beta_slow);
+    if (s->truncate) low = floor(low), high = ceil(high);
+    low = fmax(low, 0), high = fmin(high, (double)(dim - 1));
+    double ramp = ((double)i - low) / (high > low || high < low ? high - low : 0.001);
+    double t = fmin(fmax(ramp, 0), 1);
+    return plain_frequency(theta, dim, i) * (1 - t + t / s->factor);
+}
+
+static bool is_scaled(const RopeScaling *s, int rotation) { return rotation == 0 && s->factor > 1; }
+
+static double frequency_of(const ModelConfig *c, int rotation, int64_t i) {
+    const RopeScaling *s = &c->rope_scaling;
+    int64_t dim = model_rotary_dim(c);
+    double theta = rotation == 0 ? c->rope_theta : c->rope_local_theta;
+    double plain = plain_frequency(theta, dim, i);
+    if (!is_scaled(s, rotation)) return plain;
+    switch ((RopeKind)s->kind) {
+    case ROPE_LLAMA3: return llama3(s, plain);
+    case ROPE_LINEAR: return plain / s->factor;
+    case ROPE_DYNAMIC: return plain;
+    case ROPE_YARN: return yarn(s, theta, dim, i);
+    }
+    return plain;
+}
+
+static double magnitude(double factor, double scale) { return 0.1 * scale * log(factor) + 1; }
+
+/* What sines and cosines are multiplied by, so scores by its square. */
+static double length_of(const RopeScaling *s, int rotation) {
+    if (!is_scaled(s, rotation) || s->kind != ROPE_YARN) return 1;
+    if (s->attention_factor > 0) return s->attention_factor;
+    if (s->mscale > 0 && s->mscale_all_dim > 0)
+        return magnitude(s->factor, s->mscale) / magnitude(s->factor, s->mscale_all_dim);
+    return magnitude(s->factor, 1);
+}
+
+void rotation_angles(const ModelConfig *c, int rotation, int64_t position, float *row) {
+    int64_t half = model_rotary_dim(c) / 2;
+    double length = length_of(&c->rope_scaling, rotation);
+    for (int64_t i = 0; i < half; i++) {
+        double angle = (double)position * frequency_of(c, rotation, i);
+        row[i] = (float)(length * cos(angle));
+        row[half + i] = (float)(length * sin(angle));
+    }
+}

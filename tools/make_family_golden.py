@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Golden values of the model families: tiny models of transformers, trained for a few steps in float64.
+
+    tools/make_family_golden.py OUT [NAME ...]     writes OUT/NAME, all of them without names
+
+Needs torch and transformers; the files are in the repository (tests/golden), so that tests do not. A directory is what
+make_golden.py describes, and `golden DIR` reads; config.json is the one that transformers writes.
+
+Two things make the numbers those of float64 arithmetic. transformers goes to float32 by name in norms, softmax and tables of
+angles: here that name means float64. And AdamW divides by the root of a gradient's mean square: where a gradient is zero but
+for rounding (the bias of keys, which a softmax does not feel), its step is rounding too. So eps is larger than anyone's, 1e-6.
+"""
+import argparse
+import json
+import pathlib
+import sys
+
+import torch
+
+torch.float32 = torch.float = torch.float64
+torch.Tensor.float = torch.Tensor.double
+torch.set_default_dtype(torch.float64)
+
+import transformers  # noqa: E402  (after the names above are changed)
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from make_golden import to_fp32, write_tensors  # noqa: E402
+
+STEPS, ROWS, CONTEXT = 3, 2, 16
+OPTIMIZER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "clip": 1.0, "decay": "all"}
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2,
+         "num_key_value_heads": 1, "max_position_embeddings": 32, "bos_token_id": None, "eos_token_id": None,
+         "pad_token_id": None}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 8}
+MODELS = {
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 2}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "tie_word_embeddings": True,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 20.0}}),
+    "qwen3": ("Qwen3", {"head_dim": 12, "use_sliding_window": True, "sliding_window": 7,
+                        "layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
+    "mistral": ("Mistral", {"head_dim": 12, "sliding_window": 6}),
+    "olmo2": ("Olmo2", {"num_hidden_layers": 2}),
+    "olmo3": ("Olmo3", {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+                        "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}}),
+    "gemma2": ("Gemma2", {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 4, "attn_logit_softcapping": 1.5,
+                          "final_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3", {"num_hidden_layers": 2, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 4, "sliding_window_pattern": 2,
+                          "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+                                              "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "mlp_bias": True}),
+    "phi3": ("Phi3", {"sliding_window": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}}),
+    "gpt2": ("GPT2", {"n_embd": 16, "n_inner": 20, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 40,
+                      "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}),
+}
+# A tiny model in bf16 may have a tensor whose gradient is mostly rounding: these have none.
+SEEDS = {"olmo3": 3, "phi3": 5}
+
+
+def classes_of(name):
+    config = {"Gemma3": "Gemma3TextConfig"}.get(name, name + "Config")
+    model = {"GPT2": "GPT2LMHeadModel"}.get(name, name + "ForCausalLM")
+    return getattr(transformers, config), getattr(transformers, model)
+
+
+def make_model(name, options):
+    """All weights random, norms and biases too, so that none is missed, and rounded to float32 as the files are."""
+    config_class, model_class = classes_of(name)
+    sizes = {} if name == "GPT2" else SIZES
+    model = model_class(config_class(**{**sizes, **options}, attn_implementation="eager")).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn(parameter.shape)
+            else:
+                parameter.copy_((1 if parameter.shape[0] == 40 else 0.2) * torch.randn(parameter.shape))
+            parameter.copy_(torch.from_numpy(parameter.numpy().astype("float32").astype("float64")))
+    return model
+
+
+def weights(model):
+    return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def norm(gradients, p):
+    flat = torch.cat([torch.from_numpy(g).flatten() for g in gradients.values()])
+    return torch.linalg.vector_norm(flat, p).item()
+
+
+def train(model, tokens):
+    """Loss over all targets of a step; gradients of step 1 before they are clipped."""
+    o, steps, first = OPTIMIZER, [], None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+                                  weight_decay=o["weight_decay"], foreach=False)
+    for batch in tokens:
+        optimizer.zero_grad()
+        logits = model(batch[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
+        loss.backward()
+        gradients = {name: parameter.grad.numpy().copy() for name, parameter in model.named_parameters()}
+        first = first or gradients
+        size = norm(gradients, 2)
+        clip = min(1.0, o["clip"] / (size + 1e-6))
+        for parameter in model.parameters():
+            parameter.grad *= clip
+        optimizer.step()
+        steps.append({"loss": loss.item(), "grad_norm_l2": size, "grad_norm_l1": norm(gradients, 1),
+                      "grad_norm_l3": norm(gradients, 3), "grad_norm_inf": norm(gradients, float("inf")),
+                      "clip_coefficient": clip})
+    return steps, first
+
+
+def write(out, name, seed):
+    family, options = MODELS[name]
+    torch.manual_seed(seed)
+    model = make_model(family, options)
+    tokens = torch.randint(0, 40, (STEPS, ROWS, CONTEXT + 1))
+    directory = pathlib.Path(out) / name
+    directory.mkdir(parents=True, exist_ok=True)
+    before = weights(model)
+    steps, gradients = train(model, tokens)
+    config = model.config.to_dict()
+    for key in ("_name_or_path", "dtype", "torch_dtype", "task_specific_params"):
+        config.pop(key, None)
+    config["architectures"] = [type(model).__name__]
+    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (directory / "expected.json").write_text(json.dumps({"optimizer": OPTIMIZER, "steps": steps}, indent=1) + "\n")
+    write_tensors(directory / "model.safetensors", to_fp32(before))
+    write_tensors(directory / "grads.safetensors", to_fp32(gradients))
+    write_tensors(directory / "final.safetensors", to_fp32(weights(model)))
+    write_tensors(directory / "batch.safetensors", {"tokens": tokens.numpy()})
+    print(f"{name}: {sum(value.size for value in before.values())} parameters, loss {steps[0]['loss']:.6f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    for name in args.names or MODELS:
+        write(args.out, name, SEEDS.get(name, args.seed))
+
+
+if __name__ == "__main__":
+    main()
