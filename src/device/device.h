@@ -307,8 +307,8 @@ typedef struct Ops {
 
     /* Cross-entropy of R `rows` tokens, fused with its gradient:
      * loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target < 0 (ignored). With dlogits:
-     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. With cap > 0 logits are what
-     * softcap made, and dlogits the gradient of what they were before: times 1 - (logit / cap)^2.
+     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. With cap > 0 logits are
+     * what softcap made, and dlogits the gradient of what they were before: times 1 - (logit / cap)^2.
      *
      * The vocabulary may be cut over ranks, V the logits that are here. Then each makes records of its leaves
      * (loss_records), all get those of all (16 bytes a row and leaf), and from the same records the same loss

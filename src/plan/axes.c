@@ -3,6 +3,7 @@
 #include "plan/axes.h"
 
 #include "base/text.h"
+#include "model/families/family.h"
 
 /* ---- the table ---- */
 
@@ -31,14 +32,21 @@ static const int table[KINDS][AXES] = {
                    [AXIS_DP_SHARD] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT},
+    [KIND_BESIDE_TIED] = {[AXIS_PP] = COPY_SUM,
+                          [AXIS_DP_REPLICATE] = COPY_SUM,
+                          [AXIS_DP_SHARD] = CUT_SUM,
+                          [AXIS_CP] = CUT_SUM,
+                          [AXIS_TP] = COPY_SUM},
 };
 
-/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline. */
+/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline; and
+ * so is what shares its unit (learned positions), which goes where the unit goes. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
-    bool embedding = p->unit == 0 && p->cols > 0;
-    return embedding && c->tie_word_embeddings ? KIND_TIED : kind[p->row->cut];
+    bool tied = p->unit == 0 && p->cols > 0 && c->tie_word_embeddings;
+    if (!tied) return kind[p->row->cut];
+    return p->row->init == ROLE_EMBEDDING ? KIND_TIED : KIND_BESIDE_TIED;
 }
 
 AxisSet axes_that(ParamKind kind, int does) {
@@ -99,7 +107,7 @@ Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place) {
     int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
     Held h = {.box = {0, rows, 0, columns, columns}, .copy = place};
     ParamKind kind = axes_kind(c, p);
-    if (!(table[kind][AXIS_TP] & DOES_CUT)) return h;
+    if (ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return h;
     bool by_columns = kind == KIND_COLUMNS;
     Deal d = axes_deal(c, by_columns ? p->row->cols : p->row->rows, ranks, place);
     *(by_columns ? &h.box.column : &h.box.row) = d.first;
@@ -180,8 +188,20 @@ static void put_fitting(const ModelConfig *c, Text *out) {
         if (!broken(c, n)) text_printf(out, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
 }
 
+/* A matrix of q, k and v as one is cut in three places, one that is stored transposed along the other
+ * dimension, and a norm of all heads at once is a sum over ranks: none of that is done. */
+static const char *uncut(const Arch *a) {
+    if (a->fused_qkv) return "stores q, k and v as one matrix";
+    if (a->transposed) return "stores its matrices transposed";
+    return a->qk_norm == QK_NORM_FLAT ? "norms all heads of a token as one row" : NULL;
+}
+
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
     const Rule *r = broken(c, ranks);
+    const char *why = uncut(&model_family(c)->arch);
+    if (ranks > 1 && why)
+        return error_set(err, ERR_CONFIG, "mesh.tp %d: the family %s %s, which weft does not cut yet: use 1",
+                         ranks, model_family(c)->model_type, why);
     Text fitting = {0};
     if (!r) return OK;
     put_fitting(c, &fitting);

@@ -28,7 +28,7 @@
 #include "comm/mesh.h"
 #include "model/unit.h"
 
-typedef enum ParamKind { KIND_WHOLE, KIND_ROWS, KIND_COLUMNS, KIND_TIED, KINDS } ParamKind;
+typedef enum ParamKind { KIND_WHOLE, KIND_ROWS, KIND_COLUMNS, KIND_TIED, KIND_BESIDE_TIED, KINDS } ParamKind;
 enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
 
 ParamKind axes_kind(const ModelConfig *c, const Param *p);

@@ -142,7 +142,8 @@ static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, const
     }
 }
 
-/* Of the tokens of one leaf. Columns at a time, so that sums in double need no memory; rstd NULL: made again. */
+/* Of the tokens of one leaf. Columns at a time, so that sums in double need no memory; rstd NULL: made again.
+ * */
 static void norm_leaf_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd, float eps,
                                const void *dy, float *dw) {
     enum { COLUMNS = 256 };
