@@ -29,7 +29,7 @@ ModelConfig workload_model(const Size *s, int64_t context) {
                          .max_position_embeddings = context,
                          .rms_norm_eps = 1e-5,
                          .rope_theta = 10000,
-                         .rope_scaling = {1, 1, 4, 8192},
+                         .rope_scaling = ROPE_NONE,
                          .bos_token_id = -1,
                          .eos_token_id = -1};
 }

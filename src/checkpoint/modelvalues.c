@@ -6,6 +6,7 @@
  * have one digest. `weft inspect` prints it, and tests compare runs by it. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +36,15 @@ static void buffers_free(Buffers *b) {
 }
 
 /* A wrong shape most often means a config.json of another size; both shapes are shown. */
+/* GPT-2's published files are those of the model without its head, whose names lack this. */
+static const char inner[] = "transformer.";
+enum { INNER = sizeof inner - 1 };
+
+static const ModelTensor *find_tensor(const ModelFiles *m, const char *name) {
+    const ModelTensor *t = modelfiles_find(m, name);
+    return t == NULL && strncmp(name, inner, INNER) == 0 ? modelfiles_find(m, name + INNER) : t;
+}
+
 static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const SafeTensor *t, Error *err) {
     /* Whole numbers stay what they are; floats may become each other, and F64 may be rounded down to one. */
     bool same = t->rank == want->rank;
@@ -62,7 +72,7 @@ static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const 
 /* Both ways round: all that is wanted is there (here), and nothing else is (check_nothing_else). */
 static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Error *err) {
     for (int i = 0; i < list->count; i++) {
-        const ModelTensor *t = modelfiles_find(m, list->tensors[i].name);
+        const ModelTensor *t = find_tensor(m, list->tensors[i].name);
         if (t == NULL)
             return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, list->tensors[i].name);
         TRY(check_match(m, &list->tensors[i], t->tensor, err));
@@ -75,7 +85,7 @@ static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Erro
 static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int piece, Buffers *b, Error *err) {
     TensorPiece p = tensor_piece(list, piece);
     const TensorDesc *want = &list->tensors[p.tensor];
-    const ModelTensor *t = modelfiles_find(m, want->name);
+    const ModelTensor *t = find_tensor(m, want->name);
     SafeType type = t->tensor->type;
     uint64_t in = (uint64_t)safe_type_bits(type) / 8, out = (uint64_t)safe_type_bits(want->memory) / 8;
     uint64_t first = (uint64_t)p.first, count = (uint64_t)p.count;
@@ -93,18 +103,32 @@ static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int pie
     return OK;
 }
 
-/* What files of the family repeat without changing the model: the head of a tied one, which is the
- * embedding, and frequencies of the rotary embedding, which follow from config.json. An untied head is in
- * the list and never comes here. */
+/* What files of a family repeat without changing the model: the head of a tied one, which is the embedding,
+ * frequencies of the rotary embedding, which follow from config.json, and the masks of GPT-2. An untied head
+ * is in the list and never comes here. */
 static bool is_harmless(const char *name) {
+    static const char *const ends[] = {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     size_t length = strlen(name);
-    static const char rotary[] = "rotary_emb.inv_freq";
     if (strcmp(name, "lm_head.weight") == 0) return true;
-    return length >= sizeof rotary - 1 && strcmp(name + length - (sizeof rotary - 1), rotary) == 0;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        size_t end = strlen(ends[i]);
+        if (length >= end && strcmp(name + length - end, ends[i]) == 0) return true;
+    }
+    return false;
 }
 
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* By its name, or by that with what files may leave out. */
+static bool is_wanted(const char **names, int count, const char *name) {
+    char whole[128];
+    snprintf(whole, sizeof whole, "%s%s", inner, name);
+    const char *tries[] = {name, whole};
+    for (int i = 0; i < 2; i++)
+        if (bsearch(&tries[i], names, (size_t)count, sizeof *names, compare_names)) return true;
+    return false;
 }
 
 /* A tensor nobody asked for belongs to a model that computes something else. */
@@ -116,8 +140,7 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
     qsort(names, (size_t)list->count, sizeof *names, compare_names);
     for (size_t i = 0; i < m->count && unknown == NULL; i++) {
         const char *name = m->tensors[i].tensor->name;
-        bool wanted = bsearch(&name, names, (size_t)list->count, sizeof *names, compare_names) != NULL;
-        if (!wanted && !is_harmless(name)) unknown = name;
+        if (!is_wanted(names, list->count, name) && !is_harmless(name)) unknown = name;
     }
     free(names);
     if (unknown == NULL) return OK;

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
+#include "model/families/family.h"
 #include "train/state.h"
 
 /* The model's own, unless another is named: a model directory may come without. */
@@ -50,6 +51,15 @@ static int64_t context_of(const ModelConfig *c, PassShape shape) {
     return shape.most > 0 && longest > shape.most ? shape.most : longest;
 }
 
+/* Angles can be made for any position; learned positions end. */
+static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error *err) {
+    bool learned = model_family(c)->arch.learned_positions;
+    if (!learned || positions <= c->max_position_embeddings) return OK;
+    return error_set(err, ERR_USAGE,
+                     "a context of %lld is asked for, but the model has learned %lld positions",
+                     (long long)positions, (long long)c->max_position_embeddings);
+}
+
 /* What was opened is in `m`, to be closed by close_model after a failure too. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
     RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
@@ -63,6 +73,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(device_open_cpu(&m->device, NULL, (int)threads, err));
     TRY(compute_type(args, &m->device, &spec.compute, err));
     spec.positions = context_of(&spec.model, shape);
+    TRY(check_positions(&spec.model, spec.positions, err));
     spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
     TRY(layout_single(&m->layout, &spec.model, 1, false, err));
     TRY(rank_plan(&m->plan, &spec, &m->layout, 0, &m->device, err));

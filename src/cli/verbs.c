@@ -11,6 +11,7 @@ extern const Verb verb_export;
 extern const Verb verb_generate;
 extern const Verb verb_help;
 extern const Verb verb_inspect;
+extern const Verb verb_models;
 extern const Verb verb_plan;
 extern const Verb verb_report;
 extern const Verb verb_schedule;
@@ -36,6 +37,7 @@ const Verb *const verbs[] = {
     &verb_tokenizer_decode,
     &verb_export,
     &verb_inspect,
+    &verb_models,
     &verb_checkpoint,
     &verb_tokenize,
     &verb_watch,

@@ -36,7 +36,7 @@ typedef struct Run {
 
 static ModelConfig shape(Setup s) {
     ModelConfig c = tiny_model(VOCAB, 2, CONTEXT);
-    c.rope_scaling = (RopeScaling){4, 1, 4, 8};
+    c.rope_scaling = (RopeScaling){4, 1, 4, 8, .truncate = true};
     c.tie_word_embeddings = s.tied;
     c.attention_bias = c.mlp_bias = s.biases;
     return c;

@@ -174,8 +174,8 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
                          const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
                          Dtype c) {
     (void)d;
-    /* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward pass
-     * reads, and a norm of something else would not be its derivative. */
+    /* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward
+     * pass reads, and a norm of something else would not be its derivative. */
     NormRows rows = {kind, tokens, 1, hidden, hidden, sum ? sum : a, w, c};
     for (int64_t i = 0; sum && i < tokens * hidden; i++)
         tensor_set(sum, i, c, tensor_get(a, i, c) + (b ? tensor_get(b, i, c) : 0));

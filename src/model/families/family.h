@@ -38,6 +38,7 @@ typedef struct Arch {
 typedef enum KeyKind {
     KEY_SIZE,       /* whole number of 1 or more: int64_t */
     KEY_NUMBER,     /* double */
+    KEY_WHOLE,      /* double; written without a fraction where it has none */
     KEY_OPTIONAL,   /* double; null, or absent without a default, is 0 */
     KEY_SWITCH,     /* bool */
     KEY_TOKEN,      /* token id: int64_t; null is none (-1), a list gives its first */
@@ -50,7 +51,8 @@ typedef enum KeyKind {
     KEY_DROPOUT,    /* any probability, which a warning says is not used: written as 0 */
     KEY_FALSE,      /* false, null or absent: not written */
     KEY_TRUE,       /* true or absent: not written */
-    KEY_NONE        /* null or absent: not written */
+    KEY_NONE,       /* null or absent: not written */
+    KEY_PAD /* not read, and written as null: transformers would train no row of the embedding there */
 } KeyKind;
 
 typedef struct KeyRule {
@@ -89,7 +91,6 @@ typedef struct Family {
     const KeyRule *keys; /* ends with a NULL name */
     WindowKeys window_keys;
     const char *blocks;         /* names in blocks begin with this and a number; NULL: "model.layers." */
-    const char *prefix;         /* files may leave this out in front of every name; NULL: nothing */
     const NameRule *names;      /* ends with a NULL row; NULL: all as their rows say */
     const PublishedSize *sizes; /* ends with a NULL name; NULL: none */
 } Family;

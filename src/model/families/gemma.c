@@ -7,9 +7,9 @@
 /* clang-format off */
 #define KEYS_GEMMA                                                                   \
     {"hidden_activation", KEY_ACTIVATION, 0, false}, KEYS_STREAM, KEY_ATTENTION_BIAS, \
-    KEY_SLIDING, {"query_pre_attn_scalar", KEY_NUMBER, AT(query_pre_attn_scalar), false}, \
+    KEY_SLIDING, {"query_pre_attn_scalar", KEY_WHOLE, AT(query_pre_attn_scalar), false}, \
     {"final_logit_softcapping", KEY_OPTIONAL, AT(final_logit_softcapping), false}, \
-    {"use_bidirectional_attention", KEY_FALSE, 0, false}, KEY_NO_DROPOUT
+    {"use_bidirectional_attention", KEY_FALSE, 0, false}, KEY_NO_DROPOUT, KEY_NO_PAD
 /* clang-format on */
 
 static const KeyRule keys2[] = {

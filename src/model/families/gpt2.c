@@ -72,6 +72,5 @@ const Family family_gpt2 = {.model_type = "gpt2",
                             .init = INIT_GPT2,
                             .keys = keys,
                             .blocks = "transformer.h.",
-                            .prefix = "transformer.",
                             .names = names,
                             .sizes = sizes};

@@ -31,6 +31,7 @@
 #define KEY_SILU {"hidden_act", KEY_ACTIVATION, 0, false}
 #define KEY_ATTENTION_BIAS {"attention_bias", KEY_SWITCH, AT(attention_bias), false}
 #define KEY_NO_DROPOUT {"attention_dropout", KEY_ZERO, 0, false}
+#define KEY_NO_PAD {"pad_token_id", KEY_PAD, 0, false}
 #define KEY_SLIDING {"sliding_window", KEY_WINDOWS, 0, false}
 /* clang-format on */
 

@@ -137,7 +137,8 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     void *to = (char *)c + k->offset;
     switch (k->kind) {
     case KEY_SIZE: return json_get_int(root, where, k->name, k->required, 1, MODEL_MAX_POSITIONS, to, err);
-    case KEY_NUMBER: return json_get_double(root, where, k->name, k->required, to, err);
+    case KEY_NUMBER:
+    case KEY_WHOLE: return json_get_double(root, where, k->name, k->required, to, err);
     case KEY_SWITCH: return json_get_bool(root, where, k->name, k->required, to, err);
     case KEY_TOKEN: return read_token(root, where, k->name, to, err);
     case KEY_OPTIONAL: return read_optional(root, where, k->name, to, err);
@@ -150,6 +151,7 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_DROPOUT: return read_dropout(root, where, k->name, err);
     case KEY_FALSE: return read_only(root, where, k->name, false, err);
     case KEY_TRUE: return read_only(root, where, k->name, true, err);
+    case KEY_PAD: return OK;
     case KEY_NONE: return read_none(root, where, k->name, err);
     }
     return OK;

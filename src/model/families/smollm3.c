@@ -11,6 +11,7 @@ static const KeyRule keys[] = {
     {"no_rope_layers", KEY_NO_ROPE, 0, false},
     KEY_SLIDING,
     KEY_NO_DROPOUT,
+    KEY_NO_PAD,
     KEYS_END,
 };
 

@@ -1,5 +1,6 @@
 /* Writing config.json by the rules of a family: the dialect of transformers 4, which transformers 5 reads
  * too. */
+#include <math.h>
 #include <string.h>
 
 #include "model/families/family.h"
@@ -30,6 +31,14 @@ static void write_optional(JsonWriter *w, const char *key, double value) {
         json_put_null(w, key);
 }
 
+/* Some classes of transformers take whole numbers only where others would take 9.0. */
+static void write_whole(JsonWriter *w, const char *key, double value) {
+    if (value <= (double)MODEL_MAX_POSITIONS && floor(value) >= value)
+        json_put_int(w, key, (int64_t)value);
+    else
+        family_write_double(w, key, value);
+}
+
 static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     const void *from = (const char *)c + k->offset;
     switch (k->kind) {
@@ -37,6 +46,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_NUMBER: family_write_double(w, k->name, *(const double *)from); break;
     case KEY_SWITCH: json_put_bool(w, k->name, *(const bool *)from); break;
     case KEY_TOKEN: write_token(w, k->name, *(const int64_t *)from); break;
+    case KEY_WHOLE: write_whole(w, k->name, *(const double *)from); break;
     case KEY_OPTIONAL: write_optional(w, k->name, *(const double *)from); break;
     case KEY_INNER: json_put_int(w, k->name, *(const int64_t *)from); break;
     case KEY_ROTATION: rope_keys_write(c, w); break;
@@ -45,6 +55,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_ACTIVATION: json_put_string(w, k->name, family_activation(model_family(c))); break;
     case KEY_ZERO:
     case KEY_DROPOUT: family_write_double(w, k->name, 0); break;
+    case KEY_PAD: json_put_null(w, k->name); break;
     case KEY_FALSE:
     case KEY_TRUE:
     case KEY_NONE: break;

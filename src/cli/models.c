@@ -1,0 +1,97 @@
+/* weft models: the families that weft trains, and the models of each that were published. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "cli/cli.h"
+#include "model/families/family.h"
+
+static void print_family(const Family *f) {
+    char count[32];
+    printf("%s (%s)\n", f->model_type, f->architecture);
+    for (const PublishedSize *s = f->sizes; s && s->name; s++)
+        printf("  %-18s %8s  %3lld layers of %5lld, %3lld heads, %2lld for keys and values, of %3lld, MLP "
+               "%5lld, "
+               "vocabulary %6lld%s\n",
+               s->name, text_count(s->parameters, count), (long long)s->num_hidden_layers,
+               (long long)s->hidden_size, (long long)s->num_attention_heads,
+               (long long)s->num_key_value_heads, (long long)s->head_dim, (long long)s->intermediate_size,
+               (long long)s->vocab_size, s->tied ? ", tied" : "");
+}
+
+static void write_size(JsonWriter *w, const PublishedSize *s) {
+    json_begin_object(w);
+    json_put_string(w, "name", s->name);
+    json_put_int(w, "parameters", s->parameters);
+    json_put_int(w, "num_hidden_layers", s->num_hidden_layers);
+    json_put_int(w, "hidden_size", s->hidden_size);
+    json_put_int(w, "intermediate_size", s->intermediate_size);
+    json_put_int(w, "num_attention_heads", s->num_attention_heads);
+    json_put_int(w, "num_key_value_heads", s->num_key_value_heads);
+    json_put_int(w, "head_dim", s->head_dim);
+    json_put_int(w, "vocab_size", s->vocab_size);
+    json_put_bool(w, "tie_word_embeddings", s->tied);
+    json_end_object(w);
+}
+
+static void write_family(JsonWriter *w, const Family *f) {
+    json_begin_object(w);
+    json_put_string(w, "model_type", f->model_type);
+    json_put_string(w, "architecture", f->architecture);
+    json_key(w, "sizes");
+    json_begin_array(w);
+    for (const PublishedSize *s = f->sizes; s && s->name; s++) write_size(w, s);
+    json_end_array(w);
+    json_end_object(w);
+}
+
+static void print_json(void) {
+    JsonWriter w;
+    Text out = {0};
+    json_start(&w, &out, 2);
+    json_begin_array(&w);
+    for (int i = 0; families[i]; i++) write_family(&w, families[i]);
+    json_end_array(&w);
+    printf("%s\n", out.data);
+    text_free(&out);
+}
+
+/* One family, or all. */
+static ErrorCode run_models(const Arguments *args, Error *err) {
+    const char *only = args->operand_count > 0 ? args->operands[0] : NULL;
+    bool found = false;
+    char shown[64];
+    if (arguments_has(args, "--json")) {
+        print_json();
+        return OK;
+    }
+    for (int i = 0; families[i]; i++) {
+        if (only && strcmp(only, families[i]->model_type) != 0) continue;
+        if (found) printf("\n");
+        print_family(families[i]);
+        found = true;
+    }
+    if (found) return OK;
+    return error_set(err, ERR_USAGE, "no family \"%s\"; expected one of " FAMILY_NAMES,
+                     error_escape(shown, sizeof shown, only, strlen(only)));
+}
+
+static const Flag flags[] = {
+    {"--json", 0, NULL, "all of them as one JSON array"},
+    {NULL, 0, NULL, NULL},
+};
+
+const Verb verb_models = {
+    .name = "models",
+    .summary = "list the families of models that weft trains, with published sizes",
+    .synopsis = "[FAMILY] [--json]",
+    .details = "A model of any size of these families can be trained, from random weights (model.family) or "
+               "from a Hugging Face directory (model.init); the sizes are those that were published.\n\n"
+               "Examples:\n"
+               "  weft models\n"
+               "  weft models qwen3",
+    .flags = flags,
+    .max_operands = 1,
+    .run = run_models,
+};

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Checks that models of every family go both ways between weft and transformers.
+
+    tools/interop_families.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
+
+For each family that `weft models` lists: transformers makes a tiny model with random weights and saves it; weft computes its logits
+at every position, token by token and prefilled, and they are those of transformers. Then weft trains it for ten steps, and the
+checkpoint loads in AutoModelForCausalLM with nothing missing or left over and the same config.json fields, and gives the same logits.
+A family that this script has no options for is a failure: a new entry is tested by being one.
+Exits with 77 (a skipped test) and a message where torch or transformers is missing; with --require that is a failure."""
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+SKIPPED = 77
+TOLERANCE = 1e-4  # absolute, of fp32 logits
+CONTEXT, VOCAB, STEPS = 24, 264, 10
+SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+TINY_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": None,
+             "eos_token_id": None, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+# By model_type: the classes' name, and what the family has of its own, each variant one model.
+FAMILIES = {
+    "llama": ("Llama", [{}, {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "tie_word_embeddings": True},
+                        {"rope_parameters": YARN},
+                        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}},
+                        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}}]),
+    "qwen2": ("Qwen2", [{}, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2, "tie_word_embeddings": True}]),
+    "qwen3": ("Qwen3", [{"head_dim": 12}, {"head_dim": 12, "attention_bias": True, "use_sliding_window": True, "sliding_window": 7,
+                                           "layer_types": ["sliding_attention", "full_attention"] * 2}]),
+    "mistral": ("Mistral", [{"sliding_window": 6, "head_dim": 12}, {"sliding_window": None}]),
+    "olmo2": ("Olmo2", [{}, {"attention_bias": True, "tie_word_embeddings": True}]),
+    "olmo3": ("Olmo3", [{"sliding_window": 5},
+                        {"sliding_window": 5, "rope_parameters": {"full_attention": YARN, "sliding_attention": {
+                            "rope_type": "default", "rope_theta": 1000.0}}}]),
+    "gemma2": ("Gemma2", [{"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 5, "attn_logit_softcapping": 2.0,
+                           "final_logit_softcapping": 3.0}]),
+    "gemma3_text": ("Gemma3", [{"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 5},
+                               {"head_dim": 12, "sliding_window": 5, "sliding_window_pattern": 2}]),
+    "smollm3": ("SmolLM3", [{}, {"no_rope_layers": [0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 5}]),
+    "phi3": ("Phi3", [{"sliding_window": 6}, {"tie_word_embeddings": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}}]),
+    "gpt2": ("GPT2", [{}, {"n_inner": 40, "tie_word_embeddings": False}]),
+}
+SAME_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+               "head_dim", "sliding_window", "layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings", "rms_norm_eps",
+               "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "n_inner", "layer_norm_epsilon",
+               "max_position_embeddings", "attention_bias", "mlp_bias"]
+failures = []
+
+
+def check(condition, what):
+    print(("ok    " if condition else "FAIL  ") + what, flush=True)
+    if not condition:
+        failures.append(what)
+
+
+def run(*command, data=None):
+    done = subprocess.run([*map(str, command)], input=data, capture_output=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode()
+
+
+def make(torch, transformers, name, options):
+    config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(name, name + "Config"))
+    model_class = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(name, name + "ForCausalLM"))
+    torch.manual_seed(7)
+    model = model_class(config_class(**{**(TINY_GPT2 if name == "GPT2" else SIZES), **options}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += (0.2 if parameter.dim() == 1 else 0.15) * torch.randn(parameter.shape)
+    return model.eval()
+
+
+def check_logits(torch, logits, what, directory, model, ids):
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].double()
+    data = " ".join(map(str, ids)).encode()
+    for how, flags, rows in (("token by token", [], expected), ("prefilled", ["--prefill"], expected[-1:])):
+        lines = run(logits, *flags, directory, data=data).splitlines()
+        found = torch.tensor([[float(word) for word in line.split()] for line in lines], dtype=torch.float64)
+        check(found.shape == rows.shape, f"{what}: {how}, {found.shape[0]} rows of {found.shape[1]} logits")
+        difference = (found - rows).abs().max().item()
+        check(difference <= TOLERANCE, f"{what}: logits {how} differ by {difference:.1e}")
+
+
+def rope_of(value):
+    """Without what is the default anyway: transformers keeps in a config what the file said."""
+    defaults = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    if not isinstance(value, dict):
+        return value
+    return {key: rope_of(inner) for key, inner in value.items() if inner is not None and defaults.get(key) != inner}
+
+
+def fields(config):
+    """What the model is made of. Some classes have no head_dim until a file says it."""
+    values = {key: getattr(config, key, None) for key in SAME_FIELDS}
+    values["rope_parameters"] = rope_of(values["rope_parameters"])
+    if values["head_dim"] is None:
+        values["head_dim"] = config.hidden_size // config.num_attention_heads
+    if values["n_inner"] is None:
+        values["n_inner"] = 4 * config.hidden_size
+    return values
+
+
+def check_model(torch, transformers, args, work, family, number):
+    name, variants = FAMILIES[family]
+    what, start, trained = f"{family} {number}", work / f"{family}-{number}", work / f"{family}-{number}-run"
+    model = make(torch, transformers, name, variants[number])
+    model.save_pretrained(start)
+    ids = [random.Random(number).randrange(VOCAB) for _ in range(CONTEXT + 9)]
+    check_logits(torch, args.logits, what, start, model, ids)
+    check(f"model       {family}," in run(args.weft, "inspect", "--header", start), f"{what}: weft inspect says the family")
+    run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={start}")
+    checkpoint = trained / "checkpoints" / "latest"
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True, dtype=torch.float32)
+    clean = not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    check(clean and type(again) is type(model), f"{what}, trained: AutoModelForCausalLM loads it, nothing missing or left over")
+    ours, theirs = fields(again.config), fields(model.config)
+    check(ours == theirs, f"{what}, trained: the same config" + ("" if ours == theirs else f": {[k for k in ours if ours[k] != theirs[k]]}"))
+    check_logits(torch, args.logits, f"{what}, trained", checkpoint, again.eval(), ids)
+    records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    check(losses[-1] < losses[0], f"{what}: {STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}")
+
+
+def packages(require):
+    try:
+        import torch
+        import transformers
+    except ImportError as missing:
+        if require:
+            sys.exit(str(missing))
+        print(f"skipped: {missing}", file=sys.stderr)
+        sys.exit(SKIPPED)
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return torch, transformers
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weft", default="build/weft")
+    parser.add_argument("--logits", help="default: beside weft")
+    parser.add_argument("--require", action="store_true", help="a missing package is a failure")
+    parser.add_argument("families", nargs="*")
+    args = parser.parse_args()
+    args.weft = pathlib.Path(args.weft).resolve()
+    args.logits = args.logits or args.weft.with_name("logits")
+    torch, transformers = packages(args.require)
+    listed = [entry["model_type"] for entry in json.loads(run(args.weft, "models", "--json"))]
+    check(set(listed) == set(FAMILIES), f"families of weft models: {', '.join(listed)}")
+    with tempfile.TemporaryDirectory(prefix="weft-families-") as directory:
+        work = pathlib.Path(directory)
+        words = random.Random(3)
+        (work / "text.txt").write_text(" ".join(words.choice("abc de fgh ijkl m nop".split()) for _ in range(3000)))
+        (work / "run.yaml").write_text(
+            f"data: {{sources: [{work}/text.txt], cache_dir: {work}/cache}}\n"
+            f"train: {{steps: {STEPS}, context: {CONTEXT}, microbatch: 4, compute: fp32}}\n"
+            "optimizer: {lr: 3e-3}\nschedule: {warmup_steps: 1}\nmetrics: {log_freq: 1}\n")
+        for family in args.families or FAMILIES:
+            for number in range(len(FAMILIES[family][1])):
+                check_model(torch, transformers, args, work, family, number)
+    if failures:
+        sys.exit(f"{len(failures)} checks failed")
+    print("all checks passed")
+
+
+if __name__ == "__main__":
+    main()
