@@ -100,7 +100,7 @@ static void fill_tensors(Bench *b) {
 static void product(Bench *b, bool ta, bool tb, int64_t m, int64_t n, int64_t k, bool weight) {
     Device *d = &b->d;
     OP(d, OP_GEMM, gemm, ta, tb, m, n, k, b->x, b->y, b->c, weight ? (void *)b->w : b->z,
-       weight ? DTYPE_F32 : b->c, n, weight, ONE_LEAF);
+       weight ? DTYPE_F32 : b->c, n, weight, NO_LEAVES);
 }
 static void qkv(Bench *b) { product(b, false, true, b->t, 3 * HIDDEN, HIDDEN, false); }
 static void qkv_dx(Bench *b) { product(b, false, false, b->t, HIDDEN, 3 * HIDDEN, false); }
@@ -116,7 +116,7 @@ static void down_dw(Bench *b) { product(b, true, false, HIDDEN, INTER, b->t, tru
 static void head(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_GEMM, gemm, false, true, ROWS, VOCAB, HIDDEN, b->x, b->y, b->c, b->logits, DTYPE_F32, VOCAB,
-       false, ONE_LEAF);
+       false, NO_LEAVES);
 }
 static void head_dx(Bench *b) { product(b, false, false, ROWS, HIDDEN, VOCAB, false); }
 static void head_dw(Bench *b) { product(b, true, false, VOCAB, HIDDEN, ROWS, true); }

@@ -230,7 +230,7 @@ static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const c
     do {
         double start = clock_seconds();
         trans_b = !trans_b;
-        OP(d, OP_GEMM, gemm, false, trans_b, n, n, n, a, b, type, c, type, n, false, ONE_LEAF);
+        OP(d, OP_GEMM, gemm, false, trans_b, n, n, n, a, b, type, c, type, n, false, NO_LEAVES);
         d->runtime.finish(d, device_mark(d, ON_COMPUTE));
         double rate = 2.0 * (double)n * (double)n * (double)n / (clock_seconds() - start);
         if (rate > best) best = rate;

@@ -18,7 +18,8 @@
  *     override is tested against the reference, on odd shapes and tails.
  *  7. Results do not depend on the number of threads, nor on how much of a tensor an op is given: what it
  *     makes of a slice (of tokens, heads, outputs, logits) is the slice of what it makes of the whole, bit
- *     for bit. Sums are cut by constants and by leaves (see Leaves), never by the length of a slice.
+ *     for bit; of products, of those with leaves (see Leaves). Sums are cut by constants and by leaves, never
+ *     by the length of a slice.
  *  8. Nothing is allocated in an op. Scratch comes from Device.scratch, whose size `scratch_bytes` tells in
  *     advance. It belongs to ON_COMPUTE: other streams take copies, uploads, downloads and sums of parts.
  *
@@ -95,12 +96,12 @@ typedef struct AttentionShape {
  * last of a run may be shorter; every run has the same number of them. */
 enum { LEAF_RUNS = 3, LEAVES_MAX = 64 };
 typedef struct Leaves {
-    int runs; /* 0: one leaf */
+    int runs; /* 0: no leaves, for a sum that no rank shares */
     struct {
         int64_t length, leaf;
     } run[LEAF_RUNS];
 } Leaves;
-#define ONE_LEAF ((Leaves){.runs = 0})
+#define NO_LEAVES ((Leaves){.runs = 0})
 
 /* Of the logits of a row that are in one leaf of the vocabulary. */
 typedef struct LossRecord {
@@ -211,8 +212,10 @@ typedef struct Ops {
      *     input gradient    dX[T,K] = dY[T,N] W[N,K]       gemm(0, 0, T, K, N, dY, W, dX)
      *     weight gradient   dW[N,K] += dY[T,N]^T X[T,K]    gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate)
      *
-     * The product of a slice is the slice of the product, bit for bit: of rows of A, of columns of op(B),
-     * or of leaves of K (as leaves say). C is rounded once; with leaves and accumulate, C + their tree. */
+     * With leaves, be it one, the product of a slice is the slice of the product, bit for bit: of rows of A,
+     * of columns of op(B), or of leaves of K. Without, the order of sums may hang on the shape (not on
+     * threads): a product that no rank shares is made as is fastest. C is rounded once; with leaves and
+     * accumulate, C + their tree. */
     void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                  const void *a /* [M, K] or [K, M] ab_type */, const void *b /* [K, N] or [N, K] ab_type */,
                  Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,
@@ -392,7 +395,7 @@ struct DeviceNeeds {
     Dtype compute;
     int64_t tokens, hidden, intermediate, vocab, logits_rows;
     AttentionShape attention;
-    int leaves; /* the most of a product; 0 is 1 */
+    int leaves; /* the most of a product; 0: none has any */
 };
 
 /* ---- streams, events, memory ---- */

@@ -49,14 +49,17 @@ static const int64_t widths[] = {1, 24, 40, 64, 100, 521};
 
 /* ---- products ---- */
 
+/* A product that ranks may share though one has all of it, or that none shares: made differently. */
+static Leaves shared(bool is, int64_t k) { return is ? (Leaves){.runs = 1, .run = {{k, k}}} : NO_LEAVES; }
+
 static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, Dtype ab, Dtype c) {
     bool trans_a = bits & 1, trans_b = bits & 2, accumulate = bits & 4;
     int64_t m = shape[0], n = shape[1], k = shape[2], ldc = n + (bits & 8 ? 5 : 0);
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1),
          *got = random_tensor(m * ldc, c, -1, 1);
     void *want = copy_of(got, m * ldc, c);
-    gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, ONE_LEAF);
-    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate, ONE_LEAF);
+    gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, shared(bits & 16, k));
+    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate, NO_LEAVES);
     assert_sums("gemm", d, got, want, m * ldc, c, (double)k, 1);
     drop_all();
 }
@@ -73,15 +76,17 @@ static int ways_of_bf16(void) {
 static void check_gemm_op(Device *d, Dtype c) {
     static const int64_t shapes[][3] = {{3, 5, 7}, {65, 70, 33}};
     DeviceNeeds needs = small_needs(c, 1, 2);
+    needs.leaves = 1;
     set_scratch(d, &needs);
     for (int i = 0; i < 2; i++)
-        for (int bits = 0; bits < 8; bits++) {
+        for (int bits = 0; bits < 16; bits++) {
             int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
             void *a = random_tensor(m * k, c, -1, 1), *b = random_tensor(k * n, c, -1, 1);
             float *got = random_tensor(m * n, DTYPE_F32, -1, 1), *want = copy_of(got, m * n, DTYPE_F32);
-            RUN(d, gemm, bits & 1, bits & 2, m, n, k, a, b, c, got, DTYPE_F32, n, bits & 4, ONE_LEAF);
+            RUN(d, gemm, bits & 1, bits & 2, m, n, k, a, b, c, got, DTYPE_F32, n, bits & 4,
+                shared(bits & 8, k));
             RUN(&reference, gemm, bits & 1, bits & 2, m, n, k, a, b, c, want, DTYPE_F32, n, bits & 4,
-                ONE_LEAF);
+                NO_LEAVES);
             assert_sums("gemm", d, got, want, m * n, DTYPE_F32, (double)k, 1);
             drop_all();
         }
@@ -113,7 +118,7 @@ static void test_gemm(void **state) {
         d.scratch_size = gemm_scratch_bytes(4, native != 0, DTYPE_BF16, 1);
         d.scratch = malloc(d.scratch_size + 1);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-            for (int bits = 0; bits < 16; bits++) {
+            for (int bits = 0; bits < 32; bits++) {
                 if (!native) check_product(g, &d, shapes[s], bits, DTYPE_F32, DTYPE_F32);
                 check_product(g, &d, shapes[s], bits, DTYPE_BF16, DTYPE_F32);
                 check_product(g, &d, shapes[s], bits, DTYPE_BF16, DTYPE_BF16);
@@ -125,7 +130,8 @@ static void test_gemm(void **state) {
 }
 
 /* The same bits for 1 to 4 threads, on shapes of models and on small results of long sums. */
-static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dtype ab, Dtype c) {
+static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dtype ab, Dtype c,
+                         bool is_shared) {
     int64_t m = shape[2], n = shape[3], k = shape[4];
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1), *first = NULL;
     for (int t = 0; t < 4; t++) {
@@ -133,7 +139,7 @@ static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dt
         memset(out, 0, (size_t)(m * n) * dtype_bytes(c));
         d->threads = t + 1;
         gemm_run(g[t], d, shape[0] != 0, shape[1] != 0, m, n, k, a, b, ab, out, c, n, shape[0] != 0,
-                 ONE_LEAF);
+                 shared(is_shared, k));
         if (first)
             assert_bits("gemm with other threads", d, out, first, m * n, c);
         else
@@ -160,11 +166,12 @@ static void test_gemm_threads(void **state) {
         free(d.scratch);
         d.scratch_size = gemm_scratch_bytes(4, native != 0, DTYPE_BF16, 1);
         d.scratch = malloc(d.scratch_size + 1);
-        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
-            if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32);
-            product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_F32);
-            product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_BF16);
-        }
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (int leaves = 0; leaves < 2; leaves++) {
+                if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32, leaves);
+                product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_F32, leaves);
+                product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_BF16, leaves);
+            }
         for (int t = 0; t < 4; t++) gemm_close(g[t]);
     }
     close_device(&d);
@@ -1235,7 +1242,7 @@ static void test_profile(void **state) {
     float a[4] = {1, 2, 3, 4}, out[4];
     d.profiling = true;
     OP(&d, OP_ADD, add, 4, a, a, out, DTYPE_F32);
-    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false, ONE_LEAF);
+    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false, NO_LEAVES);
     assert_int_equal(d.profile[OP_ADD].calls, 1);
     assert_true(d.profile[OP_GEMM].flops >= 16 && d.profile[OP_GEMM].flops <= 16);
     assert_true(out[0] >= 7 && out[0] <= 7);

@@ -93,8 +93,9 @@ static void *product_box(Device *d, const Operands *o, int64_t i, int64_t j, int
     void *b = f->trans_b ? box_of(o->b, o->k, j, 0, cols, o->k, o->type)
                          : box_of(o->b, o->n, 0, j, o->k, cols, o->type);
     void *c = box_of(o->c, o->n, i, j, rows, cols, o->c_type);
+    Leaves one = {.runs = 1, .run = {{o->k, o->k}}};
     RUN(d, gemm, f->trans_a, f->trans_b, rows, cols, o->k, a, b, o->type, c, o->c_type, cols, accumulate,
-        ONE_LEAF);
+        one);
     return c;
 }
 

@@ -32,6 +32,10 @@ on_ranks() {
     timeout -k 5 1500 $mpirun -n "$@"
 }
 
+# mpirun_crashed FILE: what a run said shows that mpirun itself crashed while it ended a failed job (Open MPI 4.1 with PMIx 4.2 does, rarely,
+# on a busy machine), when everything had been said: no verdict on weft, the run is to be made again.
+mpirun_crashed() { grep -q 'PMIx_server_finalize' "$1"; }
+
 # await WORDS...: until that command succeeds. No verdict hangs on how long it takes; the limit only keeps a test from hanging for
 # ever. Fails when it is reached.
 await() {

@@ -1,20 +1,27 @@
 /* Matrix products.
  *
  * The result is cut into tiles, each given to whichever thread is free; the inner dimension is never split
- * between threads. There are two ways to make a tile:
+ * between threads (oneDNN does that by itself when there are more threads than tiles, with other bits for
+ * other numbers of threads). There are three ways to make them:
  *
- *     packed     our own kernels (product.h), for fp32, and for bf16 that is widened as it is packed. An
- *                element's bits do not depend on the tile it is in, so that the grid may depend on anything.
+ *     library    dnnl_sgemm, for products that no rank shares. Which of its kernels oneDNN takes, and so the
+ *                order of its sums, hangs on the shape of the call: the grid depends on the product's shape
+ *                alone. bf16 operands are widened to fp32 panels in scratch first; a long K is cut into fixed
+ *                pieces that add up in fp32.
+ *     packed     our own kernels (product.h), for those with leaves (device.h): an element's bits do not
+ *                depend on the tile it is in, so that what ranks make of slices are slices of the whole.
  *     native     bf16 by oneDNN's matmul primitives, where the processor has bf16 instructions: one for each
  *                tile shape, made on the first use of a shape, run with scratchpads and memory objects of
  *                each thread, since a primitive may run on several threads at once only if nothing is shared.
- *                oneDNN runs a primitive that is called inside a parallel region on the calling thread alone.
  *                That bits do not depend on a tile's shape is measured there, not proved: test_slices.
  *
- * Where the inner dimension is cut into leaves (device.h), the fp32 sums of a tile's leaves are added in the
+ * oneDNN runs what is called inside a parallel region on the calling thread alone.
+ *
+ * Where the inner dimension is cut into several leaves, the fp32 sums of a tile's leaves are added in the
  * canonical tree, in memory of the thread; where C is bf16, it is rounded once, after that.
  *
- * After the first use of a shape nothing is allocated here. */
+ * After the first use of a shape nothing is allocated here. oneDNN itself packs the operands of dnnl_sgemm
+ * into memory that it takes and gives back within the call. */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -84,6 +91,129 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
     t.m = min_i64(g->rows, p->m - i);
     t.n = min_i64(g->cols, p->n - j);
     return t;
+}
+
+/* ---- library ---- */
+
+enum { PANEL_M = 1024, PANEL_N = 1024, PANEL_K = 2048 };
+
+static void product_f32(const Product *p) {
+    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
+                                      p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
+    CHECK(status == dnnl_success);
+}
+
+/* Large tiles, since each packs its operands anew, but enough of them for a few threads. oneDNN takes a way
+ * without packing for results below about a million elements, which is slow where A is transposed and its
+ * rows are long: there tiles are larger. */
+static Grid grid_of_library(const Product *p) {
+    enum { ENOUGH = 8, LONG = 2048 };
+    bool large = p->trans_a && p->m >= LONG;
+    Grid g = {.rows = piece_length(p->m,
+                                   !large             ? 512
+                                   : p->m >= 2 * LONG ? 2048
+                                                      : 1024,
+                                   16),
+              .cols = piece_length(p->n, 768, 48)};
+    if (!large && pieces_of(p->m, g.rows) * pieces_of(p->n, g.cols) < ENOUGH)
+        g.rows = piece_length(p->m, 256, 16);
+    if (!large && pieces_of(p->m, g.rows) * pieces_of(p->n, g.cols) < ENOUGH)
+        g.cols = piece_length(p->n, 384, 48);
+    g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
+    return g;
+}
+
+static void tiled_f32(int threads, const Product *p) {
+    Grid grid = grid_of_library(p);
+#pragma omp parallel num_threads(threads)
+    {
+        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < grid.down * grid.across; t++) {
+            Product tile = tile_of(p, &grid, t);
+            product_f32(&tile);
+        }
+    }
+}
+
+/* rows x cols from `from` (rows `stride` apart) to a contiguous fp32 panel. */
+static void widen(Device *d, const void *from, int64_t stride, int64_t rows, int64_t cols, float *to) {
+#pragma omp parallel for num_threads(d->threads) schedule(static)
+    for (int64_t i = 0; i < rows; i++) {
+        const uint16_t *row = (const uint16_t *)from + i * stride;
+        for (int64_t j = 0; j < cols; j++) to[i * cols + j] = bf16_widen(row[j]);
+    }
+}
+
+static void narrow(Device *d, const float *from, int64_t rows, int64_t cols, uint16_t *to, int64_t stride) {
+#pragma omp parallel for num_threads(d->threads) schedule(static)
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) to[i * stride + j] = bf16_round(from[i * cols + j]);
+}
+
+static const size_t panel_bytes =
+    sizeof(float) * ((size_t)PANEL_M * PANEL_K + (size_t)PANEL_N * PANEL_K + (size_t)PANEL_M * PANEL_N);
+
+typedef struct Panels {
+    float *a, *b, *c;
+    int64_t a_row, a_piece; /* what panel a holds now, so that a short A is widened once */
+} Panels;
+
+static void widen_operands(Device *d, const Product *p, int64_t i, int64_t j, int64_t q, Product *piece,
+                           Panels *w) {
+    int64_t k = piece->k;
+    if (w->a_row != i || w->a_piece != q) {
+        if (p->trans_a)
+            widen(d, (const uint16_t *)p->a + q * p->lda + i, p->lda, k, piece->m, w->a);
+        else
+            widen(d, (const uint16_t *)p->a + i * p->lda + q, p->lda, piece->m, k, w->a);
+        w->a_row = i;
+        w->a_piece = q;
+    }
+    if (p->trans_b)
+        widen(d, (const uint16_t *)p->b + j * p->ldb + q, p->ldb, piece->n, k, w->b);
+    else
+        widen(d, (const uint16_t *)p->b + q * p->ldb + j, p->ldb, k, piece->n, w->b);
+    piece->lda = p->trans_a ? piece->m : k;
+    piece->ldb = p->trans_b ? k : piece->n;
+}
+
+/* One panel of C: the sum of its pieces of K. */
+static void widened_panel(Device *d, const Product *p, int64_t i, int64_t j, Panels *w) {
+    Product piece = *p;
+    piece.m = min_i64(PANEL_M, p->m - i);
+    piece.n = min_i64(PANEL_N, p->n - j);
+    piece.a = w->a;
+    piece.b = w->b;
+    bool direct = p->c_type == DTYPE_F32;
+    piece.c = direct ? (float *)p->c + i * p->ldc + j : w->c;
+    piece.ldc = direct ? p->ldc : piece.n;
+    piece.ab_type = piece.c_type = DTYPE_F32;
+    uint16_t *c16 = direct ? NULL : (uint16_t *)p->c + i * p->ldc + j;
+    if (!direct && p->accumulate) widen(d, c16, p->ldc, piece.m, piece.n, w->c);
+    for (int64_t q = 0; q < p->k; q += PANEL_K) {
+        piece.k = min_i64(PANEL_K, p->k - q);
+        piece.accumulate = p->accumulate || q > 0;
+        widen_operands(d, p, i, j, q, &piece, w);
+        tiled_f32(d->threads, &piece);
+    }
+    if (!direct) narrow(d, w->c, piece.m, piece.n, c16, p->ldc);
+}
+
+static void widened(Device *d, const Product *p) {
+    CHECK(d->scratch_size >= panel_bytes);
+    Panels w = {.a = (float *)(void *)d->scratch, .a_row = -1, .a_piece = -1};
+    w.b = w.a + PANEL_M * PANEL_K;
+    w.c = w.b + PANEL_N * PANEL_K;
+    for (int64_t i = 0; i < p->m; i += PANEL_M)
+        for (int64_t j = 0; j < p->n; j += PANEL_N) widened_panel(d, p, i, j, &w);
+}
+
+static void library(Device *d, const Product *p) {
+    if (p->ab_type == DTYPE_F32)
+        tiled_f32(d->threads, p);
+    else
+        widened(d, p);
 }
 
 /* ---- leaves ---- */
@@ -484,7 +614,10 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
                  .ab_type = ab_type,
                  .c_type = c_type,
                  .leaves = leaves};
-    if (ab_type == DTYPE_F32 || !g->native)
+    bool by_primitives = ab_type != DTYPE_F32 && g->native;
+    if (!by_primitives && leaves.runs == 0)
+        library(d, &p);
+    else if (!by_primitives)
         packed(g, d, &p);
     else if (leaf_count(&leaves) == 1 && leaves.runs <= 1)
         native_whole(g, d, &p);
@@ -493,9 +626,12 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
 }
 
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
-    if (leaves <= 1 && native && compute != DTYPE_F32) return 0;
-    int tiles = (compute != DTYPE_F32) + (leaves > 1) + levels_of(leaves);
-    return (size_t)threads * thread_floats(tiles) * sizeof(float);
+    bool narrow_c = compute != DTYPE_F32;
+    size_t panels = narrow_c && !native ? panel_bytes : 0;
+    if (leaves == 0 || (leaves == 1 && native && narrow_c)) return panels;
+    size_t tiles = thread_floats(narrow_c + (leaves > 1) + levels_of(leaves));
+    size_t packing = (size_t)threads * tiles * sizeof(float);
+    return packing > panels ? packing : panels;
 }
 
 static ErrorCode open_streams(Gemm *g, Error *err) {

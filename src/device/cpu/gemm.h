@@ -12,7 +12,7 @@ typedef struct Gemm Gemm;
 bool gemm_native_possible(void);
 
 /* native: bf16 products by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is not possible. All
- * else by the kernels, which widen bf16 operands as they pack them. */
+ * else in fp32, to which bf16 operands are widened: by dnnl_sgemm, products with leaves by the kernels. */
 ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
@@ -20,7 +20,7 @@ void gemm_close(Gemm *g); /* NULL is fine */
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               Leaves leaves);
-/* leaves: the most that a product has. */
+/* leaves: the most that a product has; 0: none has any. */
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves);
 
 #endif

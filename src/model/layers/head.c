@@ -56,7 +56,7 @@ static void logits_of(const Pass *p, int64_t rows, const void *normed, float *lo
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
        weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
-       ONE_LEAF);
+       NO_LEAVES);
     if (m->config.final_logit_softcapping > 0)
         OP(p->device, OP_SOFTCAP, softcap, rows * m->config.vocab_size,
            (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
@@ -82,10 +82,10 @@ static void chunk(const LayerPass *w, Chunk c) {
     if (c.input)
         OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
            weights_matrix(p->weights, matrix(m)), m->compute,
-           (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false, ONE_LEAF);
+           (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false, NO_LEAVES);
     if (c.weight)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed, m->compute,
-           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), ONE_LEAF);
+           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), NO_LEAVES);
 }
 
 static void all_chunks(const LayerPass *w, bool input, bool weight) {

@@ -22,7 +22,7 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
     const Param *matrix = first_of(w, p->weight, p->rows), *bias = bias_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, m->tokens, out, in, x,
-       weights_matrix(weights, matrix), m->compute, y, m->compute, out, false, ONE_LEAF);
+       weights_matrix(weights, matrix), m->compute, y, m->compute, out, false, NO_LEAVES);
     if (bias)
         OP(w->pass->device, OP_BIAS_FORWARD, bias_forward, m->tokens, out, y, weights_vector(weights, bias),
            m->compute);
@@ -33,7 +33,7 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
     const Param *matrix = first_of(w, p->weight, p->rows), *bias = bias_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, m->tokens, in, out, dy,
-       weights_matrix(w->pass->weights, matrix), m->compute, dx, m->compute, in, false, ONE_LEAF);
+       weights_matrix(w->pass->weights, matrix), m->compute, dx, m->compute, in, false, NO_LEAVES);
     if (bias) /* a vector's gradient belongs to this half */
         OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, out, dy,
            gradient_of(&w->pass->gradients, bias), m->tokens, m->compute);
@@ -47,10 +47,10 @@ void product_weight(const LayerPass *w, const Product *p, const void *dy, const 
     bool add = !w->pass->first; /* the first microbatch sets, later ones add */
     if (matrix->transposed)     /* dW [in, out] = X^T dY */
         OP(w->pass->device, OP_GEMM, gemm, true, false, in, out, m->tokens, x, dy, m->compute, gradient,
-           DTYPE_F32, out, add, ONE_LEAF);
+           DTYPE_F32, out, add, NO_LEAVES);
     else
         OP(w->pass->device, OP_GEMM, gemm, true, false, out, in, m->tokens, dy, x, m->compute, gradient,
-           DTYPE_F32, in, add, ONE_LEAF);
+           DTYPE_F32, in, add, NO_LEAVES);
 }
 
 /* ---- norms ---- */
