@@ -105,6 +105,7 @@ Deal axes_deal(const ModelConfig *c, Dim dim, int ranks, int place) {
 
 Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place) {
     int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
+    if (p->transposed) rows = model_dim(c, p->row->cols), columns = model_dim(c, p->row->rows);
     Held h = {.box = {0, rows, 0, columns, columns}, .copy = place};
     ParamKind kind = axes_kind(c, p);
     if (ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return h;

@@ -36,7 +36,8 @@ static void describe(Tensors *t, const Param *p, const char *prefix, SafeType me
                      .memory = memory,
                      .stored = stored,
                      .rank = p->cols ? 2 : 1,
-                     .shape = {model_dim(whole, p->row->rows), model_dim(whole, p->row->cols)}};
+                     .shape = {model_dim(whole, p->transposed ? p->row->cols : p->row->rows),
+                               model_dim(whole, p->transposed ? p->row->rows : p->row->cols)}};
 }
 
 static Piece piece_of(const Engine *e, const Param *p) {
