@@ -152,15 +152,18 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
     return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
 }
 
+static ErrorCode check_base(const ModelConfig *c, const char *where, const char *key, double base,
+                            Error *err) {
+    if ((base >= 1.0 && isfinite(base)) || arch_of(c)->learned_positions) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected a number of at least 1", where, key, base);
+}
+
 static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
     if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps <= 1.0))
         return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where,
                          c->rms_norm_eps);
-    bool bases = c->rope_theta >= 1.0 && isfinite(c->rope_theta) && isfinite(c->rope_local_theta) &&
-                 (c->rope_local_theta >= 1.0 || c->rope_local_theta == 0.0);
-    if (!bases && !arch_of(c)->learned_positions)
-        return error_set(err, ERR_CONFIG, "%s: rope_theta is %g, expected a number of at least 1", where,
-                         c->rope_theta >= 1.0 ? c->rope_local_theta : c->rope_theta);
+    TRY(check_base(c, where, "rope_theta", c->rope_theta, err));
+    if (c->rope_local_theta != 0.0) TRY(check_base(c, where, "rope_local_theta", c->rope_local_theta, err));
     if (c->bos_token_id < -1 || c->bos_token_id >= c->vocab_size)
         return error_set(err, ERR_CONFIG,
                          "%s: bos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
@@ -206,8 +209,8 @@ static void make_canonical(ModelConfig *c) {
 }
 
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
-    TRY(check_layer_set(where, "windows", c->windows, err));
-    TRY(check_layer_set(where, "no_rope", c->no_rope, err));
+    TRY(check_layer_set(where, "window_layers", c->windows, err));
+    TRY(check_layer_set(where, "no_rope_layers", c->no_rope, err));
     make_canonical(c);
     TRY(check_sizes(c, where, err));
     TRY(check_divisions(c, where, err));

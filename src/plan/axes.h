@@ -5,6 +5,7 @@
  *     whole             cut          copied, sum    cut, sum       copied, sum
  *     rows, columns     cut          copied, sum    cut, sum       cut
  *     tied embedding    copied, sum  copied, sum    cut, sum       cut
+ *     beside a tied one copied, sum  copied, sum    cut, sum       copied, sum   (learned positions)
  *
  *   cut      ranks along the axis hold different elements of it
  *   copied   they hold the same elements, which the first of them counts

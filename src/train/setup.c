@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "model/families/family.h"
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
@@ -36,9 +37,35 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
                            err);
 }
 
+/* A window needs layers that have it, and a pattern layers that it names. Files say "none" in many ways,
+ * which become one; who asks for half of a pair by option means something, and would get nothing. */
+static ErrorCode check_pairs(const ModelConfig *m, Error *err) {
+    if (m->sliding_window > 0 && m->windows.layers == 0)
+        return error_set(
+            err, ERR_CONFIG,
+            "model.sliding_window is %lld, but no layer has a window: set model.window_period and "
+            "model.window_layers (1 and 1 mean all layers), or leave it out",
+            (long long)m->sliding_window);
+    /* The pattern of the family stands without windows, too. */
+    LayerSet usual = model_family(m)->defaults.windows;
+    bool said = m->windows.period != usual.period || m->windows.layers != usual.layers;
+    if (m->sliding_window == 0 && said && (m->windows.period > 0 || m->windows.layers > 0))
+        return error_set(
+            err, ERR_CONFIG,
+            "model.window_period is %lld and model.window_layers %lld, but model.sliding_window is 0: "
+            "say how many keys such a layer sees, or leave them out",
+            (long long)m->windows.period, (long long)m->windows.layers);
+    if (m->no_rope.period > 0 && m->no_rope.layers == 0)
+        return error_set(err, ERR_CONFIG,
+                         "model.no_rope_period is %lld, but model.no_rope_layers names no layer of it",
+                         (long long)m->no_rope.period);
+    return OK;
+}
+
 /* What follows from other keys (heads, sizes) is written down as derived. */
 static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
     ModelConfig whole = c->model.shape;
+    TRY(check_pairs(&whole, err));
     TRY(model_config_complete(&whole, "model", err));
     return options_derive_part(set, &c->model.shape, &whole, sizeof whole, true,
                                "derived from other keys of model", err);

@@ -232,8 +232,10 @@ static void groups_are_those_of_the_table(void **state) {
         assert_int_equal(axes_that((ParamKind)kind, DOES_CUT | DOES_SUM), MESH_SHARDS);
         AxisSet summed = axes_that((ParamKind)kind, DOES_COPY | DOES_SUM);
         assert_true(summed & MESH_REPLICAS);
-        assert_int_equal(summed & MESH_TENSOR, kind == KIND_WHOLE ? MESH_TENSOR : 0);
-        assert_int_equal(summed & MESH_PIPELINE, kind == KIND_TIED ? MESH_PIPELINE : 0);
+        bool all_have = kind == KIND_WHOLE || kind == KIND_BESIDE_TIED,
+             at_both_ends = kind == KIND_TIED || kind == KIND_BESIDE_TIED;
+        assert_int_equal(summed & MESH_TENSOR, all_have ? MESH_TENSOR : 0);
+        assert_int_equal(summed & MESH_PIPELINE, at_both_ends ? MESH_PIPELINE : 0);
         assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) | summed,
                          MESH_SETS - 1); /* no axis is left out */
         assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) & axes_any((ParamKind)kind, DOES_COPY), 0);

@@ -60,7 +60,7 @@ judge() {
     0:sums | 0:content | 0:bits) [ -n "$changed" ] || bits "$dir" || fail "$key changes bits in silence" ;;
     0:measures) grep -q "^$key was .* and is .* now" <<<"$changed" || fail "$key: not said: $changed" ;;
     69:sums) grep -q "this processor cannot run" "$dir.err" || fail "$key: $(tail -1 "$dir.err")" ;;
-    78:*) grep -q "^weft: .*$key" "$dir.err" || fail "$key is refused with another reason: $(grep weft: "$dir.err")" ;;
+    78:*) grep -q "^weft: .*$key\|^weft: ${key%%.*}: .*${key#*.}" "$dir.err" || fail "$key is refused with another reason: $(grep weft: "$dir.err")" ;;
     *) fail "$key ($effect): exit status $status: $(tail -1 "$dir.err")" ;;
     esac
     case $status:$effect in 0:curve | 0:run) fail "$key is changed without leave" ;; esac
@@ -93,7 +93,8 @@ done <rows
 # never does.
 words=() keys=
 while IFS=$'\t' read -r key effect value; do
-    [ "$effect" = curve ] && [ "${value:0:1}" != "[" ] && words+=("$key=$value") && keys="$keys${keys:+, }$key"
+    # Those that this family, or another key, does not let be other are refused for that, with leave or without.
+    [ "$effect" = curve ] && [ "${value:0:1}" != "[" ] && grep -q "which would change the curve" "row.$key.err" && words+=("$key=$value") && keys="$keys${keys:+, }$key"
     [ "$effect" = run ] || continue
     train base "$key=$value" "run.allow_changes=[$key]"
     [ "$(cat base.status)" -eq 78 ] && grep -q "^weft: .*$key.*\(another run\|not a multiple\|model\)" base.err || fail "$key, with leave: $(tail -1 base.err)"

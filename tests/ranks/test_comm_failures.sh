@@ -44,7 +44,7 @@ for ranks in "0 1 2 3" "1 2 3" "0 3"; do
     grep -q "^weft: rank [${ranks// /}]: " "$directory/said" || fail "$what: another rank is named"
 done
 run launch 3 play sizes
-ended_with 1 1 "rank 0: expected a message of 8192 bytes from rank 1, which sent 4096"
+ended_with 70 1 "rank 0: expected a message of 8192 bytes from rank 1, which sent 4096"
 run launch 4 play kill 2
 ended_with 137 1 "rank 2 was killed by signal 9 (SIGKILL)"
 

@@ -100,10 +100,12 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
     if (c->sliding_window > 0 && !family_reads(f, KEY_WINDOWS))
         return refuse_field(f, where, "sliding_window", err);
     if (c->no_rope.period > 0 && !family_reads(f, KEY_NO_ROPE))
-        return refuse_field(f, where, "set of layers without rotation", err);
+        return refuse_field(f, where, "no_rope_layers", err);
+    if (c->rope_local_theta > 0 && !f->arch.local_rotation)
+        return refuse_field(f, where, "rope_local_theta", err);
     if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation)
         return refuse_field(f, where, "partial_rotary_factor", err);
     if (f->window_keys == WINDOWS_ALL && c->windows.period > 1)
-        return refuse_field(f, where, "set of layers with windows", err);
+        return refuse_field(f, where, "window_layers", err);
     return OK;
 }
