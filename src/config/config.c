@@ -42,6 +42,7 @@ enum { MOST_MICROBATCHES = 1000000 }; /* of a step, on a rank: programs have an 
 /* Items of data.sources and data.validation. A weight of 0 for all is the default: sources are one corpus,
  * and a mixture is asked for. */
 static const Option source_options[] = {
+    /* First, since a bare text in the list stands for this: data.sources=[a.txt, b.txt]. */
     {.key = "path",
      .type = OPT_STRING,
      .offset = IN(path),
@@ -55,6 +56,7 @@ static const Option source_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."},
+    /* A name need not tell: auto can be overruled by who knows what is in the file. */
     {.key = "format",
      .type = OPT_CHOICE,
      .offset = IN(format),
@@ -166,7 +168,8 @@ static const Option group_options[] = {
 
 const Option config_options[] = {
     /* Where a run lies and how it is driven: nothing of it reaches the curve but the seed of the first
-     * weights. `local` values may differ from rank to rank. */
+     * weights. `local` values may differ from rank to rank, as machines do: agreement of ranks leaves them
+     * out. */
     {.key = "run.dir",
      .type = OPT_STRING,
      .effect = EFFECT_NOTHING,
@@ -174,6 +177,8 @@ const Option config_options[] = {
      .fallback = "runs/run",
      .required = true,
      .help = "Run directory: all that a run writes."},
+    /* Of the first weights alone. The order of samples and the rounding of states have seeds of their own,
+     * so that each can be changed without the others. */
     {.key = "run.seed",
      .type = OPT_INT,
      .effect = EFFECT_START,
@@ -233,6 +238,8 @@ const Option config_options[] = {
      .choices = FAMILY_NAMES,
      .help = "Kind of model, by Hugging Face's model_type (weft models); its defaults hold for keys that "
              "nobody gives."},
+    /* 0 can stand until the tokenizer is open, which is after this table has been read (setup_shape).
+     * Larger than the tokenizer is allowed: rows may be there for padding. */
     {.key = "model.vocab_size",
      .type = OPT_INT,
      .effect = EFFECT_RUN,
@@ -249,6 +256,8 @@ const Option config_options[] = {
      .min = 1,
      .max = MODEL_MAX_WIDTH,
      .help = "Width."},
+    /* Not four times the width by rule: gated MLPs have three matrices, and published models choose it
+     * freely. */
     {.key = "model.intermediate_size",
      .type = OPT_INT,
      .effect = EFFECT_RUN,
@@ -273,6 +282,8 @@ const Option config_options[] = {
      .min = 1,
      .max = MODEL_MAX_COUNT,
      .help = "Query heads."},
+    /* Fewer than query heads: grouped queries (Ainslie and others, "GQA", 2023), which need less memory
+     * for keys and values when text is generated. */
     {.key = "model.num_key_value_heads",
      .type = OPT_INT,
      .effect = EFFECT_RUN,
@@ -281,6 +292,7 @@ const Option config_options[] = {
      .min = 0,
      .max = MODEL_MAX_COUNT,
      .help = "Key and value heads; 0 means as many as query heads."},
+    /* A key of its own, since published models have heads whose sizes do not add up to the width. */
     {.key = "model.head_dim",
      .type = OPT_INT,
      .effect = EFFECT_RUN,
@@ -300,6 +312,8 @@ const Option config_options[] = {
      .min = 0,
      .max = MODEL_MAX_POSITIONS,
      .help = "Longest sequence the model is for; 0 means train.context."},
+    /* Zhang and Sennrich, "Root mean square layer normalization", 2019. 1e-5 is what Llama 2 and 3 have;
+     * another one with the same weights is another function of them. */
     {.key = "model.rms_norm_eps",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -308,6 +322,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1,
      .help = "Added to the mean square."},
+    /* Su and others, "RoFormer", 2021, whose base is 10,000. From here to rope_truncate: all of it only
+     * turns heads, so weights keep their shape. */
     {.key = "model.rope_theta",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -316,6 +332,8 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e12,
      .help = "Base of the rotary frequencies."},
+    /* The type says nothing while the factor is 1, which is the default. So the default may be the
+     * commonest of them, and who gives a factor need not give a type. */
     {.key = "model.rope_type",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -331,6 +349,8 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e6,
      .help = "By how much; 1 means not at all, whatever the type."},
+    /* 1 and 4, with 8,192 positions: what config.json of Llama 3.1 has. Between the two wavelengths the
+     * frequencies go over from the one to the other (model/rotation.c). */
     {.key = "model.rope_low_freq_factor",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -355,6 +375,8 @@ const Option config_options[] = {
      .min = 0,
      .max = MODEL_MAX_POSITIONS,
      .help = "llama3, yarn: the original context."},
+    /* Peng and others, "YaRN", 2023; its ramp from 32 turns to 1 is what they found for Llama. 0 stands
+     * for the formula, which never gives a length of 0. */
     {.key = "model.rope_attention_factor",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -401,6 +423,8 @@ const Option config_options[] = {
      .offset = AT(model.shape.rope_scaling.truncate),
      .fallback = "true",
      .help = "yarn: the ramp begins and ends at whole pairs."},
+    /* Windows are short, and want another base than what reaches over the whole context. 0: the same as
+     * rope_theta, where the family tells the two apart at all. */
     {.key = "model.rope_local_theta",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -417,6 +441,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1,
      .help = "Share of each head that is turned."},
+    /* A pattern is two numbers, so that it is one fact of any depth of model and fits a key. A period ends
+     * at 52: every mask is then a whole number that a double, and so JSON, holds. */
     {.key = "model.no_rope_period",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -433,6 +459,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "That pattern: bit i is layer i of the period."},
+    /* Beltagy and others, "Longformer", 2020. The number alone changes nothing: the pattern below says
+     * which layers have a window. */
     {.key = "model.sliding_window",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -465,6 +493,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Scores are divided by its root; 0 means head_dim."},
+    /* Gemma 2 ("Gemma 2: Improving open language models at a practical size", 2024). It bounds scores
+     * before the softmax; its derivative is smooth, which a clamp's is not. */
     {.key = "model.attn_logit_softcapping",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -481,12 +511,16 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "And logits."},
+    /* Press and Wolf, "Using the output embedding to improve language models", 2017. One tensor less:
+     * EFFECT_RUN, since a run could neither drop the head nor make one up. */
     {.key = "model.tie_word_embeddings",
      .type = OPT_BOOL,
      .effect = EFFECT_RUN,
      .offset = AT(model.shape.tie_word_embeddings),
      .fallback = "false",
      .help = "The head reads the embedding."},
+    /* Biases are tensors of their own: with another value a checkpoint would lack some or have some too
+     * many. */
     {.key = "model.attention_bias",
      .type = OPT_BOOL,
      .effect = EFFECT_RUN,
@@ -515,6 +549,8 @@ const Option config_options[] = {
      .choices = INIT_NAMES,
      .help =
          "Random weights; a function of (seed, name, element) alone. Families have defaults of their own."},
+    /* Of one initialiser only. The others have scales of their own, by role and depth
+     * (model/initialiser.c). */
     {.key = "model.init_std",
      .type = OPT_DOUBLE,
      .effect = EFFECT_START,
@@ -543,6 +579,8 @@ const Option config_options[] = {
      .item = source_options,
      .item_size = sizeof(DataSource),
      .help = "What to validate on; empty: validation_fraction of the sources."},
+    /* EFFECT_CURVE and not EFFECT_MEASURES: what is held out is missing from training. Less than all, so
+     * that there is something to train on. */
     {.key = "data.validation_fraction",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -551,12 +589,16 @@ const Option config_options[] = {
      .min = 0,
      .max = 0.9,
      .help = "Share of each source kept out of training for validation."},
+    /* The path may change with the machine; what counts is the fingerprint of what is found there. The
+     * default needs no file, so that the smallest configuration trains. */
     {.key = "data.tokenizer",
      .type = OPT_STRING,
      .effect = EFFECT_CONTENT,
      .offset = AT(data.tokenizer),
      .fallback = "bytes",
      .help = "bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."},
+    /* Each machine may keep its own. A cache is found by the content of what it was made of, so nothing in
+     * it can be mistaken for another's. */
     {.key = "data.cache_dir",
      .type = OPT_STRING,
      .effect = EFFECT_NOTHING,
@@ -565,6 +607,8 @@ const Option config_options[] = {
      .fallback = ".weft-cache",
      .required = true,
      .help = "Where token caches are kept."},
+    /* Documents of one source may be long and those of another short: a share of one is then no share of
+     * the other. */
     {.key = "data.weights",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -579,6 +623,8 @@ const Option config_options[] = {
      .offset = AT(data.document_mask),
      .fallback = "false",
      .help = "Positions restart and attention stays inside documents."},
+    /* Both by default, so that a model learns where a text begins and where it ends: generate starts with
+     * the one and stops at the other. */
     {.key = "data.add_bos",
      .type = OPT_BOOL,
      .effect = EFFECT_CURVE,
@@ -591,6 +637,7 @@ const Option config_options[] = {
      .offset = AT(data.add_eos),
      .fallback = "true",
      .help = "End each document with the tokenizer's EOS, if any."},
+    /* Apart from run.seed: the same order of samples under other first weights, and the other way round. */
     {.key = "data.seed",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -627,6 +674,8 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e12,
      .help = "Optimizer steps."},
+    /* Other windows of the same text: no sample of before would be a sample any more, so nothing of the
+     * order could go on. */
     {.key = "train.context",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -644,6 +693,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e6,
      .help = "Sequences of a microbatch; 0 means about 2,048 tokens."},
+    /* In tokens and not in microbatches: the number stays when ranks or memory change, and with it the
+     * curve. It must divide into whole microbatches (config_geometry). */
     {.key = "train.tokens_per_step",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -660,7 +711,10 @@ const Option config_options[] = {
      .fallback = "auto",
      .choices = "auto|bf16|fp32",
      .help = "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."},
-    /* What is made again equals what it was, bit for bit (model/layers/layer.h). */
+    /* Chen and others, "Training deep nets with sublinear memory cost", 2016; selective: Korthikanti and
+     * others, "Reducing activation recomputation in large transformer models", 2022. What is made again
+     * equals what it was, bit for bit (model/layers/layer.h): memory is paid for with time, never with the
+     * curve. */
     {.key = "train.recompute",
      .type = OPT_CHOICE,
      .effect = EFFECT_NOTHING,
@@ -668,7 +722,9 @@ const Option config_options[] = {
      .fallback = "none",
      .choices = "none|selective|full",
      .help = "What the backward pass makes again instead of keeping."},
-    /* Chunks of the loss are added one after the other: their size groups the sums. */
+    /* Logits take tokens times vocabulary, which may be more than all else of a microbatch: so only some
+     * rows exist at a time. Chunks of the loss are added one after the other: their size groups the sums,
+     * and is not chosen by the memory that happens to be there. */
     {.key = "train.loss_rows",
      .type = OPT_INT,
      .effect = EFFECT_BITS,
@@ -677,6 +733,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Tokens whose logits exist at a time; 0 means chosen by the vocabulary."},
+    /* The halves compute what the whole does, element by element: a schedule may set the one for the
+     * weights aside until a rank has nothing else to do. */
     {.key = "train.split_backward",
      .type = OPT_BOOL,
      .effect = EFFECT_NOTHING,
@@ -693,6 +751,8 @@ const Option config_options[] = {
      .max = 1e9,
      .help = "Stop after this many non-finite steps in a row; each is skipped and counted."},
 
+    /* Sums in fixed point have no order, since adding whole numbers is associative. It costs memory and
+     * traffic (docs/parallelism.md has figures), which is why it is asked for. */
     {.key = "train.numerics",
      .type = OPT_CHOICE,
      .effect = EFFECT_SUMS,
@@ -731,6 +791,7 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e6,
      .help = "Pipeline ranks."},
+    /* Between these groups gradients cross and parameters do not: the axis for the slower network. */
     {.key = "mesh.dp_replicate",
      .type = OPT_INT,
      .effect = EFFECT_SUMS,
@@ -740,7 +801,8 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Data-parallel groups that hold whole copies of the parameters' shards: DDP, or the outer axis "
              "of HSDP."},
-    /* -1 by default: all ranks that nobody else takes share the parameters. */
+    /* -1 by default: all ranks that nobody else takes share the parameters, so that a mesh need not be
+     * counted out. Rajbhandari and others, "ZeRO", 2020; Zhao and others, "PyTorch FSDP", 2023. */
     {.key = "mesh.dp_shard",
      .type = OPT_INT,
      .effect = EFFECT_SUMS,
@@ -750,7 +812,8 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
              "are left."},
-    /* Axes that have their place and are refused by name (comm/mesh.c). */
+    /* Axes that have their place and are refused by name (comm/mesh.c). Better a key that says "not yet"
+     * than one that is unknown: configurations written for other trainers name them. */
     {.key = "mesh.cp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -775,6 +838,8 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e6,
      .help = "Expert-parallel ranks; more than 1 is not there yet."},
+    /* Many MPI libraries move data only while a call into them is going on: without a thread, transfers
+     * that ought to be hidden behind products would wait for the end of these. */
     {.key = "comm.progress_thread",
      .type = OPT_CHOICE,
      .effect = EFFECT_NOTHING,
@@ -795,7 +860,8 @@ const Option config_options[] = {
              "0: never."},
 
     /* Only some schedules take microbatches out of order (schedule_adds_in_order); for the others it
-     * changes nothing. */
+     * changes nothing. Text and not a choice, since a file may stand here. 1f1b by default: it keeps the
+     * activations of as many microbatches as there are stages, where gpipe keeps those of all. */
     {.key = "pipeline.schedule",
      .type = OPT_STRING,
      .effect = EFFECT_SUMS,
@@ -839,6 +905,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e6,
      .help = "For schedules that take several; 0: 1, or 2 for those made for more."},
+    /* TorchTitan's two numbers by its names: embedding and head take time as layers do, so the first and
+     * the last stage get fewer layers. 1 each where nobody has measured. */
     {.key = "pipeline.first_stage_less_layers",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -855,6 +923,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e6,
      .help = "Uniform split: layers that the norm and the head count as."},
+    /* A figure and not this machine's: a plan is often made elsewhere than it is run, and all ranks must
+     * come to the same stages. */
     {.key = "pipeline.memory_gib",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -874,6 +944,8 @@ const Option config_options[] = {
      .fallback = "adamw",
      .choices = "adamw|sgd",
      .help = "What makes updates of gradients."},
+    /* 1,000 is beyond all sense and says that a decimal point is missing; 0 is allowed, to see what a run
+     * does without learning. */
     {.key = "optimizer.lr",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -882,6 +954,9 @@ const Option config_options[] = {
      .min = 0,
      .max = 1000,
      .help = "Peak learning rate."},
+    /* Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. Times the learning rate, so it
+     * falls with the schedule. 0.1 with betas of 0.9 and 0.95 and a norm of 1: what GPT-3 was trained with
+     * (Brown and others, 2020), and many since. */
     {.key = "optimizer.weight_decay",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -907,6 +982,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 0.999999,
      .help = "adamw: memory of the mean of their squares."},
+    /* Not 0: an element whose gradient never was anything but 0 has moments of 0, and 0/0 would be its
+     * update. */
     {.key = "optimizer.eps",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -915,6 +992,7 @@ const Option config_options[] = {
      .min = 1e-30,
      .max = 1,
      .help = "adamw: added to the root of that."},
+    /* With 0 there is no state at all, so an optimizer without memory needs no kind of its own. */
     {.key = "optimizer.momentum",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -923,6 +1001,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 0.999999,
      .help = "sgd: memory of gradients; 0: none, and no memory for it."},
+    /* A choice of two words where others are OPT_BOOL: an item of optimizer.groups may leave it out, and a
+     * bool has no third value for that. */
     {.key = "optimizer.nesterov",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -930,6 +1010,8 @@ const Option config_options[] = {
      .fallback = "false",
      .choices = "false|true",
      .help = "sgd: Nesterov's momentum."},
+    /* EFFECT_CURVE: with half the bits every update is another one. Rounding to the nearest would lose
+     * small updates for good, which is why it is by chance, by optimizer.seed. */
     {.key = "optimizer.states",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -953,6 +1035,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "Seed of the rounding of states in bf16."},
+    /* Compared as a whole. Which parameters an item finds follows from names, so groups are the same on
+     * every mesh (optimizer/groups.c). */
     {.key = "optimizer.groups",
      .type = OPT_LIST,
      .effect = EFFECT_CURVE,
@@ -964,7 +1048,8 @@ const Option config_options[] = {
              "weight_decay, beta1, beta2, eps, momentum, nesterov, states, whole; what a group leaves out is "
              "as in "
              "this section."},
-    /* The norm is of the whole gradient, over all ranks. */
+    /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of
+     * the whole gradient, over all ranks: with a norm of each share the curve would depend on the mesh. */
     {.key = "optimizer.clip",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -983,7 +1068,7 @@ const Option config_options[] = {
      .help = "Which norm: any p >= 1, or inf."},
 
     /* The learning rate over the steps, relative to optimizer.lr (optimizer/learning_rate.h has the
-     * formulas). */
+     * formulas). cosine: Loshchilov and Hutter, "SGDR", 2016; wsd: Hu and others, "MiniCPM", 2024. */
     {.key = "schedule.kind",
      .type = OPT_CHOICE,
      .effect = EFFECT_CURVE,
@@ -992,6 +1077,8 @@ const Option config_options[] = {
      .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|"
                 "lingua_linear|lingua_cosine|lingua_wsd|lingua_inverse_sqrt",
      .help = "Shape after the warmup. The lingua_ ones are Lingua's formulas, cosine right at its end."},
+    /* Adam's second moments are means of few gradients at first, and its steps accordingly wild. Liu and
+     * others, "On the variance of the adaptive learning rate and beyond", 2019. */
     {.key = "schedule.warmup_steps",
      .type = OPT_INT,
      .effect = EFFECT_CURVE,
@@ -1010,6 +1097,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Length of the schedule; 0 means train.steps."},
+    /* Negative and not 0 for "not given": a schedule that never decays is something one may want. */
     {.key = "schedule.decay_ratio",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -1018,6 +1106,7 @@ const Option config_options[] = {
      .min = -1,
      .max = 1,
      .help = "Share of the steps that decay, at the end; -1 means all after the warmup (wsd: 0.1)."},
+    /* A share and not a rate: groups have peaks of their own, and all follow one schedule. */
     {.key = "schedule.min_factor",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -1026,6 +1115,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 1,
      .help = "Lowest learning rate, as a share of the peak."},
+    /* 0.5: Vaswani and others, "Attention is all you need", 2017. */
     {.key = "schedule.exponent",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -1060,6 +1150,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Steps between validations; 0 means at the end only."},
+    /* Other figures, not another run: a mean over other samples cannot be laid beside those of before, and
+     * this is said. */
     {.key = "validation.samples",
      .type = OPT_INT,
      .effect = EFFECT_MEASURES,
@@ -1078,7 +1170,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Steps between checkpoints; 0 means at the end only."},
-    /* At least two: the newest may be found damaged later. */
+    /* At least two: the newest may be found damaged later, and then the one before it is all there is to
+     * go on from. */
     {.key = "checkpoint.keep",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1087,6 +1180,8 @@ const Option config_options[] = {
      .min = 2,
      .max = 1e6,
      .help = "Newest checkpoints kept."},
+    /* Beside the newest: one comes back to them to see how a model became what it is, or to go another way
+     * from there. */
     {.key = "checkpoint.keep_every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1110,6 +1205,8 @@ const Option config_options[] = {
      .offset = AT(checkpoint.last_weights_only),
      .fallback = "false",
      .help = "The last checkpoint holds no optimizer: smaller, but the run cannot go on from it."},
+    /* With what a save is seen to cost, Young's formula gives the interval that loses least time
+     * (checkpoint/async.c). Only suggested: the user knows what else hangs on it. */
     {.key = "checkpoint.mttf_hours",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -1120,7 +1217,8 @@ const Option config_options[] = {
      .help = "Mean time to failure, from which an interval between checkpoints is suggested; 0 for no "
              "suggestion."},
 
-    /* What is said and kept of a run. */
+    /* What is said and kept of a run. How often also decides what two runs can be compared by afterwards:
+     * steps that both have a record of. */
     {.key = "metrics.log_freq",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1144,6 +1242,8 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Robust deviations of loss or gradient norm that are marked as a spike; 0 marks none."},
+    /* Rank 0 has the figures of all. The lines of others tell what only they see, when one looks for the
+     * rank that is slow. */
     {.key = "metrics.log_ranks",
      .type = OPT_STRINGS,
      .effect = EFFECT_NOTHING,
@@ -1156,6 +1256,7 @@ const Option config_options[] = {
      .offset = AT(metrics.all_ranks),
      .fallback = "false",
      .help = "Keep a metrics file for each rank: metrics-00001.jsonl and so on, beside that of rank 0."},
+    /* Of a few steps: the file has a span for each action of each rank, and grows with all of them. */
     {.key = "metrics.trace",
      .type = OPT_STRING,
      .effect = EFFECT_NOTHING,
@@ -1163,6 +1264,8 @@ const Option config_options[] = {
      .fallback = "",
      .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a "
              "picture in the report, planned beside measured."},
+    /* Without a shell, so that nothing in a path or a name is taken for syntax. As words, therefore, and
+     * not as a line. */
     {.key = "metrics.command",
      .type = OPT_STRINGS,
      .effect = EFFECT_NOTHING,
@@ -1186,7 +1289,8 @@ const Option config_options[] = {
      .fallback = "false",
      .help = "Print where the time of the steps went, by operation."},
 
-    /* Copies that differ are found at the next comparison, so at most so many steps are lost. */
+    /* Copies that differ are found at the next comparison, so at most so many steps are lost. Nothing else
+     * would say it: each copy trains on by itself, and the loss is that of all together. */
     {.key = "check.replicas_every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1197,7 +1301,8 @@ const Option config_options[] = {
      .help = "Steps between comparisons of what several ranks hold alike (dp_replicate, tied embeddings "
              "across stages), which also come before each checkpoint; 0 means never."},
 
-    /* Read by the supervisor, before there is a run. */
+    /* Read by the supervisor, before there is a run. A pause that doubles, so that a disk or a machine
+     * that is away for minutes does not use up all restarts in the first of them. */
     {.key = "restart.backoff_s",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -1211,7 +1316,8 @@ const Option config_options[] = {
 
 /* What model.init brings has this shape: a key that says another cannot win. A key that says the same is
  * allowed: configurations of checkpoints are complete. Heads are compared by what they take of the weights
- * (number times size), since either may be given. */
+ * (number times size), since either may be given. A vocabulary of 0 asks for none. Only keys that somebody
+ * gave are looked at: the rest have taken the file's value already. */
 static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const ModelConfig *asked,
                              const char *dir, Error *err) {
 #define HEADS(c, heads) ((c)->heads * (c)->head_dim)
@@ -1232,6 +1338,7 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
         {"model.mlp_bias", own->mlp_bias, asked->mlp_bias},
     };
 #undef HEADS
+    /* The first that does not fit is enough: the cure is the same for all, to leave the shape to the file. */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (options_is_set(set, sizes[i].key) && sizes[i].own != sizes[i].asked)
             return error_set(err, ERR_CONFIG,
@@ -1241,7 +1348,9 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
     return OK;
 }
 
-/* shape.family goes with the key that names it. */
+/* shape.family goes with the key that names it: the index is what is written down and compared, the
+ * pointer what the model is built by, and neither may say another family than the other. A family that was
+ * asked for and is not the file's is refused, since names and meaning of its tensors may be others. */
 static ErrorCode take_family(Config *c, OptionSet *set, const ModelConfig *own, const char *where,
                              Error *err) {
     const char *name = model_family(own)->model_type;
@@ -1253,7 +1362,9 @@ static ErrorCode take_family(Config *c, OptionSet *set, const ModelConfig *own, 
     return OK;
 }
 
-/* What the family has where nobody says anything. Llama's own defaults are those of the table. */
+/* What the family has where nobody says anything. Llama's own defaults are those of the table, so for
+ * family 0 there is nothing to do. They count as derived, not as given: what a file or the command line
+ * says has won before. */
 static ErrorCode take_defaults(Config *c, OptionSet *set, Error *err) {
     const Family *f = families[c->model.family];
     ModelConfig defaults = family_defaults(f, &c->model.shape);
@@ -1263,7 +1374,8 @@ static ErrorCode take_defaults(Config *c, OptionSet *set, Error *err) {
                                "default of model.family", err);
 }
 
-/* In the order of InitKind. */
+/* In the order of InitKind. How a family draws its weights is its default; it has a key all the same,
+ * since config.json does not say it. */
 static ErrorCode take_initialiser(const Config *c, OptionSet *set, Error *err) {
     static const char *const names[INIT_KINDS] = {"normal", "torchtitan", "lingua", "gpt2"};
     if (c->model.family == 0 || options_is_set(set, "model.initialiser")) return OK;
@@ -1272,7 +1384,9 @@ static ErrorCode take_initialiser(const Config *c, OptionSet *set, Error *err) {
 }
 
 /* A key from config.json counts unless the run's own configuration gives it. Special tokens have no key:
- * they come from the file, later from the tokenizer. */
+ * they come from the file, later from the tokenizer. *own is the shape as the file has it, for
+ * check_shape. The path is escaped: it becomes the `where` of every key, which is printed and written
+ * down. */
 static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelConfig *own, Error *err) {
     ModelConfig *shape = &c->model.shape;
     char where[512];
@@ -1284,7 +1398,8 @@ static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelCo
     return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
-/* `find` is checkpoint_find_model, given from above: config/ lies below checkpoint/. */
+/* `find` is checkpoint_find_model, given from above: config/ lies below checkpoint/. A run given by name
+ * stands for its newest checkpoint, so the directory of the message is the one that was found. */
 static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, Error *err) {
     char *dir;
     ModelConfig own;
@@ -1297,7 +1412,8 @@ static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, 
     return code;
 }
 
-/* "3-5", "3". */
+/* "3-5", "3". Digits are asked for before each strtoll, which would take signs and blanks. A number beyond
+ * 64 bits becomes the largest there is: a step that never comes, and no error. */
 static bool parse_range(const char *text, int64_t *first, int64_t *last) {
     char *end;
     if (*text < '0' || *text > '9') return false;
@@ -1306,10 +1422,13 @@ static bool parse_range(const char *text, int64_t *first, int64_t *last) {
     return *end == '\0' && *first >= 1 && *last >= *first;
 }
 
+/* The text is parsed again where it is asked for: it is short, has been checked, and no second field has
+ * to be kept equal to it. */
 bool config_traces(const Config *c, int64_t *first, int64_t *last) {
     return parse_range(c->metrics.trace, first, last);
 }
 
+/* When the configuration is read, and not at the first traced step, hours later. Empty is no trace. */
 static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err) {
     int64_t first, last;
     char shown[80];
@@ -1319,7 +1438,7 @@ static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err)
 }
 
 /* A rank as people write it; -1 for anything else. As text, since a list of numbers is a list of texts to
- * the options. */
+ * the options. A digit comes first, which strtoll does not ask for: " 3" and "+3" are no ranks. */
 static int64_t rank_of(const char *text) {
     char *end;
     if (*text < '0' || *text > '9') return -1;
@@ -1333,6 +1452,7 @@ bool config_logs_rank(const Config *c, int rank) {
     return false;
 }
 
+/* What can be said without knowing how many ranks there are; the rest is config_check_ranks'. */
 static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     char shown[80];
     for (size_t i = 0; i < ranks->count; i++)
@@ -1343,7 +1463,8 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
-/* Beside keys what the run was trained on. A misspelt key would be found only when a run is to go on. */
+/* Beside keys what the run was trained on. A misspelt key would be found only when a run is to go on,
+ * which may be at night, by the supervisor: so it is refused when the configuration is read. */
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
     for (size_t i = 0; i < keys->count; i++) {
         const char *key = keys->items[i];
@@ -1354,7 +1475,8 @@ static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Err
     return OK;
 }
 
-/* When the number of ranks is known, which is after the configuration is read. */
+/* When the number of ranks is known, which is after the configuration is read. A rank that is not there is
+ * an error: its lines would be waited for in vain. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
     const StringList *ranks = &c->metrics.log_ranks;
     for (size_t i = 0; i < ranks->count; i++)
@@ -1377,7 +1499,8 @@ static int64_t choose_sequences(const Config *c, int ranks) {
     return chosen;
 }
 
-/* With the nearest numbers that would do. */
+/* With the nearest numbers that would do: the multiples of a round of microbatches below and above. There
+ * is none below where the step is smaller than one round. */
 static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, int ranks, Error *err) {
     int64_t unit = sequences * c->train.context * ranks, below = step / unit * unit;
     char lower[40] = "";
@@ -1402,7 +1525,11 @@ static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int
 }
 
 /* All three of tokens, microbatch and microbatches may be given if they agree; what is open follows from
- * the others. */
+ * the others:
+ *
+ *     train.tokens_per_step = microbatches * sequences * train.context * ranks
+ *
+ * Refused and never rounded: a step of other tokens than were asked for would be another curve. */
 ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
     int64_t context = c->train.context, asked = c->pipeline.microbatches;
     TRY(divide_step(c, ranks, sequences, microbatches, err));
@@ -1421,7 +1548,8 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
 }
 
 /* Without scaling its other numbers say nothing, and are always the same. Two configurations that mean no
- * scaling so have the same digest, whatever else they say of it. */
+ * scaling so have the same digest, whatever else they say of it. `given` gives way here too: a value that
+ * was given and means nothing must not tell two runs apart. */
 static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
     RopeScaling *rope = &c->model.shape.rope_scaling, none = ROPE_UNSCALED;
     if (rope->factor > 1 || rope->factor < 1) return OK;
@@ -1436,7 +1564,9 @@ ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
 }
 
 /* In this order: defaults, file, command line, then what only several keys tell, then shapes from files,
- * then what follows. `set` and `c` are the caller's to free by options_free, after a failure too. */
+ * then what follows. A wrong word is so found before the file of a model is opened, and what follows sees
+ * everything that it could follow from. `set` and `c` are the caller's to free by options_free, after a
+ * failure too. */
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
                       const char *const *overrides, FindModel find, Error *err) {
     memset(c, 0, sizeof *c);
@@ -1459,6 +1589,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
                          "train.context is %lld but model.max_position_embeddings is %lld: lower the one or "
                          "raise the other",
                          (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
+    /* For its error only. */
     int64_t sequences, microbatches;
     /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is
      * known. */
