@@ -1,4 +1,11 @@
-/* weft audit: proves from the records of a run which samples it used. */
+/* weft audit: proves from the records of a run which samples it used.
+ *
+ * The proof needs the logs of all ranks (RUN/audit-*.log, format and invariants in observe/audit.h) and
+ * one thing that they cannot tell: how far the run was saved. A record that is missing behind the newest
+ * checkpoint is of a step that was killed; one that is missing before it is a hole.
+ *
+ * The status is 0 for a run that is proven, ERR_DATA for one that is not, ERR_NOINPUT where there are no
+ * logs. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,7 +1,13 @@
 /* weft checkpoint: list, verify and prune the checkpoints of a run.
  *
- * list looks at manifests and sizes, verify and prune at every byte: what is damaged must not push out what
- * is good. */
+ *     action    reads                  lock of the run    fails where
+ *     list      manifests and sizes    no                 one is damaged, or none is there
+ *     verify    every byte             no                 one is damaged, or none is there
+ *     prune     every byte             yes                a run is going on, or something cannot be removed
+ *
+ * list is for a glance, and must not take as long as reading a disk. verify and prune look at every byte:
+ * what is damaged must not push out what is good. Reading needs no lock, since a checkpoint gets its name
+ * when it is whole. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +20,8 @@
 #include "cli/cli.h"
 #include "train/lock.h"
 
-/* RUN or RUN/checkpoints. *dir is the caller's. */
+/* RUN or RUN/checkpoints. *dir is the caller's. A run is tried first: whatever else the operand may be, it
+ * is taken as a directory of checkpoints, and those who read it say what is wrong with that. */
 static ErrorCode checkpoints_of(const char *operand, char **dir, Error *err) {
     TRY(checkpoint_own_directory(operand, dir, err));
     if (file_is_dir(*dir)) return OK;
@@ -58,7 +65,9 @@ static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     return count > 0 ? OK : error_set(err, ERR_NOINPUT, "%s: there are no checkpoints", dir);
 }
 
-/* A directory with a manifest is one checkpoint; any other is a run, or what holds its checkpoints. */
+/* A directory with a manifest is one checkpoint; any other is a run, or what holds its checkpoints. Of one
+ * checkpoint the error names the damage itself; of several it stands in their lines, and the error counts
+ * them. */
 static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     char *manifest = path_join(operand, MANIFEST_FILE);
     bool single = file_exists(manifest);
@@ -80,6 +89,8 @@ static ErrorCode lock_run(RunLock *lock, const char *operand, const char *dir, E
     return code == OK ? OK : error_context(err, "nothing was removed");
 }
 
+/* Never fewer than two are left, as in a run (checkpoint.keep): the newest may turn out to be damaged.
+ * Nothing is in use (-1), since the lock has been taken: no run reads them. */
 static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     RunLock lock = {0};
     CheckpointKeep keep = {.last = 2, .every = 0};
@@ -98,6 +109,8 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     return code;
 }
 
+/* One verb with three actions rather than three verbs: they take the same operand, and differ in one word.
+ * A directory is looked for before the action is, which costs nothing and keeps the freeing in one place. */
 static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
     const char *action = args->operands[0];
     char *dir;

@@ -43,7 +43,8 @@ static int distance_to(const char *name, const char *found) {
     return distance <= (length < 6 ? 2 : length / 3) ? distance : FAR;
 }
 
-/* How many of the leading words make up the verb's name; 0 when they do not. */
+/* How many of the leading words make up the verb's name; 0 when they do not. A name has one or two words,
+ * never more. */
 static int words_matched(const char *name, int count, const char *const *words) {
     const char *space = strchr(name, ' ');
     if (!space) return count > 0 && strcmp(words[0], name) == 0 ? 1 : 0;
@@ -53,6 +54,7 @@ static int words_matched(const char *name, int count, const char *const *words) 
     return same ? 2 : 0;
 }
 
+/* The blank behind it is looked for too: "tokenizer train" is not of a group "token". */
 static bool in_group(const char *name, const char *group) {
     size_t length = strlen(group);
     return strncmp(name, group, length) == 0 && name[length] == ' ';
@@ -132,6 +134,7 @@ ErrorCode verb_find(const Verb **verb, int count, const char *const *words, int 
 
 /* ---- flags ---- */
 
+/* Tables end by a flag without a name, and NULL is an empty one: verbs without flags need no table. */
 static int flag_count(const Flag *flags) {
     int count = 0;
     while (flags && flags[count].name) count++;
@@ -152,6 +155,7 @@ static int letter_index(const Flag *flags, char letter) {
     return -1;
 }
 
+/* Of the verb's own and the common ones. The first of equal distance counts, so the verb's own win. */
 static const char *nearest_flag(const Verb *verb, const char *name) {
     const Flag *tables[2] = {verb->flags, common_flags};
     const char *best = NULL;
@@ -168,6 +172,8 @@ static const char *nearest_flag(const Verb *verb, const char *name) {
     return best;
 }
 
+/* `word` is as it was typed, up to `length`, which leaves "=value" out: what is suggested is a name. A
+ * name that does not fit is cut, and then far from every flag. */
 static ErrorCode unknown_flag(const Verb *verb, const char *word, size_t length, Error *err) {
     char shown[80], name[80];
     error_escape(shown, sizeof shown, word, length);
@@ -266,6 +272,7 @@ ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const ch
     return args->help ? OK : check_operands(args, err);
 }
 
+/* The words themselves stay: they are main's. */
 void arguments_free(Arguments *args) {
     free(args->operands);
     free(args->values);
@@ -281,8 +288,11 @@ const char *arguments_flag(const Arguments *args, const char *name) {
     return args->values[index];
 }
 
+/* Also true of a flag whose value was left out: "" is not NULL. */
 bool arguments_has(const Arguments *args, const char *name) { return arguments_flag(args, name) != NULL; }
 
+/* Names verb, flag, what was found and what was expected; the value is escaped, since it may be anything
+ * that a shell expanded to. */
 static ErrorCode bad_value(const Arguments *args, const char *name, const char *value, const char *expected,
                            Error *err) {
     char shown[80];

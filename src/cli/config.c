@@ -12,7 +12,9 @@ static const Flag flags[] = {
     {"--plain", 0, NULL, "without the sources: a configuration that reads back the same"},
     {NULL, 0, NULL, NULL}};
 
-/* What is printed is what a run would take: defaults, file and words, and what follows from them. */
+/* What is printed is what a run would take: defaults, file and words, and what follows from them. On
+ * standard output, so that `weft config --plain my.yaml a.b=c > new.yaml` makes a configuration. Nothing
+ * is printed of one that is wrong. */
 static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;

@@ -27,12 +27,15 @@
  * median. */
 enum { ADVICE_MAX = 16, DISK_BLOCK = 1 << 20, DISK_BLOCKS = 64, SYNC_COUNT = 8 };
 
+/* The disk under one directory: machines have several, and runs are kept on one of them. */
 typedef struct Disk {
     char *directory;
     double free_bytes, write_rate; /* bytes, bytes/s with the final fsync */
     double sync_seconds;           /* median of writing 4 KiB and fsync */
 } Disk;
 
+/* All that was found, of fixed size but for two texts, so that table and JSON are made from one thing and
+ * the order of finding is not that of showing. */
 typedef struct Findings {
     int cores, threads;
     char processor[128], kernels[32], library[64];
@@ -64,7 +67,9 @@ static const char *const known_sets[] = {"avx",         "f16c",        "fma",   
                                          "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
                                          "asimd",       "sve",         "sve2",     "bf16",     "i8mm"};
 
-/* A whole word: "avx" is also the beginning of "avx2". */
+/* A whole word: "avx" is also the beginning of "avx2", and "bf16" the end of "avx512_bf16". Words stand
+ * between blanks, tabs, the colon of the line's name and its end. strchr finds the NUL too, so the last
+ * word of a line needs no newline. */
 static bool has_word(const char *line, const char *word) {
     size_t length = strlen(word);
     for (const char *at = strstr(line, word); at; at = strstr(at + 1, word))
@@ -72,7 +77,8 @@ static bool has_word(const char *line, const char *word) {
     return false;
 }
 
-/* The first processor's line stands for all. */
+/* The first processor's line stands for all: kernels are chosen once for a process. Without /proc the
+ * answer is "unknown", not an error. */
 static void find_instruction_sets(Findings *f) {
     FILE *file = fopen("/proc/cpuinfo", "re");
     char *line = NULL;
@@ -134,6 +140,7 @@ static void find_memory(Findings *f) {
 
 /* ---- disk ---- */
 
+/* For qsort. A difference would not do: as an int, fractions of a second are all 0. */
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -214,7 +221,8 @@ static ErrorCode find_disk(Findings *f, Error *err) {
 /* ---- MPI ---- */
 
 /* The library that weft was built with, and the launcher that belongs to it; another one would start
- * processes that do not find each other. */
+ * processes that do not find each other. It is asked for its version, since a file of that name need not
+ * be one that runs; the first line is the answer, of which only its being there is used. */
 static void find_mpi(Findings *f) {
     /* In single quotes: the path was found by CMake and may hold blanks. */
     char command[512], library[96], launcher[128] = "";
@@ -254,6 +262,8 @@ static void print_table(Findings *f) {
     for (int i = 0; i < f->advice_count; i++) printf("  - %s\n", f->advice[i]);
 }
 
+/* For scripts that compare machines or watch one over time: in base units, bytes and FLOP/s; no name is
+ * left out for what was not found. A limit of 0 is none. */
 static void print_json(const Findings *f) {
     Text out = {0};
     JsonWriter w;
@@ -286,7 +296,8 @@ static void print_json(const Findings *f) {
     text_free(&out);
 }
 
-/* The status line says what takes its time; it is gone before anything is printed. */
+/* The status line says what takes its time; it is gone before anything is printed. The first failure ends
+ * it: what could not be measured is an error, what is missing is advice. */
 static ErrorCode examine(Findings *f, double seconds, Error *err) {
     log_status("measuring matrix products");
     TRY(measure_device(f, seconds, err));
@@ -298,6 +309,8 @@ static ErrorCode examine(Findings *f, double seconds, Error *err) {
     return OK;
 }
 
+/* A second for each dtype by default, which a person can wait for. Advice does not change the status: a
+ * machine with little disk is still a machine that was examined. */
 static ErrorCode run_doctor(const Arguments *args, Error *err) {
     double seconds = 1;
     TRY(arguments_double(args, "--seconds", 0.01, 60, &seconds, err));

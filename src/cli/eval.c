@@ -1,7 +1,11 @@
 /* weft eval: how well a model predicts a text.
  *
  * What is measured is what a run's validation measures, by the same code: windows of the text, one exact
- * sum over their tokens (engine/evaluate.h). */
+ * sum over their tokens (engine/evaluate.h).
+ *
+ *     loss             nats a token, the mean over all tokens
+ *     perplexity       exp(loss)
+ *     bits per byte    loss in bits over the bytes of text: does not depend on the tokenizer */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +29,8 @@ static const Flag flags[] = {
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
 
-/* In the order of SourceFormat. */
+/* In the order of SourceFormat. The choices are those of a source's format in a configuration, so that
+ * what trains under a key evaluates under the same word. */
 static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
     static const char *const names[] = {"auto", "text", "jsonl"};
     const char *name = arguments_flag(args, "--format");
@@ -46,6 +51,8 @@ static void print_figure(const char *name, int digits, double value, const char 
         printf("%-15s%.*f%s\n", name, digits, value, unit);
 }
 
+/* Six digits of the loss are what people compare; perplexity is its exponential, and is there because
+ * papers have it. What is not finite is named only where there is any. */
 static void print_lines(const Evaluation *e) {
     print_figure("loss", 6, e->loss, " nats a token");
     print_figure("perplexity", 4, exp(e->loss), "");
@@ -54,6 +61,8 @@ static void print_lines(const Evaluation *e) {
     if (e->nonfinite) printf("not finite     %lld tokens\n", (long long)e->nonfinite);
 }
 
+/* The same figures for scripts, all of them always. A figure that is no number is null there: JSON has no
+ * NaN. */
 static void print_object(const Evaluation *e) {
     Text out = {0};
     JsonWriter w;
@@ -89,7 +98,8 @@ static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config
     return code;
 }
 
-/* The text as a validation source. */
+/* The text as a validation source. It is the training source too, since a dataset must have one; no sample
+ * of that is drawn. Prefetch of 2: one pass is evaluated while the next is read. */
 static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, Error *err) {
     const char *key = arguments_flag(args, "--key");
     DataSource source = {
@@ -107,6 +117,8 @@ static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, E
     return code;
 }
 
+/* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
+ * something one may want to measure. The warnings go to stderr, so --json stays one object. */
 static ErrorCode run(const Arguments *args, Error *err) {
     OpenModel m = {0};
     Evaluation e;

@@ -1,4 +1,9 @@
-/* weft export: the weights of a run as a model directory of their own. */
+/* weft export: the weights of a run as a model directory of their own.
+ *
+ *     operand + --average --> which checkpoints --> export_model --> DIR, whole or not at all
+ *
+ * Here it is decided which directories are read. For an average each is verified to the byte first: nobody
+ * could see from the mean that one of five was damaged. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +14,7 @@
 #include "checkpoint/find.h"
 #include "cli/cli.h"
 
+/* A bound for the array below, beyond what anybody keeps of a run. */
 enum { MOST_AVERAGED = 1000 };
 
 static const Flag flags[] = {
@@ -17,6 +23,8 @@ static const Flag flags[] = {
     {NULL, 0, NULL, NULL},
 };
 
+/* fp32 unless asked otherwise: an export then holds what was trained, to the bit. Only these two, which
+ * every reader of safetensors knows. */
 static ErrorCode read_dtype(const Arguments *args, SafeType *out, Error *err) {
     const char *name = arguments_flag(args, "--dtype");
     *out = name && strcmp(name, "bf16") == 0 ? SAFE_BF16 : SAFE_F32;
@@ -30,6 +38,8 @@ typedef struct Chosen {
     size_t count;
 } Chosen;
 
+/* From the newest down until there are `wanted`. Every byte is read; damaged ones are passed over with a
+ * warning, as a run does that goes on from its newest good one. */
 static void choose_good(Chosen *c, const CheckpointSet *there, size_t wanted) {
     for (size_t i = there->count; i-- > 0 && c->count < wanted;) {
         Error problem = {.message = ""};
@@ -40,6 +50,10 @@ static void choose_good(Chosen *c, const CheckpointSet *there, size_t wanted) {
     }
 }
 
+/* One is what every verb takes for a name: the newest good checkpoint of a run, a checkpoint, or a model
+ * directory (checkpoint_find_model). Several are a run's, and there must be as many as were asked for: a
+ * mean of fewer would be another model than the command line says. Directories chosen before a failure
+ * stay in `c`, which the caller frees. */
 static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err) {
     CheckpointSet there = {0};
     char *dir;
@@ -62,6 +76,7 @@ static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err)
     return code;
 }
 
+/* By path, so that a log of the command says later which checkpoints these weights are of. */
 static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t bytes) {
     char size[32];
     printf("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size), safe_type_name(stored));
@@ -69,6 +84,8 @@ static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t b
     for (size_t i = 0; i < c->count; i++) printf("  %s\n", c->dirs[i]);
 }
 
+/* Flags first, then checkpoints, then the directory: whatever is wrong with the command line is said
+ * before bytes are read by the gigabyte. */
 static ErrorCode run(const Arguments *args, Error *err) {
     Chosen c = {.count = 0};
     SafeType stored;

@@ -1,4 +1,11 @@
-/* weft generate: text from a checkpoint, token by token. */
+/* weft generate: text from a checkpoint, token by token.
+ *
+ *     prompt --> ids --chunks of 256--> cache of keys and values --> logits --> one id --> its bytes, printed
+ *                                          ^                                       |
+ *                                          +---------------- fed back -------------+
+ *
+ * With one dtype and one set of kernels the text is a function of weights, prompt and sampling with its
+ * seed. Text goes to standard output, figures and warnings to stderr. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +44,8 @@ typedef struct Request {
     TokenList ids; /* of the prompt */
 } Request;
 
-/* "-" is standard input, to its end. */
+/* "-" is standard input, to its end. No prompt is not an empty one read from there: the model then begins
+ * by itself. What was read of a prompt that failed half way is freed with the request. */
 static ErrorCode read_prompt(const Arguments *args, Text *out, Error *err) {
     const char *prompt = arguments_flag(args, "--prompt");
     if (!prompt) return OK;
@@ -88,7 +96,9 @@ static ErrorCode find_logits(const OpenModel *m, Decoder *g, const int32_t *ids,
     return OK;
 }
 
-/* Token by token: each is printed before the next is computed. */
+/* Token by token: each is printed before the next is computed. *made counts what was sampled, an end of
+ * text among it. It ends after as many as were asked for, at the model's end of text, or when the cache is
+ * full. The last token is printed and not fed, since nobody asks for what would follow. */
 static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
     int64_t vocab = m->plan.model.config.vocab_size;
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
@@ -148,6 +158,8 @@ static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
     return code;
 }
 
+/* The command line and standard input are read before the model is, which may take minutes: a mistake
+ * there is said at once. */
 static ErrorCode run(const Arguments *args, Error *err) {
     OpenModel m = {0};
     Request r;

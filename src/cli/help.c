@@ -12,6 +12,8 @@
 /* Beyond a hundred columns lines are hard to read, however wide the terminal. */
 enum { MARGIN = 2, NAME_COLUMN = 26, NARROWEST = 40, WIDEST = 100 };
 
+/* Below forty the second column would hold a word a line: lines that the terminal breaks are then easier
+ * to read. */
 static int clamp_width(int width) { return width < NARROWEST ? NARROWEST : width > WIDEST ? WIDEST : width; }
 
 static void add_spaces(Text *out, int count) {
@@ -19,7 +21,8 @@ static void add_spaces(Text *out, int count) {
 }
 
 /* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines
- * start at `indent`. Bytes count as columns: these texts are ASCII, but for names that a user gave. */
+ * start at `indent`. Bytes count as columns: these texts are ASCII, but for names that a user gave. A word
+ * longer than a line stays whole, since a broken path or key could not be copied. */
 static void add_wrapped(Text *out, const char *text, size_t length, int column, int indent, int width) {
     bool first = true;
     for (size_t at = 0; at < length;) {
@@ -43,7 +46,7 @@ static void add_wrapped(Text *out, const char *text, size_t length, int column, 
 }
 
 /* "  name      what it is", the second column wrapped under itself. A name too long for its column gets a
- * line of its own. */
+ * line of its own, so that the second column begins at one place for all and can be read down. */
 static void add_entry(Text *out, const char *name, const char *help, int width) {
     add_spaces(out, MARGIN);
     text_puts(out, name);
@@ -111,7 +114,8 @@ void help_write_verb(const Verb *verb, Text *out, int width) {
     }
 }
 
-/* False, and nothing written, where there is no such group. */
+/* False, and nothing written, where there is no such group. A group has no entry of its own anywhere: it
+ * is what several names begin with, and so its heading is written with the first that is found. */
 bool help_write_group(const char *group, Text *out, int width) {
     width = clamp_width(width);
     size_t length = strlen(group), before = out->length;
@@ -126,7 +130,8 @@ bool help_write_group(const char *group, Text *out, int width) {
     return true;
 }
 
-/* One line a verb; everything else is a verb's own. */
+/* One line a verb; everything else is a verb's own. Three commands come first, since who asks for this has
+ * most likely never trained anything with it. */
 void help_write_overview(Text *out, int width) {
     width = clamp_width(width);
     text_puts(out, "weft - pre-trains Llama-family language models\n\n"

@@ -18,6 +18,7 @@
 #include "optimizer/groups.h"
 #include "train/setup.h"
 
+/* What a directory is, is told by what lies in it: there is no other mark. */
 static bool has(const char *dir, const char *name) {
     char *path = path_join(dir, name);
     bool there = file_exists(path);
@@ -36,6 +37,8 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
         return OK;
     TRY(checkpoint_own_directory(operand, &below, err));
     Checkpoint c;
+    /* Not for resuming only: weights alone are enough to be looked at. Opening verifies; what is opened is
+     * closed again, since the path is all that the rest needs. */
     ErrorCode code = checkpoint_open(&c, file_is_dir(below) ? below : operand, false, err);
     if (code == OK) {
         free(*path);
@@ -102,7 +105,9 @@ static void shape_text(const SafeTensor *t, char out[320]) {
     snprintf(out + used, 320 - used, "]");
 }
 
-/* With values each tensor is read as a whole; that is what takes the time. */
+/* With values each tensor is read as a whole; that is what takes the time. The name is escaped: it comes
+ * from a file, and may hold whatever a terminal obeys. Types without figures have their line and no
+ * numbers. */
 static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool values, Error *err) {
     char name[256], shape[320];
     TensorFigures f = {0};
@@ -116,7 +121,9 @@ static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool va
     return OK;
 }
 
-/* Totals first: a list of hundreds scrolls them out of sight otherwise. */
+/* Totals first: a list of hundreds scrolls them out of sight otherwise. Tensors come in the order of the
+ * opened model, one line each, so that two listings can be compared by diff. An error in one ends the list
+ * there: what stands above it was read. */
 static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     uint64_t elements = 0, bytes = 0;
     char count[32], size[32];
@@ -136,7 +143,8 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     return OK;
 }
 
-/* --digest prints the digest alone, for scripts. */
+/* --digest prints the digest alone, for scripts: it is equal for equal weights, so that comparing two
+ * lines compares two models, however they are stored. */
 static ErrorCode inspect_files(const Arguments *args, const char *path, Error *err) {
     ModelFiles m;
     char digest[65];
@@ -161,12 +169,14 @@ static ErrorCode inspect_path(const Arguments *args, const char *path, Error *er
 
 /* ---- parameter groups ---- */
 
-/* A configuration, or a run, which holds its own. The caller's. */
+/* A configuration, or a run, which holds its own, resolved: groups of a run are those that it was last
+ * started with, whatever became of the file. The caller's. */
 static char *config_path(const char *operand) {
     return file_is_dir(operand) ? path_join(operand, "config.yaml") : mem_strdup(operand);
 }
 
-/* Names and shapes follow from the configuration; no weight is opened. */
+/* Names and shapes follow from the configuration; no weight is opened. So one sees before a run is started
+ * which parameters a pattern finds. */
 static ErrorCode print_groups(const Config *c, Error *err) {
     ParamTable table;
     ParamGroups groups;
@@ -196,6 +206,8 @@ static ErrorCode inspect_groups(const char *operand, Error *err) {
     return code;
 }
 
+/* Two questions under one verb: what is stored, and how it is trained. Output is flushed here, so that a
+ * full disk is said as what it is. */
 static ErrorCode run_inspect(const Arguments *args, Error *err) {
     char *path = NULL;
     bool groups = arguments_has(args, "--groups");

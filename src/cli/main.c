@@ -22,6 +22,7 @@ static int report(const Error *err) {
     return (int)err->code;
 }
 
+/* What the program says of itself is data: to standard output, so that it can be paged. Frees the text. */
 static void print(Text *out) {
     if (out->length) fwrite(out->data, 1, out->length, stdout);
     text_free(out);
@@ -29,6 +30,8 @@ static void print(Text *out) {
 
 static bool asks_for_help(const char *word) { return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; }
 
+/* Help is shown in place of running, and needs no operands. The level of messages is set before the verb
+ * runs, so that it holds for all that the verb says. Arguments are freed after a failure too. */
 static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     const Verb *verb = NULL;
     int used = 0;

@@ -68,7 +68,8 @@ static void add_roff_flags(Text *out, const Flag *flags) {
     }
 }
 
-/* A section below VERBS for each. */
+/* A section below VERBS for each. The summary is a sentence without its full stop (cli.h), which it gets
+ * here. */
 static void add_roff_verb(Text *out, const Verb *verb) {
     text_puts(out, ".SS weft ");
     add_roff_string(out, verb->name);
@@ -81,7 +82,8 @@ static void add_roff_verb(Text *out, const Verb *verb) {
     add_roff_flags(out, verb->flags);
 }
 
-/* In the order of OptionType. */
+/* In the order of OptionType. In words and not in the names of types: the reader writes YAML. A choice is
+ * shown by its choices instead. */
 static const char *type_name(OptionType type) {
     static const char *const names[] = {"true or false", "whole number",  "number", "text",
                                         "choice",        "list of texts", "list"};
@@ -112,6 +114,7 @@ static bool options_seen_before(const Verb *const *verb) {
     return false;
 }
 
+/* The heading comes with the first table, so that a build whose verbs have none gets no empty section. */
 static void add_roff_configuration(Text *out) {
     bool any = false;
     for (const Verb *const *v = verbs; *v; v++) {
@@ -169,14 +172,16 @@ static void add_flag_words(Text *out, const Verb *verb) {
     for (const Flag *f = common_flags; f->name; f++) text_printf(out, "%s%s", f->name, f[1].name ? " " : "");
 }
 
-/* With their "=": what follows is a value, which bash cannot know. */
+/* With their "=": what follows is a value, which bash cannot know. No blank is put behind such a word
+ * (compopt -o nospace), so that the value can be typed on. */
 static void add_option_words(Text *out, const Verb *verb) {
     for (const Option *o = verb->options; o && o->key; o++)
         text_printf(out, "%s%s=", o == verb->options ? "" : " ", o->key);
 }
 
 /* First words of all verbs, each once: "tokenizer" stands for all of its group. "tokenize" is not of the
- * group "tokenizer": lengths are compared too. */
+ * group "tokenizer": lengths are compared too. Verbs are few and this runs when weft is built: each is
+ * looked for among those before it. */
 static void add_first_words(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         size_t length = strcspn((*v)->name, " ");
@@ -189,7 +194,8 @@ static void add_first_words(Text *out) {
     }
 }
 
-/* What may follow this verb: its flags and, for those with a configuration, keys. */
+/* What may follow this verb: its flags and, for those with a configuration, keys. In quotes, since names
+ * of verbs of a group have a blank. */
 static void add_case(Text *out, const Verb *verb) {
     text_printf(out, "    \"%s\")\n        flags=\"", verb->name);
     add_flag_words(out, verb);
@@ -215,7 +221,8 @@ static void add_groups(Text *out) {
 }
 
 /* Words before the cursor decide: first the verb, then the member of a group, then flags and keys of what
- * it is. */
+ * it is. File names are offered beside keys, as operands are mostly files. A key that is the only match
+ * ends in "=", behind which no blank is put. */
 void completion_write_bash(Text *out) {
     text_puts(out,
               "# bash completion for weft\n"

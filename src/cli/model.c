@@ -60,7 +60,10 @@ static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error 
                      (long long)positions, (long long)c->max_position_embeddings);
 }
 
-/* What was opened is in `m`, to be closed by close_model after a failure too. */
+/* What was opened is in `m`, to be closed by close_model after a failure too. RECOMPUTE_FULL with
+ * `inference`: nothing is kept of a pass but what the next unit reads. Headers of the weights are compared
+ * with the shape before the plan is made: by a wrong config.json alone any amount of memory could be asked
+ * for. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
     RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
     int64_t threads = 0;
@@ -82,6 +85,8 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     return state_load_weights(m->engine, m->dir, err);
 }
 
+/* In the reverse order of opening: the engine uses the plan, the device and the link. Each of these takes
+ * what was never opened, so a half-opened model can be closed. */
 void close_model(OpenModel *m) {
     engine_close(m->engine);
     comm_close(m->comm);

@@ -1,4 +1,8 @@
-/* weft models: the families that weft trains, and the models of each that were published. */
+/* weft models: the families that weft trains, and the models of each that were published.
+ *
+ * Everything comes from the tables of families (model/families/): a family that is added there is listed
+ * here, and nothing is written twice. The sizes are facts about published models, to recognise and to
+ * repeat them; they bound nothing, since a model of any size may be configured. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,6 +11,8 @@
 #include "cli/cli.h"
 #include "model/families/family.h"
 
+/* One line a size, in columns, so that sizes of a family can be read against each other. A family without
+ * published sizes has its heading alone. */
 static void print_family(const Family *f) {
     char count[32];
     printf("%s (%s)\n", f->model_type, f->architecture);
@@ -20,6 +26,8 @@ static void print_family(const Family *f) {
                (long long)s->vocab_size, s->tied ? ", tied" : "");
 }
 
+/* Names of the sizes are those of config.json and of the keys of model: what is printed here can be copied
+ * into a configuration. */
 static void write_size(JsonWriter *w, const PublishedSize *s) {
     json_begin_object(w);
     json_put_string(w, "name", s->name);
@@ -35,6 +43,8 @@ static void write_size(JsonWriter *w, const PublishedSize *s) {
     json_end_object(w);
 }
 
+/* model_type and architecture are the two names by which config.json says what it is; readers differ in
+ * which of them they go by. */
 static void write_family(JsonWriter *w, const Family *f) {
     json_begin_object(w);
     json_put_string(w, "model_type", f->model_type);
@@ -46,6 +56,7 @@ static void write_family(JsonWriter *w, const Family *f) {
     json_end_object(w);
 }
 
+/* All families, whatever was asked for: a script selects by itself. */
 static void print_json(void) {
     JsonWriter w;
     Text out = {0};
@@ -57,7 +68,8 @@ static void print_json(void) {
     text_free(&out);
 }
 
-/* One family, or all. */
+/* One family, or all. A name that is none is an error with the list of those that there are, not an empty
+ * answer: that could be taken for a family without sizes. */
 static ErrorCode run_models(const Arguments *args, Error *err) {
     const char *only = args->operand_count > 0 ? args->operands[0] : NULL;
     bool found = false;

@@ -41,6 +41,8 @@ static const Flag flags[] = {
     {"--whole", 0, NULL, "with --program: one line an action; with --compare: all rows"},
     {NULL, 0, NULL, NULL}};
 
+/* What the flags said, checked. Sizes that were not given stay 0 or -1 until the configuration, the
+ * machine or the forecast decides. */
 typedef struct Request {
     int64_t ranks, rank; /* rank -1: not given */
     int64_t width;
@@ -104,7 +106,8 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
 
 /* ---- what is shown ---- */
 
-/* Ranks of one place of the pipeline are neighbours: the pipeline is the outermost axis. */
+/* Ranks of one place of the pipeline are neighbours: the pipeline is the outermost axis (comm/mesh.h). All
+ * places have as many ranks as the first. */
 static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
 
 /* The pipeline of the forecast, at most DRAWN_RANKS rows of it in a terminal; SVG takes as many as there
@@ -129,7 +132,9 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     forecast_timeline_free(&t);
 }
 
-/* For one place, the fullest unless a rank was named: that is the one that decides whether it fits. */
+/* For one place, the fullest unless a rank was named: that is the one that decides whether it fits. What
+ * is of all ranks comes first, then the one place in full, and the drawing last, where a terminal that
+ * scrolls leaves it in sight. */
 static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
@@ -142,7 +147,9 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     return OK;
 }
 
-/* A run's own words: what is printed here is what `weft train` prints before it starts. */
+/* A run's own words: what is printed here is what `weft train` prints before it starts. Held against the
+ * memory that was given, as a share; more than all of it is said and is no error, since a plan is asked in
+ * order to learn that. */
 static ErrorCode describe_single(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                  Error *err) {
     char limit[32];
@@ -154,7 +161,8 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
     return forecast_print_exact(f, d, 0, out, err);
 }
 
-/* Of one rank: ranks of one place of the pipeline have the same program. */
+/* Of one rank: ranks of one place of the pipeline have the same program. Rank 0 by default, whose program
+ * begins with the text itself; the fullest one decides about memory, and about nothing else. */
 static void print_program(const Arguments *args, const Request *q, const Forecast *f, Text *out) {
     int64_t rank = q->rank >= 0 ? q->rank : 0;
     const Program *p = &f->ranks[place_of(f, rank)].plan.program;
@@ -165,6 +173,7 @@ static void print_program(const Arguments *args, const Request *q, const Forecas
     program_print(p, arguments_has(args, "--whole"), out);
 }
 
+/* Refused without a pipeline: the drawing is of who waits for whom, and one place waits for nobody. */
 static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path, Error *err) {
     Text svg = {0};
     if (!layout_is_pipeline(&f->layout))
@@ -177,6 +186,8 @@ static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path
     return code;
 }
 
+/* All is gathered before anything is printed: a plan that fails half way leaves an error and no half a
+ * plan. */
 static ErrorCode print_all(const Arguments *args, const Request *q, const Config *c, const Forecast *f,
                            Device *d, Error *err) {
     Text out = {0};
@@ -188,7 +199,8 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
     return code;
 }
 
-/* What is about one schedule is refused beside --compare, not ignored. */
+/* What is about one schedule is refused beside --compare, not ignored: who gave it would take the table
+ * for an answer to it. */
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
     /* One rank is most likely this machine; many are others, of which nothing is known here. */
@@ -205,6 +217,7 @@ static ErrorCode compare(const Arguments *args, const Request *q, const Config *
     return code;
 }
 
+/* The configuration must stay as long as the forecast, which points into it. */
 static ErrorCode describe(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     Forecast f;
     const char *svg = arguments_flag(args, "--svg");

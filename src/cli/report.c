@@ -1,4 +1,8 @@
-/* weft report: a run, or several over each other, as one HTML file. */
+/* weft report: a run, or several over each other, as one HTML file.
+ *
+ * Works on a run that is still going on as on one that is over: it reads what is there and locks nothing.
+ * The page replaces an older one as a whole (file_write_atomic), so a browser that reloads it meanwhile
+ * never sees a half. */
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -8,13 +12,15 @@
 #include "cli/terminal.h"
 #include "observe/report.h"
 
-/* Written beside the run by default, where the run's owner will look for it; of several runs, here. */
+/* Written beside the run by default, where the run's owner will look for it; of several runs, here: none
+ * of them is the owner of a comparison. The caller frees it. */
 static char *path_of(const Arguments *args) {
     const char *out = arguments_flag(args, "--out");
     if (out) return mem_strdup(out);
     return args->operand_count == 1 ? path_join(args->operands[0], REPORT_FILE) : mem_strdup(COMPARISON_FILE);
 }
 
+/* "-" is standard output, and then nothing is said on stderr: the page is the answer. */
 static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     char size[32];
     if (path[0] == '-' && !path[1]) return terminal_print(html, err);
@@ -23,6 +29,8 @@ static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     return OK;
 }
 
+/* A page is made in memory before its file is touched, so a run that cannot be read leaves the report of
+ * yesterday where it is. */
 static ErrorCode run_report(const Arguments *args, Error *err) {
     char *path = path_of(args);
     Text html = {0};

@@ -1,4 +1,8 @@
-/* Runs beside each other, with the facts that only a checkpoint has. */
+/* Runs beside each other, with the facts that only a checkpoint has.
+ *
+ * A run directory's own files tell its configuration and its figures (observe/). What its text held, and
+ * what it was computed on and by, is only in the state of its checkpoints, which train/ reads and
+ * observe/, lying below it, cannot: so the facts are fetched here and handed down. */
 #include "cli/runs.h"
 
 #include "base/log.h"
@@ -33,6 +37,7 @@ static void add_facts(Runs *runs) {
     }
 }
 
+/* One run has nothing to differ from, so its checkpoints are not opened. */
 ErrorCode open_runs(const Arguments *args, Runs *runs, Error *err) {
     TRY(runs_open(runs, args->operands, (size_t)args->operand_count, err));
     if (runs->count > 1) add_facts(runs);

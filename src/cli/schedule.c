@@ -1,8 +1,12 @@
 /* weft schedule: pipeline schedules drawn, timed, compared, and written as text. No model, no ranks.
  *
+ *     NAME, sizes --made--+             +--simulated with the costs--> drawing, SVG or JSON
+ *                         +--> Schedule-+
+ *     FILE.csv -----read--+             +--transfers, parameters added--> CSV, which reads back
+ *
  * A schedule is made or read (plan/schedule.h), then simulated with the costs that were given
  * (plan/simulate.h), then shown. Times are in units of the costs: a stage whose forward costs 1 makes a
- * drawing in forwards. */
+ * drawing in forwards. Without a name every schedule goes the upper way, and is a row of a table. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +97,8 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
-/* With the nearest name, and all of them: there are nine. */
+/* With the nearest name, and all of them: there are nine. Three slips at most: a far-fetched suggestion
+ * misleads. */
 static ErrorCode unknown_schedule(const char *operand, Error *err) {
     char shown[80];
     Text all = {0};
@@ -123,7 +128,7 @@ static ErrorCode need_sizes(const Request *q, Error *err) {
                      q->ranks ? "--microbatches" : "--pp");
 }
 
-/* Before anything is made of it. */
+/* Before anything is made of it. The product fits: 2^12 * 2^16 * 2^6 is 2^34. */
 static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) {
     if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
     return error_set(err, ERR_USAGE,
@@ -133,7 +138,8 @@ static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) 
                      stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
 
-/* Made by name, or read from a file, which brings its sizes. */
+/* Made by name, or read from a file, which brings its sizes: flags that would say them again are refused,
+ * since a file cannot follow them. On failure there is nothing to free. */
 static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *s, Error *err) {
     ScheduleName name;
     if (!schedule_names_file(operand)) {
@@ -154,7 +160,9 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
 
 /* ---- outputs ---- */
 
-/* The forms build on each other: transfers are added to the compute order, parameters to both. */
+/* The forms build on each other: transfers are added to the compute order, parameters to both. In the
+ * order that the passes have (plan/schedule.h): parameters first. The schedule is changed by it, so
+ * nothing else may be made of it afterwards. */
 static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err) {
     bool lowered = strcmp(form, "lowered") == 0, p2p = strcmp(form, "p2p") == 0;
     if (*form && !lowered && !p2p && strcmp(form, "compute") != 0) {
@@ -187,7 +195,10 @@ static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTime
     json_end_object(w);
 }
 
-/* The same figures as under the drawing, for scripts and notebooks. */
+/* The same figures as under the drawing, for scripts and notebooks. "bubble" is that of the idlest rank
+ * over the whole step; "bubble_without_barrier" counts only between a rank's own first and last cell, as
+ * the zero-bubble papers do (Qi and others, "Zero bubble pipeline parallelism", 2023): a run whose steps
+ * overlap at the ends sees no more than that. */
 static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
@@ -221,7 +232,9 @@ static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
              c->latency);
 }
 
-/* One timeline, to scale; in the terminal a column is a span of time, so that waiting shows as a gap. */
+/* One timeline, to scale; in the terminal a column is a span of time, so that waiting shows as a gap. 960
+ * pixels for SVG: the width of a column of text on most pages. The title is on the stack, and the timeline
+ * only points to it. */
 static void draw(const Schedule *s, const Simulation *timing, const Request *q, bool svg, Text *out) {
     Timeline t;
     char title[256];
@@ -271,8 +284,9 @@ static ErrorCode show(const Arguments *args, Schedule *s, const Request *q, Erro
 
 /* ---- all of them beside each other ---- */
 
-/* Of the busiest rank. The schedule is left with its transfers: its caller is done with it. 0 where
- * transfers cannot be added, which cannot be of a schedule that was just simulated. */
+/* Of the busiest rank. Sends alone: every message is one rank's send and another's receive. The schedule
+ * is left with its transfers: its caller is done with it. 0 where transfers cannot be added, which cannot
+ * be of a schedule that was just simulated. */
 static int most_messages(Schedule *s) {
     int most = 0;
     Error ignored;
@@ -286,7 +300,9 @@ static int most_messages(Schedule *s) {
     return most;
 }
 
-/* Peaks by stage are brought to shares of the model, so that one stage of four counts a quarter. */
+/* Peaks by stage are brought to shares of the model, so that one stage of four counts a quarter. Each is
+ * the worst rank's, of whichever it is: memory must be there for it. Messages are counted last, since that
+ * changes the schedule. */
 static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
     int peak_input = 0, peak_weight = 0;
     for (int r = 0; r < t->ranks; r++) {
@@ -298,8 +314,9 @@ static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
                 (double)peak_weight / v, most_messages(s));
 }
 
-/* A stage of a rank that has v of them costs a v-th, so that rows compare. One that these sizes do not
- * allow says why in its row, and the others follow. */
+/* A stage of a rank that has v of them costs a v-th, so that rows compare: each is the same model on the
+ * same ranks. --stages-per-rank is for those schedules that leave it open; V-shaped ones need exactly two,
+ * others one. One that these sizes do not allow says why in its row, and the others follow. */
 static void compare_one(ScheduleName name, const Request *q, Text *out) {
     Schedule s;
     Simulation t;
@@ -322,7 +339,8 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
     if (code != OK) text_printf(out, "%-24s %6d %s\n", schedule_name(name), v, why.message);
 }
 
-/* At least two stages a rank are reckoned with: some schedules take them by themselves. */
+/* At least two stages a rank are reckoned with: some schedules take them by themselves. Outputs of one
+ * schedule are refused here, not ignored. */
 static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     static const char *const one_only[] = {"--csv", "--json", "--svg", "--width"};
     TRY(need_sizes(q, err));

@@ -12,7 +12,9 @@
 static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"},
                              {NULL, 0, NULL, NULL}};
 
-/* The lock is the run's sign of life: who holds it is still there. */
+/* The lock is the run's sign of life: who holds it is still there. It is looked at before the clock is, so
+ * that a wait of 0 s still sees a run that has ended. A run that is started again meanwhile has another
+ * process, and is waited for as well: the directory is what was asked about. */
 static ErrorCode wait_for(const char *run, double seconds, Error *err) {
     double until = clock_seconds() + seconds;
     for (long pid = 1; pid != 0;) {
@@ -26,6 +28,8 @@ static ErrorCode wait_for(const char *run, double seconds, Error *err) {
     return OK;
 }
 
+/* Where nobody trains a request would reach nobody: the next run removes a stop file that it finds
+ * (lock_take). So that is an error, and not a promise that nobody keeps. */
 static ErrorCode run(const Arguments *args, Error *err) {
     const char *dir = args->operands[0];
     double seconds = 0;

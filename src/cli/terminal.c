@@ -14,12 +14,15 @@
 #include "base/log.h"
 #include "observe/plot.h"
 
+/* NO_COLOR (no-color.org): any value but the empty one turns colours off. A terminal without a TERM is
+ * taken for one that knows none. */
 static bool colour_on_stdout(void) {
     const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
     return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb") != 0 && !(no_colour && *no_colour);
 }
 
-/* 128 columns where it is no terminal: what a page or an editor shows. */
+/* 128 columns where it is no terminal: what a page or an editor shows. A terminal of fewer than 40 is
+ * treated so too: a drawing to scale has no room in it. */
 static int columns_of_stdout(void) {
     struct winsize size;
     return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40
@@ -27,6 +30,7 @@ static int columns_of_stdout(void) {
                : 128;
 }
 
+/* UTF-8 goes by the locale even where it is no terminal: a file is read in that locale again, most likely. */
 TerminalStyle terminal_style(int width) {
     return (TerminalStyle){.width = width > 0 ? width : columns_of_stdout(),
                            .utf8 = plot_locale_is_utf8(),

@@ -1,5 +1,9 @@
 /* weft tokenizer train | encode | decode.
  *
+ *     train     files of text --> words counted, pairs merged --> tokenizer.json (--out)
+ *     encode    text on standard input --> ids on standard output, IDS_PER_LINE a line
+ *     decode    ids on standard input --> bytes on standard output
+ *
  * Three verbs around one file format. Training reads whole corpora and may take long; encode and decode
  * are streams, so that texts of any length go through a pipe in little memory, and decode gives back the
  * bytes that encode took. */
@@ -14,6 +18,7 @@
 #include "data/tokenizer.h"
 #include "data/tokenizer_train.h"
 
+/* A block of 1 MiB: large enough that calls do not count, small beside any model's memory. */
 #define READ_SIZE ((size_t)1 << 20)
 #define IDS_PER_LINE 20
 
@@ -51,7 +56,9 @@ static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptio
     return code;
 }
 
-/* At least the 256 bytes: a vocabulary without one could not write every text. */
+/* At least the 256 bytes: a vocabulary without one could not write every text. --vocab and --out have no
+ * defaults: a size is a decision, and a file that nobody named might be one that is needed. 0 threads is
+ * all cores. */
 static ErrorCode run_train(const Arguments *args, Error *err) {
     int64_t vocab = 0, threads = 0;
     const char *out = arguments_flag(args, "--out"), *specials = arguments_flag(args, "--special");
@@ -97,6 +104,8 @@ const Verb verb_tokenizer_train = {
 
 /* --- encode --- */
 
+/* What goes from block to block: ids that are not printed yet, the text of a line while it is made, and
+ * how many there were, by which lines are broken. */
 typedef struct IdWriter {
     TokenList list;
     Text line;
@@ -146,6 +155,8 @@ static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char
     return OK;
 }
 
+/* No BOS and no EOS: what comes out is the text and nothing else, so that decode gives it back. Memory
+ * grows only with text that has no place to be cut. */
 static ErrorCode run_encode(const Arguments *args, Error *err) {
     Tokenizer *t = NULL;
     TRY(tokenizer_open(&t, args->operands[0], err));
@@ -196,7 +207,9 @@ static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     return OK;
 }
 
-/* An id outside the vocabulary ends it: what was written so far is good. */
+/* An id outside the vocabulary ends it: what was written so far is good. Ids are counted from 1 in errors,
+ * as people count words. The first is told to the tokenizer, since some put a blank before each text and
+ * leave it out there. */
 static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
     for (size_t count = 1;; count++) {
         int32_t id = -1;
@@ -214,6 +227,8 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
     }
 }
 
+/* Writes as it reads. Special tokens come out as their text, which encode would read as plain text: such
+ * ids do not come back the same. */
 static ErrorCode run_decode(const Arguments *args, Error *err) {
     Tokenizer *t = NULL;
     TRY(tokenizer_open(&t, args->operands[0], err));

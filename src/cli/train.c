@@ -38,6 +38,9 @@ static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *e
                        checkpoint_find_model, err);
 }
 
+/* A rank. What is wrong with its own configuration it keeps to itself until the ranks have joined: then
+ * all hear of it (comm_agree), one says it, and all end with the same status. A rank that left before
+ * would keep the others waiting. */
 static ErrorCode train(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
@@ -78,7 +81,8 @@ static ErrorCode train(const Arguments *args, Error *err) {
 
 /* ---- this command line again ---- */
 
-/* value: NULL for a word alone */
+/* value: NULL for a word alone, as of a switch. Every word is allocated, also where it is a constant, so
+ * that free_words can free all alike. */
 static void add_word(char **words, int *count, const char *flag, const char *value) {
     Text word = {0};
     text_printf(&word, value ? "%s=%s" : "%s", flag, value ? value : "");
@@ -104,6 +108,7 @@ static char **child_words(const Arguments *args, const char *without, const char
     return words;
 }
 
+/* Of child_words, whose array is zeroed and so ended by NULL. */
 static void free_words(char **words) {
     for (char **w = words; *w; w++) free(*w);
     free(words);
@@ -120,6 +125,8 @@ static ErrorCode discard(const Config *c, Error *err) {
     return code;
 }
 
+/* The configuration is read here for the pause, for run.overwrite and for its errors; what the children do
+ * with it is theirs, so it is freed before the first one starts. */
 static ErrorCode train_supervised(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
@@ -156,6 +163,7 @@ static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
     return code;
 }
 
+/* 4,096 processes on one machine are more than any has cores; beyond it the number is a slip. */
 static ErrorCode train_ranks(const Arguments *args, Error *err) {
     int64_t ranks = 1;
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));

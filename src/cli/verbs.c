@@ -1,4 +1,11 @@
-/* Every verb, in the order of "weft --help". A new verb is a file and two lines here. */
+/* Every verb, in the order of "weft --help". A new verb is a file and two lines here.
+ *
+ * The order is roughly that of use: training first, then what is made of its results, then looking at
+ * runs, and last what is about the machine and the program. Verbs of one group ("tokenizer ...") stand
+ * together, since help and completion list them as they come.
+ *
+ * Declared here and not in a header: a verb is known by its name alone (verb_find), and no other file has
+ * a reason to name one. */
 #include "cli/cli.h"
 
 extern const Verb verb_audit;

@@ -27,6 +27,8 @@ static void add_libraries(Text *out) {
                 xxhash / 100 % 100, xxhash % 100, OpenSSL_version(OPENSSL_VERSION));
 }
 
+/* Lines "name: value", so that two reports can be compared line by line. Nothing of the machine: that is
+ * weft doctor's. */
 void version_write(Text *out) {
     char name[96];
     text_printf(out, "weft %s\n", WEFT_VERSION);

@@ -37,8 +37,13 @@
 #define CONFIG_LIMIT (1 << 20)
 #define PAUSE 0.5 /* seconds between looks at a run's files, however often somebody asks */
 
+/* Requests are a line and some headers: 32 KiB hold any of a browser's. 64 connections are some browsers
+ * with several each; who says nothing for 15 seconds gives his place up, so that nobody can hold all of
+ * them by silence. */
 enum { LEAST_TOKEN = 16, CONNECTIONS = 64, CONNECTION_BYTES = 32 << 10, PATIENCE = 15 /* seconds */ };
 
+/* One for the process. Once the daemon has started, what is known of the runs is its thread's alone (W3);
+ * the main thread only waits and stops it. */
 typedef struct Server {
     Watched runs[RUNS_MAX];
     double looked[RUNS_MAX];
@@ -51,6 +56,10 @@ typedef struct Server {
 
 /* ---- answers ---- */
 
+/* Every answer has these headers, errors too. Nothing but the page's own script and style runs in it, no
+ * other site may frame it or read it, no address with a token leaves as a referrer, and nothing is cached:
+ * figures of a moment ago are wrong. Takes the response, which may be NULL: then there was no memory, and
+ * the connection is closed. */
 static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const char *type,
                              struct MHD_Response *r) {
     static const char *const headers[][2] = {
@@ -72,6 +81,8 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
     return result;
 }
 
+/* `words` are not copied: literals only. MHD takes a pointer that is not const, and does not write through
+ * it. */
 static enum MHD_Result reply_words(struct MHD_Connection *c, unsigned status, const char *words) {
     return reply(
         c, status, "text/plain; charset=utf-8",
@@ -88,6 +99,8 @@ static enum MHD_Result reply_text(struct MHD_Connection *c, const char *type, Te
 
 #define JSON_TYPE "application/json; charset=utf-8"
 
+/* Names by number, which is how the page then asks for a run (W1). They are bytes of a file system and
+ * need not be UTF-8: json_bytes makes text of them. */
 static enum MHD_Result tell_runs(const Server *s, struct MHD_Connection *c) {
     Text out = {0};
     JsonWriter w;
@@ -102,7 +115,8 @@ static enum MHD_Result tell_runs(const Server *s, struct MHD_Connection *c) {
     return reply_text(c, JSON_TYPE, &out);
 }
 
-/* A whole number of the query, `fallback` where it says none. */
+/* A whole number of the query, `fallback` where it says none. What is no number at all is taken for none
+ * as well: the page never sends such a thing, and who else does gets some answer. */
 static int64_t asked(struct MHD_Connection *c, const char *key, int64_t fallback) {
     const char *text = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, key);
     char *end = NULL;
@@ -112,6 +126,9 @@ static int64_t asked(struct MHD_Connection *c, const char *key, int64_t fallback
     return errno == 0 && *end == '\0' ? value : fallback;
 }
 
+/* Looks at the files at most twice a second, however many pages ask, but at once where more is known to be
+ * there: a long run is then caught up with as fast as it is asked for. Only what is new since `after` is
+ * told. */
 static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
     Watched *w = &s->runs[run];
     Text out = {0};
@@ -124,6 +141,8 @@ static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
     return reply_text(c, JSON_TYPE, &out);
 }
 
+/* As the run wrote it, with the source of each value. Not through a link (file_read_own), and no more than
+ * a MiB: a run directory may be written by others. What cannot be read is an empty answer. */
 static enum MHD_Result tell_config(const Server *s, struct MHD_Connection *c, int run) {
     char *path = path_join(s->runs[run].dir, "config.yaml"), *data = NULL;
     Text out = {0};
@@ -136,7 +155,8 @@ static enum MHD_Result tell_config(const Server *s, struct MHD_Connection *c, in
 
 /* ---- who asks ---- */
 
-/* In a time that does not depend on where they differ. */
+/* In a time that does not depend on where they differ, so that a token cannot be guessed byte by byte. Its
+ * length is no secret. */
 static bool is_token(const Server *s, const char *given) {
     size_t length = strlen(s->token);
     return given && strlen(given) == length && CRYPTO_memcmp(given, s->token, length) == 0;
@@ -157,11 +177,14 @@ static bool is_ours(const Server *s, struct MHD_Connection *c) {
                     is_host(host, s->host) || is_host(host, bracketed));
 }
 
+/* A token proves more than a name, so where there is one the Host does not matter: a tunnel may go by any
+ * name. Without one, on loopback, the Host is what keeps pages of other sites out (DNS rebinding, W2). */
 static bool may_see(const Server *s, struct MHD_Connection *c) {
     if (s->token[0]) return is_token(s, MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "token"));
     return is_ours(s, c);
 }
 
+/* A short list: compared as whole strings, so no "..", no encoding and no case leads anywhere else. */
 static const WatchAsset *find_asset(const char *path) {
     for (const WatchAsset *a = watch_assets; a->path; a++)
         if (strcmp(a->path, path) == 0) return a;
@@ -189,6 +212,7 @@ static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *pa
     return reply_words(c, MHD_HTTP_NOT_FOUND, "There is nothing here.\n");
 }
 
+/* Called by MHD's thread. A body is never read: a method that would have one is refused with the headers. */
 static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const char *path,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_size, void **state) {
@@ -200,12 +224,15 @@ static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const 
 
 /* ---- where it listens ---- */
 
+/* 127.0.0.0/8 and ::1. By the address that is bound, not by the name that was given. */
 static bool is_loopback(const struct sockaddr *a) {
     if (a->sa_family == AF_INET)
         return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr) != 0;
 }
 
+/* Numbers only: a name would be looked up, and could lead to another address tomorrow. "localhost" is
+ * taken for 127.0.0.1 without asking. *out is the caller's to free. */
 static ErrorCode resolve(const char *host, int64_t port, struct addrinfo **out, Error *err) {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_PASSIVE, .ai_socktype = SOCK_STREAM};
     char number[8], shown[80];
@@ -237,6 +264,8 @@ static ErrorCode make_token(Server *s, Error *err) {
     return OK;
 }
 
+/* One internal thread (W3). IPv6 has to be said to MHD beside the address. errno is what bind or listen
+ * left. */
 static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, Error *err) {
     unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD;
     if (at->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
@@ -277,6 +306,8 @@ static ErrorCode serve(Server *s, const struct addrinfo *at, int64_t port, Error
     return OK;
 }
 
+/* An address that others reach always has a token; on loopback it is asked for where others work on the
+ * machine too. */
 static ErrorCode run_server(const Arguments *args, Server *s, int64_t port, Error *err) {
     struct addrinfo *at;
     TRY(resolve(s->host, port, &at, err));
