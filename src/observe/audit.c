@@ -115,6 +115,7 @@ void audit_close(AuditLog *log) {
 
 /* ---- one line ---- */
 
+/* What is left of a line. Nothing here reads at or beyond `end`: the map has no NUL behind it. */
 typedef struct Scan {
     const char *at, *end;
 } Scan;
@@ -128,6 +129,8 @@ static bool take(Scan *s, const char *literal) {
     return true;
 }
 
+/* Decimal digits and nothing else, no sign, no blanks, as strtoull would take: what is read is what was
+ * written. */
 static bool take_number(Scan *s, uint64_t max, uint64_t *out) {
     uint64_t value = 0;
     const char *start = s->at;
@@ -148,6 +151,7 @@ static bool take_int(Scan *s, const char *before, int64_t max, int64_t *out) {
     return true;
 }
 
+/* Eight digits, lower case, as they are written. */
 static bool take_hex(Scan *s, uint32_t *out) {
     *out = 0;
     for (int i = 0; i < 8; i++, s->at++) {
@@ -231,6 +235,8 @@ static bool take_windows(Scan *s, AuditRecord *r) {
     return take_draw(s, r) && r->count <= SAMPLER_SOURCES;
 }
 
+/* Counted and checked here, kept nowhere: a run has more samples than records, and audit_samples reads those
+ * that are wanted. */
 static bool take_samples(Scan *s, AuditRecord *r) {
     AuditSample sample;
     r->text = s->at;
@@ -322,6 +328,7 @@ static void add_record(AuditRun *run, const AuditRecord *r) {
     run->records[n] = *r;
 }
 
+/* A torn line is counted and passed over; an empty one is no line. */
 static void read_file(AuditRun *run, const FileMap *map) {
     const char *at = (const char *)map->data, *end = map->length ? at + map->length : at;
     AuditRecord r;

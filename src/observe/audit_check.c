@@ -57,6 +57,7 @@ static void violate(Check *c, const char *format, ...) {
 
 /* ---- records of an attempt: sorted, so each attempt, and in it each step, is a stretch ---- */
 
+/* Records [from, to) of run->records. */
 typedef struct Stretch {
     size_t from, to;
 } Stretch;
@@ -68,6 +69,7 @@ static Stretch attempt_before(const AuditRun *run, size_t to) {
     return s;
 }
 
+/* The step that record `from` is of, up to `to` at most. */
 static Stretch step_at(const AuditRun *run, size_t from, size_t to) {
     Stretch s = {from, from};
     while (s.to < to && run->records[s.to].step == run->records[from].step) s.to++;
@@ -122,6 +124,7 @@ static const char *step_problem(const AuditRun *run, Stretch s, char out[160]) {
     return out;
 }
 
+/* `whole`: only if all its records are there and agree. */
 static bool has_step(const AuditRun *run, Stretch attempt, int64_t step, bool whole) {
     char problem[160];
     size_t at = first_beyond(run, attempt, step - 1);
@@ -528,11 +531,13 @@ static AuditUse *in_steps(const AuditFigures *f) {
     return uses;
 }
 
+/* A sample of one run that the other did not use in that step. */
 static ErrorCode only_in(const AuditUse *u, const char *one, const char *other, Error *err) {
     return error_set(err, ERR_DATA, "step %" PRId64 ": sample %" PRIu64 " is used in %s and not in %s",
                      u->step, u->sample.k, one, other);
 }
 
+/* Which rank had a sample is no difference: runs on other meshes deal out the same samples of a step. */
 ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b,
                         Error *err) {
     AuditUse *x = in_steps(a), *y = in_steps(b);

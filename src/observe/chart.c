@@ -194,6 +194,7 @@ static void write_x_axis(Text *out, const Chart *c, const Axis *x) {
     }
 }
 
+/* `down`: the path goes on with a line from the last point; up, it starts anew with a move. */
 typedef struct Pen {
     Text *out;
     const Axis *x, *y;
@@ -242,6 +243,7 @@ static void write_line(Text *out, const char *kind, const ChartSeries *s, const 
     text_puts(out, "\"/>\n");
 }
 
+/* For series of few points, where a line alone does not show at which steps they are. */
 static void write_dots(Text *out, const ChartSeries *s, const Axis *x, const Axis *y) {
     for (size_t i = 0; i < s->count; i++) {
         if (!drawable(y, s->y[i])) continue;
@@ -330,6 +332,8 @@ static void write_caption(Text *out, const Chart *c) {
     text_puts(out, "</figcaption>\n");
 }
 
+/* The order of the parts is that of the style sheet's sibling selectors: the switches stand before both
+ * drawings, so that one that is checked can hide the other (.to-lin:checked~.log). */
 void chart_write(Text *out, const Chart *c) {
     text_printf(out, "<figure id=\"%s\">\n", c->id);
     write_caption(out, c);

@@ -2,7 +2,19 @@
  * of journal and audit, and those that the caller knows), and in what came of it (metrics, by bits).
  *
  * A row is made where two runs say different things. A run that does not say a thing, because its weft did
- * not know it yet or its file is not there, differs from nobody. */
+ * not know it yet or its file is not there, differs from nobody.
+ *
+ * Parts of a comparison, and where each comes from:
+ *
+ *     configuration     config.yaml of each run, by the option table      add_configuration
+ *     model and step,   entries of the journal that a process makes       add_journal
+ *     machine, course   when it begins
+ *     other facts       whoever calls                                     runs_add_fact
+ *     splits            metrics.jsonl, first run against each other one   metrics_compare
+ *     samples           audit logs, where both runs have them             compare_samples
+ *
+ * Everything is compared as text that weft itself has written, or by bits. There is no tolerance anywhere:
+ * how much of a difference is too much is for the reader to say. */
 #include "observe/compare.h"
 
 #include <math.h>
@@ -14,8 +26,10 @@
 
 /* ---- rows ---- */
 
+/* An empty text is what a fact is written as when its run does not tell it. */
 static bool known(const char *value) { return value && *value; }
 
+/* Neighbours among the known values suffice: if each is like the one before it, all are alike. */
 static bool differ(const char *const *values, size_t count) {
     const char *first = NULL;
     for (size_t i = 0; i < count; i++) {
@@ -26,6 +40,9 @@ static bool differ(const char *const *values, size_t count) {
     return false;
 }
 
+/* Takes copies of the name and the values, which may be the caller's scratch. `part` and `effect` are kept as
+ * pointers, and must outlive the rows. A row on which nobody differs is not made: the tables show differences
+ * only. */
 static void add_row(Runs *r, RunsRow row, const char *const *values) {
     if (!differ(values, r->count)) return;
     r->rows = mem_grow(r->rows, (r->row_count + 1) * sizeof *r->rows);
@@ -34,6 +51,7 @@ static void add_row(Runs *r, RunsRow row, const char *const *values) {
     r->rows[r->row_count++] = row;
 }
 
+/* A fact always matters: only the option table knows of something that no bit depends on. */
 void runs_add_fact(Runs *r, const char *part, const char *name, const char *effect,
                    const char *const *values) {
     add_row(r, (RunsRow){.part = part, .name = (char *)(uintptr_t)name, .effect = effect, .matters = true},
@@ -42,13 +60,16 @@ void runs_add_fact(Runs *r, const char *part, const char *name, const char *effe
 
 /* ---- configuration ---- */
 
+/* The configuration of one run, over the defaults of this version, which a key has that the run's weft did
+ * not know. */
 typedef struct Settings {
     Config config;
     OptionSet set;
     bool known;
 } Settings;
 
-/* A configuration that cannot be read takes no part; the report shows its text all the same. */
+/* A configuration that cannot be read takes no part; the report shows its text all the same. Errors are
+ * dropped on purpose: what is wrong with the file is a matter of the run, not of the comparison. */
 static void read_settings(Settings *s, const ReportRun *run) {
     memset(s, 0, sizeof *s);
     s->known = run->config && options_init(&s->set, config_options, &s->config, NULL) == OK &&
@@ -60,6 +81,7 @@ static const char *effect_of(const Option *o) {
     return o->effect == EFFECT_START ? "another beginning" : options_effect_name(o->effect);
 }
 
+/* Written out by the option table, so that one value has one spelling, whatever stood in the file. */
 static void add_key(Runs *r, const Settings *settings, const Option *o) {
     Text texts[RUNS_MAX] = {{0}};
     const char *values[RUNS_MAX] = {NULL};
@@ -76,6 +98,8 @@ static void add_key(Runs *r, const Settings *settings, const Option *o) {
     for (size_t i = 0; i < r->count; i++) text_free(&texts[i]);
 }
 
+/* In the order of the option table, which is what a reader knows from config.yaml. A set that was not read is
+ * all zero, and may be freed. */
 static void add_configuration(Runs *r) {
     Settings *settings = mem_alloc_array(r->count, sizeof *settings);
     for (size_t i = 0; i < r->count; i++) read_settings(&settings[i], &r->runs[i]);
@@ -86,12 +110,14 @@ static void add_configuration(Runs *r) {
 
 /* ---- the journal ---- */
 
+/* A run has as many such entries as it had processes; each tells the machine and the mesh anew. */
 static bool begins(const JournalEntry *e) {
     return strcmp(e->event, journal_event_name(JOURNAL_STARTED)) == 0 ||
            strcmp(e->event, journal_event_name(JOURNAL_RESUMED)) == 0;
 }
 
-/* Of a number that a process tells when it begins: "2", or "2, from step 51 on 4". */
+/* Of a number that a process tells when it begins: "2", or "2, from step 51 on 4". What stays is said once.
+ * `before` begins as NaN, which equals nothing, so the first value is always written. */
 static void value_over_time(const JournalTable *t, const char *name, Text *out) {
     double before = (double)NAN;
     for (size_t i = 0; i < t->count; i++) {
@@ -106,6 +132,7 @@ static void value_over_time(const JournalTable *t, const char *name, Text *out) 
     }
 }
 
+/* Of the newest process: the detail of its beginning is the name of the processor. */
 static void processor(const JournalTable *t, Text *out) {
     for (size_t i = t->count; i-- > 0;) {
         if (!begins(&t->entries[i])) continue;
@@ -114,7 +141,8 @@ static void processor(const JournalTable *t, Text *out) {
     }
 }
 
-/* What a run that was stopped went on with: the journal's own words. */
+/* What a run that was stopped went on with: the journal's own words. "none" only where there is a journal:
+ * without one it is not known, which is no difference. */
 static void changes(const JournalTable *t, Text *out) {
     for (size_t i = 0; i < t->count; i++) {
         const JournalEntry *e = &t->entries[i];
@@ -125,6 +153,9 @@ static void changes(const JournalTable *t, Text *out) {
     if (t->count > 0 && out->length == 0) text_puts(out, "none");
 }
 
+/* Rows come in the order of `names`: the first NUMBERS are facts of entries, the two behind them are texts.
+ * What they belong to follows from the place: two on the model and its step, the machine, and last the course
+ * of the run. */
 static void add_journal(Runs *r) {
     static const char *const names[] = {"parameters", "tokens_per_step", "ranks",
                                         "threads",    "processor",       "changes on the way"};
@@ -153,7 +184,9 @@ static void add_journal(Runs *r) {
 
 /* ---- samples ---- */
 
-/* False where there are no records; what is wrong with those that are there goes to err. */
+/* False where there are no records; what is wrong with those that are there goes to err. No checkpoint is
+ * asked for (saved 0): whether the records reach the newest one is a question about one run (`weft audit`),
+ * and not about two. What audit_check prints is not wanted, its figures are. */
 static bool read_samples(const char *dir, AuditFigures *figures, Error *err) {
     AuditRun run = {0};
     Text out = {0};
@@ -165,6 +198,8 @@ static bool read_samples(const char *dir, AuditFigures *figures, Error *err) {
     return there;
 }
 
+/* The first run is read once and held against each other one. Records that contradict themselves are not
+ * compared: why they do is told in place of a difference, that of the other run before that of the first. */
 static void compare_samples(Runs *r) {
     AuditFigures first = {0}, other;
     Error why = {.message = ""}, why_other;
@@ -184,6 +219,8 @@ static void compare_samples(Runs *r) {
 
 /* ---- all of it ---- */
 
+/* A report of one run comes the same way and compares nothing. After a failure the runs that were loaded stay
+ * for runs_free; the others are zero. */
 ErrorCode runs_open(Runs *r, const char *const *dirs, size_t count, Error *err) {
     CHECK(count >= 1 && count <= RUNS_MAX);
     *r = (Runs){.count = count};
@@ -200,6 +237,7 @@ ErrorCode runs_open(Runs *r, const char *const *dirs, size_t count, Error *err) 
     return OK;
 }
 
+/* Names and values of rows are copies (add_row); `dirs` are the caller's. */
 void runs_free(Runs *r) {
     for (size_t i = 0; i < r->count; i++) {
         report_run_free(&r->runs[i]);
@@ -213,12 +251,14 @@ void runs_free(Runs *r) {
     *r = (Runs){0};
 }
 
+/* By what came of it alone: runs with other settings may have equal curves, and that is worth knowing. */
 bool runs_equal(const Runs *r) {
     for (size_t i = 1; i < r->count; i++)
         if (r->splits[i].metrics.differs) return false;
     return true;
 }
 
+/* Two runs without a step in common would count as equal, having no figure that differs: that is refused. */
 ErrorCode runs_comparable(const Runs *r, Error *err) {
     for (size_t i = 1; i < r->count; i++) {
         const MetricsComparison *m = &r->splits[i].metrics;
@@ -234,6 +274,7 @@ ErrorCode runs_comparable(const Runs *r, Error *err) {
 
 /* ---- figures ---- */
 
+/* A logged step holds the mean of the steps since the one before it, so mean times number is their sum. */
 static double training_seconds(const MetricsTable *t) {
     double seconds = 0;
     int64_t before = 0;
@@ -245,12 +286,14 @@ static double training_seconds(const MetricsTable *t) {
     return seconds > 0 ? seconds : (double)NAN;
 }
 
+/* fmin passes over NaN: a validation that was not finite is never the best. */
 static double least_validation(const MetricsTable *t) {
     double least = (double)NAN;
     for (size_t i = 0; i < t->validation_count; i++) least = fmin(least, t->validations[i].loss);
     return least;
 }
 
+/* Of rank 0, which writes this file. 0: not known. */
 static double peak_memory(const MetricsTable *t) {
     int64_t peak = 0;
     for (size_t i = 0; i < t->step_count; i++)
@@ -258,6 +301,9 @@ static double peak_memory(const MetricsTable *t) {
     return peak > 0 ? (double)peak : (double)NAN;
 }
 
+/* The same rows for every run, so that tables can be laid side by side: `out` is indexed by the order here,
+ * and so are the formats below. A figure that a run does not have keeps an empty text. 9e15: beyond it a
+ * double no longer holds every whole number, and a rate like that is no rate. */
 void runs_figures(const ReportRun *run, RunFigure out[RUN_FIGURES]) {
     const MetricsTable *t = &run->metrics;
     const StepMetrics *last = t->step_count ? &t->steps[t->step_count - 1] : NULL;

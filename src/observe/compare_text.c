@@ -1,5 +1,18 @@
 /* The comparison of runs in a terminal, and as JSON. Names and values come from files of others: what a
- * terminal would obey is escaped. */
+ * terminal would obey is escaped.
+ *
+ * What is printed, from the top:
+ *
+ *     a  runs/base                      the letter of each run, in its colour
+ *     b  runs/other
+ *     loss                              the curves over each other (plot.c)
+ *                             a    b    letters again, as the head of the columns
+ *     loss at step 10      ...          the same curves as numbers, at SAMPLED_STEPS steps
+ *     steps, tokens, ...                figures of the whole runs (runs_figures)
+ *     configuration           a    b    rows that differ, part by part, with what each does
+ *     a, b: the first figure ...        where each run leaves the first one
+ *
+ * The JSON form has the same parts and no drawing. It is not made from the text: both walk the same Runs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +22,9 @@
 #include "observe/compare.h"
 #include "observe/plot.h"
 
+/* In characters, but for the last two. NAME holds "tokens per second" and most keys; a column has at least
+ * room for a loss of six decimals, at most for a short path. Eight steps show the shape of a curve in a few
+ * lines. */
 enum { NAME = 24, LEAST_COLUMN = 10, MOST_COLUMN = 30, CHART_ROWS = 14, SAMPLED_STEPS = 8 };
 
 /* ---- a table: a name, a column for each run, a note ---- */
@@ -18,6 +34,9 @@ typedef struct Columns {
     int width;
 } Columns;
 
+/* What is left beside the name and a note of about 20 characters is shared out evenly; 2 are the gap before
+ * each column. Where that is too little the lines become longer than the terminal, and nothing is left
+ * out. */
 static Columns columns_for(const Runs *r, int width) {
     int each = (width - NAME - 20) / (int)r->count - 2;
     return (Columns){r->count, each < LEAST_COLUMN ? LEAST_COLUMN : each > MOST_COLUMN ? MOST_COLUMN : each};
@@ -30,19 +49,23 @@ static int columns_of(const char *text) {
     return columns;
 }
 
-/* Escaped, cut where it does not fit, on the right of its column. */
+/* Escaped, cut where it does not fit, on the right of its column. Padded by columns and not by bytes
+ * (printf's width), which differ where a value is not ASCII. A run that does not say a thing gets a dash. */
 static void add_value(Text *out, const Columns *c, const char *value) {
     char shown[4 * MOST_COLUMN];
     error_escape(shown, (unsigned long)c->width + 1, value ? value : "-", strlen(value ? value : "-"));
     text_printf(out, "  %*s%s", c->width - columns_of(shown), "", shown);
 }
 
+/* A name that is too long pushes its row to the right: better than a key that is cut. */
 static void add_name(Text *out, const char *name) {
     char shown[160];
     error_escape(shown, sizeof shown, name, strlen(name));
     text_printf(out, "%s%*s", shown, NAME > columns_of(shown) ? NAME - columns_of(shown) : 1, "");
 }
 
+/* The head of a table, each letter above the right end of its column, where the values end. Colour takes
+ * bytes and no columns, so the padding is made without the letter. */
 static void add_letters(Text *out, const Columns *c, const char *title, bool colour) {
     text_printf(out, "\n%-*s", NAME, title);
     for (size_t i = 0; i < c->count; i++) {
@@ -54,7 +77,8 @@ static void add_letters(Text *out, const Columns *c, const char *title, bool col
 
 /* ---- curves ---- */
 
-/* x and y of the loss of a run; the caller frees both. */
+/* x and y of the loss of a run; the caller frees both. One element more than there are steps, as an
+ * allocation of none is no memory; the plot leaves out what is not finite. */
 static PlotCurve loss_curve(const MetricsTable *t) {
     double *x = mem_alloc_array(t->step_count + 1, sizeof *x),
            *y = mem_alloc_array(t->step_count + 1, sizeof *y);
@@ -65,6 +89,7 @@ static PlotCurve loss_curve(const MetricsTable *t) {
     return (PlotCurve){x, y, t->step_count};
 }
 
+/* The curves' own pointers are to const, since the plot changes nothing; the memory is of this function. */
 static void draw(const Runs *r, int width, bool unicode, bool colour, Text *out) {
     PlotCurve curves[RUNS_MAX];
     for (size_t i = 0; i < r->count; i++) curves[i] = loss_curve(&r->runs[i].metrics);
@@ -76,13 +101,15 @@ static void draw(const Runs *r, int width, bool unicode, bool colour, Text *out)
     }
 }
 
+/* NULL where the run has no record of that step: runs may be logged at different steps. */
 static const StepMetrics *find_step(const MetricsTable *t, int64_t step) {
     for (size_t i = 0; i < t->step_count; i++)
         if (t->steps[i].step == step) return &t->steps[i];
     return NULL;
 }
 
-/* The curves as numbers, at some steps of the first run, its last among them. */
+/* The curves as numbers, at some steps of the first run, its last among them. Evenly spaced among the logged
+ * steps, not among all, so that the first run has a figure in every row. */
 static void add_losses(const Runs *r, const Columns *c, Text *out) {
     const MetricsTable *t = &r->runs[0].metrics;
     size_t rows = t->step_count < SAMPLED_STEPS ? t->step_count : SAMPLED_STEPS;
@@ -100,6 +127,7 @@ static void add_losses(const Runs *r, const Columns *c, Text *out) {
     }
 }
 
+/* Names are those of the first run, as they are the same for all. */
 static void add_figures(const Runs *r, const Columns *c, Text *out) {
     RunFigure figures[RUNS_MAX][RUN_FIGURES];
     for (size_t i = 0; i < r->count; i++) runs_figures(&r->runs[i], figures[i]);
@@ -113,6 +141,9 @@ static void add_figures(const Runs *r, const Columns *c, Text *out) {
 
 /* ---- what differs ---- */
 
+/* In one line and by name only: what no bit depends on (paths, frequencies of logging) is seldom what is
+ * looked for, but that it was left out should not be a riddle. The gap's second character tells whether one
+ * was printed. */
 static void add_idle(const Runs *r, Text *out) {
     const char *gap = "Also, and no bit depends on it: ";
     for (size_t i = 0; i < r->row_count; i++) {
@@ -123,6 +154,8 @@ static void add_idle(const Runs *r, Text *out) {
     if (gap[1] == ' ') text_puts(out, "\n");
 }
 
+/* Rows of one part stand beside each other in r->rows; where the part changes, a head is due. That nothing
+ * differs is said, as an empty table could as well be a failure. */
 static void add_rows(const Runs *r, const Columns *c, bool colour, Text *out) {
     const char *part = "";
     for (size_t i = 0; i < r->row_count; i++) {
@@ -138,6 +171,7 @@ static void add_rows(const Runs *r, const Columns *c, bool colour, Text *out) {
     add_idle(r, out);
 }
 
+/* Silent where a run keeps no audit log: that they are the same would be a guess. */
 static void add_samples(const RunsSplit *s, Text *out) {
     char why[400];
     if (!s->audited) return;
@@ -154,7 +188,8 @@ static void add_counts(const MetricsComparison *m, Text *out) {
                 m->validations, m->validations == 1 ? "" : "s");
 }
 
-/* All digits: it may be the last one. */
+/* All digits: it may be the last one. Runs that differ by a last bit print the same to six digits, so both
+ * values have as many as tell them apart. */
 static void add_split(const Runs *r, size_t i, bool colour, Text *out) {
     const MetricsComparison *m = &r->splits[i].metrics;
     char a[32], b[32];
@@ -176,6 +211,8 @@ static void add_split(const Runs *r, size_t i, bool colour, Text *out) {
     add_samples(&r->splits[i], out);
 }
 
+/* Letters and colours of curves are explained before the drawing. Wider than 100 columns a curve gets no
+ * clearer, only its table does. The first run has no split: it is what the others are compared with. */
 void runs_describe(const Runs *r, int width, bool unicode, bool colour, Text *out) {
     Columns c = columns_for(r, width);
     for (size_t i = 0; i < r->count; i++) {
@@ -195,7 +232,8 @@ void runs_describe(const Runs *r, int width, bool unicode, bool colour, Text *ou
 
 /* ---- JSON ---- */
 
-/* "training loss" -> "training_loss" */
+/* "training loss" -> "training_loss". JSON has the values as numbers, not as people read them; one that a run
+ * does not have is null. */
 static void put_figure(JsonWriter *w, const RunFigure *f) {
     char key[40];
     snprintf(key, sizeof key, "%s", f->name);
@@ -204,6 +242,7 @@ static void put_figure(JsonWriter *w, const RunFigure *f) {
     json_put_double(w, key, f->value);
 }
 
+/* As bytes: names and values are of files of others, and may be no UTF-8 (json_bytes makes them so). */
 static void put_text(JsonWriter *w, const char *key, const char *value) {
     if (value)
         json_put_bytes(w, key, value, strlen(value));
@@ -225,6 +264,8 @@ static void write_runs(const Runs *r, JsonWriter *w) {
     json_end_array(w);
 }
 
+/* All rows, those that do not matter among them, in one list: a program filters by "matters" itself. "values"
+ * are in the order of "runs". */
 static void write_rows(const Runs *r, JsonWriter *w) {
     json_key(w, "different");
     json_begin_array(w);
@@ -249,6 +290,7 @@ static void write_rows(const Runs *r, JsonWriter *w) {
     json_end_array(w);
 }
 
+/* null where nothing differs, so that the member is always there. */
 static void write_first(const MetricsComparison *m, JsonWriter *w) {
     json_key(w, "first");
     if (!m->differs) {
@@ -266,6 +308,7 @@ static void write_first(const MetricsComparison *m, JsonWriter *w) {
     json_end_object(w);
 }
 
+/* One entry for each run but the first, in their order. */
 static void write_splits(const Runs *r, JsonWriter *w) {
     json_key(w, "compared");
     json_begin_array(w);
@@ -284,6 +327,7 @@ static void write_splits(const Runs *r, JsonWriter *w) {
     json_end_array(w);
 }
 
+/* One line, as tools that read line by line want it. */
 void runs_write_json(const Runs *r, Text *out) {
     JsonWriter w;
     json_start(&w, out, 0);

@@ -23,7 +23,7 @@
 #define CYAN "\033[36m"
 #define DIM "\033[2m"
 
-/* Fields are "name: value", two spaces between. */
+/* Fields are "name: value", two spaces between. Colour only adds: without it the line says the same. */
 static void add_field(Text *out, bool colour, const char *escape, const char *name, const char *value) {
     if (out->length > 0) text_puts(out, "  ");
     text_printf(out, "%s%s: %s%s", colour ? escape : "", name, value, colour ? RESET : "");
@@ -96,6 +96,8 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     if (m->spike && !m->skipped) text_printf(out, "  %sSPIKE%s", colour ? YELLOW : "", colour ? RESET : "");
 }
 
+/* In the form of a step's line, so that both are read at one glance; NOT FINITE counts tokens, of which one
+ * is enough to make the loss NaN. */
 void console_format_validation(Text *out, const ValidationMetrics *v, bool colour) {
     char value[32];
     snprintf(value, sizeof value, "%2lld", (long long)v->step);
@@ -110,6 +112,8 @@ void console_format_validation(Text *out, const ValidationMetrics *v, bool colou
                     colour ? RESET : "");
 }
 
+/* Each character of the bar takes one column and, as UTF-8, three bytes: hence it is counted apart from the
+ * figures. */
 static void add_bar(Text *out, double fraction, int columns, bool unicode) {
     int full = (int)(fraction * columns);
     for (int i = 0; i < columns; i++)
@@ -147,6 +151,7 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
     text_free(&figures);
 }
 
+/* Frees the line. The rank is named where several ranks write to one terminal. */
 static void print_line(Text *line, int rank) {
     if (rank < 0)
         log_info("%s", line->data);
@@ -179,4 +184,5 @@ void console_status(const StepMetrics *m, bool at_once) {
     text_free(&line);
 }
 
+/* An empty status line is none: the next message stands where it was. */
 void console_clear(void) { log_status("%s", ""); }

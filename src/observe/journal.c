@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "base/json.h"
 
+/* `sync`: on the disk before the run goes on (J2). */
 typedef struct EventKind {
     const char *name;
     bool sync;
@@ -36,6 +37,8 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
 
 const char *journal_event_name(JournalEvent event) { return kinds[event].name; }
 
+/* A last line that a crash has torn is ended first (file_open_lines), so that it does not swallow the next
+ * one. */
 ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
     j->path = path_join(run_dir, JOURNAL_FILE);
     ErrorCode code = file_open_lines(j->path, &j->fd, err);
@@ -79,13 +82,15 @@ void journal_close(Journal *j) {
 
 /* ---- reading ---- */
 
+/* "" where the line has no such member, so that readers need not ask for NULL. The caller frees it. */
 static char *copy_string(const cJSON *object, const char *key) {
     const char *value = "";
     if (json_get_string(object, JOURNAL_FILE, key, false, &value, NULL) != OK) value = "";
     return mem_strdup(value);
 }
 
-/* All numbers of the object but its step, in the order of the line; ends with one without a name. */
+/* All numbers of the object but its step, in the order of the line; ends with one without a name. By being
+ * numbers, not by a list of names: a fact that a later version adds is shown by this one. */
 static JournalFact *copy_facts(const cJSON *object) {
     int size = cJSON_GetArraySize(object), count = 0;
     JournalFact *facts = mem_alloc_array((size_t)size + 1, sizeof *facts);
@@ -97,7 +102,8 @@ static JournalFact *copy_facts(const cJSON *object) {
     return facts;
 }
 
-/* A line of a later version with members that are not known here is a good line. */
+/* A line of a later version with members that are not known here is a good line. An entry has an event at
+ * least; *e is not touched when it is none. Its strings and facts are the table's. */
 static bool read_entry(JournalEntry *e, const char *line, size_t length) {
     cJSON *root = NULL;
     int64_t step = 0;
@@ -119,6 +125,7 @@ static size_t count_lines(const char *data, size_t length) {
     return lines;
 }
 
+/* Room for as many entries as lines is taken at once: lines that are none leave some of it unused. */
 void journal_table_parse(JournalTable *t, const char *at, size_t length) {
     const char *end = length ? at + length : at;
     *t = (JournalTable){.entries = mem_alloc_array(count_lines(at, length), sizeof *t->entries)};
@@ -130,6 +137,7 @@ void journal_table_parse(JournalTable *t, const char *at, size_t length) {
     }
 }
 
+/* Everything is copied, so the map goes at once. The table may be freed after a failure too. */
 ErrorCode journal_table_read(JournalTable *t, const char *path, Error *err) {
     *t = (JournalTable){0};
     FileMap map;

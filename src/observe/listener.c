@@ -4,7 +4,16 @@
  *      not at all.
  *  L2. The child has no descriptor of ours but its stdin and its log: it keeps neither the run's lock nor a
  *      terminal or launcher that waits for the end of our output.
- *  L3. A child is reaped exactly once, and after `child` is 0 its number is not used again. */
+ *  L3. A child is reaped exactly once, and after `child` is 0 its number is not used again.
+ *
+ *     run                                    the program
+ *     listener_open   --spawn-->             starts; stdin is the pipe, stdout and stderr the log
+ *     listener_send   --a line a write-->    reads as it likes; what does not fit is left out and counted
+ *     listener_close  --end of file-->       has `seconds` to finish
+ *                     --SIGTERM-->           GRACE seconds more, its whole group
+ *                     --SIGKILL-->           gone, and reaped
+ *
+ * A write to a program that has ended is EPIPE and no signal: the run ignores SIGPIPE before it opens one. */
 #include "observe/listener.h"
 
 #include <errno.h>
@@ -23,13 +32,16 @@
 #include "base/file.h"
 #include "base/log.h"
 
+/* ROOM is as much as Linux lets any process ask for unless it is told otherwise; GLANCE is short against the
+ * seconds one waits, and long against the cost of a look. */
 #define ROOM (1 << 20)  /* of the pipe, where the system gives so much: some thousand records */
 #define GRACE 1.0       /* seconds between SIGTERM and SIGKILL */
 #define GLANCE 20000000 /* nanoseconds between looks at a child that is to end */
 
 /* ---- starting ---- */
 
-/* Every signal as a fresh process has it, none blocked; a group of its own. */
+/* Every signal as a fresh process has it, none blocked; a group of its own. An ignored signal would stay
+ * ignored in the child (SIGPIPE is), and so would a blocked one stay blocked. */
 static void set_attributes(posix_spawnattr_t *a) {
     sigset_t all, none;
     sigfillset(&all);
@@ -40,7 +52,8 @@ static void set_attributes(posix_spawnattr_t *a) {
     posix_spawnattr_setflags(a, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
 }
 
-/* Our environment and one variable more; the array is the caller's, its strings are not. */
+/* Our environment and one variable more; the array is the caller's, its strings are not. One that is there
+ * already is replaced: of two with one name, programs take either. */
 static char **environment_with(char *variable) {
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
@@ -52,6 +65,9 @@ static char **environment_with(char *variable) {
     return all;
 }
 
+/* Returns 0 or an errno, as posix_spawn does. By posix_spawnp and not by fork: a fork of a process of many
+ * GiB, with threads and MPI in it, would copy its page tables and may not be safe. dup2 clears close-on-exec
+ * on the copies; everything above stderr is closed in the child, whoever opened it. */
 static int spawn(Listener *l, char **argv, char **environment, int input, int log) {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -84,6 +100,9 @@ static bool make_pipe(int ends[2]) {
     return false;
 }
 
+/* Returns 0 or an errno. The reading end is closed here once the child has its own: else a program that has
+ * ended would never show as EPIPE. Non-blocking is a matter of the open file, and each end of a pipe is one
+ * of its own, so the child's reads block as it expects. */
 static int start(Listener *l, const char *run_dir, char **argv, int log) {
     int ends[2];
     if (!make_pipe(ends)) return errno;
@@ -106,6 +125,8 @@ static int start(Listener *l, const char *run_dir, char **argv, int log) {
     return 0;
 }
 
+/* The log is opened first: without it the program is not started. Our descriptor of it is closed once the
+ * child has its own. `words` have no NULL at their end, which an argv needs. */
 void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *said) {
     char **argv = mem_alloc_array(count + 1, sizeof *argv), name[80],
          *path = path_join(run_dir, LISTENER_LOG);
@@ -129,7 +150,8 @@ void listener_open(Listener *l, const char *run_dir, size_t count, char *const *
 
 /* ---- feeding ---- */
 
-/* True once it has ended, and is reaped. */
+/* True once it has ended, and is reaped. WNOHANG: never a wait. The number is given up at once (L3), since
+ * the system may give it to another process. */
 static bool has_ended(Listener *l, int *status) {
     pid_t pid;
     RETRY(pid, waitpid(l->child, status, WNOHANG));
@@ -145,6 +167,7 @@ static void add_end(int status, Text *said) {
         text_printf(said, "ended with status %d", WEXITSTATUS(status));
 }
 
+/* The end of the file, for the program; without a pipe nothing happens. */
 static void close_pipe(Listener *l) {
     if (l->fd >= 0) close(l->fd);
     l->fd = -1;
@@ -163,6 +186,8 @@ static void lost(Listener *l, Text *said) {
                 (long long)l->taken, LISTENER_LOG);
 }
 
+/* A short write cannot be: up to PIPE_BUF bytes go whole or not at all (L1). Any failure but EPIPE counts as
+ * a record that did not fit: the next one may. */
 void listener_send(Listener *l, const char *line, size_t length, Text *said) {
     ssize_t written;
     if (l->fd < 0) return;
@@ -200,7 +225,8 @@ static bool ends_within(Listener *l, double seconds, int *status) {
     return true;
 }
 
-/* Its whole group: what a script has started goes with it. */
+/* Its whole group: what a script has started goes with it. SIGKILL cannot be refused, so the last wait has an
+ * end. */
 static void put_down(Listener *l, int *status) {
     kill(-l->child, SIGTERM);
     if (ends_within(l, GRACE, status)) return;
@@ -210,6 +236,8 @@ static void put_down(Listener *l, int *status) {
     l->child = 0;
 }
 
+/* Silent when a program ended well, or had been said to have gone before (`listening` false). Otherwise it
+ * goes on with the sentence that stands in `said`, if there is one: all is told at once. */
 static void add_ending(Listener *l, bool listening, double seconds, Text *said) {
     int status = 0;
     bool ended = ends_within(l, seconds, &status);
@@ -227,6 +255,7 @@ static void add_ending(Listener *l, bool listening, double seconds, Text *said) 
     }
 }
 
+/* The pipe first: most programs end when their input does, and only what stays is waited for. */
 void listener_close(Listener *l, double seconds, Text *said) {
     if (!l->name) return;
     bool listening = l->fd >= 0;

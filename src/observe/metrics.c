@@ -18,6 +18,9 @@
 
 /* A record's members, once: writing and reading walk the same table. */
 typedef enum FieldType { FIELD_INT, FIELD_DOUBLE, FIELD_BOOL } FieldType;
+/* `curve` says which members two runs are compared by (metrics_compare). Times, rates and memory are others
+ * each time, and deviations and spikes follow from losses and norms: none of them is a difference of its
+ * own. */
 typedef struct Field {
     const char *key;
     FieldType type;
@@ -63,6 +66,7 @@ static const Field step_fields[] = {
     {NULL, FIELD_INT, 0, false},
 };
 
+/* The same for validations; both tables end with an entry without a key. */
 #define VALIDATION_FIELD(name, type) \
     { #name, type, offsetof(ValidationMetrics, name), false }
 #define VALIDATION_CURVE(name, type) \
@@ -80,6 +84,7 @@ static const Field validation_fields[] = {
     {NULL, FIELD_INT, 0, false},
 };
 
+/* The first member of a record, by which a reader knows what follows. */
 #define KIND_STEP "train"
 #define KIND_VALIDATION "validation"
 
@@ -113,8 +118,9 @@ static void write_record(Text *out, const char *kind, const Field *fields, const
     text_add(out, "\n", 1);
 }
 
-/* A missing number reads as NaN (or 0), so that files of older versions stay readable. A number of the
- * wrong kind makes the line a bad one. */
+/* A missing number reads as NaN (or 0), so that files of older versions stay readable. A number of the wrong
+ * kind makes the line a bad one. Whole numbers up to 2^53, as a reader of JSON may hold all numbers as
+ * doubles. Keys that are not in the table are passed over: a later version may have written them. */
 static bool read_record(const cJSON *object, const Field *fields, void *record) {
     for (const Field *f = fields; f->key; f++) {
         char *at = (char *)record + f->offset;
@@ -293,8 +299,8 @@ void metrics_log_close(MetricsLog *log) {
     *log = (MetricsLog){.fd = -1};
 }
 
-/* Room for one more item; grows by doubling. Full is at 0 and at powers of two, so no capacity is kept
- * beside the count. */
+/* Room for one more item; grows by doubling. Full is at 0 and at powers of two, so no capacity is kept beside
+ * the count. May move the items; the caller stores what it returns. */
 static void *grow(void *items, size_t count, size_t each) {
     bool full = (count & (count - 1)) == 0;
     size_t bytes;
@@ -303,6 +309,7 @@ static void *grow(void *items, size_t count, size_t each) {
     return mem_grow(items, bytes);
 }
 
+/* *out is worth nothing after false. */
 bool metrics_parse(const char *line, size_t length, MetricsRecord *out) {
     cJSON *record = parse_line(line, length, &out->is_step);
     if (!record) return false;
@@ -350,6 +357,7 @@ void metrics_table_free(MetricsTable *t) {
 
 /* ---- comparing ---- */
 
+/* Copied as both types, as each is eight bytes, and one of them taken. Bools are one byte, hence first. */
 static double number_of(const Field *f, const void *record) {
     const char *at = (const char *)record + f->offset;
     int64_t whole;
@@ -360,7 +368,9 @@ static double number_of(const Field *f, const void *record) {
     return f->type == FIELD_INT ? (double)whole : value;
 }
 
-/* By bits, but for one not-a-number, which is like another: a file keeps no more of it. */
+/* By bits, but for one not-a-number, which is like another: a file keeps no more of it. out: the two values
+ * of the field that is returned; NULL when all curves agree. In the order of the table, so the loss is named
+ * before the norm that follows from it. */
 static const Field *first_other(const Field *fields, const void *a, const void *b, double out[2]) {
     for (const Field *f = fields; f->key; f++) {
         out[0] = number_of(f, a);
@@ -371,6 +381,8 @@ static const Field *first_other(const Field *fields, const void *a, const void *
     return NULL;
 }
 
+/* The records of one kind as bytes of `size` each, so that steps and validations are compared by one
+ * function. */
 typedef struct Records {
     const char *kind;
     const Field *fields;
@@ -394,7 +406,9 @@ static int64_t step_of(const Records *r, size_t i) {
 _Static_assert(offsetof(StepMetrics, step) == 0 && offsetof(ValidationMetrics, step) == 0,
                "step comes first");
 
-/* How many steps before `end` both have records of, up to the first that differs, which is not counted. */
+/* How many steps before `end` both have records of, up to the first that differs, which is not counted. Both
+ * ascend by steps, so one walk over both is enough. A step of which only one run has a record is passed over.
+ * d->figure is NULL when nothing differs before `end`. */
 static size_t compare_records(const Records *a, const Records *b, int64_t end, MetricsDifference *d) {
     size_t i = 0, j = 0, same = 0;
     *d = (MetricsDifference){0};
@@ -418,6 +432,8 @@ static size_t compare_records(const Records *a, const Records *b, int64_t end, M
     return same;
 }
 
+/* Steps and validations are walked apart; the earlier difference is the first one, and of the same step that
+ * of the training. Then both are counted again up to there. */
 void metrics_compare(const MetricsTable *a, const MetricsTable *b, MetricsComparison *out) {
     Records steps[2] = {records_of(a, true), records_of(b, true)},
             validations[2] = {records_of(a, false), records_of(b, false)};

@@ -82,6 +82,7 @@ static void write_config(Text *out, const ReportRun *run) {
 
 /* ---- several runs ---- */
 
+/* The names as the title, and below each directory in the colour of its run: names alone may be the same. */
 static void write_names(Text *out, const Runs *r) {
     text_puts(out, "<header><div class=\"head\"><h1>");
     for (size_t i = 0; i < r->count; i++) {
@@ -97,6 +98,8 @@ static void write_names(Text *out, const Runs *r) {
     text_puts(out, "</header>\n");
 }
 
+/* A column a run, headed by its colour and name, and one more for `last`, which may be empty. The scrolled
+ * box can be reached by the keyboard (tabindex), since its content may be wider than the page. */
 static void begin_table(Text *out, const Runs *r, const char *title, const char *last) {
     text_printf(out, "<h2>%s</h2>\n<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th></th>", title);
     for (size_t i = 0; i < r->count; i++) {
@@ -107,6 +110,7 @@ static void begin_table(Text *out, const Runs *r, const char *title, const char 
     text_printf(out, "%s</tr></thead><tbody>\n", last);
 }
 
+/* A dash where a run does not say a thing, or has no such figure. */
 static void write_cell(Text *out, const char *value) {
     text_puts(out, "<td class=\"n\">");
     html_puts(out, value && *value ? value : "–");
@@ -125,6 +129,7 @@ static void write_figures(Text *out, const Runs *r) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
+/* All rows, unlike in the terminal: here they can be scrolled. What no bit depends on says so itself. */
 static void write_rows(Text *out, const Runs *r) {
     begin_table(out, r, "What differs", "<th>What it does</th>");
     for (size_t i = 0; i < r->row_count; i++) {
@@ -142,6 +147,7 @@ static void write_rows(Text *out, const Runs *r) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
+/* The sentences of compare_text.c, in HTML: both say the same of the same run. */
 static void write_split(Text *out, const Runs *r, size_t i) {
     const RunsSplit *s = &r->splits[i];
     const MetricsComparison *m = &s->metrics;
@@ -163,6 +169,7 @@ static void write_split(Text *out, const Runs *r, size_t i) {
     text_puts(out, "</p>\n");
 }
 
+/* Where they part comes first: it is the question; figures and settings are the answer's parts. */
 static void write_comparison(Text *out, const Runs *r) {
     text_puts(out, "<h2>Where they part</h2>\n");
     for (size_t i = 1; i < r->count; i++) write_split(out, r, i);
@@ -206,6 +213,7 @@ static void write_foot(Text *out, const Runs *r) {
     text_puts(out, ".</footer>\n</main>\n");
 }
 
+/* From what one looks for first to what is looked up: a report is read from the top and seldom to the end. */
 static void write_one(Text *out, const Runs *r) {
     const ReportRun *run = &r->runs[0];
     report_write_header(out, run);
@@ -221,6 +229,8 @@ static void write_several(Text *out, const Runs *r) {
     write_comparison(out, r);
 }
 
+/* Data and script stand behind everything else: the page is whole before the first line of script is read,
+ * and stays so if that fails. */
 void report_write_runs(Text *html, const Runs *runs) {
     write_head(html, runs);
     if (runs->count == 1)

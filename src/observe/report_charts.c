@@ -1,5 +1,14 @@
 /* Curves of one run, or of several over each other: a chart has a series, or two, of each. The numbers behind
- * the read-out are thinned out: its size does not grow with the run. */
+ * the read-out are thinned out: its size does not grow with the run.
+ *
+ * A page's charts, in this order; `id` is what style and script know a chart by:
+ *
+ *     loss      whole width; training and validation, linear or logarithmic
+ *     norm      gradient norm before clipping, linear or logarithmic
+ *     lr        learning rate                  rate    tokens per second
+ *     memory    GiB; resident and peak, of several runs the peak alone
+ *
+ * All share one range of steps, that of the longest run, so that a place on one is the same place on all. */
 #include "observe/report_charts.h"
 
 #include <math.h>
@@ -10,9 +19,11 @@
 #include "observe/chart.h"
 
 #define GIB (1024.0 * 1024 * 1024)
+/* The smaller charts are 458 pixels wide inside their margins: a pointer tells few more places apart. */
 #define READOUT_BUCKETS 400
 
-/* One column of the metrics as an array; NaN where a step was not logged with it. */
+/* One column of the metrics as an array; NaN where a step was not logged with it. Each array is of its own
+ * and owned; free_columns frees them all. */
 typedef struct Columns {
     size_t count, validations;
     double *step, *loss, *grad_norm, *lr, *rate, *resident, *peak, *validation_step, *validation_loss;
@@ -21,7 +32,8 @@ typedef struct Columns {
 /* At least one element, since a run may have logged nothing yet. */
 static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
 
-/* As doubles throughout, so that one function draws any of them. */
+/* As doubles throughout, so that one function draws any of them. Memory is drawn in GiB, all else in the
+ * units of the records. */
 static Columns make_columns(const MetricsTable *t) {
     size_t n = t->step_count, v = t->validation_count;
     Columns c = {n,
@@ -62,7 +74,8 @@ static void free_columns(Columns *c) {
 /* ---- charts ---- */
 
 /* The labels are the marks' own: free_marks frees them. Skipped steps and spikes, in the order of steps;
- * `marks` has room for one a step. */
+ * `marks` has room for one a step. A skipped step is one that was not finite, which says more than that it
+ * also was a spike. */
 static size_t make_marks(const MetricsTable *t, ChartMark *marks) {
     size_t n = 0;
     for (size_t i = 0; i < t->step_count; i++) {
@@ -98,9 +111,12 @@ typedef struct Page {
     Chart base; /* what all charts have in common */
 } Page;
 
+/* Classes of the style sheet, in the order of the runs: a run has one colour on the whole page. */
 static const char *const styles[RUNS_MAX] = {"s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"};
 
-/* A chart with a curve a run; of one run alone it goes by what it shows. */
+/* A chart with a curve a run; of one run alone it goes by what it shows. `column` is the offset in Columns of
+ * the array to draw, so that one function serves all charts with a curve a run. The chart is taken by value:
+ * each caller goes on with its own. */
 static void write_chart(Text *out, const Page *p, Chart chart, const char *name, size_t column, bool smooth) {
     ChartSeries series[RUNS_MAX];
     size_t n = p->runs->count;
@@ -119,7 +135,9 @@ static void write_chart(Text *out, const Page *p, Chart chart, const char *name,
     chart_write(out, &chart);
 }
 
-/* Of one run validation has a colour of its own; of several it has that of its run, and dots. */
+/* Of one run validation has a colour of its own; of several it has that of its run, and dots. All training
+ * curves come before all validations, so that dots lie above lines. Validations of several runs have no name:
+ * the key would name each run twice. */
 static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     ChartSeries series[2 * RUNS_MAX];
     size_t n = p->runs->count, count = 0;
@@ -152,6 +170,8 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     chart_write(out, &chart);
 }
 
+/* Marks on these two only, where the events show; with several runs they would be a thicket whose ticks
+ * belong to nobody. The norm starts on the logarithmic axis if any of the runs wants it, as they share it. */
 static void write_step_charts(Text *out, const Page *p) {
     const MetricsTable *t = &p->runs->runs[0].metrics;
     ChartMark *marks = mem_alloc_array(t->step_count + 1, sizeof *marks);
@@ -204,11 +224,13 @@ static void write_other_charts(Text *out, const Page *p) {
     write_memory_chart(out, p, chart);
 }
 
+/* A validation may come after the last logged step, and must not stand outside the box. */
 static double last_step(const Columns *c) {
     double last = c->count ? c->step[c->count - 1] : 1;
     return c->validations ? fmax(last, c->validation_step[c->validations - 1]) : last;
 }
 
+/* `x_high` must be known before the first chart is written, hence columns of all runs first. */
 void report_write_charts(Text *out, const Runs *runs) {
     Page p = {.runs = runs, .base = {.width = 530, .height = 250}};
     for (size_t i = 0; i < runs->count; i++) {
@@ -225,7 +247,8 @@ void report_write_charts(Text *out, const Runs *runs) {
 /* ---- data for the read-out ---- */
 
 /* Marks the rows worth reading: of each bucket of rows the first, and the extremes of loss and norm. More
- * than four hundred places nobody tells apart by a pointer; steps that were not finite are all kept. */
+ * than four hundred places nobody tells apart by a pointer; steps that were not finite are all kept. The last
+ * row is kept too: a reader goes to the end first. */
 static void choose_rows(const Columns *c, bool *keep) {
     size_t size = c->count / READOUT_BUCKETS + 1;
     for (size_t from = 0; from < c->count; from += size) {
@@ -249,7 +272,8 @@ static double rounded(double value) {
     return strtod(digits, NULL);
 }
 
-/* Only rows that are kept: the script finds the one nearest to the pointer. */
+/* Only rows that are kept: the script finds the one nearest to the pointer. `keep` NULL: all of them, as with
+ * validations, which are few. What is not finite becomes null, which the script reads out as "not finite". */
 static void write_array(JsonWriter *w, const char *key, const double *values, size_t count,
                         const bool *keep) {
     json_key(w, key);
@@ -279,6 +303,7 @@ static void write_run_data(JsonWriter *w, const Columns *c) {
     free(keep);
 }
 
+/* Numbers and fixed keys alone, so nothing in it can end the <script> element that it stands in. */
 void report_write_data(Text *out, const Runs *runs) {
     JsonWriter w;
     text_puts(out, "<script type=\"application/json\" id=\"data\">");

@@ -2,7 +2,16 @@
  *
  * Everything is taken from the files of the run (metrics, journal, resolved configuration), nothing from
  * the machine that writes the report: it may be another, years later. A figure that is not known is left
- * out. */
+ * out.
+ *
+ * What is taken from where:
+ *
+ *     name, state        the directory's own name; the last event of the journal
+ *     settings           config.yaml, by bare names of keys
+ *     losses             the last logged step; the newest and the best validation
+ *     steps, tokens      the last logged step; parameters from the journal
+ *     speed, memory      medians and the peak over all logged steps
+ *     time               means times numbers of steps, summed */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +76,7 @@ static void write_settings(Text *out, const ReportRun *run) {
     text_puts(out, written ? "</p>\n" : "<p class=\"sub\"></p>\n");
 }
 
+/* `note` is small print below the value, NULL for none. All three are escaped: some come from files. */
 static void write_fact(Text *out, const char *name, const char *value, const char *note) {
     text_puts(out, "<div><dt>");
     html_puts(out, name);
@@ -159,8 +169,9 @@ static void write_loss_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Best validation", isfinite(best->loss) ? value : "not finite", note);
 }
 
-/* Medians, since the first steps and those beside a save are slower than the rest. Spikes are counted
- * where they were flagged, skipped steps as the run itself counted them. */
+/* Medians, since the first steps and those beside a save are slower than the rest. Spikes are counted where
+ * they were flagged, skipped steps as the run itself counted them. A step that was skipped for not being
+ * finite is no spike as well: it would be counted twice. */
 static void write_speed_facts(Text *out, const MetricsTable *t) {
     char value[64], number[32], note[64];
     double rate = report_median(t, offsetof(StepMetrics, tokens_per_second)),
@@ -181,7 +192,7 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
 }
 
 /* Time in steps, whatever lay between two starts of the run. A logged step stands for those since the one
- * before it, by the mean that it holds. */
+ * before it, by the mean that it holds. Saves and validations lie between steps and are not in it. */
 static void write_time_fact(Text *out, const MetricsTable *t) {
     double seconds = 0;
     int64_t before = 0;
@@ -194,6 +205,7 @@ static void write_time_fact(Text *out, const MetricsTable *t) {
     if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "in steps alone");
 }
 
+/* Facts need a logged step at least: of a run that has none, name, state and settings are all there is. */
 void report_write_header(Text *out, const ReportRun *run) {
     text_puts(out, "<header><div class=\"head\"><h1>");
     html_puts(out, run->name);

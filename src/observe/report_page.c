@@ -2,8 +2,20 @@
  *
  * Both are text as it goes into the page, packed by hand since every report carries them: no tool stands
  * between this file and the browser. The style knows light and dark from the system; the script reads the
- * JSON of write_data (report.c) and the box of each drawing (chart.c), and writes to <output> by
- * textContent alone, never as HTML. */
+ * JSON of report_write_data (report_charts.c) and the box of each drawing (chart.c), and writes to <output>
+ * by textContent alone, never as HTML.
+ *
+ * What the script finds in the page, and nothing else of it:
+ *
+ *     #data                       JSON, an object a run: arrays step, loss, norm, lr, rate, resident, peak of
+ *                                 the kept rows, vstep and vloss of the validations
+ *     svg.plot, data-chart        a drawing, and the id of its chart: which arrays it reads out
+ *     data-box, data-x            pixels of the plot's box, values of x at its edges
+ *     .hair, output               where it draws the line and writes the words
+ *     #loss .key                  names of the runs, of several
+ *
+ * It is plain JavaScript without a loop that waits, a timer or a request: what the security policy forbids
+ * (report.c) it does not try. */
 #include "observe/report.h"
 
 /* Colours are those of Okabe and Ito, apart under the common kinds of colour blindness; marks also differ by

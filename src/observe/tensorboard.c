@@ -9,7 +9,13 @@
  *
  * A record, as bytes:
  *
- *     u64 length | u32 masked CRC-32C of the length | data | u32 masked CRC-32C of the data */
+ *     u64 length | u32 masked CRC-32C of the length | data | u32 masked CRC-32C of the data
+ *
+ * What one scalar becomes, as fields of the messages (numbers are those of the .proto files):
+ *
+ *     Event    1 wall_time (double) | 2 step (varint) | 5 summary (bytes):
+ *     Summary      1 value (bytes), once for each scalar:
+ *     Value            1 tag (bytes) | 2 simple_value (float) */
 #include "observe/tensorboard.h"
 
 #include <errno.h>
@@ -26,6 +32,8 @@
 #define FLUSH_SECONDS 5.0
 #define GIB (1024.0 * 1024 * 1024)
 
+/* The three buffers grow to what the largest event takes and are used again: a logged step allocates nothing
+ * more. */
 struct TensorBoard {
     FILE *file;
     char *path;
@@ -60,6 +68,7 @@ static void put_int(Text *t, unsigned number, int64_t value) {
     put_varint(t, (uint64_t)value);
 }
 
+/* By its bits, through an integer: so bytes come out little-endian on any machine. */
 static void put_double(Text *t, unsigned number, double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -100,6 +109,7 @@ enum {
     EVENT_SESSION_LOG = 7
 };
 
+/* A step of 0 is left out, as protocol buffers leave out what is the default. */
 static void begin_event(TensorBoard *tb, int64_t step) {
     text_clear(&tb->event);
     put_double(&tb->event, EVENT_WALL_TIME, clock_wall());
@@ -161,6 +171,7 @@ static ErrorCode write_preamble(TensorBoard *tb, int64_t resumed, Error *err) {
     return tensorboard_flush(tb, err);
 }
 
+/* *out is NULL after a failure; what was made on the disk stays. */
 ErrorCode tensorboard_open(TensorBoard **out, const char *run_dir, int64_t resumed, Error *err) {
     *out = NULL;
     char *dir = path_join(run_dir, "tensorboard");
@@ -197,6 +208,7 @@ ErrorCode tensorboard_discard(const char *run_dir, Error *err) {
 
 const char *tensorboard_path(const TensorBoard *tb) { return tb->path; }
 
+/* fclose writes what is still buffered, so it may fail; the memory is freed all the same. */
 ErrorCode tensorboard_close(TensorBoard *tb, Error *err) {
     if (!tb) return OK;
     ErrorCode code = OK;
@@ -226,6 +238,8 @@ typedef struct Scalar {
     double value;
 } Scalar;
 
+/* One event for all scalars of a step, so that they share a time. If none of them is finite it is an event
+ * with an empty summary, which readers pass over. */
 static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const Scalar *scalars, size_t count,
                                Error *err) {
     text_clear(&tb->part);
@@ -237,6 +251,8 @@ static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const Scalar *scal
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
+/* Tags with the same word before the slash share a section of the page. Percent and GiB, since the page shows
+ * numbers without units. */
 ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
     const Scalar scalars[] = {
         {"train/loss", m->loss},

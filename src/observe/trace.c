@@ -31,6 +31,7 @@ typedef struct Trace {
     int64_t flows;
 } Trace;
 
+/* Rounding keeps the order of times: of a <= b come round(a) <= round(b), so slices that nest still nest. */
 static double nanoseconds(double seconds) { return round(seconds * 1e9); }
 
 /* The members that all events have; the caller ends the object. A line an event, so that a trace can be
@@ -62,6 +63,7 @@ static void name_row(Trace *tr, const char *what, int rank, int track, const cha
     json_end_object(&tr->w);
 }
 
+/* Else it is for the viewer to choose an order: by name, "rank 10" comes before "rank 2". */
 static void order_row(Trace *tr, int rank) {
     begin_event(tr, "M", rank, 0, "process_sort_index");
     json_key(&tr->w, "args");
@@ -84,7 +86,8 @@ static void name_rank(Trace *tr, int rank) {
 
 /* ---- planned ---- */
 
-/* "3F7": stage, kind of pass, microbatch. The simulator counts in milliseconds. */
+/* "3F7": stage, kind of pass, microbatch. The simulator counts in milliseconds. A row of the plan is a place
+ * of the pipeline; the rank is found as the mesh numbers it, pipeline outermost. */
 static void write_planned_span(Trace *tr, const TimedStep *step, int pipeline, const Span *s) {
     static const char letters[SPAN_UPDATE + 1] = "FBIW";
     char name[48] = "optimizer";
@@ -198,7 +201,8 @@ static Place *find_places(const Timing *t, const TimedStep *step, int pipeline, 
     return places;
 }
 
-/* Both ends carry one id; the format joins them. */
+/* Both ends carry one id; the format joins them. Ids are counted over the whole file: the format would join
+ * arrows of different steps otherwise. */
 static void write_arrow_end(Trace *tr, const char *phase, int rank, bool forward, double time) {
     begin_event(tr, phase, rank, TRACK_MEASURED, forward ? "activations" : "gradients");
     json_put_string(&tr->w, "cat", "message");
@@ -227,6 +231,7 @@ static void write_arrows_of(Trace *tr, const TimedStep *step, int rank, const Pl
     }
 }
 
+/* Messages never leave their pipeline, so each is looked up among the passes of its own alone. */
 static void write_arrows(Trace *tr, const TimedStep *step) {
     for (int p = 0; p < timing_pipelines(tr->t); p++) {
         size_t count;
@@ -267,6 +272,7 @@ static void write_facts(Trace *tr) {
     json_end_object(w);
 }
 
+/* Names first, then step by step: a viewer takes events in any order, a person reads them in this one. */
 void trace_format(const Timing *t, const Prediction *p, Text *out) {
     Trace tr = {.t = t, .p = p};
     json_start(&tr.w, out, 0);

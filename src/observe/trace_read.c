@@ -4,7 +4,13 @@
  * Only measured slices are read; planned ones, waits and arrows follow from them. A trace may have been
  * edited or made by something else, so everything that Timing promises (plan/timing.h) is checked: steps
  * ascend, each rank has something in each step, actions of a rank are in order of time and inside their
- * step. */
+ * step.
+ *
+ * In three passes, each of which bounds the next:
+ *
+ *     otherData       ranks, pipeline, stages, steps        no more than there are events
+ *     traceEvents     measured slices, read and counted     by rank and step, which are known now
+ *     hand_out        each rank's actions of each step      memory by those counts, order checked */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +33,7 @@ typedef struct Reader {
     int *counts; /* [steps, ranks] */
 } Reader;
 
+/* An action with where it belongs, until all are counted. */
 typedef struct ReadAction {
     int step, rank;
     TimedAction action;
@@ -107,6 +114,7 @@ static ErrorCode read_kind(Reader *r, const cJSON *args, ActionKind *out) {
                      error_escape(shown, sizeof shown, name, strlen(name)));
 }
 
+/* dur and waited are lengths: only ts has the beginning of the step in it. */
 static ErrorCode read_times(Reader *r, const cJSON *event, const cJSON *args, double began, TimedAction *a) {
     double ts = 0, length = 0, waited = 0;
     TRY(json_get_double(event, r->where, "ts", true, &ts, r->err));

@@ -5,7 +5,15 @@
  *  W2. Points have ascending steps: a record that does not go on from the last is passed over, and counted.
  *      That a file is not the one that was read shows in its inode, its size, and its first bytes, which hold
  *      a time.
- *  W3. What is read at a look, and what is kept, has a limit that no file of a run can raise. */
+ *  W3. What is read at a look, and what is kept, has a limit that no file of a run can raise.
+ *
+ * A look, and what a page is told:
+ *
+ *     metrics.jsonl  --from `offset`, at most LOOK bytes-->  whole lines --> points, validations, last
+ *     metrics-000NN.jsonl, journal.jsonl  --the last TAIL bytes, each time-->  ranks, state, events
+ *
+ * `version` is the page's proof that it has the beginning of what is here: whenever points are thinned or
+ * read anew it grows, and the page gets all of them instead of those behind its last step. */
 #include "observe/watch.h"
 
 #include <dirent.h>
@@ -23,10 +31,13 @@
 #include "base/json.h"
 #include "observe/journal.h"
 
+/* In bytes. LOOK is some thousand records; TAIL holds about WATCH_EVENTS entries of a journal, or the last
+ * records of a rank; DETAIL is what a line of the page can show of an event. */
 enum { LOOK = 4 << 20, TAIL = 64 << 10, DETAIL = 600 };
 
 /* ---- columns ---- */
 
+/* A member of a record that is drawn. `key` is its name in the JSON, which the script goes by. */
 typedef struct Column {
     const char *key;
     size_t offset;
@@ -47,6 +58,8 @@ static const Column columns[WATCH_COLUMNS] = {
 };
 enum { STEP = 0, LOSS = 1 };
 
+/* By memcpy: the offset says where a member is, not that it may be read as another type. Both are eight
+ * bytes, and only the one that is meant is used. */
 static double column_of(const Column *c, const StepMetrics *m) {
     const char *at = (const char *)m + c->offset;
     int64_t whole;
@@ -59,7 +72,7 @@ static double column_of(const Column *c, const StepMetrics *m) {
 /* ---- keeping ---- */
 
 /* Of four points the ones with the least and the greatest loss, in their order; one that is not finite is
- * greater than any. */
+ * greater than any. Of four that are equal the first and the last. */
 static size_t thin_four(const WatchPoint *from, WatchPoint *to) {
     size_t least = 0, most = 0;
     for (size_t i = 1; i < 4; i++) {
@@ -74,6 +87,9 @@ static size_t thin_four(const WatchPoint *from, WatchPoint *to) {
     return 2;
 }
 
+/* In place, since what is written never overtakes what is read. Every four become two, so a curve that is
+ * full has room for WATCH_POINTS / 2 more: a run of n steps is thinned about n / 2048 times, at 4096 points
+ * each. */
 static void thin(Watched *w) {
     size_t kept = 0;
     for (size_t i = 0; i + 4 <= w->count; i += 4) kept += thin_four(&w->points[i], &w->points[kept]);
@@ -82,6 +98,7 @@ static void thin(Watched *w) {
 }
 _Static_assert(WATCH_POINTS % 4 == 0, "points are thinned by fours");
 
+/* The memory stays; pages that know the old version are told everything again. */
 static void start_over(Watched *w) {
     w->offset = w->count = w->validation_count = w->bad_lines = 0;
     w->last = (StepMetrics){0};
@@ -108,6 +125,8 @@ static void keep_validation(Watched *w, const ValidationMetrics *v) {
     w->last_validation = *v;
 }
 
+/* Two validations may stand at one step, two records of steps may not. What is passed over is counted, and
+ * the page is told the count: a curve with holes should not look whole. */
 static void take_line(Watched *w, const char *line, size_t length) {
     MetricsRecord r;
     if (length == 0) return;
@@ -124,6 +143,7 @@ static void take_line(Watched *w, const char *line, size_t length) {
 
 /* ---- reading ---- */
 
+/* -1 where it is not there or not a plain file of the run: a link that somebody put there is not followed. */
 static int open_in(const char *dir, const char *name) {
     int fd;
     char *path = path_join(dir, name);
@@ -132,7 +152,8 @@ static int open_in(const char *dir, const char *name) {
     return fd;
 }
 
-/* Bytes of a file into fresh memory, fewer at its end. */
+/* Bytes of a file into fresh memory, fewer at its end. By pread: the file has no position that two looks
+ * could share. One byte more than is asked for, so that none is no special case. The caller frees it. */
 static char *read_at(int fd, uint64_t offset, size_t most, size_t *length) {
     char *data = mem_alloc(most + 1);
     ssize_t n;
@@ -143,6 +164,8 @@ static char *read_at(int fd, uint64_t offset, size_t most, size_t *length) {
     return data;
 }
 
+/* Up to the last newline; what comes behind it is read again with the next look (W1). A piece of LOOK bytes
+ * without any newline would be read for ever, so it is passed over as one bad line. */
 static void take_lines(Watched *w, const char *data, size_t length) {
     const char *at = data, *end = data + length, *newline;
     while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
@@ -156,7 +179,9 @@ static void take_lines(Watched *w, const char *data, size_t length) {
     w->offset += (uint64_t)(at - data);
 }
 
-/* The first bytes of what was read are what they were; they are kept when there are enough of them. */
+/* The first bytes of what was read are what they were; they are kept when there are enough of them. A file
+ * that was replaced by a longer one under the same inode has another first record. Less than WATCH_HEAD bytes
+ * are not judged: the next look has more. */
 static bool begins_as_before(Watched *w, int fd) {
     char now[WATCH_HEAD];
     ssize_t n;
@@ -168,6 +193,8 @@ static bool begins_as_before(Watched *w, int fd) {
     return memcmp(w->head, now, sizeof now) == 0;
 }
 
+/* One piece a look, so that the server answers while it works through a long file; `read` tells the page how
+ * far it has come. */
 static void look_at(Watched *w, int fd, const struct stat *now) {
     size_t length;
     if ((uint64_t)now->st_ino != w->file || (uint64_t)now->st_size < w->offset || !begins_as_before(w, fd))
@@ -180,6 +207,8 @@ static void look_at(Watched *w, int fd, const struct stat *now) {
     free(data);
 }
 
+/* A file that is gone is a run that begins anew; nothing here is an error, since the next look may find
+ * it. */
 void watch_look(Watched *w) {
     struct stat now;
     int fd = open_in(w->dir, METRICS_FILE);
@@ -192,6 +221,8 @@ void watch_look(Watched *w) {
     close(fd);
 }
 
+/* The memory for points is taken here, once. The version begins with the time in milliseconds, and grows by
+ * one at a time. */
 ErrorCode watch_open(Watched *w, const char *dir, Error *err) {
     *w = (Watched){0};
     if (!file_is_dir(dir))
@@ -219,7 +250,9 @@ void watch_close(Watched *w) {
 
 /* ---- the tails of other files ---- */
 
-/* The last whole lines of a file, TAIL bytes at most; NULL where there are none. The caller frees it. */
+/* The last whole lines of a file, TAIL bytes at most; NULL where there are none. The caller frees it. The
+ * first line is cut off where the tail does not begin the file: it may be half a line. memrchr finds the end
+ * of the last whole one (W1). *lines lies inside of what is returned. */
 static char *read_tail(const char *dir, const char *name, char **lines, size_t *length) {
     struct stat now;
     char *data = NULL;
@@ -237,7 +270,8 @@ static char *read_tail(const char *dir, const char *name, char **lines, size_t *
     return data;
 }
 
-/* The newest step of a rank's file. */
+/* The newest step of a rank's file. From the back, since the last line may be a validation, or one that
+ * cannot be read. */
 static bool last_step(const char *dir, const char *name, StepMetrics *out) {
     char *lines = NULL;
     size_t length;
@@ -264,6 +298,8 @@ static void put_number(JsonWriter *w, double value) {
     json_double(w, isfinite(value) ? strtod(digits, NULL) : value);
 }
 
+/* Column by column, an array each: a name stands there once and not with every point. Steps are written
+ * whole: the page asks for what comes behind the last one that it has, to the digit. */
 static void write_points(JsonWriter *w, const Watched *run, double after) {
     size_t from = 0;
     while (from < run->count && run->points[from].values[STEP] <= after) from++;
@@ -297,6 +333,7 @@ static void write_validations(JsonWriter *w, const Watched *run) {
     json_end_array(w);
 }
 
+/* `sent` is the sum over all axes of the mesh. */
 static void write_rank(JsonWriter *w, int rank, const StepMetrics *m) {
     json_begin_object(w);
     json_put_int(w, "rank", rank);
@@ -310,7 +347,8 @@ static void write_rank(JsonWriter *w, int rank, const StepMetrics *m) {
     json_end_object(w);
 }
 
-/* Rank 0, and those that keep a file of their own (metrics.all_ranks), up to the first that does not. */
+/* Rank 0, and those that keep a file of their own (metrics.all_ranks), up to the first that does not. At most
+ * WATCH_RANKS of them: each is a file that is opened at every look. */
 static void write_ranks(JsonWriter *w, const Watched *run) {
     json_key(w, "ranks");
     json_begin_array(w);
@@ -324,7 +362,8 @@ static void write_ranks(JsonWriter *w, const Watched *run) {
     json_end_array(w);
 }
 
-/* What an event says in words, or else in numbers. */
+/* What an event says in words, or else in numbers. Cut to DETAIL: an error may quote a file, and there are up
+ * to a hundred events in every answer. */
 static void write_event(JsonWriter *w, const JournalEntry *e) {
     char detail[DETAIL];
     Text facts = {0};
@@ -342,7 +381,8 @@ static void write_event(JsonWriter *w, const JournalEntry *e) {
 }
 
 /* The newest events first, and what the run said of itself when it began: that is told as long as it stands
- * among the newest. */
+ * among the newest. Read anew each time and kept nowhere: it is a tail of a file that changes seldom. The
+ * newest event is the state of the run; what of it means running is for the page to say. */
 static void write_journal(JsonWriter *w, const Watched *run) {
     static const char *const facts[][2] = {
         {"parameters", "parameters"}, {"ranks", "rank_count"}, {"threads", "threads"}};
@@ -362,6 +402,8 @@ static void write_journal(JsonWriter *w, const Watched *run) {
     free(data);
 }
 
+/* Figures in full digits: they are shown as numbers, not drawn. Of a run without a record all is 0, but for
+ * the losses, which would be read as zero losses and are null. */
 static void write_last(JsonWriter *w, const Watched *run) {
     const StepMetrics *m = &run->last;
     const ValidationMetrics *v = &run->last_validation;
@@ -385,6 +427,7 @@ static void write_last(JsonWriter *w, const Watched *run) {
     json_end_object(w);
 }
 
+/* `all` says that the points replace those that the page has. A page that names no version (-1) has none. */
 void watch_write(const Watched *run, int64_t version, int64_t after, long pid, Text *out) {
     JsonWriter w;
     bool goes_on = version == run->version;
