@@ -1,11 +1,16 @@
 /* The lines that a run says of itself before its first step, and `weft plan` without ranks: model, step,
  * device, layout, optimizer, then memory. They are the same lines in both, so that a plan can be held beside
- * a log. */
+ * a log.
+ *
+ * Nothing here decides anything: what a line says was settled by the layout and the rank's plan, which a run
+ * and `weft plan` build in the same way. */
 #include "plan/describe.h"
 
 #include "base/memory.h"
 #include "base/text.h"
 
+/* FLOPs are those of the model as it is trained, forward and backward, without recomputation. Tokens are
+ * those of the whole step, over all data-parallel ranks; microbatches are counted on each of them. */
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
     const ModelConfig *m = &c->model.shape;
     char parameters[32], tokens[32];
@@ -31,7 +36,8 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
 }
 
 /* Of one rank, the one that speaks. Whether it will fit is said against the machine's memory, where other
- * ranks may be too: it is a hint, and allocation itself the test. */
+ * ranks may be too: it is a hint, and allocation itself the test. Above 95% it is said that it will not fit:
+ * the program itself, the libraries and the system need the rest. */
 void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
     char total[32];
     MemoryUse machine = memory_use();

@@ -119,6 +119,7 @@ const char *forecast_unit(const Forecast *f) { return f->speed.tflops > 0 ? "s" 
 
 enum { COLUMNS = 7 };
 
+/* Writes all COLUMNS figures of a place: rows are compared by their bytes, so none may be left as it was. */
 typedef void Fill(const Forecast *f, int place, double *value);
 
 typedef struct Row {
@@ -126,7 +127,8 @@ typedef struct Row {
     double value[COLUMNS];
 } Row;
 
-/* Blocks and stages that a place runs, and its first stage. */
+/* Blocks and stages that a place runs, and its first stage. Unit 0 is the embedding, the last one norm and
+ * head; blocks lie between them. */
 static int count_blocks(const Forecast *f, int place) {
     const Partition *p = &f->ranks[place].plan.partition;
     int n = 0;
@@ -340,7 +342,8 @@ void forecast_print_work(const Forecast *f, Text *out) {
 
 /* ---- exact numerics ---- */
 
-/* The price of exactness, by planning the same rank without it. */
+/* The price of exactness, by planning the same rank without it. Nothing is printed where numerics are not
+ * exact. Both plans are of one rank and one layout, so nothing but exactness makes the difference. */
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
     const RankForecast *r = &f->ranks[place];
     RankPlan fast;
@@ -385,7 +388,8 @@ static void scale_spans(Timeline *t, double factor) {
     }
 }
 
-/* What a drawing must say of itself once it stands alone. */
+/* What a drawing must say of itself once it stands alone. Cut to `size`, as it is a title: the name of a
+ * schedule is what may be long. */
 static void put_title(const Forecast *f, char *out, size_t size) {
     const Schedule *s = &f->layout.schedule;
     char bytes[32], messages[80] = "messages free";
@@ -397,7 +401,8 @@ static void put_title(const Forecast *f, char *out, size_t size) {
 }
 
 /* The simulation first, in FLOPs; then the collectives of each place's program over it; then all of it in
- * seconds, where those are known. */
+ * seconds, where those are known. Nothing fails here: all that it needs was built by forecast_build.
+ * forecast_timeline_free frees it; the title lies in *t itself, so *t must not move. */
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
     StageCost *units = mem_alloc_array((size_t)l->stages.first[l->stages.count], sizeof *units);

@@ -23,6 +23,7 @@
 #include "plan/simulate.h"
 #include "plan/fit.h"
 
+/* How many blocks embedding and head count as, where layers are dealt out by number and not by cost. */
 static SplitWeights weights_of(const Config *c) {
     return (SplitWeights){(int)c->pipeline.first_stage_less, (int)c->pipeline.last_stage_less};
 }
@@ -35,6 +36,7 @@ static StagesPerRank allowed_stages(ScheduleName name) {
 
 /* ---- the schedule ---- */
 
+/* Always ERR_CONFIG, with all names: there are few, and a wrong one is mostly misspelt. */
 static ErrorCode unknown_schedule(const char *asked, Error *err) {
     char shown[80];
     Text names = {0};
@@ -67,7 +69,8 @@ static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *er
 }
 
 /* A file is an order for a given number of ranks and microbatches: both must be those of the mesh and the
- * step. */
+ * step. What the file says and what the keys say are both in the message, since either may be the one to
+ * change. */
 static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err) {
     const char *asked = c->pipeline.schedule;
     Schedule *s = &l->schedule;
@@ -149,14 +152,15 @@ void layout_unit_costs(const Config *c, StageCost *units) {
 
 /* ---- the split ---- */
 
-/* Whether pipeline.split names the units where stages start. */
+/* Whether pipeline.split names the units where stages start. "auto" and "uniform" are ways to split and no
+ * units, each only by itself. */
 static bool has_points(const Config *c) {
     const StringList *how = &c->pipeline.split;
     return how->count > 1 ||
            (how->count == 1 && strcmp(how->items[0], "auto") != 0 && strcmp(how->items[0], "uniform") != 0);
 }
 
-/* A usual mistake, TorchTitan's key in the wrong place, has words of its own. */
+/* A usual mistake, TorchTitan's key in the wrong place, has words of its own. The caller frees the split. */
 static ErrorCode read_points(const Config *c, Split *split, Error *err) {
     const StringList *how = &c->pipeline.split;
     for (size_t i = 0; i < how->count; i++)
@@ -239,6 +243,7 @@ static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     return code;
 }
 
+/* Transfers are added here once for all: what is simulated, planned and run is the same lowered schedule. */
 static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
     if (!schedule_has_transfers(&l->schedule)) return schedule_add_transfers(&l->schedule, err);
     /* A file's own order of transfers may work only where sends end at once; those of large messages do not.
@@ -265,6 +270,8 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     return lay_stages(l, c, err);
 }
 
+/* For what computes on one rank whatever the configuration says of meshes. No costs: nothing is to be
+ * balanced. */
 ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, bool split_backward,
                         Error *err) {
     *l = (Layout){.microbatches = microbatches};
@@ -276,6 +283,7 @@ ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, b
 
 bool layout_is_pipeline(const Layout *l) { return l->schedule.ranks > 1; }
 
+/* Also of a layout whose making failed: what was not made is zero. */
 void layout_free(Layout *l) {
     stages_free(&l->stages);
     schedule_free(&l->schedule);
@@ -286,6 +294,7 @@ void layout_free(Layout *l) {
 /* Of all data-parallel ranks; pipeline ranks see the same ones. */
 int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches * mesh_dp_degree(&l->mesh); }
 
+/* Axes of degree 1 are left out: they do nothing. */
 static void describe_mesh(const Mesh *m, Text *out) {
     if (m->world == 1) return;
     text_printf(out, "mesh    %d ranks:", m->world);

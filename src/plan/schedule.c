@@ -38,6 +38,7 @@ static const NameFacts facts[PIPE_NAMES] = {
     [PIPE_DUALPIPEV] = {"dualpipev", 2, true},
 };
 
+/* The names of configuration and messages: pipeline.schedule takes them as they stand. */
 const char *schedule_name(ScheduleName name) { return facts[name].name; }
 
 bool schedule_find(const char *text, ScheduleName *out) {
@@ -59,6 +60,8 @@ bool schedule_is_v(ScheduleName name) { return facts[name].v; }
 
 int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
 
+/* Zeroed: no stage, no microbatch, orders without a cell. A name that is too long is cut, as it only serves
+ * messages. */
 void schedule_start(Schedule *s, const char *name, int ranks) {
     *s = (Schedule){.ranks = ranks};
     snprintf(s->name, sizeof s->name, "%s", name);
@@ -72,6 +75,7 @@ void schedule_place(Schedule *s, int stages) {
     for (int i = 0; i < stages; i++) s->rank_of_stage[i] = -1;
 }
 
+/* Also of a schedule that is zero, or was only started. */
 void schedule_free(Schedule *s) {
     for (int r = 0; r < s->ranks; r++) free(s->orders[r].cells);
     free(s->orders);
@@ -106,6 +110,7 @@ void schedule_copy(Schedule *to, const Schedule *from) {
         for (int i = 0; i < from->orders[r].count; i++) order_add(&to->orders[r], from->orders[r].cells[i]);
 }
 
+/* By doubling, so that orders of a million cells cost no more than their cells. */
 void order_add(Order *o, Cell cell) {
     if (o->count == o->capacity) {
         o->capacity = o->capacity ? 2 * o->capacity : 16;
@@ -114,6 +119,7 @@ void order_add(Order *o, Cell cell) {
     o->cells[o->count++] = cell;
 }
 
+/* A walk over all cells: asked a few times for a schedule, and never inside a step. */
 static bool has_kind(const Schedule *s, bool (*is)(CellKind kind)) {
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->orders[r].count; i++)
@@ -143,12 +149,14 @@ ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error 
     return ERR_CONFIG;
 }
 
+/* As PyTorch's CSV files write them; an idle cell is an empty one. */
 const char *cell_kind_name(CellKind kind) {
     static const char *const names[CELL_KINDS] = {
         "", "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
     return names[kind];
 }
 
+/* The brackets of a composite are for whoever sees both of its cells (schedule_write_csv). */
 void schedule_write_cell(const Cell *cell, Text *out) {
     if (cell->kind == CELL_IDLE) return;
     text_printf(out, "%d%s", cell->stage, cell_kind_name(cell->kind));
@@ -162,7 +170,8 @@ int schedule_column(const Order *o, int index) {
     return column;
 }
 
-/* With the place as the writer of a file sees it. */
+/* With the place as the writer of a file sees it. Always ERR_DATA, so that a caller may return what it
+ * returns. */
 ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...) {
     char what[512];
     va_list args;

@@ -3,7 +3,16 @@
  * A stage lives on one rank, so all rules but one are about the order within a rank, and each rank is read
  * once. The last, that no ranks wait for each other in a circle, is found by running the schedule
  * (simulate.c). Memory is in proportion to the cells: the number of forwards must be stages times
- * microbatches before anything is allocated by that product. */
+ * microbatches before anything is allocated by that product.
+ *
+ * In this order, each relying on the one before (schedule_check_ranks, then schedule_check):
+ *
+ *     placement    every stage on a rank that there is
+ *     numbers      every cell: a known kind, a stage of this rank, a microbatch that there is
+ *     counts       forwards of every stage: as many as microbatches     from here on [stages, microbatches]
+ *     order        every cell: what it needs came before it, once       may be allocated
+ *     missing      every (stage, microbatch): nothing is left to do
+ *     circles      run with sends that end at once */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +44,7 @@ static ErrorCode PRINTF_LIKE(2, 3) fail(Check *c, const char *format, ...) {
     return schedule_fail(c->s, c->rank, c->index, c->err, "%s", c->wrong);
 }
 
+/* By stage and microbatch of the cell, whatever its kind. */
 static unsigned char *done(const Check *c, Cell cell) {
     return &c->done[schedule_pair(c->s, cell.stage, cell.microbatch)];
 }
@@ -174,6 +184,7 @@ static int complete(const Check *c, int stage) {
     return bits;
 }
 
+/* The first of `missing` in the order in which they would come: what lacks a forward lacks all else too. */
 static ErrorCode fail_missing(const Check *c, int stage, int microbatch, int missing) {
     static const struct {
         int bit;
@@ -210,6 +221,7 @@ static ErrorCode for_each_cell(Check *c, ErrorCode (*look)(Check *c, Cell cell))
     return OK;
 }
 
+/* The only part whose memory is the product of stages and microbatches. */
 static ErrorCode check_order(Check *c) {
     const Schedule *s = c->s;
     c->done = mem_alloc_array((size_t)s->stages * (size_t)s->microbatches, sizeof *c->done);

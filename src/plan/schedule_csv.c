@@ -14,10 +14,12 @@
 #include "plan/schedule.h"
 #include "plan/schedule_internal.h"
 
+/* 64 MiB are some ten million cells: more than any schedule has, and little enough to read at once. */
 #define MAX_BYTES ((size_t)64 << 20)
 #define MAX_NUMBER 9999999 /* of a stage or a microbatch: seven digits */
 #define COMPOSITE_END ")OVERLAP_F_B"
 
+/* What a message needs to name the place stands beside what is being read. */
 typedef struct Reader {
     const char *where;
     Error *err;
@@ -220,6 +222,7 @@ ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, s
     return code;
 }
 
+/* The path serves as `where`; the text is not needed once it is cells. */
 ErrorCode schedule_read_csv(Schedule *s, const char *path, Error *err) {
     char *text;
     size_t length;
@@ -230,7 +233,8 @@ ErrorCode schedule_read_csv(Schedule *s, const char *path, Error *err) {
     return code;
 }
 
-/* Returns the index of its second cell. */
+/* Returns the index of its second cell. A first part always has a second behind it: `overlap` is set with
+ * both (read_composite), or by a schedule that pairs them. */
 static int write_composite(const Order *o, int first, Text *out) {
     text_puts(out, "(");
     schedule_write_cell(&o->cells[first], out);

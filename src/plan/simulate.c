@@ -26,6 +26,8 @@
 
 enum { FORWARD, BACKWARD, DIRECTIONS };
 
+/* A pair is a (stage, microbatch), by schedule_pair. Arrays of transfers stay empty where the schedule has
+ * none: data is then there a latency after it was made. */
 typedef struct Run {
     const Schedule *s;
     Transport transport;
@@ -43,6 +45,7 @@ typedef struct Run {
     int queue_first, queue_count;
 } Run;
 
+/* NOT_YET is below every time, so "has it happened" is one comparison. */
 static double *new_times(size_t count) {
     double *times = mem_alloc_array(count, sizeof *times);
     for (size_t i = 0; i < count; i++) times[i] = NOT_YET;
@@ -72,6 +75,8 @@ static int other_stage(Cell cell) {
                 : -1);
 }
 
+/* Activations go forward, gradients backward, each with a table of its own: a pair may have both under
+ * way. */
 static int direction_of(CellKind kind) {
     return kind == CELL_F || kind == CELL_SEND_F || kind == CELL_RECV_F ? FORWARD : BACKWARD;
 }
@@ -253,6 +258,7 @@ static void start_run(Run *run) {
     }
 }
 
+/* What is the caller's, the cells' times, stays in run->out. */
 static void end_run(Run *run) {
     free(run->at);
     free(run->clock);
@@ -335,6 +341,8 @@ static ErrorCode check_costs(const Schedule *s, const SimulateCosts *costs, Erro
     return error_set(err, ERR_CONFIG, "latency %g: must be 0 or more", costs->latency);
 }
 
+/* The ranks and numbers of the schedule are checked first: what follows indexes by them without asking
+ * again. */
 ErrorCode simulate(Simulation *out, const Schedule *s, const SimulateCosts *costs, Error *err) {
     *out = (Simulation){0};
     TRY(schedule_check_ranks(s, err));

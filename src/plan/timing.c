@@ -30,6 +30,7 @@ void timing_start(Timing *t, int ranks, int pipeline, int stages) {
     *t = (Timing){.ranks = ranks, .pipeline = pipeline, .stages = stages};
 }
 
+/* The pointer holds until the next step is added, which may move them. */
 TimedStep *timing_add(Timing *t, int64_t step, double began) {
     if (t->count == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 4;
@@ -41,6 +42,8 @@ TimedStep *timing_add(Timing *t, int64_t step, double began) {
     return s;
 }
 
+/* A step is as long as its last action on any rank: actions are in order of time, so the last one ends
+ * last. */
 void timing_set(TimedStep *s, int rank, TimedAction *actions, int count) {
     s->ranks[rank] = (TimedRank){count, actions};
     if (count > 0) s->seconds = fmax(s->seconds, actions[count - 1].end);
@@ -71,12 +74,13 @@ static int next_pass(const TimedRank *r, int i) {
     return i;
 }
 
+/* Without the unit: a cell is a stage's, and its units are passed one after the other. */
 static bool same_cell(const TimedAction *a, const TimedAction *b) {
     return a->action.kind == b->action.kind && a->stage == b->stage &&
            a->action.microbatch == b->action.microbatch;
 }
 
-/* Of a pass. */
+/* Of a pass. B where a backward pass ran whole, I and W where it was split. */
 static SpanKind span_of(ActionKind kind) {
     if (kind == ACT_FWD) return SPAN_F;
     if (kind == ACT_BWD) return SPAN_B;
@@ -130,7 +134,8 @@ static void add_rank(const TimedRank *r, int row, Timeline *out) {
     add_end(r, from, row, mark, out);
 }
 
-/* -1 for a stage that nobody works on. */
+/* -1 for a stage that nobody works on. From the first step alone: where a stage lives does not change within
+ * a run. */
 static void find_ranks_of_stages(const Timing *t, int pipeline, int *rank_of_stage) {
     for (int s = 0; s < t->stages; s++) rank_of_stage[s] = -1;
     for (int row = 0; t->count > 0 && row < t->pipeline; row++) {
@@ -140,6 +145,7 @@ static void find_ranks_of_stages(const Timing *t, int pipeline, int *rank_of_sta
     }
 }
 
+/* The caller frees the timeline. */
 void timing_measured(const Timing *t, int step, int pipeline, Timeline *out) {
     int *rank_of_stage = mem_alloc_array((size_t)t->stages, sizeof *rank_of_stage);
     find_ranks_of_stages(t, pipeline, rank_of_stage);
@@ -166,6 +172,7 @@ StepFigures timing_figures(const Timing *t, int step) {
 
 /* ---- mean costs ---- */
 
+/* A sum and its terms, so that steps can be added one by one. */
 typedef struct Mean {
     double sum;
     int count;
@@ -177,12 +184,14 @@ static void mean_add(Mean *m, double value) {
 }
 static double mean_of(Mean m) { return m.count ? m.sum / m.count : 0; }
 
+/* Of one pipeline. Kinds of cells come first in SpanKind, so SPAN_UPDATE is how many there are. */
 typedef struct Costs {
     Mean (*cells)[SPAN_UPDATE]; /* [stages] of each kind of cell */
     Mean (*ends)[ENDS];         /* [rows] */
 } Costs;
 
-/* Seconds of one pipeline, over all steps. */
+/* Seconds of one pipeline, over all steps. Each row has its two ends behind its cells (add_end), in order;
+ * `end` tells which of them is met. */
 static void add_costs(const Timing *t, int pipeline, Costs *c) {
     for (int step = 0; step < t->count; step++) {
         Timeline line;
@@ -220,7 +229,9 @@ static CellKind cell_of(SpanKind kind) {
     return kind == SPAN_I ? CELL_I : CELL_W;
 }
 
-/* Composites run one part after the other, and messages are what stages on different ranks need. */
+/* Composites run one part after the other, and messages are what stages on different ranks need. The order in
+ * which ranks really worked in the first traced step, so that a prediction is of the run as it was, even if
+ * its schedule came from a file. */
 static void make_schedule(const Timing *t, int pipeline, Schedule *s) {
     Timeline line;
     timing_measured(t, 0, pipeline, &line);
@@ -239,6 +250,7 @@ static void make_schedule(const Timing *t, int pipeline, Schedule *s) {
 
 /* ---- latency ---- */
 
+/* Latencies in seconds, from all steps and pipelines. */
 typedef struct Samples {
     int count, capacity;
     double *values;
@@ -271,6 +283,8 @@ static int64_t made_at(const Schedule *s, int direction, int stage, int microbat
     return (int64_t)direction * s->stages * s->microbatches + (int64_t)schedule_pair(s, stage, microbatch);
 }
 
+/* A cell is several passes, one a unit, and its result is there when the last of them ends: later passes of
+ * the same cell overwrite the time of earlier ones. */
 static void mark_made(const Schedule *s, const TimedRank *r, double *made) {
     for (int i = next_pass(r, 0); i < r->count; i = next_pass(r, i + 1)) {
         const TimedAction *a = &r->actions[i];
@@ -281,7 +295,8 @@ static void mark_made(const Schedule *s, const TimedRank *r, double *made) {
 }
 
 /* From those messages that somebody waited for already when they were made: only these show how long a
- * message takes, all others were hidden behind work. */
+ * message takes, all others were hidden behind work. Only the first pass of a cell waits for a message, and
+ * only from another rank: within a rank nothing is sent. */
 static void sample_latencies(const Schedule *s, const TimedRank *r, int row, const double *made,
                              Samples *out) {
     const TimedAction *before = NULL;
@@ -296,6 +311,8 @@ static void sample_latencies(const Schedule *s, const TimedRank *r, int row, con
     }
 }
 
+/* All rows mark before any row samples: messages go both ways. `made` is not cleared between steps: every
+ * pass that is waited for is made anew in each of them. */
 static void latencies_of(const Timing *t, int pipeline, const Schedule *s, Samples *out) {
     double *made = mem_alloc_array(DIRECTIONS * (size_t)s->stages * (size_t)s->microbatches, sizeof *made);
     for (int step = 0; step < t->count; step++) {
@@ -317,6 +334,7 @@ typedef struct Predicting {
     double (*ends)[ENDS]; /* [ranks] by rank_at */
 } Predicting;
 
+/* Ends are kept by rank and not by stage: they hang on how many parameters a rank updates. */
 static void measure_costs(Predicting *w, int pipeline) {
     const Timing *t = w->t;
     size_t stages = (size_t)t->stages, first = (size_t)pipeline * stages;
@@ -345,6 +363,7 @@ static ErrorCode simulate_pipeline(Predicting *w, int pipeline, Error *err) {
     return OK;
 }
 
+/* When a row's last cell ends; 0 for a row without any. */
 static double end_of_row(const Timeline *line, int row) {
     double end = 0;
     for (int i = 0; i < line->count; i++)
@@ -352,7 +371,9 @@ static double end_of_row(const Timeline *line, int row) {
     return end;
 }
 
-/* All ranks of all pipelines agree on the norm before any of them goes on. */
+/* All ranks of all pipelines agree on the norm before any of them goes on. BEFORE_NORM begins where a row's
+ * own cells end, AFTER_NORM when the last row of all has come to the norm: that wait is what the two parts
+ * are told apart for. */
 static void add_ends(Predicting *w) {
     double agreed = 0;
     for (int part = BEFORE_NORM; part < ENDS; part++) {
@@ -370,6 +391,8 @@ static void add_ends(Predicting *w) {
     w->p->seconds = agreed / MS;
 }
 
+/* By the step's whole length, ends included, as timing_figures has it of the measured step: the two can be
+ * compared. */
 static void set_bubble(Prediction *p) {
     for (int i = 0; i < p->pipelines; i++) {
         Simulation f;
@@ -399,6 +422,8 @@ static ErrorCode predict(Predicting *w, Error *err) {
     return OK;
 }
 
+/* A trace that is no pipeline (a cell twice, a stage on two ranks) is found by schedule_check, before
+ * anything is simulated. */
 ErrorCode timing_predict(Prediction *p, const Timing *t, Error *err) {
     size_t pipelines = (size_t)timing_pipelines(t), stages = pipelines * (size_t)t->stages;
     *p = (Prediction){.pipelines = (int)pipelines};
