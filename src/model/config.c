@@ -1,5 +1,9 @@
 /* The widths that a shape comes to, what its blocks are, and the rules that every shape keeps, wherever it is
- * from: config.json, the keys of a run, a test. Past model_config_complete nothing checks a shape again. */
+ * from: config.json, the keys of a run, a test. Past model_config_complete nothing checks a shape again.
+ *
+ * The order of model_config_complete matters: patterns of layers are checked first, since making a shape
+ * canonical reads their bits; then what is left out is filled in; then the sizes, by which all later rules
+ * divide and multiply; and last the family, which sees a shape that is whole. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -11,6 +15,9 @@
 
 static const Arch *arch_of(const ModelConfig *c) { return &model_family(c)->arch; }
 
+/* Needs no care of overflow once check_sizes has passed: heads and a head's elements are at most 2^16
+ * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58. A dimension
+ * that is not there is 0: by that a vector is told from a matrix of one column. */
 int64_t model_dim(const ModelConfig *c, Dim dim) {
     int64_t query = c->num_attention_heads * c->head_dim, key = c->num_key_value_heads * c->head_dim;
     switch (dim) {
@@ -43,6 +50,9 @@ static bool repeats(const bool *has, int64_t layers, int64_t period) {
     return true;
 }
 
+/* The empty set is period 0 and not a period of zeros, and of all patterns the shortest is taken: so a set
+ * is told in one way, whoever found it. Periods are tried from 1 on, which costs at most 52 walks over the
+ * layers, once for a file. */
 bool layer_set_find(LayerSet *s, const bool *has, int64_t layers) {
     bool any = false;
     for (int64_t i = 0; i < layers; i++) any = any || has[i];
@@ -57,7 +67,9 @@ bool layer_set_find(LayerSet *s, const bool *has, int64_t layers) {
     return false;
 }
 
-/* One set has many patterns where a model is no deeper than they are long; of those the shortest stays. */
+/* One set has many patterns where a model is no deeper than they are long; of those the shortest stays. A
+ * deeper model keeps the pattern that it was given, unless that is empty: what its first 52 layers say may
+ * be said by a shorter pattern too, which goes another way further down. */
 static void shorten(LayerSet *s, int64_t layers) {
     bool has[LAYER_SET_PERIOD] = {false};
     int64_t seen = layers < LAYER_SET_PERIOD ? layers : LAYER_SET_PERIOD;
@@ -65,6 +77,10 @@ static void shorten(LayerSet *s, int64_t layers) {
     if (layers <= LAYER_SET_PERIOD || s->period == 0 || s->layers == 0) layer_set_find(s, has, seen);
 }
 
+/* Learned positions take the place of rotation in every layer; else a layer does without only where
+ * no_rope says so. The second table, of rope_local_theta, is for layers with windows, in the families that
+ * tell the two kinds of layers apart: Gemma 3 by another base, OLMo 3 since its scaling is for the others
+ * alone. */
 BlockShape model_block(const ModelConfig *c, int64_t layer) {
     bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
     bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
@@ -74,12 +90,14 @@ BlockShape model_block(const ModelConfig *c, int64_t layer) {
                                                                            : 0};
 }
 
+/* As many tables as model_block can ask for: without windows no layer takes the second one, and it would
+ * be memory of positions * R floats for nothing. */
 int model_rotations(const ModelConfig *c) {
     if (arch_of(c)->learned_positions) return 0;
     return arch_of(c)->local_rotation && c->sliding_window > 0 ? 2 : 1;
 }
 
-/* Whole pairs, as transformers rounds. */
+/* Truncated to a whole number, as transformers does it; that pairs come out is for check_divisions. */
 int64_t model_rotary_dim(const ModelConfig *c) {
     double share = c->partial_rotary_factor;
     return share > 0 && share < 1 ? (int64_t)((double)c->head_dim * share) : c->head_dim;
@@ -87,12 +105,16 @@ int64_t model_rotary_dim(const ModelConfig *c) {
 
 /* ---- rules ---- */
 
+/* At least 1: each size is a factor of some tensor's shape, and no op takes empty tensors. */
 static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err) {
     if (value >= 1 && value <= max) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is %" PRId64 ", expected a number from 1 to %" PRId64, where,
                      key, value, max);
 }
 
+/* By the names of config.json, whatever the family's own are. The limits keep the elements of any one
+ * parameter within 63 bits (2^58 at most, of q, k and v as one), so that only sums over parameters are
+ * watched: counts.c. */
 static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err) {
     TRY(check_size(where, "vocab_size", c->vocab_size, MODEL_MAX_VOCAB, err));
     TRY(check_size(where, "hidden_size", c->hidden_size, MODEL_MAX_WIDTH, err));
@@ -104,6 +126,9 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
     return check_size(where, "max_position_embeddings", c->max_position_embeddings, MODEL_MAX_POSITIONS, err);
 }
 
+/* heads * head_dim need not be hidden_size: it is not in Qwen3 4B, Mistral Nemo, or Gemma 2 9B. That the
+ * number of heads divides it is asked only where transformers' class of the family asks it. Each key/value
+ * head serves equally many query heads (Ainslie et al., "GQA", 2023). */
 static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
     if (arch_of(c)->heads_divide && c->hidden_size % c->num_attention_heads != 0)
         return error_set(err, ERR_CONFIG,
@@ -127,6 +152,7 @@ static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error 
     return OK;
 }
 
+/* Written so that a NaN, for which no comparison holds, is refused with the rest. */
 static ErrorCode check_not_negative(const char *where, const char *key, double value, double most,
                                     Error *err) {
     if (value >= 0 && value <= most) return OK;
@@ -134,6 +160,8 @@ static ErrorCode check_not_negative(const char *where, const char *key, double v
                      most);
 }
 
+/* Sets found in a file are in range. A run gives its own as two numbers, period and mask, which may be
+ * anything: a mask with bits beyond its period would be layers that nobody meant. */
 static ErrorCode check_layer_set(const char *where, const char *key, LayerSet s, Error *err) {
     bool fits = s.period >= 0 && s.period <= LAYER_SET_PERIOD && s.layers >= 0 && s.layers >> s.period == 0;
     if (fits) return OK;
@@ -143,7 +171,8 @@ static ErrorCode check_layer_set(const char *where, const char *key, LayerSet s,
                      where, key, s.layers, s.period, LAYER_SET_PERIOD);
 }
 
-/* Windows, patterns, caps. */
+/* Windows, patterns, caps: 0 always is "none". The upper limits say only what cannot be meant; they keep
+ * the numbers finite in fp32, in which the kernels take them. */
 static ErrorCode check_attention(const ModelConfig *c, const char *where, Error *err) {
     TRY(check_not_negative(where, "sliding_window", (double)c->sliding_window, MODEL_MAX_POSITIONS, err));
     TRY(check_not_negative(where, "query_pre_attn_scalar", c->query_pre_attn_scalar, 1e9, err));
@@ -152,12 +181,14 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
     return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
 }
 
+/* No base counts where positions are learned. */
 static ErrorCode check_base(const ModelConfig *c, const char *where, const char *key, double base,
                             Error *err) {
     if ((base >= 1.0 && isfinite(base)) || arch_of(c)->learned_positions) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected a number of at least 1", where, key, base);
 }
 
+/* A token id of -1 is no token; others are compared with the vocabulary, which check_sizes has seen. */
 static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
     if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps <= 1.0))
         return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where,
@@ -175,6 +206,8 @@ static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *e
     return OK;
 }
 
+/* Only what the kind reads is checked: members of other kinds hold their defaults, or what a file happened
+ * to say. Scaling by less than 1 would shorten the context, which no rope_type means. */
 static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *err) {
     if (!(s->factor >= 1.0 && isfinite(s->factor)))
         return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where,
@@ -196,7 +229,8 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
                       MODEL_MAX_POSITIONS, err);
 }
 
-/* What can be said in several ways is said in one, so that equal shapes are equal bytes. */
+/* What can be said in several ways is said in one, so that equal shapes are equal bytes. No window leaves
+ * no layers that have one, and no layers leave no window: hence the set between the two. */
 static void make_canonical(ModelConfig *c) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;

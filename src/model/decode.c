@@ -1,12 +1,22 @@
 /* The passes of training, forward and one sequence at a time, with keys and values of earlier tokens kept.
- * A prompt goes through in chunks, each attending to the cache that the ones before it have filled. */
+ * A prompt goes through in chunks, each attending to the cache that the ones before it have filled.
+ *
+ * Two slabs of a block serve all of them, since nothing is kept for a way back: the input is what comes
+ * first in a slab, and the output of one pass is written where the next one has its input.
+ *
+ *     embedding --> states[1] --> block 1 --> states[0] --> block 2 --> states[1] --> ...
+ *                                   |                         |
+ *                    cache:   keys [P, K], values [P, K]    those of block 2, ...
+ *
+ * Only the last token's state goes through the head: one row of logits, whatever the length of a prompt. */
 #include "model/decode.h"
 
 #include <stdlib.h>
 
 #include "base/text.h"
 
-/* Most that a block's layers keep of a token. */
+/* Most that a block's layers keep of a token. Every block gets the same room, so that where a block's
+ * begins is its number times that. */
 static size_t cached_bytes(const Model *m) {
     size_t most = 0;
     for (int u = 1; u < m->table.units - 1; u++) {
@@ -19,7 +29,8 @@ static size_t cached_bytes(const Model *m) {
     return most;
 }
 
-/* A pass keeps nothing for a backward pass, which is the layout of full recomputation. */
+/* A pass keeps nothing for a backward pass, which is the layout of full recomputation. Called twice,
+ * before and after the pool is committed: once to count, once for addresses (device/pool.h). */
 static void layout(Decoder *g) {
     const ModelConfig *c = &g->model.config;
     Pool *p = &g->pool;
@@ -36,6 +47,9 @@ static void layout(Decoder *g) {
     model_layout_constants(&g->model, g->cache.positions, p);
 }
 
+/* A copy of the model with sizes of its own: it shares the parameter table, so the model that was given
+ * must stay. Angles are made anew, since they reach as far as the cache and not as the run's context.
+ * Fails by ERR_MEMORY, and then holds nothing. */
 ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
                        int64_t chunk, Error *err) {
     *g = (Decoder){
@@ -56,10 +70,13 @@ void decoder_close(Decoder *g) {
     *g = (Decoder){0};
 }
 
+/* Nothing is cleared: rows of the cache from `start` on are written before they are read. */
 void decoder_restart(Decoder *g) { g->cache.start = 0; }
 
 int64_t decoder_room(const Decoder *g) { return g->cache.positions - g->cache.start; }
 
+/* Positions are those in the sequence, whatever the chunk, since keys are cached as they were turned. The
+ * host's copy may go at once: an upload reads it when it is enqueued (device.h, the contract, 3). */
 static void upload(Decoder *g, const int32_t *ids, int64_t count) {
     size_t bytes = (size_t)count * sizeof(int32_t);
     int32_t *positions = mem_alloc(bytes);
@@ -86,6 +103,8 @@ static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t c
     return g->states[at];
 }
 
+/* The last chunk is shorter than the others: passes take their length from the model, so they are given a
+ * copy of it that says how many tokens there are. The fetch makes the host wait, once for a call. */
 void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
     CHECK(count <= decoder_room(g));
     Model m = g->model;

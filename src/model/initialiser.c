@@ -29,6 +29,9 @@ typedef struct Start {
     double within; /* cut at plus and minus this: standard deviations, or absolute */
 } Start;
 
+/* A row of the table is an initialiser as its source has it: Hugging Face's initializer_range;
+ * TorchTitan's and Lingua's models, whose depth counts from a block's own place and from the whole model;
+ * GPT-2's report. Norms and biases are not in it: they start as the identity and as zeros everywhere. */
 static const Start starts[INIT_KINDS][INIT_ROLES] = {
     [INIT_NORMAL] = {[ROLE_EMBEDDING] = {.scale = SCALE_GIVEN}}, /* zeros: so are all the others */
     [INIT_TORCHTITAN] = {[ROLE_EMBEDDING] = {SCALE_FIXED, .fixed = 1},
@@ -64,6 +67,8 @@ static double base_of(const Start *s, const ModelConfig *c, double given) {
     return 0;
 }
 
+/* Layers count from 0, so that the first block is divided by sqrt(2): two sublayers have been added after
+ * it. */
 static double depth_of(const Start *s, const Param *p, const ModelConfig *c) {
     switch (s->depth) {
     case DEPTH_NONE: return 1;
@@ -79,6 +84,8 @@ static double norm_start(const ModelConfig *c) {
     return model_family(c)->arch.norm == NORM_RMS_PLUS_ONE ? 0 : 1;
 }
 
+/* init_normal cuts in standard deviations; an absolute limit is brought to them by the parameter's own,
+ * after depth has made that smaller: so the deeper layers of torchtitan's are cut further out. */
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std) {
     InitRole role = p->row->init;
     if (role == ROLE_NORM) return (InitRule){.value = norm_start(c)};

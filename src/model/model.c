@@ -19,6 +19,8 @@ static int64_t default_loss_rows(const ModelConfig *c, int64_t tokens) {
     return rows < tokens ? rows : tokens;
 }
 
+/* The configuration is copied, the table owned: model_free gives it back. No chunk of logits has more rows
+ * than the microbatch. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err) {
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
@@ -40,16 +42,19 @@ size_t model_constants_bytes(const ModelConfig *c, int64_t positions) {
     return pool_round((size_t)model_rotations(c) * table_elements(c, positions) * sizeof(float));
 }
 
+/* Once dry and once real, as all of a pool: the first time cos_sin is NULL, and only `positions` is meant. */
 void model_layout_constants(Model *m, int64_t positions, Pool *constants) {
     m->positions = positions;
     m->cos_sin = pool_take(constants, model_constants_bytes(&m->config, positions));
 }
 
+/* Tables lie one after the other; a block's number of a table is model_block's `rotation`. */
 const float *model_angles(const Model *m, int rotation) {
     return m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions);
 }
 
-/* Some hundred rows at a time: few uploads, and little memory of the host. */
+/* Some hundred rows at a time: few uploads, and little memory of the host. Each row is made from its
+ * position alone, so a longer table begins with the bits of a shorter one. */
 static void compute_table(const Model *m, int rotation, Device *d) {
     enum { ROWS = 256 };
     int64_t width = model_rotary_dim(&m->config);
@@ -69,6 +74,8 @@ void model_compute_constants(Model *m, Device *d) {
     for (int r = 0; r < model_rotations(&m->config); r++) compute_table(m, r, d);
 }
 
+/* Zeros stay zeros, by which the device knows the plain kind: scale 0 is 1 / sqrt(D), and only families
+ * that give query_pre_attn_scalar have another. */
 AttentionShape model_attention(const Model *m, int64_t layer) {
     const ModelConfig *c = &m->config;
     double scalar = c->query_pre_attn_scalar;
@@ -82,6 +89,8 @@ AttentionShape model_attention(const Model *m, int64_t layer) {
                             .window = model_block(c, layer).window};
 }
 
+/* The first layer stands for all: they differ in windows, which change what attention visits and not what
+ * it needs. */
 DeviceNeeds model_device_needs(const Model *m) {
     const ModelConfig *c = &m->config;
     return (DeviceNeeds){.compute = m->compute,

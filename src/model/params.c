@@ -14,8 +14,13 @@
 
 static size_t align_up(size_t n) { return (n + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
+/* By shape alone: what has no columns is a norm's weight or a bias, which passes read in fp32, and which
+ * are too few for their size to matter. */
 static Flat flat_of(const ParamRow *row) { return row->cols == DIM_NONE ? FLAT_VECTORS : FLAT_MATRICES; }
 
+/* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
+ * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
+ * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
 static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelConfig *c) {
     Param *p = &t->params[t->count++];
     size_t *size = &t->flats[unit][flat_of(row)];
@@ -54,6 +59,9 @@ static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
     }
 }
 
+/* Fails only by ERR_CONFIG, before anything is allocated: memory is taken by the number of layers, so it
+ * is looked at here whether or not the shape was checked. Each unit gets room for UNIT_ROWS parameters,
+ * more than any has, which is some KiB and spares a walk to count them. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
     if (c->num_hidden_layers > MODEL_MAX_COUNT)
         return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d",
@@ -68,6 +76,7 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
     return OK;
 }
 
+/* A table of zeros, which was never built, may be given too. */
 void param_table_free(ParamTable *t) {
     free(t->params);
     free(t->flats);
@@ -81,6 +90,7 @@ size_t param_unit_size(const ParamTable *t, int unit) {
     return sum;
 }
 
+/* By a walk: nobody asks by name within a step. */
 const Param *param_find(const ParamTable *t, const char *name) {
     for (int i = 0; i < t->count; i++)
         if (strcmp(t->params[i].name, name) == 0) return &t->params[i];

@@ -5,7 +5,18 @@
  *  1. A row has one place, whatever asks: the plan counts with the walk that hands out addresses, so the two
  *     cannot differ.
  *  2. No two rows share bytes, even in scratch: a pass may read what any part before it has made. Only units
- *     share, since their passes do not overlap. */
+ *     share, since their passes do not overlap.
+ *
+ * What stays in the slab from the forward pass to the backward pass, by lifetime and policy:
+ *
+ *                  none   selective   full        elsewhere:
+ *     INPUT        slab   slab        slab
+ *     SAVED        slab   slab        -           operands of the weight half   keep
+ *     CHEAP        slab   -           -           all others                    scratch
+ *     SCRATCH      -      -           -
+ *
+ * Operands go to a place of their own since the weight half may come much later than the input half, when
+ * scratch has long been another unit's. */
 #include "model/internal.h"
 
 typedef enum Region { REGION_SLAB, REGION_KEEP, REGION_SCRATCH, REGIONS } Region;
@@ -28,6 +39,8 @@ static TensorRow stream_row(const Sublayer *s, int index) {
     return (TensorRow){.width = DIM_HIDDEN, .life = stream_lifetime(index), .operand = !s->in};
 }
 
+/* In whole cache lines, so that each tensor begins at one. A narrow tensor is none where the compute dtype
+ * is fp32: its layer works in the wide one beside it (head.c). */
 static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
@@ -35,6 +48,7 @@ static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     return pool_round((size_t)rows * (size_t)model_dim(&m->config, row->width) * element);
 }
 
+/* NULL where the region has no memory, in a dry walk as for a unit that needs none there. */
 static void *take(Cursor *c, const Model *m, const TensorRow *row) {
     Region r = lifetime_stays(row->life, m->recompute) ? REGION_SLAB
                : row->operand                          ? REGION_KEEP
@@ -44,6 +58,8 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
     return p;
 }
 
+/* Without a norm before it the layer's operand n is the stream itself: one tensor under two names. A layer
+ * that stands alone brings all its tensors with it. */
 static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int index, SublayerTensors *out) {
     if (!sublayer_alone(s)) {
         TensorRow stream = stream_row(s, index);
@@ -58,6 +74,8 @@ static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int inde
     for (int i = 0; i < s->layer->tensor_count; i++) out->layer[i] = take(c, m, &s->layer->tensors[i]);
 }
 
+/* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the
+ * stream's before the next layer down makes its own. */
 static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(&m->config, unit, sublayers);

@@ -22,6 +22,8 @@ static double plain_frequency(double theta, int64_t dim, int64_t i) {
     return pow(theta, -2.0 * (double)i / (double)dim);
 }
 
+/* Wavelengths count positions of a whole turn, 2 pi / f. The blend is linear in turns within the original
+ * context, original / wavelength, from low_freq_factor (divided) to high_freq_factor (kept). */
 static double llama3(const RopeScaling *s, double frequency) {
     double wavelength = 2 * PI / frequency, original = (double)s->original_max_position_embeddings;
     if (wavelength < original / s->high_freq_factor) return frequency;
@@ -36,6 +38,8 @@ static double yarn_pair(const RopeScaling *s, double theta, int64_t dim, double 
     return (double)dim * log(original / (turns * 2 * PI)) / (2 * log(theta));
 }
 
+/* Pairs below `low` turn fast and are kept, those above `high` are divided. Where both ends fall on one
+ * pair the ramp would divide by zero: transformers makes it 0.001 long, and so does this. */
 static double yarn(const RopeScaling *s, double theta, int64_t dim, int64_t i) {
     double low = yarn_pair(s, theta, dim, s->beta_fast), high = yarn_pair(s, theta, dim, s->beta_slow);
     if (s->truncate) low = floor(low), high = ceil(high);
@@ -45,6 +49,7 @@ static double yarn(const RopeScaling *s, double theta, int64_t dim, int64_t i) {
     return plain_frequency(theta, dim, i) * (1 - t + t / s->factor);
 }
 
+/* The first table alone: layers with windows see no further than those, however long the context. */
 static bool is_scaled(const RopeScaling *s, int rotation) { return rotation == 0 && s->factor > 1; }
 
 static double frequency_of(const ModelConfig *c, int rotation, int64_t i) {
@@ -62,6 +67,7 @@ static double frequency_of(const ModelConfig *c, int rotation, int64_t i) {
     return plain;
 }
 
+/* YaRN's 0.1 ln(factor) + 1, with the weight that DeepSeek's files give it. */
 static double magnitude(double factor, double scale) { return 0.1 * scale * log(factor) + 1; }
 
 /* What sines and cosines are multiplied by, so scores by its square. */

@@ -26,6 +26,8 @@ static const NormRows before[UNIT_SUBLAYERS] = {NORM_OF("input_layernorm"),
                       around_out[UNIT_SUBLAYERS] = {NORM_OF("post_attention_layernorm"),
                                                     NORM_OF("post_feedforward_layernorm")};
 
+/* Addresses of rows are what parameters are found by (param_of): each norm has its own, though two say the
+ * same. */
 static const ParamRow *norm_before(NormPlace place, int sublayer) {
     switch (place) {
     case NORMS_BEFORE: return before[sublayer];
@@ -41,6 +43,8 @@ static Sublayer sublayer_of(const Arch *a, int sublayer, const Layer *layer) {
                       .layer = layer};
 }
 
+/* The whole anatomy of a model: unit 0 and unit L+1 are one layer each, all between are attention and MLP.
+ * Which attention is a matter of the family alone, so that blocks of a model have equal parameters. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
     if (embedding || head) {
@@ -73,6 +77,8 @@ int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]) 
 
 Lifetime stream_lifetime(int index) { return index == 0 ? LIFE_INPUT : LIFE_SAVED; }
 
+/* The recompute policy, in one place: regions.c gives memory by it, unit.c makes again by it, and counts.c
+ * says what that costs. */
 bool lifetime_stays(Lifetime life, Recompute recompute) {
     switch (life) {
     case LIFE_INPUT: return true;
@@ -107,6 +113,12 @@ static int sublayer_steps(const Sublayer *s, int index, bool ends, Step *steps) 
     return n;
 }
 
+/* Of a block, where norms stand before the layers (e: enter, l: leave), and where after:
+ *
+ *     e  q k v  attention  output     e  gate and up  down     sum
+ *     e  q k v  attention  output  l  e  gate and up  down  l  sum
+ *
+ * A block enters its sublayers even where no norm stands there: the stream has to take the result before. */
 int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers), n = 0;
@@ -130,6 +142,7 @@ const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
     return steps[part].kind == STEP_LAYER ? steps[part].part->product : NULL;
 }
 
+/* For people: the listing of a plan names parts by these. */
 const char *unit_part_name(const ModelConfig *c, int unit, int part) {
     Step steps[UNIT_PARTS];
     Sublayer sublayers[UNIT_SUBLAYERS];

@@ -22,6 +22,8 @@ typedef struct Run {
     UnitTensors tensors;
 } Run;
 
+/* All that a pass needs to know of its unit, made anew for each: some dozens of additions, so nothing has
+ * to be kept or freed. */
 static Run start(const UnitPass *u) {
     const Model *m = u->pass->model;
     Run r = {.u = u};
@@ -67,6 +69,8 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
         add_states(r, t[-1].x, result, t->x);
 }
 
+/* The layer's result stays where it is, since the norm's backward pass reads it; what the stream takes is
+ * normed. */
 static void leave(const Run *r, int index, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const Pass *p = r->u->pass;
@@ -104,6 +108,7 @@ void unit_recompute(const UnitPass *u, Parts parts) {
 
 /* ---- backward ---- */
 
+/* dx is added to and not set: the stream went past the sublayer as well as through it. */
 static void backward_enter(const Run *r, int index) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const ParamRow *norm = r->sublayers[index].in;
@@ -127,6 +132,8 @@ static void keep_gradient(const Run *r, int index) {
        m->compute);
 }
 
+/* Where the gradient of the layer's result is: in dy if a norm behind the layer put it there, or if the
+ * weight half comes alone, when dx has long gone on; else it is dx itself. */
 static void backward_layer(const Run *r, const Step *step, Half half) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];

@@ -11,12 +11,14 @@ const Family *const families[] = {&family_llama,   &family_qwen2, &family_qwen3,
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
+/* Rows without a rule keep Llama's name, so most families have no rules at all. */
 const char *family_parameter_name(const Family *f, const ParamRow *row) {
     for (const NameRule *n = f->names; n && n->row; n++)
         if (strcmp(n->row, row->name) == 0) return n->name;
     return row->name;
 }
 
+/* What makes a size: not bases, windows or token ids, by which models of one size differ. */
 static bool same_shape(const PublishedSize *s, const ModelConfig *c) {
     return s->vocab_size == c->vocab_size && s->hidden_size == c->hidden_size &&
            s->intermediate_size == c->intermediate_size && s->num_hidden_layers == c->num_hidden_layers &&
@@ -52,6 +54,7 @@ ModelConfig family_defaults(const Family *f, const ModelConfig *c) {
 
 /* ---- what a family can say ---- */
 
+/* Offset 0 is that of rules which are not about a field. */
 static bool reads_field(const Family *f, size_t offset) {
     for (const KeyRule *k = f->keys; k->name; k++)
         if (k->offset == offset && offset > 0) return true;
@@ -72,9 +75,13 @@ static ErrorCode refuse_field(const Family *f, const char *where, const char *fi
         where, f->model_type, field);
 }
 
+/* Exactly: what a run or a file sets to the family's own number is that number. */
 static bool equal(double a, double b) { return a >= b && a <= b; }
 
-/* Each field that some family has no key for, and whether c says there what every model of the family is. */
+/* Each field that some family has no key for, and whether c says there what every model of the family is.
+ * A checkpoint writes the family's config.json and no more: what has no key in it would be lost on the
+ * way, and the file read as another model. Called on a complete shape, so zeros that mean "as usual" are
+ * filled in. */
 ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
     const Family *f = model_family(c);
     const ModelConfig *d = &f->defaults;

@@ -40,12 +40,14 @@ static const PublishedSize sizes3[] = {
     {.name = NULL},
 };
 
+/* Weights of norms count from 1 (x r (1 + w)), so that they start from 0. */
 #define ARCH \
     .norms = NORMS_AROUND, .norm = NORM_RMS_PLUS_ONE, .activation = ACT_GELU_TANH, .scale_embedding = true
 #define DEFAULTS                                                                                    \
     .rms_norm_eps = 1e-6, .rope_scaling = ROPE_NONE, .head_dim = 256, .query_pre_attn_scalar = 256, \
     .sliding_window = 4096, .tie_word_embeddings = true, .bos_token_id = 2, .eos_token_id = 1
 
+/* Windows on layers 0, 2, 4, ...: pattern {2, 1}. */
 const Family family_gemma2 = {.model_type = "gemma2",
                               .architecture = "Gemma2ForCausalLM",
                               .arch = {ARCH, .heads_divide = true},
@@ -56,6 +58,8 @@ const Family family_gemma2 = {.model_type = "gemma2",
                               .window_keys = WINDOWS_SOME,
                               .sizes = sizes2};
 
+/* Five with windows, then one without: pattern {6, 31}, bits 0 to 4. A base of 1e6 for the latter, whose
+ * scaling is for them alone, and of 1e4 for the others. */
 const Family family_gemma3_text = {
     .model_type = "gemma3_text",
     .architecture = "Gemma3ForCausalLM",

@@ -1,6 +1,10 @@
 /* Phi-3 and Phi-4: Llama with q, k, v stored as one matrix, and gate and up as another. Scaling of the
  * rotation is longrope there, whose lists of factors weft does not take: models for longer contexts are
- * refused. */
+ * refused.
+ *
+ * Fused matrices are the bytes that weft keeps side by side anyway (model/params.h, invariant 2), so a
+ * file's one parameter and Llama's three are read by the same products. partial_rotary_factor is Phi-4
+ * mini's, which turns three quarters of a head. Abdin et al., "Phi-3 technical report", 2024. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {

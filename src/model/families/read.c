@@ -1,5 +1,10 @@
 /* Reading config.json by the rules of its family: one rule a key, in the order of the entry, since some keys
- * mean what they do by others before them (the number of layers comes before lists of them). */
+ * mean what they do by others before them (the number of layers comes before lists of them).
+ *
+ * Everything is read into a copy that starts as the family's defaults, and the caller's shape is set only
+ * when all has been read and checked: a file that is refused leaves no half of a model. Keys that no rule
+ * names are passed over, as in transformers: files carry many that do not touch the mathematics, and those
+ * that would have a rule that refuses them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +14,13 @@
 
 #define CONFIG_FILE_LIMIT ((size_t)1 << 20)
 
+/* null counts as absent: transformers writes it for what was never set. */
 const cJSON *family_member(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return item != NULL && !cJSON_IsNull(item) ? item : NULL;
 }
 
+/* The word found is a stranger's, from a file: it is escaped and cut before it is shown. */
 ErrorCode family_refuse(const char *where, const char *key, const char *found, const char *supported,
                         Error *err) {
     char shown[80];
@@ -21,6 +28,8 @@ ErrorCode family_refuse(const char *where, const char *key, const char *found, c
                      error_escape(shown, sizeof shown, found, strlen(found)), supported);
 }
 
+/* A family's model_type is also that of classes which are no language models (classifiers, for one), whose
+ * head would be missing. */
 static ErrorCode check_architecture(const Family *f, const cJSON *root, const char *where, Error *err) {
     const cJSON *list = family_member(root, "architectures"), *item;
     if (list == NULL) return OK;
@@ -34,6 +43,8 @@ static ErrorCode check_architecture(const Family *f, const cJSON *root, const ch
     return OK;
 }
 
+/* Which dtype it is does not matter: tensors say their own. But two that differ are a file that somebody
+ * should look at. */
 static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
     const char *old = NULL, *new = NULL;
     TRY(json_get_string(root, where, "torch_dtype", false, &old, err));
@@ -79,6 +90,8 @@ static void drop_token(const cJSON *root, const char *key, int64_t vocab, int64_
 static const char *const silu[] = {"silu", "swish", NULL};
 static const char *const gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", NULL};
 
+/* Any of the names that mean the family's activation; an exact GELU or another family's is refused by
+ * name, since it would train another model. */
 static ErrorCode read_activation(const Family *f, const cJSON *root, const char *where, const char *key,
                                  Error *err) {
     const char *name = family_activation(f);
@@ -97,6 +110,8 @@ static ErrorCode read_zero(const cJSON *root, const char *where, const char *key
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected 0: weft has no dropout", where, key, value);
 }
 
+/* GPT-2's published files say 0.1: refusing them would refuse the family, so training goes on without, and
+ * says so. */
 static ErrorCode read_dropout(const cJSON *root, const char *where, const char *key, Error *err) {
     double value = 0;
     TRY(json_get_double(root, where, key, false, &value, err));
@@ -119,6 +134,7 @@ static ErrorCode read_none(const cJSON *root, const char *where, const char *key
     return error_set(err, ERR_CONFIG, "%s: %s is not supported in this family, expected null", where, key);
 }
 
+/* null switches off what the family's default may have on; absent leaves the default. */
 static ErrorCode read_optional(const cJSON *root, const char *where, const char *key, double *to,
                                Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
@@ -126,6 +142,7 @@ static ErrorCode read_optional(const cJSON *root, const char *where, const char 
     return json_get_double(root, where, key, false, to, err);
 }
 
+/* hidden_size is read before it, and not checked yet: one too large is refused later, and not multiplied. */
 static ErrorCode read_inner(ModelConfig *c, const cJSON *root, const char *where, const KeyRule *k,
                             int64_t *to, Error *err) {
     if (c->hidden_size <= MODEL_MAX_WIDTH) *to = 4 * c->hidden_size;
@@ -190,6 +207,8 @@ static ErrorCode find_family(const cJSON *root, const char *where, const Family 
     return refuse_family(type, where, err);
 }
 
+/* Fails by what json_read says of the file, else with the file and the key. 1 MiB is far beyond any
+ * config.json: a file that is larger is not one. */
 ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err) {
     cJSON *root = NULL;
     const Family *f = NULL;

@@ -1,7 +1,14 @@
 /* Rotary positions in config.json: rope_theta and rope_scaling of transformers 4, one rope_parameters of
  * transformers 5, or both where they agree. In families whose layers with windows have a base of their own,
  * rope_parameters holds two such objects, by the kind of layer, and version 4 has rope_local_base_freq.
- * Written in the first form, which transformers 5 reads too. */
+ * Written in the first form, which transformers 5 reads too.
+ *
+ *     transformers 4   "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, ...}
+ *     transformers 5   "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, ...}
+ *     by kind          "rope_parameters": {"full_attention": {...}, "sliding_attention": {...}}
+ *
+ * The older keys are read first and the newer ones held against them: where a file has both and they
+ * differ, no reader could tell which was trained with. */
 #include <string.h>
 
 #include "model/families/family.h"
@@ -9,6 +16,7 @@
 /* In the order of RopeKind. */
 static const char *const kinds[] = {"llama3", "linear", "dynamic", "yarn"};
 
+/* "type" in older files, "rope_type" in newer ones, and both in some files. */
 static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char **type, Error *err) {
     const char *old = NULL, *new = NULL;
     TRY(json_get_string(rope, where, "type", false, &old, err));
@@ -20,6 +28,7 @@ static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char
     return OK;
 }
 
+/* All required: a default for any of them would be one model's. */
 static ErrorCode read_llama3(const cJSON *rope, const char *where, RopeScaling *out, Error *err) {
     TRY(json_get_double(rope, where, "low_freq_factor", true, &out->low_freq_factor, err));
     TRY(json_get_double(rope, where, "high_freq_factor", true, &out->high_freq_factor, err));
@@ -51,6 +60,8 @@ static ErrorCode find_kind(const Family *f, const char *where, const char *type,
         known ? "\"default\", \"llama3\", \"linear\", \"dynamic\" or \"yarn\"" : "\"default\"", err);
 }
 
+/* Starts from no scaling, so that members of an older object do not shine through. `type` "default" has no
+ * members worth reading. */
 static ErrorCode read_scaling(const Family *f, const cJSON *rope, const char *where, int64_t positions,
                               RopeScaling *out, Error *err) {
     const char *type = NULL;
@@ -65,6 +76,7 @@ static ErrorCode read_scaling(const Family *f, const cJSON *rope, const char *wh
     return kind == ROPE_YARN ? read_yarn(rope, where, positions, out, err) : OK;
 }
 
+/* Exactly: files that say a number twice say it with the same digits. */
 static bool same_number(double a, double b) { return a >= b && a <= b; }
 
 static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
@@ -77,7 +89,8 @@ static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
            same_number(a->mscale_all_dim, b->mscale_all_dim);
 }
 
-/* The share of a head that is turned, wherever a dialect has it. */
+/* The share of a head that is turned, wherever a dialect has it. Other families may say 1, which is what
+ * they do. */
 static ErrorCode read_partial(const Family *f, ModelConfig *c, const cJSON *object, const char *where,
                               Error *err) {
     double share = c->partial_rotary_factor > 0 ? c->partial_rotary_factor : 1;
@@ -88,7 +101,8 @@ static ErrorCode read_partial(const Family *f, ModelConfig *c, const cJSON *obje
     return OK;
 }
 
-/* Layers with windows turn unscaled. */
+/* Layers with windows turn unscaled: a type other than "default" there would be a third kind of table.
+ * Their base is that of the other layers where the object does not give one. */
 static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *local, const char *where,
                             Error *err) {
     const char *type = NULL;
@@ -123,6 +137,7 @@ static ErrorCode read_new(const Family *f, ModelConfig *c, const cJSON *root, co
     return OK;
 }
 
+/* Files of version 4 keep the partial factor beside rope_theta or within rope_scaling. */
 static ErrorCode read_old(const Family *f, ModelConfig *c, const cJSON *root, const cJSON *scaling,
                           const char *where, Error *err) {
     TRY(json_get_double(root, where, "rope_theta", false, &c->rope_theta, err));
@@ -134,6 +149,7 @@ static ErrorCode read_old(const Family *f, ModelConfig *c, const cJSON *root, co
     return read_scaling(f, scaling, where, c->max_position_embeddings, &c->rope_scaling, err);
 }
 
+/* Comes behind max_position_embeddings in every entry (keys.h): yarn's original context defaults to it. */
 ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *old = family_member(root, "rope_scaling"), *new = family_member(root, "rope_parameters");
     if ((old != NULL && !cJSON_IsObject(old)) || (new != NULL && !cJSON_IsObject(new)))
@@ -153,6 +169,7 @@ static void write_optional(JsonWriter *w, const char *key, double value) {
     if (value > 0) family_write_double(w, key, value);
 }
 
+/* Only what the kind reads. What is 0 for "by its formula" is left out. */
 static void write_members(JsonWriter *w, const RopeScaling *s) {
     json_put_string(w, "rope_type", kinds[s->kind]);
     family_write_double(w, "factor", s->factor);
@@ -171,6 +188,7 @@ static void write_members(JsonWriter *w, const RopeScaling *s) {
     if (!s->truncate) json_put_bool(w, "truncate", false);
 }
 
+/* null where there is none: "factor": 1 would be a kind that does nothing. */
 static void write_scaling(JsonWriter *w, const RopeScaling *s) {
     json_key(w, "rope_scaling");
     if (s->factor <= 1.0) {

@@ -14,6 +14,7 @@
 
 enum { BEHIND = 28, NO_ROPE_EVERY = 4 }; /* max_window_layers and no_rope_layer_interval when absent */
 
+/* A mask of so many bits is a whole number that a double holds, as it goes through JSON. */
 static ErrorCode refuse_pattern(const char *where, const char *key, Error *err) {
     return error_set(err, ERR_CONFIG,
                      "%s: the layers of %s follow no pattern of at most %d layers, which weft could hold",
@@ -96,6 +97,8 @@ static ErrorCode read_width(ModelConfig *c, const cJSON *root, const char *where
                         err);
 }
 
+/* The list wins over the family's keys, as in transformers. A window that is not used is read all the same
+ * and then dropped: model_config_complete drops its layers. */
 ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
                            Error *err) {
     const cJSON *types = family_member(root, "layer_types");
@@ -116,6 +119,7 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
     return OK;
 }
 
+/* A list, else every fourth layer or as the interval says. */
 ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *list = family_member(root, "no_rope_layers");
     int64_t every = NO_ROPE_EVERY;
@@ -137,6 +141,7 @@ static void write_layer_types(const ModelConfig *c, JsonWriter *w) {
     json_end_array(w);
 }
 
+/* max_window_layers, as Qwen means it: the layers before it see all. All layers where none has a window. */
 static int64_t first_window(const ModelConfig *c) {
     int64_t i = 0;
     while (i < c->num_hidden_layers && !layer_set_has(c->windows, i)) i++;

@@ -1,10 +1,15 @@
 /* Writing config.json by the rules of a family: the dialect of transformers 4, which transformers 5 reads
- * too. */
+ * too.
+ *
+ * Each rule's kind has one way out and one way in (read.c): what is written here is read there as the same
+ * shape. Kinds that only refuse are not written, except those that transformers would otherwise fill with
+ * a default of its own: dropout as 0, the padding token as null. */
 #include <math.h>
 #include <string.h>
 
 #include "model/families/family.h"
 
+/* What json_double has written may have neither point nor exponent: then ".0" is added. */
 void family_write_double(JsonWriter *w, const char *key, double value) {
     json_key(w, key);
     size_t start = w->out->length;
@@ -12,6 +17,7 @@ void family_write_double(JsonWriter *w, const char *key, double value) {
     if (strpbrk(w->out->data + start, ".en") == NULL) text_puts(w->out, ".0");
 }
 
+/* -1 is weft's own way to say none; files say null. */
 static void write_token(JsonWriter *w, const char *key, int64_t id) {
     if (id < 0)
         json_put_null(w, key);
@@ -62,6 +68,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     }
 }
 
+/* Appends to *out; the shape is complete. `use_cache` is for generation and changes no weight. */
 void model_config_write(const ModelConfig *c, const char *torch_dtype, Text *out) {
     const Family *f = model_family(c);
     JsonWriter w;

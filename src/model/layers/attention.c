@@ -62,6 +62,7 @@ static const TensorRow normed_tensors[NORMED_TENSORS] = {
 static const Product qkv = {&params[Q], &params[Q_BIAS], QKV_ROWS, DIM_QKV, DIM_HIDDEN};
 static const Product output = {&params[O], &params[O_BIAS], 1, DIM_HIDDEN, DIM_QUERY};
 
+/* Unit 0 is the embedding: block u is layer u - 1. */
 static AttentionShape shape_of(const LayerPass *w) { return model_attention(w->pass->model, w->unit - 1); }
 
 /* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
@@ -77,6 +78,8 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
 
 /* ---- the product, and turning where nothing comes between ---- */
 
+/* One product for the three: their matrices lie one after the other (params.h, invariant 2), and a wide
+ * product is faster than three. */
 static void qkv_forward(const LayerPass *w) {
     product_forward(w, &qkv, w->x, w->tensors[QKV]);
     rotate(w, w->tensors[QKV], false);
@@ -87,6 +90,7 @@ static void qkv_gradients(const LayerPass *w, Half half) {
     if (half & HALF_INPUT) product_input(w, &qkv, w->tensors[DQKV], w->dx);
 }
 
+/* Turned back in the input half alone. The weight half comes after it, and finds the gradient turned. */
 static void qkv_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT) rotate(w, w->tensors[DQKV], true);
     qkv_gradients(w, half);
@@ -110,6 +114,8 @@ static void heads_forward(const LayerPass *w) {
     rotate(w, w->tensors[QKV], false);
 }
 
+/* In reverse: turned back, then through the norms, in place. DQKV is then the gradient of RAW, which the
+ * product's own part takes; weights of norms are vectors, and get theirs in this half. */
 static void heads_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -143,6 +149,8 @@ static void extend_cache(const LayerPass *w, char **keys, char **values) {
     }
 }
 
+/* Training attends within the microbatch, by first_key; generation to the cache, which has one sequence
+ * and so needs none. Values are not turned, and the cache holds keys as they were turned. */
 static void attend(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;

@@ -36,6 +36,7 @@ static void forward(const LayerPass *w) {
            weights_matrix(p->weights, positions), 1, true, w->y, m->compute);
 }
 
+/* No gradient of an input: ids have none. So there is only a weight half. */
 static void backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;

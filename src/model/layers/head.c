@@ -35,11 +35,14 @@ static const TensorRow tensors[TENSORS] = {
 
 static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
 
+/* A tied model has no head of its own: its matrix is the embedding's, [V, h] like a head. */
 static const Param *matrix(const Model *m) {
     const Param *own = param_of(&m->table, m->table.units - 1, &params[HEAD]);
     return own ? own : param_of(&m->table, 0, &layer_embedding.params[0]);
 }
 
+/* Tied: the unit behind the last, which begins with the embedding as unit 0 does. The two gradients of the
+ * one matrix meet once a step, whatever the schedule (weights.h). */
 static float *matrix_gradient(const Pass *p) {
     const Gradients *g = &p->gradients;
     return g->tied ? g->units[g->table->units].flats[FLAT_MATRICES] : gradient_of(g, matrix(p->model));
@@ -52,6 +55,8 @@ static void clear_rest(const Pass *p) {
         OP(p->device, OP_ZERO, zero, matrix_gradient(p) + own, (all - own) * sizeof(float));
 }
 
+/* In fp32 whatever the compute dtype: the loss is a difference of them, which eight bits of bf16 would
+ * spoil. */
 static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
@@ -68,6 +73,9 @@ typedef struct Chunk {
     bool input, weight;
 } Chunk;
 
+/* Logits are made, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
+ * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
+ * microbatch sets, all others add. */
 static void chunk(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -108,11 +116,13 @@ static void final_norm_backward(const LayerPass *w, Half half) {
                       w->dx, false);
 }
 
+/* Without a backward pass to come, losses only. */
 static void head_forward(const LayerPass *w) {
     bool training = w->pass->training;
     all_chunks(w, training, training && !w->pass->defer_head);
 }
 
+/* Deferred, the weight half finds neither normed states nor logits: scratch was others' in between. */
 static void head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
     final_norm(w);

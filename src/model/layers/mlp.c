@@ -42,11 +42,14 @@ static const Product down = {&params[DOWN], &params[DOWN_BIAS], 1, DIM_HIDDEN, D
 
 static void gate_up_forward(const LayerPass *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
 
+/* Either half reads DGATE_UP alone, so their order is free. */
 static void gate_up_backward(const LayerPass *w, Half half) {
     if (half & HALF_WEIGHT) product_weight(w, &gate_up, w->tensors[DGATE_UP], w->x);
     if (half & HALF_INPUT) product_input(w, &gate_up, w->tensors[DGATE_UP], w->dx);
 }
 
+/* The activation belongs to this part, not to the one before: between the two, ranks that share the MLP
+ * have nothing to exchange, and a recomputation of gate and up need not make it. */
 static void down_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;

@@ -16,6 +16,8 @@ static const Param *first_of(const LayerPass *w, const ParamRow *rows, int count
 
 static const Param *bias_of(const LayerPass *w, const Product *p) { return first_of(w, p->bias, p->rows); }
 
+/* Y [T, out] = X W^T: the flag says whether W is stored as the product wants it. The bias is a pass of its
+ * own over y. */
 void product_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
     const Model *m = w->pass->model;
     const Weights *weights = w->pass->weights;
@@ -66,6 +68,8 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
        bias ? weights_vector(p->weights, bias) : NULL, sum, y, rstd, m->compute);
 }
 
+/* A norm's bias has the gradient of any bias. Both of the norm's gradients are of vectors, so they are
+ * added to in the input half, for all microbatches alike. */
 void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x, const float *rstd,
                    const void *dy, void *dx, bool add) {
     const Model *m = p->model;
