@@ -10,7 +10,10 @@
  *  2. Host memory given to `download` is filled with NaN when the call is queued.
  *  3. Memory is given back when every call has run: some may still want it.
  *  4. An event is number * DEVICE_STREAMS + stream: reached when so many calls of that stream have run.
- *  5. One mutex guards it all, also while a call runs: several threads may queue and wait. */
+ *  5. One mutex guards it all, also while a call runs: several threads may queue and wait.
+ *
+ * It stands in for a GPU, whose queues run ahead and behind of the host as they like, on machines that
+ * have none. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +49,8 @@ struct Deferred {
 /* ---- queueing ---- */
 
 /* One stretch of memory a queue, that grows to the longest wait of a run and then stays. It starts again
- * at its beginning whenever it has run empty. */
+ * at its beginning whenever it has run empty. Arguments are rounded up in length, so that the call behind
+ * them is aligned. The address that is returned is good until the next call is added. */
 static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
     size_t whole = sizeof(Call) + (bytes + 15) / 16 * 16;
     if (q->first == q->end) q->first = q->end = 0;
@@ -61,7 +65,8 @@ static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
     return call + 1;
 }
 
-/* Arguments, and what they point to on the host. */
+/* Arguments, and what they point to on the host, right behind them: `bytes` is a struct's size, so `a + 1`
+ * finds the rest when the call runs. The stream is the calling thread's. */
 static void queue_call(Device *d, Run *run, const void *arguments, size_t bytes, const void *more,
                        size_t more_bytes) {
     Deferred *w = d->deferred;
@@ -84,7 +89,8 @@ static const Call *next_call(const Queue *q) {
     return q->first < q->end ? (const Call *)(const void *)(q->calls + q->first) : NULL;
 }
 
-/* One call of a stream that can go on, drawn among those. */
+/* One call of a stream that can go on, drawn among those. The mutex is held all the time, so the queue's
+ * memory does not move under the arguments. */
 static void run_one(Device *d) {
     Deferred *w = d->deferred;
     Queue *ready[DEVICE_STREAMS];
@@ -112,6 +118,7 @@ static void finish(Device *d, Event e) {
     pthread_mutex_unlock(&w->mutex);
 }
 
+/* Of the last call that is queued now; nothing has to be queued for it. */
 static Event mark(Device *d, DeviceStream s) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
@@ -130,6 +137,7 @@ static void follow(Device *d, DeviceStream s, Event e) {
 
 /* ---- memory ---- */
 
+/* Stream after stream: finishing one may run calls of others, and what has run stays so. */
 static void finish_all(Device *d) {
     for (int s = 0; s < DEVICE_STREAMS; s++) finish(d, mark(d, (DeviceStream)s));
 }
@@ -276,6 +284,8 @@ static void run_download(Device *d, const void *arguments) {
     d->deferred->ops.download(d, a->host, a->tensor, a->bytes);
 }
 
+/* All bits set are NaN in fp32 and bf16, and -1 in whole numbers: what is read too early cannot be taken
+ * for a result. */
 static void defer_download(Device *d, void *host, const void *tensor, size_t bytes) {
     if (bytes) memset(host, 0xff, bytes);
     queue_call(d, run_download, &(Download){host, tensor, bytes}, sizeof(Download), NULL, 0);
@@ -309,6 +319,8 @@ static void defer_sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *
 
 /* ---- opening ---- */
 
+/* Ops and runtime that were there are kept, and called from the queues. Taking memory is not deferred: no
+ * call that is queued can know of memory that is not given out yet. Nor is scratch_bytes, which is no op. */
 void device_defer(Device *d, uint64_t seed) {
     CHECK(!d->deferred);
     Deferred *w = d->deferred = mem_alloc(sizeof *w);
@@ -330,6 +342,7 @@ void device_defer(Device *d, uint64_t seed) {
     d->runtime.host_give = host_give;
 }
 
+/* What nobody has waited for is dropped with its queue: it was never needed. */
 void deferred_close(Device *d) {
     Deferred *w = d->deferred;
     if (!w) return;

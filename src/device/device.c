@@ -1,4 +1,10 @@
-/* Opening and closing of the CPU device, and what is around every op: guard and profile. */
+/* Opening and closing of the CPU device, and what is around every op: guard and profile.
+ *
+ *     OP(d, ...) --> device_op_enter --> the op's slot --> device_op_leave
+ *                    guard open, clock                     clock, guard shut
+ *
+ * A slot is the reference's, an optimised one over it, or a deferred one over both: whoever calls an op
+ * does not see which. Nothing here knows a model. */
 #include "device/device.h"
 
 #include <math.h>
@@ -16,6 +22,7 @@
 
 const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
 
+/* By the list that the numbers are made of, so that neither can be out of step. */
 const char *op_name(OpId op) {
 #define OP_NAME(id, name) #name,
     static const char *const names[OP_COUNT] = {DEVICE_OPS(OP_NAME)};
@@ -72,6 +79,7 @@ static const Kind kinds[] = {
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
+/* Number 0 is "auto", which is no kind but a choice among them. */
 const char *device_kind(int index) {
     CHECK(index >= 0 && index <= KINDS);
     return index == 0 ? "auto" : kinds[index - 1].name;
@@ -162,11 +170,14 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     return code;
 }
 
+/* For plans of machines that are not here. The reference takes no scratch, so the optimised ops tell the
+ * most. */
 void device_describe_cpu(Device *d, int threads, bool native_bf16) {
     *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores(), .native_bf16 = native_bf16};
     d->ops.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
 }
 
+/* In reverse of opening, and of a device that was opened only half way, too. */
 void device_close(Device *d) {
     deferred_close(d);
     optimised_close(d);
@@ -178,6 +189,7 @@ void device_close(Device *d) {
 /* A thread's own: the one that communicates enqueues beside the one that trains, each on its stream. */
 static _Thread_local DeviceStream current = ON_COMPUTE;
 
+/* Returns what was before, so that a caller can put it back and calls may nest. */
 DeviceStream device_on(DeviceStream s) {
     DeviceStream before = current;
     current = s;
@@ -238,9 +250,12 @@ static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const c
     return best;
 }
 
+/* 16 MiB a matrix in fp32: beyond most caches, as matrices of a model are. */
 enum { PEAK_LARGEST = 2048 };
 
-/* Operands and scratch of the products, one after the other. */
+/* Operands and scratch of the products, one after the other. The needs are the least that there are: no
+ * other op will run, and what a product without leaves takes hangs on its dtype alone. Called dry, then
+ * real, as a pool wants it. */
 static char *take_operands(Pool *p, Device *d, Dtype type) {
     DeviceNeeds needs = {.compute = type,
                          .tokens = 1,
@@ -264,7 +279,9 @@ static void fill_operands(Device *d, char *operands, Dtype type) {
     for (size_t i = 0; i < 2 * PEAK_LARGEST; i++) OP(d, OP_UPLOAD, upload, operands + i * bytes, row, bytes);
 }
 
-/* With memory of its own, so that the peak can be taken before anything is planned. */
+/* With memory of its own, so that the peak can be taken before anything is planned; where it cannot be
+ * had, the answer is 0, and no error. Scratch and profile are put back as they were: a run in progress may
+ * ask. */
 double device_matmul_peak(Device *d, Dtype type, double seconds) {
     static const int64_t sizes[] = {1024, 1536, PEAK_LARGEST};
     enum { COUNT = sizeof sizes / sizeof *sizes };

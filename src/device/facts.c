@@ -14,10 +14,12 @@ static const char *runtime_name(unsigned runtime) {
     }
 }
 
+/* Of the library that is loaded, which may be another than the one whose header was compiled against. */
 char *device_library_name(char out[64]) {
     const dnnl_version_t *v = dnnl_version();
     snprintf(out, 64, "oneDNN %d.%d.%d (%s)", v->major, v->minor, v->patch, runtime_name(v->cpu_runtime));
     return out;
 }
 
+/* Where it is false doctor advises another build of the library. */
 bool device_library_has_openmp(void) { return dnnl_version()->cpu_runtime == DNNL_RUNTIME_OMP; }

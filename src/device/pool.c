@@ -1,5 +1,8 @@
 /* Invariant: a pool is dry (base NULL, requests only counted) or committed (base taken from the device,
- * used <= planned). */
+ * used <= planned).
+ *
+ * A pool is one piece of memory, given back whole: there is no freeing within it, and so nothing to
+ * fragment or to leak. The order and sizes of requests are all that an address depends on. */
 #include "device/pool.h"
 
 #include "base/text.h"
@@ -33,6 +36,7 @@ static ErrorCode check_available(const Pool *p, const Device *d, Error *err) {
                      p->name, text_bytes((double)p->planned, size), text_bytes((double)there, available));
 }
 
+/* Whichever way it fails, the pool stays dry and holds nothing. */
 ErrorCode pool_commit(Pool *p, Device *d, Error *err) {
     char size[32];
     CHECK(p->base == NULL);
@@ -46,6 +50,7 @@ ErrorCode pool_commit(Pool *p, Device *d, Error *err) {
     return OK;
 }
 
+/* Of a dry pool, too. It may be laid out anew afterwards. */
 void pool_free(Pool *p) {
     if (p->base) p->device->runtime.give(p->device, p->base, p->planned);
     p->device = NULL;

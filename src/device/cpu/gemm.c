@@ -95,8 +95,11 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
 
 /* ---- library ---- */
 
+/* 8 MiB of A, 8 of B, 4 of C: enough terms that widening, which reads and writes each element once, does
+ * not show beside the product. Constants, since where K is cut decides the bits. */
 enum { PANEL_M = 1024, PANEL_N = 1024, PANEL_K = 2048 };
 
+/* Row-major, as dnnl_sgemm is. It refuses nothing but sizes and row lengths that gemm_run never makes. */
 static void product_f32(const Product *p) {
     dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
                                       p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
@@ -145,6 +148,7 @@ static void widen(Device *d, const void *from, int64_t stride, int64_t rows, int
     }
 }
 
+/* The one rounding of a bf16 result. */
 static void narrow(Device *d, const float *from, int64_t rows, int64_t cols, uint16_t *to, int64_t stride) {
 #pragma omp parallel for num_threads(d->threads) schedule(static)
     for (int64_t i = 0; i < rows; i++)
@@ -159,6 +163,8 @@ typedef struct Panels {
     int64_t a_row, a_piece; /* what panel a holds now, so that a short A is widened once */
 } Panels;
 
+/* Panels are packed without gaps, and as the operands are stored: transposing is left to the product,
+ * which does it while it packs. */
 static void widen_operands(Device *d, const Product *p, int64_t i, int64_t j, int64_t q, Product *piece,
                            Panels *w) {
     int64_t k = piece->k;
@@ -200,6 +206,7 @@ static void widened_panel(Device *d, const Product *p, int64_t i, int64_t j, Pan
     if (!direct) narrow(d, w->c, piece.m, piece.n, c16, p->ldc);
 }
 
+/* Panels of C one after the other, all threads on each: scratch holds one of a kind. */
 static void widened(Device *d, const Product *p) {
     CHECK(d->scratch_size >= panel_bytes);
     Panels w = {.a = (float *)(void *)d->scratch, .a_row = -1, .a_piece = -1};
@@ -209,6 +216,7 @@ static void widened(Device *d, const Product *p) {
         for (int64_t j = 0; j < p->n; j += PANEL_N) widened_panel(d, p, i, j, &w);
 }
 
+/* Both ways end in dnnl_sgemm on tiles whose grid is a function of the shape. */
 static void library(Device *d, const Product *p) {
     if (p->ab_type == DTYPE_F32)
         tiled_f32(d->threads, p);
@@ -253,8 +261,13 @@ static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64
     }
 }
 
-/* Leaf i completes the levels that are the ones at the end of i: with what waits there it becomes the sum of
- * the level above. The last leaf completes all that wait: every one in i. */
+/* Leaf i completes the levels that are the ones at the end of i: with what waits there it becomes the sum
+ * of the level above. The last leaf completes all that wait: every one in i. Of six leaves, which the
+ * canonical tree splits into four and two:
+ *
+ *     leaf             0     1     2     3        4     5 (the last)
+ *     added to it      -     0     -     2, 0+1   -     4, 0+1+2+3
+ *     becomes level    0     1     0     2        0     C */
 static void tree_of_leaves(const LeafWork *w, int64_t leaves, float *to, int64_t row) {
     for (int64_t i = 0; i < leaves; i++) {
         const float *wait[LEVELS];
@@ -271,6 +284,7 @@ static void add_rows(const LeafWork *w, float *to, int64_t row, const float *wha
         w->g->kernels->add(w->tile.n, what + i * w->tile.n, to + i * row, to + i * row, DTYPE_F32);
 }
 
+/* Levels of the tree below its root: none of one leaf. */
 static int levels_of(int64_t leaves) {
     int levels = 0;
     while (INT64_C(1) << levels < leaves) levels++;
@@ -371,6 +385,8 @@ static void packed_run(const LeafWork *w, const Product *p, const float *const *
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
+/* A thread's room is its number times `each`, and holds packed panels, then the tiles of tiles_beside.
+ * Where none of those is needed a tile may be four times as tall, since C itself takes its sums. */
 static void packed(Gemm *g, Device *d, const Product *p) {
     int tiles = tiles_beside(p);
     size_t each = thread_floats(tiles);
@@ -387,6 +403,7 @@ static void packed(Gemm *g, Device *d, const Product *p) {
 
 /* ---- native: bf16 by primitives ---- */
 
+/* oneDNN knows no flag for transposing: an operand's strides say how it is stored. */
 static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, Dtype type, bool trans,
                               int64_t ld) {
     dnnl_dims_t dims = {rows, cols}, strides = {trans ? 1 : ld, trans ? ld : 1};
@@ -405,6 +422,7 @@ static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols
 #define MD_ARG(md) (&(md))
 #endif
 
+/* Versions 2 and 3 of oneDNN differ in calls alone; the NULL is a bias, which is an op of its own here. */
 static dnnl_status_t primitive_desc(const Gemm *g, const dnnl_memory_desc_t md[3], dnnl_primitive_attr_t attr,
                                     dnnl_primitive_desc_t *pd) {
 #if DNNL_VERSION_MAJOR >= 3
@@ -448,6 +466,8 @@ static void grow_pads(Gemm *g, size_t bytes) {
     CHECK(g->pads != NULL);
 }
 
+/* For each thread its own, since a memory object holds the address that a call works on. Made without
+ * memory: addresses come with each tile. */
 static void make_memories(Gemm *g, Primitive *entry, const dnnl_memory_desc_t md[3],
                           dnnl_primitive_desc_t pd) {
     entry->memory = mem_alloc_array((size_t)g->threads * 4, sizeof *entry->memory);
@@ -521,7 +541,9 @@ static void run_primitive(const Gemm *g, const Primitive *entry, const Product *
     CHECK(dnnl_primitive_execute(entry->primitive, g->streams[thread], 4, args) == dnnl_success);
 }
 
-/* Made before threads start: the cache grows on one thread alone. */
+/* Tiles have at most four sizes: most are whole, those of the last row and of the last column may be cut,
+ * and the last one both ways. So the corners have them all. Made before threads start: the cache grows on
+ * one thread alone. */
 static void prepare(Gemm *g, const Product *p, const Grid *grid) {
     int64_t last = grid->down * grid->across - 1;
     const int64_t corners[] = {0, grid->down - 1, last - grid->down + 1, last};
@@ -547,6 +569,8 @@ static void native_whole(Gemm *g, Device *d, const Product *p) {
     }
 }
 
+/* What waits to its left is added when the primitive has run, row by row; our own kernels do it in
+ * passing. */
 static void native_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
     run_primitive(w->g, &w->g->cache[find_primitive(w->g, p)], p);
     for (int i = 0; i < waiting; i++) add_rows(w, p->c, p->ldc, wait[i]);
@@ -594,6 +618,12 @@ static void native_leaves(Gemm *g, Device *d, const Product *p) {
 
 /* ---- */
 
+/* Which way a product takes:
+ *
+ *                               no leaves              one leaf of one run    all others
+ *     fp32                      library                packed                 packed
+ *     bf16 by primitives        native_whole           native_whole           native_leaves
+ *     bf16 without them         library, widened       packed                 packed */
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               Leaves leaves) {
@@ -625,6 +655,8 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
         native_leaves(g, d, &p);
 }
 
+/* The most that any of the ways above takes, for a plan: whether products with leaves come at all,
+ * `leaves` tells, and what a tile needs beside C grows with their levels. */
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
     bool narrow_c = compute != DTYPE_F32;
     size_t panels = narrow_c && !native ? panel_bytes : 0;
@@ -645,10 +677,12 @@ static ErrorCode open_streams(Gemm *g, Error *err) {
     return OK;
 }
 
+/* What oneDNN itself would use, which an environment variable of its own may have lowered. */
 bool gemm_native_possible(void) {
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
+/* Primitives are made later, when shapes are known. */
 ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native_bf16, int threads, Error *err) {
     if (native_bf16 && !gemm_native_possible())
         return error_set(err, ERR_UNAVAILABLE,
@@ -665,6 +699,7 @@ ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native_bf16, int th
     return code;
 }
 
+/* Of what gemm_open made half, too: what is not there is NULL, and nothing is cached. */
 void gemm_close(Gemm *g) {
     if (!g) return;
     for (int i = 0; i < g->cached; i++) {

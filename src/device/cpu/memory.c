@@ -1,7 +1,12 @@
 /* Memory of a CPU device: mappings of whole pages, made real when they are taken; and the guard around them.
  *
  * Invariant of the guard build: every mapping is registered, and readable exactly while pool_unlock_all calls
- * outnumber pool_lock_all calls. */
+ * outnumber pool_lock_all calls.
+ *
+ *     cpu_take: mmap --> cut to a huge page --> every page touched --> guarded (guard build)
+ *
+ * The guard finds code that reads tensor memory without an op: it stops there with a fault, at the address
+ * that it used. It is the process's, not a thread's: while one thread runs an op the others may read too. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -27,11 +32,14 @@ static Region *regions;
 static size_t region_count;
 static int unlock_depth;
 
+/* Also of a region that is taken while an op runs: it is open until that ends. */
 static void protect(const Region *r) {
     int access = unlock_depth > 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
     CHECK(mprotect(r->base, r->bytes, access) == 0);
 }
 
+/* Registered under the mutex together with its protection: else a step in between would leave it as it
+ * was. */
 static void guard_add(char *base, size_t bytes) {
     pthread_mutex_lock(&guard_mutex);
     regions = mem_grow(regions, (region_count + 1) * sizeof *regions);
@@ -56,7 +64,8 @@ static void guard_remove(const char *base) {
     pthread_mutex_unlock(&guard_mutex);
 }
 
-/* Only the outermost call changes anything. */
+/* Only the outermost call changes anything: calls nest in a thread, and those of several threads overlap.
+ * That is a system call for every region around every op, which only this build pays. */
 static void guard_step(int change) {
     pthread_mutex_lock(&guard_mutex);
     bool was_open = unlock_depth > 0;
@@ -76,7 +85,7 @@ void pool_unlock_all(void) {}
 void pool_lock_all(void) {}
 #endif
 
-/* Whole pages; 0 when that is more than can be addressed. */
+/* Whole pages, one at least; 0 when that, with what aligning it takes, is more than can be addressed. */
 static size_t mapping_bytes(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (bytes > (size_t)PTRDIFF_MAX - page - HUGE_PAGE) return 0;
@@ -105,7 +114,9 @@ static ErrorCode touch_all(char *base, size_t bytes) {
     return OK;
 }
 
-/* A mapping that starts on a huge page where it is large enough to use one. */
+/* A mapping that starts on a huge page where it is large enough to use one: too much is mapped, and what
+ * lies before and behind is given back at once. Huge pages are only wished for: without them products miss
+ * the processor's table of pages more often, and are slower. */
 static char *map_aligned(size_t bytes) {
     size_t extra = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
     char *raw = mmap(NULL, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -132,12 +143,14 @@ void *cpu_take(Device *d, size_t bytes) {
     return base;
 }
 
+/* `bytes` as it was asked for, from which the mapping's length follows again. */
 void cpu_give(Device *d, void *memory, size_t bytes) {
     (void)d;
     guard_remove(memory);
     munmap(memory, mapping_bytes(bytes));
 }
 
+/* Of this process: within the limit of its container, if it has one. */
 size_t cpu_available(const Device *d) {
     (void)d;
     return (size_t)memory_use().available;

@@ -60,6 +60,7 @@ static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int3
                                   dtable, c);
 }
 
+/* Each row's sums are one kernel call's, so rows may be cut anywhere. */
 static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
                          const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
                          Dtype c) {
@@ -84,11 +85,13 @@ typedef struct TokenBlocks {
     int64_t each, count; /* blocks of a leaf, of all */
 } TokenBlocks;
 
+/* Whole leaves first; what is left of the tokens is one more, with fewer blocks. */
 static TokenBlocks token_blocks(int64_t tokens, int64_t leaf) {
     int64_t each = leaves_of(leaf, TOKEN_BLOCK);
     return (TokenBlocks){tokens, leaf, each, tokens / leaf * each + leaves_of(tokens % leaf, TOKEN_BLOCK)};
 }
 
+/* Leaves have `each` blocks, of which the last may be short; so may the last leaf. */
 static int64_t block_start(const TokenBlocks *b, int64_t block) {
     return block / b->each * b->leaf + block % b->each * TOKEN_BLOCK;
 }
@@ -97,7 +100,9 @@ static int64_t block_rows(const TokenBlocks *b, int64_t block) {
     return min_i64(TOKEN_BLOCK, end - block_start(b, block));
 }
 
-/* Sums of `count` blocks from `first` on: n columns of [count][row]. */
+/* Sums of `count` blocks from `first` on: n columns of [count][row], added to the rows of their leaves
+ * [leaves][n] in ascending order. Threads share columns, not blocks: an element of the sum belongs to one
+ * of them. */
 static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t row, int64_t n,
                        const float *partial, float *sum) {
     enum { COLUMNS = 256 };
@@ -115,6 +120,8 @@ static float *block_room(Device *d, int64_t n) {
     return (float *)(void *)d->scratch;
 }
 
+/* PARTS blocks at a time, 2048 tokens: their sums wait in scratch, whose size so does not hang on the
+ * microbatch, and are added before the next ones come. Without dw there is no room and there are no sums. */
 static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
                           const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
                           int64_t leaf, Dtype c) {
@@ -134,8 +141,10 @@ static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidd
     }
 }
 
+/* Elements of a token in qkv: queries, keys, values. */
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
 
+/* The same heads on fewer tokens: a piece of an op on heads. */
 static AttentionShape of_tokens(AttentionShape s, int64_t tokens) {
     s.tokens = tokens;
     return s;
@@ -172,6 +181,7 @@ static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind ki
     }
 }
 
+/* The sums alone: a bias hands its gradient on as it is. */
 static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
                           Dtype c) {
     TokenBlocks b = token_blocks(tokens, leaf);
@@ -212,6 +222,7 @@ static void activation_forward(Device *d, Activation f, bool gated, int64_t toke
                                       tensor_at(x, first * wide, c), tensor_to(act, first * inter, c), c);
 }
 
+/* act may be dact's memory here too: a kernel reads an element before it writes it. */
 static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
                                 const void *x, const void *dact, void *dx, void *act, Dtype c) {
     int64_t step = rows_for(inter), wide = gated ? 2 * inter : inter;
@@ -284,6 +295,8 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 
 /* ---- loss ---- */
 
+/* Of the leaf that begins at logit `first` of those that are here; the target counts from the same place,
+ * and is outside of [0, length) where another leaf has it. */
 static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dtype type, int64_t target,
                             const VocabLeaves *l, int64_t first) {
     int64_t leaf = l->leaf ? l->leaf : vocab;
@@ -291,6 +304,7 @@ static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dty
                                       target - l->first - first);
 }
 
+/* A row a piece: a vocabulary is mostly longer than a grain. */
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                          const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
@@ -356,6 +370,8 @@ static StateStore from_element(StateStore s, int64_t i) {
     return s;
 }
 
+/* An element's update reads nothing of another's, so pieces are whatever suits threads; the step's numbers
+ * lie in tensor memory and are read when the op runs. */
 static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
                   const float *grad, void *m, void *v, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
@@ -363,6 +379,7 @@ static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerSt
                          tensor_to(m, i, s.type), tensor_to(v, i, s.type), copy ? copy + i : NULL);
 }
 
+/* Without momentum there is no state, and its address is NULL for every piece. */
 static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
                 const float *grad, void *momentum, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
@@ -416,6 +433,7 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
     refused->count += all.count;
 }
 
+/* Each element rounds by itself, so nothing is to be merged. */
 static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
     EACH_PIECE(d, i, n, GRAIN)
     kernels_of(d)->fixed_to_float(min_i64(GRAIN, n - i), acc + i, out + i);
@@ -427,12 +445,16 @@ static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out,
                         tensor_to(out, i, out_type), out_type);
 }
 
+/* By bytes, in pieces of 256 KiB: a store costs less than any arithmetic, so a piece has to be longer to
+ * be worth handing over. */
 static void zero(Device *d, void *p, size_t bytes) {
     enum { STEP = 1 << 18 };
     EACH_PIECE(d, i, (int64_t)bytes, STEP)
     memset((char *)p + i, 0, (size_t)min_i64(STEP, (int64_t)bytes - i));
 }
 
+/* An element's number is of its index, so pieces cannot show. 8 KiB of doubles on a thread's stack serve a
+ * piece. */
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
     enum { AT_A_TIME = 1024 };
@@ -464,6 +486,8 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     return attention > largest ? attention : largest;
 }
 
+/* What is not overridden stays the reference's: loss_sum, whose few numbers need no threads, and the
+ * copies between host and tensor memory. Fails as gemm_open does; the device is then to be closed. */
 ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     Optimised *o = mem_alloc(sizeof *o);
     o->kernels = kernels;

@@ -9,6 +9,7 @@
  * through the softmax to the next, and 64 queries are whole vectors of any length that there is. */
 static int64_t blocks_of(int64_t tokens) { return (tokens + FLASH_BLOCK - 1) / FLASH_BLOCK; }
 
+/* q, k and v are places in the same rows: a head's is found by the kernels. */
 static Flash flash_of(AttentionShape s, const void *qkv, const int32_t *first_key, void *out, Dtype c) {
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim;
@@ -64,6 +65,7 @@ static Areas areas_of(const Device *d, AttentionShape s) {
 
 size_t optimised_attention_scratch(const Device *d, AttentionShape s) { return areas_of(d, s).bytes; }
 
+/* By the thread's number within its team, of which there are never more than d->threads. */
 static float *thread_area(const Device *d, const Areas *a) {
     return (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * a->thread;
 }
@@ -82,6 +84,7 @@ static void run_forward(Device *d, const Flash *f) {
         kernels->flash_forward(f, t % f->s.heads, blocks - 1 - t / f->s.heads, thread_area(d, &areas));
 }
 
+/* FLOPs of two products, q k and p v; the way back has five: q k again, do v, and those of dq, dk and dv. */
 void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
                                  void *out, float *lse, Dtype c) {
     Flash f = flash_of(s, qkv, first_key, out, c);
@@ -90,6 +93,8 @@ void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, c
     run_forward(d, &f);
 }
 
+/* A prompt goes as in training, by blocks of queries; a few tokens query by query, and on one thread while
+ * the cache is so short that waking others would take longer. */
 void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c) {
     enum { FEW = 8 }; /* queries that do not fill the lanes of a block */

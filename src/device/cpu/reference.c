@@ -1,5 +1,10 @@
 /* The textbook: every op in plain C, on one thread, with sums in double. Faster implementations are tested
- * against it, and it serves where they have nothing better. */
+ * against it, and it serves where they have nothing better.
+ *
+ * Sums, and functions such as exp, are taken in double from operands as they are stored, and a result is
+ * rounded once, when it is stored: what is left of rounding is that of the tensors themselves. In fp32 is
+ * what the op defines so, since others are held to it: trees of leaves and of parts, updates, rows of an
+ * embedding's gradient; and what is one sum or product an element. Nothing here is made to be fast. */
 #include <math.h>
 
 #include "base/rng.h"
@@ -22,6 +27,8 @@ static double dot(const Terms *t, int64_t i, int64_t j, int64_t first, int64_t c
     return sum;
 }
 
+/* Piece `leaf` of every run, one chain over all of them: a rank that has some heads has their q, their k
+ * and their v, and its sum is to be this one. */
 static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i, int64_t j) {
     double sum = 0;
     int64_t start = 0;
@@ -32,12 +39,16 @@ static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i,
     return sum;
 }
 
+/* In fp32 between leaves, as ranks would send them to each other: that a leaf is rounded before it is
+ * added must not depend on where it was made. */
 static float tree_of_leaves(const Terms *t, const Leaves *l, int first, int count, int64_t i, int64_t j) {
     if (count == 1) return (float)leaf_dot(t, l, first, i, j);
     int half = tree_half(count);
     return tree_of_leaves(t, l, first, half, i, j) + tree_of_leaves(t, l, first + half, count - half, i, j);
 }
 
+/* Of one leaf what was in C is the first term of the chain; of several it is added to their finished tree,
+ * whose parts ranks may have. */
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
                  Leaves leaves) {
@@ -92,10 +103,12 @@ typedef struct NormRows {
     Dtype c;
 } NormRows;
 
+/* Heads are rows within tokens, and do not fill them: behind those of q come k and v. */
 static int64_t row_at(const NormRows *r, int64_t row) {
     return row / r->groups * r->stride + row % r->groups * r->n;
 }
 
+/* 0 for the RMS norms, so that one formula serves all three. */
 static double row_mean(const NormRows *r, int64_t row) {
     double sum = 0;
     if (r->kind != NORM_LAYER) return 0;
@@ -103,6 +116,8 @@ static double row_mean(const NormRows *r, int64_t row) {
     return sum / (double)r->n;
 }
 
+/* Squares of what is left after the mean, not mean(x^2) - mean(x)^2, which would lose all digits where the
+ * mean is large. */
 static double row_rstd(const NormRows *r, int64_t row, float eps) {
     double mean = row_mean(r, row), squares = 0;
     for (int64_t i = 0; i < r->n; i++) {
@@ -116,6 +131,7 @@ static double row_weight(const NormRows *r, int64_t i) {
     return (double)r->w[i] + (r->kind == NORM_RMS_PLUS_ONE ? 1 : 0);
 }
 
+/* A norm without bias has NULL there; what is written is rounded once, bias and all. */
 static void norm_row(const NormRows *r, int64_t row, double rstd, const float *bias, void *y) {
     double mean = row_mean(r, row);
     for (int64_t i = 0; i < r->n; i++) {
@@ -124,7 +140,8 @@ static void norm_row(const NormRows *r, int64_t row, double rstd, const float *b
     }
 }
 
-/* dx may be dy. */
+/* dx may be dy, but then not be added to: sums over the row are taken first, and after that each element
+ * is read before it is written. `along` is mean(g n), `middle` mean(g). */
 static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, const void *dy, void *dx,
                               bool add) {
     double mean = row_mean(r, row), along = 0, middle = 0;
@@ -162,7 +179,7 @@ static void norm_leaf_gradient(const NormRows *r, int64_t token, int64_t tokens,
     }
 }
 
-/* dw [leaves, n] */
+/* dw [leaves, n]: a row for each leaf of tokens, which ranks may hold apart and add in the tree. */
 static void norm_weight_gradient(const NormRows *r, int64_t leaf, const float *rstd, float eps,
                                  const void *dy, float *dw) {
     for (int64_t token = 0; token < r->tokens; token += leaf)
@@ -209,6 +226,7 @@ static NormRows head_rows(AttentionShape s, bool flat, NormKind kind, bool keys,
                       .c = c};
 }
 
+/* Values go over as they are. 1 / rms is not kept for the way back: a head is short, and it is made again. */
 static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
                             const float *wq, const float *wk, void *out, Dtype c) {
     (void)d;
@@ -225,6 +243,7 @@ static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kin
     }
 }
 
+/* Weights first, since the rows' gradients take the place of those that the weights' are made of. */
 static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk, int64_t leaf, Dtype c) {
@@ -260,6 +279,7 @@ static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *position
     }
 }
 
+/* A pass over the product's result, which has been rounded to c by then. */
 static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++)
@@ -281,12 +301,17 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
 
 /* ---- activations ---- */
 
+/* acos(-1) is pi: C11 has no name for it. */
 static double gelu_inner(double z) { return sqrt(2 / acos(-1.0)) * (z + 0.044715 * z * z * z); }
 
+/* The formulas of device.h, word for word. */
 static double activation(Activation f, double z) {
     return f == ACT_SILU ? z / (1 + exp(-z)) : z * (1 + tanh(gelu_inner(z))) / 2;
 }
 
+/* With s the sigmoid of z, and a what gelu_inner makes of it:
+ *
+ *     silu'(z) = s + z s (1 - s)      gelu'(z) = (1 + tanh a) / 2 + z (1 - tanh^2 a) a' / 2 */
 static double activation_slope(Activation f, double z) {
     if (f == ACT_SILU) {
         double sigmoid = 1 / (1 + exp(-z));
@@ -296,6 +321,7 @@ static double activation_slope(Activation f, double z) {
     return (1 + t) / 2 + z * (1 - t * t) * inner / 2;
 }
 
+/* A token's row is its gate, then its up, as the product of both leaves them. */
 static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
                                const void *x, void *act, Dtype c) {
     (void)d;
@@ -331,12 +357,15 @@ static void add(Device *d, int64_t n, const void *a, const void *b, void *out, D
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, c, tensor_get(a, i, c) + tensor_get(b, i, c));
 }
 
+/* In place, which the cross-entropy counts on: it has the capped logit and needs no other for the slope. */
 static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < n; i++)
         tensor_set(x, i, c, (float)((double)cap * tanh((double)tensor_get(x, i, c) / (double)cap)));
 }
 
+/* The canonical tree of base/tree.h, which ranks build from parts of it: so the bits do not tell how many
+ * there were. */
 static float tree_sum(int parts, const float *const *in, int64_t i) {
     if (parts == 1) return in[0][i];
     int half = tree_half(parts);
@@ -371,6 +400,7 @@ static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
     return r;
 }
 
+/* Leaf by leaf, rows within: what ranks have lies one after the other in the order of the vocabulary. */
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                          const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
     (void)d;
@@ -390,6 +420,9 @@ static double tree_of_sums(const LossRecord *records, int64_t rows, int count, f
            tree_of_sums(records + half * rows, rows, count - half, max);
 }
 
+/* The row's loss and all that the gradient needs of the row come before the gradient, which may take the
+ * logits' place; an element of it reads its own logit alone. The target counts in the whole vocabulary, so
+ * a rank that does not hold it has no onehot, but has the target's logit from the records. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                           const int32_t *targets, VocabLeaves leaves, const float *scale, float cap,
                           float *loss, void *dlogits, Dtype grad_type) {
@@ -429,7 +462,9 @@ static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
     }
 }
 
-/* State `which` (0 or 1) of element i. */
+/* State `which` (0 or 1) of element i: the first takes the lower half of the element's random word, the
+ * second the upper (device.h, StateStore), so one word serves both, and they round independently of each
+ * other. */
 static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i, int which, float value) {
     if (s->type == DTYPE_F32)
         ((float *)state)[i] = value;
@@ -454,6 +489,7 @@ static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerSt
     }
 }
 
+/* In the order of PyTorch: decay goes into the gradient, so momentum takes it up. */
 static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
                 const float *grad, void *momentum, uint16_t *copy) {
     (void)d;
@@ -488,6 +524,9 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
     exact_normalise(&out->sum);
 }
 
+/* ldexp is exact, since a double has room for a float's digits at any power of two; so llrint makes the
+ * only rounding, to nearest even. A NaN is within no limit. Where it is refused, `set` still clears what
+ * stood there. */
 static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused) {
     (void)d;
@@ -511,11 +550,13 @@ static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out,
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, out_type, tensor_get(in, i, in_type));
 }
 
+/* No bytes may come with no address, which memset and memcpy must not be given. */
 static void zero(Device *d, void *p, size_t bytes) {
     (void)d;
     if (bytes) memset(p, 0, bytes);
 }
 
+/* By the element's number alone: whoever makes some of a tensor makes the same numbers for them. */
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
     (void)d;
@@ -533,6 +574,7 @@ static void copy(Device *d, void *to, const void *from, size_t bytes) {
     if (bytes) memcpy(to, from, bytes);
 }
 
+/* Tensor memory of a CPU is host memory: both transfers are copies, and have ended when they return. */
 static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
     (void)d;
     if (bytes) memcpy(tensor, host, bytes);
@@ -550,6 +592,7 @@ static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     return 0;
 }
 
+/* Every slot: what an implementation does not override is a call of these. */
 void reference_fill_ops(Ops *ops) {
     *ops = (Ops){.gemm = gemm,
                  .embed_forward = embed_forward,

@@ -6,7 +6,10 @@
  *     dq = scale sum_j ds_j k_j      dk_j = scale sum_q ds_j q      dv_j = sum_q p_j do
  *
  * with cap(s) = c tanh(s / c) and cap' = 1 - (s_j / c)^2; without a cap they are s and 1. Keys before the
- * window are as those before first_key[q]. */
+ * window are as those before first_key[q].
+ *
+ * Heads of queries share keys and values in groups of H / G. In qkv a token's row is q of all heads, then
+ * k, then v. */
 #include <math.h>
 
 #include "base/error.h"
@@ -26,7 +29,9 @@ static double score(AttentionShape s, const void *q, const void *k, Dtype c) {
     return cap > 0 ? cap * tanh(plain / cap) : plain;
 }
 
-/* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. */
+/* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. Scores are made
+ * twice, once for their maximum: kept, they would need memory of the sequence's length. `k` and `v` begin
+ * at the first key that is seen, so nothing is masked; there is one at least, the query's own. */
 static double attend(AttentionShape s, const void *q, const void *k, const void *v, int64_t stride,
                      int64_t keys, void *out, Dtype c) {
     double max = -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
@@ -58,6 +63,8 @@ void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, c
     }
 }
 
+/* As forward, with keys and values in the cache's own rows of G*D, where those of the new tokens are
+ * already. No lse: nothing goes back from here. */
 void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c) {
     (void)d;
@@ -87,6 +94,8 @@ typedef struct Backward {
     Dtype c;
 } Backward;
 
+/* The probability comes from the kept lse, without another sum over keys. The scale is in ds, so both
+ * gradients that are made of it have it. */
 static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, double delta) {
     int64_t dim = b->s.head_dim, kv = b->s.heads + head / (b->s.heads / b->s.kv_heads);
     const void *q = tensor_at(b->qkv, t * b->row + head * dim, b->c),
@@ -99,6 +108,8 @@ static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, doubl
     return (Pair){p, p * (dot(grad, v, dim, b->c) - delta) * slope * scale};
 }
 
+/* do . o, which is sum_j p_j (do . v_j): the part of the softmax's gradient that all keys share (Dao,
+ * "FlashAttention-2", 2023). */
 static double delta_of(const Backward *b, int64_t head, int64_t t) {
     int64_t at = (t * b->s.heads + head) * b->s.head_dim;
     return dot(tensor_at(b->out, at, b->c), tensor_at(b->dout, at, b->c), b->s.head_dim, b->c);
@@ -115,6 +126,8 @@ static void query_gradient(const Backward *b, int64_t head, int64_t t, int64_t f
     for (int64_t i = 0; i < dim; i++) tensor_set(dq, i, b->c, (float)sum[i]);
 }
 
+/* Of all queries that see key j: first keys never decrease, so the first query that does not see it any
+ * more ends the walk. All heads of the group add to their one key. */
 static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const int32_t *first_key, void *dk,
                          void *dv) {
     int64_t dim = b->s.head_dim, group = b->s.heads / b->s.kv_heads;
@@ -132,6 +145,8 @@ static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const in
     for (int64_t i = 0; i < dim; i++) tensor_set(dv, i, b->c, (float)dv_sum[i]);
 }
 
+/* Every element of dqkv is one sum that is stored once, so probabilities are made anew for each walk: more
+ * work, and no order of additions to care for. */
 void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
                                   const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
     (void)d;
