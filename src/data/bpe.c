@@ -5,7 +5,11 @@
  *  B1. `slots` is an open-addressing table from pair to rank, at most half full, so that a search ends.
  *  B2. Merges of one rank have one result. tiktoken's files have several pairs for a rank; tokenizer.json
  *      has one.
- *  B3. Both encoders below give the same ids. Which one runs depends on the length of the piece alone. */
+ *  B3. Both encoders below give the same ids. Which one runs depends on the length of the piece alone.
+ *
+ *   ids     l   o   w   e   r       ranks (l,o) none, (o,w) 7, (w,e) 3, (e,r) 5
+ *           l   o   we  r           3 is lowest; the pairs with w and with e are looked up anew
+ *           l   o   we  r           no pair has a rank: these are the tokens */
 #include "data/bpe.h"
 
 #include <stdlib.h>

@@ -6,7 +6,11 @@
  *      renamed file is not read again.
  *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): nothing here has a state that
  *      moves.
- *  D3. Sources for training come first in `sources`, then those that are for validation only. */
+ *  D3. Sources for training come first in `sources`, then those that are for validation only.
+ *
+ *   data.sources     -> files -> hashes -> key -> cache --> stream for training   --> sampler: sample k
+ *                                                      \--> held out by fraction --+
+ *   data.validation  -> files -> hashes -> key -> cache --> stream of all of it   --+--> validation, k */
 #include "data/dataset.h"
 
 #include <inttypes.h>
@@ -58,6 +62,7 @@ static Recipe make_recipe(const DataConfig *c, const Tokenizer *t, int threads) 
     return r;
 }
 
+/* Its length first, or "ab", "c" and "a", "bc" would hash alike. */
 static void add_string(Sha256 *h, const char *s) {
     sha256_add_u64(h, strlen(s));
     sha256_add(h, s, strlen(s));
@@ -247,6 +252,7 @@ static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *e
     return open_sampler(d, c, err);
 }
 
+/* Tokenizes what no cache has yet, which may take hours; *dataset is NULL after a failure. */
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err) {
     *dataset = NULL;
@@ -268,6 +274,7 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     return code;
 }
 
+/* Also of one that was opened half way: what is not there yet is NULL. */
 void dataset_close(Dataset *d) {
     if (!d) return;
     for (size_t i = 0; i < d->total; i++) {
@@ -297,12 +304,14 @@ void dataset_fingerprint(const Dataset *d, char out[65]) {
 
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
+/* For training, without what is held out. */
 uint64_t dataset_tokens(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->count; i++) sum += d->sources[i].train.tokens;
     return sum;
 }
 
+/* Over all sources: what was held out of those for training, and all of the others. */
 uint64_t dataset_validation_tokens(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->total; i++) sum += d->sources[i].validation.tokens;
@@ -333,6 +342,7 @@ void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]) {
 
 bool dataset_is_mixture(const Dataset *d) { return sampler_cycle(d->sampler) > 1; }
 
+/* Each window of each source once. Sources of a mixture come to that at different times. */
 uint64_t dataset_samples_per_epoch(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->count; i++) sum += dataset_source_windows(d, i);
@@ -368,7 +378,8 @@ void dataset_describe(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) describe_source(d, i, out);
 }
 
-/* Past the last sample rows are empty: ranks that share validation unevenly still run the same passes. */
+/* Past the last sample rows are empty: ranks that share validation unevenly still run the same passes. The
+ * source is searched from the front: sources are few, and making the row costs far more. */
 static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid,
                                    Error *err) {
     if (k >= dataset_validation_samples(d)) {

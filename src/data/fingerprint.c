@@ -6,7 +6,11 @@
  *  F2. A file that changed less than REST_SECONDS ago is hashed but not remembered: a second write within
  *      the clock's resolution would leave the stamp as it is.
  *  F3. The stamp is taken before the content and compared after it: a file that changes while it is read
- *      is an error. */
+ *      is an error.
+ *
+ * A record, fingerprints/HASH64-OF-PATH.json:
+ *
+ *   {"path": "...", "stamp": "SIZE SECONDS.NANOSECONDS INODE DEVICE", "sha256": "64 hex digits"} */
 #include "data/fingerprint.h"
 
 #include <errno.h>
@@ -25,6 +29,8 @@
 #include "base/log.h"
 #include "base/text.h"
 
+/* Two seconds are the coarsest clock of a file system in use (FAT). Below QUIET_BYTES a bar would be gone
+ * before it is read. */
 enum { READ_BYTES = 1 << 20, RECORD_BYTES = 4096, QUIET_BYTES = 256 << 20, REST_SECONDS = 2 };
 
 static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
@@ -153,6 +159,7 @@ ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *e
                      path);
 }
 
+/* A record is written as soon as its file is hashed: an interrupted start has not read in vain. */
 static ErrorCode fill_missing(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
                               Progress *progress, Error *err) {
     for (size_t i = 0; i < count; i++) {

@@ -7,15 +7,23 @@
  *  L3. Spaces come to be U+2581 in the normalizer (Replace, as Llama 2 and Gemma have it) or in the
  *      pre-tokenizer (Metaspace). Either way weft turns it round (tokenizer_internal.h): what is read here
  *      replaces U+2581 by a space. Nothing behind that step may tell the two apart, so only Prepend may
- *      follow it. */
+ *      follow it.
+ *
+ *   text --normalizer--> text --pre_tokenizer--> pieces --model--> ids --decoder--> text
+ *
+ *                   normalizer          pre_tokenizer                      decoder
+ *   byte-level      forms, Replace ...  Split, Digits ..., ByteLevel last  ByteLevel, or none
+ *   byte fallback   Replace, Prepend    none, or one Metaspace             ByteFallback with others */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "data/hf_reader.h"
 
+/* Of the longest place, "pre_tokenizer.pretokenizers[N]" with N of any size. */
 #define KEY_ROOM 80
 
+/* `last` says that no step follows. */
 typedef ErrorCode (*ReadStep)(HfReader *r, const cJSON *item, const char *key, bool last);
 
 /* The object at `key`, or each of a Sequence whose steps are its member `list`. Absent or null: none. */
@@ -43,12 +51,14 @@ static ErrorCode read_pattern(HfReader *r, const cJSON *item, const char **strin
     return json_get_string(pattern, r->where, "Regex", *string == NULL, regex, r->err);
 }
 
+/* The one Replace that has to do with U+2581. The decoder asks with the two turned round. */
 static bool is_replacement_of_spaces(const char *string, const char *content) {
     return strcmp(string, " ") == 0 && strcmp(content, SPACE_MARK) == 0;
 }
 
 /* --- normalizer --- */
 
+/* The strings are the normalizer's at once (normalizer_free), so that a later refusal leaks none. */
 static ErrorCode read_replace(HfReader *r, const cJSON *item, const char *key, NormalizeStep *step) {
     const char *string, *regex, *content = "";
     TRY(read_pattern(r, item, &string, &regex));
@@ -63,6 +73,7 @@ static ErrorCode read_replace(HfReader *r, const cJSON *item, const char *key, N
     return OK;
 }
 
+/* Llama 2 prepends a U+2581 behind its Replace: turned round like the rest (L3), it is a space. */
 static ErrorCode read_prepend(HfReader *r, const cJSON *item, NormalizeStep *step) {
     const char *text = "";
     TRY(json_get_string(item, r->where, "prepend", true, &text, r->err));
@@ -100,6 +111,7 @@ static ErrorCode read_normalizer(HfReader *r, const cJSON *item, const char *key
  * makes of a character is 11 times as long; published files replace a space by three bytes. */
 #define MOST_GROWTH 64
 
+/* A bound, not the exact growth: steps multiply, and a Replace is taken to replace everything. */
 static ErrorCode check_growth(HfReader *r) {
     size_t growth = 1;
     for (int i = 0; i < r->t->normalizer.count; i++) {
@@ -225,6 +237,8 @@ static ErrorCode read_pre_tokenizer(HfReader *r, const cJSON *item, const char *
     return hf_refuse(r, key, type);
 }
 
+/* Without a pre-tokenizer a byte-level model would have nothing that makes bytes of text; one with byte
+ * fallback needs none. */
 static ErrorCode read_pre_tokenizers(HfReader *r, const cJSON *root) {
     const cJSON *item = NULL, *steps;
     if (r->t->characters && !hf_present(cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer"))) return OK;
@@ -242,6 +256,7 @@ typedef struct Decoded {
     bool bytes, spaces, fused;
 } Decoded;
 
+/* It takes off the space that a Prepend has put before the text; that is one, at the front. */
 static ErrorCode read_strip(HfReader *r, const cJSON *item, const char *key, bool fused) {
     const char *content = "";
     int64_t start = 0, stop = 0;
@@ -280,6 +295,8 @@ static ErrorCode read_decoder_step(HfReader *r, const cJSON *item, const char *k
     return OK;
 }
 
+/* The steps are walked here and not by read_steps, since each is judged by what those before it did. At the
+ * end the decoder must make bytes of "<0x0A>" and undo what is done to spaces (L2). */
 static ErrorCode read_character_decoder(HfReader *r, const cJSON *root) {
     Decoded done = {0};
     const cJSON *decoder = NULL, *steps = NULL;
@@ -301,6 +318,7 @@ static ErrorCode read_character_decoder(HfReader *r, const cJSON *root) {
     return OK;
 }
 
+/* A byte-level model may lack it: for its tokens there is one way only to become text. */
 static ErrorCode read_decoder(HfReader *r, const cJSON *root) {
     if (r->t->characters) return read_character_decoder(r, root);
     const cJSON *decoder = cJSON_GetObjectItemCaseSensitive(root, "decoder");

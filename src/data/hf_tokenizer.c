@@ -9,7 +9,17 @@
  *      decodes. With byte fallback tokens are text with U+2581 for a space, and "<0x0A>" is a byte.
  *  H4. Special tokens never come of text. A merge that leads to one, or starts from one, is left out: the
  *      files made of SentencePiece models may have "<s" + ">". Its text stays text.
- *  H5. The post-processor is not read: what begins and ends a document is the configuration's choice. */
+ *  H5. The post-processor is not read: what begins and ends a document is the configuration's choice.
+ *
+ *   member of the file                  read by               into
+ *   model.type and settings             read_model_settings   `characters`, `whole_first`
+ *   normalizer, pre_tokenizer, decoder  hf_read_pipeline      `normalizer`, `splits`, `prefix`, `marked`
+ *   model.vocab                         read_vocabulary       `vocabulary`
+ *   added_tokens                        read_added            `vocabulary`, `added`, `added_normalized`
+ *   model.merges                        read_merges           `bpe`
+ *
+ * In this order: how a token's text is read depends on `characters` and `marked`, added tokens go through the
+ * normalizer, and merges are looked up in the finished vocabulary. */
 #include "data/hf_tokenizer.h"
 
 #include <stdlib.h>
@@ -18,11 +28,13 @@
 #include "data/byte_level.h"
 #include "data/hf_reader.h"
 
+/* "?" where there is none: no reader knows that type, so it is refused where unknown ones are. */
 const char *hf_type(const cJSON *object) {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(object, "type");
     return cJSON_IsString(type) ? type->valuestring : "?";
 }
 
+/* The member that must be an array or an object. *out stays cJSON's and lives as long as the document. */
 ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool array, const cJSON **out) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     if (array ? !cJSON_IsArray(item) : !cJSON_IsObject(item)) {
@@ -33,6 +45,8 @@ ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool a
     return OK;
 }
 
+/* `what` may come from the file, so it is escaped and cut: a message must not bring control characters to a
+ * terminal. */
 ErrorCode hf_refuse(HfReader *r, const char *key, const char *what) {
     char shown[160];
     error_escape(shown, sizeof shown, what, strlen(what));
@@ -57,6 +71,7 @@ static ErrorCode get_id(HfReader *r, const cJSON *item, const char *token, int64
     return OK;
 }
 
+/* Capitals only, as SentencePiece writes them: "<0x0a>" is a text of six characters. */
 static int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
@@ -101,6 +116,8 @@ static TokenName read_token(const HfReader *r, const char *text, size_t length, 
     return NAME_LITERAL;
 }
 
+/* The name space decides the kind: what no text spells is inert (H3). The vocabulary copies the bytes, so
+ * one scratch serves for all. */
 static ErrorCode read_vocabulary(HfReader *r, const cJSON *vocab) {
     static const TokenKind kinds[] = {
         [NAME_TEXT] = TOKEN_TEXT, [NAME_LITERAL] = TOKEN_INERT, [NAME_BYTE] = TOKEN_BYTE};
@@ -120,6 +137,7 @@ static ErrorCode bad_added(HfReader *r, const char *content, const char *problem
     return error_set(r->err, ERR_DATA, "%s: added token \"%s\": %s", r->where, shown, problem);
 }
 
+/* A flag that is absent is false. What this build or the spaces of this file do not allow is refused (H1). */
 static ErrorCode read_added_flags(HfReader *r, const cJSON *item, const char *content, AddedToken *a,
                                   bool *normalized) {
     TRY(json_get_bool(item, r->where, "special", false, &a->special, r->err));
@@ -179,6 +197,8 @@ static ErrorCode add_new(HfReader *r, const char *content, int64_t id, const Tex
     return vocabulary_set(&r->t->vocabulary, r->where, id, bytes, length, kind, r->err);
 }
 
+/* Its kind says when it is looked for: in raw text, in normalized text, or never. Special ones are put into
+ * a set all the same, since they use up text that they match (added.c, A3). */
 static ErrorCode put_added(HfReader *r, const char *content, AddedToken *a, bool normalized, Text *text) {
     TokenKind kind = a->special ? TOKEN_SPECIAL : normalized ? TOKEN_ADDED_NORMALIZED : TOKEN_ADDED;
     size_t n;
@@ -297,6 +317,9 @@ static ErrorCode read_merge(HfReader *r, const cJSON *item, size_t number, Merge
     return OK;
 }
 
+/* Ranks are places in the file, and keep the gaps of merges that were left out. The rules belong to
+ * bpe_init once it is called, even where it fails; before that they are freed here. A first entry "#version
+ * ..." is the head line of a merges.txt and no merge. */
 static ErrorCode read_merges(HfReader *r, const cJSON *model) {
     const cJSON *merges = NULL;
     TRY(hf_container(r, model, "merges", true, &merges));
@@ -366,6 +389,7 @@ static ErrorCode read_document(HfReader *r, const cJSON *root) {
     return OK;
 }
 
+/* The text of the file is kept, so that tokenizer_save can write back what is not read here. */
 ErrorCode hf_tokenizer_read(Tokenizer *t, const char *where, const char *data, size_t length, Error *err) {
     cJSON *root = NULL;
     TRY(json_parse(where, data, length, &root, err));

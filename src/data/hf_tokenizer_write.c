@@ -1,13 +1,27 @@
 /* A Tokenizer as tokenizer.json, for tokenizers that weft trained or that came as a tiktoken file. Those
  * that came as tokenizer.json are written back byte for byte instead (tokenizer_save).
  *
- * Only what readers need is written, in the form that the oldest versions of `tokenizers` take too. */
+ * Only what readers need is written, in the form that the oldest versions of `tokenizers` take too.
+ *
+ *   {
+ *     "version": "1.0", "truncation": null, "padding": null,
+ *     "added_tokens": [{"id": 256, "content": "...", four flags, "special": true} ...],
+ *     "normalizer": null,
+ *     "pre_tokenizer": a ByteLevel, or a Sequence of a Split and a ByteLevel,
+ *     "post_processor": null,
+ *     "decoder": a ByteLevel,
+ *     "model": {"type": "BPE", settings, "vocab": {"spelling": id ...}, "merges": ["a b" ...]}
+ *   }
+ *
+ * The members stand in the order in which `tokenizers` writes them. Text is appended to `out`; nothing here
+ * can fail. */
 #include <string.h>
 
 #include "base/json.h"
 #include "data/byte_level.h"
 #include "data/hf_tokenizer.h"
 
+/* The object is left open: its own members follow, and its writer ends it. */
 static void write_type(JsonWriter *w, const char *type) {
     json_begin_object(w);
     json_put_string(w, "type", type);
@@ -81,7 +95,8 @@ static void write_vocabulary(JsonWriter *w, const Vocabulary *v) {
     text_free(&name);
 }
 
-/* In the old form, "a b", which every version of `tokenizers` reads. */
+/* In the old form, "a b", which every version of `tokenizers` reads. The space cannot be mistaken for part
+ * of a token: the byte alphabet has another character for it (U+0120). */
 static void write_merges(JsonWriter *w, const Tokenizer *t) {
     Text line = {0};
     json_key(w, "merges");
@@ -116,6 +131,8 @@ static void write_model(JsonWriter *w, const Tokenizer *t) {
     json_end_object(w);
 }
 
+/* A trained tokenizer and a tiktoken file have one pattern at most, so the first step of `splits` is all of
+ * them. A ByteLevel decoder looks at none of its settings; they are there for readers that want them. */
 void hf_tokenizer_write(const Tokenizer *t, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);

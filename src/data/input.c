@@ -25,6 +25,7 @@
 /* A few of zstd's blocks, of 128 KiB at most each. */
 enum { RAW_BYTES = 1 << 18 };
 
+/* `in` points into `raw`; what is between in.pos and in.size has been read and not yet decompressed. */
 struct Input {
     char *path;
     int fd;
@@ -145,7 +146,8 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
     return OK;
 }
 
-/* `content` moves here alone, whichever way the bytes came, so that I1 holds for both. */
+/* `content` moves here alone, whichever way the bytes came, so that I1 holds for both. Fewer bytes than
+ * asked for are no end: *got is 0 at the end alone. */
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     *got = 0;
     if (capacity == 0) return OK;

@@ -7,7 +7,11 @@
  *  L1. Microbatch i lives in slot i mod slots. The thread fills slot `made` only while made < released +
  *      slots.
  *  L2. given - 1 is with the caller and not released until the next loader_next.
- *  L3. Once `code` is set the thread makes no more; batches made before are still given, then the error. */
+ *  L3. Once `code` is set the thread makes no more; batches made before are still given, then the error.
+ *
+ *       released      given                 made            released + slots
+ *   -------+-------------+--------------------+---------------------+-------> number of the microbatch
+ *          | the caller's| ready              | free; one in making | */
 #include "data/loader.h"
 
 #include <errno.h>

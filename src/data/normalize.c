@@ -6,7 +6,14 @@
  *      a look at its bytes can tell.
  *  N3. The version of utf8proc's tables is part of a tokenizer's fingerprint: other tables may give other
  *      ids. `tokenizers` has tables of its own, of another version; characters that were assigned between
- *      the two normalize in one and stay in the other (docs/tokenizers.md). */
+ *      the two normalize in one and stay in the other (docs/tokenizers.md).
+ *
+ *   step           what it does                             when it has nothing to do (N2)
+ *   NFC .. NFKD    the form, by utf8proc_map                 no byte from 0xCC on (NFC), or from 0x80 on
+ *   Lowercase      each character by itself                  ASCII alone, and no capitals
+ *   Strip          white space off the left, right or both   there is none
+ *   Replace        a string by another, wherever it is       it is nowhere
+ *   Prepend        a string before a text that begins        the text is empty, or goes on with another */
 #include "data/normalize.h"
 
 #include <stdlib.h>
@@ -18,6 +25,8 @@
 #include <utf8proc.h>
 #endif
 
+/* As tokenizer.json calls them: files are read, steps are named in errors, and fingerprints are made by
+ * these. */
 static const char *const names[NORMALIZE_KINDS] = {
     [NORMALIZE_NFC] = "NFC",
     [NORMALIZE_NFD] = "NFD",
@@ -31,12 +40,14 @@ static const char *const names[NORMALIZE_KINDS] = {
 
 const char *normalize_name(NormalizeKind kind) { return names[kind]; }
 
+/* NORMALIZE_KINDS for a name that is none of them; the reader of the file refuses it. */
 NormalizeKind normalize_by_name(const char *name) {
     NormalizeKind kind = 0;
     while (kind < NORMALIZE_KINDS && strcmp(names[kind], name) != 0) kind++;
     return kind;
 }
 
+/* By the order of the enumeration: the forms and Lowercase come first, what is done by hand behind them. */
 bool normalize_needs_unicode(NormalizeKind kind) { return kind <= NORMALIZE_LOWERCASE; }
 
 /* Strings of a step that was being read when its file was refused are there or NULL. */
@@ -72,6 +83,8 @@ static bool all_below(const char *text, size_t length, unsigned char limit) {
     return true;
 }
 
+/* utf8proc allocates what it makes; it is copied and freed here. Text is valid UTF-8 by now, so a failure
+ * is one of memory or of weft, never of the user's text. */
 static ErrorCode unicode_form(int options, const char *text, size_t length, Text *out, Error *err) {
     utf8proc_uint8_t *made = NULL;
     utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, &made,
@@ -100,6 +113,7 @@ static void lower_case(const char *text, size_t length, Text *out) {
     }
 }
 
+/* Asked of ASCII only, where capitals are all that Lowercase changes. */
 static bool has_capitals(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (text[i] >= 'A' && text[i] <= 'Z') return true;
@@ -107,6 +121,7 @@ static bool has_capitals(const char *text, size_t length) {
     return false;
 }
 
+/* *changed may be true of a text that comes out as it went in; that costs a copy and changes no result. */
 static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length, Text *out, bool *changed,
                              Error *err) {
     static const int options[] = {
@@ -125,6 +140,8 @@ static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length
 
 #else
 
+/* Without libutf8proc. Readers ask unicode_available first and refuse by name what would need it, so no
+ * tokenizer that was opened comes to the two functions below. */
 bool unicode_available(void) { return false; }
 
 const char *unicode_forms_version(void) { return ""; }
@@ -161,6 +178,8 @@ static void replace(const NormalizeStep *s, const char *text, size_t length, Tex
     if (*changed) text_add(out, text + from, length - from);
 }
 
+/* `begins` is false for text that goes on with other text of its document: only Prepend asks. *changed says
+ * that the result is in `out`; else it is the text itself. */
 static ErrorCode run_step(const NormalizeStep *s, const char *text, size_t length, bool begins, Text *out,
                           bool *changed, Error *err) {
     *changed = false;

@@ -122,6 +122,7 @@ const char *pattern_name(Pattern pattern) { return patterns[pattern].name; }
 
 const char *pattern_source(Pattern pattern) { return patterns[pattern].source; }
 
+/* Whole patterns alone: a tokenizer that is trained has one, and it must cut everything. */
 Pattern pattern_by_name(const char *name) {
     for (Pattern p = PATTERN_GPT2; p < PATTERN_WHOLE_END; p++) {
         if (strcmp(patterns[p].name, name) == 0) return p;

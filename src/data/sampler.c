@@ -6,7 +6,13 @@
  *  S2. A mixture deals samples in a cycle of slots, each source's slots spread as evenly as can be: after
  *      any number of samples each source has its share to within one sample.
  *  S3. The cycle is the shortest in which all shares are whole numbers, or CYCLE_LIMIT slots with rounded
- *      shares. */
+ *      shares.
+ *
+ * Weights 2 and 1 make a cycle of three slots:
+ *
+ *   slot     0  1  2
+ *   group    0  0  1
+ *   rank     0  1  0     sample 7 is slot 1 of cycle 2: group 0, index 2 * 2 + 1 = 5 */
 #include "data/sampler.h"
 
 #include <inttypes.h>
@@ -80,7 +86,10 @@ static uint32_t choose_cycle(const double *shares, size_t count, uint32_t *slots
     return CYCLE_LIMIT;
 }
 
-/* Earliest deadline first among the groups whose next use is not too early. */
+/* Earliest deadline first among the groups whose next use is not too early. The windows are those of
+ * proportionate fairness (Baruah, Cohen, Plaxton and Varvel, 1996): use u of a group with w of c slots
+ * falls between floor(u c / w) and ceil((u + 1) c / w). On one row of slots earliest deadline first always
+ * meets them, so there is a group for every slot. */
 static void deal(Sampler *s) {
     size_t n = s->group_count;
     uint64_t cycle = s->cycle, *used = mem_alloc_array(n, sizeof *used);

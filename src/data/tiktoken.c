@@ -5,7 +5,14 @@
  * they are Llama 3's, 256 of them behind the last rank.
  *
  * The file says nothing of a pattern. Llama 3's is taken, since its file is the only one of the kind that
- * models are published with. */
+ * models are published with.
+ *
+ *   IQ== 0          the byte 0x21, "!", has the id 0
+ *   Ig== 1          the byte 0x22
+ *   ...
+ *   n lines, then by number:  n      <|begin_of_text|>       n + 6  <|start_header_id|>
+ *                             n + 1  <|end_of_text|>         n + 7  <|end_header_id|>
+ *                             n + 9  <|eot_id|>              the rest up to n + 255: reserved */
 #include "data/tiktoken.h"
 
 #include <stdio.h>
@@ -52,7 +59,7 @@ static size_t base64_decode(const char *text, size_t length, char *out) {
     return n;
 }
 
-/* Digits only, at most nine of them; -1 otherwise. */
+/* Digits only, at most nine of them; -1 otherwise. Nine digits fit an id of 32 bits whatever they are. */
 static int64_t parse_rank(const char *text, size_t length) {
     if (length == 0 || length > 9) return -1;
     int64_t rank = 0;
@@ -194,6 +201,8 @@ static ErrorCode build(Tokenizer *t, const char *where, const RankLine *lines, s
     return OK;
 }
 
+/* Base64 never grows when it is decoded, so a buffer as long as the file holds all tokens; the vocabulary
+ * copies what it keeps. */
 ErrorCode tiktoken_read(Tokenizer *t, const char *where, const char *data, size_t length, Error *err) {
     RankLine *lines = mem_alloc_array(count_lines(data, length), sizeof *lines);
     char *decoded = mem_alloc(length + 1);

@@ -1,4 +1,15 @@
-/* Invariants
+/* A token cache as its readers see it: the parts of a directory, mapped, as one sequence of tokens.
+ *
+ *   offset   0               TOKEN_HEADER_BYTES    ends_at              sums_at
+ *            +---------------+---------------------+--------------------+-------------------+
+ *            | TokenHeader,  | ids of 2 or 4 bytes,| ends of documents, | hash64 of blocks  |
+ *            | zeros         | zeros up to 8       | 8 bytes each       | of ids, 8 each    |
+ *            +---------------+---------------------+--------------------+-------------------+
+ *   guarded by header_checksum   the sums, as read      index_checksum, when the part is opened
+ *
+ * Opening reads headers and indices, not ids: a cache of terabytes opens at once, and each block of ids is
+ * verified when it is read for the first time.
+ *
  *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked:
  *      everything later is bounded by verified counts.
  *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the
@@ -139,6 +150,7 @@ static ErrorCode load_part(TokenCache *c, TokenPart *p, const uint8_t key[32], E
     return OK;
 }
 
+/* Of a part that was not loaded to its end, too: what was not made is empty. */
 static void free_part(TokenPart *p) {
     file_unmap(&p->map);
     free(p->verified);
@@ -161,6 +173,7 @@ static ErrorCode add_part(TokenCache *c, const char *dir, const uint8_t key[32],
     return code;
 }
 
+/* By name alone; what the file is worth is decided when it is opened. */
 static bool next_exists(const TokenCache *c, const char *dir) {
     char *path = token_part_path(dir, c->count);
     bool exists = file_exists(path);
@@ -193,6 +206,7 @@ void token_cache_close(TokenCache *c) {
     free(c);
 }
 
+/* NULL where nothing has been built yet. */
 const TokenHeader *token_cache_last_part(const TokenCache *c) {
     return c->count ? &c->parts[c->count - 1].header : NULL;
 }
@@ -253,6 +267,7 @@ static ErrorCode verify_range(const TokenPart *p, uint64_t first, uint64_t count
     return OK;
 }
 
+/* Blocks that were verified already are not read again. */
 ErrorCode token_cache_verify(const TokenCache *c, Error *err) {
     for (size_t i = 0; i < c->count; i++) TRY(verify_range(&c->parts[i], 0, c->parts[i].header.tokens, err));
     return OK;
@@ -284,6 +299,7 @@ static size_t part_of(const TokenCache *c, uint64_t token) {
     return low;
 }
 
+/* The first end of a document at or behind the token; the end of the cache where there is none. */
 uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
     /* A document that ends where a part begins is listed in either part: look from the part before. */
     size_t at = part_of(c, token);

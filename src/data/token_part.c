@@ -59,6 +59,7 @@ static ErrorCode write_all(const PartWriter *w, const void *data, size_t length,
     return OK;
 }
 
+/* Leaves the temporary file alone: it has its final name by now, or part_abandon has removed it. */
 static void release(PartWriter *w) {
     if (w->fd >= 0) close(w->fd);
     free(w->dir);
@@ -92,6 +93,7 @@ static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabul
     h->first_byte = previous->first_byte + previous->text_bytes;
 }
 
+/* *writer is set on success only; a failure leaves no file. */
 ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                     const TokenHeader *previous, Error *err) {
     PartWriter *w = mem_alloc(sizeof *w);
@@ -116,6 +118,7 @@ ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32],
     return code;
 }
 
+/* For the caller to say where reading goes on, before it commits. */
 TokenHeader *part_header(PartWriter *w) { return &w->header; }
 
 /* The last block of a part may be short; its checksum is over what is there. */
@@ -192,6 +195,7 @@ static ErrorCode publish(PartWriter *w, Error *err) {
     return file_sync_dir(w->dir, err);
 }
 
+/* The writer is gone either way. */
 ErrorCode part_commit(PartWriter *w, Error *err) {
     ErrorCode code = write_index(w, err);
     if (code == OK) code = publish(w, err);

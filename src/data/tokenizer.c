@@ -4,7 +4,12 @@
  *      readers agree on it and nothing is worked out while text is encoded.
  *  K2. The fingerprint is over what decides ids, not over the file: caches of tokens and running trainings
  *      hang on it. Settings that came to be known later are hashed only where they are in use, so that the
- *      fingerprints of the tokenizers before them stay. */
+ *      fingerprints of the tokenizers before them stay.
+ *
+ *   "bytes" --------------------------> open_bytes --------+
+ *   a directory --> its tokenizer.json                     |
+ *   a file ----- { or [ first --------> hf_tokenizer_read -+--> finish_opening --> constant from here on,
+ *          \---- anything else -------> tiktoken_read -----+                      shared by all threads */
 #include "data/tokenizer.h"
 
 #include <stdlib.h>
@@ -51,8 +56,10 @@ static void describe_splits(const Tokenizer *t, Text *out) {
         text_printf(out, "%s%s", i ? "+" : "", pattern_name(t->splits.steps[i]));
 }
 
+/* It has a number of its own in the fingerprint, from when it was the one normalizer (K2). */
 static bool only_form_c(const Normalizer *n) { return n->count == 1 && n->steps[0].kind == NORMALIZE_NFC; }
 
+/* Lengths go before strings, so that no two normalizers are described alike. */
 static void describe_normalizer(const Normalizer *n, Text *out) {
     if (n->count == 0 || only_form_c(n)) return;
     for (int i = 0; i < n->count; i++) {
@@ -90,6 +97,8 @@ static bool needs_unicode(const Normalizer *n) {
     return needs;
 }
 
+/* Tokens in the order of their ids, which need not be hashed for that; then merges, two numbers of 32 bits
+ * to a word. */
 static void hash_tables(Sha256 *h, const Tokenizer *t) {
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
@@ -289,6 +298,7 @@ ErrorCode tokenizer_open(Tokenizer **out, const char *spec, Error *err) {
     return code;
 }
 
+/* NULL is fine, and so is what a reader left half filled: the rest is zero. */
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     state_pool_free(t->pool);
@@ -327,6 +337,7 @@ bool tokenizer_whole_documents(const Tokenizer *t) { return t->whole_documents; 
 
 void tokenizer_fingerprint(const Tokenizer *t, char out[65]) { memcpy(out, t->fingerprint, 65); }
 
+/* NULL for an id outside the vocabulary. The bytes are the tokenizer's. */
 const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length) {
     *length = 0;
     if (id < 0 || id >= t->vocabulary.count) return NULL;
@@ -336,6 +347,7 @@ const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length
 
 /* --- lists of ids --- */
 
+/* Half more at least, so that adding ids one by one stays linear in their number. */
 void token_list_reserve(TokenList *list, size_t more) {
     if (list->capacity - list->count >= more) return;
     size_t wanted = list->count + more, bytes;
@@ -362,6 +374,7 @@ const char *tokenizer_token_text(const Tokenizer *t, int32_t id, bool first, siz
     return bytes;
 }
 
+/* Appends; what came before a bad id stays in `out`. */
 ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count, Text *out, Error *err) {
     for (size_t i = 0; i < count; i++) {
         size_t length;

@@ -8,7 +8,15 @@
  *      beyond an added token is not there for it.
  *  E2. Bytes that are no UTF-8 are encoded by themselves, so that every text can be encoded. What follows
  *      them is the rest of the text, not a text of its own: nothing is put before it.
- *  E3. A state remembers the ids of short pieces, which repeat; that never changes a result. */
+ *  E3. A state remembers the ids of short pieces, which repeat; that never changes a result.
+ *
+ *   encode_text            runs of valid UTF-8; bytes that are none           --> encode_piece
+ *     encode_around          added tokens of raw text                         --> their ids
+ *       encode_raw             the normalizer
+ *         encode_normalized      added tokens of normalized text              --> their ids
+ *           encode_section         U+2581 and the space that is put before
+ *             encode_split           patterns, or words with byte fallback
+ *               encode_piece           ids remembered, or else merged         --> ids */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>

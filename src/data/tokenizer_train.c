@@ -5,12 +5,17 @@
  * the text would read it once a merge. Over distinct words, with their counts, a merge touches the words
  * that have the pair, and all counts are kept up to date by differences:
  *
- * 1. `pairs` holds the exact count of every adjacent pair over all words, and a list of words that is a
- * superset of those where the pair occurs. A merge changes only the neighbourhoods of its occurrences. 2.
- * The heap holds an entry for each pair that has a count, with a count that is never below the true one:
- * counts of pairs fall silently, and an entry is brought up to date when it comes to the top. Where a count
- * rises, an entry is added. 3. A merged pair has count 0 for good: tokens grow, so no later merge can put
- * it together again. */
+ *  1. `pairs` holds the exact count of every adjacent pair over all words, and a list of words that is a
+ *     superset of those where the pair occurs. A merge changes only the neighbourhoods of its occurrences.
+ *  2. The heap holds an entry for each pair that has a count, with a count that is never below the true
+ *     one: counts of pairs fall silently, and an entry is brought up to date when it comes to the top.
+ *     Where a count rises, an entry is added.
+ *  3. A merged pair has count 0 for good: tokens grow, so no later merge can put it together again.
+ *
+ * A word that came 5 times, and the merge of (o, w):
+ *
+ *   l o w e r    counts   (l, o) -5   (w, e) -5   (o, w) -> 0
+ *   l ow  e r             (l, ow) +5  (ow, e) +5  both new in the heap or raised there */
 #include "data/tokenizer_train.h"
 
 #include <omp.h>
@@ -86,6 +91,7 @@ static void heap_push(Learner *l, size_t pair) {
     l->heap[at] = c;
 }
 
+/* The heap is not empty. */
 static Candidate heap_pop(Learner *l) {
     Candidate top = l->heap[0], last = l->heap[--l->heap_count];
     size_t at = 0;
@@ -106,6 +112,7 @@ static size_t pair_hash(int32_t left, int32_t right) {
     return (size_t)(key ^ key >> 32);
 }
 
+/* Pairs are never removed, so the new table is made of `pairs` alone. */
 static void grow_pair_slots(Learner *l) {
     size_t slots = l->slots ? (l->mask + 1) * 2 : 4096;
     free(l->slots);
@@ -118,6 +125,7 @@ static void grow_pair_slots(Learner *l) {
     }
 }
 
+/* Number of the pair, which is made with count 0 where it is new. `pairs` may move. */
 static size_t find_pair(Learner *l, int32_t left, int32_t right) {
     if (!l->slots || l->pair_count * 2 > l->mask) grow_pair_slots(l);
     size_t slot = pair_hash(left, right) & l->mask;
@@ -176,7 +184,8 @@ static void push_risen(Learner *l) {
 /* --- merging --- */
 
 /* Replaces the pair everywhere in a word, from left to right, and counts what that did to the pairs around
- * it. */
+ * it. In a run like o w o w the second occurrence takes back what the first one counted: (ow, o) rises,
+ * then falls again for (ow, ow). */
 static void merge_in_word(Learner *l, uint32_t word, int32_t left, int32_t right, int32_t result) {
     int32_t *s = l->symbols + l->starts[word];
     uint32_t n = l->lengths[word], kept = 0;
@@ -329,6 +338,7 @@ static ErrorCode check_special(const TokenizerTrainOptions *o, size_t i, Error *
     return OK;
 }
 
+/* Before any text is read: counting may take an hour, and a bad name would be found at its end. */
 static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern, Error *err) {
     *pattern = o->pattern ? pattern_by_name(o->pattern) : PATTERN_LLAMA3;
     if (*pattern == PATTERN_COUNT) {

@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 
+/* Up to the first byte that begins no whole, valid character; all of the text where there is none. */
 size_t utf8_valid_run(const char *text, size_t length) {
     size_t i = 0;
     while (i < length) {
@@ -23,18 +24,21 @@ size_t utf8_valid_run(const char *text, size_t length) {
     return i;
 }
 
+/* Byte by byte to the next character, so that a broken one costs its own bytes and no neighbour. */
 size_t utf8_invalid_run(const char *text, size_t length) {
     size_t i = 0;
     while (i < length && text_utf8(text + i, length - i, NULL) == 0) i++;
     return i;
 }
 
+/* The 25 characters of Unicode's White_Space. */
 bool utf8_is_space(uint32_t code) {
     return (code >= 0x9 && code <= 0xD) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 ||
            (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F ||
            code == 0x205F || code == 0x3000;
 }
 
+/* Bytes, not characters, so that the caller can cut there. */
 size_t utf8_leading_space(const char *text, size_t length) {
     size_t i = 0;
     for (uint32_t code; i < length;) {

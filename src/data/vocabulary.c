@@ -54,6 +54,8 @@ static size_t slot_of(const Vocabulary *v, const char *bytes, size_t length, Tok
     }
 }
 
+/* Refused are an id out of range or taken, an empty token and a name that is there already: each would make
+ * two rows of one, or one of two. The bytes are copied. */
 ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length,
                          TokenKind kind, Error *err) {
     char shown[80];

@@ -1,6 +1,13 @@
 /* Threads take turns at the source: under a lock each copies the next stretch of text into memory of its own,
  * then counts it into a table of its own. The tables are added up at the end. A long document is cut where
- * that changes no piece. */
+ * that changes no piece.
+ *
+ *   source --lock--> stretch of thread 0 --> table 0 --+
+ *                    stretch of thread 1 --> table 1 --+--> words
+ *                    stretch of thread 2 --> table 2 --+
+ *
+ * Which thread gets which stretch is chance, and with it the order of the words; counts are not, and learning
+ * depends on counts alone (tokenizer_train.c). */
 #include "data/word_count.h"
 
 #include <omp.h>
@@ -14,6 +21,7 @@
  * threads busy. */
 #define STRETCH ((size_t)1 << 20)
 
+/* Shared by all threads and touched within weft_word_feed alone, which is what makes `err` safe. */
 typedef struct Feed {
     DocumentSource source;
     void *context;
@@ -52,6 +60,7 @@ static bool feed_next(Feed *f, Text *out) {
     return true;
 }
 
+/* Of one thread. The splitter is constant and shared; what changes while it runs is in `state`. */
 typedef struct Counter {
     WordTable words;
     Splitter *splitter;
@@ -99,6 +108,7 @@ static void count_until_end(Counter *c, Feed *feed) {
     text_free(&stretch);
 }
 
+/* After a failure `words` holds what was counted up to then; the caller frees it either way. */
 ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context,
                       Progress *progress, Error *err) {
     Splitter *splitter;
