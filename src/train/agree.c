@@ -4,7 +4,11 @@
  *
  * A difference of configuration is a mistake of whoever started the ranks, one of files a matter of machines
  * that do not share them, one of processors none at all: it is said, and a checkpoint remembers it. All
- * ranks make each comparison at the same place of a run, and leave it with the same result. */
+ * ranks make each comparison at the same place of a run, and leave it with the same result.
+ *
+ *     all     combine the hashes            --> equal, as nearly always: done, one message
+ *     rank 0  broadcasts its words          --> each rank compares them with its own
+ *     all     gather the reports on rank 0  --> ranks grouped by report: one sentence, all fail */
 #include "train/agree.h"
 
 #include <stdio.h>
@@ -45,6 +49,7 @@ typedef struct Groups {
     char *all;
 } Groups;
 
+/* `text` points into `all`. */
 static void free_groups(Groups *g) {
     free(g->of);
     free(g->text);
@@ -141,6 +146,7 @@ static void combine_hashes(void *into, const void *from) {
     a->same_words = a->same_words && b->same_words && strcmp(a->words, b->words) == 0;
 }
 
+/* SHA-256: equal hashes are taken for equal words, without another look. */
 static void hash_text(const char *text, char out[65]) {
     uint8_t digest[32];
     Sha256 *h = sha256_start();
@@ -197,12 +203,14 @@ static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, 
     return code;
 }
 
+/* Before the keys: of another build even the table of options may be another. */
 static ErrorCode refuse_build(Comm *comm, const char *build, Error *err) {
     Report report = {.count = 0};
     ErrorCode code = compare_text(comm, "the build", build, &report, err);
     return code == OK ? refuse(comm, &report, ERR_CONFIG, "give all ranks one build of weft", err) : code;
 }
 
+/* A failure to compare is agreed on before refuse, which all ranks must enter or none. */
 static ErrorCode refuse_keys(Comm *comm, const OptionSet *set, Error *err) {
     Report report = {.count = 0};
     ErrorCode code = comm_agree(comm, compare_sets(comm, set, &report, err), err);
@@ -213,6 +221,8 @@ static ErrorCode refuse_keys(Comm *comm, const OptionSet *set, Error *err) {
     return code;
 }
 
+/* Two hashes in one message. Local options (Option.local) may differ and are in neither. A single rank has
+ * nobody to agree with. */
 ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err) {
     Hashes hashes = {.same_build = true, .same_words = true};
     if (comm_size(comm) == 1) return OK;
@@ -239,6 +249,7 @@ static ErrorCode judge(Comm *comm, Report *report, const char *advice, Error *er
     return code;
 }
 
+/* All three are compared before any is judged, so that one refusal names all that differ. */
 ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err) {
     Report report = {.count = 0};
     if (comm_size(comm) == 1) return OK;
@@ -248,6 +259,7 @@ ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err) {
     return judge(comm, &report, "give all ranks the same files and rules of data", err);
 }
 
+/* `mine` is short: it is shown where it differs. */
 ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const char *advice, Error *err) {
     Report report = {.count = 0};
     if (comm_size(comm) == 1) return OK;
@@ -257,6 +269,8 @@ ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const ch
 
 /* ---- processors ---- */
 
+/* A single name where all ranks have the same, else each with the ranks that have it. Only rank 0 has
+ * groups; elsewhere nothing is written. */
 static void write_kernels(const Groups *g, Text *out) {
     for (int i = 0; i < g->count; i++) {
         text_printf(out, "%s%s", i ? ", " : "", g->text[i]);
@@ -280,6 +294,7 @@ ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err)
     return code;
 }
 
+/* `auto` is bf16 only where every processor has it: replicas in two dtypes would part after one step. */
 ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err) {
     int64_t native = d->native_bf16;
     TRY(comm_combine(comm, &native, sizeof native, comm_add_int64, err));

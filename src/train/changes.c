@@ -11,6 +11,7 @@
 /* More than six are another configuration file; the rest is counted. */
 enum { MOST_NAMED = 6 };
 
+/* By exact name: a section is no name, so a key that is added to it later is not allowed in advance. */
 bool changes_allowed(const Config *c, const char *key) {
     for (size_t i = 0; i < c->run.allow_changes.count; i++)
         if (strcmp(c->run.allow_changes.items[i], key) == 0) return true;
@@ -29,6 +30,7 @@ typedef struct Differences {
     bool contents_unknown; /* of an old checkpoint: what names them is all there is to compare */
 } Differences;
 
+/* Counted even where it is not written: the sentence ends with how many more there are. */
 static void add_refused(Differences *d, const char *key, const char *was, const char *is) {
     if (d->count++ >= MOST_NAMED) return;
     text_printf(&d->refused, "%s%s was %s when the checkpoint was made and is %s now",
@@ -116,6 +118,7 @@ static void add_facts(Differences *d, const RunFacts *then, const RunFacts *now)
     add_fact(d, "the build", then->build, now->build);
 }
 
+/* The advice differs: a difference of another run cannot be allowed, so run.allow_changes is not offered. */
 static ErrorCode refuse_differences(const Differences *d, Error *err) {
     char more[32] = "";
     const char *it = d->count == 1 ? "it" : "them";

@@ -41,6 +41,7 @@ static const KindFacts kinds[FAULT_KINDS] = {
     [FAULT_BITFLIP] = {"bitflip", false}, [FAULT_SLOW] = {"slow", false},
 };
 
+/* As --inject spells it, so that a fault in the log can be asked for again. */
 const char *fault_name(FaultKind kind) { return kinds[kind].name; }
 
 /* What a clause may say. */
@@ -75,10 +76,12 @@ static ErrorCode refuse(const Clause *p, Error *err, const char *why) {
                      error_escape(shown, sizeof shown, p->text, p->length), why);
 }
 
+/* Text of the words ends nowhere but where its clause does: it has no NUL. */
 static bool same(const char *name, const char *text, size_t length) {
     return strlen(name) == length && memcmp(name, text, length) == 0;
 }
 
+/* -1 where there is none. */
 static int find_kind(const char *text, size_t length) {
     for (int k = 0; k < FAULT_KINDS; k++)
         if (same(kinds[k].name, text, length)) return k;
@@ -198,6 +201,7 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
 
 /* ---- random faults ---- */
 
+/* Ascending steps are what attempts are counted along. */
 static int by_step(const void *a, const void *b) {
     const Fault *x = a, *y = b;
     return (x->step > y->step) - (x->step < y->step);
@@ -210,6 +214,7 @@ static FaultKind choose(unsigned chosen, uint64_t index) {
         if (chosen >> kind & 1 && index-- == 0) return (FaultKind)kind;
 }
 
+/* Each turn clears the lowest bit that is set. */
 static int count_bits(unsigned set) {
     int count = 0;
     for (; set; set &= set - 1) count++;
@@ -239,6 +244,7 @@ static void draw_faults(Fault *faults, const Clause *p, int64_t count, int ranks
     }
 }
 
+/* `faults` may move, so nothing keeps a pointer into it while words are read. */
 static ErrorCode add_clause(Inject *in, const char *text, size_t length, int ranks, int64_t steps,
                             Error *err) {
     Clause p;
@@ -253,6 +259,8 @@ static ErrorCode add_clause(Inject *in, const char *text, size_t length, int ran
     return OK;
 }
 
+/* NULL is no faults; words without a fault are a mistake, since whoever gives them expects one. What was
+ * read before an error stays, for inject_free. */
 ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err) {
     *in = (Inject){0};
     CHECK(ranks >= 1 && steps >= 1);
@@ -283,6 +291,7 @@ const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, co
     return NULL;
 }
 
+/* As inject_at, of faults in a phase. */
 const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
@@ -304,6 +313,7 @@ void inject_strike(const Fault *f) {
     while (f->kind == FAULT_SLOW && nanosleep(&left, &left) != 0 && errno == EINTR) {}
 }
 
+/* From the fault's own seed and its step: the same bit in each repetition. */
 uint64_t inject_place(const Fault *f, uint64_t bits) {
     return rng_u64(rng_key(f->seed, "inject.place"), (uint64_t)f->step) % bits;
 }

@@ -30,6 +30,7 @@
 #include "observe/report.h"
 #include "observe/trace.h"
 
+/* Through file_open_own: a link of that name would lock, and write into, a file elsewhere. */
 static ErrorCode open_lock(const char *run_dir, int flags, int *fd, Error *err) {
     char *path = path_join(run_dir, "lock");
     ErrorCode code = file_open_own(path, flags, fd, err);
@@ -124,6 +125,7 @@ ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
         run_dir);
 }
 
+/* By the number in the file: flock says nothing across machines that do not share locks. */
 static bool is_held_by(const char *run_dir, long holder) {
     int fd;
     DIR *fresh = opendir(run_dir); /* after which a network file system no longer knows names from before */
@@ -134,6 +136,8 @@ static bool is_held_by(const char *run_dir, long holder) {
     return pid == holder;
 }
 
+/* Five seconds at most, for network file systems that show a new name late. Beats keep the watchdog from
+ * taking the wait for a hang. */
 bool lock_sees(const char *run_dir, long holder) {
     enum { TRIES = 50 };
     int tries = 0;
@@ -144,12 +148,14 @@ bool lock_sees(const char *run_dir, long holder) {
     return tries < TRIES;
 }
 
+/* Closing the descriptor unlocks. Of a lock that was never taken, too. */
 void lock_release(RunLock *l) {
     if (l->fd > 0) close(l->fd);
     free(l->stop);
     *l = (RunLock){0};
 }
 
+/* Whatever else is there is somebody's: then nothing goes. */
 static bool holds_only_lock(const char *run_dir) {
     DIR *handle = opendir(run_dir);
     bool only = handle != NULL;
@@ -171,6 +177,7 @@ void lock_abandon(RunLock *l, const char *run_dir) {
     lock_release(l);
 }
 
+/* Asked before each step, so it is one system call and no more. */
 bool lock_stop_requested(const RunLock *l) { return access(l->stop, F_OK) == 0; }
 
 /* A shared lock is tried: it is had at once if nobody holds the run, and dropped with the descriptor. *pid
@@ -188,6 +195,7 @@ ErrorCode lock_holder(const char *run_dir, long *pid, Error *err) {
     return OK;
 }
 
+/* 0 where that process has ended. EPERM: it lives and is another user's. */
 long lock_last_holder(const char *run_dir) {
     int fd;
     if (open_lock(run_dir, O_RDONLY, &fd, NULL) != OK) return 0;
@@ -196,6 +204,7 @@ long lock_last_holder(const char *run_dir) {
     return pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
+/* The run takes it up with its next step; the file goes with the next start (sweep). */
 ErrorCode lock_request_stop(const char *run_dir, Error *err) {
     char *path = path_join(run_dir, "stop");
     ErrorCode code = file_write_atomic(path, "stop\n", 5, err);

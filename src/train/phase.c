@@ -17,8 +17,10 @@ static const char *const names[PHASES] = {
 
 const char *phase_name(Phase phase) { return names[phase]; }
 
+/* Before any thread is there that could look. */
 void doing_start(Doing *d) { *d = (Doing){.mutex = PTHREAD_MUTEX_INITIALIZER}; }
 
+/* Step and phase in one go: the watchdog must not name the one with the other's step. */
 void doing_enter(Doing *d, Phase phase, int64_t step) {
     pthread_mutex_lock(&d->mutex);
     d->phase = phase;
@@ -43,6 +45,8 @@ static void describe_step(const Doing *d, char *out, size_t size) {
              a ? action_name(a->kind) : "between steps", unit, microbatch);
 }
 
+/* Its argument is untyped because the watchdog (comm/) knows nothing of phases. Before there are steps no
+ * step is named. */
 void doing_describe(void *doing, char *out, size_t size) {
     Doing *d = doing;
     pthread_mutex_lock(&d->mutex);

@@ -1,5 +1,12 @@
 /* What a checkpoint of a run holds, gathered: state.json, the files of transformers, tensors; and the save
- * under way, which each step moves on by a word in the step's record (checkpoint/async.h). */
+ * under way, which each step moves on by a word in the step's record (checkpoint/async.h).
+ *
+ *     saver_begin     waits for the save before, writes state.json, hands lists and files to the writer
+ *     saver_copied    before the update: staged, from here on weights may change
+ *     saver_flags     the writer's word goes out with the record of a step ...
+ *     saver_advance   ... and comes back combined; once a save it gathers the blobs on rank 0
+ *     saver_wait      the same outside of steps, until the save is done
+ *     saver_report    what it cost */
 #include "train/save.h"
 
 #include <stdlib.h>
@@ -32,6 +39,7 @@ static char *special_text(const Tokenizer *t, int32_t id) {
     return text.data;
 }
 
+/* The text stays the saver's: it must not move or go while a save is under way. */
 static void add_file(Saver *s, int at, const char *name, const Text *text) {
     s->files[at] = (CheckpointFile){name, text->data, text->length};
 }
@@ -53,6 +61,8 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     return OK;
 }
 
+/* Companions are made now: what cannot be written is found when a run starts, not at its first save.
+ * `in_use` is the step that the run came from, which is not pruned (-1: none). */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
                      Comm *comm, const Tokenizer *t, int64_t in_use, Error *err) {
     bool rounded = c->checkpoint.dtype == STORE_BF16;
@@ -101,12 +111,14 @@ static ErrorCode hand_over(Saver *s, Error *err) {
     return code;
 }
 
+/* The inverse of saver_flags: the bytes of the record back into words. */
 ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err) {
     WriterWord word = {.any = (unsigned)(any / RECORD_WRITER) & 255,
                        .all = (unsigned)(all / RECORD_WRITER) & 255};
     return checkpoint_writer_advance(s->writer, word) ? hand_over(s, err) : OK;
 }
 
+/* Bits of `any` are set by one rank, those of `all` only by every one. */
 static void combine_words(void *into, const void *from) {
     uint64_t *a = into;
     const uint64_t *b = from;
@@ -125,6 +137,7 @@ ErrorCode saver_wait(Saver *s, Error *err) {
     return checkpoint_writer_wait(s->writer, err);
 }
 
+/* All ranks at the same step. Returns once the writer has the job; nothing need be on the disk yet. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err) {
     Text text = {0};
     double start = clock_seconds();
@@ -141,6 +154,7 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     return code;
 }
 
+/* Where nothing is being copied it returns at once, so each step may call it. */
 void saver_copied(Saver *s) { checkpoint_writer_copied(s->writer); }
 
 /* The earlier save's first: there may be two to tell of. */

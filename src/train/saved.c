@@ -19,6 +19,7 @@
 
 /* ---- reading ---- */
 
+/* As many numbers as the window has at most; fewer, where the run was younger than that. */
 static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *window, Error *err) {
     double values[SPIKE_WINDOW];
     size_t count = 0;
@@ -118,6 +119,8 @@ ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
     return code;
 }
 
+/* For who wants fingerprints alone: of any version, and without a configuration that this weft would have
+ * to accept. */
 ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err) {
     cJSON *state;
     *facts = (RunFacts){0};
@@ -131,6 +134,7 @@ void saved_free(SavedRun *saved) { options_free(&saved->set); }
 
 /* ---- writing ---- */
 
+/* Oldest first, so that reading them back in order makes the same window. */
 static void write_window(JsonWriter *w, const char *key, const SpikeWindow *window) {
     double values[SPIKE_WINDOW];
     size_t count = spike_save(window, values);

@@ -21,6 +21,8 @@ static bool too_many_threads(const Config *c, int ranks) {
     return ranks > 1 && c->run.threads > 1 && c->run.threads * ranks > device_cpu_cores();
 }
 
+/* Passive threads sleep while they wait. What the user has set stays. It is for the ranks, which inherit
+ * it: OpenMP has read its own by now. */
 void setup_before_ranks(const Config *c, int ranks) {
     if (too_many_threads(c, ranks)) setenv(WAITING, "passive", 0);
 }
@@ -71,6 +73,8 @@ static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
                                "derived from other keys of model", err);
 }
 
+/* bos and eos are written into config.json beside the weights, so that other programs stop where this
+ * tokenizer does. */
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err) {
     ModelConfig *m = &c->model.shape;
     int64_t size = tokenizer_vocab_size(t);
@@ -111,6 +115,7 @@ ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *save
                           err);
 }
 
+/* `native`: of all ranks (agree_on_compute). */
 ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err) {
     if (c->train.compute != COMPUTE_AUTO) return OK;
     return options_derive(set, "train.compute", native ? "bf16" : "fp32",
@@ -157,6 +162,7 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
                          "derived from train.microbatch and the ranks", err);
 }
 
+/* The plan has decided; it is written down so that a run that goes on keeps the same chunks. */
 ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err) {
     if (c->train.loss_rows == planned) return OK;
     return derive_number(set, "train.loss_rows", planned, "derived from the vocabulary and train.microbatch",
@@ -190,10 +196,12 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
              order);
 }
 
+/* schedule.total_steps may be longer than the run, or shorter; 0 is the run. */
 static int64_t schedule_steps(const Config *c) {
     return c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
 }
 
+/* Remarks are on what is allowed and seldom meant. None of them ends a run. */
 static void remark_on_schedule(const Config *c, const OptionSet *set) {
     const ScheduleOptions *s = &c->schedule;
     long long total = schedule_steps(c), steps = c->train.steps;
@@ -232,6 +240,7 @@ void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, cons
     remark_on_data(c, d, t);
 }
 
+/* A function of configuration and step: a run that goes on has the rates that it would have had. */
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = schedule_steps(c);
@@ -240,6 +249,8 @@ StepOptions setup_step(const Config *c, int64_t step) {
                          .clip_norm = o->clip_norm};
 }
 
+/* A thread of its own moves messages on while kernels run; without a core for it, it would only take time
+ * from them. */
 ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err) {
     int asked = c->comm.progress_thread;
     /* A core is left where ranks times threads leave one. */

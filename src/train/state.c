@@ -122,6 +122,8 @@ void state_close(Found *f) {
 
 #define STATE_LIMIT (4 << 20)
 
+/* From the newest state that is there, good or not: for people who ask what a run was trained on, not for
+ * resuming. Facts stay empty where no checkpoint has a state. */
 ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
     CheckpointSet set = {0};
     char *dir = checkpoint_directory(run_dir), *text = NULL;
@@ -156,6 +158,7 @@ ErrorCode state_discard(const char *run_dir, Error *err) {
     return code == OK ? audit_discard(run_dir, err) : code;
 }
 
+/* A hash of samples, not of all bytes: every rank reads it before weights are loaded. */
 ErrorCode state_sample_weights(const char *dir, char out[65], Error *err) {
     ModelFiles files;
     TRY(modelfiles_open(&files, dir, err));

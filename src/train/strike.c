@@ -45,6 +45,7 @@ void strike_bit(Engine *e, uint64_t place, char *where, size_t size) {
     }
 }
 
+/* Logged first: a rank that kills itself says nothing after. */
 static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
     if (f->kind == FAULT_BITFLIP) strike_bit(e, inject_place(f, count_bits(e)), where, sizeof where);
@@ -55,6 +56,7 @@ static void strike_one(const Fault *f, Engine *e, StepOptions *options) {
     inject_strike(f);
 }
 
+/* All faults of this rank, step and attempt, in the order of the words. */
 void strike(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
     for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->rank, step, attempt, f));)
         strike_one(f, e, options);

@@ -115,6 +115,7 @@ static int wait_for_end(Watch *w) {
 
 /* ---- what to do about its end ---- */
 
+/* A signal is told as a shell would tell it. */
 static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
 /* Training compares nothing: 1 is what mpirun says of itself. */

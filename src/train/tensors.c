@@ -2,7 +2,11 @@
  * states. Bytes move through the device's ops: tensor memory is not read here.
  *
  * A rank describes all tensors and holds pieces of some. When saving, of copies (dp_replicate, a tied
- * embedding that is held twice) one rank counts and writes; when loading every holder reads. */
+ * embedding that is held twice) one rank counts and writes; when loading every holder reads.
+ *
+ *     description   each tensor of the model, on every rank: name, shape, dtype in memory and in the file
+ *     piece         a run of elements that this rank holds of it, one after the other in memory
+ *     memory[i]     where piece i lies on the device */
 #include "train/tensors.h"
 
 #include <stdlib.h>
@@ -72,6 +76,8 @@ static int64_t count_runs(const Engine *e) {
     return sum;
 }
 
+/* Room for every tensor and run at once: descriptions and pieces must not move once the list points at
+ * them. */
 static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) {
     size_t room = (size_t)(engine_model(e)->table.count * per_parameter),
            runs = (size_t)(count_runs(e) * per_parameter);
@@ -86,6 +92,7 @@ static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) 
     return t;
 }
 
+/* Master weights, whatever the model computes in: `stored` is what the file has. */
 Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
     const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, use, 1);
@@ -105,6 +112,8 @@ static void add_states(Tensors *t, int param, const Param *p) {
                     engine_optimizer_state(t->engine, param, k), type, type);
 }
 
+/* With `master` also the weights in fp32, for a model file that is rounded: without them a resumed run
+ * would go on from other weights. */
 Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
     const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, use, 1 + OPTIMIZER_STATES);

@@ -3,7 +3,9 @@
  *
  * Memory for the times of a step is the engine's, from the start; what is gathered lies on rank 0 until
  * the report. On several machines clocks differ by more than a step's waits, so each rank's times then
- * count from its own start of the step. */
+ * count from its own start of the step.
+ *
+ *     a rank sends:   double began | TimedAction of each action of its program, in order */
 #include "train/tracing.h"
 
 #include <math.h>
@@ -14,12 +16,14 @@
 #include "base/log.h"
 #include "observe/trace.h"
 
+/* Without metrics.trace nothing more is done. */
 void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
     *t = (Tracing){.comm = comm};
     if (!config_traces(c, &t->first, &t->last)) return;
     timing_start(&t->timing, l->mesh.world, mesh_size(&l->mesh, MESH_PIPELINE), l->stages.count);
 }
 
+/* After the last traced step, while the run goes on: who waits for a trace need not wait for its end. */
 bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }
 
 /* What a rank sends: when its step began, by its clock, then its actions. As bytes of this build: all
@@ -53,6 +57,7 @@ static void unpack(TimedStep *s, int rank, const char *packed, size_t bytes, dou
     timing_set(s, rank, actions, (int)count);
 }
 
+/* On rank 0, which alone has what was gathered. */
 static void add_step(Tracing *t, int64_t step, const char *all, const size_t *lengths) {
     int ranks = comm_size(t->comm);
     /* The monotonic clock is the machine's, so ranks of one machine may be compared by it. */
@@ -92,6 +97,7 @@ static ErrorCode write_file(const Tracing *t, const char *run_dir, Prediction *p
     return code;
 }
 
+/* Prediction and measurement side by side, in the log and in the journal. */
 static ErrorCode report_step(const Tracing *t, int index, const Prediction *p, Journal *journal, Error *err) {
     int64_t step = t->timing.steps[index].step;
     StepFigures f = timing_figures(&t->timing, index);

@@ -139,6 +139,7 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
+/* Rank 0 alone locks: one process can hold a run, and it speaks for all. */
 static ErrorCode open_directory(Trainer *t, Error *err) {
     return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
 }
@@ -173,6 +174,7 @@ static void know_data(Trainer *t) {
     dataset_mixture(t->data, t->facts.mixture);
 }
 
+/* Of two numbers, into the first. */
 static void larger(void *into, const void *from) {
     if (*(const int64_t *)from > *(int64_t *)into) *(int64_t *)into = *(const int64_t *)from;
 }
@@ -309,6 +311,7 @@ static ErrorCode load_init(Trainer *t, Error *err) {
     return code;
 }
 
+/* Drawn from the seed by element, not by rank: every mesh begins with the same weights. */
 static ErrorCode initial_weights(Trainer *t, Error *err) {
     const ModelOptions *m = &t->c->model;
     if (m->init[0]) return load_init(t, err);
@@ -333,6 +336,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     return agree_on_config(t->comm, set, err);
 }
 
+/* A run that is to be overwritten begins anew whatever is there. */
 static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->comm, err);
 }
@@ -411,6 +415,7 @@ static ErrorCode tell_of_listener(Trainer *t, Text *said, Error *err) {
     return code;
 }
 
+/* A program that cannot be started is told of and does not end the run. */
 static ErrorCode open_listener(Trainer *t, Error *err) {
     const StringList *words = &t->c->metrics.command;
     Text said = {0};
@@ -430,6 +435,7 @@ static ErrorCode close_listener(Trainer *t, Error *err) {
     return tell_of_listener(t, &said, err);
 }
 
+/* Lines of metrics by rank 0, or by each rank into a file of its own; journal and program are the run's. */
 static ErrorCode open_records(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
@@ -446,6 +452,7 @@ static ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *
     return t->chief ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
+/* Deviations are against what came before this step: judge adds it to the windows only after. */
 static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
     return (StepMetrics){.step = s->step,
@@ -545,6 +552,9 @@ static ErrorCode report_trace(Trainer *t, Error *err) {
     return t->chief ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
 }
 
+/* In this order: what goes into the record of the step, the step, what its record brought; then the counts,
+ * and from them what is written. Nothing is written of a step before it is counted, so that records and
+ * state tell of the same step. */
 static ErrorCode one_step(Trainer *t, Error *err) {
     double start = clock_seconds(), waited;
     StepResult r;
@@ -584,6 +594,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }
 
+/* By all ranks together. The time is taken out of the window: tokens a second are those of training. */
 static ErrorCode validate(Trainer *t, Error *err) {
     Evaluation e;
     enter(t, PHASE_VALIDATION);
@@ -637,6 +648,7 @@ static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     return journal_add(&t->journal, JOURNAL_CHECKPOINT, r->step, detail, facts, err);
 }
 
+/* Every rank takes its reports, or they would be told later; rank 0 writes. */
 static ErrorCode account_saves(Trainer *t, Error *err) {
     for (SaveReport r; saver_report(&t->saver, &r);)
         if (t->chief) TRY(account_save(t, &r, err));
@@ -675,6 +687,7 @@ static ErrorCode compare_replicas(Trainer *t, Error *err) {
     return OK;
 }
 
+/* 0 is never. */
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 /* Copies are compared before the first step, too: what was loaded must be equal everywhere. */
@@ -744,6 +757,8 @@ static ErrorCode finish(Trainer *t, Error *err) {
     return ERR_STOPPED;
 }
 
+/* The order is that of what can go wrong: cheap refusals before files, files before memory, memory before
+ * measuring, and records last, so that a run that cannot begin has written nothing into them. */
 static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_READING);
     /* What this machine cannot run is said before anything is made. */
@@ -803,6 +818,8 @@ static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
     return code;
 }
 
+/* The engine leaves `doing` before it is closed, and the saver goes before the engine, whose tensors it
+ * copies. */
 ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Doing *doing, Error *err) {
     Trainer t = {.c = c,
                  .comm = comm,
