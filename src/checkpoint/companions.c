@@ -24,6 +24,7 @@ void checkpoint_generation_config(const ModelConfig *c, Text *out) {
     text_puts(out, "\n");
 }
 
+/* null is what a reader takes for none: unlike an id, the key may stay. */
 static void write_token(JsonWriter *w, const char *key, const char *token) {
     json_key(w, key);
     if (token == NULL)

@@ -8,6 +8,7 @@
 
 bool convert_is_float(SafeType type) { return type == SAFE_F32 || type == SAFE_BF16 || type == SAFE_F16; }
 
+/* By memcpy: the one way that C allows, and which costs nothing. */
 static float from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, 4);
@@ -56,6 +57,7 @@ static uint16_t float_to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* The upper half of an fp32 is one with zeros below: exact, NaNs and infinities too. */
 static void widen_bf16(const char *in, float *out, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t v;
@@ -81,6 +83,7 @@ static void round_f64(const char *in, float *out, size_t n) {
     }
 }
 
+/* Exact from bf16 and F16, rounded from F64. CHECK: callers have refused every other type by name. */
 void convert_to_f32(SafeType type, const void *in, float *out, size_t n) {
     CHECK(convert_is_float(type) || type == SAFE_F64);
     if (type == SAFE_F32) memcpy(out, in, 4 * n);
@@ -89,6 +92,7 @@ void convert_to_f32(SafeType type, const void *in, float *out, size_t n) {
     if (type == SAFE_F64) round_f64(in, out, n);
 }
 
+/* n elements; what is too large for the type becomes infinity. */
 void convert_from_f32(SafeType type, const float *in, void *out, size_t n) {
     char *bytes = out;
     CHECK(convert_is_float(type));

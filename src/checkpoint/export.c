@@ -2,7 +2,10 @@
  * is exported in a few MiB.
  *
  *  E1. The directory gets its name when it is whole, and on the disk: until then it has another, beside it.
- *  E2. All sources have the same tensors with the same shapes, which is known before anything is written. */
+ *  E2. All sources have the same tensors with the same shapes, which is known before anything is written.
+ *
+ *     sources --> describe: one list of tensors --> DIR.PID.partial, filled and synced --> rename --> DIR
+ *                 fetch, a part at a time: each source's part, their mean, fp32 --> the file's dtype */
 #include "checkpoint/export.h"
 
 #include <stdio.h>
@@ -31,6 +34,7 @@ typedef struct Export {
 
 /* ---- what is read ---- */
 
+/* Only a checkpoint has the second file, and only one whose model file is rounded has weights in it. */
 static ErrorCode open_source(Source *s, const char *dir, Error *err) {
     char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&s->model, dir, err);
@@ -39,6 +43,7 @@ static ErrorCode open_source(Source *s, const char *dir, Error *err) {
     return code;
 }
 
+/* A tensor that is called like exact weights and has another shape is not them. */
 static bool same_shape(const SafeTensor *t, const TensorDesc *d) {
     if (t->rank != d->rank || !convert_is_float(t->type)) return false;
     for (int i = 0; i < d->rank; i++)
@@ -67,6 +72,9 @@ static ErrorCode read_part(const Source *s, const TensorDesc *d, size_t first, s
     return OK;
 }
 
+/* The sum is in double, so that the mean of many sources is rounded where it becomes fp32 and hardly
+ * before. The writer asks for a bounded number of elements at a time (safetensors_write.c), which is what
+ * keeps an export small. */
 static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
     const Export *e = ctx;
     size_t count = bytes / sizeof(float), first = offset / sizeof(float);
@@ -85,6 +93,8 @@ static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *
     return code;
 }
 
+/* Names are those of the first source and stay its own. All sources are checked against its list, the first
+ * one too (E2). */
 static ErrorCode describe(Export *e, SafeType stored, Error *err) {
     const ModelFiles *m = &e->sources[0].model;
     e->tensors = mem_alloc_array(m->count + 1, sizeof *e->tensors);
@@ -106,6 +116,7 @@ static ErrorCode describe(Export *e, SafeType stored, Error *err) {
 
 /* ---- what is written ---- */
 
+/* One process writes everything, so no blobs are needed: the checksums are made and thrown away. */
 static ErrorCode write_weights(const Export *e, const char *dir, uint64_t *bytes, Error *err) {
     ModelLayout layout;
     uint64_t *sums = mem_alloc_array((size_t)e->list.count + 1, sizeof *sums);
@@ -119,6 +130,7 @@ static ErrorCode write_weights(const Export *e, const char *dir, uint64_t *bytes
     return code;
 }
 
+/* On the disk when it returns. */
 static ErrorCode put(const char *dir, const char *name, const void *data, size_t length, Error *err) {
     char *path = path_join(dir, name);
     ErrorCode code = fileops_put(&file_ops_system, path, data, length, err);
@@ -158,6 +170,7 @@ static ErrorCode copy_companions(const char *source, const char *dir, Error *err
     return code;
 }
 
+/* The directory is synced last, when all names are in it. */
 static ErrorCode fill(const Export *e, const char *source, SafeType stored, const char *dir, uint64_t *bytes,
                       Error *err) {
     TRY(write_config(source, stored, dir, err));
@@ -166,6 +179,7 @@ static ErrorCode fill(const Export *e, const char *source, SafeType stored, cons
     return file_sync_dir(dir, err);
 }
 
+/* The new name is a change of the directory above: without this a power cut could take it back. */
 static ErrorCode sync_parent(const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
     char *parent = mem_strdup(slash ? path : ".");
@@ -175,7 +189,8 @@ static ErrorCode sync_parent(const char *path, Error *err) {
     return code;
 }
 
-/* E1 */
+/* E1. The number of the process keeps two exports to one name apart; rename refuses the second, since a
+ * directory with files in it is not replaced. */
 static ErrorCode write_directory(const Export *e, const char *source, SafeType stored, const char *dir,
                                  uint64_t *bytes, Error *err) {
     Text partial = {0};
@@ -194,6 +209,8 @@ static ErrorCode write_directory(const Export *e, const char *source, SafeType s
     return code;
 }
 
+/* A name that is taken is refused before anything is read. Sources that were not opened are empty, and
+ * closing them does nothing. */
 ErrorCode export_model(const char *const *sources, size_t count, SafeType stored, const char *dir,
                        uint64_t *bytes, Error *err) {
     Export e = {.sources = mem_alloc_array(count, sizeof *e.sources), .count = count};

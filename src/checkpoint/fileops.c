@@ -2,7 +2,14 @@
  *
  * Everything that a save does to a disk goes through the table, and nothing else does: tests so make each
  * call fail, cut it short, end the process behind it, or record it and replay what a power cut would leave
- * (tests/checkpoint/). Reading has no table: it changes nothing. */
+ * (tests/checkpoint/). Reading has no table: it changes nothing.
+ *
+ *     create, open, resize, write   files of a directory that is not yet a checkpoint
+ *     sync, close                   a file's content is on the disk (fileops_finish)
+ *     sync_dir                      and so is its name
+ *     rename, exchange              what was made becomes what is found
+ *     symlink                       `latest`, for people: weft itself does not go by it
+ *     unlink                        left-overs, and checkpoints that are pruned */
 #include "checkpoint/fileops.h"
 
 #include <errno.h>
@@ -34,6 +41,7 @@ static int system_open(void *ctx, const char *path) {
     return open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
+/* With the offset in the call: ranks write into one file, each at its own places. */
 static ssize_t system_write(void *ctx, int fd, const void *data, size_t length, uint64_t offset) {
     (void)ctx;
     return pwrite(fd, data, length, (off_t)offset);
@@ -44,6 +52,7 @@ static int system_resize(void *ctx, int fd, uint64_t length) {
     return ftruncate(fd, (off_t)length);
 }
 
+/* The content, and what the file system keeps about the file. */
 static int system_sync(void *ctx, int fd) {
     (void)ctx;
     return fsync(fd);
@@ -145,6 +154,7 @@ ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *e
     return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
 }
 
+/* Of a file that rank 0 has made: one that is not there is an error, not to be made here. */
 ErrorCode fileops_open(const FileOps *ops, const char *path, int *fd, Error *err) {
     char name[512];
     RETRY(*fd, ops->open(ops->ctx, path));
@@ -161,6 +171,7 @@ ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t 
                        (unsigned long long)length);
 }
 
+/* The descriptor is gone either way. */
 ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err) {
     char name[512];
     ErrorCode code = OK;

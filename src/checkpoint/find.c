@@ -1,5 +1,10 @@
 /* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a
- * run. */
+ * run.
+ *
+ *     named               known by          what is meant
+ *     a model             config.json       itself; a checkpoint is a model directory, too
+ *     a run               checkpoints/      the newest good checkpoint in there
+ *     its checkpoints     their names       the same */
 #include "checkpoint/find.h"
 
 #include <stdlib.h>
@@ -11,6 +16,8 @@
 /* The caller's, to free. */
 char *checkpoint_directory(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
+/* Before anything is removed or written there: a link in its place is refused. *dir is the caller's on
+ * success. */
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) {
     *dir = checkpoint_directory(run_dir);
     ErrorCode code = file_check_own_dir(*dir, err);

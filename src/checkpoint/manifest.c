@@ -109,6 +109,8 @@ static void write_tensor(JsonWriter *w, const ManifestTensor *t) {
     json_end_array(w);
 }
 
+/* "header" is the checksum of the first 8 + N bytes of a safetensors file, whose data the tensors' own
+ * cover. */
 static void write_file(JsonWriter *w, const ManifestFile *f) {
     json_begin_object(w);
     json_key(w, "name");
@@ -164,6 +166,7 @@ static ErrorCode check_seal(const char *where, const char *text, size_t length, 
     return error_set(err, ERR_DATA, "%s: damaged: its checksum does not match its content", where);
 }
 
+/* Small letters and all 16 digits: a checksum has one spelling. */
 static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, Error *err) {
     const char *text = cJSON_IsString(item) ? item->valuestring : "";
     if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
@@ -197,6 +200,7 @@ static ErrorCode parse_tensor(ManifestTensor *t, const cJSON *item, const char *
     return OK;
 }
 
+/* Sorted here whatever the order in the file, since check_tensors relies on it. */
 static ErrorCode parse_tensors(ManifestFile *f, const cJSON *tensors, const char *where, Error *err) {
     const cJSON *item;
     f->is_safetensors = true;
@@ -228,6 +232,7 @@ static ErrorCode parse_file(Manifest *m, const cJSON *item, const char *where, E
     return tensors ? parse_tensors(f, tensors, where, err) : OK;
 }
 
+/* The version before what depends on it: of a newer manifest nothing else is judged. */
 static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error *err) {
     const char *format = "", *time = "";
     int64_t version = 0;
@@ -253,6 +258,7 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     return OK;
 }
 
+/* *m is empty after a failure. */
 ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
     cJSON *root = NULL;
     char *text, *where, shown[512];
@@ -339,6 +345,7 @@ ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err
     return OK;
 }
 
+/* Opened, not only asked for: a link or a pipe of that name is no file of a checkpoint. */
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
         int fd;
@@ -482,6 +489,7 @@ static ErrorCode check_shards(const Manifest *m, const char *dir, Error *err) {
     return code;
 }
 
+/* `rank` of `ranks` reads its share of the bytes. One buffer for all files. */
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err) {
     CHECK(rank >= 0 && rank < ranks);
     /* Plus one, so that a share is never 0 and the parts cover everything. */

@@ -21,6 +21,7 @@
 /* Each is an open descriptor; the largest models have some two hundred. */
 #define MAX_SHARDS 10000
 
+/* Names come from files and go to terminals, so they are escaped. */
 static char *shown(char out[128], const char *name) { return error_escape(out, 128, name, strlen(name)); }
 
 /* No slash, so no way out of the directory, and no leading dot, so neither ".." nor a name of the commit
@@ -56,6 +57,7 @@ typedef struct Listed {
     const char *name, *file;
 } Listed;
 
+/* By name within a file, so that the order does not depend on how qsort treats equals. */
 static int by_file(const void *a, const void *b) {
     const Listed *x = a, *y = b;
     int order = strcmp(x->file, y->file);
@@ -151,7 +153,8 @@ static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *liste
     return check_once(m, err);
 }
 
-/* The index is a map from tensor to file. JSON forbids a tensor twice (base/json.h). */
+/* The index is a map from tensor to file. JSON forbids a tensor twice (base/json.h). `listed` points into
+ * the tree of the index, which must stay until the shards are open. */
 static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, const cJSON *root,
                             Error *err) {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
@@ -166,6 +169,7 @@ static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, c
     return code;
 }
 
+/* Text and tree of the index end with this call: names and places that are kept are the shards' own. */
 static ErrorCode read_index(ModelFiles *m, const char *dir, Error *err) {
     cJSON *root = NULL;
     char *text = NULL;
@@ -180,7 +184,7 @@ static ErrorCode read_index(ModelFiles *m, const char *dir, Error *err) {
     return code;
 }
 
-/* All tensors of files[0]. */
+/* All tensors of files[0]. In order of names, which safe_open has made. */
 static void take_all(ModelFiles *m) {
     m->file_count = 1;
     m->count = m->files[0].count;
@@ -220,6 +224,7 @@ ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err) {
     return code;
 }
 
+/* Of what was opened in part, too: only shards that are open are counted. */
 void modelfiles_close(ModelFiles *m) {
     for (int i = 0; i < m->file_count; i++) safe_close(&m->files[i]);
     free(m->files);
@@ -242,6 +247,7 @@ const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
     return NULL;
 }
 
+/* The caller keeps within the tensor; safe_read checks it. */
 ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host,
                           size_t bytes, Error *err) {
     return safe_read(&m->files[t->file], t->tensor, offset, host, bytes, err);

@@ -1,6 +1,11 @@
 /* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one
  * small buffer.
  *
+ *     modelfiles_load      the pieces that a rank holds, converted where dtypes differ
+ *     modelfiles_digest    every value: the same for the same model, however it is stored
+ *     modelfiles_sample    front, middle and end of each tensor as they lie: tells files apart in little time
+ *     modelfiles_figures   norm, largest value and what is not finite of one tensor
+ *
  * The digest is over names, shapes and values as fp32, in order of names. So it does not depend on how a
  * model is cut into shards, nor on a dtype that holds the same values: fp32 and bf16 files of bf16 weights
  * have one digest. `weft inspect` prints it, and tests compare runs by it. */
@@ -35,16 +40,17 @@ static void buffers_free(Buffers *b) {
     free(b->narrow);
 }
 
-/* A wrong shape most often means a config.json of another size; both shapes are shown. */
 /* GPT-2's published files are those of the model without its head, whose names lack this. */
 static const char inner[] = "transformer.";
 enum { INNER = sizeof inner - 1 };
 
+/* By its name, or by what is left of it without the prefix. */
 static const ModelTensor *find_tensor(const ModelFiles *m, const char *name) {
     const ModelTensor *t = modelfiles_find(m, name);
     return t == NULL && strncmp(name, inner, INNER) == 0 ? modelfiles_find(m, name + INNER) : t;
 }
 
+/* A wrong shape most often means a config.json of another size; both shapes are shown. */
 static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const SafeTensor *t, Error *err) {
     /* Whole numbers stay what they are; floats may become each other, and F64 may be rounded down to one. */
     bool same = t->rank == want->rank;
@@ -234,6 +240,7 @@ static ErrorCode digest_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor
     return digest_values(h, m, t, b, err);
 }
 
+/* Tensors are in order of names already (modelfiles_open). */
 ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
     Buffers b = buffers_make();
     Sha256 *h = sha256_start();
@@ -247,6 +254,8 @@ ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
     return code;
 }
 
+/* A small tensor is taken whole. Bytes are not converted: the same values in another dtype are another
+ * sample, which is right for ranks that must have read the same files. */
 static ErrorCode sample_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Error *err) {
     uint64_t bytes = t->tensor->end - t->tensor->begin,
              apart = bytes > SAMPLE_BYTES ? (bytes - SAMPLE_BYTES) / 2 : 0;

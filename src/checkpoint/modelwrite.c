@@ -1,7 +1,12 @@
 /* Writing the weights of a model directory, cut into shards where they are large.
  *
  * Everything here is a function of the list's descriptions and the limit: each rank makes the same layout
- * for itself, and none has to be told where its pieces go. */
+ * for itself, and none has to be told where its pieces go.
+ *
+ *     list        t0  t1  t2  t3  t4      in the order of the model
+ *     file[i]      0   0   1   1   2      its shard: cut
+ *     at[i]        first byte of its data in that shard: lay_out, from the sorted header
+ *     index       tensor --> shard, where there is more than one: make_index */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,6 +69,7 @@ static void make_index(ModelLayout *l, const char *stem) {
     text_puts(&l->index, "\n");
 }
 
+/* The list must outlive the layout, which points to it. One shard has no index, as transformers has it. */
 void modellayout_make(ModelLayout *l, const TensorList *list, const char *stem, uint64_t shard_bytes) {
     *l = (ModelLayout){.list = list};
     l->file = mem_alloc_array((size_t)list->count, sizeof *l->file);
@@ -83,7 +89,8 @@ void modellayout_free(ModelLayout *l) {
     *l = (ModelLayout){0};
 }
 
-/* Synced one by one; a failure leaves files in a directory that the caller removes. */
+/* Synced one by one; a failure leaves files in a directory that the caller removes. By one rank, before any
+ * writes: headers, the full length of each file, the index. */
 ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err) {
     ErrorCode code = OK;
     for (int i = 0; i < l->file_count && code == OK; i++) {
@@ -106,6 +113,7 @@ typedef struct Start {
     uint64_t at;
 } Start;
 
+/* No two pieces with elements begin at one place, so the order is total. */
 static int by_place(const void *a, const void *b) {
     const Start *x = a, *y = b;
     if (x->file != y->file) return x->file < y->file ? -1 : 1;

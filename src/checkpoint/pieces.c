@@ -4,7 +4,12 @@
  * Order: blobs are read rank by rank, then all pieces are sorted by place, then each tensor is walked from
  * its first element to its last. What is missing or doubled shows as the first place where the walk does
  * not meet a piece; the error says which elements, and by whom. It is ERR_INTERNAL: who writes what was
- * decided by weft alone (plan/partition.c). */
+ * decided by weft alone (plan/partition.c).
+ *
+ * A blob, in words of 8 bytes, little-endian; the last word is hash64 of all before it:
+ *
+ *     pieces    MAGIC | 1 | step | digest of the layout | n | n times: list, tensor, first, count, checksum |
+ *     failure   MAGIC | 2 | code | bytes of the message | message, NULs up to a whole word | */
 #include "checkpoint/pieces.h"
 
 #include <inttypes.h>
@@ -48,6 +53,7 @@ void savelayout_free(SaveLayout *l) {
 
 /* Writing blobs. */
 
+/* Byte by byte, so that no machine writes it in its own order. */
 static void put(Text *blob, uint64_t value) {
     char bytes[WORD];
     for (int i = 0; i < WORD; i++) bytes[i] = (char)(uint8_t)(value >> (8 * i));
@@ -162,6 +168,7 @@ static ErrorCode read_pieces(SavedPieces *all, const SaveLayout *l, const Checkp
     return OK;
 }
 
+/* The checksum comes first: no word of a blob that is damaged is believed. */
 static ErrorCode read_blob(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, int rank,
                            int ranks, Error *err) {
     size_t words = words_of(blob);
@@ -213,6 +220,8 @@ static ErrorCode check_coverage(const SavedPieces *all, const SaveLayout *l, Err
     return OK;
 }
 
+/* On success the pieces are the caller's, sorted by place; after a failure there are none. The first rank
+ * with a failure is the one that is told of. */
 ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
                          Error *err) {
     ErrorCode code = OK;

@@ -72,6 +72,7 @@ static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *e
     return code;
 }
 
+/* Ranks that each check their part have read every byte together, once; the manifest is read by all. */
 ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err) {
     Manifest m;
     TRY(read_manifest(&m, path, err));
@@ -82,6 +83,7 @@ ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *er
 
 ErrorCode checkpoint_verify(const char *path, Error *err) { return checkpoint_check_part(path, 0, 1, err); }
 
+/* Ascending, so that the newest is the last. */
 static int by_step(const void *a, const void *b) {
     const CheckpointInfo *x = a, *y = b;
     return (x->step > y->step) - (x->step < y->step);
@@ -169,6 +171,8 @@ static ErrorCode open_parts(Checkpoint *c, Error *err) {
     return code == OK ? check_state(c, err) : code;
 }
 
+/* `resumable` asks for optimizer and state, not for weights alone. Contents are not read again: who calls
+ * has checked them. *c is empty after a failure. */
 ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumable, Error *err) {
     Manifest m;
     *c = (Checkpoint){0};
@@ -209,6 +213,7 @@ static void drop_strangers(CheckpointSet *set) {
     set->count = kept;
 }
 
+/* A path to one checkpoint is a set of one, whatever it is called. */
 ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err) {
     if (!is_one(path)) {
         TRY(scan(set, path, err));
@@ -244,6 +249,8 @@ static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resum
                      "no checkpoint is good: \"weft checkpoint verify\" names what is damaged");
 }
 
+/* A checkpoint that was named is opened or refused; only in a directory of them is there another to go back
+ * to. */
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err) {
     CheckpointSet set;
     *c = (Checkpoint){0};

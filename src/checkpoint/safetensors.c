@@ -7,7 +7,16 @@
  *
  * All sizes of a file are numbers that somebody else wrote. Each is bounded before it is multiplied, and
  * each product is checked before it is used; memory is taken for a header, never for what a header
- * promises. */
+ * promises.
+ *
+ *     0            8                8 + N                                    end of the file
+ *     | N, 8 bytes | N bytes of JSON | data of tensors, no byte left over    |
+ *       little-endian
+ *
+ *     {"__metadata__": {"format": "pt"},
+ *      "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+ *
+ * data_offsets count from the end of the JSON. */
 #include "checkpoint/safetensors.h"
 
 #include <fcntl.h>
@@ -246,6 +255,7 @@ static char *shown_path(const char *path) {
     return mem_strdup(error_escape(shown, sizeof shown, path, strlen(path)));
 }
 
+/* Apart from any file: a header in memory is judged as one that was read. *f is closed after a failure. */
 ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length,
                             uint64_t data_bytes, Error *err) {
     *f = (SafeFile){
@@ -300,6 +310,7 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
     return OK;
 }
 
+/* The header alone is read, at most SAFE_MAX_HEADER bytes; data is read when it is asked for. */
 static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err) {
     size_t size;
     TRY(read_header_size(fd, where, file_bytes, &size, err));
@@ -310,6 +321,7 @@ static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_b
     return code;
 }
 
+/* Takes fd over, also when it fails. */
 ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err) {
     *f = (SafeFile){.fd = -1};
     ErrorCode code = open_fd(f, where, fd, file_bytes, err);

@@ -45,6 +45,7 @@ static size_t bytes_of(int64_t elements, SafeType type) {
     return bytes;
 }
 
+/* In the file, not in memory: with rounded weights the two differ. */
 size_t tensor_stored_bytes(const TensorDesc *t) { return bytes_of(tensor_elements(t), t->stored); }
 
 /* No list of pieces: each tensor is one. */
@@ -77,6 +78,7 @@ static int by_alignment_then_name(const void *a, const void *b) {
     return strcmp(x->tensor->name, y->tensor->name);
 }
 
+/* qsort hands no context to a comparison, hence slots that carry what is compared. */
 static void sort_order(const TensorList *list, int *order, int count) {
     Slot *slots = mem_alloc_array((size_t)count, sizeof *slots);
     for (int i = 0; i < count; i++) slots[i] = (Slot){&list->tensors[order[i]], order[i]};
@@ -121,6 +123,8 @@ static void write_entries(Text *out, const TensorList *list, const int *order, i
     json_end_object(&w);
 }
 
+/* N is not known before the JSON is there: its place is left, and filled in at the end. Returns the bytes
+ * of the whole file. */
 uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header, uint64_t *at) {
     size_t start = header->length;
     uint64_t bytes = 0;
@@ -188,6 +192,7 @@ static ErrorCode write_piece(Writer *w, int piece, uint64_t at, uint64_t *sum, E
     return OK;
 }
 
+/* The tensor is named by whoever walks the list; below only the file is known. */
 static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64_t *at, uint64_t *sums,
                            Error *err) {
     for (int i = 0; i < count; i++) {
