@@ -13,10 +13,13 @@ static double read_clock(clockid_t id) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* Never set back: differences are durations. It says nothing about another machine. */
 double clock_seconds(void) { return read_clock(CLOCK_MONOTONIC); }
 
+/* For people and files: it may jump when the machine's clock is set. */
 double clock_wall(void) { return read_clock(CLOCK_REALTIME); }
 
+/* In UTC. The remainders change no date; they show the compiler that the fields fit. */
 char *clock_iso8601(double wall, char out[21]) {
     /* Years 0 to 9999 keep the fixed width. */
     if (!(wall >= -62167219200.0 && wall < 253402300800.0)) return strcpy(out, "0000-00-00T00:00:00Z");

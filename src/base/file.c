@@ -36,6 +36,7 @@ static const char *kind_of(mode_t mode) {
     return S_ISDIR(mode) ? "directory" : S_ISLNK(mode) ? "link" : "device, pipe or socket";
 }
 
+/* The same words wherever weft looks into a directory of its own: what stands there must be what it wrote. */
 static ErrorCode refuse_link(const char *path, ErrorCode code, Error *err) {
     char name[512];
     return error_set(
@@ -86,6 +87,7 @@ static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit,
     }
 }
 
+/* *data is set on success only and ends in a NUL, which *length does not count. */
 static ErrorCode read_file(const char *path, int extra, size_t limit, char **data, size_t *length,
                            Error *err) {
     struct stat info;
@@ -113,14 +115,18 @@ static ErrorCode read_file(const char *path, int extra, size_t limit, char **dat
     return OK;
 }
 
+/* A link is followed: the path is the user's own word. */
 ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length, Error *err) {
     return read_file(path, 0, limit, data, length, err);
 }
 
+/* A name that weft itself gave is no link, unless somebody else put one there. */
 ErrorCode file_read_own(const char *path, size_t limit, char **data, size_t *length, Error *err) {
     return read_file(path, O_NOFOLLOW, limit, data, length, err);
 }
 
+/* A file without bytes is NULL with length 0, since a map of nothing is refused. The map needs no
+ * descriptor once it is made. */
 ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     struct stat info;
     int fd;
@@ -141,6 +147,7 @@ ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     return code;
 }
 
+/* Of an empty map, too, and twice. */
 void file_unmap(FileMap *map) {
     if (map->data) munmap((void *)(uintptr_t)map->data, map->length);
     *map = (FileMap){0};

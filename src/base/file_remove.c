@@ -65,6 +65,7 @@ static void remove_entry(Removal *r, int dir, const char *name, const char *wher
     if (result != 0 && errno != ENOENT) failed(r, where);
 }
 
+/* A tree that is not there is removed already: no error. */
 ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, Error *err) {
     Removal r = {.unlink = remove, .ctx = ctx, .err = err};
     remove_entry(&r, AT_FDCWD, path, path);
@@ -108,10 +109,12 @@ static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, c
 
 static bool matches(const void *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
 
+/* The pattern is one of the shell's, on names and not on paths. */
 ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err) {
     return remove_where(dir, matches, pattern, err);
 }
 
+/* Of files that are written by file_write_atomic; only their temporaries are left-overs. */
 typedef struct Names {
     const char *const *patterns;
     size_t count;

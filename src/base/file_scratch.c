@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/text.h"
 
+/* As mktemp and most programs have it. */
 static const char *temporary_directory(void) {
     const char *named = getenv("TMPDIR");
     return named && *named ? named : "/tmp";
@@ -50,6 +51,7 @@ static void sweep(const char *parent, const char *prefix) {
     if (open) closedir(open);
 }
 
+/* mkdtemp makes a directory that only this user may enter. s->path is set on success only. */
 ErrorCode scratch_take(ScratchDir *s, const char *prefix, Error *err) {
     const char *parent = temporary_directory();
     Text path = {0};
@@ -68,6 +70,7 @@ ErrorCode scratch_take(ScratchDir *s, const char *prefix, Error *err) {
     return OK;
 }
 
+/* Removed while it is still locked: nobody else starts to remove it meanwhile. */
 void scratch_give(ScratchDir *s) {
     if (!s->path) return;
     file_remove_tree(s->path, NULL);

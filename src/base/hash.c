@@ -17,6 +17,7 @@ struct Sha256 {
     EVP_MD_CTX *context;
 };
 
+/* Freed by sha256_finish, which must follow. */
 Sha256 *sha256_start(void) {
     Sha256 *h = mem_alloc(sizeof *h);
     h->context = EVP_MD_CTX_new();
@@ -25,6 +26,7 @@ Sha256 *sha256_start(void) {
     return h;
 }
 
+/* Only the bytes count, not how they were cut: who adds strings adds their lengths, too. */
 void sha256_add(Sha256 *h, const void *data, size_t length) {
     CHECK(EVP_DigestUpdate(h->context, data, length) == 1);
 }
@@ -43,6 +45,7 @@ void sha256_finish(Sha256 *h, uint8_t out[32]) {
     free(h);
 }
 
+/* Small letters, as sha256sum prints them: a user can compare the two. */
 void sha256_hex(const uint8_t digest[32], char out[65]) {
     for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
 }
@@ -51,6 +54,8 @@ void sha256_hex(const uint8_t digest[32], char out[65]) {
  * must withstand an adversary is a SHA-256. */
 uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, length); }
 
+/* The Castagnoli polynomial, which the records of TensorBoard are framed with. A byte is two nibbles, the
+ * lower one first, since the register is reflected. */
 uint32_t crc32c(const void *data, size_t length) {
     /* Remainders of the sixteen nibbles for the reflected polynomial 0x82f63b78. */
     static const uint32_t nibble[16] = {

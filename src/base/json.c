@@ -121,6 +121,7 @@ static ErrorCode scan_string(Scan *s, bool may_hold_nul) {
     return OK;
 }
 
+/* How many there were. */
 static size_t skip_digits(Scan *s) {
     size_t start = s->at;
     while (peek(s) >= '0' && peek(s) <= '9') s->at++;
@@ -215,6 +216,7 @@ static ErrorCode scan_value(Scan *s, int depth) {
     }
 }
 
+/* From the beginning each time: the second scan must number keys as the first did. */
 static ErrorCode scan_document(Scan *s) {
     s->at = 0;
     s->keys = 0;
@@ -230,13 +232,15 @@ typedef struct KeyPlace {
     size_t ordinal;
 } KeyPlace;
 
+/* By number among equals, so that the duplicate is the later one. */
 static int compare_keys(const void *a, const void *b) {
     const KeyPlace *x = a, *y = b;
     int order = strcmp(x->key, y->key);
     return order ? order : (x->ordinal > y->ordinal) - (x->ordinal < y->ordinal);
 }
 
-/* Ordinal, in document order, of a key that its object has already; SIZE_MAX when there is none. */
+/* Ordinal, in document order, of a key that its object has already; SIZE_MAX when there is none. n log n in
+ * the keys of an object, where cJSON's own look-ups would make it n * n. */
 static size_t find_duplicate(const cJSON *node, size_t *keys) {
     size_t count = 0, found = SIZE_MAX;
     for (const cJSON *child = node->child; child; child = child->next) count++;
@@ -283,6 +287,7 @@ static ErrorCode parse(Scan *s, cJSON **root) {
     return OK;
 }
 
+/* *root is the caller's on success (cJSON_Delete) and NULL after a failure. */
 ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
     Scan scan = {.where = where, .data = data, .length = length, .line = 1, .err = err};
     return parse(&scan, root);
@@ -356,6 +361,7 @@ void json_line_string(const char *data, size_t length, const cJSON *root, const 
     add_parts(s.data + s.at + 1, out);
 }
 
+/* `limit` bounds the memory: the tree of a text takes several times its bytes. */
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err) {
     char *data;
     size_t length;
@@ -390,6 +396,7 @@ static ErrorCode find_member(const cJSON *object, const char *where, const char 
     return OK;
 }
 
+/* Where, which key, what was wanted, what is there: all that a user needs to mend the file. */
 static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *key, const char *wanted,
                             Error *err) {
     return error_set(err, ERR_DATA, "%s: \"%s\": expected %s, found %s", where, key, wanted, kind_of(member));

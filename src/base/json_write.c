@@ -3,7 +3,13 @@
  * `first` says that nothing stands in the innermost container yet; `after_key` that the next value belongs to
  * a key on the same line. Both are settled by begin_item, which every value and key passes.
  *
- * With indent 0 all stands on one line, separated by ", ", as Python's json.dumps writes it. */
+ * With indent 0 all stands on one line, separated by ", ", as Python's json.dumps writes it.
+ *
+ *     call                       first, after_key      text, with indent 2
+ *     json_begin_object          true                  {
+ *     json_key "a"               false, true           {\n  "a":
+ *     json_int 1                 false, false          {\n  "a": 1
+ *     json_end_object            false                 {\n  "a": 1\n} */
 #include <math.h>
 #include <string.h>
 

@@ -24,6 +24,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static LogLevel threshold = LOG_INFO;
 static Text status; /* what the status line shows; empty when there is none */
 
+/* Messages above it are not even made. */
 void log_set_level(LogLevel level) {
     pthread_mutex_lock(&mutex);
     threshold = level;
@@ -50,6 +51,7 @@ bool log_is_terminal(void) {
     return (isatty(STDERR_FILENO) || columns_behind() > 0) && term && *term && strcmp(term, "dumb") != 0;
 }
 
+/* NO_COLOR, not empty, is the convention of no-color.org. */
 bool log_has_colour(void) {
     const char *no_colour = getenv("NO_COLOR");
     return log_is_terminal() && !(no_colour && *no_colour);
@@ -116,6 +118,7 @@ DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m")
 DEFINE_LOG(log_info, LOG_INFO, "", "")
 DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m")
 
+/* As one message: lines of other threads do not come between. */
 void log_lines(const char *lines) {
     size_t length = lines ? strlen(lines) : 0;
     if (length > 0) log_info("%.*s", (int)(length - (lines[length - 1] == '\n')), lines);
@@ -142,6 +145,7 @@ static size_t visible_prefix(const Text *t, int columns) {
 /* Leaves a clean line to the shell, however the process ends. */
 static void remove_status_at_exit(void) { log_status("%s", ""); }
 
+/* Only on a terminal: in a file each state would stay. An empty text takes the line away. */
 void log_status(const char *format, ...) {
     static bool registered;
     if (!log_is_terminal()) return;

@@ -11,6 +11,7 @@
 #include "base/option_value.h"
 #include "base/options.h"
 
+/* The option's value in the structure that the set fills. */
 static const void *field_of(const OptionSet *set, size_t i) {
     return (const char *)set->target + set->table[i].offset;
 }
@@ -78,6 +79,7 @@ static void write_section(const OptionSet *set, const char *section, size_t leng
     }
 }
 
+/* What options_apply_written reads back gives the same values; `with_sources` adds only comments. */
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources) {
     /* An empty table writes "", not NULL. */
     text_add(out, "", 0);
@@ -89,6 +91,7 @@ static int compare_options(const void *a, const void *b) {
     return strcmp((*(const Option *const *)a)->key, (*(const Option *const *)b)->key);
 }
 
+/* `keep` chooses the options, NULL all of them. */
 void options_digest(const OptionSet *set, bool (*keep)(const Option *option), char out[65]) {
     /* By key, so that moving a line of the table does not change the digest; NULs separate what could run
      * together. */
@@ -212,11 +215,13 @@ static void write_help_line(const Option *o, size_t indent, size_t column, size_
             write_help_line(part, indent + 4, column, width, out);
 }
 
+/* 0 for a key that is in no section. */
 static size_t section_length(const char *key) {
     const char *dot = strrchr(key, '.');
     return dot ? (size_t)(dot - key) : 0;
 }
 
+/* Lengths first: "a.b" and "a.bc" begin alike. */
 static bool same_section(const char *a, const char *b) {
     return section_length(a) == section_length(b) && strncmp(a, b, section_length(a)) == 0;
 }

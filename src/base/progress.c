@@ -16,6 +16,7 @@
 #define REDRAW_SECONDS 0.1
 #define PLAIN_SECONDS 10.0
 
+/* A total of 0 is not known: then there is no share, no bar and no time left. */
 struct Progress {
     pthread_mutex_t mutex;
     char *label, *unit;
@@ -94,6 +95,7 @@ static atomic_ullong beats;
 void progress_beat(void) { atomic_fetch_add_explicit(&beats, 1, memory_order_relaxed); }
 uint64_t progress_beats(void) { return atomic_load_explicit(&beats, memory_order_relaxed); }
 
+/* Without a bar (NULL) it is still a beat: the watchdog needs it whether or not somebody looks. */
 void progress_set(Progress *p, double done) {
     progress_beat();
     if (!p) return;

@@ -1,7 +1,10 @@
 /* Counter-based random numbers: Philox4x32-10, and what is drawn from it.
  *
  * The 64-bit key fills both key words; the 64-bit counter fills the low two counter words, the others are
- * zero. These bits define every run's initial weights and sample order: they never change. */
+ * zero. Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: any number of a
+ * stream can be had without those before it, on any rank.
+ *
+ * These bits define every run's initial weights and sample order: they never change. */
 #include "base/rng.h"
 
 #include <float.h>
@@ -12,6 +15,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 
+/* A round needs both halves of a 64-bit product. */
 static void multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low) {
     uint64_t product = (uint64_t)a * b;
     *high = (uint32_t)(product >> 32);
@@ -42,6 +46,7 @@ void rng_block(uint64_t key, uint64_t counter, uint32_t out[4]) {
     rng_philox(key_words, counter_words, out);
 }
 
+/* Two of the four words; the others are not used, so that number i is block i. */
 uint64_t rng_u64(uint64_t key, uint64_t counter) {
     uint32_t words[4];
     rng_block(key, counter, words);

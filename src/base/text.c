@@ -42,6 +42,7 @@ void *mem_alloc_array(size_t count, size_t each) {
     return mem_alloc(bytes);
 }
 
+/* What is new is not zeroed, unlike mem_alloc's. */
 void *mem_grow(void *p, size_t bytes) {
     void *grown = realloc(p, bytes ? bytes : 1);
     if (!grown) out_of_memory(bytes);
@@ -88,6 +89,7 @@ void text_printf(Text *t, const char *format, ...) {
     t->length += (size_t)length;
 }
 
+/* The memory is kept: a text that is used again and again settles at its largest. */
 void text_clear(Text *t) {
     t->length = 0;
     if (t->data) t->data[0] = 0;
@@ -98,6 +100,7 @@ void text_free(Text *t) {
     *t = (Text){0};
 }
 
+/* The fewest digits that read back as the same double, so that files can be compared as text. */
 char *text_double(double value, char out[32]) {
     if (isnan(value)) return strcpy(out, "NaN");
     if (isinf(value)) return strcpy(out, value > 0 ? "Infinity" : "-Infinity");
@@ -111,6 +114,7 @@ char *text_double(double value, char out[32]) {
     return out;
 }
 
+/* Negated as unsigned: INT64_MIN has no positive counterpart. */
 char *text_count(int64_t value, char out[32]) {
     char digits[32];
     int length = snprintf(digits, sizeof digits, "%llu",

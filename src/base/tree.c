@@ -1,8 +1,17 @@
-/* The canonical tree: arithmetic only. */
+/* The canonical tree: arithmetic only.
+ *
+ *     six leaves     0 1 2 3 4 5         the left half is the largest power of two below the size
+ *                   |4      |2  |
+ *                   |2  |2  |1|1|
+ *                   |1|1|1|1|
+ *
+ * A run of leaves is not always a block of it: the leaves 1 to 5 are the blocks 1, 2-3 and 4-5, in this
+ * order, and sums over these three are what a rank with that run can know by itself. */
 #include "base/tree.h"
 
 #include <stddef.h>
 
+/* 1 for a single leaf, which nobody splits. */
 int tree_half(int n) {
     int half = 1;
     while (2 * half < n) half *= 2;
@@ -23,6 +32,7 @@ static int add_blocks(TreeBlock block, TreeBlock run, TreeBlock *out, int count)
     return add_blocks((TreeBlock){block.first + half, block.size - half}, run, out, count);
 }
 
+/* At each level at most two blocks are split, those across the ends of the run, so TREE_BLOCKS are enough. */
 int tree_blocks(int total, TreeBlock run, TreeBlock *out) {
     return add_blocks((TreeBlock){0, total}, run, out, 0);
 }

@@ -6,7 +6,10 @@
  *
  * Ownership: a node owns its text, keys and children, and whoever gets the root frees all by
  * yaml_tree_free. While a tree is built each node hangs on its parent as soon as it is whole; one that
- * fails is freed by build, which made it, so that an error leaves nothing behind. */
+ * fails is freed by build, which made it, so that an error leaves nothing behind.
+ *
+ *     a: [1, 2]    MAPPING-START  SCALAR a   SEQUENCE-START  SCALAR 1  SCALAR 2  SEQUENCE-END  MAPPING-END
+ *                  build_map      take_text  build_list      build     build     it returns    it returns */
 #include "base/yaml.h"
 
 #include <stdbool.h>
@@ -35,6 +38,7 @@ static ErrorCode fail_at(const Reader *r, yaml_mark_t mark, const char *what) {
     return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s", r->where, mark.line + 1, mark.column + 1, what);
 }
 
+/* At the event that is current, which is what the reader has just met. */
 static ErrorCode fail_here(const Reader *r, const char *what) {
     return fail_at(r, r->event.start_mark, what);
 }
@@ -256,6 +260,7 @@ ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, Ya
     return code;
 }
 
+/* *root is the caller's on success and NULL after a failure. */
 ErrorCode yaml_tree_read(const char *path, YamlNode **root, Error *err) {
     char *data;
     size_t length;
