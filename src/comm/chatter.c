@@ -3,7 +3,11 @@
  *
  * What mpirun says comes in blocks between two lines of dashes, or as single lines beginning with "[" or
  * "mpi". A line that begins otherwise is a rank's, and passes byte by byte. Where mpirun's wording
- * changes, its remarks pass; of a rank's lines only those could be lost that look like one of them. */
+ * changes, its remarks pass; of a rank's lines only those could be lost that look like one of them.
+ *
+ *     ---------------------------------------------    40 dashes or more: a block begins
+ *     mpirun noticed that process rank 1 ... exited on signal 9 (Killed).
+ *     ---------------------------------------------    it ends, and is judged as a whole */
 #include "comm/chatter.h"
 
 #include <stdio.h>
@@ -94,6 +98,7 @@ void chatter_add(Chatter *c, const char *bytes, size_t length) {
     }
 }
 
+/* At the end of what is to be read: a block that mpirun did not close is judged as it is. */
 void chatter_flush(Chatter *c) {
     if (c->block.length) {
         text_add(&c->block, c->line.data ? c->line.data : "", c->line.length);

@@ -141,6 +141,7 @@ static ErrorCode open_launched(Comm *c, const Launched *launched, Error *err) {
     return c->watch.describe ? watchdog_agree(c, err) : OK;
 }
 
+/* One rank until a link says otherwise. */
 static Comm *new_comm(const CommWatch *watch) {
     Comm *c = mem_alloc(sizeof *c);
     *c = (Comm){.size = 1, .local_size = 1};
@@ -182,6 +183,7 @@ ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {
 
 ErrorCode comm_open(Comm **out, Error *err) { return comm_open_watched(out, NULL, err); }
 
+/* Joined outside of the lock, which that thread needs to come to its end. */
 static void stop_progress(Comm *c) {
     comm_lock(c);
     c->ending = true;

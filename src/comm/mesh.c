@@ -12,11 +12,13 @@
 
 #include "base/text.h"
 
+/* As the options of section mesh are called; any number may be asked for, since names go into messages. */
 const char *axis_name(Axis axis) {
     static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
     return (unsigned)axis < AXES ? names[axis] : "unknown";
 }
 
+/* "dp_replicate x dp_shard", for messages. */
 char *mesh_set_name(AxisSet set, char out[64]) {
     size_t length = 0;
     *out = 0;
@@ -93,6 +95,7 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
                      world, (long long)ranks, instead);
 }
 
+/* Each degree by itself first: products of what is no degree would say nothing. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err) {
     CHECK(world >= 1);
     MeshOptions o = *options;
@@ -127,6 +130,7 @@ void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]) {
 
 /* ---- groups ---- */
 
+/* 1 for a set without axes: each rank is a group of its own. */
 int mesh_size(const Mesh *mesh, AxisSet set) {
     int size = 1;
     for (int axis = 0; axis < AXES; axis++)

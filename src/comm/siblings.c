@@ -22,8 +22,8 @@ static bool read_state(long process, char *state, long *parent) {
     return after && sscanf(after, ") %c %ld", state, parent) == 2;
 }
 
-/* The rank that the launcher gave it in `variable`, or -1. A process of another user cannot be read, and
- * is none of ours. */
+/* The rank that the launcher gave it in `variable`, or -1. A process of another user cannot be read, and is
+ * none of ours. /proc/PID/environ is NAME=VALUE with a NUL behind each. */
 static int read_rank(long process, const char *variable) {
     char path[64], *text = mem_alloc(ENVIRONMENT_MAX);
     int rank = -1;
@@ -44,7 +44,8 @@ static int by_rank(const void *a, const void *b) {
 }
 
 /* A wrapper between launcher and program (a shell, numactl that does not exec) hides its rank: then fewer
- * are found, and nobody is named who is not there. */
+ * are found, and nobody is named who is not there. Returns how many; *out is the caller's to free, in the
+ * order of ranks, this process among them. */
 int siblings_find(const char *variable, Sibling **out) {
     DIR *all = opendir("/proc");
     int count = 0;

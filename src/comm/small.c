@@ -67,7 +67,14 @@ static char *scratch(Comm *c, size_t bytes) {
  * places p and p ^ 2^k exchange what they have of two neighbouring runs of ranks, and both combine the
  * lower with the upper. The first 2 (n - m) ranks share a place in twos: the odd one gives its record to
  * the even one before, and gets the result after. So a record is always that of a run of ranks, and every
- * rank combines the same bytes in the same tree. */
+ * rank combines the same bytes in the same tree.
+ *
+ *   six ranks, m = 4    ranks    0 1   2 3   4   5
+ *                       places    0     1    2   3
+ *   fold                1 -> 0, 3 -> 2
+ *   k = 0               places 0 <-> 1, 2 <-> 3
+ *   k = 1               places 0 <-> 2, 1 <-> 3
+ *   hand back           0 -> 1, 2 -> 3 */
 
 static int places_of(int ranks) {
     int m = 1;
