@@ -164,6 +164,7 @@ static void count(ParamGroups *g, const ParamTable *t) {
     }
 }
 
+/* The rest is the last group, so that an index of an item is its group's. *g is empty after a failure. */
 ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const ParamTable *t, Error *err) {
     int rest = (int)o->groups.count;
     const OptimizerGroup *given = (const OptimizerGroup *)(const void *)o->groups.items;
@@ -189,6 +190,7 @@ void param_groups_free(ParamGroups *g) {
     *g = (ParamGroups){0};
 }
 
+/* Every parameter has one. */
 const ParamGroup *param_group(const ParamGroups *g, int param) { return &g->items[g->of[param]]; }
 
 int param_states(const ParamGroups *g, int param) {
@@ -196,6 +198,7 @@ int param_states(const ParamGroups *g, int param) {
     return group->optimizer->states(&group->settings);
 }
 
+/* Bytes of one element of a state. */
 size_t param_state_width(const ParamGroups *g, int param) {
     return dtype_bytes((Dtype)param_group(g, param)->settings.states);
 }
