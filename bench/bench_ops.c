@@ -36,6 +36,10 @@ typedef struct Bench {
     double peak, copy;
 } Bench;
 
+static AttentionShape shape(const Bench *b) {
+    return (AttentionShape){.tokens = b->t, .heads = HEADS, .kv_heads = HEADS, .head_dim = DIM};
+}
+
 static void layout(Bench *b) {
     size_t wide = (size_t)b->t * 2 * INTER * dtype_bytes(b->c), table = (size_t)VOCAB * HIDDEN * 4;
     if (wide < table) wide = table;
@@ -61,7 +65,7 @@ static void layout(Bench *b) {
                          .intermediate = INTER,
                          .vocab = VOCAB,
                          .logits_rows = ROWS,
-                         .attention = {b->t, HEADS, HEADS, DIM},
+                         .attention = shape(b),
                          .leaves = LEAVES};
     b->d.scratch_size = b->d.ops.scratch_bytes(&b->d, &needs);
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
@@ -135,9 +139,6 @@ static void gate_up_dx_leaves(Bench *b) {
     leaves_product(b, false, HIDDEN, (Leaves){2, {{INTER, INTER / LEAVES}, {INTER, INTER / LEAVES}}});
 }
 
-static AttentionShape shape(const Bench *b) {
-    return (AttentionShape){.tokens = b->t, .heads = HEADS, .kv_heads = HEADS, .head_dim = DIM};
-}
 static void attend(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_ATTENTION_FORWARD, attention_forward, shape(b), b->x, b->first, b->z, b->lse, b->c);

@@ -56,7 +56,8 @@ static ModelConfig shape_of(const Family *f, bool tied, bool biases) {
                      .max_position_embeddings = POSITIONS};
     Error err = {.message = ""};
     c = family_defaults(f, &c);
-    c.rms_norm_eps = 1e-5, c.rope_theta = 100, c.rope_local_theta = 30;
+    c.rms_norm_eps = 1e-5, c.rope_theta = 100;
+    if (f->arch.local_rotation) c.rope_local_theta = 30;
     c.bos_token_id = c.eos_token_id = -1;
     bool no_heads = f->arch.learned_positions; /* GPT-2 has neither key, and says nothing of biases */
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
