@@ -274,18 +274,6 @@ ErrorCode runs_comparable(const Runs *r, Error *err) {
 
 /* ---- figures ---- */
 
-/* A logged step holds the mean of the steps since the one before it, so mean times number is their sum. */
-static double training_seconds(const MetricsTable *t) {
-    double seconds = 0;
-    int64_t before = 0;
-    for (size_t i = 0; i < t->step_count; i++) {
-        const StepMetrics *m = &t->steps[i];
-        if (isfinite(m->step_seconds)) seconds += m->step_seconds * (double)(m->step - before);
-        before = m->step;
-    }
-    return seconds > 0 ? seconds : (double)NAN;
-}
-
 /* fmin passes over NaN: a validation that was not finite is never the best. */
 static double least_validation(const MetricsTable *t) {
     double least = (double)NAN;
@@ -315,7 +303,7 @@ void runs_figures(const ReportRun *run, RunFigure out[RUN_FIGURES]) {
         {"validation loss", t->validation_count ? t->validations[t->validation_count - 1].loss : none, ""},
         {"best validation loss", least_validation(t), ""},
         {"tokens per second", report_median(t, offsetof(StepMetrics, tokens_per_second)), ""},
-        {"seconds in steps", training_seconds(t), ""},
+        {"seconds in steps", metrics_training_seconds(t), ""},
         {"peak memory", peak_memory(t), ""},
     };
     memcpy(out, figures, sizeof figures);

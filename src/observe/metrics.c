@@ -355,6 +355,18 @@ void metrics_table_free(MetricsTable *t) {
     *t = (MetricsTable){0};
 }
 
+/* A logged step holds the mean of the steps since the one before it, so mean times number is their sum. */
+double metrics_training_seconds(const MetricsTable *t) {
+    double seconds = 0;
+    int64_t before = 0;
+    for (size_t i = 0; i < t->step_count; i++) {
+        const StepMetrics *m = &t->steps[i];
+        if (isfinite(m->step_seconds)) seconds += m->step_seconds * (double)(m->step - before);
+        before = m->step;
+    }
+    return seconds > 0 ? seconds : (double)NAN;
+}
+
 /* ---- comparing ---- */
 
 /* Copied as both types, as each is eight bytes, and one of them taken. Bools are one byte, hence first. */

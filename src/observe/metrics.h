@@ -105,6 +105,9 @@ typedef struct MetricsTable {
 } MetricsTable;
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err);
 void metrics_table_free(MetricsTable *t);
+/* Time in steps, whatever lay between two starts of the run: saves and validations are not in it. NaN when no
+ * step tells its time. */
+double metrics_training_seconds(const MetricsTable *t);
 
 /* One line of a file, without its newline; false when it is no record. */
 typedef struct MetricsRecord {

@@ -191,16 +191,8 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Skipped steps", text_count(skipped, number), note);
 }
 
-/* Time in steps, whatever lay between two starts of the run. A logged step stands for those since the one
- * before it, by the mean that it holds. Saves and validations lie between steps and are not in it. */
 static void write_time_fact(Text *out, const MetricsTable *t) {
-    double seconds = 0;
-    int64_t before = 0;
-    for (size_t i = 0; i < t->step_count; i++) {
-        const StepMetrics *m = &t->steps[i];
-        if (isfinite(m->step_seconds)) seconds += m->step_seconds * (double)(m->step - before);
-        before = m->step;
-    }
+    double seconds = metrics_training_seconds(t);
     char value[16];
     if (seconds > 0) write_fact(out, "Training time", clock_duration(seconds, value), "in steps alone");
 }
