@@ -93,6 +93,20 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
     return t;
 }
 
+/* Each tile by `make`, on one thread. g is for `make` alone. */
+static void each_tile(Gemm *g, int threads, const Product *p, const Grid *grid,
+                      void (*make)(Gemm *g, const Product *tile)) {
+#pragma omp parallel num_threads(threads)
+    {
+        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < grid->down * grid->across; t++) {
+            Product tile = tile_of(p, grid, t);
+            make(g, &tile);
+        }
+    }
+}
+
 /* ---- library ---- */
 
 /* 8 MiB of A, 8 of B, 4 of C: enough terms that widening, which reads and writes each element once, does
@@ -100,7 +114,8 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
 enum { PANEL_M = 1024, PANEL_N = 1024, PANEL_K = 2048 };
 
 /* Row-major, as dnnl_sgemm is. It refuses nothing but sizes and row lengths that gemm_run never makes. */
-static void product_f32(const Product *p) {
+static void product_f32(Gemm *g, const Product *p) {
+    (void)g;
     dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
                                       p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
     CHECK(status == dnnl_success);
@@ -128,15 +143,7 @@ static Grid grid_of_library(const Product *p) {
 
 static void tiled_f32(int threads, const Product *p) {
     Grid grid = grid_of_library(p);
-#pragma omp parallel num_threads(threads)
-    {
-        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < grid.down * grid.across; t++) {
-            Product tile = tile_of(p, &grid, t);
-            product_f32(&tile);
-        }
-    }
+    each_tile(NULL, threads, p, &grid, product_f32);
 }
 
 /* rows x cols from `from` (rows `stride` apart) to a contiguous fp32 panel. */
@@ -236,10 +243,11 @@ static int64_t leaf_count(const Leaves *l) {
  * walked with a tile for each of its levels, and a sum goes to memory once. */
 enum { LEVELS = 7 }; /* LEAVES_MAX leaves and fewer */
 typedef struct LeafWork LeafWork;
+typedef void LeafRun(const LeafWork *w, const Product *piece, const float *const *wait, int waiting);
 struct LeafWork {
     Gemm *g;
     Product tile;
-    void (*run)(const LeafWork *w, const Product *piece, const float *const *wait, int waiting);
+    LeafRun *run;
     float *room;          /* PRODUCT_ROOM floats of this thread */
     float *level[LEVELS]; /* [m, n] each */
 };
@@ -385,20 +393,28 @@ static void packed_run(const LeafWork *w, const Product *p, const float *const *
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
-/* A thread's room is its number times `each`, and holds packed panels, then the tiles of tiles_beside.
- * Where none of those is needed a tile may be four times as tall, since C itself takes its sums. */
-static void packed(Gemm *g, Device *d, const Product *p) {
-    int tiles = tiles_beside(p);
-    size_t each = thread_floats(tiles);
+/* Each tile with its leaves, which `run` makes. A thread's room is its number times `each`, and holds packed
+ * panels, then the tiles of tiles_beside. */
+static void sum_tiles(Gemm *g, Device *d, const Product *p, const Grid *grid, LeafRun *run) {
+    size_t each = thread_floats(tiles_beside(p));
+    int64_t count = grid->down * grid->across;
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
-    Grid grid = grid_of(p, d->threads, tiles ? TILE_ROWS : 4 * TILE_ROWS);
-    int64_t count = grid.down * grid.across;
-#pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (count > 1)
-    for (int64_t t = 0; t < count; t++) {
-        LeafWork w = {.g = g, .tile = tile_of(p, &grid, t), .run = packed_run};
-        w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
-        sum_tile(&w, w.room + PRODUCT_ROOM);
+#pragma omp parallel num_threads(d->threads) if (count > 1)
+    {
+        omp_set_num_threads(1); /* as in each_tile */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < count; t++) {
+            LeafWork w = {.g = g, .tile = tile_of(p, grid, t), .run = run};
+            w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
+            sum_tile(&w, w.room + PRODUCT_ROOM);
+        }
     }
+}
+
+/* Where no tiles are needed beside C a tile may be four times as tall, since C itself takes its sums. */
+static void packed(Gemm *g, Device *d, const Product *p) {
+    Grid grid = grid_of(p, d->threads, tiles_beside(p) ? TILE_ROWS : 4 * TILE_ROWS);
+    sum_tiles(g, d, p, &grid, packed_run);
 }
 
 /* ---- native: bf16 by primitives ---- */
@@ -553,26 +569,22 @@ static void prepare(Gemm *g, const Product *p, const Grid *grid) {
     }
 }
 
+static void make_by_primitive(Gemm *g, const Product *tile) {
+    run_primitive(g, &g->cache[find_primitive(g, tile)], tile);
+}
+
 /* One leaf: C as it is, accumulated in fp32 inside a primitive. */
 static void native_whole(Gemm *g, Device *d, const Product *p) {
     Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
     prepare(g, p, &grid);
-#pragma omp parallel num_threads(d->threads)
-    {
-        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < grid.down * grid.across; t++) {
-            Product tile = tile_of(p, &grid, t);
-            run_primitive(g, &g->cache[find_primitive(g, &tile)], &tile);
-        }
-    }
+    each_tile(g, d->threads, p, &grid, make_by_primitive);
 }
 
 /* What waits to its left is added when the primitive has run, row by row; our own kernels do it in
  * passing. */
 static void native_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
-    run_primitive(w->g, &w->g->cache[find_primitive(w->g, p)], p);
+    make_by_primitive(w->g, p);
     for (int i = 0; i < waiting; i++) add_rows(w, p->c, p->ldc, wait[i]);
 }
 /* As native_run is called, but only so that the primitives are there. */
@@ -598,22 +610,11 @@ static void prepare_leaves(Gemm *g, const Product *p, const Grid *grid, float *r
 
 /* Tiles as in `packed`, whose sums and levels have the same places. */
 static void native_leaves(Gemm *g, Device *d, const Product *p) {
-    size_t each = thread_floats(tiles_beside(p));
-    CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
     Grid grid = {piece_length(p->m, TILE_ROWS, 64), piece_length(p->n, PRODUCT_COLS, 64), 0, 0};
     grid.rows = min_i64(grid.rows, TILE_ROWS), grid.cols = min_i64(grid.cols, PRODUCT_COLS);
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
     prepare_leaves(g, p, &grid, (float *)(void *)d->scratch);
-#pragma omp parallel num_threads(d->threads)
-    {
-        omp_set_num_threads(1);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < grid.down * grid.across; t++) {
-            LeafWork w = {.g = g, .tile = tile_of(p, &grid, t), .run = native_run};
-            w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
-            sum_tile(&w, w.room + PRODUCT_ROOM);
-        }
-    }
+    sum_tiles(g, d, p, &grid, native_run);
 }
 
 /* ---- */
