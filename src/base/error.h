@@ -21,7 +21,7 @@ typedef enum ErrorCode {
     OK = 0,
     ERR_DIFFERENT = 1,    /* what was compared is not the same, as diff(1) says it */
     ERR_USAGE = 2,        /* wrong command line */
-    ERR_NUMERIC = 17,     /* too many non-finite steps in a row */
+    ERR_NUMERIC = 17,     /* steps, logits or losses that are not finite */
     ERR_REPLICAS = 18,    /* copies of weights or moments on several ranks are not equal */
     ERR_DATA = 65,        /* malformed input file */
     ERR_NOINPUT = 66,     /* an input that does not exist or cannot be read */

@@ -44,6 +44,8 @@ static void buffers_free(Buffers *b) {
 static const char inner[] = "transformer.";
 enum { INNER = sizeof inner - 1 };
 
+static const char head_name[] = "lm_head.weight";
+
 /* By its name, or by what is left of it without the prefix. */
 static const ModelTensor *find_tensor(const ModelFiles *m, const char *name) {
     const ModelTensor *t = modelfiles_find(m, name);
@@ -115,7 +117,7 @@ static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int pie
 static bool is_harmless(const char *name) {
     static const char *const ends[] = {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     size_t length = strlen(name);
-    if (strcmp(name, "lm_head.weight") == 0) return true;
+    if (strcmp(name, head_name) == 0) return true;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         size_t end = strlen(ends[i]);
         if (length >= end && strcmp(name + length - end, ends[i]) == 0) return true;
@@ -195,11 +197,51 @@ ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *e
     return code;
 }
 
+/* Chunk `done` of a tensor as fp32. */
+static ErrorCode read_wide(const ModelFiles *m, const ModelTensor *t, uint64_t done, uint64_t n, void *raw,
+                           float *to, Error *err) {
+    uint64_t bytes = (uint64_t)safe_type_bits(t->tensor->type) / 8;
+    TRY(modelfiles_read(m, t, done * bytes, raw, n * bytes, err));
+    convert_to_f32(t->tensor->type, raw, to, n);
+    return OK;
+}
+
+static ErrorCode compare_values(const ModelFiles *m, const ModelTensor *head, const ModelTensor *embedding,
+                                Buffers *b, bool *same, Error *err) {
+    uint64_t count = embedding->tensor->elements;
+    *same = head->tensor->rank == 2 && head->tensor->elements == count;
+    for (uint64_t done = 0, n; done < count && *same; done += n) {
+        n = count - done < CHUNK ? count - done : CHUNK;
+        TRY(read_wide(m, head, done, n, b->raw, b->wide, err));
+        TRY(read_wide(m, embedding, done, n, b->raw, b->narrow, err));
+        *same = memcmp(b->wide, b->narrow, n * sizeof(float)) == 0;
+    }
+    return OK;
+}
+
+/* A head that nobody asked for, though it has other values than the embedding, would be lost in silence. */
+static ErrorCode check_tied_head(const ModelFiles *m, const TensorList *list, Buffers *b, Error *err) {
+    static const char *const embeddings[] = {"model.embed_tokens.weight", "transformer.wte.weight"};
+    const ModelTensor *head = modelfiles_find(m, head_name), *embedding = NULL;
+    bool same = true;
+    for (int i = 0; i < list->count; i++)
+        if (strcmp(list->tensors[i].name, head_name) == 0) return OK;
+    for (size_t i = 0; i < sizeof embeddings / sizeof *embeddings && !embedding; i++)
+        embedding = find_tensor(m, embeddings[i]);
+    if (!head || !embedding || !convert_is_float(head->tensor->type)) return OK;
+    TRY(compare_values(m, head, embedding, b, &same, err));
+    if (same) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: %s has other values than %s, though config.json says that they are one: "
+                     "tie_word_embeddings should be false",
+                     m->where, head_name, embedding->tensor->name);
+}
+
 /* Checked as a whole before the first piece is stored: no rank is left with half a model. */
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
     TRY(modelfiles_check(m, list, err));
     Buffers b = buffers_make();
-    ErrorCode code = OK;
+    ErrorCode code = check_tied_head(m, list, &b, err);
     for (int i = 0; i < tensor_pieces(list) && code == OK; i++) code = load_piece(m, list, i, &b, err);
     buffers_free(&b);
     return code;

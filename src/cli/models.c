@@ -56,13 +56,25 @@ static void write_family(JsonWriter *w, const Family *f) {
     json_end_object(w);
 }
 
-/* All families, whatever was asked for: a script selects by itself. */
-static void print_json(void) {
+static bool is_asked(const Family *f, const char *only) { return !only || strcmp(only, f->model_type) == 0; }
+
+static void print_text(const char *only) {
+    bool first = true;
+    for (int i = 0; families[i]; i++) {
+        if (!is_asked(families[i], only)) continue;
+        if (!first) printf("\n");
+        print_family(families[i]);
+        first = false;
+    }
+}
+
+static void print_json(const char *only) {
     JsonWriter w;
     Text out = {0};
     json_start(&w, &out, 2);
     json_begin_array(&w);
-    for (int i = 0; families[i]; i++) write_family(&w, families[i]);
+    for (int i = 0; families[i]; i++)
+        if (is_asked(families[i], only)) write_family(&w, families[i]);
     json_end_array(&w);
     printf("%s\n", out.data);
     text_free(&out);
@@ -74,23 +86,19 @@ static ErrorCode run_models(const Arguments *args, Error *err) {
     const char *only = args->operand_count > 0 ? args->operands[0] : NULL;
     bool found = false;
     char shown[64];
-    if (arguments_has(args, "--json")) {
-        print_json();
-        return OK;
-    }
-    for (int i = 0; families[i]; i++) {
-        if (only && strcmp(only, families[i]->model_type) != 0) continue;
-        if (found) printf("\n");
-        print_family(families[i]);
-        found = true;
-    }
-    if (found) return OK;
-    return error_set(err, ERR_USAGE, "no family \"%s\"; expected one of " FAMILY_NAMES,
-                     error_escape(shown, sizeof shown, only, strlen(only)));
+    for (int i = 0; families[i]; i++) found = found || is_asked(families[i], only);
+    if (!found)
+        return error_set(err, ERR_USAGE, "no family \"%s\"; expected one of " FAMILY_NAMES,
+                         error_escape(shown, sizeof shown, only, strlen(only)));
+    if (arguments_has(args, "--json"))
+        print_json(only);
+    else
+        print_text(only);
+    return OK;
 }
 
 static const Flag flags[] = {
-    {"--json", 0, NULL, "all of them as one JSON array"},
+    {"--json", 0, NULL, "one JSON array"},
     {NULL, 0, NULL, NULL},
 };
 

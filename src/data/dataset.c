@@ -29,6 +29,8 @@ typedef struct Source {
     char *name; /* path or pattern, as configured */
     double weight;
     size_t files;
+    char **paths; /* [files] */
+    Fingerprint *prints;
     uint8_t key[32];
     TokenCache *cache;
     TokenStream train, validation;
@@ -102,14 +104,13 @@ static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
 }
 
 /* Builds the source's cache if need be, and opens it. */
-static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, const Fingerprint *prints,
-                            Error *err) {
-    make_key(r, files, prints, s->files, s->key);
+static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, Error *err) {
+    make_key(r, files, s->prints, s->files, s->key);
     char *dir = cache_path(r->config->cache_dir, s->key);
     TokenBuild build = {.label = s->name,
                         .dir = dir,
                         .files = files,
-                        .prints = prints,
+                        .prints = s->prints,
                         .count = s->files,
                         .tokenizer = r->tokenizer,
                         .bos = r->bos,
@@ -137,18 +138,16 @@ static const char *key_or_default(const DataSource *spec) {
 
 /* Contents are hashed before the cache is looked for, since the hash is part of its name; files that did
  * not change since the last time are remembered by their stamps (data/fingerprint.h). */
-static ErrorCode open_paths(const Recipe *r, const DataSource *spec, Source *s, char *const *paths,
-                            Error *err) {
+static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
-    Fingerprint *prints = mem_alloc_array(s->files, sizeof *prints);
+    s->prints = mem_alloc_array(s->files, sizeof *s->prints);
     for (size_t i = 0; i < s->files; i++)
-        files[i] = (CorpusFile){paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
+        files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
                                 key_or_default(spec)};
     ErrorCode code =
-        fingerprint_files(r->config->cache_dir, (const char *const *)paths, s->files, prints, err);
-    if (code == OK) code = open_cache(r, s, files, prints, err);
+        fingerprint_files(r->config->cache_dir, (const char *const *)s->paths, s->files, s->prints, err);
+    if (code == OK) code = open_cache(r, s, files, err);
     free(files);
-    free(prints);
     return code;
 }
 
@@ -157,11 +156,8 @@ static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s,
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     s->name = mem_strdup(spec->path);
     s->weight = spec->weight;
-    char **paths;
-    TRY(file_glob(spec->path, &paths, &s->files, err));
-    ErrorCode code = open_paths(r, spec, s, paths, err);
-    file_glob_free(paths, s->files);
-    return code;
+    TRY(file_glob(spec->path, &s->paths, &s->files, err));
+    return open_files(r, spec, s, err);
 }
 
 /* What the option table cannot say of one key alone. */
@@ -279,6 +275,8 @@ void dataset_close(Dataset *d) {
     if (!d) return;
     for (size_t i = 0; i < d->total; i++) {
         token_cache_close(d->sources[i].cache);
+        file_glob_free(d->sources[i].paths, d->sources[i].files);
+        free(d->sources[i].prints);
         free(d->sources[i].name);
     }
     sampler_close(d->sampler);
@@ -316,6 +314,44 @@ uint64_t dataset_validation_tokens(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->total; i++) sum += d->sources[i].validation.tokens;
     return sum;
+}
+
+/* A file of a source, for telling those apart that hold the same. */
+typedef struct Content {
+    const char *sha256, *path;
+    bool trains; /* of a source for training */
+} Content;
+
+/* Equal ones in the order of the configuration: those for training come first there (D3). */
+static int by_content(const void *a, const void *b) {
+    const Content *x = a, *y = b;
+    int order = strcmp(x->sha256, y->sha256);
+    return order != 0 ? order : (int)y->trains - (int)x->trains;
+}
+
+static Content *contents(const Dataset *d, size_t *count) {
+    *count = 0;
+    for (size_t i = 0; i < d->total; i++) *count += d->sources[i].files;
+    Content *all = mem_alloc_array(*count, sizeof *all), *next = all;
+    for (size_t i = 0; i < d->total; i++)
+        for (size_t k = 0; k < d->sources[i].files; k++)
+            *next++ = (Content){d->sources[i].prints[k].sha256, d->sources[i].paths[k], i < d->count};
+    qsort(all, *count, sizeof *all, by_content);
+    return all;
+}
+
+DatasetRepeats dataset_repeats(const Dataset *d) {
+    DatasetRepeats r = {0};
+    size_t count;
+    Content *all = contents(d, &count);
+    for (size_t i = 1; i < count; i++) {
+        const Content *a = &all[i - 1], *b = &all[i];
+        if (strcmp(a->sha256, b->sha256) != 0 || !a->trains) continue;
+        DatasetRepeat *kind = b->trains ? &r.trained_twice : &r.validated_on;
+        if (kind->files++ == 0) *kind = (DatasetRepeat){1, a->path, b->path};
+    }
+    free(all);
+    return r;
 }
 
 /* Of all text, also what is kept for validation: it is the measure of how well the tokenizer packs text,

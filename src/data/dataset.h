@@ -36,6 +36,16 @@ void dataset_close(Dataset *d); /* NULL is fine */
  * the validation split. */
 void dataset_fingerprint(const Dataset *d, char out[65]);
 int64_t dataset_context(const Dataset *d);
+/* Files that hold the same bytes as one that is trained on: how many, and the first pair. */
+typedef struct DatasetRepeat {
+    size_t files;
+    const char *path, *again; /* the dataset's */
+} DatasetRepeat;
+typedef struct DatasetRepeats {
+    DatasetRepeat trained_twice, validated_on;
+} DatasetRepeats;
+DatasetRepeats dataset_repeats(const Dataset *d);
+
 uint64_t dataset_tokens(const Dataset *d); /* for training, all sources */
 uint64_t
 dataset_text_bytes(const Dataset *d); /* of the sources, before tokenization, validation split included */

@@ -36,7 +36,8 @@ static Region region_of(const Execution *x, int unit, Flat flat, int microbatch)
     r.all = microbatch >= 0 ? execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch)
                             : x->engine->step.sums[unit][flat];
     size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
-    /* Where only shares are held, this rank's may be empty and its memory nowhere: nothing is added to that. */
+    /* Where only shares are held, this rank's may be empty and its memory nowhere: nothing is added
+     * to that. */
     r.own = r.all;
     if (whole) r.own += (size_t)r.share->first * width;
     return r;

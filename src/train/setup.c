@@ -227,6 +227,18 @@ static void remark_on_data(const Config *c, const Dataset *d, const Tokenizer *t
             "data.add_bos, data.add_eos: the tokenizer has neither: nothing marks where a document ends");
 }
 
+static void remark_on_repeat(DatasetRepeat repeat, const char *what) {
+    char more[48] = "";
+    if (repeat.files > 1) snprintf(more, sizeof more, " (and %zu others like it)", repeat.files - 1);
+    if (repeat.files > 0) log_warn("%s holds what %s holds%s: %s", repeat.again, repeat.path, more, what);
+}
+
+static void remark_on_repeats(const Dataset *d) {
+    DatasetRepeats repeats = dataset_repeats(d);
+    remark_on_repeat(repeats.trained_twice, "it is trained on that much more often");
+    remark_on_repeat(repeats.validated_on, "the validation loss is one of text that is trained on");
+}
+
 static void remark_on_trace(const Config *c) {
     int64_t first, last;
     if (config_traces(c, &first, &last) && first > c->train.steps)
@@ -238,6 +250,7 @@ void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, cons
     remark_on_schedule(c, set);
     remark_on_trace(c);
     remark_on_data(c, d, t);
+    remark_on_repeats(d);
 }
 
 /* A function of configuration and step: a run that goes on has the rates that it would have had. */

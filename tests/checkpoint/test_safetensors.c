@@ -430,6 +430,32 @@ static void loading_names_what_does_not_fit(void **state) {
     modelfiles_close(&files);
 }
 
+/* Some writers store a tied head beside the embedding. */
+static ErrorCode load_tied(const char *name, float difference, Error *err) {
+    Model m;
+    ModelFiles files;
+    const char *dir = files_mkdir(name);
+    make_model(&m, SAFE_F32, true);
+    m.tensors[4] = (TensorDesc){"lm_head.weight", SAFE_F32, SAFE_F32, 2, {4, 7}};
+    memcpy(m.values[4], m.values[0], sizeof m.values[0]);
+    m.values[4][27] += difference;
+    write_model(dir, &m, SHARD_BYTES, 1);
+    assert_int_equal(modelfiles_open(&files, dir, err), OK);
+    TensorList list = list_of(&m);
+    list.count = 4; /* the embedding is the head */
+    ErrorCode code = modelfiles_load(&files, &list, err);
+    modelfiles_close(&files);
+    return code;
+}
+
+static void a_tied_head_is_the_embedding(void **state) {
+    (void)state;
+    Error err = {.message = ""};
+    assert_int_equal(load_tied("tied", 0, &err), OK);
+    assert_int_equal(load_tied("untied", 1, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "lm_head.weight has other values than model.embed_tokens.weight"));
+}
+
 static void refuse_index(const char *index, const char *named) {
     ModelFiles files;
     Error err = {.message = ""};
@@ -570,6 +596,7 @@ int main(void) {
         cmocka_unit_test(models_round_trip_whatever_the_shards),
         cmocka_unit_test(files_are_laid_out_as_the_reference_writes_them),
         cmocka_unit_test(loading_names_what_does_not_fit),
+        cmocka_unit_test(a_tied_head_is_the_embedding),
         cmocka_unit_test(the_index_cannot_lead_anywhere_else),
         cmocka_unit_test(an_index_reads_what_it_lists),
         cmocka_unit_test(figures_are_of_the_values),

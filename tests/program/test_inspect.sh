@@ -6,6 +6,11 @@ golden=$WEFT_SOURCE_DIR/tests/golden/tied-odd
 # file SIZE_BYTES HEADER DATA : a safetensors file with a one-byte size field value
 file() { printf "\\x$(printf %x "${#2}")\0\0\0\0\0\0\0%s%s" "$2" "$3" >"$1"; }
 
+expect 0 models qwen3 --json
+grep -q '"model_type": "qwen3"' out && ! grep '"model_type": "llama"' out || fail "weft models of one family as JSON: $(head -5 out)"
+expect 2 models qwen9 --json
+has err 'no family "qwen9"; expected one of'
+
 expect 0 inspect "$golden"
 has out "21,252 parameters"
 has out "model.layers.1.mlp.down_proj.weight"

@@ -216,6 +216,11 @@ has remarks.err "warning: metrics.trace is 4-5, and the run has 3 steps: nothing
 train remarks train.steps=1 schedule.warmup_steps=5 validation.samples=100000 run.overwrite=true
 has remarks.err "warning: schedule.warmup_steps is 5, more than the schedule's length of 1: it warms up to its end"
 grep -q '^warning: validation.samples is 100000, and there are [0-9]*: all are taken' remarks.err || fail "too many samples: $(grep warn remarks.err)"
+cp text.txt twice.txt
+train remarks train.steps=1 schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice 'data.sources=[text.txt, twice.txt]'
+has remarks.err "warning: twice.txt holds what text.txt holds: it is trained on that much more often"
+train remarks train.steps=1 schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice data.validation_fraction=0 'data.validation=[twice.txt]'
+has remarks.err "warning: twice.txt holds what text.txt holds: the validation loss is one of text that is trained on"
 ! grep '^warning' base.err || fail "remarks on a run that has what it asks for"
 
 # Weights of one tokenizer, text of another: the same sizes, and a model of nothing.
