@@ -155,7 +155,7 @@ static ErrorCode write_config(const char *source, SafeType stored, const char *d
 /* What lies beside the weights goes along as it is. */
 static ErrorCode copy_companions(const char *source, const char *dir, Error *err) {
     static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                        "special_tokens_map.json"};
+                                        "special_tokens_map.json", "chat_template.jinja"};
     ErrorCode code = OK;
     for (size_t i = 0; code == OK && i < sizeof names / sizeof *names; i++) {
         char *path = path_join(source, names[i]), *data = NULL;

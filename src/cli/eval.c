@@ -23,8 +23,8 @@ enum { LONGEST_DEFAULT = 2048 }; /* a window, when none is asked for */
 static const Flag flags[] = {
     {"--context", 'c', "N", "tokens of a window; default: what the model is for, at most 2048"},
     {"--batch", 'b', "N", "windows of a pass; default 1"},
-    {"--format", 0, "FORMAT", "auto, text or jsonl; default auto"},
-    {"--key", 0, "NAME", "JSON lines: the member that holds the text; default text"},
+    {"--format", 0, "FORMAT", "auto, text, jsonl or chat (answers alone count); default auto"},
+    {"--key", 0, "NAME", "JSON lines: the member that holds the text (default text) or the messages"},
     {"--json", 0, NULL, "one JSON object instead of text"},
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
@@ -32,15 +32,16 @@ static const Flag flags[] = {
 /* In the order of SourceFormat. The choices are those of a source's format in a configuration, so that
  * what trains under a key evaluates under the same word. */
 static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
-    static const char *const names[] = {"auto", "text", "jsonl"};
+    static const char *const names[] = {"auto", "text", "jsonl", "chat"};
     const char *name = arguments_flag(args, "--format");
     *out = FORMAT_AUTO;
-    for (int i = 0; name && i < 3; i++)
+    for (int i = 0; name && i < 4; i++)
         if (strcmp(name, names[i]) == 0) {
             *out = i;
             return OK;
         }
-    return name ? error_set(err, ERR_USAGE, "--format is \"%s\": expected auto, text or jsonl", name) : OK;
+    return name ? error_set(err, ERR_USAGE, "--format is \"%s\": expected auto, text, jsonl or chat", name)
+                : OK;
 }
 
 /* printf has NaNs with signs. */
@@ -101,11 +102,12 @@ static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config
 /* The text as a validation source. It is the training source too, since a dataset must have one; no sample
  * of that is drawn. Prefetch of 2: one pass is evaluated while the next is read. */
 static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, Error *err) {
-    const char *key = arguments_flag(args, "--key");
+    const char *key = arguments_flag(args, "--key"), *tokenizer = arguments_flag(args, "--tokenizer");
     DataSource source = {
-        .path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : "text"), .split = SPLIT_FILE};
+        .path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : ""), .split = SPLIT_FILE};
     DataConfig config = {.sources = {1, (char *)&source},
                          .validation_sources = {1, (char *)&source},
+                         .tokenizer = tokenizer ? (char *)(uintptr_t)tokenizer : m->dir,
                          /* As training does by default. */
                          .add_bos = true,
                          .add_eos = true,

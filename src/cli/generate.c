@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/model.h"
+#include "data/chat.h"
 #include "model/decode.h"
 #include "model/sampling.h"
 
@@ -30,6 +31,10 @@ static const Flag flags[] = {
     {"--top-k", 'k', "K", "only the K most likely tokens; default 0, all"},
     {"--top-p", 0, "P", "only the most likely tokens that make up probability P; default 1, all"},
     {"--seed", 's', "N", "the same seed gives the same text; default 0"},
+    {"--chat", 0, NULL, "the prompt is a message, put to the model by its chat template"},
+    {"--system", 0, "TEXT", "with --chat: a message of the role system before it"},
+    {"--template", 0, "FILE", "with --chat: a chat template, when it is not beside the tokenizer"},
+    {"--date", 0, "YYYY-MM-DD", "with --chat: the day that a template is told when it asks for the date"},
     {"--ignore-end", 0, NULL, "go on past the end-of-text token"},
     {"--quiet", 'q', NULL, "the generated text only, without the prompt and the closing figures"},
     MODEL_FLAGS,
@@ -39,7 +44,8 @@ static const Flag flags[] = {
 typedef struct Request {
     Sampling sampling;
     int64_t tokens;
-    bool ignore_end, quiet;
+    bool ignore_end, quiet, chat;
+    int32_t end; /* of an answer, -1: none */
     Text prompt;
     TokenList ids; /* of the prompt */
 } Request;
@@ -58,6 +64,18 @@ static ErrorCode read_prompt(const Arguments *args, Text *out, Error *err) {
     return ferror(stdin) ? error_errno(err, ERR_IO, "reading the prompt from stdin") : OK;
 }
 
+/* Flags of a conversation want one, and a conversation wants a message. */
+static ErrorCode check_chat(const Arguments *args, Error *err) {
+    static const char *const names[] = {"--system", "--template", "--date"};
+    bool chat = arguments_has(args, "--chat");
+    for (size_t i = 0; !chat && i < sizeof names / sizeof *names; i++)
+        if (arguments_has(args, names[i]))
+            return error_set(err, ERR_USAGE, "%s is for --chat, which is not given", names[i]);
+    if (chat && !arguments_has(args, "--prompt"))
+        return error_set(err, ERR_USAGE, "--chat needs a message: give --prompt");
+    return OK;
+}
+
 /* Seeds below 2^53, as in configurations. */
 static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
     int64_t seed = 0;
@@ -70,7 +88,13 @@ static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
     r->sampling.seed = (uint64_t)seed;
     r->ignore_end = arguments_has(args, "--ignore-end");
     r->quiet = arguments_has(args, "--quiet");
-    return read_prompt(args, &r->prompt, err);
+    r->chat = arguments_has(args, "--chat");
+    r->end = -1;
+    TRY(check_chat(args, err));
+    TRY(read_prompt(args, &r->prompt, err));
+    if (r->chat && memchr(r->prompt.data, 0, r->prompt.length))
+        return error_set(err, ERR_USAGE, "--chat: the message holds a NUL byte: it must be text");
+    return OK;
 }
 
 /* Bytes as they come: those of one character may lie in several tokens. `first`: the text begins with it. */
@@ -106,8 +130,8 @@ static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *m
     ErrorCode code = find_logits(m, g, r->ids.ids, (int64_t)r->ids.count, logits, err);
     for (*made = 0; code == OK && *made < r->tokens;) {
         int32_t id = sample_token(&r->sampling, logits, vocab, *made, order);
-        bool first = (*made)++ == 0 && r->prompt.length == 0;
-        if (id == tokenizer_eos(m->tokenizer) && !r->ignore_end) break;
+        bool first = (*made)++ == 0 && (r->chat || r->prompt.length == 0);
+        if ((id == tokenizer_eos(m->tokenizer) || id == r->end) && !r->ignore_end) break;
         put_token(m, id, first);
         if (*made == r->tokens || decoder_room(g) == 0) break;
         code = find_logits(m, g, &id, 1, logits, err);
@@ -117,13 +141,43 @@ static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *m
     return code;
 }
 
+static void add_message(cJSON *messages, const char *role, const char *content) {
+    cJSON *message = cJSON_CreateObject();
+    cJSON_AddStringToObject(message, "role", role);
+    cJSON_AddStringToObject(message, "content", content);
+    cJSON_AddItemToArray(messages, message);
+}
+
+/* The prompt as the template has it, to where the answer begins. */
+static ErrorCode encode_message(const OpenModel *m, const Arguments *args, Request *r, Error *err) {
+    const char *tokenizer = arguments_flag(args, "--tokenizer"), *system = arguments_flag(args, "--system");
+    ChatOptions options = {.tokenizer = tokenizer ? tokenizer : m->dir,
+                           .template = arguments_flag(args, "--template"),
+                           .date = arguments_flag(args, "--date")};
+    Chat *chat;
+    TRY(chat_open(&chat, &options, m->tokenizer, err));
+    cJSON *messages = cJSON_CreateArray();
+    if (system) add_message(messages, "system", system);
+    add_message(messages, "user", r->prompt.data);
+    ErrorCode code = chat_prompt(chat, "--prompt", messages, &r->ids, err);
+    r->end = chat_end_token(chat);
+    cJSON_Delete(messages);
+    chat_close(chat);
+    return code;
+}
+
 /* Where the model has a token that begins texts, a prompt is a text's beginning. Without such a token, and
  * without a prompt, the end of a text stands for the beginning of the next. */
-static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
+static ErrorCode encode_text(const OpenModel *m, Request *r, Error *err) {
     int32_t bos = tokenizer_bos(m->tokenizer), first = bos >= 0 ? bos : tokenizer_eos(m->tokenizer);
     token_list_reserve(&r->ids, 1);
     if (bos >= 0 || (r->prompt.length == 0 && first >= 0)) r->ids.ids[r->ids.count++] = first;
-    if (r->prompt.length) TRY(tokenizer_encode(m->tokenizer, r->prompt.data, r->prompt.length, &r->ids, err));
+    if (r->prompt.length == 0) return OK;
+    return tokenizer_encode(m->tokenizer, r->prompt.data, r->prompt.length, &r->ids, err);
+}
+
+static ErrorCode encode_prompt(const OpenModel *m, const Arguments *args, Request *r, Error *err) {
+    TRY(r->chat ? encode_message(m, args, r, err) : encode_text(m, r, err));
     if (r->ids.count == 0)
         return error_set(err, ERR_USAGE,
                          "this tokenizer has no begin-of-text token to begin from: give --prompt");
@@ -137,14 +191,14 @@ static ErrorCode encode_prompt(const OpenModel *m, Request *r, Error *err) {
 
 /* The cache is as long as what was asked for, not as what the model could take. The cache of keys and
  * values is the only memory that grows with the text. */
-static ErrorCode write_text(OpenModel *m, Request *r, Error *err) {
+static ErrorCode write_text(OpenModel *m, const Arguments *args, Request *r, Error *err) {
     Decoder g;
-    TRY(encode_prompt(m, r, err));
+    TRY(encode_prompt(m, args, r, err));
     int64_t made, longest = m->plan.model.config.max_position_embeddings,
                   wanted = (int64_t)r->ids.count + r->tokens;
     TRY(decoder_open(&g, engine_model(m->engine), engine_weights(m->engine), &m->device,
                      wanted < longest ? wanted : longest, PROMPT_CHUNK, err));
-    if (!r->quiet && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
+    if (!r->quiet && !r->chat && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
     double start = clock_seconds();
     ErrorCode code = generate(m, &g, r, &made, err);
     double seconds = clock_seconds() - start;
@@ -166,7 +220,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     ErrorCode code = read_request(args, &r, err);
     if (code == OK)
         code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, err);
-    if (code == OK) code = write_text(&m, &r, err);
+    if (code == OK) code = write_text(&m, args, &r, err);
     close_model(&m);
     text_free(&r.prompt);
     token_list_free(&r.ids);
@@ -177,10 +231,14 @@ const Verb verb_generate = {
     .name = "generate",
     .summary = "text from a checkpoint, streamed as it is made",
     .synopsis = "RUN|CHECKPOINT",
-    .details = "Takes a run directory (its newest checkpoint), a checkpoint, or any Llama-family Hugging "
-               "Face directory.\n\n"
+    .details = "Takes a run directory (its newest checkpoint), a checkpoint, or any Hugging Face directory "
+               "of a family that \"weft models\" lists.\n\n"
+               "With --chat the prompt is a message of the user, put by the chat template beside the "
+               "tokenizer, and the text ends with the answer.\n\n"
                "Examples:\n"
                "  weft generate runs/demo --prompt 'In the beginning' --tokens 200 --temperature 0.8\n"
+               "  weft generate runs/tuned --chat --prompt 'Why is the sky blue?'\n"
+               "  weft generate runs/tuned --chat --prompt 'Why is the sky blue?'\n"
                "  weft generate runs/demo/checkpoints/step-00000300 --top-p 0.9 --seed 7",
     .flags = flags,
     .min_operands = 1,

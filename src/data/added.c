@@ -28,6 +28,14 @@ void added_put(AddedSet *set, const AddedToken *token, const char *text, size_t 
     copy->length = length;
 }
 
+void added_copy_all(AddedSet *to, const AddedSet *from) {
+    for (size_t i = 0; i < from->count; i++) {
+        AddedToken token = from->tokens[i];
+        token.special = false;
+        added_put(to, &token, from->tokens[i].text, token.length);
+    }
+}
+
 /* Two tokens can have one text only once normalized. Then special ones come first, as in `tokenizers`, and
  * ids break the tie, so that the order does not depend on how qsort treats equals. */
 static int longer_first(const void *a, const void *b) {

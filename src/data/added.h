@@ -29,6 +29,8 @@ typedef struct AddedSet {
 
 /* Copies `text`, which is not empty; the other members are taken from `token`. */
 void added_put(AddedSet *set, const AddedToken *token, const char *text, size_t length);
+/* A copy of an unsealed set in which special tokens are found as others are. */
+void added_copy_all(AddedSet *to, const AddedSet *from);
 /* Nothing more will be put. A set that could only pass over its tokens becomes empty. */
 void added_seal(AddedSet *set);
 void added_free(AddedSet *set);

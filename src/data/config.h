@@ -7,19 +7,20 @@
 
 #include "base/options.h"
 
-typedef enum SourceFormat { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL } SourceFormat;
+typedef enum SourceFormat { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL, FORMAT_CHAT } SourceFormat;
 typedef enum SourceSplit {
     SPLIT_FILE,
     SPLIT_PARAGRAPHS,
     SPLIT_LINES
 } SourceSplit; /* what a document of a text file is */
+typedef enum ChatLearn { LEARN_ASSISTANT, LEARN_LAST, LEARN_ALL } ChatLearn; /* of a conversation */
 typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
 
 typedef struct DataSource {
     char *path;    /* a file or a shell pattern */
     double weight; /* share of the mixture, relative to the others; 0 for all: one corpus */
     int format;    /* SourceFormat */
-    char *key;     /* JSON lines: the member that holds the text */
+    char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
     int split;     /* SourceSplit */
 } DataSource;
 
@@ -32,6 +33,9 @@ typedef struct DataConfig {
     int weights;           /* MixtureWeights */
     bool document_mask;    /* positions restart and attention stays inside documents */
     bool add_bos, add_eos; /* around each document */
+    int chat_learn;        /* ChatLearn */
+    char *chat_template;   /* a file; empty: the tokenizer's own */
+    char *chat_date;       /* that templates are told; empty: none */
     int64_t seed;          /* of the order of samples */
     int64_t prefetch;      /* microbatches kept ready */
     bool audit;            /* record the samples of each step (observe/audit.h) */

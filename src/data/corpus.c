@@ -271,8 +271,8 @@ static ErrorCode next_line(CorpusReader *r, CorpusPiece *piece, bool *more, Erro
 }
 
 ErrorCode corpus_next(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
-    if (r->format == FORMAT_JSONL) return next_line(r, piece, more, err);
-    return next_text(r, piece, more, err);
+    if (r->format == FORMAT_TEXT) return next_text(r, piece, more, err);
+    return next_line(r, piece, more, err);
 }
 
 /* The commonest mistake with JSON lines is another name for the text, so the error lists the names that

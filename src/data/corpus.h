@@ -3,7 +3,7 @@
  * A text file is one document, or with `split` several: lines (a document is a non-blank line and the blank
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The documents of a
  * file put together are the file, byte for byte, but for a byte order mark. A JSON-lines file holds a
- * document a line, under a named key. Either may be zstd-compressed.
+ * document a line, under a named key, or a conversation a line (data/chat.h). Each may be zstd-compressed.
  *
  * Memory is bounded: a long document comes in pieces, which are cut behind a newline that stands alone
  * between two characters that are neither white space nor a slash. Most tokenizers end a token there, so that
@@ -34,7 +34,7 @@ typedef struct CorpusFile {
     const char *key;   /* JSON lines only; NULL or "" means "text" */
 } CorpusFile;
 
-SourceFormat corpus_format(const CorpusFile *file); /* FORMAT_TEXT or FORMAT_JSONL */
+SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
 
 /* A place between two pieces, where reading can go on later. */
 typedef struct CorpusPosition {

@@ -2,8 +2,8 @@
  * order in which windows of all sources are drawn.
  *
  *  D1. A source's cache is found by a key over everything that decides its ids: tokenizer, BOS and EOS,
- *      format, splitting, and the content (not the names) of its files. So a cache is never stale, and a
- *      renamed file is not read again.
+ *      format, splitting, chat template and what is learned, and the content (not the names) of its
+ *      files. So a cache is never stale, and a renamed file is not read again.
  *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): nothing here has a state that
  *      moves.
  *  D3. Sources for training come first in `sources`, then those that are for validation only.
@@ -21,7 +21,15 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
+#include "data/packing.h"
 #include "data/token_build.h"
+
+/* What a source is drawn from: a stream in windows, or, of conversations, in packed rows. */
+typedef struct Samples {
+    TokenStream stream;
+    Packing packing; /* of conversations */
+} Samples;
 
 /* A source is what the configuration lists: a path or a pattern of paths. All its files are one sequence
  * of tokens in one cache, and one share of the mixture. */
@@ -33,11 +41,13 @@ typedef struct Source {
     Fingerprint *prints;
     uint8_t key[32];
     TokenCache *cache;
-    TokenStream train, validation;
+    bool chat;
+    Samples train, validation;
 } Source;
 
 struct Dataset {
     int64_t context;
+    int32_t vocabulary; /* of the tokenizer */
     bool document_mask;
     double validation_fraction;
     size_t count; /* sources for training come first, then validation-only ones up to `total` */
@@ -51,17 +61,38 @@ struct Dataset {
 typedef struct Recipe {
     const DataConfig *config;
     const Tokenizer *tokenizer;
+    Chat *chat; /* where there are conversations */
     int32_t bos, eos;
     int threads;
 } Recipe;
 
+static bool has_format(const ObjectList *sources, SourceFormat format) {
+    const DataSource *items = (const DataSource *)(const void *)sources->items;
+    for (size_t i = 0; i < sources->count; i++)
+        if (items[i].format == (int)format) return true;
+    return false;
+}
+
+bool data_has_conversations(const DataConfig *c) {
+    return has_format(&c->sources, FORMAT_CHAT) || has_format(&c->validation_sources, FORMAT_CHAT);
+}
+
+ChatOptions data_chat_options(const DataConfig *c) {
+    return (ChatOptions){.tokenizer = c->tokenizer,
+                         .template = c->chat_template,
+                         .date = c->chat_date,
+                         .learn = (ChatLearn)c->chat_learn};
+}
+
 /* Tokenizers with one token for both ends (GPT-2) get it once, between documents. */
-static Recipe make_recipe(const DataConfig *c, const Tokenizer *t, int threads) {
-    Recipe r = {.config = c, .tokenizer = t, .threads = threads};
-    r.eos = c->add_eos ? tokenizer_eos(t) : -1;
-    r.bos = c->add_bos ? tokenizer_bos(t) : -1;
-    if (r.bos == r.eos) r.bos = -1;
-    return r;
+static ErrorCode make_recipe(Recipe *r, const DataConfig *c, const Tokenizer *t, int threads, Error *err) {
+    *r = (Recipe){.config = c, .tokenizer = t, .threads = threads};
+    r->eos = c->add_eos ? tokenizer_eos(t) : -1;
+    r->bos = c->add_bos ? tokenizer_bos(t) : -1;
+    if (r->bos == r->eos) r->bos = -1;
+    if (!data_has_conversations(c)) return OK;
+    ChatOptions options = data_chat_options(c);
+    return chat_open(&r->chat, &options, t, err);
 }
 
 /* Its length first, or "ab", "c" and "a", "bc" would hash alike. */
@@ -83,12 +114,13 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
     sha256_add_u64(h, (uint64_t)(int64_t)r->eos);
     sha256_add_u64(h, count);
     for (size_t i = 0; i < count; i++) {
-        bool json = corpus_format(&files[i]) == FORMAT_JSONL;
-        sha256_add_u64(h, json);
-        if (json)
-            add_string(h, files[i].key);
-        else
+        SourceFormat format = corpus_format(&files[i]);
+        sha256_add_u64(h, (uint64_t)format - FORMAT_TEXT);
+        if (format == FORMAT_TEXT)
             sha256_add_u64(h, (uint64_t)files[i].split);
+        else
+            add_string(h, files[i].key);
+        if (format == FORMAT_CHAT) chat_hash(r->chat, h);
         add_string(h, prints[i].sha256);
     }
     sha256_finish(h, key);
@@ -113,11 +145,12 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
                         .prints = s->prints,
                         .count = s->files,
                         .tokenizer = r->tokenizer,
+                        .chat = s->chat ? r->chat : NULL,
                         .bos = r->bos,
                         .eos = r->eos,
                         .threads = r->threads};
     memcpy(build.key, s->key, sizeof build.key);
-    uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer);
+    uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer) * (s->chat ? 2 : 1);
     ErrorCode code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
     if (code == OK && !token_cache_complete(s->cache)) {
         token_cache_close(s->cache);
@@ -133,7 +166,8 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
 
 /* The default stands in the key of the cache as a given one does: naming "text" must not tokenize again. */
 static const char *key_or_default(const DataSource *spec) {
-    return spec->key && spec->key[0] ? spec->key : "text";
+    if (spec->key && spec->key[0]) return spec->key;
+    return spec->format == FORMAT_CHAT ? "messages" : "text";
 }
 
 /* Contents are hashed before the cache is looked for, since the hash is part of its name; files that did
@@ -156,6 +190,7 @@ static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s,
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     s->name = mem_strdup(spec->path);
     s->weight = spec->weight;
+    s->chat = spec->format == FORMAT_CHAT;
     TRY(file_glob(spec->path, &s->paths, &s->files, err));
     return open_files(r, spec, s, err);
 }
@@ -178,25 +213,56 @@ static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) 
     return OK;
 }
 
-/* What of each source is for what. */
-static ErrorCode assign_streams(Dataset *d, Error *err) {
-    for (size_t i = 0; i < d->total; i++) {
-        Source *s = &d->sources[i];
-        stream_whole(&s->train, s->cache);
-        s->validation = (TokenStream){.cache = s->cache};
-        if (i >= d->count) {
-            s->validation = s->train;
-            s->train = (TokenStream){.cache = s->cache};
-        } else if (d->validation_fraction > 0) {
-            stream_split(&s->train, &s->validation, s->cache, d->validation_fraction);
-        }
-        const TokenStream *needed = i < d->count ? &s->train : &s->validation;
-        if (needed->tokens < 2)
-            return error_set(err, ERR_DATA,
-                             "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other",
-                             s->name, needed->tokens, d->validation_fraction > 0 ? " for training" : "");
-        d->first_validation[i + 1] = d->first_validation[i] + stream_windows(&s->validation, d->context);
+static uint64_t samples_count(const Samples *s, const Source *of, int64_t context) {
+    return of->chat ? s->packing.rows : stream_windows(&s->stream, context);
+}
+
+/* What of a source is for what. */
+static void divide(Dataset *d, Source *s, bool trains) {
+    TokenStream *train = &s->train.stream, *validation = &s->validation.stream;
+    stream_whole(train, s->cache);
+    *validation = (TokenStream){.cache = s->cache};
+    if (!trains) {
+        *validation = *train;
+        *train = (TokenStream){.cache = s->cache};
+    } else if (d->validation_fraction > 0) {
+        stream_split(train, validation, s->cache, d->validation_fraction, s->chat);
     }
+}
+
+/* Rows of conversations, and what was lost on the way: it is said at every start. */
+static ErrorCode pack(const Dataset *d, const Source *s, Samples *samples, const char *purpose, Error *err) {
+    Packing *p = &samples->packing;
+    char cut[32], lost[32], dropped[32];
+    TRY(packing_build(p, &samples->stream, d->context, d->vocabulary, err));
+    if (p->cut + p->dropped == 0) return OK;
+    text_count((int64_t)p->cut, cut);
+    text_count((int64_t)p->cut_tokens, lost);
+    text_count((int64_t)p->dropped, dropped);
+    log_warn("%s, for %s: %s of %" PRIu64 " conversations were longer than a context of %" PRId64
+             " and lost their ends, %s tokens; %s were left out, since nothing to learn remained",
+             s->name, purpose, cut, p->documents + p->dropped, d->context, lost, dropped);
+    return OK;
+}
+
+static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
+    Source *s = &d->sources[i];
+    bool trains = i < d->count;
+    divide(d, s, trains);
+    if (s->chat) TRY(pack(d, s, &s->train, "training", err));
+    if (s->chat) TRY(pack(d, s, &s->validation, "validation", err));
+    const Samples *needed = trains ? &s->train : &s->validation;
+    uint64_t validation = samples_count(&s->validation, s, d->context);
+    d->first_validation[i + 1] = d->first_validation[i] + validation;
+    if (samples_count(needed, s, d->context) > 0) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other%s",
+                     s->name, needed->stream.tokens, d->validation_fraction > 0 ? " for training" : "",
+                     s->chat ? ", in one conversation" : "");
+}
+
+static ErrorCode assign_streams(Dataset *d, Error *err) {
+    for (size_t i = 0; i < d->total; i++) TRY(assign_source(d, i, err));
     if (d->validation_fraction > 0 && d->first_validation[d->total] == 0)
         return error_set(err, ERR_CONFIG,
                          "data.validation_fraction of %g keeps no text out of %" PRIu64
@@ -229,7 +295,7 @@ static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     double *shares = mem_alloc_array(d->count, sizeof *shares);
     uint64_t *windows = mem_alloc_array(d->count, sizeof *windows);
     bool mixed;
-    for (size_t i = 0; i < d->count; i++) windows[i] = stream_windows(&d->sources[i].train, d->context);
+    for (size_t i = 0; i < d->count; i++) windows[i] = dataset_source_windows(d, i);
     ErrorCode code = weigh(d, c->weights, shares, &mixed, err);
     if (code == OK)
         code = sampler_open(&d->sampler, (uint64_t)c->seed, windows, mixed ? shares : NULL, d->count, err);
@@ -255,14 +321,17 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     TRY(check_config(config, context, err));
     Dataset *d = mem_alloc(sizeof *d);
     d->context = context;
+    d->vocabulary = tokenizer_vocab_size(tokenizer);
     d->document_mask = config->document_mask;
     d->validation_fraction = config->validation_fraction;
     d->count = config->sources.count;
     d->total = d->count + config->validation_sources.count;
     d->sources = mem_alloc_array(d->total, sizeof *d->sources);
     d->first_validation = mem_alloc_array(d->total + 1, sizeof *d->first_validation);
-    Recipe recipe = make_recipe(config, tokenizer, threads);
-    ErrorCode code = fill(d, config, &recipe, err);
+    Recipe recipe;
+    ErrorCode code = make_recipe(&recipe, config, tokenizer, threads, err);
+    if (code == OK) code = fill(d, config, &recipe, err);
+    chat_close(recipe.chat);
     if (code != OK)
         dataset_close(d);
     else
@@ -274,6 +343,8 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
 void dataset_close(Dataset *d) {
     if (!d) return;
     for (size_t i = 0; i < d->total; i++) {
+        packing_free(&d->sources[i].train.packing);
+        packing_free(&d->sources[i].validation.packing);
         token_cache_close(d->sources[i].cache);
         file_glob_free(d->sources[i].paths, d->sources[i].files);
         free(d->sources[i].prints);
@@ -305,14 +376,14 @@ int64_t dataset_context(const Dataset *d) { return d->context; }
 /* For training, without what is held out. */
 uint64_t dataset_tokens(const Dataset *d) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < d->count; i++) sum += d->sources[i].train.tokens;
+    for (size_t i = 0; i < d->count; i++) sum += d->sources[i].train.stream.tokens;
     return sum;
 }
 
 /* Over all sources: what was held out of those for training, and all of the others. */
 uint64_t dataset_validation_tokens(const Dataset *d) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < d->total; i++) sum += d->sources[i].validation.tokens;
+    for (size_t i = 0; i < d->total; i++) sum += d->sources[i].validation.stream.tokens;
     return sum;
 }
 
@@ -363,7 +434,7 @@ uint64_t dataset_text_bytes(const Dataset *d) {
 }
 
 uint64_t dataset_source_windows(const Dataset *d, size_t source) {
-    return stream_windows(&d->sources[source].train, d->context);
+    return samples_count(&d->sources[source].train, &d->sources[source], d->context);
 }
 
 /* Slots a cycle, not weights: two spellings of the weights that deal alike are the same mixture, and a
@@ -391,14 +462,21 @@ size_t dataset_sources(const Dataset *d) { return d->count; }
 const char *dataset_source_name(const Dataset *d, size_t source) { return d->sources[source].name; }
 Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampler, k); }
 
+static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
+    char rows[32];
+    double places = (double)p->rows * (double)d->context;
+    text_printf(out, ", packed into %s row%s, %.1f%% full", text_count((int64_t)p->rows, rows),
+                p->rows == 1 ? "" : "s", places > 0 ? 100.0 * (double)p->places / places : 0);
+}
+
 /* Bytes a token is over the whole cache; it is the figure by which a tokenizer that does not fit the text
  * shows. */
 static void describe_source(const Dataset *d, size_t i, Text *out) {
     const Source *s = &d->sources[i];
     char documents[32], tokens[32], held[32];
     text_count((int64_t)token_cache_documents(s->cache), documents);
-    text_count((int64_t)s->train.tokens, tokens);
-    text_count((int64_t)s->validation.tokens, held);
+    text_count((int64_t)s->train.stream.tokens, tokens);
+    text_count((int64_t)s->validation.stream.tokens, held);
     double bytes = (double)token_cache_text_bytes(s->cache), all = (double)token_cache_tokens(s->cache);
     text_printf(
         out, "  %s: %zu file%s, %s document%s, %.2f bytes a token, %s tokens for training, %s for validation",
@@ -407,11 +485,19 @@ static void describe_source(const Dataset *d, size_t i, Text *out) {
     uint32_t cycle = sampler_cycle(d->sampler);
     if (i < d->count && cycle > 1)
         text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
+    if (s->chat) describe_packing(d, i < d->count ? &s->train.packing : &s->validation.packing, out);
     text_puts(out, "\n");
 }
 
 void dataset_describe(const Dataset *d, Text *out) {
     for (size_t i = 0; i < d->total; i++) describe_source(d, i, out);
+}
+
+static ErrorCode sample_of(const Dataset *d, const Source *s, const Samples *from, uint64_t window,
+                           const SampleRow *row, int64_t *valid, Error *err) {
+    if (s->chat)
+        return packing_row(&from->packing, &from->stream, d->context, d->vocabulary, window, row, valid, err);
+    return stream_window(&from->stream, d->context, window, d->document_mask, row, valid, err);
 }
 
 /* Past the last sample rows are empty: ranks that share validation unevenly still run the same passes. The
@@ -424,8 +510,8 @@ static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow
     }
     size_t i = 0;
     while (d->first_validation[i + 1] <= k) i++;
-    return stream_window(&d->sources[i].validation, d->context, k - d->first_validation[i], d->document_mask,
-                         row, valid, err);
+    const Source *s = &d->sources[i];
+    return sample_of(d, s, &s->validation, k - d->first_validation[i], row, valid, err);
 }
 
 /* Any k at any time, from any thread: ranks and restarts ask for their own samples only. */
@@ -433,8 +519,8 @@ ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const Sa
                          Error *err) {
     if (validation) return validation_sample(d, k, row, valid, err);
     Sample s = sampler_at(d->sampler, k);
-    return stream_window(&d->sources[s.source].train, d->context, s.window, d->document_mask, row, valid,
-                         err);
+    const Source *source = &d->sources[s.source];
+    return sample_of(d, source, &source->train, s.window, row, valid, err);
 }
 
 /* Reads every block of every cache: minutes for a large one. Training verifies blocks as it comes to them

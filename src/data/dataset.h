@@ -9,8 +9,11 @@
  * positive, and is a share of tokens, or of documents, which is turned into one of tokens by the mean length
  * of the source's documents.
  *
- * BOS and EOS go around each document if asked for and if the tokenizer has them. A tokenizer with one token
- * for both purposes gets it once, at the end. */
+ * A source of conversations (format chat) is cut into packed rows where others are cut into windows
+ * (packing.h); what is said of windows here holds for these rows.
+ *
+ * BOS and EOS go around each document of text if asked for and if the tokenizer has them. A tokenizer with
+ * one token for both purposes gets it once, at the end. */
 #ifndef WEFT_DATA_DATASET_H
 #define WEFT_DATA_DATASET_H
 
@@ -19,12 +22,17 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/chat.h"
 #include "data/config.h"
 #include "data/sampler.h"
 #include "data/stream.h"
 #include "data/tokenizer.h"
 
 typedef struct Dataset Dataset;
+
+/* Whether some source holds conversations, and how these are read. */
+bool data_has_conversations(const DataConfig *c);
+ChatOptions data_chat_options(const DataConfig *c);
 
 /* Tokenizes what no cache holds yet, with a progress bar each source. threads 0: one per core. Config and
  * tokenizer are not kept. */

@@ -32,19 +32,23 @@ static uint64_t snap(const TokenCache *cache, uint64_t token, uint64_t tolerance
     return end - token <= tolerance ? end : token;
 }
 
-void stream_split(TokenStream *train, TokenStream *validation, const TokenCache *cache, double fraction) {
+static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+void stream_split(TokenStream *train, TokenStream *validation, const TokenCache *cache, double fraction,
+                  bool whole) {
     *train = *validation = (TokenStream){.cache = cache};
     uint64_t tokens = token_cache_tokens(cache), wanted = (uint64_t)((double)tokens * fraction);
     uint64_t stripes = wanted / STRIPE_TOKENS;
     stripes = stripes < 1 ? 1 : stripes > STRIPES ? STRIPES : stripes;
     uint64_t kept = wanted / stripes, rest = tokens / stripes - kept;
-    /* Half of the shorter stretch, so that borders never overtake each other. */
-    uint64_t tolerance = (kept < rest ? kept : rest) / 2;
+    /* Half of the shorter stretch, so that borders never overtake each other; those of whole documents may,
+     * and then wait for the one before. */
+    uint64_t tolerance = whole ? UINT64_MAX : (kept < rest ? kept : rest) / 2;
     uint64_t done = 0;
     for (uint64_t i = 0; i < stripes; i++) {
         uint64_t end = tokens / stripes * (i + 1);
-        uint64_t begin = snap(cache, end - kept, tolerance);
-        end = i + 1 == stripes ? tokens : snap(cache, end, tolerance);
+        uint64_t begin = later(done, snap(cache, end - kept, tolerance));
+        end = later(begin, i + 1 == stripes ? tokens : snap(cache, end, tolerance));
         if (kept == 0) begin = end;
         add_segment(train, done, begin);
         add_segment(validation, begin, end);

@@ -43,9 +43,10 @@ void stream_whole(TokenStream *s, const TokenCache *cache);
 /* Keeps `fraction` of the tokens out of training, spread evenly: the cache is cut into up to 64 stripes,
  * fewer if they would hold less than 4,096 tokens of validation, and the end of each stripe is for
  * validation. Borders move forward to the end of a document where there is one near (within half a stretch),
- * else they cut a document. A function of the cache and the fraction only, so neither context nor seed moves
- * text from one side to the other. */
-void stream_split(TokenStream *train, TokenStream *validation, const TokenCache *cache, double fraction);
+ * else they cut a document, unless documents must stay `whole`. A function of the cache and the fraction
+ * only, so neither context nor seed moves text from one side to the other. */
+void stream_split(TokenStream *train, TokenStream *validation, const TokenCache *cache, double fraction,
+                  bool whole);
 
 /* Tokens [begin, begin + count); starts[i]: a document (or what is left of it in this stream) starts there.
  */

@@ -55,8 +55,7 @@ typedef struct Job {
     bool final;    /* the last job of the source */
     double stored; /* bytes of the files read up to here, as stored */
     TokenList ids;
-    uint64_t *ends; /* [end_count], from ids[0] */
-    size_t end_count, end_capacity;
+    DocumentEnds ends; /* from ids[0] */
     uint64_t text_bytes;
     ErrorCode code;
     Error error;
@@ -145,7 +144,7 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
 /* Memory of a job is kept: after the first round nothing is allocated any more. */
 static void reset_job(Job *job) {
     text_clear(&job->raw);
-    job->record_count = job->end_count = 0;
+    job->record_count = job->ends.count = 0;
     job->ids.count = 0;
     job->text_bytes = 0;
     job->final = false;
@@ -174,13 +173,11 @@ static void add_id(TokenList *list, int32_t id) {
     list->ids[list->count++] = id;
 }
 
-/* Ends are token counts from the job's first; the writer makes them the part's. */
-static void add_end(Job *job) {
-    if (job->end_count == job->end_capacity) {
-        job->end_capacity = 2 * job->end_capacity + 64;
-        job->ends = mem_grow(job->ends, job->end_capacity * sizeof *job->ends);
-    }
-    job->ends[job->end_count++] = job->ids.count;
+/* A line may come to several documents, and ends none of its own (data/chat.h). */
+static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record *record, Error *err) {
+    const CorpusFile *file = &b->files[job->file];
+    return chat_encode_line(b->chat, file->path, record->line, job->raw.data + record->offset, record->length,
+                            file->key, &job->ids, &job->ends, &job->text_bytes, err);
 }
 
 /* BOS and EOS stand at ends of documents, not of pieces. An empty line of JSON is no document and gets
@@ -190,6 +187,7 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     const CorpusFile *file = &b->files[job->file];
     const char *text = job->raw.data + record->offset;
     size_t length = record->length;
+    if (corpus_format(file) == FORMAT_CHAT) return encode_conversation(b, job, record, err);
     if (corpus_format(file) == FORMAT_JSONL) {
         CorpusPiece piece = {text, length, record->line, true, true};
         TRY(corpus_decode_json(file, &piece, decoded, err));
@@ -201,7 +199,7 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     if (tokenizer_encode_part(b->tokenizer, text, length, record->starts, &job->ids, err) != OK)
         return error_context(err, "%s:%" PRIu64, file->path, record->line);
     if (record->ends && b->eos >= 0) add_id(&job->ids, b->eos);
-    if (record->ends) add_end(job);
+    if (record->ends) document_ends_add(&job->ends, job->ids.count);
     job->text_bytes += length;
     return OK;
 }
@@ -277,7 +275,8 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
         TRY(part_open(&s->part, s->b->dir, s->b->key, s->vocabulary, s->any_previous ? &s->previous : NULL,
                       err));
     }
-    TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends, job->end_count, job->text_bytes, err));
+    TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
+                 err));
     progress_set(s->progress, (job->stored - s->resumed) / 1e6);
     const TokenHeader *h = part_header(s->part);
     uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;
@@ -343,7 +342,7 @@ static void finish(Builder *s) {
     for (size_t i = 0; i < s->slots; i++) {
         text_free(&s->jobs[i].raw);
         free(s->jobs[i].records);
-        free(s->jobs[i].ends);
+        free(s->jobs[i].ends.ends);
         token_list_free(&s->jobs[i].ids);
     }
     free(s->jobs);
@@ -385,7 +384,7 @@ static ErrorCode resume(Builder *s, bool *complete, Error *err) {
 /* What is there is looked at again under the lock: another process may have built it while this one
  * waited. */
 static ErrorCode build_locked(const TokenBuild *b, Error *err) {
-    Builder s = {.b = b, .vocabulary = (uint64_t)tokenizer_vocab_size(b->tokenizer)};
+    Builder s = {.b = b, .vocabulary = (uint64_t)tokenizer_vocab_size(b->tokenizer) * (b->chat ? 2 : 1)};
     bool complete;
     TRY(resume(&s, &complete, err));
     if (complete) return OK;

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "data/chat.h"
 #include "data/corpus.h"
 #include "data/fingerprint.h"
 #include "data/tokenizer.h"
@@ -24,7 +25,8 @@ typedef struct TokenBuild {
     const Fingerprint *prints; /* [count] */
     size_t count;
     const Tokenizer *tokenizer;
-    int32_t bos, eos;    /* ids put around each document, -1 for none */
+    const Chat *chat;    /* of files of conversations, whose ids are of twice the vocabulary; else NULL */
+    int32_t bos, eos;    /* ids put around each document of text, -1 for none */
     int threads;         /* 0: one per core */
     uint64_t part_bytes; /* of text in a part; 0: 128 MiB */
 } TokenBuild;

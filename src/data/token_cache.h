@@ -13,6 +13,8 @@
  *                 part's first token;
  *                 strictly rising
  *     checksums   u64 [blocks], XXH3 of each 64 KiB of ids (the last block may be shorter)
+ * Of a source of conversations the vocabulary is twice the tokenizer's: an id that is learned stands as
+ * id + size of the tokenizer's vocabulary.
  * The header holds checksums of itself and of ends + checksums, which are verified on opening; a block of
  * ids is verified, and its ids compared with the vocabulary, when it is first read. */
 #ifndef WEFT_DATA_TOKEN_CACHE_H

@@ -231,9 +231,31 @@ static void find_joins(Tokenizer *t) {
     }
 }
 
+static bool is_put(const AddedSet *set, int32_t id) {
+    for (size_t i = 0; i < set->count; i++)
+        if (set->tokens[i].id == id) return true;
+    return false;
+}
+
+/* For text whose special tokens count. Readers of files that have no list of added tokens put none: then the
+ * special ones of the vocabulary are all there is. */
+static void fill_chat_sets(Tokenizer *t) {
+    added_copy_all(&t->chat, &t->added);
+    added_copy_all(&t->chat_normalized, &t->added_normalized);
+    for (int32_t id = 0; id < t->vocabulary.count; id++) {
+        const Token *token = &t->vocabulary.tokens[id];
+        if (token->kind != TOKEN_SPECIAL || is_put(&t->added, id) || is_put(&t->added_normalized, id))
+            continue;
+        added_put(&t->chat, &(AddedToken){.id = id}, token->bytes, token->length);
+    }
+    added_seal(&t->chat);
+    added_seal(&t->chat_normalized);
+}
+
 /* What follows from what the reader filled in. */
 static ErrorCode finish_opening(Tokenizer *t, Error *err) {
     TRY(splitter_create(&t->splitter, &t->splits, err));
+    fill_chat_sets(t);
     added_seal(&t->added);
     added_seal(&t->added_normalized);
     find_joins(t);
@@ -308,6 +330,8 @@ void tokenizer_free(Tokenizer *t) {
     splitter_free(t->splitter);
     added_free(&t->added);
     added_free(&t->added_normalized);
+    added_free(&t->chat);
+    added_free(&t->chat_normalized);
     free(t->source);
     free(t);
 }
@@ -332,6 +356,12 @@ int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     }
     return -1;
 }
+
+static TokenKind kind_of(const Tokenizer *t, int32_t id) {
+    return id < 0 || id >= t->vocabulary.count ? TOKEN_NONE : t->vocabulary.tokens[id].kind;
+}
+
+bool tokenizer_is_special(const Tokenizer *t, int32_t id) { return kind_of(t, id) == TOKEN_SPECIAL; }
 
 bool tokenizer_whole_documents(const Tokenizer *t) { return t->whole_documents; }
 

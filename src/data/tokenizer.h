@@ -55,6 +55,13 @@ ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, 
  * between two characters that are neither white space nor a slash, unless tokenizer_whole_documents. */
 ErrorCode tokenizer_encode_part(const Tokenizer *t, const char *text, size_t length, bool begins,
                                 TokenList *out, Error *err);
+/* Appends the ids of text that a chat template has made: special tokens in it are their ids. A byte
+ * TOKENIZER_CUT stands for nothing; no token reaches across it, and special tokens that are written with one
+ * in them are plain text. The text stands behind token `before`, -1: it begins one. */
+#define TOKENIZER_CUT '\xff' /* is in no UTF-8 */
+ErrorCode tokenizer_encode_chat(const Tokenizer *t, const char *text, size_t length, int32_t before,
+                                TokenList *out, Error *err);
+bool tokenizer_is_special(const Tokenizer *t, int32_t id);
 /* Documents must be encoded whole: something in this tokenizer may reach across a newline. */
 bool tokenizer_whole_documents(const Tokenizer *t);
 

@@ -98,6 +98,7 @@ typedef struct Encoding {
     TokenList *out;
     bool begins;  /* the section begins the text */
     bool goes_on; /* the section follows other text of its document, not an added token */
+    bool chat;    /* special tokens count, and TOKENIZER_CUT is a cut */
     Error *err;
 } Encoding;
 
@@ -259,7 +260,8 @@ static ErrorCode encode_around(Encoding *e, const AddedSet *set, const char *tex
 /* Tokens that are looked for after normalization see normalized text only, and text between those that
  * were found before it. */
 static ErrorCode encode_normalized(Encoding *e, const char *text, size_t length) {
-    return encode_around(e, &e->t->added_normalized, text, length, encode_section);
+    const AddedSet *set = e->chat ? &e->t->chat_normalized : &e->t->added_normalized;
+    return encode_around(e, set, text, length, encode_section);
 }
 
 /* Each section is normalized by itself, as in `tokenizers`: Prepend comes before each, Strip works on the
@@ -277,15 +279,21 @@ static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
     return code;
 }
 
-static ErrorCode encode_text(Encoding *e, const char *text, size_t length, bool begins) {
+/* Where a text stands: what goes on with another one gets nothing put before it, what stands behind an added
+ * token may. */
+typedef enum TextPlace { TEXT_BEGINS, TEXT_GOES_ON, TEXT_BEHIND_TOKEN } TextPlace;
+
+/* Within the text of a template nothing but cuts is no UTF-8. */
+static ErrorCode encode_text(Encoding *e, const char *text, size_t length, TextPlace place) {
+    const AddedSet *set = e->chat ? &e->t->chat : &e->t->added;
     for (size_t from = 0; from < length;) {
         size_t valid = utf8_valid_run(text + from, length - from);
-        e->begins = begins && from == 0;
-        e->goes_on = !e->begins;
-        if (valid) TRY(encode_around(e, &e->t->added, text + from, valid, encode_raw));
+        e->begins = place == TEXT_BEGINS && from == 0;
+        e->goes_on = place == TEXT_GOES_ON || from > 0;
+        if (valid) TRY(encode_around(e, set, text + from, valid, encode_raw));
         from += valid;
         size_t invalid = utf8_invalid_run(text + from, length - from);
-        if (invalid) TRY(encode_piece(e, text + from, invalid));
+        if (invalid && !e->chat) TRY(encode_piece(e, text + from, invalid));
         from += invalid;
     }
     return OK;
@@ -298,7 +306,26 @@ ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, 
 ErrorCode tokenizer_encode_part(const Tokenizer *t, const char *text, size_t length, bool begins,
                                 TokenList *out, Error *err) {
     Encoding e = {.t = t, .state = state_borrow(t), .out = out, .err = err};
-    ErrorCode code = encode_text(&e, text, length, begins);
+    ErrorCode code = encode_text(&e, text, length, begins ? TEXT_BEGINS : TEXT_GOES_ON);
+    state_return(t->pool, e.state);
+    return code;
+}
+
+static const AddedToken *added_of(const AddedSet *set, int32_t id) {
+    for (size_t i = 0; i < set->count; i++)
+        if (set->tokens[i].id == id) return &set->tokens[i];
+    return NULL;
+}
+
+/* A token that takes the white space behind it along takes it from here, too. */
+ErrorCode tokenizer_encode_chat(const Tokenizer *t, const char *text, size_t length, int32_t before,
+                                TokenList *out, Error *err) {
+    const AddedToken *token = before < 0 ? NULL : added_of(&t->chat, before);
+    if (before >= 0 && !token) token = added_of(&t->chat_normalized, before);
+    size_t taken = token && token->rstrip ? utf8_leading_space(text, utf8_valid_run(text, length)) : 0;
+    TextPlace place = before < 0 ? TEXT_BEGINS : token ? TEXT_BEHIND_TOKEN : TEXT_GOES_ON;
+    Encoding e = {.t = t, .state = state_borrow(t), .out = out, .chat = true, .err = err};
+    ErrorCode code = encode_text(&e, text + taken, length - taken, place);
     state_return(t->pool, e.state);
     return code;
 }

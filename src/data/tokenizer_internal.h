@@ -43,6 +43,7 @@ struct Tokenizer {
     Bpe bpe;
     Normalizer normalizer;
     AddedSet added, added_normalized; /* cut out before and after normalization */
+    AddedSet chat, chat_normalized;   /* the same with special ones, for what chat templates make */
     Splits splits;                    /* byte-level: how sections are cut into pieces */
     bool characters;                  /* SentencePiece's kind */
     bool marked;       /* characters: U+2581 in text is a space, and so it is in the bytes of tokens */

@@ -16,13 +16,14 @@
 enum { PREFETCH = 2 };
 
 /* Bytes of text that the targets stand for, for bits per byte: a figure that models with different tokenizers
- * can be compared by. Marks of begin and end are no text. */
+ * can be compared by. Marks of begin, end and turns are no text. */
 static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
     int64_t sum = 0;
     for (int64_t i = 0; i < b->tokens; i++) {
         int32_t id = b->targets[i];
         size_t length;
-        if (id < 0 || id == tokenizer_bos(t) || id == tokenizer_eos(t)) continue;
+        if (id < 0 || id == tokenizer_bos(t) || id == tokenizer_eos(t) || tokenizer_is_special(t, id))
+            continue;
         if (tokenizer_token_bytes(t, id, &length)) sum += (int64_t)length;
     }
     return sum;

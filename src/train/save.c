@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "checkpoint/find.h"
+#include "data/dataset.h"
 
 /* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back.
  * Byte for byte, since a tokenizer that was read and written anew would have another fingerprint. */
@@ -40,8 +41,20 @@ static char *special_text(const Tokenizer *t, int32_t id) {
 }
 
 /* The text stays the saver's: it must not move or go while a save is under way. */
-static void add_file(Saver *s, int at, const char *name, const Text *text) {
-    s->files[at] = (CheckpointFile){name, text->data, text->length};
+static void add_file(Saver *s, const char *name, const Text *text) {
+    s->files[s->file_count++] = (CheckpointFile){name, text->data, text->length};
+}
+
+/* The chat template that the run's conversations were rendered by; of a run on text, the tokenizer's if it
+ * has one: whoever takes the model further finds it where transformers does. */
+static ErrorCode add_template(Saver *s, Error *err) {
+    ChatOptions options = data_chat_options(&s->c->data);
+    char *where;
+    ErrorCode code = chat_read_template(&options, &s->chat_template, &where, err);
+    free(where);
+    if (code == ERR_NOINPUT && !data_has_conversations(&s->c->data)) return OK;
+    if (code == OK && s->chat_template.length > 0) add_file(s, "chat_template.jinja", &s->chat_template);
+    return code;
 }
 
 /* The files of transformers beside the weights. Made once: they do not change while a run goes on. */
@@ -54,11 +67,11 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     free(bos);
     free(eos);
     TRY(tokenizer_text(s->c, t, &s->tokenizer, err));
-    add_file(s, 0, "config.json", &s->config);
-    add_file(s, 1, "generation_config.json", &s->generation);
-    add_file(s, 2, "tokenizer.json", &s->tokenizer);
-    add_file(s, 3, "tokenizer_config.json", &s->tokenizer_config);
-    return OK;
+    add_file(s, "config.json", &s->config);
+    add_file(s, "generation_config.json", &s->generation);
+    add_file(s, "tokenizer.json", &s->tokenizer);
+    add_file(s, "tokenizer_config.json", &s->tokenizer_config);
+    return add_template(s, err);
 }
 
 /* Companions are made now: what cannot be written is found when a run starts, not at its first save.
@@ -146,7 +159,8 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     s->has_earlier = s->has_earlier || saver_report(s, &s->earlier);
     s->waited = clock_seconds() - start;
     saved_write(state, engine_updates(s->engine), s->set, s->facts, &text);
-    CheckpointSave save = {.step = state->step, .model = &s->model->list, .files = s->files, .file_count = 4};
+    CheckpointSave save = {
+        .step = state->step, .model = &s->model->list, .files = s->files, .file_count = s->file_count};
     /* Without optimizer and state a checkpoint is a model directory and no more. */
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
@@ -178,6 +192,7 @@ ErrorCode saver_close(Saver *s, Error *err) {
     text_free(&s->generation);
     text_free(&s->tokenizer);
     text_free(&s->tokenizer_config);
+    text_free(&s->chat_template);
     *s = (Saver){0};
     return code;
 }

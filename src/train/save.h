@@ -20,8 +20,9 @@ typedef struct Saver {
     SaveReport earlier; /* of that one, when nobody has asked for it yet */
     Tensors *model, *optimizer;
     CheckpointWriter *writer;
-    Text config, generation, tokenizer, tokenizer_config;
-    CheckpointFile files[4];
+    Text config, generation, tokenizer, tokenizer_config, chat_template;
+    CheckpointFile files[5];
+    int file_count;
 } Saver;
 
 /* Configuration, set and facts are kept, not copied. in_use: step of the checkpoint that the run goes on

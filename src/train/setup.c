@@ -213,7 +213,7 @@ static void remark_on_schedule(const Config *c, const OptionSet *set) {
         log_warn("schedule.total_steps is %lld of %lld steps: the learning rate is 0 after it", total, steps);
 }
 
-static void remark_on_data(const Config *c, const Dataset *d, const Tokenizer *t) {
+static void remark_on_data(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
     long long there = (long long)dataset_validation_samples(d), asked = c->validation.samples;
     bool marked = (c->data.add_bos && tokenizer_bos(t) >= 0) || (c->data.add_eos && tokenizer_eos(t) >= 0);
     if (c->validation.every > 0 && there == 0)
@@ -222,6 +222,10 @@ static void remark_on_data(const Config *c, const Dataset *d, const Tokenizer *t
                  (long long)c->validation.every);
     if (asked > there && there > 0)
         log_warn("validation.samples is %lld, and there are %lld: all are taken", asked, there);
+    if (!data_has_conversations(&c->data) &&
+        (options_is_set(set, "data.chat_learn") || options_is_set(set, "data.chat_template") ||
+         options_is_set(set, "data.chat_date")))
+        log_warn("data.chat_*: no source has format: chat, so nothing reads them");
     if (!marked && (c->data.add_bos || c->data.add_eos))
         log_warn(
             "data.add_bos, data.add_eos: the tokenizer has neither: nothing marks where a document ends");
@@ -249,7 +253,7 @@ static void remark_on_trace(const Config *c) {
 void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
     remark_on_schedule(c, set);
     remark_on_trace(c);
-    remark_on_data(c, d, t);
+    remark_on_data(c, set, d, t);
     remark_on_repeats(d);
 }
 

@@ -60,7 +60,7 @@ static void check_streams(const TokenCache *cache, Error *err) {
     TokenStream whole, train, validation;
     stream_whole(&whole, cache);
     check_stream(&whole, err);
-    stream_split(&train, &validation, cache, 0.3);
+    stream_split(&train, &validation, cache, 0.3, false);
     REQUIRE(train.tokens + validation.tokens == whole.tokens);
     check_stream(&train, err);
     check_stream(&validation, err);

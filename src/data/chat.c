@@ -1,0 +1,635 @@
+/* From a conversation to ids.
+ *
+ *     a line --> messages, special tokens in them disarmed --> turns: text and the answers in it --> ids
+ *
+ *  C1. `Turns` is one document: its text as the template makes it, and the runs of it that are answers,
+ *      ascending and apart. Ids are made run by run, so borders of answers are borders of tokens.
+ *  C2. The bytes of a rendered text are the template's, with TOKENIZER_CUT where a message's text was
+ *      disarmed and nowhere else: JSON and templates hold UTF-8 alone. */
+#include "data/chat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "data/template/template.h"
+
+#define TEMPLATE_LIMIT ((size_t)1 << 22)
+
+struct Chat {
+    const Tokenizer *tokenizer;
+    Template *template;
+    Text source; /* of the template */
+    char *date;  /* NULL: none */
+    ChatLearn learn;
+    cJSON *variables;      /* that every rendering has: bos_token and its like */
+    const char **specials; /* [special_count] texts of special tokens, of their tokenizer */
+    size_t *special_lengths, special_count;
+    bool special_first[256]; /* some of them begins with this byte */
+    int32_t end_token;
+};
+
+void document_ends_add(DocumentEnds *e, uint64_t end) {
+    if (e->count == e->capacity) {
+        e->capacity = 2 * e->capacity + 64;
+        e->ends = mem_grow(e->ends, e->capacity * sizeof *e->ends);
+    }
+    e->ends[e->count++] = end;
+}
+
+/* ---- the template's files ---- */
+
+/* A file beside tokenizer.json; NULL where the tokenizer has no place of its own. */
+static char *beside(const char *tokenizer, const char *name) {
+    if (strcmp(tokenizer, "bytes") == 0) return NULL;
+    if (file_is_dir(tokenizer)) return path_join(tokenizer, name);
+    const char *slash = strrchr(tokenizer, '/');
+    Text dir = {0};
+    text_add(&dir, tokenizer, slash ? (size_t)(slash - tokenizer) : 0);
+    char *path = path_join(dir.length ? dir.data : slash ? "/" : "", name);
+    text_free(&dir);
+    return path;
+}
+
+static ErrorCode read_text(const char *path, Text *out, Error *err) {
+    char *data;
+    size_t length;
+    TRY(file_read(path, TEMPLATE_LIMIT, &data, &length, err));
+    text_add(out, data, length);
+    free(data);
+    return OK;
+}
+
+/* tokenizer_config.json, or NULL where there is none. */
+static ErrorCode read_config(const char *tokenizer, cJSON **config, Error *err) {
+    char *path = beside(tokenizer, "tokenizer_config.json");
+    *config = NULL;
+    ErrorCode code = path && file_exists(path) ? json_read(path, TEMPLATE_LIMIT, config, err) : OK;
+    free(path);
+    return code;
+}
+
+/* A string, or a list of named ones, of which the one called default is meant. */
+static const char *template_of(const cJSON *config) {
+    const cJSON *t = cJSON_GetObjectItemCaseSensitive(config, "chat_template");
+    if (cJSON_IsString(t)) return t->valuestring;
+    for (const cJSON *item = cJSON_IsArray(t) ? t->child : NULL; item; item = item->next) {
+        const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name"),
+                    *text = cJSON_GetObjectItemCaseSensitive(item, "template");
+        if (cJSON_IsString(name) && cJSON_IsString(text) && strcmp(name->valuestring, "default") == 0)
+            return text->valuestring;
+    }
+    return NULL;
+}
+
+static ErrorCode read_from_config(const ChatOptions *o, Text *out, char **where, Error *err) {
+    cJSON *config;
+    TRY(read_config(o->tokenizer, &config, err));
+    const char *text = template_of(config);
+    if (text) text_puts(out, text);
+    cJSON_Delete(config);
+    if (!text)
+        return error_set(
+            err, ERR_NOINPUT,
+            "%s: no chat template: neither chat_template.jinja nor chat_template in "
+            "tokenizer_config.json is beside this tokenizer; name a file with data.chat_template "
+            "(generate: --template)",
+            o->tokenizer);
+    *where = beside(o->tokenizer, "tokenizer_config.json: chat_template");
+    return OK;
+}
+
+ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Error *err) {
+    char *path =
+        o->template && o->template[0] ? mem_strdup(o->template) : beside(o->tokenizer, "chat_template.jinja");
+    bool given = o->template && o->template[0];
+    *where = NULL;
+    if (!given && (!path || !file_exists(path))) {
+        free(path);
+        return read_from_config(o, out, where, err);
+    }
+    ErrorCode code = read_text(path, out, err);
+    if (code == OK)
+        *where = path;
+    else
+        free(path);
+    return code;
+}
+
+/* ---- opening ---- */
+
+/* The text of a special token as tokenizer_config.json has it: a string, or an object with its content. */
+static const char *token_text(const cJSON *config, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, name);
+    if (cJSON_IsObject(item)) item = cJSON_GetObjectItemCaseSensitive(item, "content");
+    return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+static void add_id_text(Chat *c, const char *name, int32_t id) {
+    size_t length;
+    const char *bytes = tokenizer_token_bytes(c->tokenizer, id, &length);
+    if (!bytes || cJSON_GetObjectItemCaseSensitive(c->variables, name)) return;
+    char *text = mem_alloc(length + 1);
+    memcpy(text, bytes, length);
+    cJSON_AddStringToObject(c->variables, name, text);
+    free(text);
+}
+
+/* What transformers hands to every template: the named special tokens that there are. */
+static void collect_variables(Chat *c, const cJSON *config) {
+    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};
+    c->variables = cJSON_CreateObject();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *text = token_text(config, names[i]);
+        if (text) cJSON_AddStringToObject(c->variables, names[i], text);
+    }
+    add_id_text(c, "bos_token", tokenizer_bos(c->tokenizer));
+    add_id_text(c, "eos_token", tokenizer_eos(c->tokenizer));
+}
+
+static void collect_specials(Chat *c) {
+    int32_t vocabulary = tokenizer_vocab_size(c->tokenizer);
+    for (int32_t id = 0; id < vocabulary; id++) c->special_count += tokenizer_is_special(c->tokenizer, id);
+    c->specials = mem_alloc_array(c->special_count + 1, sizeof *c->specials);
+    c->special_lengths = mem_alloc_array(c->special_count + 1, sizeof *c->special_lengths);
+    size_t n = 0;
+    for (int32_t id = 0; id < vocabulary; id++) {
+        if (!tokenizer_is_special(c->tokenizer, id)) continue;
+        c->specials[n] = tokenizer_token_bytes(c->tokenizer, id, &c->special_lengths[n]);
+        c->special_first[(unsigned char)c->specials[n++][0]] = true;
+    }
+}
+
+static ErrorCode set_date(Chat *c, const char *date, Error *err) {
+    struct tm day;
+    if (!date || !date[0]) return OK;
+    const char *end = strptime(date, "%Y-%m-%d", &day);
+    if (!end || *end || strlen(date) != 10)
+        return error_set(err, ERR_CONFIG, "\"%.40s\" is no day: expected YYYY-MM-DD", date);
+    c->date = mem_strdup(date);
+    return OK;
+}
+
+static void find_end_token(Chat *c);
+
+static ErrorCode open_template(Chat *c, const ChatOptions *o, Error *err) {
+    char *where;
+    cJSON *config;
+    TRY(chat_read_template(o, &c->source, &where, err));
+    ErrorCode code =
+        template_parse(&c->template, where, c->source.data ? c->source.data : "", c->source.length, err);
+    free(where);
+    TRY(code);
+    TRY(read_config(o->tokenizer, &config, err));
+    collect_variables(c, config);
+    cJSON_Delete(config);
+    return OK;
+}
+
+ErrorCode chat_open(Chat **chat, const ChatOptions *o, const Tokenizer *t, Error *err) {
+    *chat = NULL;
+    Chat *c = mem_alloc(sizeof *c);
+    c->tokenizer = t;
+    c->learn = o->learn;
+    c->end_token = -1;
+    ErrorCode code = set_date(c, o->date, err);
+    if (code == OK) code = open_template(c, o, err);
+    if (code != OK) {
+        chat_close(c);
+        return code;
+    }
+    collect_specials(c);
+    find_end_token(c);
+    *chat = c;
+    return OK;
+}
+
+void chat_close(Chat *c) {
+    if (!c) return;
+    template_free(c->template);
+    text_free(&c->source);
+    cJSON_Delete(c->variables);
+    free(c->date);
+    free(c->specials);
+    free(c->special_lengths);
+    free(c);
+}
+
+static void hash_string(Sha256 *h, const char *s) {
+    sha256_add_u64(h, strlen(s));
+    sha256_add(h, s, strlen(s));
+}
+
+/* The number in front goes up when the same template and line come to make other ids. */
+void chat_hash(const Chat *c, Sha256 *h) {
+    hash_string(h, "weft chat 1");
+    hash_string(h, c->source.data ? c->source.data : "");
+    for (const cJSON *v = c->variables->child; v; v = v->next) {
+        hash_string(h, v->string);
+        hash_string(h, v->valuestring);
+    }
+    hash_string(h, c->date ? c->date : "");
+    sha256_add_u64(h, (uint64_t)c->learn);
+}
+
+int32_t chat_end_token(const Chat *c) { return c->end_token; }
+
+/* ---- messages ---- */
+
+typedef struct Conversation {
+    const char *where;        /* "file:line" */
+    cJSON *messages;          /* an array */
+    cJSON *tools, *variables; /* for the template; or NULL */
+    int count, first;         /* messages; those from `first` on may be learned */
+} Conversation;
+
+/* Bytes of the special token whose text begins text[0, length), 0 for none. */
+static size_t special_at(const Chat *c, const char *text, size_t length) {
+    if (!c->special_first[(unsigned char)text[0]]) return 0;
+    size_t most = 0;
+    for (size_t i = 0; i < c->special_count; i++) {
+        size_t n = c->special_lengths[i];
+        if (n > most && n <= length && memcmp(c->specials[i], text, n) == 0) most = n;
+    }
+    return most;
+}
+
+/* A cut behind the first character of each text of a special token. One of a single character has no place
+ * for it. *changed says whether there was any. */
+static ErrorCode disarm_text(const Chat *c, const char *where, const char *text, Text *out, bool *changed,
+                             Error *err) {
+    static const char cut = TOKENIZER_CUT;
+    size_t length = strlen(text);
+    *changed = false;
+    for (size_t at = 0; at < length;) {
+        size_t special = special_at(c, text + at, length - at),
+               first = text_utf8(text + at, length - at, NULL);
+        if (first == 0) first = 1;
+        if (special > 0 && special <= first)
+            return error_set(err, ERR_DATA,
+                             "%s: a message holds a character that is a special token, and could not be told "
+                             "from it",
+                             where);
+        text_add(out, text + at, first);
+        if (special > 0) text_add(out, &cut, 1);
+        *changed |= special > 0;
+        at += first;
+    }
+    return OK;
+}
+
+static ErrorCode disarm_string(const Chat *c, const char *where, cJSON *item, Error *err) {
+    Text out = {0};
+    bool changed;
+    ErrorCode code = disarm_text(c, where, item->valuestring, &out, &changed, err);
+    if (code == OK && changed) cJSON_SetValuestring(item, out.data);
+    text_free(&out);
+    return code;
+}
+
+/* All strings of a message; names of members cannot be changed, and so may not hold such texts. */
+static ErrorCode disarm(const Chat *c, const char *where, cJSON *item, Error *err) {
+    if (cJSON_IsString(item)) return disarm_string(c, where, item, err);
+    for (cJSON *child = item->child; child; child = child->next) {
+        for (const char *at = child->string; at && *at; at++)
+            if (special_at(c, at, strlen(at)))
+                return error_set(err, ERR_DATA, "%s: a member's name holds the text of a special token",
+                                 where);
+        TRY(disarm(c, where, child, err));
+    }
+    return OK;
+}
+
+static const char *role_of(const cJSON *message) {
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
+    return cJSON_IsString(role) ? role->valuestring : NULL;
+}
+
+static bool is_answer(const cJSON *message) { return strcmp(role_of(message), "assistant") == 0; }
+
+static ErrorCode check_messages(const Conversation *v, Error *err) {
+    int i = 0;
+    for (const cJSON *m = v->messages->child; m; m = m->next, i++)
+        if (!cJSON_IsObject(m) || !role_of(m))
+            return error_set(err, ERR_DATA, "%s: message %d is no object with a role and a content", v->where,
+                             i + 1);
+    if (i == 0) return error_set(err, ERR_DATA, "%s: there are no messages", v->where);
+    return OK;
+}
+
+/* A prompt or a completion: messages as they are, or a text that the role says. */
+static ErrorCode add_part(const Conversation *v, const cJSON *part, const char *role, Error *err) {
+    if (cJSON_IsString(part)) {
+        cJSON *message = cJSON_CreateObject();
+        cJSON_AddStringToObject(message, "role", role);
+        cJSON_AddStringToObject(message, "content", part->valuestring);
+        cJSON_AddItemToArray(v->messages, message);
+        return OK;
+    }
+    if (!cJSON_IsArray(part))
+        return error_set(err, ERR_DATA, "%s: prompt and completion are texts, or lists of messages",
+                         v->where);
+    for (const cJSON *m = part->child; m; m = m->next)
+        cJSON_AddItemToArray(v->messages, cJSON_Duplicate(m, true));
+    return OK;
+}
+
+/* The messages of a line, in an array of their own. */
+static ErrorCode read_messages(Conversation *v, const cJSON *root, const char *key, Error *err) {
+    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(root, key),
+                *prompt = cJSON_GetObjectItemCaseSensitive(root, "prompt"),
+                *completion = cJSON_GetObjectItemCaseSensitive(root, "completion");
+    v->messages = cJSON_CreateArray();
+    if (!messages && prompt && completion) {
+        TRY(add_part(v, prompt, "user", err));
+        v->first = cJSON_GetArraySize(v->messages);
+        TRY(add_part(v, completion, "assistant", err));
+    } else if (cJSON_IsArray(messages)) {
+        TRY(add_part(v, messages, "", err));
+    } else {
+        return error_set(
+            err, ERR_DATA,
+            "%s: expected a list of messages under \"%s\", or \"prompt\" and \"completion\"; name "
+            "another member with `key` in the source",
+            v->where, key);
+    }
+    v->count = cJSON_GetArraySize(v->messages);
+    v->tools = cJSON_GetObjectItemCaseSensitive(root, "tools");
+    v->variables = cJSON_GetObjectItemCaseSensitive(root, "chat_template_kwargs");
+    return check_messages(v, err);
+}
+
+/* ---- rendering ---- */
+
+/* What a rendering is told: messages[0, count), and what all have. */
+static cJSON *variables_of(const Chat *c, const Conversation *v, int count, bool prompt) {
+    cJSON *all = cJSON_CreateObject(), *messages = cJSON_CreateArray();
+    for (const cJSON *m = v->messages->child; m && count-- > 0; m = m->next)
+        cJSON_AddItemReferenceToArray(messages, (cJSON *)(uintptr_t)m);
+    for (const cJSON *k = c->variables->child; k; k = k->next)
+        cJSON_AddItemReferenceToObject(all, k->string, (cJSON *)(uintptr_t)k);
+    cJSON_AddItemToObject(all, "messages", messages);
+    cJSON_AddBoolToObject(all, "add_generation_prompt", prompt);
+    if (v->tools)
+        cJSON_AddItemReferenceToObject(all, "tools", v->tools);
+    else
+        cJSON_AddNullToObject(all, "tools");
+    cJSON_AddNullToObject(all, "documents");
+    for (const cJSON *k = v->variables ? v->variables->child : NULL; k; k = k->next) {
+        cJSON_DeleteItemFromObjectCaseSensitive(all, k->string);
+        cJSON_AddItemReferenceToObject(all, k->string, (cJSON *)(uintptr_t)k);
+    }
+    return all;
+}
+
+static ErrorCode render(const Chat *c, const Conversation *v, int count, bool prompt, Text *out,
+                        TemplateSpans *answers, Error *err) {
+    cJSON *variables = variables_of(c, v, count, prompt);
+    ErrorCode code = template_render(c->template, variables, c->date, out, answers, err);
+    cJSON_Delete(variables);
+    return code == OK ? OK : error_context(err, "%s", v->where);
+}
+
+/* ---- turns ---- */
+
+/* A document. */
+typedef struct Turns {
+    Text text;
+    TemplateSpans answers;
+} Turns;
+
+static void turns_free(Turns *t) {
+    text_free(&t->text);
+    template_spans_free(&t->answers);
+}
+
+static bool begins_with(const Text *text, const Text *with) {
+    return text->length >= with->length &&
+           (with->length == 0 || memcmp(text->data, with->data, with->length) == 0);
+}
+
+/* Where the answer in message i, counted from 0, begins in its turn: *text is what the template makes of
+ * messages 0 to i. */
+static ErrorCode render_answer(const Chat *c, const Conversation *v, int i, Text *text, size_t *begin,
+                               Error *err) {
+    Text prompt = {0};
+    ErrorCode code = render(c, v, i, true, &prompt, NULL, err);
+    if (code == OK) code = render(c, v, i + 1, false, text, NULL, err);
+    *begin = prompt.length;
+    if (code == OK && !begins_with(text, &prompt))
+        code =
+            error_set(err, ERR_DATA,
+                      "%s: message %d: what the template makes of the answer does not begin with the prompt "
+                      "that it makes for it, so where the answer begins cannot be told; mark it with {%% "
+                      "generation %%} in a template of your own (data.chat_template)",
+                      v->where, i + 1);
+    text_free(&prompt);
+    return code;
+}
+
+/* What becomes of a document that is complete. */
+typedef struct Sink {
+    const Chat *chat;
+    TokenList *ids;
+    DocumentEnds *ends; /* NULL: a prompt, nothing is learned */
+    uint64_t bytes;
+    Error *err;
+} Sink;
+
+static ErrorCode put_document(Sink *s, const Turns *t);
+
+/* Answers one after the other: as long as what was rendered for one begins what is rendered for the next,
+ * they are of one document. */
+static ErrorCode put_answers(Sink *s, const Conversation *v, int from, Turns *t) {
+    int i = 0;
+    for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
+        if (i < from || !is_answer(m)) continue;
+        Text text = {0};
+        size_t begin = 0;
+        ErrorCode code = render_answer(s->chat, v, i, &text, &begin, s->err);
+        bool goes_on = code == OK && begins_with(&text, &t->text) && begin >= t->text.length;
+        if (code == OK && !goes_on) {
+            code = put_document(s, t);
+            t->answers.count = 0;
+        }
+        if (code != OK) {
+            text_free(&text);
+            return code;
+        }
+        text_free(&t->text);
+        t->text = text;
+        template_spans_add(&t->answers, (TemplateSpan){begin, text.length});
+    }
+    return OK;
+}
+
+static int answers_of(const Conversation *v, int from, int *last) {
+    int count = 0, i = 0;
+    *last = -1;
+    for (const cJSON *m = v->messages->child; m; m = m->next, i++)
+        if (i >= from && is_answer(m)) count++, *last = i;
+    return count;
+}
+
+/* By the template's own marks: of answers that are not to be learned, the runs are left out. */
+static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
+    int last, all = answers_of(v, 0, &last), own = answers_of(v, v->first, &last);
+    TRY(render(s->chat, v, v->count, false, &t->text, &t->answers, s->err));
+    int wanted = s->chat->learn == LEARN_LAST ? 1 : own, marked = (int)t->answers.count;
+    if (wanted == all && marked > 0) return OK;
+    if (marked != all)
+        return error_set(s->err, ERR_DATA,
+                         "%s: the template marks %d runs with {%% generation %%}, and there are %d answers: "
+                         "which are to be learned cannot be told",
+                         v->where, marked, all);
+    for (int i = 0; i < wanted; i++) t->answers.items[i] = t->answers.items[all - wanted + i];
+    t->answers.count = (size_t)wanted;
+    return OK;
+}
+
+static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
+    int last, count = answers_of(v, v->first, &last);
+    if (s->chat->learn == LEARN_ALL) {
+        TRY(render(s->chat, v, v->count, false, &t->text, NULL, s->err));
+        template_spans_add(&t->answers, (TemplateSpan){0, t->text.length});
+    } else if (count == 0) {
+        return error_set(
+            s->err, ERR_DATA,
+            "%s: no message of the role assistant: there is nothing to learn (data.chat_learn=all "
+            "learns every message)",
+            v->where);
+    } else if (template_marks_answers(s->chat->template)) {
+        TRY(put_marked(s, v, t));
+    } else {
+        TRY(put_answers(s, v, s->chat->learn == LEARN_LAST ? last : v->first, t));
+    }
+    return put_document(s, t);
+}
+
+/* ---- ids ---- */
+
+static bool is_blank(const Tokenizer *t, int32_t id) {
+    size_t length;
+    const char *bytes = tokenizer_token_bytes(t, id, &length);
+    for (size_t i = 0; i < length; i++)
+        if (!strchr(" \t\r\n", bytes[i]) || !bytes[i]) return false;
+    return true;
+}
+
+/* Of an answer's ids those that are learned: without blanks behind the end of the turn. */
+static size_t learned_end(const Tokenizer *t, const int32_t *ids, size_t from, size_t to) {
+    size_t end = to;
+    while (end > from && !tokenizer_is_special(t, ids[end - 1]) && is_blank(t, ids[end - 1])) end--;
+    return end > from && tokenizer_is_special(t, ids[end - 1]) ? end : to;
+}
+
+/* text[from, to) of the document whose ids begin at `first`. */
+static ErrorCode put_run(Sink *s, const Text *text, TemplateSpan run, size_t first, bool learned) {
+    const Tokenizer *t = s->chat->tokenizer;
+    int32_t vocabulary = tokenizer_vocab_size(t);
+    size_t from = s->ids->count;
+    int32_t before = from > first ? s->ids->ids[from - 1] % vocabulary : -1;
+    if (run.end > run.begin)
+        TRY(tokenizer_encode_chat(t, text->data + run.begin, run.end - run.begin, before, s->ids, s->err));
+    if (!learned || !s->ends) return OK;
+    size_t end = s->chat->learn == LEARN_ALL || template_marks_answers(s->chat->template)
+                     ? s->ids->count
+                     : learned_end(t, s->ids->ids, from, s->ids->count);
+    for (size_t i = from; i < end; i++) s->ids->ids[i] += vocabulary;
+    return OK;
+}
+
+static ErrorCode put_runs(Sink *s, const Turns *t) {
+    size_t first = s->ids->count, at = 0;
+    for (size_t i = 0; i < t->answers.count; i++) {
+        TemplateSpan answer = t->answers.items[i];
+        TRY(put_run(s, &t->text, (TemplateSpan){at, answer.begin}, first, false));
+        TRY(put_run(s, &t->text, answer, first, true));
+        at = answer.end;
+    }
+    return put_run(s, &t->text, (TemplateSpan){at, t->text.length}, first, false);
+}
+
+static ErrorCode put_document(Sink *s, const Turns *t) {
+    if (t->text.length == 0) return OK;
+    TRY(put_runs(s, t));
+    s->bytes += t->text.length;
+    if (s->ends) document_ends_add(s->ends, s->ids->count);
+    return OK;
+}
+
+/* ---- what others call ---- */
+
+static ErrorCode put_line(Sink *s, Conversation *v, cJSON *root, const char *key) {
+    Turns t = {0};
+    if (!cJSON_IsObject(root)) return error_set(s->err, ERR_DATA, "%s: expected a JSON object", v->where);
+    ErrorCode code = read_messages(v, root, key, s->err);
+    if (code == OK) code = disarm(s->chat, v->where, v->messages, s->err);
+    if (code == OK && v->tools) code = disarm(s->chat, v->where, v->tools, s->err);
+    if (code == OK && v->variables) code = disarm(s->chat, v->where, v->variables, s->err);
+    if (code == OK) code = put_conversation(s, v, &t);
+    turns_free(&t);
+    cJSON_Delete(v->messages);
+    return code;
+}
+
+ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, const char *data, size_t length,
+                           const char *key, TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
+    char path[400], place[440];
+    cJSON *root = NULL;
+    Sink s = {.chat = c, .ids = ids, .ends = ends, .err = err};
+    error_escape(path, sizeof path, where, strlen(where));
+    snprintf(place, sizeof place, "%s:%llu", path, (unsigned long long)line);
+    TRY(json_parse(place, data, length, &root, err));
+    Conversation v = {.where = place};
+    ErrorCode code = put_line(&s, &v, root, key && key[0] ? key : "messages");
+    cJSON_Delete(root);
+    *bytes += s.bytes;
+    return code;
+}
+
+/* With the cuts that a document of these turns has: around its answers, if what is rendered goes on with
+ * them. */
+static ErrorCode put_prompt(Sink *s, const Conversation *v, Turns *t) {
+    Text prompt = {0};
+    bool marks = template_marks_answers(s->chat->template);
+    TRY(check_messages(v, s->err));
+    if (!marks) TRY(put_answers(s, v, 0, t));
+    s->ids->count = 0; /* documents that are not this one */
+    if (marks) t->answers.count = 0;
+    ErrorCode code = render(s->chat, v, v->count, true, &prompt, marks ? &t->answers : NULL, s->err);
+    if (code == OK && !marks && !begins_with(&prompt, &t->text)) t->answers.count = 0;
+    text_free(&t->text);
+    t->text = prompt;
+    return code == OK ? put_document(s, t) : code;
+}
+
+ErrorCode chat_prompt(const Chat *c, const char *where, cJSON *messages, TokenList *ids, Error *err) {
+    Conversation v = {.where = where, .messages = messages, .count = cJSON_GetArraySize(messages)};
+    Sink s = {.chat = c, .ids = ids, .err = err};
+    Turns t = {0};
+    ErrorCode code = disarm(c, where, messages, err);
+    if (code == OK) code = put_prompt(&s, &v, &t);
+    turns_free(&t);
+    return code;
+}
+
+/* From an answer that the template is made to render: the last special token in it. A template that wants
+ * more than a question and an answer has none that could be known. */
+static void find_end_token(Chat *c) {
+    TokenList ids = {0};
+    DocumentEnds ends = {0};
+    uint64_t bytes = 0;
+    static const char line[] = "{\"prompt\": \"a\", \"completion\": \"a\"}";
+    int32_t vocabulary = tokenizer_vocab_size(c->tokenizer);
+    ErrorCode code = chat_encode_line(c, "", 0, line, strlen(line), "", &ids, &ends, &bytes, NULL);
+    for (size_t i = 0; code == OK && i < ids.count; i++)
+        if (ids.ids[i] >= vocabulary && tokenizer_is_special(c->tokenizer, ids.ids[i] - vocabulary))
+            c->end_token = ids.ids[i] - vocabulary;
+    token_list_free(&ids);
+    free(ends.ends);
+}

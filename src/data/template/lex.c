@@ -1,0 +1,289 @@
+/* Text, tags, and the tokens in them.
+ *
+ * White space around tags is Jinja's with trim_blocks and lstrip_blocks, as transformers sets them:
+ *
+ *     {%- ...     all white space before the tag goes          ... -%}    all behind it goes
+ *     {% ... #    blanks from the line's beginning go          ... %} #}  a newline right behind it goes
+ *     {{ ...      nothing goes                                 ... }}     nothing goes
+ *     {%+ ...     nothing goes                                 ... +%}    nothing goes
+ *
+ *  X1. l->at is behind everything that was handed out; l->line is the line of l->at.
+ *  X2. A tag ends only where no bracket is open in it: {{ {'a': {}} }} is one tag. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/template/internal.h"
+
+ErrorCode lexer_fail(const Lexer *l, int line, const char *format, ...) {
+    char message[600];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    return error_set(l->err, ERR_DATA, "%s:%d: %s", l->where, line, message);
+}
+
+static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+static bool stands(const Lexer *l, const char *what) {
+    size_t n = strlen(what);
+    return l->length - l->at >= n && memcmp(l->text + l->at, what, n) == 0;
+}
+
+static void advance(Lexer *l, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) l->line += l->text[l->at++] == '\n';
+}
+
+static void skip_space(Lexer *l) {
+    while (l->at < l->length && is_space(l->text[l->at])) advance(l, 1);
+}
+
+/* ---- between tags ---- */
+
+/* Behind a tag's end: with '-' all white space goes, else a newline if `trims`. */
+static void end_of_tag(Lexer *l, char sign, bool trims) {
+    if (sign == '-')
+        skip_space(l);
+    else if (sign != '+' && trims && stands(l, "\n"))
+        advance(l, 1);
+    l->line_starts = l->at > 0 && l->text[l->at - 1] == '\n';
+}
+
+/* What of text[0, n) before a tag stays. */
+static size_t text_before(const Lexer *l, const char *text, size_t n, char sign, bool print) {
+    if (sign == '-') {
+        while (n > 0 && is_space(text[n - 1])) n--;
+        return n;
+    }
+    if (sign == '+' || print) return n;
+    size_t line = n;
+    while (line > 0 && text[line - 1] != '\n') line--;
+    if (line == 0 && !l->line_starts) return n;
+    for (size_t i = line; i < n; i++)
+        if (!is_space(text[i])) return n;
+    return line;
+}
+
+/* The tag that begins at text[at], or 0: '{', '%' or '#'. */
+static char tag_at(const Lexer *l, size_t at) {
+    if (l->text[at] != '{' || at + 1 >= l->length) return 0;
+    char c = l->text[at + 1];
+    return c == '{' || c == '%' || c == '#' ? c : 0;
+}
+
+static ErrorCode skip_comment(Lexer *l) {
+    int line = l->line;
+    while (l->at < l->length && !stands(l, "#}")) advance(l, 1);
+    if (l->at == l->length) return lexer_fail(l, line, "a comment that begins here does not end");
+    char sign = l->text[l->at - 1];
+    advance(l, 2);
+    end_of_tag(l, sign, true);
+    return OK;
+}
+
+/* The text up to the next tag, and what tag that is: 0 at the end. */
+static Value take_text(Lexer *l, char *tag) {
+    size_t from = l->at, to = from;
+    while (to < l->length && !tag_at(l, to)) to++;
+    *tag = to < l->length ? tag_at(l, to) : 0;
+    char sign = to + 2 < l->length ? l->text[to + 2] : 0;
+    size_t kept = *tag ? text_before(l, l->text + from, to - from, sign, *tag == '{') : to - from;
+    advance(l, to - from);
+    return value_string(l->text + from, kept);
+}
+
+/* A sign that is no sign of white space belongs to the expression: {{ -1 }} has a blank before it. */
+static ErrorCode enter_tag(Lexer *l, char tag) {
+    advance(l, 2);
+    if (l->at < l->length && (l->text[l->at] == '-' || (tag != '{' && l->text[l->at] == '+'))) advance(l, 1);
+    if (tag == '#') return skip_comment(l);
+    l->print = tag == '{';
+    l->depth = 0;
+    return lexer_next(l);
+}
+
+/* A text that is empty is passed over. So a tag is looked at when the call finds nothing before it. */
+ErrorCode lexer_piece(Lexer *l, PieceKind *kind, Value *text) {
+    while (l->at < l->length) {
+        char tag;
+        *text = take_text(l, &tag);
+        *kind = PIECE_TEXT;
+        if (text->size > 0) {
+            /* What was cut off before the tag is handed out: only the tag is left. */
+            l->line_starts = false;
+            return OK;
+        }
+        if (tag == 0) break;
+        TRY(enter_tag(l, tag));
+        *kind = tag == '{' ? PIECE_PRINT : PIECE_BLOCK;
+        if (tag != '#') return OK;
+    }
+    *kind = PIECE_END;
+    return OK;
+}
+
+/* ---- within a tag ---- */
+
+static void put_character(char *out, size_t *n, uint32_t code) {
+    if (code < 0x80) {
+        out[(*n)++] = (char)code;
+    } else if (code < 0x800) {
+        out[(*n)++] = (char)(0xc0 | code >> 6);
+        out[(*n)++] = (char)(0x80 | (code & 0x3f));
+    } else if (code < 0x10000) {
+        out[(*n)++] = (char)(0xe0 | code >> 12);
+        out[(*n)++] = (char)(0x80 | (code >> 6 & 0x3f));
+        out[(*n)++] = (char)(0x80 | (code & 0x3f));
+    } else {
+        out[(*n)++] = (char)(0xf0 | code >> 18);
+        out[(*n)++] = (char)(0x80 | (code >> 12 & 0x3f));
+        out[(*n)++] = (char)(0x80 | (code >> 6 & 0x3f));
+        out[(*n)++] = (char)(0x80 | (code & 0x3f));
+    }
+}
+
+/* \xHH, \uHHHH, \UHHHHHHHH: a character by its number. No surrogates, which are no characters. */
+static ErrorCode read_code(Lexer *l, const char **at, const char *end, int digits, uint32_t *code) {
+    *code = 0;
+    for (int i = 0; i < digits; i++) {
+        char c = *at < end ? *(*at)++ : 0;
+        int value = is_digit(c)            ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        if (value < 0) return lexer_fail(l, l->token.line, "an escape of %d digits is cut short", digits);
+        *code = *code << 4 | (uint32_t)value;
+    }
+    if (*code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000))
+        return lexer_fail(l, l->token.line, "U+%X is no character", *code);
+    return OK;
+}
+
+/* Python's escapes. One that Python does not know stays as it is, backslash and all. */
+static ErrorCode read_escape(Lexer *l, const char **at, const char *end, char *out, size_t *n) {
+    static const char letters[] = "ntrabfv\\'\"", bytes[] = "\n\t\r\a\b\f\v\\'\"";
+    char c = *(*at)++;
+    const char *plain = c ? strchr(letters, c) : NULL;
+    int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    uint32_t code = 0;
+    if (plain) {
+        out[(*n)++] = bytes[plain - letters];
+    } else if (c == '\n') {
+        /* a line that goes on */
+    } else if (digits) {
+        TRY(read_code(l, at, end, digits, &code));
+        put_character(out, n, code);
+    } else if (c >= '0' && c <= '7') {
+        code = (uint32_t)(c - '0');
+        for (int i = 0; i < 2 && *at < end && **at >= '0' && **at <= '7'; i++)
+            code = code * 8 + (uint32_t)(*(*at)++ - '0');
+        put_character(out, n, code);
+    } else {
+        out[(*n)++] = '\\';
+        out[(*n)++] = c;
+    }
+    return OK;
+}
+
+static ErrorCode read_string(Lexer *l) {
+    char quote = l->text[l->at];
+    size_t end = l->at + 1;
+    while (end < l->length && l->text[end] != quote) end += l->text[end] == '\\' ? 2 : 1;
+    if (end >= l->length) return lexer_fail(l, l->line, "a string that begins here does not end");
+    const char *at = l->text + l->at + 1, *stop = l->text + end;
+    char *out = arena_take(l->arena, (size_t)(stop - at) + 1);
+    size_t n = 0;
+    while (at < stop) {
+        if (*at != '\\') {
+            out[n++] = *at++;
+            continue;
+        }
+        at++;
+        TRY(read_escape(l, &at, stop, out, &n));
+    }
+    l->token.kind = TAG_STRING;
+    l->token.literal = value_string(out, n);
+    l->token.length = end + 1 - l->at;
+    return OK;
+}
+
+/* Nine digits at most, or eighteen of a fraction: more is no number of a template. */
+static ErrorCode read_number(Lexer *l) {
+    size_t end = l->at;
+    bool fraction = false;
+    while (end < l->length && is_digit(l->text[end])) end++;
+    if (end + 1 < l->length && l->text[end] == '.' && is_digit(l->text[end + 1])) {
+        fraction = true;
+        for (end++; end < l->length && is_digit(l->text[end]);) end++;
+    }
+    char digits[40];
+    size_t n = end - l->at;
+    if (n > (fraction ? 30 : 15)) return lexer_fail(l, l->line, "a number of %zu digits", n);
+    if (end < l->length && (is_letter(l->text[end])))
+        return lexer_fail(l, l->line, "a number that goes on with a letter");
+    memcpy(digits, l->text + l->at, n);
+    digits[n] = 0;
+    l->token.kind = fraction ? TAG_FLOAT : TAG_INT;
+    l->token.length = n;
+    l->token.literal = fraction ? (Value){.kind = VALUE_FLOAT, .number = strtod(digits, NULL)}
+                                : value_int(strtoll(digits, NULL, 10));
+    return OK;
+}
+
+static ErrorCode read_sign(Lexer *l) {
+    static const char *const twos[] = {"==", "!=", "<=", ">=", "//", "**"};
+    char c = l->text[l->at];
+    l->token.kind = TAG_SIGN;
+    l->token.length = 1;
+    for (size_t i = 0; i < sizeof twos / sizeof *twos; i++)
+        if (stands(l, twos[i])) l->token.length = 2;
+    if (c && strchr("([{", c)) l->depth++;
+    if (c && strchr(")]}", c)) l->depth--;
+    if (c && strchr("+-*/%~<>=.,:|()[]{}!", c)) return OK;
+    char shown[16];
+    return lexer_fail(l, l->line, "'%s' is no part of an expression",
+                      error_escape(shown, sizeof shown, &c, 1));
+}
+
+/* The end of the tag, if it is here. */
+static bool read_end(Lexer *l) {
+    if (l->depth > 0) return false;
+    char c = l->at < l->length ? l->text[l->at] : 0;
+    bool sign = c == '-' || (c == '+' && !l->print);
+    if (sign) l->at++;
+    bool ends = stands(l, l->print ? "}}" : "%}");
+    if (sign) l->at--;
+    if (!ends) return false;
+    l->token = (TagToken){.kind = TAG_END, .line = l->line, .text = "the end of the tag", .length = 18};
+    advance(l, sign ? 3 : 2);
+    end_of_tag(l, sign ? c : 0, !l->print);
+    return true;
+}
+
+ErrorCode lexer_next(Lexer *l) {
+    skip_space(l);
+    if (read_end(l)) return OK;
+    l->token = (TagToken){.line = l->line, .text = l->text + l->at};
+    if (l->at >= l->length) return lexer_fail(l, l->line, "the template ends within a tag");
+    char c = l->text[l->at];
+    if (c == '"' || c == '\'') {
+        TRY(read_string(l));
+    } else if (is_digit(c)) {
+        TRY(read_number(l));
+    } else if (is_letter(c)) {
+        l->token.kind = TAG_NAME;
+        while (l->at + l->token.length < l->length &&
+               (is_letter(c = l->text[l->at + l->token.length]) || is_digit(c)))
+            l->token.length++;
+    } else {
+        TRY(read_sign(l));
+    }
+    advance(l, l->token.length);
+    return OK;
+}

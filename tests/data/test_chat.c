@@ -1,0 +1,306 @@
+/* Conversations: which tokens are learned, at the token; special tokens in messages; packed rows. */
+#include "support/bytes_tokenizer.h"
+
+#include "data/dataset.h"
+#include "data/packing.h"
+
+/* In the manner of Llama 3, with the two special tokens that the byte tokenizer has. */
+#define HEAD "{% for m in messages %}{{ bos_token + m.role + ':\\n' }}"
+#define TAIL "{% endfor %}{% if add_generation_prompt %}{{ bos_token + 'assistant:\\n' }}{% endif %}"
+static const char plain[] = HEAD "{{ m.content + eos_token + '\\n' }}" TAIL;
+static const char marked[] =
+    HEAD "{% if m.role == 'assistant' %}{% generation %}{{ m.content + eos_token }}"
+         "{% endgeneration %}{{ '\\n' }}{% else %}{{ m.content + eos_token + '\\n' }}{% endif %}" TAIL;
+/* The last answer alone has its reasoning. */
+static const char rewriting[] =
+    HEAD "{{ ('<hm>' if loop.last and m.role == 'assistant' else '') + m.content + eos_token }}" TAIL;
+
+typedef struct Ids {
+    TokenList ids;
+    DocumentEnds ends;
+} Ids;
+
+static ErrorCode encode(const char *template, ChatLearn learn, const char *line, Ids *out, Error *err) {
+    Chat *c;
+    uint64_t bytes = 0;
+    ChatOptions o = {.tokenizer = "bytes", .template = files_text("t.jinja", template), .learn = learn};
+    *out = (Ids){0};
+    *err = (Error){0};
+    TRY(chat_open(&c, &o, tokenizer, err));
+    ErrorCode code =
+        chat_encode_line(c, "a.jsonl", 7, line, strlen(line), "", &out->ids, &out->ends, &bytes, err);
+    chat_close(c);
+    return code;
+}
+
+static void free_ids(Ids *i) {
+    token_list_free(&i->ids);
+    free(i->ends.ends);
+}
+
+/* The documents as text: B and E for the special tokens, what is learned in brackets, a bar behind each. */
+static void expect(const char *template, ChatLearn learn, const char *line, const char *wanted) {
+    Ids got;
+    Error err;
+    Text shown = {0};
+    if (encode(template, learn, line, &got, &err) != OK) fail_msg("%s", err.message);
+    bool inside = false;
+    for (size_t i = 0, document = 0; i < got.ids.count; i++) {
+        int32_t id = got.ids.ids[i] % VOCABULARY;
+        bool learned = got.ids.ids[i] >= VOCABULARY;
+        if (learned != inside) text_puts(&shown, learned ? "[" : "]");
+        inside = learned;
+        char c = id == BOS ? 'B' : id == EOS ? 'E' : (char)id;
+        text_add(&shown, &c, 1);
+        if (i + 1 < got.ends.ends[document]) continue;
+        text_puts(&shown, inside ? "]|" : "|");
+        inside = false;
+        document++;
+    }
+    assert_string_equal(shown.data, wanted);
+    text_free(&shown);
+    free_ids(&got);
+}
+
+#define TWO                                                                                                 \
+    "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"q\"}," \
+    " {\"role\": \"assistant\", \"content\": \" a\\n\"}, {\"role\": \"user\", \"content\": \"r\"},"         \
+    " {\"role\": \"assistant\", \"content\": \"b\"}, {\"role\": \"user\", \"content\": \"never "            \
+    "answered\"}]}"
+
+/* Answers with their end of turn, not the newline behind it; white space in an answer is its own. */
+static void test_borders(void **state) {
+    (void)state;
+    expect(plain, LEARN_ASSISTANT, TWO,
+           "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n[ a\nE]\nBuser:\nrE\nBassistant:\n[bE]\n|");
+    expect(plain, LEARN_LAST, TWO,
+           "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n a\nE\nBuser:\nrE\nBassistant:\n[bE]\n|");
+    expect(marked, LEARN_ASSISTANT, TWO,
+           "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n[ a\nE]\nBuser:\nrE\nBassistant:\n[bE]\nBuser:\nnever "
+           "answeredE\n|");
+    expect(marked, LEARN_LAST, TWO,
+           "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n a\nE\nBuser:\nrE\nBassistant:\n[bE]\nBuser:\nnever "
+           "answeredE\n|");
+    expect(plain, LEARN_ALL, "{\"prompt\": \"q\", \"completion\": \"a\"}",
+           "[Buser:\nqE\nBassistant:\naE\n]|");
+}
+
+static void test_prompt_and_completion(void **state) {
+    (void)state;
+    const char *lists = "{\"prompt\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+                        "\"content\": \"shown\"},"
+                        " {\"role\": \"user\", \"content\": \"r\"}], \"completion\": [{\"role\": "
+                        "\"assistant\", \"content\": \"a\"}]}";
+    expect(plain, LEARN_ASSISTANT, "{\"prompt\": \"q\", \"completion\": \"a\"}",
+           "Buser:\nqE\nBassistant:\n[aE]\n|");
+    expect(plain, LEARN_ASSISTANT, lists,
+           "Buser:\nqE\nBassistant:\nshownE\nBuser:\nrE\nBassistant:\n[aE]\n|");
+    expect(marked, LEARN_ASSISTANT, lists,
+           "Buser:\nqE\nBassistant:\nshownE\nBuser:\nrE\nBassistant:\n[aE]\n|");
+}
+
+/* A template that changes the past: each answer is learned in the context that the model will have. */
+static void test_rewriting(void **state) {
+    (void)state;
+    expect(rewriting, LEARN_ASSISTANT, TWO,
+           "Bsystem:\nsEBuser:\nqEBassistant:\n[<hm> a\nE]|Bsystem:\nsEBuser:\nqEBassistant:\n "
+           "a\nEBuser:\nrEBassistant:\n[<hm>bE]|");
+}
+
+/* No message can write a special token, whatever it says; its text stays, byte for byte. */
+static void test_special_text(void **state) {
+    (void)state;
+    expect(plain, LEARN_ASSISTANT,
+           "{\"prompt\": \"<|end_of_text|>\", \"completion\": \"x<|begin_of_text|>\"}",
+           "Buser:\n<|end_of_text|>E\nBassistant:\n[x<|begin_of_text|>E]\n|");
+}
+
+static void refuse(const char *template, const char *line, const char *wanted) {
+    Ids got;
+    Error err;
+    assert_int_equal(encode(template, LEARN_ASSISTANT, line, &got, &err), ERR_DATA);
+    if (!strstr(err.message, wanted) || !strstr(err.message, "a.jsonl:7")) fail_msg("%s", err.message);
+    free_ids(&got);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    refuse(plain, "{\"text\": \"x\"}", "\"messages\"");
+    refuse(plain, "[1]", "JSON object");
+    refuse(plain, "{\"messages\": []}", "no messages");
+    refuse(plain, "{\"messages\": [{\"content\": \"x\"}]}", "message 1");
+    refuse(plain, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "nothing to learn");
+    refuse(plain, "{\"prompt\": \"a\\u0000b\", \"completion\": \"c\"}", "0000");
+    refuse(plain, "{\"messages\": [{\"role\": \"assistant\", \"content\": null}]}", "none");
+    refuse("{{ 'p' if add_generation_prompt else 'q' }}", "{\"prompt\": \"a\", \"completion\": \"c\"}",
+           "does not begin with the prompt");
+}
+
+/* What generate feeds is what stood before the answer in training, and it stops where answers end. */
+static void test_prompt(void **state) {
+    (void)state;
+    Chat *c;
+    Error err = {0};
+    TokenList ids = {0};
+    Ids trained;
+    ChatOptions o = {.tokenizer = "bytes", .template = files_text("t.jinja", plain)};
+    assert_int_equal(chat_open(&c, &o, tokenizer, &err), OK);
+    assert_int_equal(chat_end_token(c), EOS);
+    cJSON *messages = cJSON_Parse("[{\"role\": \"user\", \"content\": \"q\"}]");
+    assert_int_equal(chat_prompt(c, "here", messages, &ids, &err), OK);
+    cJSON_Delete(messages);
+    assert_int_equal(
+        encode(plain, LEARN_ASSISTANT, "{\"prompt\": \"q\", \"completion\": \"a\"}", &trained, &err), OK);
+    assert_memory_equal(ids.ids, trained.ids.ids, ids.count * sizeof *ids.ids);
+    assert_true(trained.ids.ids[ids.count] == 'a' + VOCABULARY);
+    token_list_free(&ids);
+    free_ids(&trained);
+    chat_close(c);
+}
+
+/* ---- rows ---- */
+
+enum { CONTEXT = 64, LINES = 40 };
+
+/* Characters that "%0*d" makes. */
+static int width_of(int width, int number) {
+    char text[300];
+    return snprintf(text, sizeof text, "%0*d", width, number);
+}
+
+/* Answers of many lengths, two of them longer than the context, one of these with nothing to learn in it. */
+static const char *lines_file(void) {
+    Text t = {0};
+    for (int i = 0; i < LINES; i++) {
+        int prompt = i == 5 ? 200 : 1 + i % 7, answer = i == 9 ? 200 : 1 + i * 7 % 23;
+        text_printf(&t, "{\"prompt\": \"%0*d\", \"completion\": \"%0*d\"}\n", prompt, i, answer, i);
+    }
+    const char *path = files_write("chat.jsonl", t.data, t.length);
+    text_free(&t);
+    return path;
+}
+
+static DataConfig config_of(DataSource *source, ChatLearn learn) {
+    static char cache[512], template[512];
+    snprintf(cache, sizeof cache, "%s", files_path("cache"));
+    snprintf(template, sizeof template, "%s", files_text("t.jinja", plain));
+    return (DataConfig){.sources = {1, (char *)source},
+                        .tokenizer = (char *)(uintptr_t) "bytes",
+                        .cache_dir = cache,
+                        .chat_template = template,
+                        .chat_learn = learn,
+                        .seed = 1};
+}
+
+typedef struct Rows {
+    int32_t inputs[CONTEXT], targets[CONTEXT], positions[CONTEXT], first_key[CONTEXT];
+} Rows;
+
+/* Each target is the token behind its input, and is in an answer; runs see themselves alone. */
+static int64_t check_row(const Rows *r) {
+    int64_t learned = 0;
+    for (int t = 0; t < CONTEXT; t++) {
+        int run = r->first_key[t] - 1000;
+        assert_int_equal(r->positions[t], t - run);
+        assert_true(run == t || r->first_key[t - 1] == r->first_key[t]);
+        bool next_inside = t + 1 < CONTEXT && r->first_key[t + 1] == r->first_key[t];
+        if (r->targets[t] >= 0 && next_inside) assert_int_equal(r->targets[t], r->inputs[t + 1]);
+        assert_true(r->targets[t] < VOCABULARY && r->inputs[t] < VOCABULARY);
+        learned += r->targets[t] >= 0;
+    }
+    return learned;
+}
+
+static void test_rows(void **state) {
+    (void)state;
+    char path[512];
+    snprintf(path, sizeof path, "%s", lines_file());
+    DataSource source = {.path = path, .key = (char *)(uintptr_t) "", .format = FORMAT_CHAT};
+    DataConfig c = config_of(&source, LEARN_ASSISTANT);
+    Dataset *d;
+    Error err = {0};
+    if (dataset_open(&d, &c, tokenizer, CONTEXT, 2, &err) != OK) fail_msg("%s", err.message);
+    uint64_t rows = dataset_samples_per_epoch(d);
+    int64_t learned = 0, valid = 0, expected = 0;
+    for (uint64_t k = 0; k < rows; k++) {
+        Rows r;
+        SampleRow row = {r.inputs, r.targets, r.positions, r.first_key, 1000};
+        assert_int_equal(dataset_sample(d, false, k, &row, &valid, &err), OK);
+        learned += check_row(&r);
+    }
+    /* By hand: the answer and its EOS; what is behind place 64 of the long one is lost, the other is out. */
+    for (int i = 0; i < LINES; i++) {
+        int before = 7 + width_of(1 + i % 7, i) + 2 + 12, answer = width_of(1 + i * 7 % 23, i) + 1;
+        if (i == 5) continue;
+        expected += i == 9 ? CONTEXT + 1 - before : answer;
+    }
+    assert_int_equal(learned, valid);
+    assert_int_equal(learned, expected);
+    dataset_close(d);
+}
+
+/* Another template, or other turns that are learned, is another cache and another fingerprint. */
+static void test_fingerprints(void **state) {
+    (void)state;
+    char path[512], prints[3][65];
+    snprintf(path, sizeof path, "%s", lines_file());
+    DataSource source = {.path = path, .key = (char *)(uintptr_t) "", .format = FORMAT_CHAT};
+    for (int i = 0; i < 3; i++) {
+        DataConfig c = config_of(&source, i == 1 ? LEARN_ALL : LEARN_ASSISTANT);
+        Dataset *d;
+        Error err = {0};
+        if (i == 2) files_text("t.jinja", marked);
+        if (dataset_open(&d, &c, tokenizer, CONTEXT, 1, &err) != OK) fail_msg("%s", err.message);
+        dataset_fingerprint(d, prints[i]);
+        dataset_close(d);
+    }
+    assert_string_not_equal(prints[0], prints[1]);
+    assert_string_not_equal(prints[0], prints[2]);
+}
+
+/* Best fit, longest first, against the plain rule on random lengths: as many rows
+ * as the rule makes. */
+static void test_best_fit(void **state) {
+    (void)state;
+    char path[512];
+    Text t = {0};
+    uint32_t seed = 3;
+    for (int i = 0; i < 300; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        text_printf(&t, "{\"prompt\": \"q\", \"completion\": \"%0*d\"}\n", 1 + (int)(seed >> 16) % 60, i);
+    }
+    snprintf(path, sizeof path, "%s", files_write("many.jsonl", t.data, t.length));
+    text_free(&t);
+    DataSource source = {.path = path, .key = (char *)(uintptr_t) "", .format = FORMAT_CHAT};
+    DataConfig c = config_of(&source, LEARN_ASSISTANT);
+    Dataset *d;
+    Error err = {0};
+    if (dataset_open(&d, &c, tokenizer, 128, 1, &err) != OK) fail_msg("%s", err.message);
+    int lengths[300], rooms[300], rows = 0;
+    seed = 3;
+    for (int i = 0; i < 300; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        lengths[i] = 22 + width_of(1 + (int)(seed >> 16) % 60, i) + 1;
+    }
+    for (int length = 128; length > 0; length--)
+        for (int i = 0; i < 300; i++) {
+            int best = -1;
+            if (lengths[i] != length) continue;
+            for (int r = 0; r < rows; r++)
+                if (rooms[r] >= length && (best < 0 || rooms[r] < rooms[best])) best = r;
+            if (best < 0) rooms[best = rows++] = 128;
+            rooms[best] -= length;
+        }
+    assert_int_equal(dataset_samples_per_epoch(d), rows);
+    dataset_close(d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_borders),   cmocka_unit_test(test_prompt_and_completion),
+        cmocka_unit_test(test_rewriting), cmocka_unit_test(test_special_text),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_fingerprints),
+        cmocka_unit_test(test_best_fit)};
+    return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
+}

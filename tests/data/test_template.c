@@ -1,0 +1,153 @@
+/* Chat templates: what they render, by Jinja's rules, and what is refused, with its line. Against Jinja
+ * itself they are held by tools/chat_interop.py. */
+#include "support/files.h"
+
+#include "base/json.h"
+#include "data/template/template.h"
+
+static const char variables[] =
+    "{\"bos_token\": \"<s>\", \"none_\": null, \"messages\": [{\"role\": \"user\", \"content\": \" hi \\n\"},"
+    " {\"role\": \"assistant\", \"content\": \"l\\u00e9 </think>x\"}],"
+    " \"tool\": {\"name\": \"f\", \"n\": [1, 2.5, true, null], \"q\": \"say \\\"x\\\"\"}}";
+
+static ErrorCode render(const char *text, const char *date, Text *out, TemplateSpans *spans, Error *err) {
+    Template *t = NULL;
+    cJSON *root;
+    *err = (Error){0};
+    assert_int_equal(json_parse("variables", variables, strlen(variables), &root, err), OK);
+    ErrorCode code = template_parse(&t, "chat.jinja", text, strlen(text), err);
+    if (code == OK) code = template_render(t, root, date, out, spans, err);
+    template_free(t);
+    cJSON_Delete(root);
+    return code;
+}
+
+static void expect(const char *text, const char *wanted) {
+    Text out = {0};
+    Error err;
+    if (render(text, "2025-01-31", &out, NULL, &err) != OK) fail_msg("%s: %s", text, err.message);
+    assert_string_equal(out.data ? out.data : "", wanted);
+    text_free(&out);
+}
+
+static void test_expressions(void **state) {
+    (void)state;
+    expect("{{ 1 + 2 * 3 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 'a' ~ 1 ~ none }}",
+           "7 3 -4 2 3.5 a1None");
+    expect("{{ 1 < 2 < 3 }} {{ 1 == 1.0 }} {{ 'b' in 'abc' }} {{ 'x' not in ['x'] }}",
+           "True True True False");
+    expect("{{ '' or 'd' }} {{ not 1 == 2 }} {{ 'y' if missing is defined else 'n' }}{{ missing }}",
+           "d True n");
+    expect("{{ messages[-1].role }} {{ messages[1:]|length }} {% for m in messages[::-1] %}{{ m.role[0] }}{% "
+           "endfor %}",
+           "assistant 1 au");
+    expect("{{ messages[1].content[1] }}{{ messages[1].content|length }}{{ "
+           "messages[1].content.split('</think>')[-1] }}",
+           "\xc3\xa9"
+           "12x");
+    expect("{{ tool }}", "{'name': 'f', 'n': [1, 2.5, True, None], 'q': 'say \"x\"'}");
+    expect("{{ tool|tojson }}", "{\"name\": \"f\", \"n\": [1, 2.5, true, null], \"q\": \"say \\\"x\\\"\"}");
+    expect("{{ {'a': [1]}|tojson(indent=2) }} {{ (1, 'a') }}", "{\n  \"a\": [\n    1\n  ]\n} (1, 'a')");
+    expect("{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|join|trim }}", "hi");
+    expect("{{ 'ab'.startswith(('x', 'a')) }} {{ 'xxaxx'.strip('x') }} {{ 'abab'|replace('a', 'x') }}",
+           "True a xbxb");
+    expect("{{ strftime_now('%d %b %Y') }}", "31 Jan 2025");
+    expect("{{ \"it's\" }} {{ 'a' 'b' }} {{ '\\u00fc\\x41\\q\\n' }}.", "it's ab \xc3\xbc"
+                                                                       "A\\q\n.");
+}
+
+static void test_statements(void **state) {
+    (void)state;
+    expect("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set k = 1 %}{% "
+           "endfor %}"
+           "{{ ns.n }}{{ k is defined }}",
+           "2False");
+    expect("{% for i in range(6) if i % 2 == 0 %}{% if i == 4 %}{% break %}{% endif %}{{ loop.index }}:{{ i "
+           "}}{{ loop.last }} "
+           "{% else %}none{% endfor %}",
+           "1:0False 2:2False ");
+    expect("{% for x in [] %}a{% else %}none{% endfor %}{% for k, v in tool.items() %}{{ k }}{% endfor %}",
+           "nonenamenq");
+    expect("{% macro m(a, b='d') %}<{{ a }}{{ b }}>{% endmacro %}{{ m(1) }}{{ m('x', b=2) }}", "<1d><x2>");
+    expect("{% set t %}a{{ 1 }}{% endset %}[{{ t }}]{% if none_ %}x{% elif none_ is none %}y{% endif %}",
+           "[a1]y");
+}
+
+/* trim_blocks and lstrip_blocks, as transformers sets them. */
+static void test_white_space(void **state) {
+    (void)state;
+    expect("{% if true %}\n  yes\n{% endif %}\n  {% for i in [1] %}\n  {{ i }}\n  {% endfor %}\nend\n",
+           "  yes\n  1\nend");
+    expect("a\n   {%- if true %}\n\n b\n   {%- endif %}\n\nc\n\n", "a\n b\nc\n");
+    expect("x {%+ if true +%}\n y {% endif %}z", "x \n y z");
+    expect("  {# note #}\n  text {#- note -#} \n t", "  textt");
+    expect("a\r\nb {{- ' c' -}} \n d", "a\nb cd");
+}
+
+static void test_generation(void **state) {
+    (void)state;
+    Text out = {0};
+    TemplateSpans spans = {0};
+    Error err;
+    assert_int_equal(
+        render("a{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}|{% endfor %}", NULL,
+               &out, &spans, &err),
+        OK);
+    assert_string_equal(out.data, "auser|assistant|");
+    assert_int_equal(spans.count, 2);
+    assert_int_equal(spans.items[0].begin, 1);
+    assert_int_equal(spans.items[1].end, 15);
+    template_spans_free(&spans);
+    text_free(&out);
+}
+
+static void refuse(const char *text, const char *where, const char *wanted) {
+    Text out = {0};
+    Error err;
+    assert_int_equal(render(text, NULL, &out, NULL, &err), ERR_DATA);
+    if (!strstr(err.message, where) || !strstr(err.message, wanted)) fail_msg("%s: %s", text, err.message);
+    text_free(&out);
+}
+
+/* By name and line, also in a branch that nobody comes to. */
+static void test_refusals(void **state) {
+    (void)state;
+    refuse("\n\n{% if false %}\n{{ x|wordwrap(3) }}{% endif %}", "chat.jinja:4:", "filter wordwrap");
+    refuse("{{ 1 is prime }}", "chat.jinja:1:", "test prime");
+    refuse("{{ messages.append(1) }}", ":1:", ".append()");
+    refuse("{{ lipsum() }}", ":1:", "function lipsum");
+    refuse("a\n{% include 'x' %}", ":2:", "include");
+    refuse("{% for a in b recursive %}{% endfor %}", ":1:", "recursive");
+    refuse("{% if true %}\n\na", ":1:", "endif");
+    refuse("{% break %}", ":1:", "outside of a loop");
+    refuse("{{ 'a }}", ":1:", "does not end");
+    refuse("{{ missing.role }}", ":1:", "'missing' is undefined");
+    refuse("{{ 'a' + 1 }}", ":1:", "a string and a whole number");
+    refuse("{{ raise_exception('only users') }}", ":1:", "only users");
+    refuse("{{ strftime_now('%Y') }}", ":1:", "data.chat_date");
+    refuse("{% generation %}{% set x %}{% generation %}a{% endgeneration %}{% endset %}{% endgeneration %}",
+           ":1:", "generation");
+}
+
+/* Work and memory are bounded, whatever the template says. */
+static void test_bounds(void **state) {
+    (void)state;
+    refuse("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+           ":1:", "more than");
+    refuse("{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x "
+           "%}{% endfor %}",
+           ":1:", "MiB");
+    refuse("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ":1:", "deep");
+    refuse("{{ range(1000000) }}", ":1:", "range");
+    Text deep = {0};
+    for (int i = 0; i < 5000; i++) text_puts(&deep, i == 0 ? "{{ " : "(");
+    refuse(deep.data, ":1:", "deep");
+    text_free(&deep);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_expressions), cmocka_unit_test(test_statements),
+                                       cmocka_unit_test(test_white_space), cmocka_unit_test(test_generation),
+                                       cmocka_unit_test(test_refusals),    cmocka_unit_test(test_bounds)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,51 @@
+/* A chat template: it is refused with a message, or what it renders is the same twice; all end. */
+#include <string.h>
+
+#include "base/json.h"
+#include "data/template/template.h"
+#include "fuzz.h"
+
+static const char variables[] =
+    "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\", \"add_generation_prompt\": true, \"tools\": null,"
+    " \"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \" "
+    "\\u00fc <x> \\n\"},"
+    " {\"role\": \"assistant\", \"content\": \"a</think>b\", \"n\": [1, -2.5, true, {\"k\": \"v\"}]}]}";
+
+static bool render(const Template *t, const cJSON *root, Text *out, TemplateSpans *spans) {
+    Error err = {0};
+    return fuzz_ok(template_render(t, root, "2025-01-31", out, spans, &err), &err);
+}
+
+static void check_spans(const TemplateSpans *s, const Text *out) {
+    size_t at = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        REQUIRE(s->items[i].begin < s->items[i].end && s->items[i].end <= out->length);
+        /* One within another comes first and ends within it. */
+        REQUIRE(s->items[i].end >= at);
+        at = s->items[i].end;
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    Error err = {0};
+    Template *t = NULL;
+    cJSON *root = NULL;
+    Text first = {0}, second = {0};
+    TemplateSpans spans = {0};
+    if (!fuzz_ok(template_parse(&t, "template", (const char *)data, size, &err), &err)) {
+        REQUIRE(t == NULL);
+        return 0;
+    }
+    REQUIRE(json_parse("variables", variables, strlen(variables), &root, &err) == OK);
+    bool good = render(t, root, &first, &spans);
+    REQUIRE(render(t, root, &second, NULL) == good);
+    REQUIRE(first.length == second.length &&
+            (first.length == 0 || memcmp(first.data, second.data, first.length) == 0));
+    if (good) check_spans(&spans, &first);
+    template_spans_free(&spans);
+    text_free(&first);
+    text_free(&second);
+    cJSON_Delete(root);
+    template_free(t);
+    return 0;
+}

@@ -1,0 +1,278 @@
+"""Chat templates and conversations of weft against jinja2 and transformers: the same bytes, the same ids, the same answers.
+
+usage: chat_interop.py CHAT_LINES      (tests/data/chat_lines.c; exit status 77: a package is missing)
+
+1. Snippets of templates, each construct that weft runs: rendered by both, compared byte for byte. What one refuses the other may not render
+   otherwise than as an error.
+2. 200 conversations through templates in the manner of nine families, with byte-level and SentencePiece tokenizers: ids as
+   apply_chat_template makes them; what is learned as its assistant masks say, by a twin of the template with {% generation %}.
+"""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+try:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+program = sys.argv[1]
+failures = 0
+
+
+def fail(message):
+    global failures
+    failures += 1
+    if failures <= 20:
+        print("FAILED:", message)
+
+
+# ---- snippets ----
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "  What is 2+2?\n"},
+    {"role": "assistant", "content": "4 – “vier”", "reasoning": None},
+    {"role": "user", "content": [{"type": "text", "text": "And\t3+3?"}, {"type": "image"}]},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds \"two\" numbers ü\n", "parameters": {
+    "type": "object", "properties": {"a": {"type": "number"}, "b": {"type": ["integer", "null"], "default": 1.5}}, "required": ["a"]}}}]
+VARIABLES = {"messages": MESSAGES, "tools": TOOLS, "bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, "nothing": None,
+             "empty": "", "text": "Über straße – ABC", "numbers": [3, -1, 2.5, 0], "nested": {"a": {"b": [1, {"c": "d"}]}, "it's": 'say "x"'}}
+
+SNIPPETS = """
+{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m['content'] }}|{% endfor %}
+{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.index0 }}/{{ loop.revindex }}/{{ loop.first }}/{{ loop.last }}/{{ loop.length }} {% endfor %}
+{% for m in messages[1:] %}{{ m.role }}{% endfor %}-{% for m in messages[::-1] %}{{ m.role }}{% endfor %}-{{ messages[-1].role }}{{ messages[1:3]|length }}
+{%- set ns = namespace(found=false, n=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.found = true %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}{{ ns.found }} {{ ns.n }}
+{% set x = 1 %}{% for i in range(3) %}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}
+{% if nothing %}a{% elif nothing is none %}b{% else %}c{% endif %}{% if empty %}1{% endif %}{{ 'y' if missing is defined else 'n' }}{{ missing }}
+{{ messages[1].content | trim }}|{{ messages[1].content.strip() }}|{{ 'xxaxx'.strip('x') }}|{{ ' a '.lstrip() }}|{{ ' a '.rstrip() }}|
+{{ tools | tojson }}
+{{ tools | tojson(indent=4) }}
+{{ nested | tojson(sort_keys=true) }} {{ text | tojson }} {{ numbers | tojson }} {{ 'a\\tb\\u00fc' | tojson }}
+{{ nested }} {{ numbers }} {{ messages[3].content }} {{ true }} {{ none }} {{ 1.0 }} {{ 2.5 }}
+{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 1 + 2 * 3 }} {{ (1 + 2) * 3 }} {{ 'a' ~ 1 ~ none }} {{ 7.5 // 2 }} {{ 'ab' + 'cd' }} {{ [1] + [2] }}
+{{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ 'a' < 'b' }} {{ 1 == 1.0 }} {{ 'a' != 'b' }} {{ 2 >= 2 }} {{ 'b' in 'abc' }} {{ 'x' not in ['x'] }} {{ 'a' in nested }}
+{{ not false and true or false }} {{ '' or 'default' }} {{ 'a' and 'b' }} {{ not 1 == 2 }} {{ nothing or missing or 'z' }}
+{{ messages[0].content is string }} {{ messages[3].content is iterable }} {{ messages[3].content is string }} {{ nested is mapping }} {{ 3 is number }} {{ 3 is odd }} {{ 4 is even }} {{ 9 is divisibleby 3 }} {{ tools is not none }} {{ true is boolean }} {{ 1 is true }} {{ missing is undefined }} {{ [1] is sequence }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='role') | join(', ') }} {{ messages | map(attribute='role') | map('upper') | list }}
+{{ numbers | select('odd') | list if false else '' }}{{ ['a','b'] | join }} {{ ['a','b'] | join('-') }} {{ ['a','b'] | first }} {{ ['a','b'] | last }} {{ 'abc' | first }} {{ [] | first is defined }} {{ 'abc' | reverse }} {{ [1,2] | reverse | list }}
+{{ missing | default('d') }} {{ empty | default('e', true) }} {{ empty | default('e') }} {{ '12' | int + 1 }} {{ 'x' | int(5) }} {{ '1.5' | float }} {{ 5 | string + 'a' }}
+{{ 'a-b-c'.split('-') }} {{ 'a-b-c'.split('-', 1) }} {{ ' a  b '.split() }} {{ 'a</think>b'.split('</think>')[-1] }} {{ 'abc'.startswith('ab') }} {{ 'abc'.endswith(('x', 'c')) }} {{ 'abab'.replace('a', 'x') }} {{ 'abab' | replace('a', 'x') }} {{ 'abc'.find('c') }} {{ 'ABC'.lower() }} {{ 'hello world'.capitalize() }} {{ 'role' | capitalize }} {{ 'abc'.upper() }} {{ '-'.join(['a', 'b']) }}
+{{ nested.a.b[1].c }} {{ nested['a']['b'][0] }} {{ nested.get('a').get('x', 'no') }} {{ nested.get('zz') }} {% for k, v in nested.items() %}{{ k }}={{ v }};{% endfor %}{% for k in nested %}{{ k }}{% endfor %}{{ nested.keys() | list }} {% for k, v in nested | items %}{{ k }}{% endfor %}
+{% macro turn(role, text='none') %}<{{ role }}>{{ text }}{% endmacro %}{{ turn('a', 'b') }}{{ turn('c') }}{{ turn(text='x', role='y') }}
+{% set block %}a{{ 1 }}b{% endset %}[{{ block }}]{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}
+{% for x in [] %}a{% else %}none{% endfor %}{% for a, b in [[1, 2], [3, 4]] %}{{ a }}{{ b }}{% endfor %}{% for c in 'añb' %}{{ c }}.{% endfor %}
+{{ 'añb–c'[1] }}{{ 'añb–c'[-1] }}{{ 'añb–c'[1:3] }}{{ 'añb–c'|length }} {{ "it's" }} {{ 'say "x"' }} {{ 'tab\\tnl\\n' }} {{ 'a' 'b' }} {{ "\\x41\\u00e9\\q" }}
+{{ raise_exception('no!') }}
+{{ missing.role }}
+{{ messages[9].role }}
+{{ 'a' + 1 }}
+{{ 1 // 0 }}
+{{ strftime_now('%d %b %Y') if strftime_now is defined else 'never' }}
+a {#- comment -#} b {# another #}
+c {{- ' d ' -}} e
+{%- if true -%} f {%- endif -%} g
+{{ {'a': {'b': 1}} }} {{ {} }} {{ [] }} {{ () }} {{ (1, 2)[0] }} {{ (1, 'a') }} {{ (1,) }} {{ nested.items() | list }} {{ dict(a=1).a }} {{ {'x': 'y'}['x'] }}
+{% set content = messages[0]['content'] if messages[0].content is string else messages[0].content[0].text %}{{ content }}{% set messages = messages[1:] %}{{ messages[0].role }}
+{% if (messages[1]['role'] == 'user') != (1 % 2 == 0) %}alternate{% endif %}{{ loop is defined }}
+{% generation %}said{% endgeneration %} {{ [1, 2, 3][-2:] }} {{ range(5, 0, -2) | list }} {{ numbers[1] }} {{ -numbers[0] }} {{ 5 - -3 }} {{ - 3 | int }}
+""".strip().split("\n")
+
+BLOCKS = [
+    "{% if true %}\n  yes\n{% endif %}\n  {% for i in [1, 2] %}\n  {{ i }}\n  {% endfor %}\nend\n",
+    "a\n   {%- if true %}\n\n b\n   {%- endif %}\n\n\nc\n\n",
+    "x {%+ if true %}\n y {% endif +%}\nz\r\n{% if false %}\r\nq\r\n{% endif %}w",
+    "  {# note #}\n  text {# note #}\n {{ 1 }}\n{{- 2 }}\n",
+    "{% for m in messages %}\n    {%- if loop.first %}\n        {{- 'first' }}\n    {%- endif %}\n    {{- m.role }}\n{%- endfor %}\n",
+]
+
+
+def snippet_text(template):
+    try:
+        compiled = _compile_jinja_template(template)
+        day = __import__("datetime").datetime(2025, 1, 31)
+        return compiled.render(strftime_now=lambda form: day.strftime(form), **VARIABLES), None
+    except Exception as error:  # whatever Jinja says: weft must refuse too
+        return None, f"{type(error).__name__}: {error}"
+
+
+def check_snippets():
+    templates = SNIPPETS + BLOCKS
+    lines = "".join(json.dumps({"template": t, "variables": VARIABLES}) + "\n" for t in templates)
+    answers = subprocess.run([program, "render"], input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
+    assert len(answers) == len(templates)
+    for template, answer in zip(templates, answers):
+        answer = json.loads(answer)
+        text, error = snippet_text(template)
+        if error is None and answer.get("text") != text:
+            fail(f"{template!r}\n  Jinja {text!r}\n  weft  {answer.get('text', answer.get('error'))!r}")
+        if error is not None and "error" not in answer:
+            fail(f"{template!r}\n  Jinja refuses: {error}\n  weft {answer['text']!r}")
+    print(f"{len(templates)} snippets")
+
+
+# ---- conversations ----
+
+# In the manner of: ChatML (Qwen 2, SmolLM), Llama 3, Gemma, Mistral, Phi 3, Llama 2, OLMo, Qwen 3 (reasoning left out of the past), Zephyr.
+# {G} and {E} are {% generation %} and {% endgeneration %} in the twin that transformers' masks are made by.
+ALTERNATE = ("{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set rest = messages[1:] %}{% else %}"
+             "{% set system = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+             "{{ raise_exception('roles must alternate') }}{% endif %}")
+FAMILIES = {
+    "chatml": ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message.role == 'assistant' %}{G}"
+               "{{ message['content'] + '<|im_end|>' }}{E}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+               "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}", ["<|im_start|>", "<|im_end|>"], "bytes"),
+    "llama3": ("{{- bos_token }}\n{%- for message in messages %}\n    {{- '<|start|>' + message['role'] + '<|stop|>\\n\\n' }}\n"
+               "    {%- if message.role == 'assistant' -%}{G}{{- message['content'] | trim + '<|eot|>' }}{E}"
+               "{%- else -%}{{- message['content'] | trim + '<|eot|>' }}{%- endif -%}\n{%- endfor %}\n"
+               "{%- if add_generation_prompt %}\n    {{- '<|start|>assistant<|stop|>\\n\\n' }}\n{%- endif %}\n", ["<|start|>", "<|stop|>", "<|eot|>"], "bytes"),
+    "gemma": ("{{ bos_token }}" + ALTERNATE + "{% if m.role == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = m.role %}{% endif %}"
+              "{{ '<start_of_turn>' + role + '\n' + (system + '\n\n' if loop.first and system else '') }}{% if role == 'model' %}{G}"
+              "{{ m['content'] | trim + '<end_of_turn>' }}{E}{% else %}{{ m['content'] | trim + '<end_of_turn>' }}{% endif %}{{ '\n' }}{% endfor %}"
+              "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}", ["<start_of_turn>", "<end_of_turn>"], "spm"),
+    "mistral": ("{{ bos_token }}" + ALTERNATE + "{% if m.role == 'user' %}{{ '[INST] ' + (system + '\n\n' if loop.first and system else '') + m['content'] + ' [/INST]' }}"
+                "{% else %}{G}{{ ' ' + m['content'] + eos_token }}{E}{% endif %}{% endfor %}", ["[INST]", "[/INST]"], "spm"),
+    "phi3": ("{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|assistant|>\n' }}{G}{{ message['content'] + '<|end|>' }}{E}{{ '\n' }}"
+             "{% else %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
+             "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{% endif %}", ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], "rstrip"),
+    "llama2": (ALTERNATE + "{% if loop.index0 == 0 and system %}{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + m['content'] %}{% else %}"
+               "{% set content = m['content'] %}{% endif %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% else %}{G}"
+               "{{ ' ' + content.strip() + ' ' + eos_token }}{E}{% endif %}{% endfor %}", [], "spm"),
+    "olmo": ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|assistant|>\n' }}{G}{{ message['content'] + eos_token }}{E}"
+             "{{ '' if loop.last else '\n' }}{% else %}{{ '<|' + message.role + '|>\n' + message['content'] + '\n' }}{% endif %}"
+             "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}", [], "bytes"),
+    "zephyr": ("{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + message['content'] + eos_token }}\n"
+               "{% elif message['role'] == 'system' %}\n{{ '<|system|>\n' + message['content'] + eos_token }}\n{% else %}\n"
+               "{{ '<|assistant|>\n' }}{G}{{ message['content'] + eos_token }}{E}{{ '\n' }}{% endif %}\n"
+               "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}", [], "bytes"),
+}
+# Here earlier answers lose their reasoning: weft makes a document of each answer whose context changes.
+REWRITES = ("{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+            "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' and loop.index0 > ns.last %}"
+            "{{- '<think>\n' + 'hm' + '\n</think>\n\n' }}{%- endif %}{{- m.content + '<|im_end|>' + '\n' }}{%- endfor %}"
+            "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}")
+
+WORDS = ("the a of model answer why is sky blue 42 3.14 naïve Straße 東京 emoji 🙂 code: print('x') \"quoted\" don't I'll re-run x_y <b>tag</b> {{braces}} {% tag %} "
+         "C:\\path new\nline tab\there two\n\nlines ... -- 100% a=b & <s or </think> [x] Ünïcode ﬁ").split(" ")
+
+
+def sentence(draw):
+    text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 14)))
+    return draw.choice(["", "", "", " "]) + text + draw.choice(["", "", ".", "?", "\n"])
+
+
+def conversations(count):
+    draw = random.Random(7)
+    made = []
+    for _ in range(count):
+        messages = [{"role": "system", "content": sentence(draw)}] if draw.random() < 0.4 else []
+        for _ in range(draw.randint(1, 4)):
+            messages.append({"role": "user", "content": sentence(draw)})
+            # At the border of an answer weft cuts text before it tokenizes it (data/chat.h), as whoever generates does: an answer that begins
+            # or ends with white space can join it there in transformers. Those are tested in tests/data/test_chat.c.
+            messages.append({"role": "assistant", "content": sentence(draw).strip()})
+        made.append(messages)
+    return made
+
+
+def make_tokenizer(kind, specials, directory, corpus):
+    names = ["<s>", "</s>"] + specials
+    added = [AddedToken(n, special=True, normalized=False, rstrip=(kind == "rstrip" and n.startswith("<|"))) for n in names]
+    if kind == "spm":
+        t = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        first = ["<unk>"] + [f"<0x{b:02X}>" for b in range(256)]
+        trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=first, show_progress=False)
+    else:
+        t = Tokenizer(models.BPE())
+        t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        t.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    t.train_from_iterator(corpus, trainer)
+    if kind == "spm":
+        # The trainer calls bytes special; a SentencePiece file has them as plain entries of its vocabulary.
+        data = json.loads(t.to_str())
+        data["added_tokens"] = [a for a in data["added_tokens"] if a["content"] == "<unk>"]
+        t = Tokenizer.from_str(json.dumps(data))
+    t.add_special_tokens(added)
+    t.save(os.path.join(directory, "tokenizer.json"))
+    return PreTrainedTokenizerFast(tokenizer_object=t, bos_token="<s>", eos_token="</s>")
+
+
+def marked(template):
+    return template.replace("{G}", "{% generation %}").replace("{E}", "{% endgeneration %}")
+
+
+def plain(template):
+    return template.replace("{G}", "").replace("{E}", "")
+
+
+def encoded(directory, template, made, learn="assistant"):
+    with open(os.path.join(directory, "chat_template.jinja"), "w") as f:
+        f.write(template)
+    lines = "".join(json.dumps({"messages": m}, ensure_ascii=False) + "\n" for m in made)
+    done = subprocess.run([program, "encode", directory, learn], input=lines.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode:
+        fail(f"weft: {done.stderr.decode()}")
+        return []
+    return [json.loads(line)["documents"] for line in done.stdout.decode().splitlines()]
+
+
+def check_family(name, template, specials, kind, made):
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer = make_tokenizer(kind, specials, directory, [m["content"] for c in made for m in c])
+        with open(os.path.join(directory, "tokenizer_config.json"), "w") as f:
+            json.dump({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ raise_exception('the file counts') }}"}, f)
+        expected = [tokenizer.apply_chat_template(m, chat_template=marked(template), tokenize=True, return_dict=True,
+                                                  return_assistant_tokens_mask=True) for m in made]
+        learned = 0
+        for variant, text in (("by prompts", plain(template)), ("by marks", marked(template))):
+            for i, (documents, right) in enumerate(zip(encoded(directory, text, made), expected)):
+                if len(documents) != 1 or documents[0]["ids"] != right["input_ids"]:
+                    fail(f"{name}, {variant}, conversation {i}: other ids\n  {made[i]}\n  {right['input_ids']}\n  {documents}")
+                elif documents[0]["learned"] != right["assistant_masks"]:
+                    fail(f"{name}, {variant}, conversation {i}: learned otherwise\n  {made[i]}\n  {right['assistant_masks']}\n  {documents[0]['learned']}\n"
+                         f"  {tokenizer.convert_ids_to_tokens(right['input_ids'])}")
+                else:
+                    learned += sum(documents[0]["learned"])
+        print(f"{name}: {len(made)} conversations, {learned // 2} tokens learned")
+
+
+def check_rewriting(made):
+    """Each document is what transformers renders up to its answer, and that answer alone is learned."""
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer = make_tokenizer("bytes", ["<|im_start|>", "<|im_end|>"], directory, [m["content"] for c in made for m in c])
+        for messages, documents in zip(made, encoded(directory, REWRITES, made)):
+            answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+            if len(documents) != len(answers):
+                fail(f"rewriting: {len(documents)} documents for {len(answers)} answers")
+                continue
+            for i, document in zip(answers, documents):
+                whole = tokenizer.apply_chat_template(messages[:i + 1], chat_template=REWRITES, tokenize=True)["input_ids"]
+                prompt = tokenizer.apply_chat_template(messages[:i], chat_template=REWRITES, tokenize=True, add_generation_prompt=True)["input_ids"]
+                if document["ids"] != whole or document["ids"][:len(prompt)] != prompt:
+                    fail(f"rewriting: other ids for {messages[:i + 1]}")
+                end = len(whole) - 1 - whole[::-1].index(tokenizer.convert_tokens_to_ids("<|im_end|>"))
+                if document["learned"] != [int(len(prompt) <= k <= end) for k in range(len(whole))]:
+                    fail(f"rewriting: learned otherwise in {messages[:i + 1]}")
+        print(f"rewriting: {len(made)} conversations")
+
+
+check_snippets()
+made = conversations(200)
+for family, (template, specials, kind) in FAMILIES.items():
+    check_family(family, template, specials, kind, made)
+check_rewriting(made)
+if failures:
+    print(f"{failures} failures")
+    sys.exit(1)
+print("all as Jinja and transformers have it")
