@@ -10,7 +10,7 @@ TARGET ?=
 TESTS ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: all build setup demo test fuzz bench interop soak install format format-check clean help
+.PHONY: all build setup demo test fuzz bench interop soak plan-cases install format format-check clean help
 
 all: build
 
@@ -53,6 +53,9 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 	@WEFT=$(CURDIR)/$(BUILD)/weft HANGS=full tests/ranks/test_hangs.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/program/test_kills.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_curve.sh
+
+plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/planning.md)
+	@WEFT=$(BUILD)/weft tools/plan_cases.sh
 
 install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

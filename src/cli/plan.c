@@ -17,7 +17,10 @@
 #include "plan/compare.h"
 #include "plan/describe.h"
 #include "plan/forecast.h"
+#include "plan/sync.h"
 #include "train/setup.h"
+
+#define GIB 1073741824.0
 
 /* A million ranks are planned in the time of a few; drawn are only so many as a page has lines. */
 enum { MOST_RANKS = 1 << 20, DRAWN_RANKS = 24 };
@@ -32,8 +35,12 @@ static const Flag flags[] = {
     {"--link", 'l', "GB_PER_S",
      "with --tflops: speed of a message between stages, which then takes its bytes by that; default: no "
      "time"},
+    {"--hardware", 'H', "WHAT",
+     "h100, h200, b200, or a YAML file of figures (docs/planning.md): time of a step, tokens/s and MFU that "
+     "they make, and the memory that the plan is held against"},
     {"--compare", 'c', NULL,
-     "all schedules and several numbers of microbatches beside each other, by time and memory"},
+     "all schedules and several numbers of microbatches beside each other, by time and memory; with a limit "
+     "of memory and --hardware or --link degrees of tp and cp too"},
     {"--svg", 0, "FILE",
      "the pipeline's drawing as SVG; FILE may be - for standard output, then nothing else is printed"},
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
@@ -48,6 +55,8 @@ typedef struct Request {
     int64_t width;
     double memory; /* bytes; 0: not given */
     ForecastSpeed speed;
+    Hardware hardware; /* of speed, where it was given */
+    char sync[240];    /* why train.gradient_sync is what it is; empty: it was not left open */
 } Request;
 
 /* ---- the command line ---- */
@@ -84,6 +93,19 @@ static bool parse_size(const char *text, double *bytes) {
     return false;
 }
 
+/* Both say how fast the ranks are. */
+static ErrorCode read_hardware(const Arguments *args, Request *q, Error *err) {
+    const char *asked = arguments_flag(args, "--hardware");
+    if (!asked) return OK;
+    if (q->speed.tflops > 0 || q->speed.link > 0)
+        return error_set(err, ERR_USAGE,
+                         "plan: --hardware and %s do not go together: put its figure into a file of figures",
+                         q->speed.tflops > 0 ? "--tflops" : "--link");
+    TRY(hardware_read(&q->hardware, asked, err));
+    q->speed.hardware = &q->hardware;
+    return OK;
+}
+
 /* A link's speed without a rank's would mix seconds with operations. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     char shown[80];
@@ -101,7 +123,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     if (memory && !parse_size(memory, &q->memory))
         return error_set(err, ERR_USAGE, "plan: --memory is \"%s\": expected a size such as 80GiB or 512MB",
                          error_escape(shown, sizeof shown, memory, strlen(memory)));
-    return OK;
+    return read_hardware(args, q, err);
 }
 
 /* ---- what is shown ---- */
@@ -139,10 +161,13 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
                                Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
     describe_work(c, &f->layout, &f->ranks[0].plan, d, out);
+    forecast_print_foreseen(f, out);
     forecast_print_memory(f, q->memory, out);
     forecast_print_work(f, out);
     forecast_print_place(f, place, out);
     TRY(forecast_print_exact(f, d, place, out, err));
+    TRY(forecast_print_sync(f, d, place, *q->sync ? q->sync : NULL, out, err));
+    forecast_print_time(f, out);
     if (layout_is_pipeline(&f->layout)) draw(q, f, false, out);
     return OK;
 }
@@ -158,7 +183,9 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
     if (q->memory > 0)
         text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share,
                     share > 100 ? ": it will not fit" : "");
-    return forecast_print_exact(f, d, 0, out, err);
+    TRY(forecast_print_exact(f, d, 0, out, err));
+    forecast_print_time(f, out);
+    return OK;
 }
 
 /* Of one rank: ranks of one place of the pipeline have the same program. Rank 0 by default, whose program
@@ -192,6 +219,8 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
                            Device *d, Error *err) {
     Text out = {0};
     bool mesh = f->layout.mesh.world > 1;
+    /* A program without its crossings is none that anybody would run. */
+    if (arguments_has(args, "--program")) TRY(mesh_check_runs(&f->layout.mesh, err));
     ErrorCode code = mesh ? describe_mesh(c, q, f, d, &out, err) : describe_single(c, q, f, d, &out, err);
     if (code == OK && arguments_has(args, "--program")) print_program(args, q, f, &out);
     if (code == OK) code = terminal_print(&out, err);
@@ -229,6 +258,36 @@ static ErrorCode describe(const Arguments *args, const Request *q, const Config 
     return code;
 }
 
+/* What the plan is held against: what was given, what stages are split by, what the hardware has. */
+static double limit_of(const Request *q, const Config *c) {
+    if (q->memory > 0) return q->memory;
+    if (c->pipeline.memory_gib > 0) return c->pipeline.memory_gib * GIB;
+    return q->speed.hardware ? q->hardware.memory.gib * GIB : 0;
+}
+
+/* As a run would resolve it, but by the limit that the plan is held against: where that makes a difference, it
+ * is said by which key a run does the same. --compare resolves it for each candidate. */
+static ErrorCode choose_sync(Request *q, const Config *c, OptionSet *set, Error *err) {
+    SyncChoice choice, of_run;
+    if (c->train.gradient_sync != SYNC_AUTO) return OK;
+    MemoryCount *count = q->speed.hardware ? memory_plan_pools : memory_plan_total;
+    TRY(sync_choose(c, (int)q->ranks, q->memory, count, &choice, err));
+    TRY(sync_choose(c, (int)q->ranks, c->pipeline.memory_gib * GIB, memory_plan_total, &of_run, err));
+    int at = snprintf(q->sync, sizeof q->sync, "%s", choice.why);
+    if (of_run.sync != choice.sync)
+        snprintf(q->sync + at, sizeof q->sync - (size_t)at, "; a run takes it with pipeline.memory_gib=%.4g",
+                 q->memory / GIB);
+    return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
+}
+
+static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *set, Device *d, Error *err) {
+    q->memory = limit_of(q, c);
+    TRY(setup_compute(c, set, d->native_bf16, err));
+    if (arguments_has(args, "--compare")) return compare(args, q, c, d, err);
+    TRY(choose_sync(q, c, set, err));
+    return describe(args, q, c, d, err);
+}
+
 /* The order of a run: configuration, shape, device, dtype, plan. The device is opened for its figures;
  * nothing is computed on it. */
 static ErrorCode run(const Arguments *args, Error *err) {
@@ -242,12 +301,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = setup_device(&c, NULL, &d, err);
     if (code == OK) {
-        /* What stages are split by is also what the plan is held against. */
-        if (q.memory <= 0) q.memory = c.pipeline.memory_gib * 1073741824.0;
-        code = setup_compute(&c, &set, d.native_bf16, err);
-        if (code == OK)
-            code = arguments_has(args, "--compare") ? compare(args, &q, &c, &d, err)
-                                                    : describe(args, &q, &c, &d, err);
+        code = plan(args, &q, &c, &set, &d, err);
         device_close(&d);
     }
     options_free(&set);
@@ -258,18 +312,20 @@ const Verb verb_plan = {
     .name = "plan",
     .summary = "what a run would do: model, step, memory, traffic, program, on any mesh; starts nothing",
     .synopsis = "CONFIG.yaml [section.key=value ...] [-n RANKS]",
-    .details = "Memory is read off the program of a step: what is printed here is what a run takes before "
-               "its first step.\n\n"
-               "With -n N the ranks of a whole mesh are planned, on this machine, without starting one: what "
-               "each holds, does and sends in a step. A pipeline is drawn; --compare weighs all schedules "
-               "and several numbers of microbatches.\n\n"
-               "Examples:\n"
-               "  weft plan configs/demo.yaml\n"
-               "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
-               "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 "
-               "train.tokens_per_step=4194304\n"
-               "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB\n"
-               "  weft plan my.yaml -n 16 mesh.pp=4 --compare --tflops 400 --link 25",
+    .details =
+        "Memory is read off the program of a step: what is printed here is what a run takes before "
+        "its first step.\n\n"
+        "With -n N the ranks of a whole mesh are planned, on this machine, without starting one: what "
+        "each holds, does and sends in a step. A pipeline is drawn; --compare weighs all schedules "
+        "and several numbers of microbatches.\n\n"
+        "Examples:\n"
+        "  weft plan configs/demo.yaml\n"
+        "  weft plan configs/llama3-8b.yaml train.context=4096 --program\n"
+        "  weft plan configs/llama3-8b.yaml -n 128 mesh.pp=4 mesh.dp_replicate=4 "
+        "train.tokens_per_step=4194304\n"
+        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --memory 80GiB\n"
+        "  weft plan my.yaml -n 16 mesh.pp=4 --compare --tflops 400 --link 25\n"
+        "  weft plan configs/llama3-70b.yaml -n 256 mesh.tp=8 train.tokens_per_step=4194304 --hardware h100",
     .flags = flags,
     .options = config_options,
     .min_operands = 1,

@@ -50,9 +50,14 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
     TRY(check_degree("pp", o->pp, err));
     TRY(check_degree("dp_replicate", o->dp_replicate, err));
     if (o->dp_shard != -1) TRY(check_degree("dp_shard", o->dp_shard, err));
-    TRY(refuse("cp", "context parallelism", o->cp, err));
-    TRY(refuse("tp", "tensor parallelism", o->tp, err));
+    TRY(check_degree("cp", o->cp, err));
+    TRY(check_degree("tp", o->tp, err));
     return refuse("ep", "expert parallelism", o->ep, err);
+}
+
+ErrorCode mesh_check_runs(const Mesh *mesh, Error *err) {
+    TRY(refuse("cp", "context parallelism", mesh->degree[AXIS_CP], err));
+    return refuse("tp", "tensor parallelism", mesh->degree[AXIS_TP], err);
 }
 
 /* Product of degrees, or more than any world when it would not fit. Degrees come from a file and may be
@@ -61,38 +66,47 @@ static int64_t product(int64_t a, int64_t b) {
     return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b;
 }
 
+/* All degrees but dp_shard's. */
+static int64_t product_of_others(const MeshOptions *o) {
+    return product(product(o->pp, o->dp_replicate), product(o->cp, o->tp));
+}
+
+/* "mesh.pp 2 x mesh.dp_replicate 1": those of cp and tp where they do something. */
+static const char *name_others(const MeshOptions *o, char out[160]) {
+    int at = snprintf(out, 160, "mesh.pp %lld x mesh.dp_replicate %lld", (long long)o->pp,
+                      (long long)o->dp_replicate);
+    if (o->cp > 1) at += snprintf(out + at, 160 - (size_t)at, " x mesh.cp %lld", (long long)o->cp);
+    if (o->tp > 1) snprintf(out + at, 160 - (size_t)at, " x mesh.tp %lld", (long long)o->tp);
+    return out;
+}
+
 /* dp_shard: -1 */
 static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Error *err) {
-    int64_t others = product(o->pp, o->dp_replicate);
+    int64_t others = product_of_others(o);
+    char names[160];
     *left = world / others;
     if (*left > 0 && *left * others == world) return OK;
     /* The nearest numbers of ranks that would fit: what the user can do about it. */
     int64_t below = *left * others, above = below + others;
     if (below == 0)
         return error_set(err, ERR_CONFIG,
-                         "mesh.pp %lld x mesh.dp_replicate %lld needs at least %lld ranks, and there are %d: "
-                         "start so many or lower a degree",
-                         (long long)o->pp, (long long)o->dp_replicate, (long long)others, world);
-    return error_set(
-        err, ERR_CONFIG,
-        "mesh.pp %lld x mesh.dp_replicate %lld = %lld does not divide %d ranks: %lld or %lld ranks would fit",
-        (long long)o->pp, (long long)o->dp_replicate, (long long)others, world, (long long)below,
-        (long long)above);
+                         "%s needs at least %lld ranks, and there are %d: start so many or lower a degree",
+                         name_others(o, names), (long long)others, world);
+    return error_set(err, ERR_CONFIG, "%s = %lld does not divide %d ranks: %lld or %lld ranks would fit",
+                     name_others(o, names), (long long)others, world, (long long)below, (long long)above);
 }
 
 /* dp_shard: given */
 static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
-    int64_t others = product(o->pp, o->dp_replicate), ranks = product(others, o->dp_shard);
-    char instead[96] = " or change a degree";
+    int64_t others = product_of_others(o), ranks = product(others, o->dp_shard);
+    char instead[96] = " or change a degree", names[160];
     if (ranks == world) return OK;
     if (world % others == 0)
         snprintf(instead, sizeof instead, ", or set mesh.dp_shard to %lld (-1 takes the ranks that are left)",
                  (long long)(world / others));
-    return error_set(err, ERR_CONFIG,
-                     "mesh.pp %lld x mesh.dp_replicate %lld x mesh.dp_shard %lld = %lld, but there are %d "
-                     "ranks: start %lld ranks%s",
-                     (long long)o->pp, (long long)o->dp_replicate, (long long)o->dp_shard, (long long)ranks,
-                     world, (long long)ranks, instead);
+    return error_set(
+        err, ERR_CONFIG, "%s x mesh.dp_shard %lld = %lld, but there are %d ranks: start %lld ranks%s",
+        name_others(o, names), (long long)o->dp_shard, (long long)ranks, world, (long long)ranks, instead);
 }
 
 /* Each degree by itself first: products of what is no degree would say nothing. */

@@ -38,9 +38,11 @@ typedef struct Mesh {
     int world;
 } Mesh;
 
-/* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would; degrees of cp, tp, ep
- * above 1 are refused by name. */
+/* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would; degrees of ep above 1
+ * are refused by name. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
+/* ERR_CONFIG, by name, for degrees that can be planned and not run yet: cp and tp above 1. */
+ErrorCode mesh_check_runs(const Mesh *mesh, Error *err);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);

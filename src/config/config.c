@@ -787,15 +787,17 @@ const Option config_options[] = {
      .help = "exact: gradients of microbatches are summed in fixed point, the same bits however the "
              "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
              "makes other bits."},
-    /* How often sums cross decides what is added to what first; exact numerics take that away. */
+    /* How often sums cross decides what is added to what first; exact numerics take that away. Auto follows
+     * from other keys alone (plan/sync.h) and is written down as what it was taken for. */
     {.key = "train.gradient_sync",
      .type = OPT_CHOICE,
      .effect = EFFECT_SUMS,
      .offset = AT(train.gradient_sync),
-     .fallback = "step",
-     .choices = "step|microbatch|replica",
+     .fallback = "auto",
+     .choices = "step|microbatch|replica|auto",
      .help = "When gradients cross the network: once a step; once a microbatch (less memory when sharded); "
-             "or over dp_shard once a microbatch and over dp_replicate once a step."},
+             "or over dp_shard once a microbatch and over dp_replicate once a step; auto: the fewest bytes "
+             "that pipeline.memory_gib allows, and of as many bytes the least memory."},
     /* Memory against traffic: the values gathered are the same. */
     {.key = "train.reshard_after_forward",
      .type = OPT_CHOICE,
@@ -837,8 +839,9 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
              "are left."},
-    /* Axes that have their place and are refused by name (comm/mesh.c). Better a key that says "not yet"
-     * than one that is unknown: configurations written for other trainers name them. */
+    /* Axes that have their place, are planned, and refused by name where a run begins (comm/mesh.c). Better a
+     * key that says "not yet" than one that is unknown: configurations written for other trainers name them.
+     */
     {.key = "mesh.cp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -846,7 +849,7 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Context-parallel ranks; more than 1 is not there yet."},
+     .help = "Context-parallel ranks; more than 1 can be planned, not run yet."},
     {.key = "mesh.tp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -854,7 +857,7 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Tensor-parallel ranks; more than 1 is not there yet."},
+     .help = "Tensor-parallel ranks; more than 1 can be planned, not run yet."},
     {.key = "mesh.ep",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -957,8 +960,8 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e9,
-     .help = "Memory of a rank, to which split: auto keeps by the figures of \"weft plan\"; 0: it looks "
-             "at time only."},
+     .help = "Memory of a rank, to which split: auto and train.gradient_sync: auto keep by the figures of "
+             "\"weft plan\"; 0: they look at time and bytes only."},
 
     /* What makes updates of gradients. Another kind has other states: another run. Settings of one kind
      * may change on the way, and change the curve. */

@@ -2,8 +2,8 @@
  * their number), then sorted and printed. What cannot be is left out, and named once with the reason.
  *
  * A candidate is the configuration with another schedule and another cut of the same step into microbatches:
- * powers of two that divide it, and the configured number. All train the same curve up to sums; they differ
- * in time, bubble, memory and bytes sent. */
+ * powers of two that divide it, and the configured number; or with other degrees of tp and cp, at the cost of
+ * dp_shard. All train the same curve up to sums; they differ in time, bubble, memory and bytes sent. */
 #include "plan/compare.h"
 
 #include <math.h>
@@ -12,13 +12,15 @@
 #include <string.h>
 
 #include "plan/forecast.h"
+#include "plan/sync.h"
 
-enum { SHOWN = 24, MOST_CELLS = 1 << 20 };
+/* MACHINE: ranks of one where no hardware says; tp does not leave it. */
+enum { MACHINE = 8, MOST_CONTEXTS = 64, SHOWN = 24, MOST_CELLS = 1 << 20 };
 
 typedef struct Candidate {
     const char *schedule;
     int64_t sequences; /* of a microbatch */
-    int microbatches, stages_per_rank, ranks;
+    int microbatches, stages_per_rank, tp, cp, dp;
     double time, bubble; /* time as it is printed */
     size_t memory;       /* of the fullest rank */
     uint64_t sent;       /* most of a rank */
@@ -29,10 +31,14 @@ typedef struct Compare {
     const Config *c;
     const Device *d;
     const CompareRequest *q;
-    int64_t total; /* sequences of a step, of each data-parallel rank */
-    int configured, dp, pp;
+    int64_t step; /* sequences, of all ranks */
+    /* Of the degrees that are tried now: sequences of a step, of each data-parallel rank. */
+    int64_t total;
+    MeshOptions mesh;
+    int tp, cp, dp;
+    int configured, configured_tp, configured_cp, pp;
     Candidate *found;
-    int count;
+    int count, capacity;
     Text reasons;
 } Compare;
 
@@ -50,6 +56,7 @@ static int stages_of(const Compare *p, const char *schedule) {
  * tokens_per_step is said in full, so that the step stays the same whatever the microbatch. */
 static Config variant(const Compare *p, const char *schedule, int microbatches) {
     Config c = *p->c;
+    c.mesh = p->mesh;
     c.train.microbatch = p->total / microbatches;
     c.train.tokens_per_step = p->total * p->dp * c.train.context;
     c.pipeline.microbatches = 0;
@@ -61,19 +68,40 @@ static Config variant(const Compare *p, const char *schedule, int microbatches) 
 
 /* Memory of the fullest rank, bytes of the one that sends most: a layout is as good as its worst rank. */
 static void add(Compare *p, const Forecast *f, const char *schedule) {
+    if (p->count == p->capacity) {
+        p->capacity = p->capacity ? 2 * p->capacity : 64;
+        p->found = mem_grow(p->found, (size_t)p->capacity * sizeof *p->found);
+    }
     Candidate *a = &p->found[p->count++];
     *a = (Candidate){.schedule = schedule,
+                     .tp = p->tp,
+                     .cp = p->cp,
+                     .dp = p->dp,
                      .sequences = f->layout.sequences,
                      .microbatches = f->layout.microbatches,
                      .stages_per_rank = f->layout.stages.count / f->places,
-                     .time = forecast_time(f, f->timing.makespan),
+                     .time = forecast_step(f),
                      .bubble = f->timing.bubble,
                      .memory = forecast_memory(f, f->fullest)};
     for (int i = 0; i < f->places; i++)
         if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
     a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
-    a->configured =
-        a->microbatches == p->configured && (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+    a->configured = a->microbatches == p->configured && a->tp == p->configured_tp &&
+                    a->cp == p->configured_cp &&
+                    (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
+}
+
+/* Where train.gradient_sync is open, another one is weighed only for what does not fit as it is. */
+static ErrorCode forecast_within(Compare *p, Forecast *f, Config *c, Error *err) {
+    SyncChoice choice;
+    bool open = c->train.gradient_sync == SYNC_AUTO && p->q->memory > 0;
+    ErrorCode code = forecast_build(f, c, p->d, p->q->world, p->q->speed, err);
+    if (!open || (code == OK && (double)forecast_memory(f, f->fullest) <= p->q->memory)) return code;
+    if (code == OK) forecast_free(f);
+    MemoryCount *count = p->q->speed.hardware ? memory_plan_pools : memory_plan_total;
+    TRY(sync_choose(c, p->q->world, p->q->memory, count, &choice, err));
+    c->train.gradient_sync = choice.sync;
+    return forecast_build(f, c, p->d, p->q->world, p->q->speed, err);
 }
 
 /* Refused beforehand is what would take minutes to simulate. */
@@ -86,7 +114,7 @@ static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Err
     Config c = variant(p, schedule, microbatches);
     char *name = mem_strdup(schedule);
     c.pipeline.schedule = name;
-    ErrorCode code = forecast_build(&f, &c, p->d, p->q->world, p->q->speed, err);
+    ErrorCode code = forecast_within(p, &f, &c, err);
     if (code == OK) {
         add(p, &f, schedule);
         forecast_free(&f);
@@ -130,6 +158,37 @@ static void try_all(Compare *p) {
     if (!schedule_find(p->c->pipeline.schedule, &ignored)) try_schedule(p, p->c->pipeline.schedule);
 }
 
+/* ---- degrees of tp and cp ---- */
+
+/* Without a limit of memory nothing speaks for them, and without speeds of links nothing against. */
+static bool tries_degrees(const Compare *p) {
+    return p->q->memory > 0 && (p->q->speed.hardware || p->q->speed.link > 0);
+}
+
+/* Whether the ranks, the model and the tokens of a step can be dealt out so; from then on they are. */
+static bool take_degrees(Compare *p, int tp, int cp) {
+    MeshOptions o = p->c->mesh;
+    Mesh mesh;
+    Error ignored = {.message = ""};
+    const ModelConfig *m = &p->c->model.shape;
+    CrossingSpec s = {.model = m, .tensors = tp, .contexts = cp};
+    o.tp = tp, o.cp = cp, o.dp_shard = -1;
+    if (mesh_build(&mesh, &o, p->q->world, &ignored) != OK || axes_check(m, tp, &ignored) != OK ||
+        crossings_check(&s, p->c->train.context, &ignored) != OK || p->step % mesh_dp_degree(&mesh) != 0)
+        return false;
+    p->mesh = o, p->tp = tp, p->cp = cp, p->dp = mesh_dp_degree(&mesh);
+    p->total = p->step / p->dp;
+    return true;
+}
+
+static void try_degrees(Compare *p) {
+    int machine = p->q->speed.hardware ? (int)p->q->speed.hardware->links.ranks : MACHINE;
+    for (int tp = 1; tp <= machine; tp *= 2)
+        for (int cp = 1; cp <= MOST_CONTEXTS; cp *= 2)
+            if ((tp != p->configured_tp || cp != p->configured_cp) && take_degrees(p, tp, cp))
+                try_schedule(p, p->c->pipeline.schedule);
+}
+
 /* ---- the table ---- */
 
 static int three_way(double a, double b) { return (a > b) - (a < b); }
@@ -140,6 +199,8 @@ static int better(const void *a, const void *b) {
     if (x->fits != y->fits) return x->fits ? -1 : 1;
     if (fabs(x->time - y->time) > 1e-5 * y->time) return three_way(x->time, y->time);
     if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
+    if (x->tp != y->tp) return x->tp - y->tp;
+    if (x->cp != y->cp) return x->cp - y->cp;
     return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule)
                                                  : x->microbatches - y->microbatches;
 }
@@ -147,7 +208,9 @@ static int better(const void *a, const void *b) {
 /* What is configured is marked, and shown even where it would not be among the first. */
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
-    text_printf(out, "%c %-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n", a->configured ? '*' : ' ',
+    text_printf(out, "%c ", a->configured ? '*' : ' ');
+    if (tries_degrees(p)) text_printf(out, "%3d %3d %5d  ", a->tp, a->cp, a->dp);
+    text_printf(out, "%-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n",
                 p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches,
                 (long long)a->sequences, a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
                 a->sent ? text_bytes((double)a->sent, sent) : "0",
@@ -157,13 +220,15 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
 }
 
 /* What the time is made of. */
-static void put_chain(ForecastSpeed speed, Text *out) {
+static void put_chain(ForecastSpeed speed, bool degrees, Text *out) {
     const char *unit = speed.tflops > 0 ? "seconds" : "TFLOP";
-    if (speed.link > 0)
+    if (speed.hardware)
+        text_printf(out, "seconds of a whole step, predicted for %s\n", speed.hardware->name);
+    else if (speed.link > 0)
         text_printf(out,
-                    "%s of the longest chain of work, with messages between stages at %g GB/s; collectives "
+                    "%s of the longest chain of work, with messages between stages%s at %g GB/s; collectives "
                     "take no time\n",
-                    unit, speed.link);
+                    unit, degrees ? ", and what crosses over tp and cp," : "", speed.link);
     else
         text_printf(out,
                     "%s of the longest chain of work: messages and collectives take no time here; --tflops X "
@@ -171,14 +236,65 @@ static void put_chain(ForecastSpeed speed, Text *out) {
                     unit);
 }
 
+/* The first that keeps to it: candidates are sorted. NULL: none. */
+static const Candidate *first_of(const Compare *p, bool (*keeps)(const Compare *p, const Candidate *a)) {
+    for (int i = 0; i < p->count; i++)
+        if (keeps(p, &p->found[i])) return &p->found[i];
+    return NULL;
+}
+
+static bool is_plain(const Compare *p, const Candidate *a) {
+    (void)p;
+    return a->tp == 1 && a->cp == 1;
+}
+static bool is_configured(const Compare *p, const Candidate *a) {
+    (void)p;
+    return a->configured;
+}
+
+/* "; without tp and cp 12% longer": what speaks for the one that is taken, against another. */
+static void put_reason(const Candidate *taken, const Candidate *other, const char *name, Text *out) {
+    char memory[32];
+    if (!other || other == taken) return;
+    if (other->fits)
+        text_printf(out, "; %s %.1f%% longer", name, 100 * (other->time / taken->time - 1));
+    else
+        text_printf(out, "; %s %s are needed", name, text_bytes((double)other->memory, memory));
+}
+
+/* What is taken, and what it is better than. */
+static void put_taken(const Compare *p, Text *out) {
+    const Candidate *a = p->found;
+    char memory[32];
+    int fitting = 0;
+    if (!tries_degrees(p) || p->count == 0) return;
+    for (int i = 0; i < p->count; i++) fitting += p->found[i].fits;
+    if (fitting == 0) {
+        for (int i = 0; i < p->count; i++)
+            if (p->found[i].memory < a->memory) a = &p->found[i];
+        text_printf(out,
+                    "takes nothing: none of %d fits; tp %d, cp %d with %d microbatches is smallest, %s\n",
+                    p->count, a->tp, a->cp, a->microbatches, text_bytes((double)a->memory, memory));
+        return;
+    }
+    text_printf(out, "takes tp %d, cp %d, %s%s%d microbatch%s: the fastest of %d that fit", a->tp, a->cp,
+                p->pp > 1 ? a->schedule : "", p->pp > 1 ? " with " : "", a->microbatches,
+                a->microbatches == 1 ? "" : "es", fitting);
+    put_reason(a, a->tp * a->cp > 1 ? first_of(p, is_plain) : NULL, "without tp and cp", out);
+    put_reason(a, first_of(p, is_configured), "as configured", out);
+    text_puts(out, "\n");
+}
+
 static void put_table(Compare *p, Text *out) {
     int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
     char limit[32];
     qsort(p->found, (size_t)p->count, sizeof *p->found, better);
+    text_puts(out, tries_degrees(p) ? "   tp  cp    dp" : "");
     text_printf(
         out,
         "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
-        p->q->speed.tflops > 0 ? "seconds" : "TFLOP", p->q->memory > 0 ? "  fits" : "");
+        p->q->speed.hardware || p->q->speed.tflops > 0 ? "seconds" : "TFLOP",
+        p->q->memory > 0 ? "  fits" : "");
     for (int i = 0; i < p->count; i++) {
         if (i < shown || p->found[i].configured)
             put_row(p, &p->found[i], out);
@@ -188,9 +304,10 @@ static void put_table(Compare *p, Text *out) {
     if (left_out) text_printf(out, "  and %d more; --whole lists them\n", left_out);
     text_puts(out, "stages: of a rank. sequences: of a microbatch. memory, sent: of the rank that has most. "
                    "*: as configured\n");
-    put_chain(p->q->speed, out);
+    put_chain(p->q->speed, tries_degrees(p), out);
     if (p->q->memory > 0) text_printf(out, "fits: %s a rank\n", text_bytes(p->q->memory, limit));
     if (p->reasons.length) text_puts(out, p->reasons.data);
+    put_taken(p, out);
 }
 
 /* What all candidates have in common: the mesh, and the sequences that each data-parallel rank takes in a
@@ -199,9 +316,12 @@ static ErrorCode read_step(Compare *p, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
     TRY(mesh_build(&mesh, &p->c->mesh, p->q->world, err));
+    p->mesh = p->c->mesh;
     p->dp = mesh_dp_degree(&mesh), p->pp = mesh_size(&mesh, MESH_PIPELINE);
+    p->tp = p->configured_tp = mesh.degree[AXIS_TP], p->cp = p->configured_cp = mesh.degree[AXIS_CP];
     TRY(config_geometry(p->c, p->dp, &sequences, &microbatches, err));
     p->configured = (int)microbatches, p->total = sequences * microbatches;
+    p->step = p->total * p->dp;
     return OK;
 }
 
@@ -210,11 +330,10 @@ ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *
     Compare p = {.c = c, .d = d, .q = q};
     char tokens[32];
     TRY(read_step(&p, err));
-    p.found = mem_alloc_array((PIPE_NAMES + 1) * 65,
-                              sizeof *p.found); /* powers of two, and the configured number */
-    try_all(&p);
     text_printf(out, "%d rank%s: pp %d, %d data-parallel; a step of %s tokens\n", q->world,
-                q->world == 1 ? "" : "s", p.pp, p.dp, text_count(p.total * p.dp * c->train.context, tokens));
+                q->world == 1 ? "" : "s", p.pp, p.dp, text_count(p.step * c->train.context, tokens));
+    try_all(&p);
+    if (tries_degrees(&p)) try_degrees(&p);
     put_table(&p, out);
     free(p.found);
     text_free(&p.reasons);

@@ -1,5 +1,7 @@
-/* All pipeline schedules and several numbers of microbatches for one model, mesh and step, beside each other:
- * predicted time of a step, each with messages of its own size, and memory of the fullest rank. */
+/* All pipeline schedules and several numbers of microbatches for one model, number of ranks and step, beside
+ * each other: predicted time of a step, each with messages of its own size, and memory of the fullest rank.
+ * Where there are a limit of memory and speeds of links, degrees of tp and cp too, with the schedule that is
+ * configured; and in the end what it would take, and why. */
 #ifndef WEFT_PLAN_COMPARE_H
 #define WEFT_PLAN_COMPARE_H
 

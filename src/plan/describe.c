@@ -17,7 +17,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
     text_printf(out,
                 "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP "
                 "%lld, vocabulary %lld%s\n",
-                text_count(p->model.table.elements, parameters), (long long)m->num_hidden_layers,
+                text_count(model_parameter_count(m), parameters), (long long)m->num_hidden_layers,
                 (long long)m->hidden_size, (long long)m->num_attention_heads,
                 (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
                 m->tie_word_embeddings ? ", tied" : "");

@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "plan/rank.h"
+#include "plan/foresee.h"
 
 #define GIB 1073741824.0
 
@@ -47,7 +47,9 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
  * number of microbatches. */
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute) {
     double shards = mesh_size(&l->mesh, MESH_SHARDS), share = elements / shards;
-    bool exact = c->train.numerics == NUMERICS_EXACT, whole = c->train.gradient_sync == SYNC_STEP;
+    bool exact = c->train.numerics == NUMERICS_EXACT;
+    bool whole = program_sync((GradientSync)c->train.gradient_sync, (int)shards,
+                              mesh_size(&l->mesh, MESH_REPLICAS), l->microbatches) == SYNC_STEP;
     double weights = c->checkpoint.dtype == STORE_BF16 ? 4 + 8 : 4 + 4; /* master, copies to save */
     double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
     double read = shards > 1    ? elements * compute
@@ -96,28 +98,32 @@ static ErrorCode estimate(Fit *f, Error *err) {
 /* ---- what a split takes ---- */
 
 /* Bytes of one pipeline rank: those of the rank of the mesh that has most. */
-static ErrorCode plan_place(const Fit *f, const Layout *l, const Device *d, int place, double *bytes,
-                            Error *err) {
+static ErrorCode plan_place(const Config *c, const Layout *l, const Device *d, int place, MemoryCount *count,
+                            double *bytes, Error *err) {
     RankPlan p;
-    RankSpec spec = rank_spec(f->c, l, d);
-    ErrorCode code = rank_plan_fullest(&p, &spec, l, place, d, err);
-    if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
+    RankSpec spec = rank_spec(c, l, d);
+    ErrorCode code = foresee_fullest(&p, &spec, l, place, d, err);
+    if (code == OK) *bytes = fmax(*bytes, (double)count(rank_memory(&p)));
     rank_plan_free(&p);
     return code;
 }
 
-/* Of the fullest rank. The device is described, not opened: a search on a login node is of the machine that
- * will train, as far as threads go. */
+/* The device is described, not opened: a search on a login node is of the machine that will train, as far as
+ * threads go. */
+ErrorCode fit_measure(const Config *c, const Layout *l, MemoryCount *count, double *bytes, Error *err) {
+    int64_t threads = c->run.most_threads > 0 ? c->run.most_threads : c->run.threads;
+    Device d;
+    *bytes = 0;
+    device_describe_cpu(&d, (int)threads, false);
+    for (int place = 0; place < mesh_size(&l->mesh, MESH_PIPELINE); place++)
+        TRY(plan_place(c, l, &d, place, count, bytes, err));
+    return OK;
+}
+
 static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err) {
     Layout l = *f->l;
     l.stages = (Stages){s->stages, s->first, l.schedule.rank_of_stage};
-    *bytes = 0;
-    int64_t threads = f->c->run.most_threads > 0 ? f->c->run.most_threads : f->c->run.threads;
-    Device d;
-    device_describe_cpu(&d, (int)threads, false);
-    for (int place = 0; place < mesh_size(&l.mesh, MESH_PIPELINE); place++)
-        TRY(plan_place(f, &l, &d, place, bytes, err));
-    return OK;
+    return fit_measure(f->c, &l, memory_plan_total, bytes, err);
 }
 
 /* ---- the search ---- */

@@ -9,9 +9,12 @@
 
 #include "plan/split.h"
 #include "plan/layout.h"
+#include "plan/memory.h"
 
 /* Of the layout there must be all but its stages and their costs; `units` are the costs of layout_unit_costs.
  */
 ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err);
+/* Bytes that the fullest rank of a whole layout takes, by the plan of every pipeline place. */
+ErrorCode fit_measure(const Config *c, const Layout *l, MemoryCount *count, double *bytes, Error *err);
 
 #endif

@@ -14,7 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/sync.h"
+
 /* ---- planning ---- */
+
+/* Ranks that do a microbatch together. */
+static double sharing(const Forecast *f) {
+    return mesh_size(&f->layout.mesh, MESH_TENSOR) * f->layout.mesh.degree[AXIS_CP];
+}
 
 /* Of a step: what the stages of a place do, for all of its microbatches. Recomputation counts, as it is work.
  */
@@ -27,7 +34,21 @@ static double flops_of(const Forecast *f, int place) {
     for (int u = 0; u < p->table->units; u++)
         if (partition_runs(p, u)) sum += units[u].forward + units[u].input + units[u].weight;
     free(units);
-    return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches);
+    return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches) / sharing(f);
+}
+
+static double over_steps(Cost c, const Layout *l) {
+    return (c.forward + c.input + c.weight) * l->microbatches;
+}
+
+/* Bytes inside the passes of a place. */
+static void count_crossings(const Forecast *f, RankForecast *r) {
+    const Partition *p = &r->plan.partition;
+    for (int u = 0; u < p->table->units; u++) {
+        if (!partition_runs(p, u)) continue;
+        r->tensor += over_steps(crossings_tensor(&f->crossings, u), &f->layout);
+        r->context += over_steps(crossings_context(&f->crossings, u), &f->layout);
+    }
 }
 
 /* `fullest` is kept on the way: it is asked for by limits, by --compare and by what is shown in full. */
@@ -36,9 +57,14 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     r->count = f->layout.mesh.world / f->places;
     r->first = place * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
-    TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
+    f->crossings = foresee_crossings(&spec, &f->layout.mesh);
+    if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
+        f->crossings.partial = dtype_bytes(spec.compute);
+    f->crossings.model = &f->config->model.shape; /* the specification's own is gone when this returns */
+    TRY(foresee_fullest(&r->plan, &spec, &f->layout, place, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
+    count_crossings(f, r);
     if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
     return OK;
 }
@@ -46,26 +72,86 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
 /* All boundaries of a pipeline are alike: one [T, h] tensor of the compute dtype. */
 static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].plan.model); }
 
-/* FLOPs that a rank does while a message is under way: what the simulator, which counts in FLOPs, takes for
- * latency. 0 without --link: then messages are free, and the table says so. */
-static double message_flops(const Forecast *f) {
-    double seconds = f->speed.link > 0 ? (double)message_bytes(f) / (f->speed.link * 1e9) : 0;
-    return seconds * f->speed.tflops * 1e12;
+/* Seconds of a message between stages; 0: they are free, and the table says so. */
+static double message_seconds(const Forecast *f) {
+    double bytes = (double)message_bytes(f);
+    if (f->speed.hardware) return hardware_message(f->speed.hardware, f->ranks[0].count, bytes);
+    return f->speed.link > 0 ? bytes / (f->speed.link * 1e9) : 0;
 }
 
-/* Costs of the layout are of a token; a cell of the schedule is a microbatch. */
-static ErrorCode time_step(Forecast *f, Error *err) {
-    const Layout *l = &f->layout;
-    double tokens = (double)(l->sequences * f->config->train.context);
-    StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
-    for (int s = 0; s < l->stages.count; s++) {
-        StageCost c = l->costs[s];
-        costs[s] = (StageCost){c.forward * tokens, c.input * tokens, c.weight * tokens};
+/* Of a second, in the measure of the simulation: FLOPs that a rank does meanwhile, unless it counts seconds. */
+static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
+
+/* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
+static void count_units(Forecast *f, Cost *units) {
+    double tokens = (double)(f->layout.sequences * f->config->train.context) / sharing(f);
+    double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
+    layout_unit_costs(f->config, units);
+    for (int u = 0; u < f->config->model.shape.num_hidden_layers + 2; u++) {
+        Cost tp = crossings_tensor(&f->crossings, u), cp = crossings_context(&f->crossings, u);
+        units[u].forward = units[u].forward * tokens + (tp.forward + cp.forward) * byte;
+        units[u].input = units[u].input * tokens + (tp.input + cp.input) * byte;
+        units[u].weight = units[u].weight * tokens + (tp.weight + cp.weight) * byte;
     }
-    ErrorCode code = simulate(&f->timing, &l->schedule,
-                              &(SimulateCosts){.stages = costs, .latency = message_flops(f)}, err);
+}
+
+static ErrorCode time_units(Forecast *f, Error *err) {
+    size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
+    f->units = mem_alloc_array(n, sizeof *f->units);
+    if (!f->speed.hardware) {
+        count_units(f, f->units);
+        return OK;
+    }
+    f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
+    TRY(steptime_units(f->speed.hardware, &f->crossings, f->config->train.context, f->unit_time, err));
+    for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
+    return OK;
+}
+
+static ErrorCode time_passes(Forecast *f, Error *err) {
+    const Layout *l = &f->layout;
+    StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
+    for (int s = 0; s < l->stages.count; s++)
+        for (int u = l->stages.first[s]; u < l->stages.first[s + 1]; u++)
+            costs[s] = (StageCost){costs[s].forward + f->units[u].forward, costs[s].input + f->units[u].input,
+                                   costs[s].weight + f->units[u].weight};
+    SimulateCosts all = {.stages = costs, .latency = message_seconds(f) * measure_of_second(f)};
+    ErrorCode code = simulate(&f->timing, &l->schedule, &all, err);
     free(costs);
     return code;
+}
+
+/* What the passes of a place are made of. */
+static ForecastTime passes_of(const Forecast *f, int place) {
+    const Partition *p = &f->ranks[place].plan.partition;
+    ForecastTime t = {.step = 0};
+    for (int u = 0; u < p->table->units; u++) {
+        const UnitTime *unit = &f->unit_time[u];
+        if (!partition_runs(p, u)) continue;
+        t.products += over_steps(unit->products, &f->layout);
+        t.attention += over_steps(unit->attention, &f->layout);
+        t.memory += over_steps(unit->memory, &f->layout);
+        t.tensor += over_steps(unit->tensor, &f->layout);
+        t.context += over_steps(unit->context, &f->layout);
+    }
+    return t;
+}
+
+/* All ranks meet at the norm: the slowest counts, of what hides nothing behind another one's waiting. */
+static void time_step(Forecast *f) {
+    int busiest = 0;
+    double exposed = 0, update = 0;
+    if (!f->speed.hardware) return;
+    for (int i = 0; i < f->places; i++) {
+        const RankPlan *p = &f->ranks[i].plan;
+        if (f->timing.rank[i].busy > f->timing.rank[busiest].busy) busiest = i;
+        exposed = fmax(exposed, steptime_exposed(f->speed.hardware, p, &f->layout.mesh, f->units));
+        update = fmax(update, steptime_update(f->speed.hardware, p));
+    }
+    f->time = passes_of(f, busiest);
+    f->time.waiting = f->timing.rank[busiest].idle;
+    f->time.exposed = exposed, f->time.update = update;
+    f->time.step = f->timing.makespan + exposed + update;
 }
 
 /* Layout, then a plan for each pipeline place, then the step in time: each fails by its own message, and the
@@ -73,9 +159,13 @@ static ErrorCode time_step(Forecast *f, Error *err) {
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
+    f->foreseen = foresee_needed(&f->layout.mesh);
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
     for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
-    return time_step(f, err);
+    TRY(time_units(f, err));
+    TRY(time_passes(f, err));
+    time_step(f);
+    return OK;
 }
 
 /* Nothing to free after a failure. */
@@ -91,14 +181,18 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
 void forecast_free(Forecast *f) {
     for (int i = 0; f->ranks && i < f->places; i++) rank_plan_free(&f->ranks[i].plan);
     free(f->ranks);
+    free(f->units);
+    free(f->unit_time);
     simulation_free(&f->timing);
     layout_free(&f->layout);
     *f = (Forecast){0};
 }
 
-/* Pools and staging: what the rank will take, but for the libraries' own. */
+/* Pools and staging: what the rank will take, but for the libraries' own. Hardware has memory of its own, and
+ * staging is its host's. */
 size_t forecast_memory(const Forecast *f, int place) {
-    return memory_plan_total(rank_memory(&f->ranks[place].plan));
+    const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
+    return f->speed.hardware ? memory_plan_pools(m) : memory_plan_total(m);
 }
 
 /* Over all axes: what a rank with one network card would send. */
@@ -106,18 +200,28 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
     return t->pipeline + t->replicas + t->parameters + t->gradients;
 }
 
-uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
-
-/* Seconds where a speed was given, TFLOP else (forecast_unit). */
-double forecast_time(const Forecast *f, double flops) {
-    return flops / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
+uint64_t forecast_sent(const Forecast *f, int place) {
+    const RankForecast *r = &f->ranks[place];
+    return sum_traffic(&r->traffic) + (uint64_t)(r->tensor + r->context);
 }
 
-const char *forecast_unit(const Forecast *f) { return f->speed.tflops > 0 ? "s" : "TFLOP"; }
+/* Seconds where a speed was given, TFLOP else (forecast_unit). */
+double forecast_time(const Forecast *f, double measure) {
+    if (f->speed.hardware) return measure;
+    return measure / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
+}
+
+const char *forecast_unit(const Forecast *f) {
+    return f->speed.hardware || f->speed.tflops > 0 ? "s" : "TFLOP";
+}
+
+double forecast_step(const Forecast *f) {
+    return f->speed.hardware ? f->time.step : forecast_time(f, f->timing.makespan);
+}
 
 /* ---- tables: a row for neighbouring places with the same figures ---- */
 
-enum { COLUMNS = 7 };
+enum { COLUMNS = 8, MEMORY_COLUMNS = 7 };
 
 /* Writes all COLUMNS figures of a place: rows are compared by their bytes, so none may be left as it was. */
 typedef void Fill(const Forecast *f, int place, double *value);
@@ -221,7 +325,8 @@ static void fill_memory(const Forecast *f, int place, double *value) {
     value[2] = (double)(m->gradients + m->arena[ARENA_GRADIENTS]);
     value[3] = (double)m->optimizer;
     value[4] = (double)m->arena[ARENA_ACTIVATIONS];
-    value[6] = (double)memory_plan_total(m);
+    value[6] = (double)forecast_memory(f, place);
+    value[7] = 0;
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
@@ -272,7 +377,7 @@ void forecast_print_memory(const Forecast *f, double limit, Text *out) {
                    "   total  holds\n");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
-        for (int k = 0; k < COLUMNS; k++) put_bytes(rows[i].value[k], out);
+        for (int k = 0; k < MEMORY_COLUMNS; k++) put_bytes(rows[i].value[k], out);
         put_units(f, &rows[i], out);
     }
     free(rows);
@@ -300,8 +405,9 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[2] = (double)r->traffic.replicas;
     value[3] = (double)r->traffic.parameters;
     value[4] = (double)r->traffic.gradients;
-    value[5] = (double)sum_traffic(&r->traffic);
-    value[6] = 0;
+    value[5] = r->tensor;
+    value[6] = r->context;
+    value[7] = (double)forecast_sent(f, place);
 }
 
 /* What the figures hang on that the table does not show. */
@@ -323,50 +429,153 @@ static void put_why(const Forecast *f, Text *out) {
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    bool tp = mesh_size(&f->layout.mesh, MESH_TENSOR) > 1, cp = f->layout.mesh.degree[AXIS_CP] > 1;
     int n = make_rows(f, fill_work, false, rows);
     int64_t each = f->layout.sequences * f->layout.microbatches * f->config->train.context;
-    text_printf(out,
-                "work and bytes sent of a rank in a step, %s tokens\n"
-                "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:       total\n"
-                "                           boundaries   gradients  parameters   gradients\n",
-                text_count(each, tokens));
+    text_printf(
+        out,
+        "work and bytes sent of a rank in a step, %s tokens\n"
+        "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:%s%s       total\n"
+        "                           boundaries   gradients  parameters   gradients%s%s\n",
+        text_count(each, tokens), tp ? "          tp" : "", cp ? "          cp" : "",
+        tp ? "      passes" : "", cp ? "      passes" : "");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
         text_printf(out, " %11.4g", rows[i].value[0]);
-        for (int k = 1; k < 6; k++) put_bytes(rows[i].value[k], out);
+        for (int k = 1; k < COLUMNS; k++)
+            if ((k != 5 || tp) && (k != 6 || cp)) put_bytes(rows[i].value[k], out);
         text_puts(out, "\n");
     }
     free(rows);
     put_why(f, out);
 }
 
-/* ---- exact numerics ---- */
+/* ---- what other keys would cost ---- */
+
+/* The same rank and layout, so that nothing but what the specification says otherwise makes the difference. */
+typedef struct Other {
+    double memory;
+    uint64_t sent;
+} Other;
+
+static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const RankSpec *spec, Other *out,
+                            Error *err) {
+    RankPlan p;
+    ErrorCode code = foresee_fullest(&p, spec, &f->layout, place, d, err);
+    if (code == OK) {
+        ProgramTraffic t = rank_traffic(&p);
+        const RankForecast *r = &f->ranks[place];
+        *out = (Other){(double)memory_plan_pools(&p.memory),
+                       sum_traffic(&t) + (uint64_t)(r->tensor + r->context)};
+    }
+    rank_plan_free(&p);
+    return code;
+}
 
 /* The price of exactness, by planning the same rank without it. Nothing is printed where numerics are not
- * exact. Both plans are of one rank and one layout, so nothing but exactness makes the difference. */
+ * exact. */
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
     const RankForecast *r = &f->ranks[place];
-    RankPlan fast;
-    RankSpec spec = r->plan.spec;
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    Other fast;
     char memory[32], sent[32], fast_memory[32], fast_sent[32];
     if (!spec.exact) return OK;
     spec.exact = false;
-    ErrorCode code = rank_plan(&fast, &spec, &f->layout, r->plan.rank, d, err);
-    if (code == OK) {
-        ProgramTraffic t = rank_traffic(&fast);
-        double before = (double)memory_plan_pools(&fast.memory),
-               after = (double)memory_plan_pools(&r->plan.memory);
-        uint64_t less = sum_traffic(&t), more = sum_traffic(&r->traffic);
-        text_printf(
-            out,
-            "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
-            r->plan.rank, text_bytes(after, memory), text_bytes(before, fast_memory),
-            100 * (after / before - 1), text_bytes((double)more, sent), text_bytes((double)less, fast_sent));
-        if (less > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)less - 1));
-        text_puts(out, "\n");
+    TRY(plan_other(f, d, place, &spec, &fast, err));
+    double after = (double)memory_plan_pools(&r->plan.memory);
+    uint64_t more = forecast_sent(f, place);
+    text_printf(
+        out, "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
+        r->first, text_bytes(after, memory), text_bytes(fast.memory, fast_memory),
+        100 * (after / fast.memory - 1), text_bytes((double)more, sent),
+        text_bytes((double)fast.sent, fast_sent));
+    if (fast.sent > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)fast.sent - 1));
+    text_puts(out, "\n");
+    return OK;
+}
+
+/* Those that are another way on this mesh, each with its price. */
+ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
+                              Error *err) {
+    static const GradientSync all[] = {SYNC_STEP, SYNC_REPLICA, SYNC_MICROBATCH};
+    const RankForecast *r = &f->ranks[place];
+    const Partition *p = &r->plan.partition;
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    GradientSync own = r->plan.program.sync;
+    char memory[32], sent[32];
+    if (p->shards * p->replicas == 1) return OK;
+    text_printf(out, "gradient_sync %s%s%s%s, on rank %d: memory %s, sent in a step %s", sync_name(own),
+                why ? " (" : "", why ? why : "", why ? ")" : "", r->first,
+                text_bytes((double)memory_plan_pools(&r->plan.memory), memory),
+                text_bytes((double)forecast_sent(f, place), sent));
+    for (int i = 0; i < 3; i++) {
+        Other other;
+        if (all[i] == own || program_sync(all[i], p->shards, p->replicas, f->layout.microbatches) != all[i])
+            continue;
+        spec.sync = all[i];
+        TRY(plan_other(f, d, place, &spec, &other, err));
+        text_printf(out, "; %s would take %s and send %s", sync_name(all[i]),
+                    text_bytes(other.memory, memory), text_bytes((double)other.sent, sent));
     }
-    rank_plan_free(&fast);
-    return code;
+    text_puts(out, "\n");
+    return OK;
+}
+
+/* ---- time on hardware ---- */
+
+static void put_seconds(const char *name, double seconds, const char **gap, Text *out) {
+    if (seconds <= 0) return;
+    text_printf(out, "%s%s %.3g s", *gap, name, seconds);
+    *gap = ", ";
+}
+
+static void put_parts(const ForecastTime *t, Text *out) {
+    const char *gap = "  of the busiest rank: ";
+    put_seconds("products", t->products, &gap, out);
+    put_seconds("attention", t->attention, &gap, out);
+    put_seconds("activations in memory", t->memory, &gap, out);
+    put_seconds("tp", t->tensor, &gap, out);
+    put_seconds("cp", t->context, &gap, out);
+    put_seconds("waiting in the pipeline", t->waiting, &gap, out);
+    put_seconds("gathers and reductions not hidden", t->exposed, &gap, out);
+    put_seconds("update", t->update, &gap, out);
+    text_puts(out, "\n");
+}
+
+/* MFU by the convention of model_flops_per_token: nothing is credited that is done twice. */
+void forecast_print_time(const Forecast *f, Text *out) {
+    const Hardware *h = f->speed.hardware;
+    const Mesh *mesh = &f->layout.mesh;
+    char whole[32], each[32];
+    if (!h) return;
+    Dtype compute = f->crossings.compute;
+    double tokens = (double)(layout_samples(&f->layout) * f->config->train.context) / f->time.step;
+    double flops = model_flops_per_token(&f->config->model.shape, f->config->train.context) * tokens;
+    text_puts(out, "prediction on ");
+    hardware_describe(h, compute, out);
+    text_printf(out, "\n  step %.4g s, %s tokens/s, %s of each rank; %.4g TFLOP/s of each rank, MFU %.1f%%\n",
+                f->time.step, text_count((int64_t)tokens, whole),
+                text_count((int64_t)(tokens / mesh->world), each), flops / mesh->world / 1e12,
+                100 * flops / mesh->world / hardware_peak(h, compute));
+    put_parts(&f->time, out);
+    text_printf(out, "  memory of rank %d: %s of %g GiB; on its host %s more, the copy for checkpoints\n",
+                f->ranks[f->fullest].first, text_bytes((double)forecast_memory(f, f->fullest), whole),
+                h->memory.gib, text_bytes((double)rank_memory(&f->ranks[f->fullest].plan)->staging, each));
+    text_puts(
+        out, "  assumed, not measured: these figures; nothing hides what crosses over tp and cp; no time for "
+             "loading,\n           launching and saving\n");
+}
+
+void forecast_print_foreseen(const Forecast *f, Text *out) {
+    const CrossingSpec *s = &f->crossings;
+    ContextMethod method = crossings_method(s);
+    if (!f->foreseen) return;
+    text_printf(
+        out,
+        "planned, not to be run by this version: mesh.tp %d, mesh.cp %d%s%s; memory of passes and bytes "
+        "over tp and cp are from formulas\n",
+        s->tensors, s->contexts, method == CONTEXT_NONE ? "" : " by ",
+        method == CONTEXT_NONE ? "" : context_method_name(method));
 }
 
 /* ---- pipelines ---- */
@@ -393,7 +602,10 @@ static void scale_spans(Timeline *t, double factor) {
 static void put_title(const Forecast *f, char *out, size_t size) {
     const Schedule *s = &f->layout.schedule;
     char bytes[32], messages[80] = "messages free";
-    if (f->speed.link > 0)
+    if (f->speed.hardware)
+        snprintf(messages, sizeof messages, "messages of %s on %.40s",
+                 text_bytes((double)message_bytes(f), bytes), f->speed.hardware->name);
+    else if (f->speed.link > 0)
         snprintf(messages, sizeof messages, "messages of %s at %g GB/s",
                  text_bytes((double)message_bytes(f), bytes), f->speed.link);
     snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks,
@@ -405,15 +617,13 @@ static void put_title(const Forecast *f, char *out, size_t size) {
  * forecast_timeline_free frees it; the title lies in *t itself, so *t must not move. */
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
-    StageCost *units = mem_alloc_array((size_t)l->stages.first[l->stages.count], sizeof *units);
-    layout_unit_costs(f->config, units);
     t->bytes = mem_alloc_array((size_t)f->places, sizeof *t->bytes);
     timeline_from_simulation(&t->timeline, t->title, &l->schedule, &f->timing);
     drop_receives(&t->timeline);
     for (int i = 0; i < f->places; i++) {
         const RankPlan *p = &f->ranks[i].plan;
         timeline_add_collectives(&t->timeline, &p->program, &l->schedule.orders[i], f->timing.rank[i].cells,
-                                 units);
+                                 f->units);
         t->bytes[i] = (double)rank_memory(p)->arena[ARENA_ACTIVATIONS];
     }
     /* Windows were laid over the simulation's own times: both are scaled together. */
@@ -421,7 +631,6 @@ void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     t->timeline.unit = forecast_unit(f);
     t->timeline.bytes = t->bytes;
     put_title(f, t->title, sizeof t->title);
-    free(units);
 }
 
 void forecast_timeline_free(ForecastTimeline *t) {

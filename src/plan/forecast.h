@@ -1,4 +1,5 @@
-/* What every rank of a mesh would do, hold and send, planned without starting any of them.
+/* What every rank of a mesh would do, hold and send, planned without starting any of them; meshes that cannot
+ * run yet too (plan/foresee.h). With --hardware, in which time (plan/steptime.h).
  *
  * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run
  * programs of the same form, so one of them stands for all: there is one RankForecast for each pipeline rank.
@@ -7,20 +8,31 @@
 #define WEFT_PLAN_FORECAST_H
 
 #include "plan/draw.h"
-#include "plan/rank.h"
+#include "plan/foresee.h"
+#include "plan/steptime.h"
 
 typedef struct RankForecast {
     RankPlan plan;    /* of the first rank of the place */
     int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
     ProgramTraffic traffic;
-    double flops; /* of a step, recomputation among them */
+    double flops;           /* of a step, recomputation among them */
+    double tensor, context; /* bytes of a step over tp and cp, by formula (plan/crossings.h) */
 } RankForecast;
 
 /* How fast the ranks are thought to be. */
 typedef struct ForecastSpeed {
     double tflops; /* TFLOP/s of a rank; 0: time is counted in TFLOP */
     double link;   /* GB/s of a message between stages, where tflops is known; 0: messages take no time */
+    const Hardware *hardware; /* or NULL; then the two above are not looked at */
 } ForecastSpeed;
+
+/* Of a rank, in seconds of a step, where hardware is known. */
+typedef struct ForecastTime {
+    double products, attention, memory, tensor, context; /* passes, of the rank that has most of them */
+    double waiting;                                      /* in the pipeline */
+    double exposed, update; /* gathers and reductions that passes do not hide; of the rank that has most */
+    double step;
+} ForecastTime;
 
 /* Not to be moved or copied: programs point into it. */
 typedef struct Forecast {
@@ -30,9 +42,14 @@ typedef struct Forecast {
     int places;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
-    /* Of a step, in FLOPs: a message takes as long as what a rank computes meanwhile. Ranks are pipeline
-     * ranks. */
+    bool foreseen;       /* no rank can run on this mesh yet */
+    CrossingSpec crossings;
+    Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the measure of `timing` */
+    UnitTime *unit_time; /* [layers + 2] where hardware is known */
+    /* Of a step, in FLOPs, where a message takes as long as what a rank computes meanwhile; with hardware in
+     * seconds. Ranks are pipeline ranks. */
     Simulation timing;
+    ForecastTime time;
 } Forecast;
 
 /* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on
@@ -43,9 +60,11 @@ void forecast_free(Forecast *f);
 
 size_t forecast_memory(const Forecast *f,
                        int place); /* bytes of a rank, with the copy that checkpoints are written from */
-uint64_t forecast_sent(const Forecast *f, int place);  /* bytes of a step, over all axes */
-double forecast_time(const Forecast *f, double flops); /* as it is printed: seconds, or TFLOP */
-const char *forecast_unit(const Forecast *f);          /* "s" or "TFLOP" */
+uint64_t forecast_sent(const Forecast *f, int place); /* bytes of a step, over all axes */
+double forecast_time(const Forecast *f,
+                     double measure);         /* of `timing`, as it is printed: seconds, or TFLOP */
+double forecast_step(const Forecast *f);      /* the whole step, as far as it is known */
+const char *forecast_unit(const Forecast *f); /* "s" or "TFLOP" */
 
 /* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full;
  * and what exact numerics cost it. `limit`: bytes of a rank, 0 for none. */
@@ -53,6 +72,13 @@ void forecast_print_memory(const Forecast *f, double limit, Text *out);
 void forecast_print_work(const Forecast *f, Text *out);
 void forecast_print_place(const Forecast *f, int place, Text *out);
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err);
+/* What other values of train.gradient_sync would cost that place, and `why` this one was taken, or NULL. */
+ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
+                              Error *err);
+/* Step time, tokens/s and MFU on the hardware, and what they are made of. Nothing without hardware. */
+void forecast_print_time(const Forecast *f, Text *out);
+/* One line on a mesh that cannot run yet; nothing on others. */
+void forecast_print_foreseen(const Forecast *f, Text *out);
 
 /* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of
  * their activations. Only where layout_is_pipeline. */

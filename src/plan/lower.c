@@ -263,11 +263,13 @@ static bool ascending(const Program *p) {
     return ok;
 }
 
-/* As it applies: where an axis has one rank, what is asked about it is settled. */
-static GradientSync choose_sync(GradientSync asked, const Partition *p) {
-    if (p->shards * p->replicas == 1) return SYNC_STEP;
+/* With one microbatch there is nothing to add up before gradients cross: shards then hold no whole gradient,
+ * for the same bytes. Replicas without shards would only hold it twice. */
+GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches) {
+    if (shards * replicas == 1) return SYNC_STEP;
+    if (asked == SYNC_AUTO) return microbatches == 1 && shards > 1 ? SYNC_MICROBATCH : SYNC_STEP;
     if (asked != SYNC_REPLICA) return asked;
-    return p->shards == 1 ? SYNC_STEP : p->replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
+    return shards == 1 ? SYNC_STEP : replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
 }
 
 void program_lower(Program *p, const ProgramSpec *spec) {
@@ -279,7 +281,8 @@ void program_lower(Program *p, const ProgramSpec *spec) {
                    .defer_head = spec->defer_head && spec->schedule->split_backward,
                    .exact = spec->exact,
                    .crosses = spec->crosses,
-                   .sync = choose_sync(spec->sync, partition)};
+                   .sync = program_sync(spec->sync, partition->shards, partition->replicas,
+                                        spec->schedule->microbatches)};
     Lowering l = {.p = p, .partition = partition};
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
     l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);

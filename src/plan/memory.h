@@ -110,7 +110,8 @@ size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
 
 size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);
-size_t memory_plan_total(const MemoryPlan *plan); /* pools and staging */
+size_t memory_plan_total(const MemoryPlan *plan);   /* pools and staging */
+typedef size_t MemoryCount(const MemoryPlan *plan); /* which of these is meant */
 /* A table: category, bytes, what it holds. */
 void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
                        Text *out);

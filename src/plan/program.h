@@ -84,8 +84,12 @@ bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
 typedef enum Reshard { RESHARD_AUTO, RESHARD_ALWAYS, RESHARD_NEVER } Reshard;
 
 /* When gradients cross the network: once a step, once a microbatch, or reduce-scatters once a microbatch and
- * all-reduces over the replicas once a step. */
-typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA } GradientSync;
+ * all-reduces over the replicas once a step. Auto: what takes the least memory of those that send the fewest
+ * bytes; with a limit of memory, plan/sync.h. */
+typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA, SYNC_AUTO } GradientSync;
+/* As it applies, never auto: where an axis has one rank, or a step one microbatch, what is asked about it is
+ * settled. */
+GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches);
 
 /* Whether anything crosses between ranks before a part of a unit that is not its first: there passes are cut
  * into several actions. program_crosses says what the mesh makes cross (plan/axes.h): nothing while each
@@ -111,8 +115,7 @@ typedef struct Program {
     bool defer_head;                    /* the head's weight gradient waits for BWD_W */
     bool ordered;                       /* invariant 3 holds */
     bool exact;
-    /* As it applies: with one shard there is no SYNC_REPLICA, with one data-parallel rank only SYNC_STEP. */
-    GradientSync sync;
+    GradientSync sync; /* as it applies: program_sync */
     Crosses *crosses;
     int count, capacity;
     Action *actions;

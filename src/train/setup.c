@@ -10,9 +10,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "model/families/family.h"
+#include "plan/sync.h"
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
@@ -146,6 +148,7 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
     Mesh mesh;
     int64_t sequences, microbatches;
     TRY(mesh_build(&mesh, &c->mesh, world, err));
+    TRY(mesh_check_runs(&mesh, err));
     int ranks = mesh_dp_degree(&mesh);
     if (c->train.tokens_per_step == 0 && saved && saved->train.tokens_per_step > 0)
         TRY(derive_number(set, "train.tokens_per_step", saved->train.tokens_per_step, KEPT, err));
@@ -171,10 +174,10 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
 
 /* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the
  * canonical tree (base/tree.h), unless other microbatches are added between the two. */
-static void describe_crossing(const Config *c, int ranks, int shards, char *out, size_t size) {
-    GradientSync sync = (GradientSync)c->train.gradient_sync;
-    if (sync == SYNC_REPLICA && shards == 1) sync = SYNC_STEP;
-    if (sync == SYNC_REPLICA && shards == ranks) sync = SYNC_MICROBATCH;
+static void describe_crossing(const Config *c, const Layout *l, char *out, size_t size) {
+    int shards = mesh_size(&l->mesh, MESH_SHARDS), replicas = mesh_size(&l->mesh, MESH_REPLICAS);
+    GradientSync sync = program_sync((GradientSync)c->train.gradient_sync, shards, replicas, l->microbatches);
+    if (sync == SYNC_MICROBATCH && l->microbatches == 1) sync = SYNC_STEP; /* the same sum */
     int at = snprintf(out, size, sync == SYNC_STEP ? " once a step" : " once a microbatch");
     if (sync == SYNC_REPLICA) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
 }
@@ -188,12 +191,39 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
         snprintf(out, size, "exact");
         return;
     }
-    if (ranks > 1) describe_crossing(c, ranks, mesh_size(&l->mesh, MESH_SHARDS), crossing, sizeof crossing);
+    if (ranks > 1) describe_crossing(c, l, crossing, sizeof crossing);
     if (!schedule_adds_in_order(&l->schedule))
         snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,
                  l->schedule.ranks);
     snprintf(out, size, "fast over %d data-parallel rank%s%s%s", ranks, ranks == 1 ? "" : "s", crossing,
              order);
+}
+
+/* Whether the saved run's way makes its sums again here. It need not be kept where sums hang on nothing: with
+ * one microbatch a step, and with exact numerics. */
+static bool keeps_sync(const Config *c, int world, const SavedRun *saved, GradientSync *sync) {
+    Layout l;
+    Error ignored = {.message = ""};
+    Config as_saved = *c;
+    char sums[sizeof saved->facts.sums] = "";
+    if (!saved || saved->config.train.gradient_sync == SYNC_AUTO || c->train.numerics == NUMERICS_EXACT)
+        return false;
+    as_saved.train.gradient_sync = saved->config.train.gradient_sync;
+    bool laid = layout_build(&l, &as_saved, world, &ignored) == OK;
+    if (laid) setup_sums(&as_saved, &l, sums, sizeof sums);
+    bool same = laid && l.microbatches > 1 && strcmp(sums, saved->facts.sums) == 0;
+    layout_free(&l);
+    *sync = (GradientSync)as_saved.train.gradient_sync;
+    return same;
+}
+
+/* After the step is settled: how many microbatches it has decides. */
+ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err) {
+    SyncChoice choice = {.why = KEPT};
+    if (c->train.gradient_sync != SYNC_AUTO) return OK;
+    if (!keeps_sync(c, world, saved, &choice.sync))
+        TRY(sync_choose(c, world, c->pipeline.memory_gib * 1073741824.0, memory_plan_total, &choice, err));
+    return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
 }
 
 /* schedule.total_steps may be longer than the run, or shorter; 0 is the run. */

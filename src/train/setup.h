@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "optimizer/learning_rate.h"
 #include "plan/layout.h"
+#include "train/saved.h"
 
 /* OpenMP's threads spin while they wait, which is time that other ranks miss where ranks have more threads
  * than the machine has cores. Its library reads once, when a process starts, that they shall not: so whoever
@@ -33,6 +34,9 @@ ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *save
  * where that divides the step, or as config_geometry chooses; train.loss_rows from the saved run where the
  * microbatch is. */
 ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err);
+/* Derives train.gradient_sync where it is auto, by configuration and mesh (plan/sync.h): as the saved run had
+ * it, where its order of sums can so be had again. */
+ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err);
 /* Derives train.loss_rows as the plan has it: chosen where it is 0, never more than a microbatch has. */
 ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err);
 /* The order in which the gradients of a step are added up, in words: two runs with the same have the same

@@ -330,6 +330,8 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
     TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
     TRY(agree_on_threads(t, err));
+    TOGETHER(
+        t, setup_gradient_sync(t->c, set, comm_size(t->comm), t->found.exists ? &t->found.saved : NULL, err));
     TRY(agree_kernels(t->comm, &t->device, &kernels, err));
     snprintf(t->facts.kernels, sizeof t->facts.kernels, "%s", kernels);
     free(kernels);

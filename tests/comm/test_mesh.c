@@ -80,10 +80,12 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 1, "mesh.dp_shard is 0", "or -1");
     o = one, o.dp_replicate = -1;
     EXPECT_REFUSAL(o, 1, "mesh.dp_replicate is -1", "at least 1");
-    o = one, o.tp = 2;
-    EXPECT_REFUSAL(o, 2, "mesh.tp is 2", "tensor parallelism");
-    o = one, o.cp = 2;
-    EXPECT_REFUSAL(o, 2, "mesh.cp is 2", "context parallelism");
+    o = one, o.tp = 4, o.cp = 2;
+    EXPECT_REFUSAL(o, 12, "mesh.dp_replicate 1 x mesh.cp 2 x mesh.tp 4 = 8", "8 or 16 ranks");
+    o.dp_shard = 3;
+    EXPECT_REFUSAL(o, 8, "x mesh.tp 4 x mesh.dp_shard 3 = 24", "mesh.dp_shard to 1");
+    o = one, o.tp = 0;
+    EXPECT_REFUSAL(o, 2, "mesh.tp is 0", "at least 1");
     o = one, o.ep = 4;
     EXPECT_REFUSAL(o, 4, "mesh.ep is 4", "expert parallelism");
     o = one, o.ep = 0;
@@ -94,8 +96,29 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 4, "mesh.dp_shard", "to 4");
 }
 
+/* Any degree is a mesh that can be planned; what cannot run yet is told by name. */
+static void test_what_runs(void **state) {
+    (void)state;
+    MeshOptions o = one;
+    Mesh m;
+    Error err = {0};
+    o.cp = 2;
+    assert_int_equal(mesh_build(&m, &o, 6, &err), OK);
+    assert_int_equal(mesh_size(&m, MESH_SHARDS), 6);
+    assert_int_equal(mesh_check_runs(&m, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "mesh.cp is 2: context parallelism"));
+    o.cp = 1, o.tp = 2;
+    assert_int_equal(mesh_build(&m, &o, 6, &err), OK);
+    assert_int_equal(mesh_dp_degree(&m), 3);
+    assert_int_equal(mesh_check_runs(&m, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "mesh.tp is 2: tensor parallelism"));
+    assert_int_equal(mesh_build(&m, &one, 6, &err), OK);
+    assert_int_equal(mesh_check_runs(&m, &err), OK);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_left_ranks_become_shards),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_runs),
+                                       cmocka_unit_test(test_left_ranks_become_shards),
                                        cmocka_unit_test(test_places), cmocka_unit_test(test_order_of_axes),
                                        cmocka_unit_test(test_refusals_say_what_would_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);

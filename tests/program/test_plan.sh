@@ -230,6 +230,88 @@ done
 plan 2 -n 4 mesh.pp=4 --link 25
 has err "--link needs --tflops"
 
+# When gradients cross is left to the plan: it says what it takes, why, and what others would cost.
+plan 0 -n 4 train.tokens_per_step=256
+has out "gradient_sync microbatch (auto: one microbatch a step, there is nothing to add up), on rank 0: memory"
+has out "; step would take"
+plan 0 -n 4
+has out "gradient_sync step (auto: the fewest bytes, with no limit of memory), on rank 0: memory"
+has out "; microbatch would take"
+plan 0 -n 4 --memory 2MiB
+has out "(auto: nothing fits the memory of a rank, this takes least"
+deep="model.num_hidden_layers=24 train.microbatch=1"
+# shellcheck disable=SC2086
+{
+    plan 0 -n 4 $deep train.gradient_sync=microbatch
+    limit=$(awk '$1 == "total" { print 1.03 * $2 $3; exit }' out) # more than this takes, less than step
+    plan 0 -n 4 $deep --memory "$limit"
+    has out "gradient_sync microbatch (auto: nothing that sends fewer bytes fits the memory of a rank; a run takes it with pipeline.memory_gib="
+    plan 0 -n 4 $deep "$(sed -n 's/.*; a run takes it with \(pipeline.memory_gib=[0-9.]*\).*/\1/p' out)"
+    has out "gradient_sync microbatch (auto: nothing that sends fewer bytes fits the memory of a rank), on rank 0"
+}
+plan 0 -n 4 --memory 2GiB
+has out "gradient_sync step (auto: fits the memory of a rank, and sends the fewest bytes), on rank 0"
+plan 0 -n 4 mesh.dp_replicate=2 train.gradient_sync=replica
+has out "gradient_sync replica, on rank 0: memory"
+
+# Meshes that cannot run yet are planned, and say so; what a rank holds and does is shared out, and there are bytes.
+whole=$("$weft" plan model.yaml -n 4 mesh.dp_replicate=4 | awk '/^work and bytes/ { on = 1 } on && $1 == "0-3" && NF > 4 { print $2; exit }')
+for mesh in mesh.tp=2 mesh.cp=2 "mesh.tp=2 mesh.cp=2"; do
+    # shellcheck disable=SC2086
+    plan 0 -n 4 $mesh
+    has out "planned, not to be run by this version: mesh.tp"
+    has out "  gradients      passes"
+    work=$(awk '/^work and bytes/ { on = 1 } on && $1 == "0-3" && NF > 4 { print $2; exit }' out)
+    near "$work" "$whole" || fail "$mesh: a rank of 4 does $work TFLOP, data-parallel $whole"
+done
+has out "mesh.tp 2, mesh.cp 2 by keys"
+plan 0 -n 2 mesh.cp=2
+has out "mesh.tp 1, mesh.cp 2 by heads"
+plan 0 -n 4
+hasnt out "      passes"
+hasnt out "planned, not to be run"
+plan 78 -n 2 mesh.tp=2 --program
+has err "tensor parallelism is not in this version"
+expect_alone 78 train model.yaml -n 2 mesh.cp=2 data.sources=[x.txt]
+has err "context parallelism is not in this version"
+plan 78 -n 3 mesh.cp=3
+has err "train.context is 32, which mesh.cp 3 and mesh.tp 1 do not deal out evenly: 30 or 36 would fit"
+
+# Hardware: seconds, tokens/s and MFU that hang together; its memory is the limit.
+plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware h100
+has out "prediction on h100: peak 989 TFLOP/s in bf16"
+has out "% at most, on rank"
+awk '/^  step .* tokens\/s/ { gsub(",", ""); seconds = $2; all = $4; each = $6; d = all * seconds / 4096 - 1; e = all / each / 4 - 1; ok = d * d < 1e-4 && e * e < 1e-4 } END { exit !ok }' out ||
+    fail "tokens/s times seconds is not the step: $(grep '^  step' out)"
+printf 'links: {inside_gb_per_s: 0.001}\n' >slow.yaml
+seconds() { awk '/^  step .* tokens\/s/ { print $2 }' out; }
+fast=$(seconds)
+plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware slow.yaml
+awk -v a="$fast" -v b="$(seconds)" 'BEGIN { exit !(a > 0 && b > 2 * a) }' || fail "slow links: $(seconds) after $fast"
+has out "messages of"
+plan 78 --hardware h10
+has err '--hardware is "h10": expected h100, h200, b200, or a YAML file'
+plan 66 --hardware missing.yaml
+printf 'links: {inside_gbps: 1}\n' >wrong.yaml
+plan 78 --hardware wrong.yaml
+has err "wrong.yaml:1:9: links.inside_gbps: unknown key; did you mean links.inside_"
+plan 2 --hardware h100 --tflops 3
+has err "do not go together"
+
+# Degrees of tp and cp, where there is a limit and a speed of links: those that the model allows, and what would be taken.
+plan 0 -n 8 --compare --hardware h100 train.compute=bf16 --memory 1GiB
+grep -qE "^\* +1 +1 +8 " out || fail "the configured degrees are not marked: $(cat out)"
+grep -qE "^  +4 +2 +1 " out || fail "tp 4, cp 2 is not tried: $(cat out)"
+! grep -qE "^[* ] +8 +1 +1 " out || fail "tp 8 is tried with 4 heads"
+grep -qE "^takes tp 1, cp 1, [0-9]+ microbatch(es)?: the fastest of [0-9]+ that fit" out || fail "what is taken: $(tail -1 out)"
+smallest=$(awk '/^[* ] +[0-9]+ +[0-9]+ +[0-9]+ +\(no/ { print }' out | wc -l)
+[ "$smallest" -ge 10 ] || fail "too few candidates: $(cat out)"
+plan 0 -n 8 --compare --hardware h100 train.compute=bf16 --memory 1KiB
+has out "takes nothing: none of"
+plan 0 -n 8 --compare --tflops 1 --link 0.01 --memory 1GiB
+has out "and what crosses over tp and cp, at 0.01 GB/s"
+has out "takes tp 1, cp 1"
+
 # Wrong meshes: the numbers, and what would fit.
 plan 78 -n 8 mesh.pp=3
 has err "6 or 9 ranks would fit"
@@ -244,8 +326,10 @@ plan 78 -n 4 mesh.pp=4 pipeline.schedule=interleaved_1f1b pipeline.stages_per_ra
 has err "set pipeline.stages_per_rank to at most 2"
 plan 78 -n 8 mesh.pp=8 pipeline.schedule=zbv
 has err "set mesh.pp to at most 5"
-plan 78 -n 2 mesh.tp=2
-has err "tensor parallelism is not in this version"
+plan 78 -n 3 mesh.tp=3
+has err "mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would"
+plan 78 -n 2 mesh.ep=2
+has err "expert parallelism is not in this version"
 plan 78 -n 128
 has err "8192 would"
 hasnt err "8192 or 8192"

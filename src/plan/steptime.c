@@ -1,0 +1,175 @@
+/* Exposed collectives are found by walking the program with two clocks of network beside the rank's own: what
+ * an action starts begins when its axis is free, and a pass that reads it waits for its end. */
+#include "plan/steptime.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "comm/comm.h"
+
+/* How often the bytes of a block's activations go through memory beside the products that read them: written
+ * and read on the way forward; read, and their gradient written and read, on the way back. */
+enum { FORWARD_TOUCHES = 2, INPUT_TOUCHES = 2, WEIGHT_TOUCHES = 1 };
+/* A row of logits: written, read by the loss, its gradient written and read twice. */
+enum { LOGIT_TOUCHES = 2, DLOGIT_TOUCHES = 3 };
+/* A parameter in the update: its gradient read for the norm and for the step, its weight read and written. */
+enum { UPDATE_TOUCHES = 4 };
+
+static Cost scaled(Cost c, double by) { return (Cost){c.forward * by, c.input * by, c.weight * by}; }
+static Cost plus(Cost a, Cost b) {
+    return (Cost){a.forward + b.forward, a.input + b.input, a.weight + b.weight};
+}
+
+/* ---- passes ---- */
+
+/* FLOPs that grow with the context are attention's; what is left without one are products. */
+static void count_flops(const CrossingSpec *s, int64_t context, UnitTime *units) {
+    size_t n = (size_t)s->model->num_hidden_layers + 2;
+    Cost *all = mem_alloc_array(n, sizeof *all), *products = mem_alloc_array(n, sizeof *products);
+    model_unit_costs(s->model, s->recompute, context, all);
+    model_unit_costs(s->model, s->recompute, 0, products);
+    for (size_t u = 0; u < n; u++) {
+        units[u].products = products[u];
+        units[u].attention = plus(all[u], scaled(products[u], -1));
+    }
+    free(all);
+    free(products);
+}
+
+/* Bytes of a token. Elementwise work is not counted op by op: it moves what a forward pass keeps when nothing
+ * is recomputed, and that once more where it is. */
+static void count_bytes(const CrossingSpec *s, const Model *kept, UnitTime *units) {
+    int last = kept->table.units - 1;
+    double again = s->recompute == RECOMPUTE_FULL ? FORWARD_TOUCHES : s->recompute == RECOMPUTE_SELECTIVE;
+    for (int u = 0; u < last; u++) {
+        double bytes = (double)unit_slab_bytes(kept, u) / (double)kept->tokens;
+        units[u].memory = scaled((Cost){FORWARD_TOUCHES, INPUT_TOUCHES + again, WEIGHT_TOUCHES}, bytes);
+    }
+    double logit = LOGIT_TOUCHES * 4 + DLOGIT_TOUCHES * (double)dtype_bytes(s->compute);
+    units[last].memory.forward = (double)s->model->vocab_size * logit;
+}
+
+static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, Axis axis) {
+    bool tensor = axis == AXIS_TP;
+    int ranks = tensor ? s->tensors : s->contexts, stride = tensor ? 1 : s->tensors;
+    Cost bytes = tensor ? crossings_tensor(s, unit) : crossings_context(s, unit);
+    double sum = bytes.forward + bytes.input;
+    if (sum <= 0) return (Cost){0, 0, 0};
+    double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, axis));
+    return scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
+}
+
+ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t context, UnitTime *units,
+                         Error *err) {
+    enum { SAMPLE = 1024 }; /* tokens: so many that rounding to cache lines does not count */
+    int last = (int)s->model->num_hidden_layers + 1;
+    double own = (double)s->tokens / s->tensors / s->contexts;
+    Model kept;
+    TRY(model_build(&kept, s->model, s->compute, RECOMPUTE_NONE, SAMPLE, 0, err));
+    count_flops(s, context, units);
+    count_bytes(s, &kept, units);
+    model_free(&kept);
+    for (int u = 0; u <= last; u++) {
+        double speed = u == last ? hardware_head(h, s->compute) : hardware_products(h, s->compute);
+        units[u].products = scaled(units[u].products, own / speed);
+        units[u].attention = scaled(units[u].attention, own / hardware_attention(h, s->compute));
+        units[u].memory = scaled(units[u].memory, own / hardware_bandwidth(h));
+        units[u].tensor = crossing_time(h, s, u, AXIS_TP);
+        units[u].context = crossing_time(h, s, u, AXIS_CP);
+    }
+    return OK;
+}
+
+Cost steptime_sum(const UnitTime *t) {
+    return plus(plus(plus(t->products, t->attention), t->memory), plus(t->tensor, t->context));
+}
+
+/* ---- collectives ---- */
+
+typedef enum Network { OVER_SHARDS, OVER_REPLICAS, NETWORKS } Network;
+
+typedef struct Walk {
+    const Hardware *h;
+    const Program *p;
+    const Mesh *mesh;
+    const Cost *units;
+    size_t element;            /* bytes of the compute dtype */
+    double now, busy;          /* the rank's own clock; of that, in passes */
+    double free[NETWORKS];     /* when an axis has sent what it was given */
+    double *gathered, *summed; /* [units + 1] when it is there */
+} Walk;
+
+/* Distance of neighbours in a group: what varies faster lies between them. */
+static int stride_of(const Mesh *mesh, Network network) {
+    int tp = mesh_size(mesh, MESH_TENSOR);
+    return network == OVER_SHARDS ? tp : tp * mesh_size(mesh, MESH_SHARDS);
+}
+
+static double bytes_of(const Walk *w, Action a, Flat flat) {
+    const Partition *part = w->p->partition;
+    const Share *s = &part->share[a.unit][flat];
+    double sum = w->p->exact ? sizeof(int64_t) : sizeof(float);
+    if (a.kind == ACT_GATHER)
+        return (double)comm_gather_traffic(s->parts, part->shards, part->shard) *
+               (flat == FLAT_VECTORS ? sizeof(float) : (double)w->element);
+    if (a.kind == ACT_REDUCE_SCATTER)
+        return (double)comm_scatter_traffic(s->parts, part->shards, part->shard) * sum;
+    return 2 * (1 - 1.0 / part->replicas) * (double)s->count * sum;
+}
+
+/* When what is started now will be there. */
+static double start(Walk *w, Action a) {
+    Network network = a.kind == ACT_ALL_REDUCE ? OVER_REPLICAS : OVER_SHARDS;
+    const Partition *part = w->p->partition;
+    int ranks = network == OVER_SHARDS ? part->shards : part->replicas;
+    double bytes = bytes_of(w, a, FLAT_VECTORS) + bytes_of(w, a, FLAT_MATRICES);
+    double begin = fmax(w->now, w->free[network]);
+    if (a.kind == ACT_ALL_REDUCE) begin = fmax(begin, w->summed[a.unit]);
+    w->free[network] = begin + hardware_collective(w->h, ranks, stride_of(w->mesh, network), bytes, FLATS);
+    return w->free[network];
+}
+
+static double pass_seconds(const Walk *w, Action a) {
+    const Cost *c = &w->units[a.unit];
+    if (a.kind == ACT_FWD) return c->forward;
+    if (a.kind == ACT_BWD) return c->input + c->weight;
+    return a.kind == ACT_BWD_IN ? c->input : c->weight;
+}
+
+static void step(Walk *w, Action a) {
+    if (action_is_pass(a.kind)) {
+        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the whole pass */
+        double seconds = pass_seconds(w, a);
+        bool tied_head = w->p->partition->tied && a.unit == w->p->units - 1;
+        if (tied_head) w->now = fmax(w->now, w->gathered[0]);
+        w->now = fmax(w->now, w->gathered[a.unit]) + seconds;
+        w->busy += seconds;
+    } else if (a.kind == ACT_GATHER) {
+        w->gathered[a.unit] = start(w, a);
+    } else if (a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE) {
+        w->summed[a.unit] = start(w, a);
+    } else if (a.kind == ACT_REDUCED) {
+        w->now = fmax(w->now, w->summed[a.unit]);
+    }
+}
+
+double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, const Cost *units) {
+    size_t n = (size_t)p->program.units + 1;
+    Walk w = {.h = h,
+              .p = &p->program,
+              .mesh = mesh,
+              .units = units,
+              .element = dtype_bytes(p->model.compute),
+              .gathered = mem_alloc_array(n, sizeof *w.gathered),
+              .summed = mem_alloc_array(n, sizeof *w.summed)};
+    for (int i = 0; i < p->program.count; i++) step(&w, p->program.actions[i]);
+    free(w.gathered);
+    free(w.summed);
+    return w.now - w.busy;
+}
+
+double steptime_update(const Hardware *h, const RankPlan *p) {
+    double owned = (double)p->partition.owned * sizeof(float);
+    return (UPDATE_TOUCHES * owned + 2 * (double)p->memory.optimizer + (double)p->memory.copy) /
+           hardware_bandwidth(h);
+}

@@ -1,0 +1,68 @@
+/* Memory is read off the plans of all pipeline places, by the code that pipeline.memory_gib is held against
+ * (fit.c): what is taken fits by the figures of `weft plan`. */
+#include "plan/sync.h"
+
+#include <math.h>
+
+#include "plan/fit.h"
+
+const char *sync_name(GradientSync sync) {
+    static const char *const names[] = {[SYNC_STEP] = "step",
+                                        [SYNC_MICROBATCH] = "microbatch",
+                                        [SYNC_REPLICA] = "replica",
+                                        [SYNC_AUTO] = "auto"};
+    return names[sync];
+}
+
+/* A pipeline's split is made for the candidate, too: where none keeps to pipeline.memory_gib, that is an
+ * error of the layout, and of the candidate alone. */
+static ErrorCode measure(const Config *c, int world, GradientSync sync, MemoryCount *count, double *bytes,
+                         Error *err) {
+    Config candidate = *c;
+    Layout l;
+    candidate.train.gradient_sync = sync;
+    ErrorCode code = layout_build(&l, &candidate, world, err);
+    if (code == OK) code = fit_measure(&candidate, &l, count, bytes, err);
+    layout_free(&l);
+    return code;
+}
+
+/* In the order of bytes; what does not apply to the mesh is left out. Where nothing fits, what takes least: how
+ * much too much that is, a plan says. */
+static ErrorCode first_that_fits(const Config *c, int world, double limit, MemoryCount *count, bool both_axes,
+                                 SyncChoice *out, Error *err) {
+    static const SyncChoice order[] = {
+        {SYNC_STEP, "auto: fits the memory of a rank, and sends the fewest bytes"},
+        {SYNC_REPLICA, "auto: step does not fit the memory of a rank"},
+        {SYNC_MICROBATCH, "auto: nothing that sends fewer bytes fits the memory of a rank"}};
+    ErrorCode code = OK;
+    double least = INFINITY;
+    for (int i = 0; i < 3; i++) {
+        double bytes = 0;
+        if (order[i].sync == SYNC_REPLICA && !both_axes) continue;
+        code = measure(c, world, order[i].sync, count, &bytes, err);
+        if (code == OK && bytes < least) least = bytes, *out = order[i];
+        if (code == OK && bytes <= limit) return OK;
+    }
+    if (isinf(least)) return code;
+    out->why = "auto: nothing fits the memory of a rank, this takes least";
+    return OK;
+}
+
+ErrorCode sync_choose(const Config *c, int world, double limit, MemoryCount *count, SyncChoice *out,
+                      Error *err) {
+    Mesh mesh;
+    int64_t sequences, microbatches;
+    TRY(mesh_build(&mesh, &c->mesh, world, err));
+    TRY(config_geometry(c, mesh_dp_degree(&mesh), &sequences, &microbatches, err));
+    int shards = mesh_size(&mesh, MESH_SHARDS), replicas = mesh_size(&mesh, MESH_REPLICAS);
+    *out = (SyncChoice){program_sync(SYNC_AUTO, shards, replicas, (int)microbatches),
+                        "auto: the fewest bytes, with no limit of memory"};
+    if (shards * replicas == 1)
+        out->why = "auto: one data-parallel rank, nothing crosses";
+    else if (microbatches == 1)
+        out->why = "auto: one microbatch a step, there is nothing to add up";
+    else if (shards > 1 && limit > 0)
+        return first_that_fits(c, world, limit, count, replicas > 1, out, err);
+    return OK;
+}

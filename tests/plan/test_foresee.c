@@ -1,0 +1,385 @@
+/* What is planned of meshes that cannot run yet, and how long steps should take: against the published
+ * formulas in numbers, and against what any such plan must keep. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "checkpoint/find.h"
+#include "plan/forecast.h"
+#include "plan/sync.h"
+
+static Error err;
+
+/* Configurations are read as a user's are: keys that are given on a command line. */
+typedef struct Planned {
+    Config c;
+    OptionSet set;
+    Device d;
+    Forecast f;
+} Planned;
+
+static void configure(Planned *p, int count, const char *const *words) {
+    static const char *const base[] = {"model.vocab_size=512",
+                                       "model.hidden_size=64",
+                                       "model.intermediate_size=192",
+                                       "model.num_hidden_layers=4",
+                                       "model.num_attention_heads=8",
+                                       "model.num_key_value_heads=4",
+                                       "train.context=64",
+                                       "train.microbatch=1",
+                                       "train.compute=bf16",
+                                       "run.threads=1"};
+    enum { BASE = sizeof base / sizeof *base };
+    const char *all[BASE + 16];
+    memcpy(all, base, sizeof base);
+    memcpy(all + BASE, words, (size_t)count * sizeof *words);
+    if (config_load(&p->c, &p->set, NULL, BASE + count, all, checkpoint_find_model, &err) != OK)
+        fail_msg("%s", err.message);
+    if (model_config_complete(&p->c.model.shape, "model", &err) != OK) fail_msg("%s", err.message);
+    device_describe_cpu(&p->d, 1, false); /* as choices and splits plan, wherever they are made */
+}
+#define WORDS(...) \
+    sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (const char *const[]) { __VA_ARGS__ }
+
+static void plan(Planned *p, int world, ForecastSpeed speed, int count, const char *const *words) {
+    configure(p, count, words);
+    if (forecast_build(&p->f, &p->c, &p->d, world, speed, &err) != OK) fail_msg("%s", err.message);
+}
+
+static void release(Planned *p) {
+    forecast_free(&p->f);
+    options_free(&p->set);
+}
+
+static const ForecastSpeed unknown = {.tflops = 0};
+
+/* ---- crossings ---- */
+
+static ModelConfig llama8b(void) {
+    return (ModelConfig){.vocab_size = 128256,
+                         .hidden_size = 4096,
+                         .intermediate_size = 14336,
+                         .num_hidden_layers = 32,
+                         .num_attention_heads = 32,
+                         .num_key_value_heads = 8,
+                         .head_dim = 128,
+                         .max_position_embeddings = 131072,
+                         .rms_norm_eps = 1e-5,
+                         .rope_theta = 5e5};
+}
+
+static double both(Cost c) { return c.forward + c.input + c.weight; }
+
+/* 4 gathers and 4 reductions of a block in either precision, and the two gathers for the weights: 20 f T h
+ * bytes where all is bf16, 28 where partial sums are fp32. */
+static void bytes_over_tp_are_the_formulas(void **state) {
+    (void)state;
+    ModelConfig m = llama8b();
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 4};
+    assert_true(fabs(both(crossings_tensor(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
+    s.partial = 2;
+    assert_true(fabs(both(crossings_tensor(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
+    s.contexts = 2;
+    assert_true(fabs(both(crossings_tensor(&s, 1)) - 10 * 0.875 * 8192 * 4096) < 1);
+    /* Done again: a product's input is gathered and the attention's output reduced once more. */
+    s.recompute = RECOMPUTE_FULL;
+    assert_true(fabs(both(crossings_tensor(&s, 1)) - 11 * 0.875 * 8192 * 4096) < 1);
+    s.tensors = 1;
+    for (int u = 0; u < 34; u++) assert_true(both(crossings_tensor(&s, u)) <= 0);
+}
+
+/* 131,072 tokens on 8 ranks: 1.88 GB a block to gather keys and values and to sum their gradients in fp32,
+ * 0.59 GB by heads, which the model allows up to its 8 heads of keys. */
+static void bytes_over_cp_are_the_formulas(void **state) {
+    (void)state;
+    ModelConfig m = llama8b();
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 4};
+    assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
+    assert_true(fabs(both(crossings_context(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) <
+                1);
+    s.tensors = 2;
+    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
+    s.tensors = 1, s.contexts = 16;
+    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
+    assert_true(fabs(both(crossings_context(&s, 1)) - 15.0 / 16 * 131072 * 2 * 8 * 128 * (2 + 2 + 4)) < 1);
+    assert_true(both(crossings_context(&s, 0)) <= 0 && both(crossings_context(&s, 33)) <= 0);
+}
+
+/* ---- memory ---- */
+
+/* What tp leaves a rank of activations is what a t-th of the tokens takes, and so it is for cp. */
+static void activations_shrink_by_tp_and_cp(void **state) {
+    (void)state;
+    static const struct {
+        const char *mesh[2], *context;
+        int world;
+    } cases[] = {{{"mesh.tp=4", "mesh.cp=1"}, "train.context=64", 4},
+                 {{"mesh.tp=1", "mesh.cp=4"}, "train.context=64", 4},
+                 {{"mesh.tp=2", "mesh.cp=2"}, "train.context=64", 4}};
+    Planned one;
+    plan(&one, 1, unknown, WORDS("train.context=16"));
+    size_t expected = one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS];
+    double flops = one.f.ranks[0].flops;
+    release(&one);
+    plan(&one, 1, unknown, WORDS("train.context=64"));
+    double whole = one.f.ranks[0].flops;
+    assert_true(whole > 4 * flops); /* attention sees more */
+    release(&one);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Planned p;
+        plan(&p, cases[i].world, unknown, WORDS(cases[i].mesh[0], cases[i].mesh[1], cases[i].context));
+        assert_true(p.f.foreseen);
+        assert_int_equal(p.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected);
+        assert_true(fabs(p.f.ranks[0].flops * 4 - whole) < 1e-9 * whole);
+        release(&p);
+    }
+}
+
+/* Matrices are dealt out, norms held by all; with cp they are shared out like data-parallel ranks' are. */
+static void states_are_dealt_out(void **state) {
+    (void)state;
+    Planned one, p;
+    plan(&one, 1, unknown, WORDS("train.microbatch=1"));
+    const Partition *whole = &one.f.ranks[0].plan.partition;
+    int64_t norms = 64 * (2 * 4 + 1), all = (int64_t)whole->owned;
+    plan(&p, 4, unknown, WORDS("mesh.tp=4"));
+    int64_t own = (int64_t)p.f.ranks[0].plan.partition.owned;
+    assert_true(llabs(own - (norms + (all - norms) / 4)) < 16 * 2 * 6);
+    assert_true(p.f.ranks[0].tensor > 0 && p.f.ranks[0].context <= 0);
+    assert_int_equal(p.f.ranks[0].traffic.parameters, 0);
+    release(&p);
+    plan(&p, 4, unknown, WORDS("mesh.cp=4"));
+    own = (int64_t)p.f.ranks[0].plan.partition.owned;
+    assert_true(llabs(own - all / 4) < 16 * 2 * 6);
+    assert_true(p.f.ranks[0].context > 0 && p.f.ranks[0].tensor <= 0);
+    assert_true(p.f.ranks[0].traffic.parameters > 0);
+    release(&p);
+    release(&one);
+}
+
+static void expect_refusal(int world, const char *said, int count, const char *const *words) {
+    Planned p;
+    configure(&p, count, words);
+    assert_int_equal(forecast_build(&p.f, &p.c, &p.d, world, unknown, &err), ERR_CONFIG);
+    if (!strstr(err.message, said)) fail_msg("\"%s\" does not say \"%s\"", err.message, said);
+    options_free(&p.set);
+}
+
+static void what_does_not_fit_is_named(void **state) {
+    (void)state;
+    expect_refusal(3, "mesh.tp 3 does not fit num_attention_heads 8", WORDS("mesh.tp=3"));
+    expect_refusal(3, "train.context is 64, which mesh.cp 3 and mesh.tp 1 do not deal out evenly: 60 or 66",
+                   WORDS("mesh.cp=3"));
+    expect_refusal(5, "does not divide 5 ranks", WORDS("mesh.tp=2"));
+}
+
+/* ---- train.gradient_sync: auto ---- */
+
+typedef struct Sync {
+    const char *words[3];
+    int world;
+    GradientSync expected;
+} Sync;
+
+static void auto_is_what_follows_from_mesh_and_step(void **state) {
+    (void)state;
+    static const Sync cases[] = {
+        {{"train.tokens_per_step=256", "mesh.pp=1", "run.seed=1"}, 1, SYNC_STEP},
+        {{"train.tokens_per_step=256", "mesh.pp=1", "run.seed=1"}, 4, SYNC_MICROBATCH},
+        {{"train.tokens_per_step=256", "mesh.dp_replicate=4", "run.seed=1"}, 4, SYNC_STEP},
+        {{"train.tokens_per_step=256", "mesh.dp_replicate=2", "run.seed=1"}, 4, SYNC_MICROBATCH},
+        {{"train.tokens_per_step=512", "mesh.pp=1", "run.seed=1"}, 4, SYNC_STEP},
+        {{"train.tokens_per_step=256", "mesh.pp=2", "run.seed=1"}, 2, SYNC_STEP},
+        {{"train.tokens_per_step=256", "mesh.pp=2", "run.seed=1"}, 4, SYNC_STEP}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Planned p;
+        SyncChoice choice;
+        plan(&p, cases[i].world, unknown, 3, cases[i].words);
+        assert_int_equal(sync_choose(&p.c, cases[i].world, 0, memory_plan_total, &choice, &err), OK);
+        assert_int_equal(choice.sync, cases[i].expected);
+        assert_int_equal(p.f.ranks[0].plan.program.sync, cases[i].expected); /* and so it is lowered */
+        release(&p);
+    }
+}
+
+/* Without a limit nothing that sends as few bytes takes less memory. */
+static void auto_takes_the_least_memory_of_the_fewest_bytes(void **state) {
+    (void)state;
+    static const char *const values[] = {"train.gradient_sync=step", "train.gradient_sync=replica",
+                                         "train.gradient_sync=microbatch"};
+    static const char *const meshes[] = {"mesh.dp_replicate=1", "mesh.dp_replicate=2", "mesh.dp_replicate=4"};
+    static const char *const steps[] = {"train.tokens_per_step=256", "train.tokens_per_step=1024"};
+    for (int m = 0; m < 3; m++)
+        for (int s = 0; s < 2; s++) {
+            Planned taken, other;
+            plan(&taken, 4, unknown, WORDS(meshes[m], steps[s]));
+            for (int v = 0; v < 3; v++) {
+                plan(&other, 4, unknown, WORDS(meshes[m], steps[s], values[v]));
+                uint64_t sent = forecast_sent(&taken.f, 0), others = forecast_sent(&other.f, 0);
+                assert_true(sent <= others);
+                assert_true(sent < others || forecast_memory(&taken.f, 0) <= forecast_memory(&other.f, 0));
+                release(&other);
+            }
+            release(&taken);
+        }
+}
+
+/* A limit just below what one takes makes it the next, until nothing fits: then it is what takes least. The
+ * figures are those of the plans. */
+static void a_limit_moves_auto_on(void **state) {
+    (void)state;
+    static const char *const meshes[] = {"mesh.dp_replicate=1", "mesh.dp_replicate=2"};
+    static const GradientSync order[][3] = {{SYNC_STEP, SYNC_MICROBATCH, SYNC_MICROBATCH},
+                                            {SYNC_STEP, SYNC_REPLICA, SYNC_REPLICA}};
+    static const char *const deep = "model.num_hidden_layers=24", *const step = "train.tokens_per_step=1024";
+    for (int m = 0; m < 2; m++) {
+        double limit = 1e12;
+        for (int i = 0; i < 3; i++) {
+            Planned p;
+            SyncChoice choice;
+            configure(&p, WORDS(meshes[m], step, deep));
+            assert_int_equal(sync_choose(&p.c, 4, limit, memory_plan_total, &choice, &err), OK);
+            assert_int_equal(choice.sync, order[m][i]);
+            assert_int_equal(strstr(choice.why, "nothing fits") != NULL, i == 2);
+            options_free(&p.set);
+            char chosen[64];
+            snprintf(chosen, sizeof chosen, "train.gradient_sync=%s", sync_name(choice.sync));
+            plan(&p, 4, unknown, WORDS(meshes[m], step, deep, chosen));
+            double bytes = (double)forecast_memory(&p.f, p.f.fullest);
+            assert_int_equal(bytes <= limit, i < 2);
+            limit = bytes - 1;
+            release(&p);
+        }
+    }
+}
+
+/* ---- hardware ---- */
+
+static void hardware_is_named_or_read(void **state) {
+    (void)state;
+    Hardware h;
+    char path[] = "/tmp/weft-hardware-XXXXXX";
+    int file = mkstemp(path);
+    assert_int_equal(hardware_read(&h, "b200", &err), OK);
+    assert_true(fabs(hardware_peak(&h, DTYPE_BF16) - 2.25e15) < 1);
+    assert_int_equal(hardware_read(&h, "h10", &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "expected h100, h200, b200, or a YAML file"));
+    assert_int_equal(hardware_read(&h, "missing.yaml", &err), ERR_NOINPUT);
+    assert_true(file >= 0);
+    dprintf(file, "compute: {bf16_tflops: 100, share: 0.5}\nlinks: {ranks: 4}\n");
+    assert_int_equal(hardware_read(&h, path, &err), OK);
+    assert_true(fabs(hardware_products(&h, DTYPE_BF16) - 50e12) < 1 && h.links.ranks == 4);
+    assert_true(fabs(h.memory.gib - 79.6) < 1e-9); /* what a file does not say is h100's */
+    dprintf(file, "memory: {gigs: 80}\n");
+    assert_int_equal(hardware_read(&h, path, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "memory.gigs"));
+    remove(path);
+    close(file);
+}
+
+static Hardware simple_hardware(void) {
+    return (Hardware){.name = "simple",
+                      .compute = {.bf16_tflops = 1, .fp32_tflops = 1, .share = 0.5, .attention_share = 0.25},
+                      .memory = {.gib = 1, .gb_per_s = 1e9, .share = 1},
+                      .links = {.ranks = 4, .inside_gb_per_s = 10, .between_gb_per_s = 1}};
+}
+
+/* Bytes to neighbours on the same machine go by one link, others by the other, both at once. */
+static void collectives_cross_machines(void **state) {
+    (void)state;
+    Hardware h = simple_hardware();
+    assert_true(hardware_collective(&h, 1, 1, 1e9, 1) <= 0);
+    assert_true(fabs(hardware_collective(&h, 4, 1, 3e9, 1) - 0.3) < 1e-9); /* all inside */
+    assert_true(fabs(hardware_collective(&h, 8, 1, 7e9, 1) - 4.0) < 1e-9); /* 4 of 7 leave */
+    assert_true(fabs(hardware_collective(&h, 4, 4, 3e9, 1) - 3.0) < 1e-9); /* none of them is near */
+    assert_true(fabs(hardware_collective(&h, 4, 2, 3e9, 1) - 2.0) < 1e-9); /* one of three is */
+    h.links.inside_us = 5, h.links.between_us = 50;
+    assert_true(fabs(hardware_collective(&h, 4, 1, 0, 2) - 10e-6) < 1e-12);
+    assert_true(fabs(hardware_message(&h, 4, 1e9) - 1.00005) < 1e-9);
+    assert_true(fabs(hardware_message(&h, 2, 1e9) - 0.100005) < 1e-9);
+}
+
+/* One rank: products and attention by their speeds, and nothing else takes time here but the update. */
+static void a_step_is_its_flops(void **state) {
+    (void)state;
+    Hardware h = simple_hardware();
+    Planned p;
+    plan(&p, 1, (ForecastSpeed){.hardware = &h}, WORDS("train.tokens_per_step=256", "train.recompute=none"));
+    double attention = 4 * 64 * 64 * 6.0 * 64; /* layers, context, width of queries, 6 a pair of half */
+    const ForecastTime *t = &p.f.time;
+    assert_true(fabs(t->attention - 4 * attention / 0.25e12) < 1e-9 * t->attention);
+    assert_true(fabs(t->products + t->attention / 2 - p.f.ranks[0].flops / 0.5e12) < 1e-9 * t->products);
+    assert_true(t->tensor <= 0 && t->context <= 0 && t->exposed <= 0 && t->update > 0 && t->memory > 0);
+    assert_true(fabs(t->step - t->products - t->attention - t->memory - t->update) < 1e-9 * t->step);
+    release(&p);
+}
+
+/* Fast links are hidden behind work but for what is first and last; on slow ones a step is its bytes. */
+static void exposed_is_what_work_does_not_hide(void **state) {
+    (void)state;
+    double before = -1;
+    for (double speed = 1e-7; speed < 1e3; speed *= 100) {
+        Hardware h = simple_hardware();
+        Planned p;
+        h.links.inside_gb_per_s = speed;
+        plan(&p, 4, (ForecastSpeed){.hardware = &h}, WORDS("train.tokens_per_step=1024"));
+        const ForecastTime *t = &p.f.time;
+        double sent = (double)(p.f.ranks[0].traffic.parameters + p.f.ranks[0].traffic.gradients);
+        double bytes = sent / (1e9 * speed), passes = t->products + t->attention + t->memory;
+        assert_true(t->exposed <= bytes * (1 + 1e-9) + 1e-12);
+        assert_true(t->exposed >= bytes - passes - 1e-9 * bytes);
+        if (before >= 0) assert_true(t->exposed <= before);
+        before = t->exposed;
+        release(&p);
+    }
+}
+
+/* tp and cp: a step is shorter than on one rank by their work, and longer by what crosses; links without
+ * limit leave the share of the work alone. */
+static void ranks_of_tp_and_cp_share_the_work(void **state) {
+    (void)state;
+    static const char *const meshes[] = {"mesh.tp=4", "mesh.cp=4"};
+    Hardware h = simple_hardware();
+    Planned one;
+    plan(&one, 1, (ForecastSpeed){.hardware = &h}, WORDS("train.tokens_per_step=256"));
+    for (int i = 0; i < 2; i++) {
+        Planned p;
+        plan(&p, 4, (ForecastSpeed){.hardware = &h}, WORDS(meshes[i], "train.tokens_per_step=256"));
+        const ForecastTime *t = &p.f.time;
+        assert_true(fabs(4 * t->products - one.f.time.products) < 1e-9 * one.f.time.products);
+        assert_true(fabs(4 * t->attention - one.f.time.attention) < 1e-9 * one.f.time.attention);
+        double bytes = p.f.ranks[0].tensor + p.f.ranks[0].context;
+        assert_true(fabs((t->tensor + t->context) * 10e9 - bytes) < 1e-9 * bytes);
+        h.links.hidden_share = 0.5;
+        double crossed = t->tensor + t->context;
+        release(&p);
+        plan(&p, 4, (ForecastSpeed){.hardware = &h}, WORDS(meshes[i], "train.tokens_per_step=256"));
+        assert_true(fabs(2 * (p.f.time.tensor + p.f.time.context) - crossed) < 1e-9 * crossed);
+        h.links.hidden_share = 0;
+        release(&p);
+    }
+    release(&one);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_over_tp_are_the_formulas),
+                                       cmocka_unit_test(bytes_over_cp_are_the_formulas),
+                                       cmocka_unit_test(activations_shrink_by_tp_and_cp),
+                                       cmocka_unit_test(states_are_dealt_out),
+                                       cmocka_unit_test(what_does_not_fit_is_named),
+                                       cmocka_unit_test(auto_is_what_follows_from_mesh_and_step),
+                                       cmocka_unit_test(auto_takes_the_least_memory_of_the_fewest_bytes),
+                                       cmocka_unit_test(a_limit_moves_auto_on),
+                                       cmocka_unit_test(hardware_is_named_or_read),
+                                       cmocka_unit_test(collectives_cross_machines),
+                                       cmocka_unit_test(a_step_is_its_flops),
+                                       cmocka_unit_test(exposed_is_what_work_does_not_hide),
+                                       cmocka_unit_test(ranks_of_tp_and_cp_share_the_work)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
