@@ -265,8 +265,8 @@ static double limit_of(const Request *q, const Config *c) {
     return q->speed.hardware ? q->hardware.memory.gib * GIB : 0;
 }
 
-/* As a run would resolve it, but by the limit that the plan is held against: where that makes a difference, it
- * is said by which key a run does the same. --compare resolves it for each candidate. */
+/* As a run would resolve it, but by the limit that the plan is held against: where that makes a difference,
+ * the key is named by which a run does the same. --compare resolves it for each candidate. */
 static ErrorCode choose_sync(Request *q, const Config *c, OptionSet *set, Error *err) {
     SyncChoice choice, of_run;
     if (c->train.gradient_sync != SYNC_AUTO) return OK;

@@ -1,5 +1,5 @@
-/* B = T/p h is what a block hands on, of the ranks of tp together; f = (t - 1) / t of it is another rank's. So
- * a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32. */
+/* B = T/p h is what a block hands on, of the ranks of tp together; f = (t - 1) / t of it is another rank's.
+ * So a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32. */
 #include "plan/crossings.h"
 
 enum { RECORD = 16 }; /* bytes of a row's record of the loss */

@@ -3,13 +3,13 @@
  *
  * tp with sequence parallelism (Korthikanti et al. 2022). Between the products of a block a rank has a t-th
  * of the tokens; the input of a product that is cut by rows is gathered, the partial sums of one that is cut
- * by columns are reduce-scattered, in fp32, since they are rounded once, after the sum. Backward passes do the
- * other of the two at the same places, and gather the inputs again for the gradients of the weights.
+ * by columns are reduce-scattered, in fp32, since they are rounded once, after the sum. Backward passes do
+ * the other of the two at the same places, and gather the inputs again for the gradients of the weights.
  *
  * cp, by the method that the model allows:
  *     heads   queries, keys and values change from a p-th of the tokens with all heads to all tokens with a
- *             p-th of the heads, and back (Jacobs et al., "Ulysses", 2023): where each rank gets whole heads of
- *             keys and values
+ *             p-th of the heads, and back (Jacobs et al., "Ulysses", 2023): where each rank gets whole heads
+ *             of keys and values
  *     keys    keys and values of all tokens are gathered by everybody (Llama team 2024): no limit by heads */
 #ifndef WEFT_PLAN_CROSSINGS_H
 #define WEFT_PLAN_CROSSINGS_H

@@ -79,7 +79,7 @@ static double message_seconds(const Forecast *f) {
     return f->speed.link > 0 ? bytes / (f->speed.link * 1e9) : 0;
 }
 
-/* Of a second, in the measure of the simulation: FLOPs that a rank does meanwhile, unless it counts seconds. */
+/* Of a second, in the measure of the simulation: FLOPs that a rank does in it, unless it counts seconds. */
 static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
 
 /* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
@@ -452,7 +452,7 @@ void forecast_print_work(const Forecast *f, Text *out) {
 
 /* ---- what other keys would cost ---- */
 
-/* The same rank and layout, so that nothing but what the specification says otherwise makes the difference. */
+/* The same rank and layout: nothing but what the specification says otherwise makes the difference. */
 typedef struct Other {
     double memory;
     uint64_t sent;

@@ -2,8 +2,8 @@
  *
  * Two things are true of such a rank, and each is a plan that can be made:
  *
- *     what it holds     a rank of the model that tp leaves it (axes_local), on the mesh without tp: parameters,
- *                       gradients, states, what is gathered of them, and the bytes of these
+ *     what it holds     a rank of the model that tp leaves it (axes_local), on the mesh without tp:
+ *                       parameters, gradients, states, what is gathered of them, and the bytes of these
  *     what it computes  the whole model on a (t p)-th of the tokens: tensors between products are cut by
  *                       tokens, those inside them by columns, and either way a t-th is left
  *

@@ -25,8 +25,8 @@ ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t conte
                          Error *err);
 Cost steptime_sum(const UnitTime *t);
 
-/* Seconds that a rank waits for gathers and reductions, when each unit's passes take `units` (seconds, [layers
- * + 2]) and nothing else is waited for. */
+/* Seconds that a rank waits for gathers and reductions, when the passes of each unit take `units` (seconds,
+ * [layers + 2]) and nothing else is waited for. */
 double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, const Cost *units);
 double steptime_update(const Hardware *h, const RankPlan *p);
 

@@ -27,8 +27,8 @@ static ErrorCode measure(const Config *c, int world, GradientSync sync, MemoryCo
     return code;
 }
 
-/* In the order of bytes; what does not apply to the mesh is left out. Where nothing fits, what takes least: how
- * much too much that is, a plan says. */
+/* In the order of bytes; what does not apply to the mesh is left out. Where nothing fits, what takes least:
+ * how much too much that is, a plan says. */
 static ErrorCode first_that_fits(const Config *c, int world, double limit, MemoryCount *count, bool both_axes,
                                  SyncChoice *out, Error *err) {
     static const SyncChoice order[] = {
