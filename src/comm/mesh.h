@@ -18,10 +18,11 @@ const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
  * order of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
 typedef uint32_t AxisSet; /* bit a: Axis a */
 enum {
-    MESH_PIPELINE = 1 << AXIS_PP,                            /* the stages of one pipeline */
-    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,                  /* those with equal shares of the parameters */
-    MESH_SHARDS = 1 << AXIS_DP_SHARD | 1 << AXIS_CP,         /* those that share the parameters out */
-    MESH_TENSOR = 1 << AXIS_TP,                              /* those that share single matrices out */
+    MESH_PIPELINE = 1 << AXIS_PP,                    /* the stages of one pipeline */
+    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,          /* those with equal shares of the parameters */
+    MESH_SHARDS = 1 << AXIS_DP_SHARD | 1 << AXIS_CP, /* those that share the parameters out */
+    MESH_TENSOR = 1 << AXIS_TP,                      /* those that share single matrices out */
+    MESH_CONTEXT = 1 << AXIS_CP,                     /* those that share the tokens of a sequence out */
     MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD, /* those that read different data */
     MESH_SETS = 1 << AXES
 };
@@ -43,6 +44,9 @@ typedef struct Mesh {
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
 /* ERR_CONFIG, by name, for degrees that can be planned and not run yet: cp and tp above 1. */
 ErrorCode mesh_check_runs(const Mesh *mesh, Error *err);
+
+/* The mesh with one rank along the axes of the set. */
+Mesh mesh_without(const Mesh *mesh, AxisSet set);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);

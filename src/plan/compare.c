@@ -318,7 +318,8 @@ static ErrorCode read_step(Compare *p, Error *err) {
     TRY(mesh_build(&mesh, &p->c->mesh, p->q->world, err));
     p->mesh = p->c->mesh;
     p->dp = mesh_dp_degree(&mesh), p->pp = mesh_size(&mesh, MESH_PIPELINE);
-    p->tp = p->configured_tp = mesh.degree[AXIS_TP], p->cp = p->configured_cp = mesh.degree[AXIS_CP];
+    p->tp = p->configured_tp = mesh_size(&mesh, MESH_TENSOR),
+    p->cp = p->configured_cp = mesh_size(&mesh, MESH_CONTEXT);
     TRY(config_geometry(p->c, p->dp, &sequences, &microbatches, err));
     p->configured = (int)microbatches, p->total = sequences * microbatches;
     p->step = p->total * p->dp;

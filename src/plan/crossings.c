@@ -65,10 +65,10 @@ Cost crossings_context(const CrossingSpec *s, int unit) {
     return (Cost){0, 0, 0};
 }
 
-int crossings_operations(const CrossingSpec *s, int unit, Axis axis) {
+int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
     int gathers[2], sums[2];
     count_block(s->recompute, gathers, sums);
-    if (axis == AXIS_TP) {
+    if (over == MESH_TENSOR) {
         if (s->tensors == 1) return 0;
         return is_block(s, unit) ? gathers[0] + gathers[1] + sums[0] + sums[1] : unit == 0 ? 2 : 3;
     }

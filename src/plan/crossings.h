@@ -36,7 +36,7 @@ const char *context_method_name(ContextMethod method);
 Cost crossings_tensor(const CrossingSpec *s, int unit);
 Cost crossings_context(const CrossingSpec *s, int unit);
 /* Collectives of these passes, for their latency: forward and backward together. */
-int crossings_operations(const CrossingSpec *s, int unit, Axis axis);
+int crossings_operations(const CrossingSpec *s, int unit, AxisSet over); /* MESH_TENSOR or MESH_CONTEXT */
 
 /* Bytes of memory for what was gathered and for partial sums, of the unit at work. */
 size_t crossings_memory(const CrossingSpec *s);

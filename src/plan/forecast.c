@@ -19,9 +19,7 @@
 /* ---- planning ---- */
 
 /* Ranks that do a microbatch together. */
-static double sharing(const Forecast *f) {
-    return mesh_size(&f->layout.mesh, MESH_TENSOR) * f->layout.mesh.degree[AXIS_CP];
-}
+static double sharing(const Forecast *f) { return mesh_size(&f->layout.mesh, MESH_TENSOR | MESH_CONTEXT); }
 
 /* Of a step: what the stages of a place do, for all of its microbatches. Recomputation counts, as it is work.
  */
@@ -429,7 +427,7 @@ static void put_why(const Forecast *f, Text *out) {
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
-    bool tp = mesh_size(&f->layout.mesh, MESH_TENSOR) > 1, cp = f->layout.mesh.degree[AXIS_CP] > 1;
+    bool tp = mesh_size(&f->layout.mesh, MESH_TENSOR) > 1, cp = mesh_size(&f->layout.mesh, MESH_CONTEXT) > 1;
     int n = make_rows(f, fill_work, false, rows);
     int64_t each = f->layout.sequences * f->layout.microbatches * f->config->train.context;
     text_printf(

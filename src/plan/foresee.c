@@ -8,8 +8,8 @@ CrossingSpec foresee_crossings(const RankSpec *spec, const Mesh *mesh) {
                           .recompute = spec->recompute,
                           .tokens = spec->tokens,
                           .partial = sizeof(float),
-                          .tensors = mesh->degree[AXIS_TP],
-                          .contexts = mesh->degree[AXIS_CP]};
+                          .tensors = mesh_size(mesh, MESH_TENSOR),
+                          .contexts = mesh_size(mesh, MESH_CONTEXT)};
 }
 
 /* As many bytes of logits as the rank's part of the vocabulary makes. */
@@ -33,7 +33,7 @@ static ErrorCode foresee(RankPlan *p, const RankSpec *spec, const Layout *l, int
     *p = (RankPlan){.rank = 0};
     TRY(axes_check(&spec->model, crossings.tensors, err));
     TRY(crossings_check(&crossings, spec->positions, err));
-    without.mesh.degree[AXIS_TP] = 1, without.mesh.world /= crossings.tensors;
+    without.mesh = mesh_without(&l->mesh, MESH_TENSOR);
     held.model = axes_local(&spec->model, crossings.tensors, 0);
     held.tokens = computed.tokens = spec->tokens / crossings.tensors / crossings.contexts;
     TRY(rank_plan_fullest(p, &held, &without, place, d, err));

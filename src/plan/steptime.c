@@ -49,13 +49,13 @@ static void count_bytes(const CrossingSpec *s, const Model *kept, UnitTime *unit
     units[last].memory.forward = (double)s->model->vocab_size * logit;
 }
 
-static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, Axis axis) {
-    bool tensor = axis == AXIS_TP;
+static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, AxisSet over) {
+    bool tensor = over == MESH_TENSOR;
     int ranks = tensor ? s->tensors : s->contexts, stride = tensor ? 1 : s->tensors;
     Cost bytes = tensor ? crossings_tensor(s, unit) : crossings_context(s, unit);
     double sum = bytes.forward + bytes.input;
     if (sum <= 0) return (Cost){0, 0, 0};
-    double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, axis));
+    double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, over));
     return scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
 }
 
@@ -74,8 +74,8 @@ ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t conte
         units[u].products = scaled(units[u].products, own / speed);
         units[u].attention = scaled(units[u].attention, own / hardware_attention(h, s->compute));
         units[u].memory = scaled(units[u].memory, own / hardware_bandwidth(h));
-        units[u].tensor = crossing_time(h, s, u, AXIS_TP);
-        units[u].context = crossing_time(h, s, u, AXIS_CP);
+        units[u].tensor = crossing_time(h, s, u, MESH_TENSOR);
+        units[u].context = crossing_time(h, s, u, MESH_CONTEXT);
     }
     return OK;
 }
