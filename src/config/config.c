@@ -165,6 +165,14 @@ static const Option group_options[] = {
      .optional = true,
      .choices = "false|true",
      .help = "true: with dp_shard, each matrix of these lives on one rank, and is not cut; the same bits."},
+    {.key = "frozen",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_UNKNOWN,
+     .offset = OF(frozen),
+     .optional = true,
+     .choices = "false|true",
+     .help = "true: these keep their values; they have no states, count in no norm, and matrices have no "
+             "gradient."},
     {.key = NULL}};
 
 const Option config_options[] = {
@@ -1073,7 +1081,8 @@ const Option config_options[] = {
      .item = group_options,
      .item_size = sizeof(OptimizerGroup),
      .help = "Parameters that are treated otherwise, the first match counts: maps of match, kind, lr, "
-             "weight_decay, beta1, beta2, eps, momentum, nesterov, states, whole; what a group leaves out is "
+             "weight_decay, beta1, beta2, eps, momentum, nesterov, states, whole, frozen; what a group "
+             "leaves out is "
              "as in "
              "this section."},
     /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of

@@ -86,7 +86,8 @@ typedef struct OptimizerSettings {
 typedef struct OptimizerGroup {
     char *match; /* pattern of names of parameters */
     OptimizerSettings settings;
-    int whole; /* 1: each matrix stays on one rank; 0, -1: it may be cut */
+    int whole;  /* 1: each matrix stays on one rank; 0, -1: it may be cut */
+    int frozen; /* 1: not trained; 0, -1: trained */
 } OptimizerGroup;
 
 typedef struct OptimizerOptions {

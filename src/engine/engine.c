@@ -29,7 +29,7 @@ static void *take(Engine *e, int pool, size_t bytes) {
 
 static void layout_gradients(Engine *e, int unit) {
     const Program *p = &e->plan->program;
-    for (int f = 0; f < FLATS; f++) {
+    for (int f = 0; f < GRADIENT_FLATS; f++) {
         e->step.sums[unit][f] = take(e, POOL_GRADIENTS, gradient_sum_bytes(p, unit, (Flat)f));
         e->step.owned[unit].flats[f] = take(e, POOL_GRADIENTS, gradient_owned_bytes(p, unit, (Flat)f));
     }
@@ -83,7 +83,7 @@ static void point_owned(Engine *e) {
     const Partition *p = &e->plan->partition;
     bool whole = gradient_sums_are_whole(&e->plan->program);
     for (int u = 0; u <= e->model.table.units; u++)
-        for (int f = 0; f < FLATS; f++) {
+        for (int f = 0; f < GRADIENT_FLATS; f++) {
             float **owned = &e->step.owned[u].flats[f], *sums = (float *)(void *)e->step.sums[u][f];
             if (!*owned && sums) *owned = sums + (whole ? p->share[u][f].first : 0);
         }
@@ -272,7 +272,7 @@ static void load(Execution *x, int m) {
 /* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward
  * pass makes those of its matrix): told before its first action over a unit, ... */
 static void begin_gradients(Execution *x, Action a) {
-    for (int f = 0; x->training && program_begins_unit(x->program, a) && f < FLATS; f++) {
+    for (int f = 0; x->training && program_begins_unit(x->program, a) && f < GRADIENT_FLATS; f++) {
         int unit = program_gradient_unit(x->program, a, (Flat)f);
         if (unit >= 0) gradients_begin(x, unit, (Flat)f, a.microbatch);
     }
@@ -280,7 +280,7 @@ static void begin_gradients(Execution *x, Action a) {
 
 /* ... and complete after its last one. */
 static void end_gradients(Execution *x, Action a) {
-    for (int f = 0; x->training && program_ends_unit(x->program, a) && f < FLATS; f++) {
+    for (int f = 0; x->training && program_ends_unit(x->program, a) && f < GRADIENT_FLATS; f++) {
         int unit = program_gradient_unit(x->program, a, (Flat)f);
         if (unit >= 0) gradients_end(x, unit, (Flat)f, a.microbatch);
     }
@@ -325,7 +325,8 @@ static void forward(Execution *x, Action a) {
 static void poison(Execution *x, Action a) {
     const ParamTable *t = &x->engine->model.table;
     const Param *p = &t->params[t->unit_first[a.unit]];
-    if (!x->options->poison || x->poisoned || program_gradient_unit(x->program, a, p->flat) < 0) return;
+    if (!x->options->poison || x->poisoned || p->frozen || program_gradient_unit(x->program, a, p->flat) < 0)
+        return;
     float *gradient = gradient_of(&x->pass.gradients, p);
     OP(x->engine->device, OP_FILL, fill, 1, NAN, gradient + x->options->poison_place % (uint64_t)p->count);
     x->poisoned = true;

@@ -123,7 +123,7 @@ static void reduce(Execution *x, Action a, Flat flat, void *space) {
 
 void gradients_reduce(Execution *x, Action a) {
     void *space = workspace(x->engine, a.kind);
-    for (int f = 0; f < FLATS; f++) reduce(x, a, (Flat)f, space);
+    for (int f = 0; f < GRADIENT_FLATS; f++) reduce(x, a, (Flat)f, space);
 }
 
 /* sums += what was reduced. */
@@ -152,7 +152,7 @@ static void reduced(Execution *x, Action a, Flat flat) {
 }
 
 void gradients_reduced(Execution *x, Action a) {
-    for (int f = 0; f < FLATS; f++) reduced(x, a, (Flat)f);
+    for (int f = 0; f < GRADIENT_FLATS; f++) reduced(x, a, (Flat)f);
 }
 
 /* ---- The tied head ---- */
@@ -174,6 +174,7 @@ void gradients_tie(Execution *x) {
     const Partition *p = &e->plan->partition;
     int head = p->table->units - 1;
     int64_t n = p->share[0][FLAT_MATRICES].count;
+    if (n == 0) return; /* it is frozen */
     float *embedding = e->step.owned[0].flats[FLAT_MATRICES];
     const float *parts[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
     bool here[2] = {partition_runs(p, 0), partition_runs(p, head)};

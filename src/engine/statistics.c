@@ -59,8 +59,9 @@ void statistics_read_losses(Engine *e, StepRecord *r) {
     record_add_losses(r, &e->statistics.host->losses);
 }
 
-/* Elements of a parameter that this rank answers for. */
+/* Elements of a parameter that this rank answers for; what is frozen has no gradient to answer for. */
 static int64_t counted(const Engine *e, const Param *p) {
+    if (p->frozen) return 0;
     return partition_counts(&e->plan->partition, p) ? partition_piece(&e->plan->partition, p).count : 0;
 }
 
@@ -93,7 +94,8 @@ static void add_figures(const Engine *e, StepRecord *r) {
 static void add_refusals(const Engine *e, StepRecord *r) {
     int count = e->model.table.count;
     const FixedRefusals *refused = (const void *)&e->statistics.host->gradients[count];
-    for (int i = 0; i < count; i++) record_add_nonfinite(r, refused[i].count, i, e->plan->rank);
+    for (int i = 0; i < count; i++)
+        if (!e->model.table.params[i].frozen) record_add_nonfinite(r, refused[i].count, i, e->plan->rank);
 }
 
 static void take_larger(void *into, const void *from) {

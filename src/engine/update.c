@@ -89,6 +89,7 @@ static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun eleme
 }
 
 static void update_parameter(Engine *e, int i) {
+    if (e->model.table.params[i].frozen) return;
     Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
     PieceRun run;
     for (int64_t at = 0; at < piece.count; at += run.count) {

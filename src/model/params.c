@@ -14,16 +14,41 @@
 
 static size_t align_up(size_t n) { return (n + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-/* By shape alone: what has no columns is a norm's weight or a bias, which passes read in fp32, and which
- * are too few for their size to matter. */
-static Flat flat_of(const ParamRow *row) { return row->cols == DIM_NONE ? FLAT_VECTORS : FLAT_MATRICES; }
+/* What is frozen, by the table that was there before; none where `table` is NULL. */
+typedef struct Freezing {
+    const ParamTable *table;
+    const bool *frozen;
+} Freezing;
+
+static bool is_frozen(const Freezing *f, int unit, const ParamRow *row) {
+    const Param *p = f->table ? param_of(f->table, unit, row) : NULL;
+    return p && f->frozen[p - f->table->params];
+}
+
+/* Whether all of the group that rows[i] is in are frozen: a group is one matrix for the products. */
+static bool group_is_frozen(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
+                            int count, int i) {
+    while (rows[i]->continues) i--;
+    for (int first = i; i < count && (i == first || rows[i]->continues); i++)
+        if (param_present(c, rows[i]) && !is_frozen(f, unit, rows[i])) return false;
+    return true;
+}
+
+/* By shape: what has no columns is a norm's weight or a bias, which passes read in fp32, and which are too
+ * few for their size to matter; and by whether it is trained. */
+static Flat flat_of(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *const *rows, int count,
+                    int i) {
+    if (rows[i]->cols == DIM_NONE) return FLAT_VECTORS;
+    return group_is_frozen(f, unit, c, rows, count, i) ? FLAT_FROZEN : FLAT_MATRICES;
+}
 
 /* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
  * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
  * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
-static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelConfig *c) {
+static void add_param(ParamTable *t, const ParamRow *row, int unit, Flat flat, bool frozen,
+                      const ModelConfig *c) {
     Param *p = &t->params[t->count++];
-    size_t *size = &t->flats[unit][flat_of(row)];
+    size_t *size = &t->flats[unit][flat];
     bool in_block = unit > 0 && unit < t->units - 1;
     const Family *f = model_family(c);
     const char *name = family_parameter_name(f, row);
@@ -37,7 +62,8 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelC
                  .cols = model_dim(c, transposed ? row->rows : row->cols),
                  .transposed = transposed,
                  .count = param_elements(c, row),
-                 .flat = flat_of(row),
+                 .frozen = frozen,
+                 .flat = flat,
                  .place = *size};
     if (in_block)
         snprintf(p->name, sizeof p->name, "%s%d.%s", f->blocks ? f->blocks : "model.layers.", p->layer, name);
@@ -48,13 +74,14 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, const ModelC
 }
 
 /* Flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows. */
-static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
+static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Freezing *f) {
     const ParamRow *rows[UNIT_ROWS];
     int count = param_rows(c, unit, rows);
     t->unit_first[unit] = t->count;
     for (int flat = 0; flat < FLATS; flat++) {
         for (int i = 0; i < count; i++)
-            if (param_present(c, rows[i]) && flat_of(rows[i]) == (Flat)flat) add_param(t, rows[i], unit, c);
+            if (param_present(c, rows[i]) && flat_of(f, unit, c, rows, count, i) == (Flat)flat)
+                add_param(t, rows[i], unit, (Flat)flat, is_frozen(f, unit, rows[i]), c);
         t->flats[unit][flat] = align_up(t->flats[unit][flat]);
     }
 }
@@ -62,7 +89,7 @@ static void build_unit(ParamTable *t, int unit, const ModelConfig *c) {
 /* Fails only by ERR_CONFIG, before anything is allocated: memory is taken by the number of layers, so it
  * is looked at here whether or not the shape was checked. Each unit gets room for UNIT_ROWS parameters,
  * more than any has, which is some KiB and spares a walk to count them. */
-ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
+static ErrorCode build(ParamTable *t, const ModelConfig *c, const Freezing *f, Error *err) {
     if (c->num_hidden_layers > MODEL_MAX_COUNT)
         return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d",
                          (long long)c->num_hidden_layers, MODEL_MAX_COUNT);
@@ -71,8 +98,19 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
     t->params = mem_alloc_array(units * UNIT_ROWS, sizeof *t->params);
     t->flats = mem_alloc_array(units, sizeof *t->flats);
     t->unit_first = mem_alloc_array(units + 1, sizeof *t->unit_first);
-    for (int u = 0; u < t->units; u++) build_unit(t, u, c);
+    for (int u = 0; u < t->units; u++) build_unit(t, u, c, f);
     t->unit_first[units] = t->count;
+    return OK;
+}
+
+ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
+    return build(t, c, &(Freezing){.table = NULL}, err);
+}
+
+ErrorCode param_table_freeze(ParamTable *t, const ModelConfig *c, const bool *frozen, Error *err) {
+    ParamTable before = *t;
+    TRY(build(t, c, &(Freezing){&before, frozen}, err));
+    param_table_free(&before);
     return OK;
 }
 

@@ -60,7 +60,9 @@ typedef enum InitRole {
 typedef enum Flat {
     FLAT_VECTORS,  /* norms and biases: read in fp32 */
     FLAT_MATRICES, /* read by products, in the compute dtype */
-    FLATS
+    FLAT_FROZEN,   /* matrices that are not trained: they have no gradient */
+    FLATS,
+    GRADIENT_FLATS = FLAT_FROZEN /* those before it have one */
 } Flat;
 
 /* A kind of parameter. Rows and columns, and their cut, are those of a matrix [outputs, inputs]; a family
@@ -82,6 +84,8 @@ typedef struct Param {
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
+    bool frozen; /* not trained. A frozen vector, and a frozen matrix whose group is trained, has a gradient
+                           all the same, which nobody looks at */
     Flat flat;
     size_t place; /* elements before it in its flat */
 } Param;
@@ -96,6 +100,9 @@ typedef struct ParamTable {
 
 /* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
+/* Lays the table out anew, with frozen[i] of the parameters that it has now: frozen matrices, but for those
+ * in one group with others that are trained, move to a flat of their own. Indices of parameters change. */
+ErrorCode param_table_freeze(ParamTable *t, const ModelConfig *c, const bool *frozen, Error *err);
 void param_table_free(ParamTable *t);
 const Param *param_find(const ParamTable *t, const char *name);            /* NULL if none */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row); /* NULL if the unit has none */

@@ -75,6 +75,27 @@ static ErrorCode check_given(const OptimizerSettings *given, int item, const Opt
     return OK;
 }
 
+/* What is not trained reads no setting. */
+static ErrorCode check_frozen(const OptimizerGroup *from, int item, Error *err) {
+    for (int i = 0; i < SETTINGS; i++)
+        if (is_given(&settings[i], &from->settings))
+            return error_set(err, ERR_CONFIG,
+                             "optimizer.groups[%d].%s: the group is frozen, so nothing reads it", item,
+                             settings[i].name);
+    if (from->whole <= 0) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "optimizer.groups[%d].whole: the group is frozen, and no optimizer asks for whole matrices", item);
+}
+
+/* A run that trains nothing is a mistake in a pattern. */
+static ErrorCode check_trains(const ParamGroups *g, Error *err) {
+    for (int i = 0; i < g->count; i++)
+        if (!g->items[i].frozen && g->items[i].params > 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "optimizer.groups: every parameter is frozen, so there is nothing to train");
+}
+
 /* ---- patterns ---- */
 
 /* Patterns are of the configuration's author, and names are short; still a pattern may take too long (take
@@ -150,9 +171,11 @@ static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
     to->settings = from->settings;
     to->decays_all = !isnan(from->settings.weight_decay);
     to->whole = from->whole > 0;
+    to->frozen = from->frozen > 0;
     complete(&to->settings, section);
     to->optimizer = optimizer_of((OptimizerKind)to->settings.kind);
     TRY(check_given(&from->settings, item, to->optimizer, err));
+    if (to->frozen) TRY(check_frozen(from, item, err));
     return fill(g, item, t, err);
 }
 
@@ -178,6 +201,7 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     ErrorCode code = OK;
     for (int i = 0; i < rest && code == OK; i++) code = add_group(g, i, &given[i], &o->settings, t, err);
     count(g, t);
+    if (code == OK) code = check_trains(g, err);
     if (code != OK) param_groups_free(g);
     return code;
 }
@@ -195,7 +219,7 @@ const ParamGroup *param_group(const ParamGroups *g, int param) { return &g->item
 
 int param_states(const ParamGroups *g, int param) {
     const ParamGroup *group = param_group(g, param);
-    return group->optimizer->states(&group->settings);
+    return group->frozen ? 0 : group->optimizer->states(&group->settings);
 }
 
 /* Bytes of one element of a state. */
@@ -204,7 +228,7 @@ size_t param_state_width(const ParamGroups *g, int param) {
 }
 
 size_t param_state_bytes(const ParamGroups *g, int param) {
-    return optimizer_state_bytes(&param_group(g, param)->settings);
+    return (size_t)param_states(g, param) * param_state_width(g, param);
 }
 
 /* Each kind of parameter says whether it decays by itself (its row), unless the group, or the section for the
@@ -237,7 +261,8 @@ void param_groups_name_states(const ParamGroups *g, Text *out) {
     Text name = {0};
     for (int i = 0; i < g->count; i++) {
         const ParamGroup *group = &g->items[i];
-        if (group->params == 0 || group->optimizer->states(&group->settings) == 0) continue;
+        bool keeps = !group->frozen && group->optimizer->states(&group->settings) > 0;
+        if (group->params == 0 || !keeps) continue;
         text_clear(&name);
         name_states(group, &name);
         if (out->length && strstr(out->data, name.data)) continue;
@@ -269,6 +294,11 @@ static void put_group(const ParamGroup *group, Text *out) {
     char elements[32], bytes[32], flops[32];
     const OptimizerSettings *s = &group->settings;
     size_t each = optimizer_state_bytes(s);
+    if (group->frozen) {
+        text_printf(out, "  %-24s %6d %9s  frozen\n", group->match, group->params,
+                    text_count(group->elements, elements));
+        return;
+    }
     text_printf(out, "  %-24s %6d %9s  %-6s %8g %7g%s  %-5s %10s %9s  ",
                 group->match    ? group->match
                 : group->params ? "the rest"
@@ -291,8 +321,8 @@ static void put_names(const ParamGroups *g, int group, const ParamTable *t, Text
             snprintf(shape, sizeof shape, "[%lld, %lld]", (long long)p->rows, (long long)p->cols);
         else
             snprintf(shape, sizeof shape, "[%lld]", (long long)p->rows);
-        text_printf(out, "      %-52s %s%s%s\n", p->name, shape,
-                    param_weight_decay(g, i, p) > 0 ? "" : ", does not decay",
+        bool still = param_group(g, i)->frozen || param_weight_decay(g, i, p) > 0;
+        text_printf(out, "      %-52s %s%s%s\n", p->name, shape, still ? "" : ", does not decay",
                     param_stays_whole(g, i, p) ? ", whole" : "");
     }
 }

@@ -18,6 +18,7 @@ typedef struct ParamGroup {
     const Optimizer *optimizer;
     bool decays_all; /* weight decay is for vectors too */
     bool whole;      /* its matrices must not be cut into shares */
+    bool frozen;     /* nothing of it is trained */
     int params;
     int64_t elements;
 } ParamGroup;

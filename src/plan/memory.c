@@ -86,7 +86,7 @@ static void name(Naming *n, BufferKind kind, int unit) {
  * holds throughout. */
 static void name_gradients(Naming *n, Action a) {
     const Program *p = n->p;
-    for (int f = 0; program_has_slots(p) && f < FLATS; f++) {
+    for (int f = 0; program_has_slots(p) && f < GRADIENT_FLATS; f++) {
         int u = program_gradient_unit(p, a, (Flat)f);
         if (u < 0) continue;
         name(n, buffer_of_flat(BUFFER_FLAT_GRADIENTS, (Flat)f), u);
@@ -98,7 +98,8 @@ static void name_gradients(Naming *n, Action a) {
  * network. Reductions of a step move sums. */
 static void name_reduced(Naming *n, Action a) {
     BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
-    for (int f = 0; a.microbatch >= 0 && f < FLATS; f++) name(n, buffer_of_flat(first, (Flat)f), a.unit);
+    for (int f = 0; a.microbatch >= 0 && f < GRADIENT_FLATS; f++)
+        name(n, buffer_of_flat(first, (Flat)f), a.unit);
 }
 
 /* A forward pass writes its output into the slab of the unit above. The weight half alone reads what the
@@ -333,7 +334,7 @@ static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups 
 static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {
     plan_communication(plan, p);
     for (int u = 0; u <= p->units; u++)
-        for (int f = 0; f < FLATS; f++) plan_gradients(plan, p, u, (Flat)f);
+        for (int f = 0; f < GRADIENT_FLATS; f++) plan_gradients(plan, p, u, (Flat)f);
     plan_states(plan, p->partition, optimizer);
 }
 

@@ -24,8 +24,8 @@ typedef enum BufferKind {
     /* From here on a kind for each flat. Gradients of one microbatch, fp32, when they do not go straight into
      * those of the step; the same in fixed point, on their way over the network. */
     BUFFER_FLAT_GRADIENTS,
-    BUFFER_FLAT_FIXED = BUFFER_FLAT_GRADIENTS + FLATS,
-    BUFFER_KINDS = BUFFER_FLAT_FIXED + FLATS
+    BUFFER_FLAT_FIXED = BUFFER_FLAT_GRADIENTS + GRADIENT_FLATS,
+    BUFFER_KINDS = BUFFER_FLAT_FIXED + GRADIENT_FLATS
 } BufferKind;
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
     return (BufferKind)((int)first + (int)flat);

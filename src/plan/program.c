@@ -378,6 +378,7 @@ static void count_flat(const Program *p, Action a, Flat flat, size_t compute_byt
     if (a.kind == ACT_GATHER)
         t->parameters += (uint64_t)comm_gather_traffic(s->parts, part->shards, part->shard) *
                          (flat == FLAT_VECTORS ? sizeof(float) : compute_bytes);
+    if (flat >= GRADIENT_FLATS) return;
     if (a.kind == ACT_REDUCE_SCATTER)
         t->gradients += (uint64_t)comm_scatter_traffic(s->parts, part->shards, part->shard) * gradient;
     if (a.kind == ACT_ALL_REDUCE) t->replicas += all_reduce_bytes(p, s->count);
@@ -396,7 +397,7 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
         Action a = p->actions[i];
         for (int f = 0; is_collective(a.kind) && f < FLATS; f++) count_flat(p, a, (Flat)f, compute_bytes, &t);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes;
-        if (a.kind == ACT_TIE && exchanges)
+        if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
             t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
     }
     return t;

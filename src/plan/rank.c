@@ -13,6 +13,8 @@
  * and a run makes its own in the same way. */
 #include "plan/rank.h"
 
+#include <stdlib.h>
+
 #include "base/memory.h"
 
 /* auto becomes bf16 where the device multiplies it natively, else fp32: bf16 without such products is no
@@ -74,6 +76,20 @@ static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scr
     return OK;
 }
 
+/* Which parameters are frozen is said by patterns of their names, so the table comes first; what is frozen
+ * has another place in it, and then the groups are made for that. */
+static ErrorCode make_groups(RankPlan *p, const ModelConfig *own, Error *err) {
+    ParamTable *t = &p->model.table;
+    TRY(param_groups_build(&p->groups, p->spec.optimizer, t, err));
+    bool *frozen = mem_alloc_array((size_t)t->count, sizeof *frozen), any = false;
+    for (int i = 0; i < t->count; i++) any |= frozen[i] = param_group(&p->groups, i)->frozen;
+    ErrorCode code = any ? param_table_freeze(t, own, frozen, err) : OK;
+    free(frozen);
+    if (code != OK || !any) return code;
+    param_groups_free(&p->groups);
+    return param_groups_build(&p->groups, p->spec.optimizer, t, err);
+}
+
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
@@ -81,7 +97,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     ModelConfig own;
     TRY(partition_model(&p->spec.model, &l->mesh, rank, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
-    if (!spec->inference) TRY(param_groups_build(&p->groups, spec->optimizer, &p->model.table, err));
+    if (!spec->inference) TRY(make_groups(p, &own, err));
     partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
                                                     .table = &p->model.table,
                                                     .groups = spec->inference ? NULL : &p->groups,

@@ -24,6 +24,7 @@ typedef struct Setup {
     Dtype compute;
     Recompute recompute;
     bool split, tied, biases, exact, parts;
+    const OptimizerOptions *optimizer; /* NULL: the usual */
 } Setup;
 
 typedef struct Run {
@@ -77,7 +78,7 @@ static void open_run(Run *r, Setup s) {
                      .loss_rows = 20,
                      .defer_head = s.split,
                      .exact = s.exact,
-                     .optimizer = &usual_optimizer,
+                     .optimizer = s.optimizer ? s.optimizer : &usual_optimizer,
                      .crosses = s.parts ? everywhere : NULL};
     Layout layout;
     if (layout_single(&layout, &spec.model, MICROBATCHES, s.split, &err) != OK) fail_msg("%s", err.message);
@@ -378,6 +379,100 @@ static void test_norms_agree(void **state) {
     close_run(&r);
 }
 
+/* ---- freezing ---- */
+
+static Piece piece_of(const Run *r, const Param *p) { return partition_piece(&r->plan.partition, p); }
+
+static void compare(Run *a, const void *x, Run *b, const void *y, size_t bytes, bool equal,
+                    const char *name) {
+    void *left = fetch(a, x, bytes), *right = fetch(b, y, bytes);
+    if ((memcmp(left, right, bytes) == 0) != equal)
+        fail_msg("%s: %s", name, equal ? "differs" : "is the same");
+    free(left);
+    free(right);
+}
+
+/* What is trained has the gradient that it has without freezing, and the norm is over it alone. */
+static void check_first_step(Run *plain, Run *frozen) {
+    StepResult a, b;
+    StepOptions o = options(1e-3);
+    double squares = 0;
+    engine_step(plain->engine, plain->batches, &o, &a);
+    engine_step(frozen->engine, frozen->batches, &o, &b);
+    assert_true(a.loss <= b.loss && a.loss >= b.loss);
+    for (int i = 0; i < frozen->plan.model.table.count; i++) {
+        const Param *q = &frozen->plan.model.table.params[i],
+                    *p = param_find(&plain->plan.model.table, q->name);
+        if (q->frozen) continue;
+        size_t bytes = (size_t)q->count * sizeof(float);
+        const float *wanted = engine_gradient(plain->engine, p, piece_of(plain, p));
+        compare(plain, wanted, frozen, engine_gradient(frozen->engine, q, piece_of(frozen, q)), bytes, true,
+                q->name);
+        float *g = fetch(plain, wanted, bytes);
+        for (int64_t k = 0; k < q->count; k++) squares += (double)g[k] * (double)g[k];
+        free(g);
+    }
+    assert_true(fabs(b.grad_norm - sqrt(squares)) < 1e-9 * b.grad_norm);
+    assert_true(b.grad_norm < a.grad_norm);
+}
+
+/* Bits of what is frozen are those of the start after any number of steps; the rest has moved. */
+static void check_weights(Run *untouched, Run *frozen) {
+    StepResult r;
+    StepOptions o = options(1e-3);
+    for (int i = 0; i < 2; i++) engine_step(frozen->engine, frozen->batches, &o, &r);
+    for (int i = 0; i < frozen->plan.model.table.count; i++) {
+        const Param *q = &frozen->plan.model.table.params[i],
+                    *p = param_find(&untouched->plan.model.table, q->name);
+        compare(untouched, engine_master(untouched->engine, piece_of(untouched, p)), frozen,
+                engine_master(frozen->engine, piece_of(frozen, q)), (size_t)q->count * sizeof(float),
+                q->frozen, q->name);
+    }
+}
+
+/* No state of anything frozen, no gradient of frozen matrices. */
+static void check_memory(const Run *plain, const Run *frozen) {
+    const ParamTable *t = &frozen->plan.model.table;
+    size_t states = 0, gradients = 0;
+    for (int i = 0; i < t->count; i++)
+        if (t->params[i].frozen) states += 2 * pool_round((size_t)t->params[i].count * sizeof(float));
+    for (int u = 0; u < t->units; u++) gradients += t->flats[u][FLAT_FROZEN] * sizeof(float);
+    assert_int_equal(plain->plan.memory.optimizer - frozen->plan.memory.optimizer, states);
+    assert_true(plain->plan.memory.gradients >= frozen->plan.memory.gradients);
+    assert_true(plain->plan.memory.gradients - frozen->plan.memory.gradients + 4096 >= gradients);
+}
+
+static void check_freezing(Setup s, const char *match) {
+    Run plain, untouched, frozen;
+    OptimizerGroup group = group_of(match);
+    OptimizerOptions o = usual_optimizer;
+    group.frozen = 1;
+    o.groups = (ObjectList){1, (char *)&group};
+    open_run(&plain, s);
+    open_run(&untouched, s);
+    s.optimizer = &o;
+    open_run(&frozen, s);
+    check_first_step(&plain, &frozen);
+    check_weights(&untouched, &frozen);
+    check_memory(&plain, &frozen);
+    close_run(&plain);
+    close_run(&untouched);
+    close_run(&frozen);
+}
+
+/* Whole units, parts of them, one matrix of three that are multiplied as one, vectors, tied ends. */
+static void test_freezing(void **state) {
+    (void)state;
+    static const char *const matches[] = {"layers.0", "mlp|embed", "q_proj", "norm", "embed|lm_head", "proj"};
+    for (size_t i = 0; i < sizeof matches / sizeof *matches; i++) {
+        check_freezing((Setup){.kind = "auto", .threads = 1}, matches[i]);
+        check_freezing((Setup){.kind = "auto", .threads = 1, .tied = true, .exact = true}, matches[i]);
+        check_freezing(
+            (Setup){.kind = "auto", .threads = 1, .split = true, .biases = true, .recompute = RECOMPUTE_FULL},
+            matches[i]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_nonfinite_losses),
                                        cmocka_unit_test(test_finite_differences),
@@ -386,6 +481,7 @@ int main(void) {
                                        cmocka_unit_test(test_a_bad_step_is_skipped_and_named),
                                        cmocka_unit_test(test_a_nan_on_purpose_skips_one_step),
                                        cmocka_unit_test(test_a_bit_turned_on_purpose),
+                                       cmocka_unit_test(test_freezing),
                                        cmocka_unit_test(test_norms_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -173,6 +173,25 @@ static void what_has_no_effect_is_refused(void **state) {
     refused(slow, 1, "optimizer.groups[0].match: ");
 }
 
+/* Nothing reads a setting of what is not trained, and a run has to train something. */
+static void freezing_is_checked(void **state) {
+    (void)state;
+    OptimizerGroup idle[] = {group_of("mlp")}, all[] = {group_of(".")}, some[] = {group_of("mlp")};
+    ParamGroups g;
+    Error err;
+    idle[0].frozen = all[0].frozen = some[0].frozen = 1;
+    idle[0].settings.lr = 1;
+    refused(idle, 1, "optimizer.groups[0].lr: the group is frozen");
+    refused(all, 1, "every parameter is frozen");
+    OptimizerOptions o = options_of(some, 1);
+    assert_int_equal(param_groups_build(&g, &o, &table, &err), OK);
+    int mlp = index_of("model.layers.0.mlp.up_proj.weight");
+    assert_true(param_group(&g, mlp)->frozen && !param_group(&g, index_of("model.norm.weight"))->frozen);
+    assert_int_equal(param_states(&g, mlp), 0);
+    assert_int_equal(param_state_bytes(&g, mlp), 0);
+    param_groups_free(&g);
+}
+
 static void tables_name_everything(void **state) {
     (void)state;
     Error err;
@@ -200,6 +219,7 @@ int main(void) {
         cmocka_unit_test(first_match_wins),
         cmocka_unit_test(settings_are_completed),
         cmocka_unit_test(what_has_no_effect_is_refused),
+        cmocka_unit_test(freezing_is_checked),
         cmocka_unit_test(tables_name_everything),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -40,11 +40,12 @@ static void forward(const LayerPass *w) {
 static void backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    const Param *positions = table_of(m, POSITIONS);
+    const Param *tokens = table_of(m, TOKENS), *positions = table_of(m, POSITIONS);
     if (!(half & HALF_WEIGHT)) return;
-    OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids, w->dy,
-       scale_of(m), gradient_of(&p->gradients, table_of(m, TOKENS)), m->compute);
-    if (positions)
+    if (tokens->flat != FLAT_FROZEN)
+        OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids,
+           w->dy, scale_of(m), gradient_of(&p->gradients, tokens), m->compute);
+    if (positions && positions->flat != FLAT_FROZEN)
         OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.positions,
            w->dy, 1, gradient_of(&p->gradients, positions), m->compute);
 }

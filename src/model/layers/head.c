@@ -48,11 +48,15 @@ static float *matrix_gradient(const Pass *p) {
     return g->tied ? g->units[g->table->units].flats[FLAT_MATRICES] : gradient_of(g, matrix(p->model));
 }
 
-/* What stands behind the embedding in unit 0. */
+static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; }
+
+/* What stands behind the embedding in unit 0; all that stands there, if that is frozen. */
 static void clear_rest(const Pass *p) {
-    size_t all = p->model->table.flats[0][FLAT_MATRICES], own = (size_t)matrix(p->model)->count;
+    size_t all = p->model->table.flats[0][FLAT_MATRICES],
+           own = is_trained(p->model) ? (size_t)matrix(p->model)->count : 0;
     if (p->gradients.tied && all > own)
-        OP(p->device, OP_ZERO, zero, matrix_gradient(p) + own, (all - own) * sizeof(float));
+        OP(p->device, OP_ZERO, zero, p->gradients.units[p->gradients.table->units].flats[FLAT_MATRICES] + own,
+           (all - own) * sizeof(float));
 }
 
 /* In fp32 whatever the compute dtype: the loss is a difference of them, which eight bits of bf16 would
@@ -91,7 +95,7 @@ static void chunk(const LayerPass *w, Chunk c) {
         OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
            weights_matrix(p->weights, matrix(m)), m->compute,
            (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false, NO_LEAVES);
-    if (c.weight)
+    if (c.weight && is_trained(m))
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed, m->compute,
            matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), NO_LEAVES);
 }

@@ -44,6 +44,7 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
     const Param *matrix = first_of(w, p->weight, p->rows);
+    if (matrix->flat == FLAT_FROZEN) return;
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     float *gradient = gradient_of(&w->pass->gradients, matrix);
     bool add = !w->pass->first; /* the first microbatch sets, later ones add */
