@@ -137,6 +137,14 @@ static void test_bounds(void **state) {
     refuse("{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x "
            "%}{% endfor %}",
            ":1:", "MiB");
+    refuse("{% set ns = namespace(x=1) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+           "{{ ns.x }}",
+           ":1:", "parts");
+    refuse("{% set ns = namespace(x=1) %}{% for i in range(999) %}{% set ns.x = dict(a=ns.x) %}{% endfor %}"
+           "{{ ns.x }}",
+           ":1:", "levels");
+    refuse("{% set l = range(99999)|list %}{% for a in l %}{{ 'x' in l }}{% endfor %}",
+           ":1:", "come to an end");
     refuse("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ":1:", "deep");
     refuse("{{ range(1000000) }}", ":1:", "range");
     Text deep = {0};

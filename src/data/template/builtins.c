@@ -762,7 +762,7 @@ static ErrorCode make_dict(Call *c, Value *out) {
     Namespace n = {0};
     TRY(collect_members(c, &n));
     *out = (Value){.kind = VALUE_DICT, .items = n.items, .size = n.count};
-    return OK;
+    return run_weigh(c->run, c->line, out);
 }
 
 /* A template's own refusal of a conversation. */

@@ -89,6 +89,10 @@ size_t string_characters(const char *bytes, size_t size);
 size_t string_offset(const char *bytes, size_t size, size_t character);
 bool is_python_space(uint32_t code);
 
+/* Values share their parts, so a small one can be written out as a large one: takes the number of parts that
+ * writing would meet off *left. False where there are more, or more levels than `depth`. */
+bool value_weigh(const Value *v, int depth, size_t *left);
+
 /* ---- nodes ---- */
 
 typedef enum NodeKind {
@@ -219,6 +223,8 @@ typedef struct Run {
 ErrorCode run_fail(const Run *r, int line, const char *format, ...) PRINTF_LIKE(3, 4);
 /* Refuses to make something of so many bytes, where that is beyond reason. */
 ErrorCode run_room(Run *r, int line, size_t bytes);
+/* Refuses a list or mapping of lists and mappings without end (value_weigh). */
+ErrorCode run_weigh(Run *r, int line, const Value *v);
 void namespace_set(Arena *a, Namespace *n, const char *name, const Value *v);
 
 enum { MOST_ARGUMENTS = 8 };

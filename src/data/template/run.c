@@ -12,7 +12,13 @@
 
 #include "data/template/internal.h"
 
-enum { MOST_STEPS = 1 << 24, MOST_BYTES = 1 << 28, DEEPEST = 200 };
+enum {
+    MOST_STEPS = 1 << 24,
+    MOST_BYTES = 1 << 28,
+    DEEPEST = 200,
+    MOST_PARTS = 200000, /* of a value: more than the longest range has */
+    DEEPEST_VALUE = 100
+};
 
 typedef enum Flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } Flow;
 
@@ -31,6 +37,14 @@ ErrorCode run_fail(const Run *r, int line, const char *format, ...) {
 ErrorCode run_room(Run *r, int line, size_t bytes) {
     if (bytes < MOST_BYTES && r->arena.used < MOST_BYTES && r->out->length < MOST_BYTES) return OK;
     return run_fail(r, line, "the template makes more than %d MiB", MOST_BYTES >> 20);
+}
+
+ErrorCode run_weigh(Run *r, int line, const Value *v) {
+    size_t left = MOST_PARTS;
+    bool light = value_weigh(v, DEEPEST_VALUE, &left);
+    r->steps += (int64_t)(MOST_PARTS - left);
+    if (light) return OK;
+    return run_fail(r, line, "a value of more than %d parts, or %d levels", MOST_PARTS, DEEPEST_VALUE);
 }
 
 static ErrorCode count_step(Run *r, int line) {
@@ -104,6 +118,7 @@ static Value *characters(Run *r, const Value *v, size_t *count) {
 ErrorCode value_iterate(Run *r, int line, const Value *v, const Value **items, size_t *count) {
     *count = 0;
     *items = NULL;
+    r->steps += (int64_t)v->size; /* who goes through them takes as many */
     if (v->kind == VALUE_LIST) {
         *items = v->items;
         *count = v->size;
@@ -128,6 +143,7 @@ static ErrorCode contains(Run *r, int line, const Value *item, const Value *in, 
     if (in->kind == VALUE_STRING) {
         if (item->kind != VALUE_STRING)
             return run_fail(r, line, "%s in a string: only strings are", value_kind_name(item));
+        r->steps += (int64_t)in->size / 64; /* bytes are quick */
         *out = item->size == 0 || memmem(in->bytes, in->size, item->bytes, item->size) != NULL;
         return OK;
     }
@@ -453,7 +469,7 @@ static ErrorCode listed(Run *r, const Scope *s, const Node *n, Value *out) {
     }
     *out = (Value){
         .kind = dict ? VALUE_DICT : VALUE_LIST, .form = (ListForm)n->op, .items = items, .size = count};
-    return OK;
+    return run_weigh(r, n->line, out);
 }
 
 static ErrorCode negative(Run *r, const Scope *s, const Node *n, Value *out) {

@@ -157,6 +157,15 @@ const char *value_kind_name(const Value *v) {
     return names[v->kind];
 }
 
+bool value_weigh(const Value *v, int depth, size_t *left) {
+    if (*left == 0 || depth == 0) return false;
+    --*left;
+    size_t count = v->kind == VALUE_DICT ? 2 * v->size : v->kind == VALUE_LIST ? v->size : 0;
+    for (size_t i = 0; i < count; i++)
+        if (!value_weigh(&v->items[i], depth - 1, left)) return false;
+    return true;
+}
+
 /* ---- characters ---- */
 
 static size_t character_bytes(const char *bytes, size_t size) {
