@@ -114,7 +114,8 @@ static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
     c->joined = link != NULL;
     if (link) {
         c->rank = link->rank, c->size = link->size;
-        c->local_rank = link->local_rank, c->local_size = link->local_size;
+        c->local_rank = link->local_rank, c->local_size = link->local_size,
+        c->local_cores = link->local_cores;
     }
     transfer_setup(c);
     c->lowest_notice = c->size;
@@ -222,6 +223,7 @@ int comm_rank(const Comm *c) { return c->rank; }
 int comm_size(const Comm *c) { return c->size; }
 int comm_local_rank(const Comm *c) { return c->local_rank; }
 int comm_local_size(const Comm *c) { return c->local_size; }
+int comm_local_cores(const Comm *c) { return c->local_cores; }
 void comm_set_device(Comm *c, Device *device) { c->device = device; }
 
 /* ---- groups ---- */

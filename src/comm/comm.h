@@ -71,6 +71,8 @@ int comm_rank(const Comm *c);
 int comm_size(const Comm *c);
 int comm_local_rank(const Comm *c); /* among the ranks of this machine */
 int comm_local_size(const Comm *c); /* ranks of this machine: they share its cores */
+/* Cores that any of them may run on; 0: not known, or one rank. */
+int comm_local_cores(const Comm *c);
 
 /* Groups of every set of axes. All ranks must call it with the same mesh, whose world must be comm_size.
  * Once. */

@@ -111,7 +111,7 @@ typedef struct Notice {
 } Notice;
 
 struct Comm {
-    int rank, size, local_rank, local_size;
+    int rank, size, local_rank, local_size, local_cores;
     bool joined; /* there is a link */
     Link *link;
     int small, point, control; /* channels of all ranks */

@@ -60,6 +60,7 @@ typedef struct LinkKind {
 struct Link {
     const LinkKind *kind;
     int rank, size, local_rank, local_size; /* local: of this machine */
+    int local_cores;                        /* that any of its ranks may run on */
     int64_t tags;                           /* a power of two, at least 2^18 */
 };
 

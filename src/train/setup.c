@@ -19,21 +19,30 @@
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
 /* OpenMP's threads spin while they wait; with more of them than cores each spins in another's time. */
-static bool too_many_threads(const Config *c, int ranks) {
-    return ranks > 1 && c->run.threads > 1 && c->run.threads * ranks > device_cpu_cores();
+static bool too_many_threads(const Config *c, int ranks, int cores) {
+    return ranks > 1 && c->run.threads > 1 && c->run.threads * ranks > cores;
+}
+
+/* What the ranks of this machine have together. Where a launcher has bound them, that is more than this one's
+ * own. */
+static int local_cores(const Comm *comm) {
+    int known = comm ? comm_local_cores(comm) : 0;
+    return known > 0 ? known : device_cpu_cores();
 }
 
 /* Passive threads sleep while they wait. What the user has set stays. It is for the ranks, which inherit
  * it: OpenMP has read its own by now. */
 void setup_before_ranks(const Config *c, int ranks) {
-    if (too_many_threads(c, ranks)) setenv(WAITING, "passive", 0);
+    if (too_many_threads(c, ranks, device_cpu_cores())) setenv(WAITING, "passive", 0);
 }
 
-/* Without run.threads each rank gets an equal share of the machine's cores, one at least. */
+/* Without run.threads each rank gets an equal share of the machine's cores, one at least, and no more than it
+ * is bound to. */
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
-    int local = comm ? comm_local_size(comm) : 1, cores = device_cpu_cores(),
+    int local = comm ? comm_local_size(comm) : 1, cores = local_cores(comm), own = device_cpu_cores(),
         each = cores > local ? cores / local : 1;
-    if (too_many_threads(c, local) && !getenv(WAITING) && comm_rank(comm) == 0)
+    if (each > own) each = own;
+    if (too_many_threads(c, local, cores) && !getenv(WAITING) && comm_rank(comm) == 0)
         log_warn("%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or "
                  "%s=passive in the environment",
                  local, (long long)c->run.threads, cores, each, WAITING);
@@ -301,7 +310,7 @@ StepOptions setup_step(const Config *c, int64_t step) {
 ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err) {
     int asked = c->comm.progress_thread;
     /* A core is left where ranks times threads leave one. */
-    bool core_left = device_cpu_cores() > comm_local_size(comm) * d->threads;
+    bool core_left = local_cores(comm) > comm_local_size(comm) * d->threads;
     TRY(comm_set_mesh(comm, mesh, err));
     comm_set_device(comm, d);
     bool wanted = asked == PROGRESS_TRUE || (asked == PROGRESS_AUTO && core_left);

@@ -6,6 +6,7 @@
 #include "comm/mpi/mpi_link.h"
 
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -45,6 +46,16 @@ static ErrorCode find_tags(MpiLink *m, Error *err) {
                      found ? *limit : 0, (1 << 18) - 1);
 }
 
+/* A launcher may bind each rank to cores of its own, or leave all to all: what they may run on together is
+ * what they share. Masks are added up as bytes; of more cores than a mask has, none is known. */
+static int find_cores(MPI_Comm local) {
+    cpu_set_t own, all;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_ZERO(&own);
+    int code = MPI_Allreduce(&own, &all, sizeof all, MPI_BYTE, MPI_BOR, local);
+    return code == MPI_SUCCESS ? CPU_COUNT(&all) : 0;
+}
+
 static ErrorCode find_places(MpiLink *m, Error *err) {
     MPI_Comm local;
     Link *l = &m->link;
@@ -56,6 +67,7 @@ static ErrorCode find_places(MpiLink *m, Error *err) {
                   "finding the ranks of this machine", err));
     MPI_Comm_rank(local, &l->local_rank);
     MPI_Comm_size(local, &l->local_size);
+    l->local_cores = find_cores(local);
     MPI_Comm_free(&local);
     return find_tags(m, err);
 }
