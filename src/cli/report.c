@@ -29,6 +29,15 @@ static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     return OK;
 }
 
+/* The answer of a range test is short enough for a terminal. */
+static void say_ranges(const Runs *runs) {
+    for (size_t i = 0; i < runs->count; i++) {
+        Text words = {0};
+        if (report_range(&runs->runs[i], &words)) log_info("%s: %s", runs->dirs[i], words.data);
+        text_free(&words);
+    }
+}
+
 /* A page is made in memory before its file is touched, so a run that cannot be read leaves the report of
  * yesterday where it is. */
 static ErrorCode run_report(const Arguments *args, Error *err) {
@@ -40,6 +49,7 @@ static ErrorCode run_report(const Arguments *args, Error *err) {
         report_write_runs(&html, &runs);
         code = write_page(path, &html, err);
     }
+    if (code == OK) say_ranges(&runs);
     runs_free(&runs);
     text_free(&html);
     free(path);

@@ -1111,9 +1111,11 @@ const Option config_options[] = {
      .effect = EFFECT_CURVE,
      .offset = AT(schedule.kind),
      .fallback = "cosine",
-     .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|"
+     .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|range|"
                 "lingua_linear|lingua_cosine|lingua_wsd|lingua_inverse_sqrt",
-     .help = "Shape after the warmup. The lingua_ ones are Lingua's formulas, cosine right at its end."},
+     .help = "Shape after the warmup. range is a learning-rate range test: from min_factor of the peak up to "
+             "it, by the same factor each step. The lingua_ ones are Lingua's formulas, cosine right at its "
+             "end."},
     /* Adam's second moments are means of few gradients at first, and its steps accordingly wild. Liu and
      * others, "On the variance of the adaptive learning rate and beyond", 2019. */
     {.key = "schedule.warmup_steps",
@@ -1151,7 +1153,7 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1,
-     .help = "Lowest learning rate, as a share of the peak."},
+     .help = "Lowest learning rate, as a share of the peak; range starts there."},
     /* 0.5: Vaswani and others, "Attention is all you need", 2017. */
     {.key = "schedule.exponent",
      .type = OPT_DOUBLE,
@@ -1500,6 +1502,14 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
+/* A product of factors starts from something. */
+static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s, Error *err) {
+    if (s->kind != SCHEDULE_RANGE || s->min_factor > 0) return OK;
+    return options_fail(set, "schedule.min_factor", err,
+                        "schedule.kind: range starts at this share of optimizer.lr, which must be above 0: "
+                        "1e-5, say");
+}
+
 /* Beside keys what the run was trained on. A misspelt key would be found only when a run is to go on,
  * which may be at night, by the supervisor: so it is refused when the configuration is read. */
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
@@ -1612,6 +1622,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));
     TRY(check_trace(set, c->metrics.trace, err));
+    TRY(check_range_test(set, &c->schedule, err));
     if (c->metrics.command.count > 0 && !*c->metrics.command.items[0])
         return options_fail(set, "metrics.command", err, "expected a program as the first word, found \"\"");
     TRY(check_changes(set, &c->run.allow_changes, err));

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "observe/chart.h"
+#include "observe/lr_range.h"
 #include "observe/report_run.h"
 
 /* A run says how it ended in its journal; a run that was killed says nothing. The last event tells;
@@ -49,6 +50,22 @@ static const char *setting(const YamlNode *node, const char *name) {
         if (found) return found;
     }
     return NULL;
+}
+
+/* A scalar by its section and name; the first of that name in any section is not always the one. */
+static bool is_set_to(const YamlNode *root, const char *section, const char *name, const char *value) {
+    for (size_t i = 0; root && root->kind == YAML_NODE_MAP && i < root->count; i++) {
+        const char *found = strcmp(root->keys[i], section) == 0 ? setting(root->items[i], name) : NULL;
+        if (found) return strcmp(found, value) == 0;
+    }
+    return false;
+}
+
+bool report_range(const ReportRun *run, Text *out) {
+    if (!is_set_to(run->settings, "schedule", "kind", "range") || run->metrics.step_count == 0) return false;
+    LrRange range = lr_range_find(&run->metrics);
+    lr_range_describe(&range, out);
+    return true;
 }
 
 /* Those that are not set, or not known to this run, are left out. */
@@ -191,6 +208,17 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Skipped steps", text_count(skipped, number), note);
 }
 
+/* As a sentence of its own, since its figures mean little without words. */
+static void write_range(Text *out, const ReportRun *run) {
+    Text words = {0};
+    if (report_range(run, &words)) {
+        text_puts(out, "<p class=\"sub\">Learning-rate range test: ");
+        html_puts(out, words.data);
+        text_puts(out, ".</p>\n");
+    }
+    text_free(&words);
+}
+
 static void write_time_fact(Text *out, const MetricsTable *t) {
     double seconds = metrics_training_seconds(t);
     char value[16];
@@ -212,6 +240,7 @@ void report_write_header(Text *out, const ReportRun *run) {
         write_speed_facts(out, &run->metrics);
         write_time_fact(out, &run->metrics);
         text_puts(out, "</dl>\n");
+        write_range(out, run);
     }
     text_puts(out, "</header>\n");
 }

@@ -28,6 +28,9 @@ double report_median(const MetricsTable *t, size_t offset);
 /* The head of the page: name, state, settings, facts. */
 void report_write_header(Text *out, const ReportRun *run);
 
+/* Of a run that was a learning-rate range test: what it has shown, in words, appended to out. */
+bool report_range(const ReportRun *run, Text *out);
+
 /* Planned and measured timelines of the last traced step, where there is one. */
 void report_write_timeline(Text *out, const ReportRun *run);
 

@@ -36,6 +36,11 @@ static double inverse_sqrt_factor(const ScheduleOptions *s, int64_t step) {
     return at <= warmup ? at / warmup : fmax(pow(warmup / at, s->exponent), s->min_factor);
 }
 
+static double range_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
+    if (step + 1 >= total) return 1;
+    return pow(s->min_factor, 1 - (double)step / (double)(total - 1));
+}
+
 static double lingua_cosine(const ScheduleOptions *s, double total, double t) {
     double warmup = (double)s->warmup_steps, m = s->min_factor, cycle = s->cycle_length;
     if (t > total) return m;
@@ -70,5 +75,6 @@ static double lingua_factor(const ScheduleOptions *s, int64_t total, int64_t ste
 
 double learning_rate_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     if (s->kind == SCHEDULE_INVERSE_SQRT) return inverse_sqrt_factor(s, step);
+    if (s->kind == SCHEDULE_RANGE) return range_factor(s, total, step);
     return s->kind >= SCHEDULE_LINGUA_LINEAR ? lingua_factor(s, total, step) : titan_factor(s, total, step);
 }

@@ -62,6 +62,14 @@ static void test_titan_ends(void **state) {
                 fabs(learning_rate_factor(&s, 1000, 49) - 0.5) < 1e-12);
 }
 
+static void test_range(void **state) {
+    (void)state;
+    const double factors[] = {1e-4, 1e-3, 1e-2, 1e-1, 1, 1};
+    ScheduleOptions s = titan(SCHEDULE_RANGE, 3, -1, 1e-4); /* the warmup is not looked at */
+    check(&s, 5, factors, 6, 1e-15);
+    check(&s, 1, (const double[]){1}, 1, 0);
+}
+
 typedef struct Row {
     int step;
     double value;
@@ -102,6 +110,6 @@ static void test_lingua_tables(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_titan_tables), cmocka_unit_test(test_titan_ends),
-                                       cmocka_unit_test(test_lingua_tables)};
+                                       cmocka_unit_test(test_lingua_tables), cmocka_unit_test(test_range)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
