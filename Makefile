@@ -10,7 +10,7 @@ TARGET ?=
 TESTS ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: all build setup demo test fuzz bench interop soak plan-cases install format format-check clean help
+.PHONY: all build setup demo test fuzz bench interop soak plan-cases cluster install format format-check clean help
 
 all: build
 
@@ -56,6 +56,11 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 
 plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/planning.md)
 	@WEFT=$(BUILD)/weft tools/plan_cases.sh
+
+cluster: build ## several hosts, and a Slurm of its own, on this machine; as root; docs/cluster.md
+	@tools/setup.sh cluster
+	@WEFT=$(CURDIR)/$(BUILD)/weft tests/cluster/hosts.sh || [ $$? -eq 77 ]
+	@WEFT=$(CURDIR)/$(BUILD)/weft tests/cluster/slurm.sh || [ $$? -eq 77 ]
 
 install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

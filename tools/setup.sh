@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, ci.
+# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, ci, cluster.
 #   tools/setup.sh build test      installs, after saying what
 #   tools/setup.sh --check build   installs nothing: says what is missing
 set -eu
@@ -11,8 +11,9 @@ packages() {
     test) echo libcmocka-dev ;;
     demo) echo bible-kjv bible-kjv-text ;;
     bench) echo python3-venv ;;
+    cluster) echo slurm-wlm munge openssh-server openssh-client iproute2 procps ;;
     ci) echo clang libomp-dev clang-format man-db ;;
-    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, ci" >&2; exit 2 ;;
+    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, ci, cluster" >&2; exit 2 ;;
     esac
 }
 

@@ -26,6 +26,7 @@ extern const Verb verb_tokenize;
 extern const Verb verb_tokenizer_decode;
 extern const Verb verb_tokenizer_encode;
 extern const Verb verb_tokenizer_train;
+extern const Verb verb_slurm;
 extern const Verb verb_stop;
 extern const Verb verb_train;
 extern const Verb verb_watch;
@@ -35,6 +36,7 @@ extern const Verb verb_watch;
 const Verb *const verbs[] = {
     &verb_train,
     &verb_stop,
+    &verb_slurm,
     &verb_plan,
     &verb_schedule,
     &verb_eval,

@@ -73,7 +73,7 @@ static void free_words(char **words) {
 }
 
 /* By /proc, not argv[0]: that may be relative to a directory that is no longer this one, or found by PATH. */
-static ErrorCode own_path(char *out, size_t size, Error *err) {
+ErrorCode launch_own_path(char *out, size_t size, Error *err) {
     ssize_t length = readlink("/proc/self/exe", out, size - 1);
     if (length < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot find this program's own path");
     out[length] = 0;
@@ -215,7 +215,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
         return error_set(err, ERR_USAGE,
                          "this process is one of several already (%s): start either mpirun or weft -n",
                          launched.variable);
-    TRY(own_path(program, sizeof program, err));
+    TRY(launch_own_path(program, sizeof program, err));
     char **all = mpirun_words(ranks, program, words);
     block_signals(&l);
     ErrorCode code = start(&l, all, err);

@@ -4,6 +4,7 @@
 #define WEFT_COMM_LAUNCH_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/error.h"
 
@@ -19,6 +20,9 @@ Launched launched_find(void);
 /* ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. One of them says
  * so (err->told). */
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
+
+/* The path of this program, by /proc, into out. */
+ErrorCode launch_own_path(char *out, size_t size, Error *err);
 
 /* Runs this program with `words` (the program's name first, ended by NULL) as so many ranks on this machine,
  * by mpirun, and waits for their end.

@@ -132,10 +132,8 @@ static void describe(Watch *w, int status) {
                  name_of(WEXITSTATUS(status)));
 }
 
-/* A status of 128 + N is that of a launcher whose process was killed. What a user must change does not
- * pass by waiting. A non-finite loss or unlike replicas may: the run goes on from a checkpoint before it. */
-static bool may_pass(int status) {
-    switch (code_of(status)) {
+bool supervise_may_pass(int code) {
+    switch (code) {
     case OK:
     case ERR_USAGE:
     case ERR_CONFIG:
@@ -178,7 +176,7 @@ static ErrorCode watch(Watch *w, Error *err) {
         TRY(start(w, err));
         int status = wait_for_end(w);
         describe(w, status);
-        if (w->stopping || !may_pass(status)) return pass_on(w, status, err);
+        if (w->stopping || !supervise_may_pass(code_of(status))) return pass_on(w, status, err);
         if (w->attempt >= w->terms->restarts)
             return error_set(err, (ErrorCode)code_of(status),
                              "training ended: %s; %d restarts were allowed, and all are used", w->cause,

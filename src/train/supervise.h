@@ -12,6 +12,7 @@
 #ifndef WEFT_TRAIN_SUPERVISE_H
 #define WEFT_TRAIN_SUPERVISE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -26,6 +27,11 @@ typedef struct Supervision {
 /* Returns the child's exit status as a code, 128 + N if signal N killed it; err->told where the child has
  * said already what there is to say. Each restart is one line of the log. */
 ErrorCode supervise(const Supervision *s, Error *err);
+
+/* Whether a run that ended with this status may do better when it is started again. 128 + N is that of a
+ * launcher whose process signal N killed. What a user must change does not pass by waiting. A non-finite loss
+ * or unlike replicas may: the run goes on from a checkpoint before it. */
+bool supervise_may_pass(int code);
 
 /* What the supervisor tells the child, by the environment: WEFT_ATTEMPT, how often the run was restarted
  * before (0 without a supervisor), and WEFT_RESTART_CAUSE, what became of the attempt before ("" for the
