@@ -1,0 +1,67 @@
+#!/bin/bash
+# docs/cookbook.md: every command on the page, in its order, with smaller numbers. And the guides for those who come from elsewhere: each
+# key of ours that they name exists.
+# ranks: 2
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+docs=$WEFT_SOURCE_DIR/docs
+
+mkdir bin texts more
+ln -s "$weft" bin/weft
+export PATH=$directory/bin:$PATH
+letters 60 1 >texts/one.txt
+letters 60 2 >texts/two.txt
+letters 20 3 >held-out.txt
+letters 60 4 | awk 'NF { printf "{\"text\": \"%s\"}\n", $0 }' >more/lines.jsonl
+
+# The page's numbers and what they become. Steps keep their proportions.
+smaller() {
+    sed 's/hidden_size: 512/hidden_size: 32/; s/intermediate_size: 1408/intermediate_size: 48/; s/num_hidden_layers: 8/num_hidden_layers: 2/
+        s/num_attention_heads: 8/num_attention_heads: 4/; s/context: 512/context: 32/; s/tokens_per_step: 16384/tokens_per_step: 512/
+        s/--vocab 8192/--vocab 300/; s/\(steps[=:] *\)\([1-9][0-9]*\)00\b/\1\2/g; s/\(every: *\)\([1-9][0-9]*\)00\b/\1\2/g
+        s/train.steps=3\b/train.steps=60/; s/--tokens 100/--tokens 5/'
+}
+# Of each block of the page its kind, and its text with \001 for the ends of lines.
+blocks() {
+    awk '/^```/ { if (kind) print kind, text; kind = kind ? "" : substr($0, 4); text = ""; next }
+        kind { text = text $0 "\001" }' "$docs/cookbook.md"
+}
+count=0
+while read -r kind text; do
+    tr '\001' '\n' <<<"$text" | smaller >block
+    if [ "$kind" = yaml ]; then
+        name=$(sed -n '1s/^# //p' block)
+        [ -n "$name" ] || fail "a configuration of the page has no name"
+        cp block "$name"
+        continue
+    fi
+    # One command at a time: comparing runs that differ ends with 1.
+    while IFS= read -r line; do
+        while [[ $line == *\\ ]]; do IFS= read -r next; line="${line%\\} $next"; done
+        [ -n "$line" ] || continue
+        count=$((count + 1))
+        status=0
+        OMP_NUM_THREADS=1 bash -c "$line" >out 2>err </dev/null || status=$?
+        [ "$status" -eq 0 ] || { [ "$status" -eq 1 ] && [[ $line == "weft compare "* ]]; } || fail "status $status: $line: $(tail -3 err)"
+        cp err "err.$count"
+    done <block
+done < <(blocks)
+[ "$count" -ge 20 ] || fail "only $count commands were found on the page"
+
+# What the page promises of them.
+[ "$(grep -c '^## [0-9]' "$docs/cookbook.md")" -eq 10 ] || fail "the page does not have ten recipes"
+grep -hq 'the loss falls from' err.* || grep -hq 'nothing can be said' err.* || fail "weft report does not say what a range test has shown"
+[ "$(digest runs/mine)" = "$(digest runs/paused)" ] || fail "a run that went on has other weights"
+[ -s runs/mine/report.html ] && [ -s both.html ] && [ -s my-model/model.safetensors ] && [ -s averaged/model.safetensors ] || fail "files are missing"
+[ -s runs/mine/slurm.sh ] && [ "$(grep -c '^[0-9]*) run=' runs/sweep/slurm.sh)" -eq 3 ] || fail "the batch scripts are not as the page says"
+grep -q '"perplexity"' score.json || fail "score.json: $(cat score.json)"
+
+# Keys of ours in the guides stand in the second column.
+"$weft" config --plain | awk '/^[a-z]/ { section = $1; sub(/:$/, "", section) } /^  [a-z]/ { key = $1; sub(/:$/, "", key); print section "." key }' | sort -u >keys
+for guide in from-torchtitan from-lingua; do
+    awk -F '|' 'NF > 3 { print $3 }' "$docs/$guide.md" | grep -o '`[a-z_]*\.[a-z_0-9]*' | tr -d '`' | grep -v '\.sh$' | sort -u >named
+    [ "$(wc -l <named)" -ge 40 ] || fail "$guide: only $(wc -l <named) keys were found"
+    grep -vxFf keys named >unknown && fail "$guide names keys that are not there: $(tr '\n' ' ' <unknown)"
+done
+
+conclude
