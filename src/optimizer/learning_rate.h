@@ -11,9 +11,9 @@
  * (step + 1) / W, then 1, then down to min_factor, with one virtual step at the end so that the last real
  * step is not zero. inverse_sqrt: the same warmup, then (W / (step + 1))^exponent, not below min_factor.
  *
- * range: a range test (Smith, "Cyclical learning rates for training neural networks", 2015, here by factors as
- * learning rates are compared): from min_factor, above 0, at step 0 to 1 at the last step, by the same factor
- * each step; no warmup.
+ * range: a range test (Smith, "Cyclical learning rates for training neural networks", 2015, here by factors,
+ * as learning rates are compared): from min_factor, above 0, at step 0 to 1 at the last step, by the same
+ * factor each step; no warmup.
  *
  * lingua_*: Lingua's formulas, whose warmup starts at 0; the cosine does not jump back to its peak at the
  * last step. */
