@@ -276,7 +276,12 @@ Loopback *loopback_new(int ranks, int events, uint64_t seed) {
     for (int k = 0; k < LINK_CHANNELS; k++)
         hub->seats[k] = mem_alloc_array((size_t)ranks, sizeof *hub->seats[k]);
     for (int r = 0; r < ranks; r++)
-        hub->ends[r] = (Endpoint){.link = {&loopback, r, ranks, r, ranks, INT64_C(1) << 30},
+        hub->ends[r] = (Endpoint){.link = {.kind = &loopback,
+                                           .rank = r,
+                                           .size = ranks,
+                                           .local_rank = r,
+                                           .local_size = ranks,
+                                           .tags = INT64_C(1) << 30},
                                   .hub = hub,
                                   .posts = mem_alloc_array((size_t)events, sizeof(Post))};
     return hub;
