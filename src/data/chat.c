@@ -128,6 +128,15 @@ static const char *token_text(const cJSON *config, const char *name) {
     return cJSON_IsString(item) ? item->valuestring : NULL;
 }
 
+char *chat_token_text(const char *tokenizer, const char *name) {
+    cJSON *config;
+    if (read_config(tokenizer, &config, NULL) != OK) return NULL;
+    const char *text = token_text(config, name);
+    char *copy = text ? mem_strdup(text) : NULL;
+    cJSON_Delete(config);
+    return copy;
+}
+
 static void add_id_text(Chat *c, const char *name, int32_t id) {
     size_t length;
     const char *bytes = tokenizer_token_bytes(c->tokenizer, id, &length);
@@ -360,6 +369,8 @@ static ErrorCode read_messages(Conversation *v, const cJSON *root, const char *k
     v->count = cJSON_GetArraySize(v->messages);
     v->tools = cJSON_GetObjectItemCaseSensitive(root, "tools");
     v->variables = cJSON_GetObjectItemCaseSensitive(root, "chat_template_kwargs");
+    if (v->variables && !cJSON_IsObject(v->variables) && !cJSON_IsNull(v->variables))
+        return error_set(err, ERR_DATA, "%s: chat_template_kwargs must be an object", v->where);
     return check_messages(v, err);
 }
 

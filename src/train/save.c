@@ -31,9 +31,12 @@ static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, 
     return code;
 }
 
-/* NULL where there is none. */
-static char *special_text(const Tokenizer *t, int32_t id) {
+/* NULL where there is none. A run on conversations hands on the name by which its template was told: an
+ * instructed model may end its turns by another token than its texts. */
+static char *special_text(const Config *c, const Tokenizer *t, const char *name, int32_t id) {
     size_t length;
+    char *told = data_has_conversations(&c->data) ? chat_token_text(c->data.tokenizer, name) : NULL;
+    if (told) return told;
     const char *bytes = id >= 0 ? tokenizer_token_bytes(t, id, &length) : NULL;
     Text text = {0};
     if (bytes) text_add(&text, bytes, length);
@@ -60,7 +63,8 @@ static ErrorCode add_template(Saver *s, Error *err) {
 /* The files of transformers beside the weights. Made once: they do not change while a run goes on. */
 static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     const ModelConfig *m = &s->c->model.shape;
-    char *bos = special_text(t, tokenizer_bos(t)), *eos = special_text(t, tokenizer_eos(t));
+    char *bos = special_text(s->c, t, "bos_token", tokenizer_bos(t)),
+         *eos = special_text(s->c, t, "eos_token", tokenizer_eos(t));
     model_config_write(m, s->c->checkpoint.dtype == STORE_BF16 ? "bfloat16" : "float32", &s->config);
     checkpoint_generation_config(m, &s->generation);
     checkpoint_tokenizer_config(bos, eos, m->max_position_embeddings, &s->tokenizer_config);

@@ -130,6 +130,8 @@ static void test_refusals(void **state) {
     refuse(plain, "{\"messages\": []}", "no messages");
     refuse(plain, "{\"messages\": [{\"content\": \"x\"}]}", "message 1");
     refuse(plain, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "nothing to learn");
+    refuse(plain, "{\"prompt\": \"a\", \"completion\": \"c\", \"chat_template_kwargs\": [1]}",
+           "must be an object");
     refuse(plain, "{\"prompt\": \"a\\u0000b\", \"completion\": \"c\"}", "0000");
     refuse(plain, "{\"messages\": [{\"role\": \"assistant\", \"content\": null}]}", "none");
     refuse("{{ 'p' if add_generation_prompt else 'q' }}", "{\"prompt\": \"a\", \"completion\": \"c\"}",
