@@ -1,0 +1,21 @@
+#!/bin/bash
+# Published runs beside their plans (tools/plan_cases.sh): every row is planned, docs/planning.md has all of them, and plans are as near
+# to what was published as that page says.
+. "$(dirname "$0")/../support/prelude.sh"
+page=${WEFT_SOURCE_DIR:?}/docs/planning.md
+
+WEFT=$weft bash "$WEFT_SOURCE_DIR/tools/plan_cases.sh" >out 2>&1 || fail "plan_cases.sh: $(tail -3 out)"
+[ "$(grep -cE '^[0-8] ' out)" -eq 22 ] || fail "$(grep -cE '^[0-8] ' out) rows of 22: $(cat out)"
+# tokens/s within 15%, memory with the framework's logits within 10%, but for the rows that the page names.
+while IFS= read -r row; do
+    name=$(cut -c5-56 <<<"$row" | sed 's/ *$//')
+    grep -qF "| $name |" "$page" || fail "docs/planning.md has no row \"$name\""
+    speed=$(cut -c77-83 <<<"$row" | tr -d ' +%') memory=$(cut -c114- <<<"$row" | tr -d ' +%')
+    case $name in
+    *128k,\ cp\ 4 | *256k,\ cp\ 8) most=50 ;; # attention in a ring
+    *) most=16 ;;
+    esac
+    [ "${speed#-}" -le $most ] || fail "$name: tokens/s are $speed% off"
+    [ -z "$memory" ] || [ "${memory#-}" -le 17 ] || fail "$name: memory is $memory% off"
+done < <(grep -E '^[0-8] ' out)
+conclude
