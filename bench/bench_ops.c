@@ -179,12 +179,12 @@ static void add(Bench *b) {
 static void loss(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids, WHOLE_VOCABULARY,
-       &b->figures->scale, 0, b->loss, b->z, b->c);
+       &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
 }
 static void loss_leaves(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_CROSS_ENTROPY, cross_entropy, ROWS, VOCAB, b->logits, DTYPE_F32, b->ids,
-       (VocabLeaves){.leaf = VOCAB / LEAVES}, &b->figures->scale, 0, b->loss, b->z, b->c);
+       (VocabLeaves){.leaf = VOCAB / LEAVES}, &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;

@@ -197,6 +197,22 @@ static void add_facts(const Option *o, Text *out) {
  * the right. */
 enum { MAX_LEFT = 34 };
 
+/* What follows "key=", from column `at` on: choices that fill more than a line are broken behind one. */
+static void add_type(const Option *o, size_t at, size_t indent, size_t width, Text *out) {
+    const char *name = type_name(o);
+    while (o->type == OPT_CHOICE && at + strlen(name) > width) {
+        size_t fits = 0;
+        for (size_t i = 0; name[i] && at + i < width; i++)
+            if (name[i] == '|') fits = i + 1;
+        if (fits == 0) break;
+        text_add(out, name, fits);
+        text_puts(out, "\n");
+        add_spaces(out, indent);
+        name += fits, at = indent;
+    }
+    text_puts(out, name);
+}
+
 /* key=TYPE, as one would write it on the command line. */
 static void write_help_line(const Option *o, size_t indent, size_t column, size_t width, Text *out) {
     Text help = {0};
@@ -204,7 +220,8 @@ static void write_help_line(const Option *o, size_t indent, size_t column, size_
     add_facts(o, &help);
     size_t start = out->length;
     add_spaces(out, indent);
-    text_printf(out, "%s=%s", o->key, type_name(o));
+    text_printf(out, "%s=", o->key);
+    add_type(o, indent + strlen(o->key) + 1, indent + 4, width, out);
     size_t used = out->length - start;
     if (used + 2 > column) text_puts(out, "\n"), used = 0;
     add_spaces(out, column - used);

@@ -70,7 +70,7 @@ struct CheckpointWriter {
     SaveReport report;
 
     CheckpointSave save; /* of the caller's lists, once copied of the staged ones */
-    StagedList model, optimizer;
+    StagedList model, optimizer, average;
     char *state;
     double start;
     Text blob;             /* this rank's */
@@ -85,8 +85,9 @@ static size_t list_bytes(const TensorList *list) {
 }
 
 /* Each piece at a multiple of the pools' alignment, so that copies are as fast as they can be. */
-size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer) {
-    return list_bytes(model) + list_bytes(optimizer);
+size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer,
+                                const TensorList *average) {
+    return list_bytes(model) + list_bytes(optimizer) + list_bytes(average);
 }
 
 /* Young, "A first order approximation to the optimum checkpoint interval", 1974: sqrt(2 * M * C), with C
@@ -120,15 +121,17 @@ static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error
     return OK;
 }
 
-/* Turns w->save from the caller's lists to staged ones. Both are staged before either is switched, so that
+/* Turns w->save from the caller's lists to staged ones. All are staged before any is switched, so that
  * a failure leaves the caller's lists whole. */
 static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     char *next = w->staging;
-    const TensorList *model = w->save.model, *optimizer = w->save.optimizer;
+    const TensorList *model = w->save.model, *optimizer = w->save.optimizer, *average = w->save.average;
     TRY(stage(&w->model, model, &next, err));
     if (optimizer != NULL) TRY(stage(&w->optimizer, optimizer, &next, err));
+    if (average != NULL) TRY(stage(&w->average, average, &next, err));
     w->save.model = &w->model.list;
     w->save.optimizer = optimizer != NULL ? &w->optimizer.list : NULL;
+    w->save.average = average != NULL ? &w->average.list : NULL;
     return OK;
 }
 
@@ -288,6 +291,7 @@ static void writer_free(CheckpointWriter *w) {
     pthread_cond_destroy(&w->changed);
     free(w->model.at);
     free(w->optimizer.at);
+    free(w->average.at);
     free(w->state);
     free((void *)(uintptr_t)w->setup.dir);
     text_free(&w->blob);
@@ -327,7 +331,7 @@ ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
 
 ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
     double start = clock_seconds();
-    CHECK(checkpoint_staging_bytes(save->model, save->optimizer) <= w->setup.staging_bytes);
+    CHECK(checkpoint_staging_bytes(save->model, save->optimizer, save->average) <= w->setup.staging_bytes);
     /* With one rank a save may be in flight still: this is the back-pressure that the report counts as
      * `waited`. */
     TRY(checkpoint_writer_wait(w, err));

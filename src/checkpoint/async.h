@@ -62,8 +62,9 @@ typedef struct SaveReport {
     int removed;    /* rank 0: checkpoints that were retired after it */
 } SaveReport;
 
-/* Bytes of staging memory that saves of the pieces in these lists need; optimizer may be NULL. */
-size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer);
+/* Bytes of staging memory that saves of the pieces in these lists need; all but the model may be NULL. */
+size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer,
+                                const TensorList *average);
 
 typedef struct WriterSetup {
     const FileOps *ops;  /* NULL: the system's; must be safe to use from another thread */

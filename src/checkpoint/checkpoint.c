@@ -145,7 +145,7 @@ ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const Checkpoint
 ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
                            Error *err) {
     Saving s = saving_make(ops, dir, save);
-    uint64_t *sums[2] = {NULL, NULL};
+    uint64_t *sums[SAVE_LISTS] = {NULL};
     Error failure = {.message = ""};
     for (int i = 0; i < s.layout.count && failure.code == OK; i++) {
         sums[i] = mem_alloc_array((size_t)tensor_pieces(s.layout.lists[i].list), sizeof *sums[i]);
@@ -155,8 +155,7 @@ ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const Checkpoint
         blob_write(blob, &s.layout, sums);
     else
         checkpoint_blob_failure(&failure, blob);
-    free(sums[0]);
-    free(sums[1]);
+    for (int i = 0; i < SAVE_LISTS; i++) free(sums[i]);
     saving_free(&s);
     if (failure.code != OK && err != NULL) *err = failure;
     return failure.code;

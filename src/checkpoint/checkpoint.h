@@ -4,6 +4,7 @@
  *     RUN/checkpoints/step-00000200/
  *         config.json, generation_config.json, tokenizer.json, ...          files of the caller
  *         model.safetensors, or shards with model.safetensors.index.json
+ *         model.ema.safetensors                                             where an average is kept
  *         optimizer.safetensors, state.json                                 unless weights only
  *         manifest.json
  *
@@ -17,6 +18,8 @@
 
 #define CHECKPOINT_STATE "state.json"
 #define CHECKPOINT_OPTIMIZER "optimizer.safetensors"
+/* Weights, too, by the same names: what transformers opens with variant="ema". */
+#define CHECKPOINT_AVERAGE "model.ema.safetensors"
 
 typedef struct CheckpointFile {
     const char *name; /* a plain file name */
@@ -28,6 +31,7 @@ typedef struct CheckpointSave {
     int64_t step;
     const TensorList *model;     /* with the pieces that this rank is to write */
     const TensorList *optimizer; /* NULL: weights only */
+    const TensorList *average;   /* of the weights; NULL: there is none */
     const char *state;           /* JSON text; NULL when weights only. Rank 0's is taken */
     const CheckpointFile *files; /* config.json and so on; rank 0's are taken */
     int file_count;
@@ -84,6 +88,7 @@ typedef struct Checkpoint {
     char *state; /* NULL when weights only */
     ModelFiles model;
     ModelFiles optimizer; /* empty when weights only */
+    ModelFiles average;   /* empty when there is none */
 } Checkpoint;
 
 /* `path` is one checkpoint, or a directory of checkpoints, of which the newest good one is taken; each

@@ -34,8 +34,23 @@ typedef struct Export {
 
 /* ---- what is read ---- */
 
+/* Exact as it is. */
+static ErrorCode open_average(Source *s, const char *dir, Error *err) {
+    char *path = path_join(dir, CHECKPOINT_AVERAGE);
+    ErrorCode code =
+        file_exists(path)
+            ? modelfiles_open(&s->model, path, err)
+            : error_set(err, ERR_NOINPUT,
+                        "%s: holds no moving average (%s): a run keeps one where optimizer.ema is "
+                        "more than 0",
+                        dir, CHECKPOINT_AVERAGE);
+    free(path);
+    return code;
+}
+
 /* Only a checkpoint has the second file, and only one whose model file is rounded has weights in it. */
-static ErrorCode open_source(Source *s, const char *dir, Error *err) {
+static ErrorCode open_source(Source *s, const char *dir, bool average, Error *err) {
+    if (average) return open_average(s, dir, err);
     char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&s->model, dir, err);
     if (code == OK && file_exists(path)) code = modelfiles_open(&s->exact, path, err);
@@ -211,13 +226,14 @@ static ErrorCode write_directory(const Export *e, const char *source, SafeType s
 
 /* A name that is taken is refused before anything is read. Sources that were not opened are empty, and
  * closing them does nothing. */
-ErrorCode export_model(const char *const *sources, size_t count, SafeType stored, const char *dir,
-                       uint64_t *bytes, Error *err) {
+ErrorCode export_model(const char *const *sources, size_t count, bool average, SafeType stored,
+                       const char *dir, uint64_t *bytes, Error *err) {
     Export e = {.sources = mem_alloc_array(count, sizeof *e.sources), .count = count};
     ErrorCode code = OK;
     if (file_exists(dir))
         code = error_set(err, ERR_CANTCREATE, "%s: is there already; name a directory that is not", dir);
-    for (size_t s = 0; code == OK && s < count; s++) code = open_source(&e.sources[s], sources[s], err);
+    for (size_t s = 0; code == OK && s < count; s++)
+        code = open_source(&e.sources[s], sources[s], average, err);
     if (code == OK) code = describe(&e, stored, err);
     if (code == OK) code = write_directory(&e, sources[0], stored, dir, bytes, err);
     for (size_t s = 0; s < count; s++) {

@@ -8,9 +8,10 @@
 #include "checkpoint/safetensors.h"
 
 /* Makes `dir`, which must not be there, from model directories [count] of one shape, the first of which gives
- * configuration and tokenizer. stored: SAFE_F32 or SAFE_BF16. Means are taken in double precision, rounded to
+ * configuration and tokenizer. average: the moving averages that checkpoints of runs with optimizer.ema hold,
+ * in place of their weights. stored: SAFE_F32 or SAFE_BF16. Means are taken in double precision, rounded to
  * fp32, then to `stored`. When it fails, nothing is left. *bytes: of the weights. */
-ErrorCode export_model(const char *const *sources, size_t count, SafeType stored, const char *dir,
-                       uint64_t *bytes, Error *err);
+ErrorCode export_model(const char *const *sources, size_t count, bool average, SafeType stored,
+                       const char *dir, uint64_t *bytes, Error *err);
 
 #endif

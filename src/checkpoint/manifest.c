@@ -327,8 +327,9 @@ ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err
     static const struct {
         const char *name;
         bool resuming;
-    } read_by_weft[] = {{MODEL_FILE, false},       {MODEL_INDEX, false},     {"config.json", false},
-                        {"tokenizer.json", false}, {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true}};
+    } read_by_weft[] = {{MODEL_FILE, false},        {MODEL_INDEX, false},     {"config.json", false},
+                        {"tokenizer.json", false},  {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true},
+                        {CHECKPOINT_AVERAGE, false}};
     TRY(check_once(m, dir, err));
     if (!lists(m, MODEL_FILE) && !lists(m, MODEL_INDEX))
         return error_set(err, ERR_DATA, "%s/%s: lists no weights: neither %s nor %s", dir, MANIFEST_FILE,

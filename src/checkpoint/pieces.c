@@ -39,10 +39,13 @@ static uint64_t digest_of(const SaveLayout *l) {
 }
 
 void savelayout_make(SaveLayout *l, const CheckpointSave *save) {
-    *l = (SaveLayout){.step = save->step, .count = save->optimizer != NULL ? 2 : 1};
-    /* Only weights are cut into shards: other programs read them. The optimizer's file is weft's alone. */
-    modellayout_make(&l->lists[0], save->model, "model", save->shard_bytes ? save->shard_bytes : SHARD_BYTES);
-    if (save->optimizer != NULL) modellayout_make(&l->lists[1], save->optimizer, "optimizer", UINT64_MAX);
+    *l = (SaveLayout){.step = save->step};
+    /* Only weights are cut into shards: other programs read them. The optimizer's file is weft's alone, and
+     * an average's shards would have an index of another name. */
+    modellayout_make(&l->lists[l->count++], save->model, "model",
+                     save->shard_bytes ? save->shard_bytes : SHARD_BYTES);
+    if (save->optimizer) modellayout_make(&l->lists[l->count++], save->optimizer, "optimizer", UINT64_MAX);
+    if (save->average) modellayout_make(&l->lists[l->count++], save->average, "model.ema", UINT64_MAX);
     l->digest = digest_of(l);
 }
 
@@ -74,7 +77,7 @@ static uint64_t count_pieces(const SaveLayout *l) {
 }
 
 /* Appended to what the text holds; the checksum is of this blob only. */
-void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]) {
+void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS]) {
     size_t start = blob->length;
     put(blob, MAGIC);
     put(blob, KIND_PIECES);

@@ -15,11 +15,12 @@
 
 #include "checkpoint/checkpoint.h"
 
-/* The files of a save: model and, unless weights only, optimizer. */
+/* The files of a save: model, optimizer unless weights only, the average if there is one. */
+enum { SAVE_LISTS = 3 };
 typedef struct SaveLayout {
     int64_t step;
     int count;
-    ModelLayout lists[2];
+    ModelLayout lists[SAVE_LISTS];
     uint64_t digest;
 } SaveLayout;
 void savelayout_make(SaveLayout *l, const CheckpointSave *save);
@@ -38,7 +39,7 @@ typedef struct SavedPieces {
 } SavedPieces;
 
 /* Appends the blob of a rank whose pieces were written. sums: [list][piece]. */
-void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[2]);
+void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS]);
 /* Reads the blobs [ranks] and checks that their pieces make up every tensor. The failure that a blob tells of
  * is returned. */
 ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,

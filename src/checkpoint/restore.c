@@ -159,6 +159,14 @@ static ErrorCode check_state(const Checkpoint *c, Error *err) {
                      CHECKPOINT_STATE, step, c->step);
 }
 
+/* Where it is there: the manifest would not have passed if it did not list it. */
+static ErrorCode open_average(Checkpoint *c, Error *err) {
+    char *path = path_join(c->path, CHECKPOINT_AVERAGE);
+    ErrorCode code = file_exists(path) ? modelfiles_open(&c->average, path, err) : OK;
+    free(path);
+    return code;
+}
+
 /* The files are opened by what the manifest says of them, which read_manifest has checked to be complete. */
 static ErrorCode open_parts(Checkpoint *c, Error *err) {
     size_t length = 0;
@@ -167,6 +175,7 @@ static ErrorCode open_parts(Checkpoint *c, Error *err) {
     char *optimizer = path_join(c->path, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&c->optimizer, optimizer, err);
     free(optimizer);
+    if (code == OK) code = open_average(c, err);
     if (code == OK) code = fileops_read_in(c->path, CHECKPOINT_STATE, STATE_LIMIT, &c->state, &length, err);
     return code == OK ? check_state(c, err) : code;
 }
@@ -265,6 +274,7 @@ ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error
 void checkpoint_close(Checkpoint *c) {
     modelfiles_close(&c->model);
     modelfiles_close(&c->optimizer);
+    modelfiles_close(&c->average);
     free(c->state);
     free(c->path);
     *c = (Checkpoint){0};

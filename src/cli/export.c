@@ -19,6 +19,8 @@ enum { MOST_AVERAGED = 1000 };
 
 static const Flag flags[] = {
     {"--dtype", 0, "TYPE", "of the weights: fp32 or bf16; default fp32"},
+    {"--ema", 0, NULL,
+     "the moving average of the weights that the run kept (optimizer.ema), not the last ones"},
     {"--average", 0, "K", "the mean of the K newest good checkpoints of the run; default 1, the newest"},
     {NULL, 0, NULL, NULL},
 };
@@ -95,7 +97,8 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(read_dtype(args, &stored, err));
     ErrorCode code = choose(&c, args->operands[0], (size_t)wanted, err);
     if (code == OK)
-        code = export_model((const char *const *)c.dirs, c.count, stored, args->operands[1], &bytes, err);
+        code = export_model((const char *const *)c.dirs, c.count, arguments_has(args, "--ema"), stored,
+                            args->operands[1], &bytes, err);
     if (code == OK) report(&c, stored, args->operands[1], bytes);
     for (size_t i = 0; i < c.count; i++) free(c.dirs[i]);
     return code;
@@ -104,11 +107,12 @@ static ErrorCode run(const Arguments *args, Error *err) {
 const Verb verb_export = {
     .name = "export",
     .summary = "write a run's weights as a model directory, in another type or averaged",
-    .synopsis = "RUN|CHECKPOINT DIR [--dtype bf16] [--average K]",
+    .synopsis = "RUN|CHECKPOINT DIR [--dtype bf16] [--ema] [--average K]",
     .details =
         "Makes DIR, a Hugging Face model directory with weights, configuration and tokenizer, and nothing "
         "that only training needs. Weights are exact where --dtype is fp32, also those of a run whose "
         "checkpoints are in bf16 (checkpoint.dtype), which keeps exact ones beside the moments.\n\n"
+        "With --ema they are the moving average that a run with optimizer.ema keeps in each checkpoint. "
         "With --average the weights are the mean of those of the last K checkpoints of the run. DIR appears "
         "when it is whole.\n\n"
         "Examples:\n"

@@ -94,7 +94,7 @@ static const Option group_options[] = {
      .effect = EFFECT_UNKNOWN,
      .offset = OF(settings.kind),
      .optional = true,
-     .choices = "adamw|sgd",
+     .choices = "adamw|sgd|muon",
      .help = "Of these parameters."},
     {.key = "lr",
      .type = OPT_DOUBLE,
@@ -143,14 +143,28 @@ static const Option group_options[] = {
      .optional = true,
      .min = 0,
      .max = 0.999999,
-     .help = "sgd: memory of gradients; 0: none, and no memory for it."},
+     .help = "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it."},
     {.key = "nesterov",
      .type = OPT_CHOICE,
      .effect = EFFECT_UNKNOWN,
      .offset = OF(settings.nesterov),
      .optional = true,
      .choices = "false|true",
-     .help = "sgd: Nesterov's momentum."},
+     .help = "sgd, muon: Nesterov's momentum."},
+    {.key = "muon_scale",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_UNKNOWN,
+     .offset = OF(settings.muon_scale),
+     .optional = true,
+     .choices = MUON_SCALES,
+     .help = "muon: how far a matrix moves."},
+    {.key = "muon_coefficients",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_UNKNOWN,
+     .offset = OF(settings.muon_coefficients),
+     .optional = true,
+     .choices = MUON_COEFFICIENTS,
+     .help = "muon: of its iterations."},
     {.key = "states",
      .type = OPT_CHOICE,
      .effect = EFFECT_UNKNOWN,
@@ -736,6 +750,26 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Tokens of an optimizer step; 0 means one microbatch. More accumulate gradients."},
+    /* Smith and others, "Don't decay the learning rate, increase the batch size", 2018; McCandlish and
+     * others, "An empirical model of large-batch training", 2018: at first gradients tell the same with few
+     * tokens. Doubled, and not raised by little, since each size has a program of its own. */
+    {.key = "train.batch_start",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(train.batch_start),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Tokens of the first steps, which are doubled until they are train.tokens_per_step; 0: no batch "
+             "warm-up."},
+    {.key = "train.batch_warmup",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(train.batch_warmup),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e15,
+     .help = "Tokens over which they are: an equal share for each size, in whole steps."},
     /* Another dtype is other mathematics. `auto` is decided once in the life of a run (train/setup.c). */
     {.key = "train.compute",
      .type = OPT_CHOICE,
@@ -766,6 +800,18 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Tokens whose logits exist at a time; 0 means chosen by the vocabulary."},
+    /* Chowdhery and others, "PaLM", 2022, with 1e-4. A softmax does not see what is added to all logits of a
+     * row; in bf16 it matters, and this keeps it near 0. */
+    {.key = "train.z_loss",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(train.z_loss),
+     .fallback = "0",
+     .min = 0,
+     .max = 1,
+     .help = "Coefficient of the squared log of the softmax's denominator, a loss beside the cross-entropy "
+             "that is "
+             "trained on and told apart; 0 for none, 1e-4 is usual."},
     /* The halves compute what the whole does, element by element: a schedule may set the one for the
      * weights aside until a rank has nothing else to do. */
     {.key = "train.split_backward",
@@ -978,8 +1024,8 @@ const Option config_options[] = {
      .effect = EFFECT_RUN,
      .offset = AT(optimizer.settings.kind),
      .fallback = "adamw",
-     .choices = "adamw|sgd",
-     .help = "What makes updates of gradients."},
+     .choices = "adamw|sgd|muon",
+     .help = "What makes updates of gradients; muon: of the matrices of blocks, the rest by adamw."},
     /* 1,000 is beyond all sense and says that a decimal point is missing; 0 is allowed, to see what a run
      * does without learning. */
     {.key = "optimizer.lr",
@@ -1000,7 +1046,7 @@ const Option config_options[] = {
      .fallback = "0.1",
      .min = 0,
      .max = 100,
-     .help = "adamw: decoupled, times the learning rate; sgd: added to the gradient."},
+     .help = "adamw, muon: decoupled, times the learning rate; sgd: added to the gradient."},
     /* Below 1 by 1e-6: with 1 a mean would never learn anything. */
     {.key = "optimizer.beta1",
      .type = OPT_DOUBLE,
@@ -1036,7 +1082,7 @@ const Option config_options[] = {
      .fallback = "0.9",
      .min = 0,
      .max = 0.999999,
-     .help = "sgd: memory of gradients; 0: none, and no memory for it."},
+     .help = "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it."},
     /* A choice of two words where others are OPT_BOOL: an item of optimizer.groups may leave it out, and a
      * bool has no third value for that. */
     {.key = "optimizer.nesterov",
@@ -1045,7 +1091,25 @@ const Option config_options[] = {
      .offset = AT(optimizer.settings.nesterov),
      .fallback = "false",
      .choices = "false|true",
-     .help = "sgd: Nesterov's momentum."},
+     .help = "sgd, muon: Nesterov's momentum."},
+    /* moonlight by default, since with it AdamW's learning rate and decay serve both kinds of parameters. */
+    {.key = "optimizer.muon_scale",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(optimizer.settings.muon_scale),
+     .fallback = "moonlight",
+     .choices = MUON_SCALES,
+     .help =
+         "muon: how far a matrix [outputs, inputs] moves, times the learning rate: moonlight 0.2 sqrt(larger "
+         "side), as far as under adamw; jordan sqrt(max(1, outputs / inputs)); spectral sqrt(outputs / "
+         "inputs)."},
+    {.key = "optimizer.muon_coefficients",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(optimizer.settings.muon_coefficients),
+     .fallback = "jordan",
+     .choices = MUON_COEFFICIENTS,
+     .help = "muon: of the five Newton-Schulz iterations that bring singular values to about 1."},
     /* EFFECT_CURVE: with half the bits every update is another one. Rounding to the nearest would lose
      * small updates for good, which is why it is by chance, by optimizer.seed. */
     {.key = "optimizer.states",
@@ -1071,6 +1135,17 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "Seed of the rounding of states in bf16."},
+    /* Beside the run, which does not read it: another value changes what an average is of, not the curve. */
+    {.key = "optimizer.ema",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_MEASURES,
+     .offset = AT(optimizer.ema),
+     .fallback = "0",
+     .min = 0,
+     .max = 0.999999999,
+     .help = "Decay of a moving average of the weights, kept in fp32 and in each checkpoint as "
+             "model.ema.safetensors; 0 "
+             "for none, 0.999 is the mean of about the last 1,000 updates."},
     /* Compared as a whole. Which parameters an item finds follows from names, so groups are the same on
      * every mesh (optimizer/groups.c). */
     {.key = "optimizer.groups",
@@ -1081,10 +1156,8 @@ const Option config_options[] = {
      .item = group_options,
      .item_size = sizeof(OptimizerGroup),
      .help = "Parameters that are treated otherwise, the first match counts: maps of match, kind, lr, "
-             "weight_decay, beta1, beta2, eps, momentum, nesterov, states, whole, frozen; what a group "
-             "leaves out is "
-             "as in "
-             "this section."},
+             "weight_decay, beta1, beta2, eps, momentum, nesterov, muon_scale, muon_coefficients, states, "
+             "whole, frozen; what a group leaves out is as in this section."},
     /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of
      * the whole gradient, over all ranks: with a norm of each share the curve would depend on the mesh. */
     {.key = "optimizer.clip",
@@ -1111,11 +1184,14 @@ const Option config_options[] = {
      .effect = EFFECT_CURVE,
      .offset = AT(schedule.kind),
      .fallback = "cosine",
-     .choices = "constant|linear|cosine|sqrt|wsd|inverse_sqrt|range|"
+     .choices = "constant|linear|cosine|sqrt|wsd|exponential|drops|cosine_linear|inverse_sqrt|range|power|"
                 "lingua_linear|lingua_cosine|lingua_wsd|lingua_inverse_sqrt",
-     .help = "Shape after the warmup. range is a learning-rate range test: from min_factor of the peak up to "
-             "it, by the same factor each step. The lingua_ ones are Lingua's formulas, cosine right at its "
-             "end."},
+     .help =
+         "Shape after the warmup: linear, cosine, sqrt, exponential fall over schedule.decay_ratio of the "
+         "steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
+         "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "
+         "range test: from min_factor of the peak up to it, by the same factor each step. The lingua_ ones "
+         "are Lingua's formulas, cosine right at its end."},
     /* Adam's second moments are means of few gradients at first, and its steps accordingly wild. Liu and
      * others, "On the variance of the adaptive learning rate and beyond", 2019. */
     {.key = "schedule.warmup_steps",
@@ -1144,7 +1220,9 @@ const Option config_options[] = {
      .fallback = "-1",
      .min = -1,
      .max = 1,
-     .help = "Share of the steps that decay, at the end; -1 means all after the warmup (wsd: 0.1)."},
+     .help = "Share of the steps that decay, at the end; -1 means all after the warmup (wsd, cosine_linear, "
+             "power: 0.1; "
+             "exponential, drops: 0.2)."},
     /* A share and not a rate: groups have peaks of their own, and all follow one schedule. */
     {.key = "schedule.min_factor",
      .type = OPT_DOUBLE,
@@ -1162,7 +1240,7 @@ const Option config_options[] = {
      .fallback = "0.5",
      .min = 0,
      .max = 10,
-     .help = "inverse_sqrt: exponent of warmup / step."},
+     .help = "inverse_sqrt, power: exponent of warmup / step."},
     {.key = "schedule.cycle_length",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -1281,6 +1359,16 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Robust deviations of loss or gradient norm that are marked as a spike; 0 marks none."},
+    /* McCandlish and others, "An empirical model of large-batch training", 2018. It is asked for, since it
+     * reads the gradients of one rank once more. */
+    {.key = "metrics.noise_scale",
+     .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(metrics.noise_scale),
+     .fallback = "false",
+     .help = "Estimate the gradient noise scale, the tokens of a step beyond which more bring little, from "
+             "the first "
+             "microbatch of each step and the whole of it."},
     /* Rank 0 has the figures of all. The lines of others tell what only they see, when one looks for the
      * rank that is slow. */
     {.key = "metrics.log_ranks",
@@ -1422,6 +1510,97 @@ static ErrorCode take_initialiser(const Config *c, OptionSet *set, Error *err) {
                           "default of model.family", err);
 }
 
+/* Two equal drops to a floor of nothing would both be to nothing. */
+static ErrorCode check_schedule(const Config *c, const OptionSet *set, Error *err) {
+    if (c->schedule.kind != SCHEDULE_DROPS || c->schedule.min_factor > 0) return OK;
+    return options_fail(
+        set, "schedule.min_factor", err,
+        "schedule.kind drops goes down to it in two equal steps: expected more than 0, such as 0.1");
+}
+
+int config_step_sizes(const Config *c, int64_t tokens[STEP_SIZES]) {
+    int count = 0;
+    for (int64_t size = c->train.batch_start; size > 0 && size < c->train.tokens_per_step; size *= 2)
+        tokens[count++] = size;
+    tokens[count++] = c->train.tokens_per_step;
+    return count;
+}
+
+/* Walks through the sizes of the warm-up: the one that `step` has, or, where it is behind them, none (0) and
+ * how many steps they are. */
+static int64_t size_of_step(const Config *c, int64_t step, int64_t *all) {
+    int64_t sizes[STEP_SIZES];
+    int growing = config_step_sizes(c, sizes) - 1;
+    *all = 0;
+    for (int i = 0; i < growing; i++) {
+        int64_t share = (c->train.batch_warmup + growing - 1) / growing;
+        *all += (share + sizes[i] - 1) / sizes[i];
+        if (step < *all) return sizes[i];
+    }
+    return 0;
+}
+
+int64_t config_step_tokens(const Config *c, int64_t step) {
+    int64_t all, size = size_of_step(c, step, &all);
+    return size > 0 ? size : c->train.tokens_per_step;
+}
+
+int64_t config_first_whole_step(const Config *c) {
+    int64_t all;
+    size_of_step(c, INT64_MAX, &all);
+    return all;
+}
+
+/* A step is cut into whole microbatches on every mesh: those of the warm-up too, which
+ * layout_build sees to. */
+static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error *err) {
+    int64_t start = c->train.batch_start, whole = c->train.tokens_per_step, size = start, first, last;
+    if (start == 0 && c->train.batch_warmup == 0) return OK;
+    if (start == 0 || c->train.batch_warmup == 0)
+        return options_fail(set, start ? "train.batch_warmup" : "train.batch_start", err,
+                            "a batch warm-up is said by train.batch_start and train.batch_warmup together");
+    if (whole == 0)
+        return options_fail(set, "train.batch_start", err,
+                            "a batch warm-up wants train.tokens_per_step said, too");
+    while (size < whole) size *= 2;
+    if (size != whole || start == whole)
+        return options_fail(
+            set, "train.batch_start", err,
+            "%lld, doubled again and again, never is train.tokens_per_step, %lld: expected its half, "
+            "quarter, ...",
+            (long long)start, (long long)whole);
+    if (config_traces(c, &first, &last) && first <= config_first_whole_step(c))
+        return options_fail(set, "metrics.trace", err,
+                            "steps of the batch warm-up are not traced: it ends with step %lld",
+                            (long long)config_first_whole_step(c));
+    return OK;
+}
+
+/* Norms of both are taken in one way, and squares must add up. */
+static ErrorCode check_noise(const Config *c, const OptionSet *set, Error *err) {
+    if (!c->metrics.noise_scale || (c->optimizer.clip_norm >= 2 && c->optimizer.clip_norm <= 2)) return OK;
+    return options_fail(set, "metrics.noise_scale", err,
+                        "it is made of squares: expected optimizer.clip_norm 2, found %g",
+                        c->optimizer.clip_norm);
+}
+
+static bool names_muon(const OptimizerOptions *o) {
+    const OptimizerGroup *groups = (const OptimizerGroup *)(const void *)o->groups.items;
+    for (size_t i = 0; i < o->groups.count; i++)
+        if (groups[i].settings.kind == OPTIMIZER_MUON) return true;
+    return o->settings.kind == OPTIMIZER_MUON;
+}
+
+/* What Muon is known with. AdamW reads neither, so only a section of SGD's has them for itself. */
+static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
+    static const char *const defaults[][2] = {{"optimizer.momentum", "0.95"}, {"optimizer.nesterov", "true"}};
+    if (!names_muon(&c->optimizer) || c->optimizer.settings.kind == OPTIMIZER_SGD) return OK;
+    for (int i = 0; i < 2; i++)
+        if (!options_is_set(set, defaults[i][0]))
+            TRY(options_derive(set, defaults[i][0], defaults[i][1], "default of muon", err));
+    return OK;
+}
+
 /* A key from config.json counts unless the run's own configuration gives it. Special tokens have no key:
  * they come from the file, later from the tokenizer. *own is the shape as the file has it, for
  * check_shape. The path is escaped: it becomes the `where` of every key, which is printed and written
@@ -1537,7 +1716,9 @@ ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
  * makes. The number of ranks matters only where that many do not fit, so that the curve does not depend on
  * it. 2,048 tokens fill the products of a small model. */
 static int64_t choose_sequences(const Config *c, int ranks) {
-    int64_t context = c->train.context, step = c->train.tokens_per_step;
+    /* What the smallest step is made of makes up the others. */
+    int64_t context = c->train.context,
+            step = c->train.batch_start > 0 ? c->train.batch_start : c->train.tokens_per_step;
     if (step > 0 && c->pipeline.microbatches > 0 && step % (c->pipeline.microbatches * ranks * context) == 0)
         return step / (c->pipeline.microbatches * ranks * context);
     int64_t chosen = (2048 + context - 1) / context;
@@ -1631,6 +1812,10 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
     if (!c->model.config[0] && !c->model.init[0]) TRY(take_defaults(c, set, err));
     TRY(take_initialiser(c, set, err));
+    TRY(take_momentum(c, set, err));
+    TRY(check_schedule(c, set, err));
+    TRY(check_batch_warmup(c, set, err));
+    TRY(check_noise(c, set, err));
     TRY(config_derive(c, set, err));
     if (c->train.context > c->model.shape.max_position_embeddings)
         return error_set(err, ERR_CONFIG,

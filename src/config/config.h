@@ -17,8 +17,12 @@ typedef enum ScheduleKind {
     SCHEDULE_COSINE,
     SCHEDULE_SQRT,
     SCHEDULE_WSD,
+    SCHEDULE_EXPONENTIAL,
+    SCHEDULE_DROPS,
+    SCHEDULE_COSINE_LINEAR,
     SCHEDULE_INVERSE_SQRT,
     SCHEDULE_RANGE,
+    SCHEDULE_POWER,
     SCHEDULE_LINGUA_LINEAR,
     SCHEDULE_LINGUA_COSINE,
     SCHEDULE_LINGUA_WSD,
@@ -48,9 +52,12 @@ typedef struct TrainOptions {
     int64_t steps, context;
     int64_t microbatch;      /* sequences; 0: chosen for speed */
     int64_t tokens_per_step; /* 0: one microbatch */
+    int64_t batch_start;     /* tokens of the first steps; 0: tokens_per_step */
+    int64_t batch_warmup;    /* tokens over which steps grow to tokens_per_step */
     int compute;             /* ComputeKind */
     int recompute;           /* Recompute */
     int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
+    double z_loss;           /* coefficient; 0: none */
     int64_t stop_after_bad;  /* non-finite steps in a row */
     bool split_backward;
     int numerics;      /* Numerics */
@@ -76,12 +83,18 @@ typedef struct PipelineOptions {
 
 /* What an optimizer does with a group of parameters. In an item of optimizer.groups a number that was not
  * given is NaN, a choice -1: what the section says holds. */
-typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_KINDS } OptimizerKind;
+typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MUON, OPTIMIZER_KINDS } OptimizerKind;
+typedef enum MuonScale { MUON_MOONLIGHT, MUON_SCALE_JORDAN, MUON_SPECTRAL } MuonScale;
+typedef enum MuonCoefficients { MUON_JORDAN, MUON_POLAR_EXPRESS } MuonCoefficients;
+#define MUON_SCALES "moonlight|jordan|spectral"
+#define MUON_COEFFICIENTS "jordan|polar_express"
 typedef struct OptimizerSettings {
     int kind;   /* OptimizerKind */
     int states; /* Dtype of what it keeps of each element */
     double lr, weight_decay, beta1, beta2, eps, momentum;
-    int nesterov; /* 0, 1 */
+    int nesterov;          /* 0, 1 */
+    int muon_scale;        /* MuonScale */
+    int muon_coefficients; /* MuonCoefficients */
 } OptimizerSettings;
 
 typedef struct OptimizerGroup {
@@ -96,6 +109,7 @@ typedef struct OptimizerOptions {
     double clip, clip_norm;
     int decay;         /* DecayRule */
     int64_t seed;      /* of the rounding of states */
+    double ema;        /* decay of the average of weights; 0: none */
     ObjectList groups; /* OptimizerGroup */
 } OptimizerOptions;
 
@@ -123,7 +137,8 @@ typedef struct ValidationOptions {
 typedef struct MetricsOptions {
     int64_t log_freq;
     bool tensorboard, profile;
-    double spike;         /* robust deviations that make a spike; 0: none */
+    double spike; /* robust deviations that make a spike; 0: none */
+    bool noise_scale;
     StringList log_ranks; /* whole numbers: config_logs_rank */
     bool all_ranks;       /* a metrics file for each rank */
     char *trace;          /* steps: config_traces */
@@ -177,6 +192,16 @@ bool config_traces(const Config *c, int64_t *first, int64_t *last);
 bool config_logs_rank(const Config *c, int rank);
 /* That the ranks it names are among `world`. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err);
+
+/* Batch warm-up: steps of train.batch_start tokens, then of twice as many, and so on to
+ * train.tokens_per_step, each size for an equal share of train.batch_warmup tokens, rounded up to whole
+ * steps. */
+enum { STEP_SIZES = 40 };
+/* The sizes in tokens, ascending, the last is train.tokens_per_step; returns how many. */
+int config_step_sizes(const Config *c, int64_t tokens[STEP_SIZES]);
+/* Tokens of the 0-based step, and the first of the steps that have all. */
+int64_t config_step_tokens(const Config *c, int64_t step);
+int64_t config_first_whole_step(const Config *c);
 
 /* Sequences of a microbatch, and microbatches of a step on each of `ranks` data-parallel ranks, after
  * defaults; refuses what does not divide, saying what would. */

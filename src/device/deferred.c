@@ -234,14 +234,21 @@ static void host_give(Device *d, void *host) {
     X(loss_records, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),        \
       (const int32_t *, targets), (VocabLeaves, leaves), (LossRecord *, records))                           \
     X(cross_entropy, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),       \
-      (const int32_t *, targets), (VocabLeaves, leaves), (const float *, scale), (float, cap),              \
-      (float *, loss),                                                                                      \
-      (void *, dlogits), (Dtype, grad_type))                                                                \
+      (const int32_t *, targets), (VocabLeaves, leaves), (const float *, scale), (float, cap), (float, z),  \
+      (float *, loss), (float *, z_loss), (void *, dlogits), (Dtype, grad_type))                            \
     X(loss_sum, (int64_t, n), (const float *, losses), (LossSum *, into))                                   \
     X(adamw, (int64_t, n), (AdamW, a), (StateStore, s), (const OptimizerStep *, step), (float *, param),    \
       (const float *, grad), (void *, m), (void *, v), (uint16_t *, copy))                                  \
     X(sgd, (int64_t, n), (Sgd, o), (StateStore, s), (const OptimizerStep *, step), (float *, param),        \
       (const float *, grad), (void *, momentum), (uint16_t *, copy))                                        \
+    X(muon_direction, (MatrixShape, shape), (Muon, o), (StateStore, s), (const OptimizerStep *, step),      \
+      (const float *, grad), (void *, momentum), (float *, x))                                              \
+    X(muon_unit, (int64_t, n), (const GradStats *, squares), (float, slack), (float *, x))                  \
+    X(muon_quintic, (int64_t, m), (float, a), (float, b), (float, c), (const float *, gram),                \
+      (float *, square))                                                                                    \
+    X(muon_descend, (MatrixShape, shape), (Muon, o), (const OptimizerStep *, step), (const float *, x),     \
+      (float *, param), (uint16_t *, copy))                                                                 \
+    X(average, (int64_t, n), (const OptimizerStep *, step), (const float *, param), (float *, mean))        \
     X(grad_stats, (int64_t, n), (const float *, g), (double, p), (const double *, unit),                    \
       (GradStats *, out))                                                                                   \
     X(fixed_add, (int64_t, n), (const float *, g), (int64_t *, acc), (bool, set), (double, limit),          \

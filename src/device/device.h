@@ -62,6 +62,9 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
     X(LOSS_SUM, loss_sum)                                                                              \
     X(ADAMW, adamw)                             X(SGD, sgd)                                            \
+    X(MUON_DIRECTION, muon_direction)           X(MUON_UNIT, muon_unit)                                \
+    X(MUON_QUINTIC, muon_quintic)               X(MUON_DESCEND, muon_descend)                          \
+    X(AVERAGE, average)                                                                                \
     X(GRAD_STATS, grad_stats)                                                                          \
     X(FIXED_ADD, fixed_add)                     X(FIXED_TO_FLOAT, fixed_to_float)                      \
     X(CAST, cast)                               X(ZERO, zero)                                          \
@@ -142,11 +145,22 @@ typedef struct Sgd {
     bool nesterov;
 } Sgd;
 
+typedef struct Muon {
+    float momentum, weight_decay, scale; /* scale: of the step of this matrix, times the learning rate */
+    bool nesterov;
+} Muon;
+
+/* A matrix inside a parameter that is stored as part of a larger one: rows lie `row` elements apart. */
+typedef struct MatrixShape {
+    int64_t rows, cols, row;
+} MatrixShape;
+
 /* ... and what changes from step to step: in tensor memory. */
 typedef struct OptimizerStep {
     float lr;
     float correction1, correction2; /* AdamW: 1 - beta^number */
     float grad_scale;               /* clip coefficient, multiplied into the gradient */
+    float average;                  /* share of the new weights in their moving average */
     uint64_t number;                /* updates made, this one among them: from 1 on */
 } OptimizerStep;
 
@@ -308,10 +322,12 @@ typedef struct Ops {
     /* x = cap * tanh(x / cap), in place. */
     void (*softcap)(Device *d, int64_t n, float cap, void *x /* [n] c */, Dtype c);
 
-    /* Cross-entropy of R `rows` tokens, fused with its gradient:
-     * loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target < 0 (ignored). With dlogits:
-     * (softmax - onehot) * scale, zero rows where ignored; dlogits may be logits. With cap > 0 logits are
-     * what softcap made, and dlogits the gradient of what they were before: times 1 - (logit / cap)^2.
+    /* Cross-entropy of R `rows` tokens, fused with its gradient: loss[r] = logsumexp(logits[r]) - logits[r,
+     * target[r]], 0 where target < 0 (ignored). With dlogits: (softmax - onehot) * scale, zero rows where
+     * ignored; dlogits may be logits. With cap > 0 logits are what softcap made, and dlogits the gradient of
+     * what they were before: times 1 - (logit / cap)^2. With z > 0 another term comes apart, z_loss[r] = z *
+     * logsumexp(logits[r])^2, 0 where ignored, which keeps logits from drifting (Chowdhery et al., "PaLM",
+     * 2022); dlogits are then of both.
      *
      * The vocabulary may be cut over ranks, V the logits that are here. Then each makes records of its leaves
      * (loss_records), all get those of all (16 bytes a row and leaf), and from the same records the same loss
@@ -326,8 +342,8 @@ typedef struct Ops {
     void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
                           Dtype logits_type, const int32_t *targets /* [R], in the whole vocabulary */,
                           VocabLeaves leaves, const float *scale /* [1]; NULL without dlogits */, float cap,
-                          float *loss /* [R] */, void *dlogits /* [R, V] grad_type or NULL */,
-                          Dtype grad_type);
+                          float z, float *loss /* [R] */, float *z_loss /* [R], or NULL */,
+                          void *dlogits /* [R, V] grad_type or NULL */, Dtype grad_type);
     /* into += losses, without rounding: neither order nor grouping can show. */
     void (*loss_sum)(Device *d, int64_t n, const float *losses /* [n] */, LossSum *into);
 
@@ -346,6 +362,29 @@ typedef struct Ops {
     void (*sgd)(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param /* [n] */,
                 const float *grad /* [n] */, void *momentum /* [n] s.type or NULL */,
                 uint16_t *copy /* [n] bf16 or NULL */);
+
+    /* Muon makes of a matrix's momentum the nearest matrix whose singular values are 1, or about that, and
+     * steps along it. What of it is no product:
+     *
+     *     muon_direction   g = grad * grad_scale;  b = momentum * b + g;  x = nesterov ? g + momentum * b : b
+     *     muon_unit        x /= slack * |x| + 1e-7                 |x| from grad_stats' sum of squares
+     *     muon_quintic     square = a I + b gram + c square     all [m, m]: gram = x x^T, square = gram gram
+     *     muon_descend     p -= lr * weight_decay * p + lr * scale * x;   copy = p in bf16 (unless NULL)
+     *
+     * param, grad, b and copy are rows shape.row apart, x is contiguous; s.first is the number of the first
+     * element. Jordan et al., "Muon", 2024; Liu et al., "Muon is scalable for LLM training", 2025. */
+    void (*muon_direction)(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                           const float *grad, void *momentum /* s.type */, float *x /* [rows, cols] */);
+    void (*muon_unit)(Device *d, int64_t n, const GradStats *squares, float slack, float *x /* [n] */);
+    void (*muon_quintic)(Device *d, int64_t m, float a, float b, float c, const float *gram /* [m, m] */,
+                         float *square /* [m, m] */);
+    void (*muon_descend)(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step,
+                         const float *x /* [rows, cols] */, float *param, uint16_t *copy /* bf16 or NULL */);
+
+    /* mean += step->average * (param - mean): an exponential moving average of weights (Polyak & Juditsky,
+     * 1992; in this form Tarvainen & Valpola, "Mean teachers", 2017). */
+    void (*average)(Device *d, int64_t n, const OptimizerStep *step, const float *param /* [n] */,
+                    float *mean /* [n] */);
 
     /* Sum of powers (p finite, >= 1) and max |g|; the count of non-finite elements, which are left out of
      * both, and where the first is. |g| and g^2 are doubles; other powers are what pow() makes of |g| / unit,

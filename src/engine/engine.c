@@ -166,12 +166,13 @@ const Weights *engine_weights(const Engine *e) { return &e->weights; }
 int64_t engine_updates(const Engine *e) { return e->state.updates; }
 void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates; }
 const StepTimes *engine_times(const Engine *e) { return &e->clock; }
+const Program *engine_program(const Engine *e) { return e->progress.last; }
 const Action *engine_current(const Engine *e) { return e->progress.current; }
 
 float *engine_master(const Engine *e, Piece piece) { return e->state.master + piece.at; }
 
 void *engine_optimizer_state(const Engine *e, int param, int which) {
-    return e->state.states + e->plan->memory.states[param * OPTIMIZER_STATES + which];
+    return e->state.states + e->plan->memory.states[param * PARAM_STATES + which];
 }
 
 /* A piece's place counts in the owned arrays; a flat's gradient begins where its share does. */
@@ -214,6 +215,15 @@ void engine_refresh(Engine *e) {
     }
 }
 
+void engine_start_average(Engine *e) {
+    const ParamGroups *g = &e->plan->groups;
+    for (int i = 0; g->ema > 0 && i < e->model.table.count; i++) {
+        Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
+        OP(e->device, OP_COPY, copy, engine_optimizer_state(e, i, param_states(g, i) - 1),
+           engine_master(e, piece), (size_t)piece.count * sizeof(float));
+    }
+}
+
 /* ---- Execution ---- */
 
 /* Inside a step a rank cannot give up alone: the others are in the middle of the same list, and would wait
@@ -244,7 +254,7 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
            memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
 }
 
-/* The five arrays of a microbatch in its buffer, in order. */
+/* The arrays of a microbatch in its buffer, in order. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
     size_t bytes = pool_round((size_t)x->engine->plan->spec.tokens * sizeof(int32_t));
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
@@ -255,6 +265,7 @@ static void enter_microbatch(Execution *x, int m) {
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
     x->pass.losses = batch_array(x, m, 4);
+    x->pass.z_losses = x->pass.z_loss > 0 ? batch_array(x, m, BATCH_ARRAYS - 1) : NULL;
 }
 
 static void load(Execution *x, int m) {
@@ -317,7 +328,7 @@ static void forward(Execution *x, Action a) {
     end_gradients(x, a);
     /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
      */
-    if (head && program_ends_unit(x->program, a)) statistics_add_losses(x, x->pass.losses);
+    if (head && program_ends_unit(x->program, a)) statistics_add_losses(x);
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
@@ -416,17 +427,18 @@ static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, 
     return x;
 }
 
-int64_t engine_valid(const Engine *e, const Batch *batches) {
+int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches) {
     int64_t valid = 0;
-    for (int m = 0; m < e->plan->program.microbatches; m++) valid += batches[m].valid;
+    if (microbatches == 0) microbatches = e->plan->program.microbatches;
+    for (int m = 0; m < microbatches; m++) valid += batches[m].valid;
     /* The ranks of a pipeline see the same batches: one of them counts. */
     return partition_counts_batches(&e->plan->partition) ? valid : 0;
 }
 
 /* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be
  * known first. The record of the step before brought them, unless this is the first step of a life. */
-static int64_t count_valid(Engine *e, const Batch *batches) {
-    int64_t valid = engine_valid(e, batches);
+static int64_t count_valid(Engine *e, const Batch *batches, int microbatches) {
+    int64_t valid = engine_valid(e, batches, microbatches);
     if (e->next.all >= 0) {
         CHECK(valid == e->next.own);
         return e->next.all;
@@ -435,11 +447,24 @@ static int64_t count_valid(Engine *e, const Batch *batches) {
     return valid;
 }
 
+/* Of the plan, or one of its smaller steps. */
+static Execution prepare_step(Engine *e, int microbatches, const Batch *batches) {
+    const RankPlan *p = e->plan;
+    if (microbatches == 0 || microbatches == p->program.microbatches)
+        return prepare(e, &p->program, &p->memory, batches);
+    int i = 0;
+    while (i < p->smaller_count && p->smaller[i].program.microbatches != microbatches) i++;
+    CHECK(i < p->smaller_count);
+    return prepare(e, &p->smaller[i].program, &p->smaller[i].memory, batches);
+}
+
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
-    Execution x = prepare(e, &e->plan->program, &e->plan->memory, batches);
-    int contributions = e->plan->program.microbatches * mesh_dp_degree(&e->plan->partition.mesh);
-    *result = (StepResult){.valid = count_valid(e, batches)};
+    Execution x = prepare_step(e, options->microbatches, batches);
+    int contributions = x.program->microbatches * mesh_dp_degree(&e->plan->partition.mesh);
+    e->progress.last = x.program;
+    *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     x.training = true, x.options = options, x.result = result;
+    x.pass.z_loss = (float)e->plan->spec.z_loss;
     /* So many terms are added up in fixed point that each must leave room for the others: the limit depends
      * on the step alone, not on who adds what, so that what is refused is the same on any mesh. */
     x.limit = fixed_limit(contributions);

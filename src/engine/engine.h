@@ -24,16 +24,20 @@ typedef struct StepOptions {
     bool poison;            /* a fault on purpose: one element of this rank's gradients becomes NaN ... */
     uint64_t poison_place;  /* ... and says which */
     const Batch *next; /* the next step's: their valid targets ride on this step's record; NULL: unknown */
+    int microbatches;  /* of this step: those of one of the plan's programs; 0: of the largest */
+    int next_microbatches;                /* the same of the next one */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
     void *context;
 } StepOptions;
 
 /* The same on every rank. */
 typedef struct StepResult {
-    double loss; /* sum of cross-entropies / valid targets of the whole step */
+    double loss;   /* sum of cross-entropies / valid targets of the whole step */
+    double z_loss; /* the same of what train.z_loss adds to it: not part of `loss` */
     int64_t valid;
     double grad_norm;        /* before clipping */
     double clip_coefficient; /* what gradients were multiplied with */
+    NoiseEstimate noise;     /* NaN unless the plan measures it */
     int64_t nonfinite; /* gradient elements that are NaN or infinite (exact: or too large for fixed point) */
     /* First parameter that has one and the rank that holds it, or "the loss"; empty when all is finite. */
     char culprit[128];
@@ -60,10 +64,12 @@ ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, E
 void engine_close(Engine *e); /* NULL is fine */
 
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
+/* The average of weights, if one is kept, becomes what the weights are. */
+void engine_start_average(Engine *e);
 /* After master weights were written: makes what products read from them anew. */
 void engine_refresh(Engine *e);
 
-/* batches: one per microbatch of the program. Collective. */
+/* batches: one per microbatch. Collective. */
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
 /* One microbatch, forward only: its losses are added where the last stage is, those that are not finite to
  * their number. Collective over the pipeline and the shards. */
@@ -77,8 +83,7 @@ const Weights *engine_weights(const Engine *e);
 
 /* Owned memory of a parameter, fp32: `piece` elements of it. */
 float *engine_master(const Engine *e, Piece piece);
-/* One of the states that the optimizer keeps of parameter number `param`: what is owned of it, in the dtype
- * of its group. */
+/* One of what is kept of parameter number `param` (optimizer/groups.h: param_state): what is owned of it. */
 void *engine_optimizer_state(const Engine *e, int param, int which);
 float *engine_gradient(const Engine *e, const Param *p, Piece piece); /* after a step */
 /* Optimizer steps made: AdamW's t. */
@@ -89,7 +94,8 @@ void engine_set_updates(Engine *e, int64_t updates);
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit);
 
 const StepTimes *engine_times(const Engine *e);
-const Action *engine_current(const Engine *e); /* what it is doing, from any thread; NULL: between steps */
-size_t engine_bytes(const Engine *e);          /* of all pools: what the plan said */
+const Program *engine_program(const Engine *e); /* what those times are of */
+const Action *engine_current(const Engine *e);  /* what it is doing, from any thread; NULL: between steps */
+size_t engine_bytes(const Engine *e);           /* of all pools: what the plan said */
 
 #endif

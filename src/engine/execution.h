@@ -52,6 +52,7 @@ typedef struct Statistics {
     StepScalars *scalars;    /* tensor memory, as the next two */
     StepStatistics *figures; /* of all parameters that this rank counts */
     FixedRefusals *refused;  /* [parameters], inside figures */
+    GradStats *first;        /* [parameters], inside figures: of the first microbatch; NULL: not measured */
     StepStatistics *host;    /* pinned: what the last fetch brought */
 } Statistics;
 
@@ -67,6 +68,7 @@ typedef struct Traffic {
 typedef struct Progress {
     _Atomic(const Action *) current; /* what it is doing; other threads look */
     int64_t executed;                /* programs: tells messages of one from those of the next */
+    const Program *last;             /* that was a step */
 } Progress;
 
 /* Valid targets of the next step, as far as they are known. */
@@ -132,7 +134,7 @@ void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch);
 void boundary_finish(Execution *x); /* all sends are done */
 
 /* Valid targets of a step's batches that this rank counts. */
-int64_t engine_valid(const Engine *e, const Batch *batches);
+int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches /* 0: of the largest */);
 
 /* Takes the tensor memory of the figures from its pool; called in the dry pass and in the real one. */
 void statistics_layout(Engine *e);
@@ -140,7 +142,10 @@ ErrorCode statistics_open(Engine *e, Error *err); /* pinned memory of the host *
 void statistics_close(Engine *e);
 /* The step begins: scalars are set, losses and refusals are none. */
 void statistics_begin(Execution *x);
-void statistics_add_losses(Execution *x, const float *losses /* [T] tensor memory */);
+/* Those of the pass that has made them. */
+void statistics_add_losses(Execution *x);
+/* The first microbatch of the step has made these gradients, and no other has added to them. */
+void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradients);
 /* Waits: all losses and refusals so far. */
 void statistics_read_losses(Engine *e, StepRecord *r);
 /* Waits: adds the figures of all gradients for norm p, and all losses and refusals when `whole`. Takes

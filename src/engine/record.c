@@ -33,6 +33,11 @@ void record_add_losses(StepRecord *r, const LossSum *s) {
     r->bad_losses += s->nonfinite;
 }
 
+void record_add_z_losses(StepRecord *r, const LossSum *s) {
+    exact_merge(&r->z_loss, &s->sum);
+    r->bad_losses += s->nonfinite;
+}
+
 /* Exact sums are normalised after each addition: digits that carry would overflow otherwise, and unequal
  * digits of equal numbers would make unequal bytes. */
 void record_combine(void *into, const void *from) {
@@ -40,10 +45,17 @@ void record_combine(void *into, const void *from) {
     const StepRecord *b = from;
     exact_merge(&a->norm, &b->norm);
     exact_merge(&a->loss, &b->loss);
+    exact_merge(&a->z_loss, &b->z_loss);
+    exact_merge(&a->noise_all, &b->noise_all);
+    exact_merge(&a->noise_first, &b->noise_first);
+    exact_normalise(&a->noise_all);
+    exact_normalise(&a->noise_first);
     exact_normalise(&a->norm);
     exact_normalise(&a->loss);
+    exact_normalise(&a->z_loss);
     if (b->max > a->max) a->max = b->max;
     a->valid += b->valid;
+    a->first_valid += b->first_valid;
     a->ahead += b->ahead;
     a->ahead_unknown += b->ahead_unknown;
     a->nonfinite += b->nonfinite;
@@ -66,7 +78,21 @@ double record_norm(const StepRecord *r, double p) {
     return p == 1 ? sum : p == 2 ? sqrt(sum) : record_unit(r->max, p) * pow(sum, 1 / p);
 }
 
-double record_loss(const StepRecord *r) {
+/* By valid target. */
+static double mean_of(const StepRecord *r, const ExactSum *sum) {
     if (r->bad_losses) return NAN;
-    return r->valid > 0 ? exact_value(&r->loss) / (double)r->valid : 0;
+    return r->valid > 0 ? exact_value(sum) / (double)r->valid : 0;
+}
+
+double record_loss(const StepRecord *r) { return mean_of(r, &r->loss); }
+double record_z_loss(const StepRecord *r) { return mean_of(r, &r->z_loss); }
+
+/* Gradients are scaled by the targets of the whole step: those of the microbatch alone are
+ * larger by B / b. */
+NoiseEstimate record_noise(const StepRecord *r) {
+    double all = (double)r->valid, first = (double)r->first_valid, ratio = all / first;
+    double whole = exact_value(&r->noise_all), part = exact_value(&r->noise_first) * ratio * ratio;
+    if (!(first > 0 && first < all)) return (NoiseEstimate){(double)NAN, (double)NAN};
+    return (NoiseEstimate){.signal = (all * whole - first * part) / (all - first),
+                           .variance = (part - whole) / (1 / first - 1 / all)};
 }

@@ -21,10 +21,15 @@ enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWor
 
 /* 64 bits each, so that no byte is padding. */
 typedef struct StepRecord {
-    ExactSum norm;         /* sum of grad_stats over all elements, in units of record_unit, normalised */
-    ExactSum loss;         /* of finite token losses, normalised */
+    ExactSum norm;   /* sum of grad_stats over all elements, in units of record_unit, normalised */
+    ExactSum loss;   /* of finite token losses, normalised */
+    ExactSum z_loss; /* the same of the z-loss */
+    /* Squares of gradients, of those parameters whose noise is measured: of the step, and of its first
+     * microbatch */
+    ExactSum noise_all, noise_first;
     double max;            /* max |g| over finite elements */
     int64_t valid;         /* target tokens that are not ignored */
+    int64_t first_valid;   /* of these, in the first microbatch of the step */
     int64_t ahead;         /* the same of the next step ... */
     int64_t ahead_unknown; /* ... ranks that do not know */
     int64_t nonfinite;     /* gradient elements; GradStats.nonfinite */
@@ -40,6 +45,7 @@ void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int6
 /* So many elements of a parameter that make the step useless. */
 void record_add_nonfinite(StepRecord *r, int64_t elements, int64_t parameter, int64_t rank);
 void record_add_losses(StepRecord *r, const LossSum *s);
+void record_add_z_losses(StepRecord *r, const LossSum *s);
 /* into += from; neither needs to be normalised, the result is. */
 void record_combine(void *into, const void *from);
 
@@ -52,5 +58,16 @@ bool record_needs_max(double p);
  * without targets. */
 double record_norm(const StepRecord *r, double p);
 double record_loss(const StepRecord *r);
+double record_z_loss(const StepRecord *r);
+
+/* McCandlish et al., "An empirical model of large-batch training", 2018, appendix A.1. With b targets in the
+ * first microbatch, B in the step, G_b and G_B the mean gradients of a target in them: unbiased estimates of
+ *     signal = (B |G_B|^2 - b |G_b|^2) / (B - b)        |G|^2 of the true gradient
+ *     variance = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)      of the gradient of a target, summed over parameters
+ * NaN where a step has one microbatch. One estimate says little: means of many do. */
+typedef struct NoiseEstimate {
+    double signal, variance;
+} NoiseEstimate;
+NoiseEstimate record_noise(const StepRecord *r);
 
 #endif

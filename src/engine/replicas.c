@@ -47,7 +47,7 @@ static void print_all(Replicas *r) {
         r->mine[i].hash[0] = print(r, engine_master(e, piece), count * sizeof(float));
         for (int k = 0; k < param_states(g, i); k++)
             r->mine[i].hash[1 + k] =
-                print(r, engine_optimizer_state(e, i, k), count * param_state_width(g, i));
+                print(r, engine_optimizer_state(e, i, k), count * param_state_width(g, i, k));
     }
 }
 
@@ -162,7 +162,7 @@ static ErrorCode refuse(const Copies *c, const Param *p, const char *what, int64
 }
 
 static const char *array_title(const ParamGroups *g, int param, int array) {
-    return array == 0 ? "the weights" : param_group(g, param)->optimizer->state[array - 1].title;
+    return array == 0 ? "the weights" : param_state(g, param, array - 1)->title;
 }
 
 static ErrorCode compare(Comparison *c, int64_t step, int64_t agreed, Error *err) {

@@ -12,7 +12,7 @@
 
 #include "engine/engine.h"
 
-enum { PRINTED_ARRAYS = 1 + OPTIMIZER_STATES }; /* weights, then what the optimizer keeps */
+enum { PRINTED_ARRAYS = 1 + PARAM_STATES }; /* weights, then what is kept beside them */
 
 /* Of what one rank owns of one parameter. */
 typedef struct ParamPrint {

@@ -13,14 +13,24 @@
 #include "engine/execution.h"
 
 static size_t figures_bytes(const Engine *e) {
-    return step_statistics_bytes(e->plan->spec.inference ? 0 : e->model.table.count);
+    bool training = !e->plan->spec.inference;
+    return step_statistics_bytes(training ? e->model.table.count : 0, training && e->plan->spec.noise);
+}
+
+/* Behind the figures of gradients, in tensor memory as on the host. */
+static FixedRefusals *refusals_of(const Engine *e, StepStatistics *s) {
+    return (FixedRefusals *)(void *)&s->gradients[e->model.table.count];
+}
+static GradStats *first_of(const Engine *e, StepStatistics *s) {
+    return (GradStats *)(void *)(refusals_of(e, s) + e->model.table.count);
 }
 
 void statistics_layout(Engine *e) {
     Statistics *s = &e->statistics;
     s->scalars = pool_take(&e->pools[POOL_STATISTICS], step_scalars_bytes(e->plan->groups.count));
     s->figures = pool_take(&e->pools[POOL_STATISTICS], figures_bytes(e));
-    if (s->figures) s->refused = (FixedRefusals *)(void *)&s->figures->gradients[e->model.table.count];
+    if (s->figures) s->refused = refusals_of(e, s->figures);
+    if (s->figures && e->plan->spec.noise) s->first = first_of(e, s->figures);
 }
 
 ErrorCode statistics_open(Engine *e, Error *err) {
@@ -45,9 +55,12 @@ void statistics_begin(Execution *x) {
     x->pass.loss_scale = &s->scalars->loss_scale;
 }
 
-void statistics_add_losses(Execution *x, const float *losses) {
+void statistics_add_losses(Execution *x) {
     Engine *e = x->engine;
-    OP(e->device, OP_LOSS_SUM, loss_sum, e->plan->spec.tokens, losses, &e->statistics.figures->losses);
+    StepStatistics *s = e->statistics.figures;
+    OP(e->device, OP_LOSS_SUM, loss_sum, e->plan->spec.tokens, x->pass.losses, &s->losses);
+    if (x->pass.z_losses)
+        OP(e->device, OP_LOSS_SUM, loss_sum, e->plan->spec.tokens, x->pass.z_losses, &s->z_losses);
 }
 
 static void fetch(Engine *e, size_t bytes) {
@@ -93,9 +106,42 @@ static void add_figures(const Engine *e, StepRecord *r) {
  * one, on any mesh alike. */
 static void add_refusals(const Engine *e, StepRecord *r) {
     int count = e->model.table.count;
-    const FixedRefusals *refused = (const void *)&e->statistics.host->gradients[count];
+    const FixedRefusals *refused = refusals_of(e, e->statistics.host);
     for (int i = 0; i < count; i++)
         if (!e->model.table.params[i].frozen) record_add_nonfinite(r, refused[i].count, i, e->plan->rank);
+}
+
+/* ---- the noise of gradients ---- */
+
+/* A tied embedding's gradient is two until they are added, once a step: of a single microbatch it is never
+ * there. */
+static bool is_tied(const Engine *e, const Param *p) {
+    return e->plan->partition.tied && p->unit == 0 && p->flat == FLAT_MATRICES;
+}
+
+/* By the rank that reads the step's first sequences, on any mesh, so that all measure the same. Its gradients
+ * are whole here, whatever shares they are summed into; of what it holds like others along tp one counts. */
+void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradients) {
+    Engine *e = x->engine;
+    const Partition *partition = &e->plan->partition;
+    const ParamTable *t = &e->model.table;
+    if (unit == t->units || mesh_dp_rank(&partition->mesh, partition->rank) > 0) return;
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
+        const Param *p = &t->params[i];
+        if (p->flat != flat || p->frozen || is_tied(e, p) || !partition_counts(partition, p)) continue;
+        OP(e->device, OP_GRAD_STATS, grad_stats, p->count, gradients + p->place, 2.0,
+           &e->statistics.scalars->norm_unit, &e->statistics.first[i]);
+    }
+}
+
+/* Both sums are over the same parameters. */
+static void add_noise(const Engine *e, StepRecord *r) {
+    const ParamTable *t = &e->model.table;
+    for (int i = 0; e->statistics.first && i < t->count; i++) {
+        if (is_tied(e, &t->params[i])) continue;
+        if (counted(e, &t->params[i])) exact_merge(&r->noise_all, &e->statistics.host->gradients[i].sum);
+        exact_merge(&r->noise_first, &first_of(e, e->statistics.host)[i].sum);
+    }
 }
 
 static void take_larger(void *into, const void *from) {
@@ -122,6 +168,8 @@ void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
     add_figures(e, r);
     if (!whole) return;
     record_add_losses(r, &e->statistics.host->losses);
+    record_add_z_losses(r, &e->statistics.host->z_losses);
+    add_noise(e, r);
     add_refusals(e, r);
 }
 

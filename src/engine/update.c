@@ -41,6 +41,13 @@ static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) 
     }
 }
 
+/* Targets of the step's first microbatch, counted by who reads it. */
+static int64_t first_valid(const Execution *x) {
+    const Partition *p = &x->engine->plan->partition;
+    bool counts = partition_counts_batches(p) && mesh_dp_rank(&p->mesh, p->rank) == 0;
+    return counts && x->program->first_alone ? x->batches[0].valid : 0;
+}
+
 void update_norm(Execution *x) {
     Engine *e = x->engine;
     StepResult *r = x->result;
@@ -48,14 +55,16 @@ void update_norm(Execution *x) {
     StepRecord *record = &x->record;
     statistics_read(e, o->clip_norm, true, record);
     record->any = o->any, record->all = o->all;
-    e->next.own = o->next ? engine_valid(e, o->next) : 0;
+    record->first_valid = first_valid(x);
+    e->next.own = o->next ? engine_valid(e, o->next, o->next_microbatches) : 0;
     record->ahead = e->next.own, record->ahead_unknown = o->next == NULL;
     execution_combine(e, record, sizeof *record, record_combine);
     e->next.all = record->ahead_unknown ? -1 : record->ahead;
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
-    r->loss = record_loss(record);
+    r->loss = record_loss(record), r->z_loss = record_z_loss(record);
     r->grad_norm = record_norm(record, o->clip_norm);
+    r->noise = e->statistics.first ? record_noise(record) : (NoiseEstimate){(double)NAN, (double)NAN};
     r->any = record->any, r->all = record->all;
     r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
     name_culprit(e, record, r);
@@ -65,7 +74,8 @@ void update_norm(Execution *x) {
     if (!r->skipped) e->state.updates++;
     statistics_set_optimizer(e, &(UpdateStep){.lr_factor = o->lr_factor,
                                               .clip_coefficient = r->clip_coefficient,
-                                              .updates = e->state.updates});
+                                              .updates = e->state.updates,
+                                              .ema = e->plan->groups.ema});
     if (o->before_update) o->before_update(o->context);
 }
 
@@ -74,18 +84,28 @@ static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun eleme
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
     const ParamGroup *group = param_group(g, i);
-    size_t place = piece.at + (size_t)at, before = (size_t)at * param_state_width(g, i);
+    const OptimizerStep *step = &e->statistics.scalars->optimizer[g->of[i]];
+    size_t place = piece.at + (size_t)at;
+    float *mean = NULL;
     UpdateRun run = {.count = elements.count,
                      .param = e->state.master + place,
                      .grad = engine_gradient(e, p, piece) + at,
                      .copy = e->state.copy && p->cols ? e->state.copy + place : NULL,
                      .weight_decay = param_weight_decay(g, i, p),
+                     .of = p,
+                     .scratch = e->work.scratch,
                      .store = {.type = (Dtype)group->settings.states,
                                .key = rng_key(g->seed, p->name),
                                .first = elements.element}};
-    for (int k = 0; k < param_states(g, i); k++)
-        run.state[k] = (char *)engine_optimizer_state(e, i, k) + before;
-    group->optimizer->update(e->device, &group->settings, &e->statistics.scalars->optimizer[g->of[i]], &run);
+    for (int k = 0; k < param_states(g, i); k++) {
+        char *state = (char *)engine_optimizer_state(e, i, k) + (size_t)at * param_state_width(g, i, k);
+        if (param_state_is_average(g, i, k))
+            mean = (float *)(void *)state;
+        else
+            run.state[k] = state;
+    }
+    group->optimizer->update(e->device, &group->settings, step, &run);
+    if (mean) OP(e->device, OP_AVERAGE, average, run.count, step, run.param, mean);
 }
 
 static void update_parameter(Engine *e, int i) {

@@ -42,6 +42,32 @@ static Flat flat_of(const Freezing *f, int unit, const ModelConfig *c, const Par
     return group_is_frozen(f, unit, c, rows, count, i) ? FLAT_FROZEN : FLAT_MATRICES;
 }
 
+/* Outputs of the matrices that a row's parameter is made of; returns how many. */
+static int matrix_outputs(const ModelConfig *c, Dim rows, Dim out[PARAM_MATRICES]) {
+    out[0] = rows;
+    if (rows == DIM_QKV) {
+        out[0] = DIM_QUERY, out[1] = out[2] = DIM_KEY;
+        return 3;
+    }
+    if (rows != DIM_GATE_UP || model_family(c)->arch.no_gate) return 1;
+    out[0] = out[1] = DIM_INTER;
+    return 2;
+}
+
+/* One below the other, or side by side where inputs are rows. */
+static void find_matrices(Param *p, const ModelConfig *c) {
+    Dim outputs[PARAM_MATRICES];
+    int64_t at = 0;
+    if (p->cols == 0) return;
+    p->matrix_count = matrix_outputs(c, p->row->rows, outputs);
+    for (int k = 0; k < p->matrix_count; k++) {
+        int64_t n = model_dim(c, outputs[k]);
+        p->matrices[k] = p->transposed ? (ParamMatrix){at, p->rows, n, p->cols}
+                                       : (ParamMatrix){at * p->cols, n, p->cols, p->cols};
+        at += n;
+    }
+}
+
 /* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
  * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
  * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
@@ -69,6 +95,7 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, Flat flat, b
         snprintf(p->name, sizeof p->name, "%s%d.%s", f->blocks ? f->blocks : "model.layers.", p->layer, name);
     else
         snprintf(p->name, sizeof p->name, "%s", name);
+    find_matrices(p, c);
     *size += (size_t)p->count;
     t->elements += p->count;
 }

@@ -77,6 +77,14 @@ typedef struct ParamRow {
     bool continues; /* follows the row before it without a gap (invariant 2) */
 } ParamRow;
 
+/* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
+ * and v; gate and up): rows and columns as stored, rows lie `row` elements apart. */
+typedef struct ParamMatrix {
+    int64_t first; /* element of the parameter */
+    int64_t rows, cols, row;
+} ParamMatrix;
+enum { PARAM_MATRICES = 3 };
+
 typedef struct Param {
     char name[80]; /* "model.layers.3.self_attn.q_proj.weight" */
     const ParamRow *row;
@@ -88,6 +96,9 @@ typedef struct Param {
                            all the same, which nobody looks at */
     Flat flat;
     size_t place; /* elements before it in its flat */
+    int matrix_count;
+    ParamMatrix
+        matrices[PARAM_MATRICES]; /* [matrix_count] itself, or what it is made of; a vector has none */
 } Param;
 
 typedef struct ParamTable {

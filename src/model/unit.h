@@ -57,6 +57,8 @@ typedef struct Pass {
     Gradients gradients; /* training only */
     Microbatch batch;
     float *losses;   /* [T] of the head: each token's, 0 where ignored */
+    float *z_losses; /* [T] the same of the z-loss; NULL: not wanted */
+    float z_loss;    /* its coefficient; 0: none */
     bool training;   /* a backward pass follows */
     bool defer_head; /* the head's weight half is not done with its forward pass */
     bool first;      /* gradients of matrices are set, not added to (the embedding's always are added to) */

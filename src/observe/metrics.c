@@ -41,6 +41,8 @@ static const Field step_fields[] = {
     STEP_CURVE(grad_norm, FIELD_DOUBLE),
     STEP_CURVE(clip_coefficient, FIELD_DOUBLE),
     STEP_CURVE(lr, FIELD_DOUBLE),
+    STEP_CURVE(z_loss, FIELD_DOUBLE),
+    STEP_FIELD(noise_scale, FIELD_DOUBLE),
     STEP_FIELD(loss_deviation, FIELD_DOUBLE),
     STEP_FIELD(grad_norm_deviation, FIELD_DOUBLE),
     STEP_CURVE(skipped, FIELD_BOOL),

@@ -28,6 +28,8 @@ typedef struct StepMetrics {
     int64_t step, total_steps; /* 1-based; total_steps is the end of the run */
     double wall;               /* seconds since 1970, of the record */
     double loss, grad_norm;    /* grad_norm before clipping */
+    double z_loss;             /* beside the loss, not part of it; NaN without train.z_loss */
+    double noise_scale;        /* in targets, over the last steps; NaN: not measured, or not known yet */
     double clip_coefficient, lr;
     double loss_deviation, grad_norm_deviation; /* robust deviations, spike.h */
     bool skipped, spike;   /* update not applied (non-finite); loss or norm far from the recent ones */

@@ -259,6 +259,8 @@ ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
         {"train/grad_norm", m->grad_norm},
         {"train/clip_coefficient", m->clip_coefficient},
         {"train/lr", m->lr},
+        {"train/z_loss", m->z_loss},
+        {"train/noise_scale", m->noise_scale},
         {"train/tokens", (double)m->total_tokens},
         {"train/epoch", m->epoch},
         {"train/skipped_steps", (double)m->skipped_total},

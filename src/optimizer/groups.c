@@ -5,6 +5,8 @@
  *         | patterns (PCRE2), tried on every name       |
  *         +--> the first that finds it has it           +--> each must be read by the group's optimizer
  *     what none finds: the rest, by the section
+ *         |
+ *         +--> an optimizer of matrices keeps those of blocks; what else it was given has AdamW, beside it
  *
  * Groups are made in three steps: settings are completed, patterns are tried on every name in order, and what
  * nobody would notice to be wrong (a pattern without effect, a setting that nothing reads) is refused. They
@@ -23,33 +25,36 @@
 
 typedef struct Setting {
     const char *name;
-    size_t offset; /* in OptimizerSettings, of a double, or of an int when it is a choice */
-    bool choice;
+    size_t offset;       /* in OptimizerSettings, of a double, or of an int when it is a choice */
+    const char *choices; /* "false|true"; NULL: a number */
 } Setting;
 
 /* Settings by name and place, so that completing, refusing and printing are loops: a new one has a row here,
  * one in the option table, and its name among what its optimizers read. */
-static const Setting settings[] = {{"kind", offsetof(OptimizerSettings, kind), true},
-                                   {"states", offsetof(OptimizerSettings, states), true},
-                                   {"lr", offsetof(OptimizerSettings, lr), false},
-                                   {"weight_decay", offsetof(OptimizerSettings, weight_decay), false},
-                                   {"beta1", offsetof(OptimizerSettings, beta1), false},
-                                   {"beta2", offsetof(OptimizerSettings, beta2), false},
-                                   {"eps", offsetof(OptimizerSettings, eps), false},
-                                   {"momentum", offsetof(OptimizerSettings, momentum), false},
-                                   {"nesterov", offsetof(OptimizerSettings, nesterov), true}};
+static const Setting settings[] = {
+    {"kind", offsetof(OptimizerSettings, kind), "adamw|sgd|muon"},
+    {"states", offsetof(OptimizerSettings, states), "fp32|bf16"},
+    {"lr", offsetof(OptimizerSettings, lr), NULL},
+    {"weight_decay", offsetof(OptimizerSettings, weight_decay), NULL},
+    {"beta1", offsetof(OptimizerSettings, beta1), NULL},
+    {"beta2", offsetof(OptimizerSettings, beta2), NULL},
+    {"eps", offsetof(OptimizerSettings, eps), NULL},
+    {"momentum", offsetof(OptimizerSettings, momentum), NULL},
+    {"nesterov", offsetof(OptimizerSettings, nesterov), "false|true"},
+    {"muon_scale", offsetof(OptimizerSettings, muon_scale), MUON_SCALES},
+    {"muon_coefficients", offsetof(OptimizerSettings, muon_coefficients), MUON_COEFFICIENTS}};
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
 /* What was not given is NaN, or -1 for a choice (config.h). */
 static bool is_given(const Setting *s, const OptimizerSettings *of) {
     const char *field = (const char *)of + s->offset;
-    return s->choice ? *(const int *)(const void *)field >= 0 : !isnan(*(const double *)(const void *)field);
+    return s->choices ? *(const int *)(const void *)field >= 0 : !isnan(*(const double *)(const void *)field);
 }
 
 /* What a group leaves out is as the section has it. */
 static void complete(OptimizerSettings *group, const OptimizerSettings *section) {
     for (int i = 0; i < SETTINGS; i++) {
-        size_t at = settings[i].offset, bytes = settings[i].choice ? sizeof(int) : sizeof(double);
+        size_t at = settings[i].offset, bytes = settings[i].choices ? sizeof(int) : sizeof(double);
         if (!is_given(&settings[i], group)) memcpy((char *)group + at, (const char *)section + at, bytes);
     }
 }
@@ -174,25 +179,68 @@ static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
     to->frozen = from->frozen > 0;
     complete(&to->settings, section);
     to->optimizer = optimizer_of((OptimizerKind)to->settings.kind);
+    if (to->optimizer->matrices && from->whole == 0)
+        return error_set(err, ERR_CONFIG, "optimizer.groups[%d].whole: %s sees whole matrices: leave it out",
+                         item, to->optimizer->name);
     TRY(check_given(&from->settings, item, to->optimizer, err));
     if (to->frozen) TRY(check_frozen(from, item, err));
     return fill(g, item, t, err);
 }
 
+/* ---- optimizers of matrices ---- */
+
+/* An embedding's rows, and a head's, are met one by one: AdamW's case, by all who describe Muon. */
+static bool is_matrix_of_block(const Param *p) { return p->cols > 0 && p->layer >= 0; }
+
+/* An item that leaves its optimizer nothing is a wish that nothing obeys; so is not the rest, which may be
+ * empty by right. */
+static ErrorCode check_kept(const ParamGroup *from, int item, int kept, Error *err) {
+    char shown[80];
+    if (kept > 0 || !from->match) return OK;
+    return error_set(
+        err, ERR_CONFIG, "optimizer.groups[%d].kind: %s is for the matrices of blocks, and \"%s\" finds none",
+        item, from->optimizer->name, error_escape(shown, sizeof shown, from->match, strlen(from->match)));
+}
+
+/* What its optimizer is not for goes to a group behind all others; there is room for one of each. */
+static ErrorCode set_apart(ParamGroups *g, int item, const ParamTable *t, Error *err) {
+    ParamGroup *from = &g->items[item], beside = *from;
+    int kept = 0, moved = 0;
+    if (!from->optimizer->matrices || from->frozen) return OK;
+    for (int i = 0; i < t->count; i++) {
+        if (g->of[i] != item) continue;
+        bool stays = is_matrix_of_block(&t->params[i]);
+        kept += stays, moved += !stays;
+        if (!stays) g->of[i] = g->count;
+    }
+    TRY(check_kept(from, item, kept, err));
+    from->whole = true;
+    if (moved == 0) return OK;
+    beside.beside = true;
+    beside.match = from->match ? mem_strdup(from->match) : NULL;
+    beside.settings.kind = OPTIMIZER_ADAMW;
+    beside.optimizer = optimizer_of(OPTIMIZER_ADAMW);
+    g->items[g->count++] = beside;
+    return OK;
+}
+
 /* Elements of the whole model, whatever this rank holds: tables of groups are about the model. */
 static void count(ParamGroups *g, const ParamTable *t) {
     for (int i = 0; i < t->count; i++) {
-        g->items[g->of[i]].params++;
-        g->items[g->of[i]].elements += t->params[i].count;
+        ParamGroup *group = &g->items[g->of[i]];
+        group->params++;
+        group->elements += t->params[i].count;
+        if (!group->frozen) group->flops += optimizer_flops(group->optimizer, &t->params[i]);
     }
 }
 
-/* The rest is the last group, so that an index of an item is its group's. *g is empty after a failure. */
+/* The rest comes behind the items, so that an index of an item is its group's. *g is empty
+ * after a failure. */
 ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const ParamTable *t, Error *err) {
     int rest = (int)o->groups.count;
     const OptimizerGroup *given = (const OptimizerGroup *)(const void *)o->groups.items;
-    *g = (ParamGroups){.count = rest + 1, .seed = (uint64_t)o->seed};
-    g->items = mem_alloc_array((size_t)g->count, sizeof *g->items);
+    *g = (ParamGroups){.count = rest + 1, .seed = (uint64_t)o->seed, .ema = o->ema};
+    g->items = mem_alloc_array(2 * (size_t)g->count, sizeof *g->items);
     g->of = mem_alloc_array((size_t)t->count, sizeof *g->of);
     for (int i = 0; i < t->count; i++) g->of[i] = rest;
     g->items[rest] = (ParamGroup){.settings = o->settings,
@@ -200,7 +248,8 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
                                   .decays_all = o->decay == DECAY_ALL};
     ErrorCode code = OK;
     for (int i = 0; i < rest && code == OK; i++) code = add_group(g, i, &given[i], &o->settings, t, err);
-    count(g, t);
+    for (int i = 0; i <= rest && code == OK; i++) code = set_apart(g, i, t, err);
+    if (code == OK) count(g, t);
     if (code == OK) code = check_trains(g, err);
     if (code != OK) param_groups_free(g);
     return code;
@@ -217,18 +266,32 @@ void param_groups_free(ParamGroups *g) {
 /* Every parameter has one. */
 const ParamGroup *param_group(const ParamGroups *g, int param) { return &g->items[g->of[param]]; }
 
-int param_states(const ParamGroups *g, int param) {
+static int own_states(const ParamGroups *g, int param) {
     const ParamGroup *group = param_group(g, param);
     return group->frozen ? 0 : group->optimizer->states(&group->settings);
 }
 
-/* Bytes of one element of a state. */
-size_t param_state_width(const ParamGroups *g, int param) {
+int param_states(const ParamGroups *g, int param) { return own_states(g, param) + (g->ema > 0); }
+
+bool param_state_is_average(const ParamGroups *g, int param, int which) {
+    return which == own_states(g, param);
+}
+
+const OptimizerState *param_state(const ParamGroups *g, int param, int which) {
+    static const OptimizerState average = {"ema", "the average of the weights"};
+    return param_state_is_average(g, param, which) ? &average
+                                                   : &param_group(g, param)->optimizer->state[which];
+}
+
+size_t param_state_width(const ParamGroups *g, int param, int which) {
+    if (param_state_is_average(g, param, which)) return sizeof(float);
     return dtype_bytes((Dtype)param_group(g, param)->settings.states);
 }
 
 size_t param_state_bytes(const ParamGroups *g, int param) {
-    return (size_t)param_states(g, param) * param_state_width(g, param);
+    size_t sum = 0;
+    for (int k = 0; k < param_states(g, param); k++) sum += param_state_width(g, param, k);
+    return sum;
 }
 
 /* Each kind of parameter says whether it decays by itself (its row), unless the group, or the section for the
@@ -248,7 +311,24 @@ bool param_groups_keep_whole(const ParamGroups *g) {
     return false;
 }
 
+bool param_groups_need_matrices(const ParamGroups *g) {
+    for (int i = 0; i < g->count; i++)
+        if (g->items[i].optimizer->matrices && !g->items[i].frozen && g->items[i].params > 0) return true;
+    return false;
+}
+
+size_t param_scratch_bytes(const ParamGroups *g, int param, const Param *p) {
+    const ParamGroup *group = param_group(g, param);
+    return group->frozen ? 0 : optimizer_scratch_bytes(group->optimizer, p);
+}
+
 /* ---- in words ---- */
+
+/* Choice `index` of "a|b|c". */
+static void put_choice(const char *choices, int index, Text *out) {
+    for (; index > 0; index--) choices = strchr(choices, '|') + 1;
+    text_add(out, choices, strcspn(choices, "|"));
+}
 
 /* "adamw moments fp32" */
 static void name_states(const ParamGroup *group, Text *out) {
@@ -268,6 +348,7 @@ void param_groups_name_states(const ParamGroups *g, Text *out) {
         if (out->length && strstr(out->data, name.data)) continue;
         text_printf(out, "%s%s", out->length ? ", " : "", name.data);
     }
+    if (g->ema > 0) text_printf(out, "%saverage of weights fp32", out->length ? ", " : "");
     if (out->length == 0) text_puts(out, "none");
     text_free(&name);
 }
@@ -281,12 +362,18 @@ static void put_others(const ParamGroup *group, Text *out) {
         if (!is_listed(s->name, group->optimizer->reads) || s->offset == offsetof(OptimizerSettings, lr) ||
             s->offset == offsetof(OptimizerSettings, weight_decay))
             continue;
-        if (s->choice)
-            text_printf(out, "%s%s %s", gap, s->name, *(const int *)(const void *)field ? "true" : "false");
+        text_printf(out, "%s%s ", gap, s->name);
+        if (s->choices)
+            put_choice(s->choices, *(const int *)(const void *)field, out);
         else
-            text_printf(out, "%s%s %g", gap, s->name, *(const double *)(const void *)field);
+            text_printf(out, "%g", *(const double *)(const void *)field);
         gap = ", ";
     }
+}
+
+static void put_name(const ParamGroup *group, Text *out) {
+    if (group->beside) text_puts(out, "beside ");
+    text_puts(out, group->match ? group->match : group->params ? "the rest" : "the rest: nothing");
 }
 
 /* Bytes and FLOPs are over all ranks: how they are shared out is the plan's to say. */
@@ -299,14 +386,14 @@ static void put_group(const ParamGroup *group, Text *out) {
                     text_count(group->elements, elements));
         return;
     }
-    text_printf(out, "  %-24s %6d %9s  %-6s %8g %7g%s  %-5s %10s %9s  ",
-                group->match    ? group->match
-                : group->params ? "the rest"
-                                : "the rest: nothing",
-                group->params, text_count(group->elements, elements), group->optimizer->name, s->lr,
-                s->weight_decay, group->decays_all ? " " : "*", each ? dtype_name((Dtype)s->states) : "none",
+    Text name = {0};
+    put_name(group, &name);
+    text_printf(out, "  %-24s %6d %9s  %-6s %8g %7g%s  %-5s %10s %9s  ", name.data, group->params,
+                text_count(group->elements, elements), group->optimizer->name, s->lr, s->weight_decay,
+                group->decays_all ? " " : "*", each ? dtype_name((Dtype)s->states) : "none",
                 each ? text_bytes((double)each * (double)group->elements, bytes) : "0",
-                text_count((int64_t)(group->optimizer->flops * (double)group->elements), flops));
+                text_count((int64_t)group->flops, flops));
+    text_free(&name);
     put_others(group, out);
     text_puts(out, group->whole ? "; whole matrices\n" : "\n");
 }

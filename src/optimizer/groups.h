@@ -1,8 +1,10 @@
 /* Parameter groups: which optimizer, with which settings, each parameter of a model has.
  *
  * Invariants
- *  1. Every parameter is in one group: the first whose pattern is found in its name, or the last group, which
- *     has no pattern and is what the section `optimizer` says.
+ *  1. Every parameter is in one group: the first whose pattern is found in its name, or the one behind those
+ *     with patterns, which is what the section `optimizer` says ("the rest"). What an optimizer of matrices
+ *     is not for (vectors, embedding, head) is taken out of its group again, into one beside it, of AdamW
+ *     with the same settings; those come last.
  *  2. Settings are complete: what an item of optimizer.groups leaves out has been taken from the section.
  *  3. Groups depend on the configuration and the model alone, never on the mesh. */
 #ifndef WEFT_OPTIMIZER_GROUPS_H
@@ -14,6 +16,7 @@
 
 typedef struct ParamGroup {
     char *match; /* NULL: the rest */
+    bool beside; /* what its optimizer is not for of the group with this pattern */
     OptimizerSettings settings;
     const Optimizer *optimizer;
     bool decays_all; /* weight decay is for vectors too */
@@ -21,13 +24,15 @@ typedef struct ParamGroup {
     bool frozen;     /* nothing of it is trained */
     int params;
     int64_t elements;
+    double flops; /* of an update */
 } ParamGroup;
 
 typedef struct ParamGroups {
     int count;
-    ParamGroup *items; /* [count], the rest last */
+    ParamGroup *items; /* [count] items of optimizer.groups, the rest, those beside others */
     int *of;           /* [parameters] group of each */
     uint64_t seed;     /* of the rounding of states */
+    double ema;        /* decay of the average of all weights; 0: none is kept */
 } ParamGroups;
 
 /* ERR_CONFIG, by the item's place, for a pattern that is none, for one that finds nothing, and for a setting
@@ -36,14 +41,20 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
 void param_groups_free(ParamGroups *g);
 
 const ParamGroup *param_group(const ParamGroups *g, int param);
-/* States of a parameter, and bytes of one element of each. */
+/* What is kept of a parameter: what its optimizer keeps, in the dtype of its group, and last, where there is
+ * one, the average of its weights in fp32. */
 int param_states(const ParamGroups *g, int param);
-size_t param_state_width(const ParamGroups *g, int param);
+const OptimizerState *param_state(const ParamGroups *g, int param, int which);
+size_t param_state_width(const ParamGroups *g, int param, int which); /* bytes of one element */
+bool param_state_is_average(const ParamGroups *g, int param, int which);
 size_t param_state_bytes(const ParamGroups *g, int param); /* of one element, all its states */
 /* Whether a parameter must be on one rank of those that share the parameters out, as an optimizer needs that
  * looks at a matrix as a matrix (Jordan et al. 2024, "Muon"). Vectors may always be cut. */
 bool param_stays_whole(const ParamGroups *g, int param, const Param *p);
-bool param_groups_keep_whole(const ParamGroups *g); /* some group asks for it */
+bool param_groups_keep_whole(const ParamGroups *g);    /* some group asks for it */
+bool param_groups_need_matrices(const ParamGroups *g); /* some optimizer must see all of a matrix */
+/* Bytes of scratch that the update of a parameter takes. */
+size_t param_scratch_bytes(const ParamGroups *g, int param, const Param *p);
 /* The weight decay of a parameter: 0 where its group's is not for it. */
 double param_weight_decay(const ParamGroups *g, int param, const Param *p);
 

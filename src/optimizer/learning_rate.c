@@ -1,6 +1,6 @@
-/* Two families of schedules: TorchTitan's (warm up, stay, decay to a floor) and Lingua's, each by the
- * formulas of its source, to the step, their oddities too: a curve that is to be compared with theirs needs
- * the same learning rates. Tests compare them with values of the originals.
+/* Schedules: TorchTitan's (warm up, stay, decay to a floor), others of the same phases, and Lingua's, each by
+ * the formulas of its source, to the step, their oddities too: a curve that is to be compared with theirs
+ * needs the same learning rates. Tests compare them with values of the originals.
  *
  *     1  .    ________________               warmup | stable | decay, down to min_factor
  *        .  /                 \__            TorchTitan: (step + 1) / warmup, so step 0 trains;
@@ -9,31 +9,91 @@
 
 #include <math.h>
 
+static double cosine(double x) { return (1 + cos(acos(-1.0) * x)) / 2; }
+
 /* What is left at share x of the decay, from 1 to 0; linear and wsd fall alike. */
 static double decayed(int kind, double x) {
-    if (kind == SCHEDULE_COSINE) return (1 + cos(acos(-1.0) * x)) / 2;
+    if (kind == SCHEDULE_COSINE) return cosine(x);
     if (kind == SCHEDULE_SQRT) return 1 - sqrt(x);
+    if (kind == SCHEDULE_EXPONENTIAL) return 2 * pow(0.5, x) - 1;
     return kind == SCHEDULE_CONSTANT ? 1 : 1 - x;
 }
 
+/* Where nobody says how much of the steps decays. Negative: all after the warmup. */
+static double decay_ratio(const ScheduleOptions *s) {
+    if (s->decay_ratio >= 0) return s->decay_ratio;
+    if (s->kind == SCHEDULE_WSD || s->kind == SCHEDULE_COSINE_LINEAR || s->kind == SCHEDULE_POWER) return 0.1;
+    return s->kind == SCHEDULE_EXPONENTIAL || s->kind == SCHEDULE_DROPS ? 0.2 : -1;
+}
+
+typedef struct Phases {
+    int64_t warmup, stable, decay; /* steps; one more than there are, all together */
+} Phases;
+
 /* One step more than there are is laid out, so that the last one that is made is not at the floor's very end:
  * with a floor of 0 it would do nothing. */
-static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
+static Phases phases_of(const ScheduleOptions *s, int64_t total) {
     int64_t warmup = s->warmup_steps < total ? s->warmup_steps : total;
-    double ratio = s->decay_ratio < 0 && s->kind == SCHEDULE_WSD ? 0.1 : s->decay_ratio;
+    double ratio = decay_ratio(s);
     int64_t decay = ratio < 0 ? total - warmup : (int64_t)nearbyint((double)total * ratio);
     if (decay > total - warmup) decay = total - warmup;
-    int64_t stable = total + 1 - warmup - decay;
-    if (step < warmup) return (double)(step + 1) / (double)warmup;
-    if (step < warmup + stable) return 1;
-    double x = fmin(1, (double)(step + 1 - warmup - stable) / (double)decay);
-    return s->min_factor + (1 - s->min_factor) * decayed(s->kind, x);
+    return (Phases){warmup, total + 1 - warmup - decay, decay};
+}
+
+/* Share of the decay at a step; 0 before it. */
+static double decay_at(const Phases *p, int64_t step) {
+    int64_t into = step + 1 - p->warmup - p->stable;
+    return into <= 0 ? 0 : fmin(1, (double)into / (double)p->decay);
+}
+
+static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
+    Phases p = phases_of(s, total);
+    if (step < p.warmup) return (double)(step + 1) / (double)p.warmup;
+    double x = decay_at(&p, step);
+    return x > 0 ? s->min_factor + (1 - s->min_factor) * decayed(s->kind, x) : 1;
+}
+
+/* DeepSeek-AI, "DeepSeek LLM", 2024: down by the same factor where the decay begins and half
+ * way through it. */
+static double drops_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
+    Phases p = phases_of(s, total);
+    if (step < p.warmup) return (double)(step + 1) / (double)p.warmup;
+    double x = decay_at(&p, step);
+    return x <= 0 ? 1 : x <= 0.5 ? sqrt(s->min_factor) : s->min_factor;
+}
+
+/* From what stands before the tail, linearly to `end`. */
+static double with_tail(const Phases *p, int64_t step, double before, double end) {
+    double x = decay_at(p, step);
+    return before + (end - before) * x;
+}
+
+/* A cosine from the warmup to the last step, whose last part is replaced (OLMo-core's
+ * CosWithWarmupAndLinearDecay): it is cut where it stands, and goes to 0. */
+static double cosine_linear_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
+    Phases p = phases_of(s, total);
+    if (step < p.warmup) return (double)(step + 1) / (double)p.warmup;
+    int64_t cut = p.warmup + p.stable - 1, at = step < cut ? step : cut;
+    double x = total > p.warmup ? (double)(at - p.warmup) / (double)(total - p.warmup) : 0;
+    return with_tail(&p, step, s->min_factor + (1 - s->min_factor) * cosine(x), 0);
+}
+
+static double power_of(const ScheduleOptions *s, int64_t step) {
+    double warmup = (double)(s->warmup_steps > 0 ? s->warmup_steps : 1), at = (double)(step + 1);
+    return at <= warmup ? at / warmup : pow(warmup / at, s->exponent);
+}
+
+/* Shen et al., "Power scheduler", 2024: no matter how long a run is, until its tail. */
+static double power_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
+    Phases p = phases_of(s, total);
+    int64_t cut = p.warmup + p.stable - 1;
+    return with_tail(&p, step, fmax(power_of(s, step < cut ? step : cut), s->min_factor), s->min_factor);
 }
 
 /* Vaswani et al. 2017 with exponent 1/2; it has no end, and needs no total. */
 static double inverse_sqrt_factor(const ScheduleOptions *s, int64_t step) {
-    double warmup = (double)(s->warmup_steps > 0 ? s->warmup_steps : 1), at = (double)(step + 1);
-    return at <= warmup ? at / warmup : fmax(pow(warmup / at, s->exponent), s->min_factor);
+    double factor = power_of(s, step);
+    return step < s->warmup_steps ? factor : fmax(factor, s->min_factor);
 }
 
 static double range_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
@@ -76,5 +136,8 @@ static double lingua_factor(const ScheduleOptions *s, int64_t total, int64_t ste
 double learning_rate_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     if (s->kind == SCHEDULE_INVERSE_SQRT) return inverse_sqrt_factor(s, step);
     if (s->kind == SCHEDULE_RANGE) return range_factor(s, total, step);
+    if (s->kind == SCHEDULE_POWER) return power_factor(s, total, step);
+    if (s->kind == SCHEDULE_DROPS) return drops_factor(s, total, step);
+    if (s->kind == SCHEDULE_COSINE_LINEAR) return cosine_linear_factor(s, total, step);
     return s->kind >= SCHEDULE_LINGUA_LINEAR ? lingua_factor(s, total, step) : titan_factor(s, total, step);
 }

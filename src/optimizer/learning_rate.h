@@ -9,7 +9,13 @@
  * constant, linear, cosine, sqrt, wsd: TorchTitan's form. W = min(warmup, total); D decaying steps at the end
  * (decay_ratio of the total, or all that is left; wsd decays linearly over 10% unless told otherwise); warmup
  * (step + 1) / W, then 1, then down to min_factor, with one virtual step at the end so that the last real
- * step is not zero. inverse_sqrt: the same warmup, then (W / (step + 1))^exponent, not below min_factor.
+ * step is not zero. exponential is 2 * 0.5^x - 1 at share x of the decay (Megatron's), over 20% unless told
+ * otherwise.
+ *
+ * With the same warmup: drops goes down by sqrt(min_factor) where the decay begins, and again half way
+ * through it; cosine_linear is a cosine over all steps to min_factor, cut where the decay begins and from
+ * there linear to 0; inverse_sqrt is (W / (step + 1))^exponent, not below min_factor; power the same, and
+ * from where the decay begins linear to min_factor.
  *
  * range: a range test (Smith, "Cyclical learning rates for training neural networks", 2015, here by factors,
  * as learning rates are compared): from min_factor, above 0, at step 0 to 1 at the last step, by the same

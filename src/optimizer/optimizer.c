@@ -33,6 +33,11 @@ static void sgd_update(Device *d, const OptimizerSettings *s, const OptimizerSte
     OP(d, OP_SGD, sgd, r->count, o, r->store, step, r->param, r->grad, r->state[0], r->copy);
 }
 
+static int muon_states(const OptimizerSettings *s) {
+    (void)s;
+    return 1;
+}
+
 /* FLOPs as device.h writes the formulas, a root or a quotient for one. */
 static const Optimizer optimizers[OPTIMIZER_KINDS] = {
     [OPTIMIZER_ADAMW] = {.name = "adamw",
@@ -49,11 +54,26 @@ static const Optimizer optimizers[OPTIMIZER_KINDS] = {
                        .flops = 9,
                        .states = sgd_states,
                        .update = sgd_update},
+    [OPTIMIZER_MUON] = {.name = "muon",
+                        .keeps = "momentum",
+                        .reads = "lr, weight_decay, momentum, nesterov, muon_scale, muon_coefficients",
+                        .state = {{"momentum_buffer", "the momentum"}},
+                        .flops = 13,
+                        .matrices = &muon_costs,
+                        .states = muon_states,
+                        .update = muon_update},
 };
 
 const Optimizer *optimizer_of(OptimizerKind kind) {
     CHECK((unsigned)kind < OPTIMIZER_KINDS);
     return &optimizers[kind];
+}
+
+/* A decay that is near 1 remembers the first weights for long: until as many updates have been made as it
+ * stands for, a smaller one holds, with which the average is that of about the last tenth. */
+static double average_share(const UpdateStep *step) {
+    double t = (double)step->updates;
+    return step->ema > 0 ? 1 - fmin(step->ema, (1 + t) / (10 + t)) : 0;
 }
 
 /* Corrections are for the moments' start at zero (Kingma and Ba 2015, section 3); an optimizer without
@@ -63,9 +83,25 @@ OptimizerStep optimizer_step(const OptimizerSettings *s, const UpdateStep *step)
                            .correction1 = (float)(1 - pow(s->beta1, (double)step->updates)),
                            .correction2 = (float)(1 - pow(s->beta2, (double)step->updates)),
                            .grad_scale = (float)step->clip_coefficient,
+                           .average = (float)average_share(step),
                            .number = (uint64_t)step->updates};
 }
 
 size_t optimizer_state_bytes(const OptimizerSettings *s) {
     return (size_t)optimizer_of((OptimizerKind)s->kind)->states(s) * dtype_bytes((Dtype)s->states);
+}
+
+size_t optimizer_scratch_bytes(const Optimizer *o, const Param *p) {
+    size_t most = 0;
+    for (int k = 0; o->matrices && k < p->matrix_count; k++) {
+        size_t bytes = o->matrices->scratch(&p->matrices[k]);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+double optimizer_flops(const Optimizer *o, const Param *p) {
+    double sum = o->flops * (double)p->count;
+    for (int k = 0; o->matrices && k < p->matrix_count; k++) sum += o->matrices->flops(&p->matrices[k]);
+    return sum;
 }

@@ -30,6 +30,11 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
                 mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
                 dtype_name(p->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
+    if (l->smaller_count > 0)
+        text_printf(out,
+                    "        batch warm-up: %s tokens at first, doubled %d time%s, all from step %lld on\n",
+                    text_count(c->train.batch_start, tokens), l->smaller_count,
+                    l->smaller_count == 1 ? "" : "s", (long long)config_first_whole_step(c) + 1);
     text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
     layout_describe(l, c, out);
     param_groups_print(&p->groups, &p->model.table, false, out);

@@ -253,6 +253,39 @@ static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
                          c->pipeline.schedule);
 }
 
+/* Microbatches of a smaller step on each data-parallel rank. */
+static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens, int *out, Error *err) {
+    int64_t unit = l->sequences * c->train.context * mesh_dp_degree(&l->mesh);
+    *out = (int)(tokens / unit);
+    if (tokens % unit == 0) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "train.batch_start: steps of %lld tokens are not made up of microbatches of %lld sequences of "
+        "%lld tokens on %d data-parallel ranks: start with %lld, or with fewer train.microbatch",
+        (long long)tokens, (long long)l->sequences, (long long)c->train.context, mesh_dp_degree(&l->mesh),
+        (long long)unit);
+}
+
+/* The same pipeline with fewer microbatches. */
+static ErrorCode lay_smaller(Layout *l, const Config *c, Schedule *out, int64_t tokens, Error *err) {
+    Layout part = {.mesh = l->mesh, .sequences = l->sequences};
+    TRY(divide_smaller(l, c, tokens, &part.microbatches, err));
+    ErrorCode code = open_schedule(&part, c, mesh_size(&l->mesh, MESH_PIPELINE), err);
+    if (code == OK) code = lay_transfers(&part, c, err);
+    *out = part.schedule;
+    return code == OK ? OK
+                      : error_context(err, "train.batch_start: a step of %lld tokens", (long long)tokens);
+}
+
+static ErrorCode lay_warmup(Layout *l, const Config *c, Error *err) {
+    int64_t sizes[STEP_SIZES];
+    int count = config_step_sizes(c, sizes) - 1;
+    l->smaller = mem_alloc_array((size_t)count, sizeof *l->smaller);
+    for (; l->smaller_count < count; l->smaller_count++)
+        TRY(lay_smaller(l, c, &l->smaller[l->smaller_count], sizes[l->smaller_count], err));
+    return OK;
+}
+
 /* Checks come as early as they can: a mesh that does not fit is told before a schedule is read. */
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     int64_t microbatches;
@@ -267,6 +300,7 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
         return error_set(err, ERR_CONFIG, "a pipeline of %d stages: at most %d are possible",
                          l->schedule.stages, COMM_STAGES);
     TRY(lay_transfers(l, c, err));
+    TRY(lay_warmup(l, c, err));
     return lay_stages(l, c, err);
 }
 
@@ -287,6 +321,8 @@ bool layout_is_pipeline(const Layout *l) { return l->schedule.ranks > 1; }
 void layout_free(Layout *l) {
     stages_free(&l->stages);
     schedule_free(&l->schedule);
+    for (int i = 0; i < l->smaller_count; i++) schedule_free(&l->smaller[i]);
+    free(l->smaller);
     free(l->costs);
     *l = (Layout){0};
 }

@@ -14,6 +14,8 @@ typedef struct Layout {
     int microbatches;  /* of a step, of each data-parallel rank */
     Stages stages;
     Schedule schedule; /* lowered: with transfers */
+    int smaller_count; /* of steps of the batch warm-up: how many sizes, ... */
+    Schedule *smaller; /* [smaller_count] ... and their schedules, by ascending microbatches */
     StageCost *costs;  /* [stages] FLOPs of a token, as layout_unit_costs counts them */
 } Layout;
 

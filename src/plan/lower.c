@@ -263,6 +263,20 @@ static bool ascending(const Program *p) {
     return ok;
 }
 
+static bool comes_first(const Program *p) {
+    unsigned char *seen = mem_alloc_array((size_t)p->units + 1, 1);
+    bool ok = true;
+    for (int i = 0; i < p->count; i++)
+        for (int f = 0; f < FLATS; f++) {
+            int unit = program_gradient_unit(p, p->actions[i], (Flat)f);
+            if (unit < 0) continue;
+            ok = ok && (p->actions[i].microbatch == 0 || seen[unit] >> f & 1);
+            seen[unit] |= (unsigned char)(1 << f);
+        }
+    free(seen);
+    return ok;
+}
+
 /* With one microbatch there is nothing to add up before gradients cross: shards then hold no whole gradient,
  * for the same bytes. Replicas without shards would only hold it twice. */
 GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches) {
@@ -293,6 +307,7 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     free(l.loaded);
     free(l.left);
     p->ordered = ascending(p);
+    p->first_alone = program_has_slots(p) || comes_first(p);
     if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
 }
 

@@ -52,7 +52,7 @@ static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
 
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
     switch (kind) {
-    case BUFFER_BATCH: return pool_round(5 * pool_round((size_t)m->tokens * sizeof(int32_t)));
+    case BUFFER_BATCH: return pool_round(BATCH_ARRAYS * pool_round((size_t)m->tokens * sizeof(int32_t)));
     case BUFFER_SLAB: return pool_round(unit_slab_bytes(m, unit));
     case BUFFER_KEEP: return pool_round(unit_keep_bytes(m, unit));
     case BUFFER_GATHERED: return gathered_offset(p, m, unit, FLATS);
@@ -286,8 +286,9 @@ size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
 
-size_t step_statistics_bytes(int parameters) {
-    return sizeof(StepStatistics) + (size_t)parameters * (sizeof(GradStats) + sizeof(FixedRefusals));
+size_t step_statistics_bytes(int parameters, bool noise) {
+    size_t each = sizeof(GradStats) + sizeof(FixedRefusals) + (noise ? sizeof(GradStats) : 0);
+    return sizeof(StepStatistics) + (size_t)parameters * each;
 }
 
 /* One workspace serves all reductions on an axis in turn, so it is as large as the largest of any unit needs.
@@ -321,18 +322,28 @@ static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat fl
 /* Parameter after parameter, since each may have states of another kind: by its group's optimizer and dtype,
  * for the elements that this rank owns. */
 static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
-    plan->states = mem_alloc_array((size_t)p->table->count * OPTIMIZER_STATES, sizeof *plan->states);
+    plan->states = mem_alloc_array((size_t)p->table->count * PARAM_STATES, sizeof *plan->states);
     for (int i = 0; i < p->table->count; i++) {
-        size_t bytes = (size_t)partition_piece(p, &p->table->params[i]).count * param_state_width(g, i);
+        size_t count = (size_t)partition_piece(p, &p->table->params[i]).count;
         for (int k = 0; k < param_states(g, i); k++) {
-            plan->states[i * OPTIMIZER_STATES + k] = plan->optimizer;
-            plan->optimizer += pool_round(bytes);
+            plan->states[i * PARAM_STATES + k] = plan->optimizer;
+            plan->optimizer += pool_round(count * param_state_width(g, i, k));
         }
+    }
+}
+
+/* Updates come after all passes, in memory that these have left; what they need is mostly less. */
+static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
+    for (int i = 0; i < p->table->count; i++) {
+        const Param *param = &p->table->params[i];
+        size_t bytes = partition_piece(p, param).count > 0 ? pool_round(param_scratch_bytes(g, i, param)) : 0;
+        if (bytes > plan->scratch) plan->scratch = bytes;
     }
 }
 
 static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {
     plan_communication(plan, p);
+    plan_update(plan, p->partition, optimizer);
     for (int u = 0; u <= p->units; u++)
         for (int f = 0; f < GRADIENT_FLATS; f++) plan_gradients(plan, p, u, (Flat)f);
     plan_states(plan, p->partition, optimizer);
@@ -356,7 +367,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
     plan->constants = model_constants_bytes(&m->config, spec->positions);
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
-    plan->statistics = pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures));
+    plan->statistics =
+        pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures, spec->noise));
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
 }
 
@@ -424,7 +436,8 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s",
              buffers_of(plan, ARENA_ACTIVATIONS), (long long)m->tokens, policy[m->recompute]);
     row(out, "activations", plan->arena[ARENA_ACTIVATIONS], total, note);
-    snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time", (long long)m->loss_rows);
+    snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time%s", (long long)m->loss_rows,
+             plan->scratch > pool_round(model_scratch_bytes(m)) ? ", the update of the largest matrix" : "");
     row(out, "workspace", plan->keep + plan->scratch + plan->device_scratch, total, note);
     row(out, "communication", memory_plan_communication(plan), total, "buckets of collectives");
     row(out, "constants", plan->constants, total, "rotation table");

@@ -13,7 +13,8 @@
 #include "plan/program.h"
 
 typedef enum BufferKind {
-    /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses fp32 */
+    /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
+     * fp32 */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
@@ -27,6 +28,7 @@ typedef enum BufferKind {
     BUFFER_FLAT_FIXED = BUFFER_FLAT_GRADIENTS + GRADIENT_FLATS,
     BUFFER_KINDS = BUFFER_FLAT_FIXED + GRADIENT_FLATS
 } BufferKind;
+enum { BATCH_ARRAYS = 6 };
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
     return (BufferKind)((int)first + (int)flat);
 }
@@ -51,22 +53,24 @@ size_t step_scalars_bytes(int groups);
 
 /* ... and what they found. The host fetches the whole region at once. */
 typedef struct StepStatistics {
-    LossSum losses;
-    GradStats gradients[]; /* [parameters]; behind them FixedRefusals [parameters] */
+    LossSum losses, z_losses;
+    /* [parameters]; behind them FixedRefusals [parameters], and, where the noise is measured, GradStats
+     * [parameters] of the step's first microbatch alone */
+    GradStats gradients[];
 } StepStatistics;
-size_t step_statistics_bytes(int parameters);
+size_t step_statistics_bytes(int parameters, bool noise);
 
 typedef struct MemoryPlan {
     int count;
     Buffer *buffers;
     int *index; /* [kind, unit, microbatch] -> 1 + buffer, 0 if none */
     int units, columns;
-    size_t arena[ARENAS];    /* bytes */
-    size_t keep, scratch;    /* shared regions of model/unit.h, in the workspace pool */
+    size_t arena[ARENAS]; /* bytes */
+    size_t keep, scratch; /* shared regions of model/unit.h, in the workspace pool; scratch also of updates */
     size_t parameters, copy; /* owned fp32 master weights; their copy in the compute dtype, when it stays */
     size_t gradients;        /* of the step: sums and owned shares; microbatches' own are in their arena */
-    size_t optimizer;        /* states of owned elements */
-    size_t *states;          /* [parameters, OPTIMIZER_STATES] bytes before each state of what is owned */
+    size_t optimizer;        /* states of owned elements, and averages */
+    size_t *states;          /* [parameters, PARAM_STATES] bytes before each state of what is owned */
     size_t constants;
     size_t statistics; /* StepScalars and StepStatistics */
     size_t reduction;  /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
@@ -82,6 +86,7 @@ typedef struct MemorySpec {
     int64_t positions;
     size_t device_scratch;
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
+    bool noise;                   /* of gradients is measured */
 } MemorySpec;
 
 /* At most this many buffers does one action touch. */

@@ -114,6 +114,7 @@ typedef struct Program {
     int units, microbatches, instances; /* instances: most gathers of a unit */
     bool defer_head;                    /* the head's weight gradient waits for BWD_W */
     bool ordered;                       /* invariant 3 holds */
+    bool first_alone; /* each gradient gets the first microbatch's before any other's, or apart from them */
     bool exact;
     GradientSync sync; /* as it applies: program_sync */
     Crosses *crosses;

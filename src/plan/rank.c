@@ -31,8 +31,10 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .tokens = l->sequences * c->train.context,
                       .positions = c->train.context,
                       .loss_rows = c->train.loss_rows,
+                      .z_loss = c->train.z_loss,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
+                      .noise = c->metrics.noise_scale,
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
                       .optimizer = &c->optimizer,
@@ -48,31 +50,53 @@ static size_t staging(const RankPlan *p) {
         if (!partition_counts(&p->partition, param)) continue;
         size_t count = (size_t)partition_piece(&p->partition, param).count;
         sum += (size_t)p->spec.staged * pool_round(count * sizeof(float));
-        sum += (size_t)param_states(&p->groups, i) * pool_round(count * param_state_width(&p->groups, i));
+        for (int k = 0; k < param_states(&p->groups, i); k++)
+            sum += pool_round(count * param_state_width(&p->groups, i, k));
     }
     return sum;
 }
 
 /* The program is checked here, once for every plan that is made: no run, forecast or comparison is of a
  * program that would not run. */
-static ErrorCode plan_training(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
+static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSync sync, Program *out,
+                              Error *err) {
     const RankSpec *s = &p->spec;
     ProgramSpec spec = {.model = &p->model.config,
                         .partition = &p->partition,
                         .schedule = schedule,
                         .defer_head = s->defer_head,
                         .exact = s->exact,
-                        .sync = s->sync,
+                        .sync = sync,
                         .reshard = s->reshard,
                         .crosses = s->crosses};
-    program_lower(&p->program, &spec);
-    TRY(program_check(&p->program, err));
-    memory_plan(&p->memory, &(MemorySpec){&p->program, &p->model, s->positions, scratch, &p->groups});
-    p->memory.staging = s->staged > 0 ? staging(p) : 0;
-    /* Evaluation runs in the memory of training. */
+    program_lower(out, &spec);
+    return program_check(out, err);
+}
+
+/* What else runs in the memory of training. */
+static void make_room(RankPlan *p, const MemoryPlan *other) {
     for (int a = 0; a < ARENAS; a++)
-        if (p->evaluation_memory.arena[a] > p->memory.arena[a])
-            p->memory.arena[a] = p->evaluation_memory.arena[a];
+        if (other->arena[a] > p->memory.arena[a]) p->memory.arena[a] = other->arena[a];
+}
+
+static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
+    StepPlan *step = &p->smaller[p->smaller_count++];
+    /* As a whole step has it, whose memory this is. */
+    TRY(plan_program(p, schedule, p->program.sync, &step->program, err));
+    memory_plan(&step->memory,
+                &(MemorySpec){&step->program, &p->model, p->spec.positions, scratch, NULL, false});
+    make_room(p, &step->memory);
+    return OK;
+}
+
+static ErrorCode plan_training(RankPlan *p, const Layout *l, size_t scratch, Error *err) {
+    TRY(plan_program(p, &l->schedule, p->spec.sync, &p->program, err));
+    memory_plan(&p->memory,
+                &(MemorySpec){&p->program, &p->model, p->spec.positions, scratch, &p->groups, p->spec.noise});
+    p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
+    make_room(p, &p->evaluation_memory);
+    p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
+    for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], scratch, err));
     return OK;
 }
 
@@ -90,6 +114,14 @@ static ErrorCode make_groups(RankPlan *p, const ModelConfig *own, Error *err) {
     return param_groups_build(&p->groups, p->spec.optimizer, t, err);
 }
 
+/* Gathering boxes for an update is not there. */
+static ErrorCode check_matrices(const ParamGroups *g, const Mesh *mesh, Error *err) {
+    int tensors = mesh_size(mesh, MESH_TENSOR);
+    if (tensors == 1 || !param_groups_need_matrices(g)) return OK;
+    return error_set(err, ERR_CONFIG, "mesh.tp %d: muon sees whole matrices, which tp cuts: use 1, or adamw",
+                     tensors);
+}
+
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
@@ -98,6 +130,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     TRY(partition_model(&p->spec.model, &l->mesh, rank, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
     if (!spec->inference) TRY(make_groups(p, &own, err));
+    TRY(check_matrices(&p->groups, &l->mesh, err));
     partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
                                                     .table = &p->model.table,
                                                     .groups = spec->inference ? NULL : &p->groups,
@@ -108,8 +141,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition, p->spec.crosses);
     memory_plan(&p->evaluation_memory,
-                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL});
-    return spec->inference ? OK : plan_training(p, &l->schedule, scratch, err);
+                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL, false});
+    return spec->inference ? OK : plan_training(p, l, scratch, err);
 }
 
 /* Shares are even unless matrices stay whole, so the second plan is rarely made. */
@@ -128,6 +161,11 @@ void rank_plan_free(RankPlan *p) {
     memory_plan_free(&p->evaluation_memory);
     program_free(&p->program);
     program_free(&p->evaluation);
+    for (int i = 0; i < p->smaller_count; i++) {
+        memory_plan_free(&p->smaller[i].memory);
+        program_free(&p->smaller[i].program);
+    }
+    free(p->smaller);
     partition_free(&p->partition);
     param_groups_free(&p->groups);
     model_free(&p->model);

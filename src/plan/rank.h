@@ -22,15 +22,23 @@ typedef struct RankSpec {
     int64_t tokens;    /* T of a microbatch */
     int64_t positions; /* rows of the rotation table: the context */
     int64_t loss_rows; /* 0: chosen */
+    double z_loss;     /* coefficient; 0: none */
     bool defer_head;   /* the head's weight gradient waits for its W, and makes the logits again */
     bool inference;    /* weights and evaluation only: no gradients, no optimizer */
     bool exact;        /* gradients in fixed point */
+    bool noise;        /* of gradients is measured */
     GradientSync sync;
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference alone */
     Crosses *crosses;                  /* where passes are cut; NULL: program_crosses */
     int staged; /* fp32 copies of what it counts, on the host while a checkpoint with the states is written */
 } RankSpec;
+
+/* A step of fewer microbatches (train.batch_start): it runs in the memory of a whole one. */
+typedef struct StepPlan {
+    Program program;
+    MemoryPlan memory; /* places of buffers alone */
+} StepPlan;
 
 /* Not to be moved or copied: its parts point to each other. */
 typedef struct RankPlan {
@@ -41,6 +49,8 @@ typedef struct RankPlan {
     Partition partition;
     Program program, evaluation; /* of a training step (none for inference); of one microbatch forward */
     MemoryPlan memory, evaluation_memory; /* evaluation runs in the memory of training */
+    int smaller_count;
+    StepPlan *smaller; /* [smaller_count] */
 } RankPlan;
 
 /* As the configuration says; of the device, only what it multiplies best. */

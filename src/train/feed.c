@@ -1,11 +1,12 @@
 /* Two sets of batches change places: while the engine runs one step, the next one's is complete, so that
  * its valid targets can be told to all ranks beforehand.
  *
- *     both[0]   the step that runs          <- batches
+ *     both[0]   the step that runs          <- now
  *     both[1]   the next one, complete       <- next        and the other way around in the step after
  *
- * A batch is copied out of the loader's memory, which goes around in microbatches, not in steps.
- * Everything is allocated in feed_open. */
+ * A batch is copied out of the loader's memory, which goes around in microbatches, not in steps. There is
+ * room for the largest steps from feed_open on; only a loader is opened anew where steps grow, between two of
+ * them. */
 #include "train/feed.h"
 
 #include <stdlib.h>
@@ -14,8 +15,8 @@
 /* A microbatch is four rows of `row` numbers in one stretch of memory: inputs, targets, positions, first
  * keys. */
 static Batch *lay_out(const Feed *f, int64_t row, int32_t *memory) {
-    Batch *b = mem_alloc_array((size_t)f->microbatches, sizeof *b);
-    for (int64_t m = 0; m < f->microbatches; m++) {
+    Batch *b = mem_alloc_array((size_t)f->most, sizeof *b);
+    for (int64_t m = 0; m < f->most; m++) {
         int32_t *p = memory + 4 * row * m;
         b[m] = (Batch){.tokens = row,
                        .inputs = p,
@@ -26,30 +27,48 @@ static Batch *lay_out(const Feed *f, int64_t row, int32_t *memory) {
     return b;
 }
 
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t first,
-                    int64_t steps, Error *err) {
-    *f = (Feed){.sequences = l->sequences, .microbatches = l->microbatches, .samples = layout_samples(l)};
-    int64_t row = f->sequences * c->train.context, own = f->sequences * f->microbatches;
-    f->tokens = f->samples * c->train.context;
-    f->left = steps;
+/* A step's microbatches by its tokens; all steps have whole ones (layout_build). */
+static int64_t microbatches_of(const Feed *f, int64_t step) {
+    return config_step_tokens(f->config, step) / (f->sequences * f->config->train.context * f->ranks);
+}
+
+/* Rank d of a step takes the samples from d * own on; the next step's lie one whole step further. Opened anew
+ * where steps become larger, from the first sample that no step before has taken. */
+static ErrorCode open_loader(Feed *f, int64_t microbatches, Error *err) {
+    int64_t own = f->sequences * microbatches;
+    LoaderLayout layout = {.first = (uint64_t)(f->fetched_samples + f->dp_rank * own),
+                           .sequences = f->sequences,
+                           .microbatches = microbatches,
+                           .microbatch_stride = f->sequences,
+                           .step_stride = own * f->ranks};
+    loader_close(f->loader);
+    f->loader = NULL;
+    f->loads = microbatches;
+    return loader_open(&f->loader, f->dataset, &layout, f->config->data.prefetch, err);
+}
+
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d,
+                    const FeedStart *from, Error *err) {
+    *f = (Feed){.config = c,
+                .dataset = d,
+                .sequences = l->sequences,
+                .most = l->microbatches,
+                .ranks = mesh_dp_degree(&l->mesh),
+                .dp_rank = dp_rank,
+                .fetched = from->step,
+                .fetched_samples = from->sample,
+                .left = c->train.steps - from->step};
+    int64_t row = f->sequences * c->train.context, own = f->sequences * f->most;
     f->memory = mem_alloc_array((size_t)(2 * 4 * own * c->train.context), sizeof *f->memory);
-    for (int i = 0; i < 2; i++) f->both[i] = lay_out(f, row, f->memory + i * 4 * own * c->train.context);
-    f->dataset = d;
+    for (int i = 0; i < 2; i++)
+        f->both[i].batches = lay_out(f, row, f->memory + i * 4 * own * c->train.context);
     if (c->data.audit) f->used = mem_alloc_array((size_t)own, sizeof *f->used);
-    /* Rank d of a step takes the samples from d * own on; the next step's lie one whole step further.
-     * `first` is where the run stands, in samples. */
-    f->layout = (LoaderLayout){.first = (uint64_t)(first + dp_rank * own),
-                               .sequences = f->sequences,
-                               .microbatches = f->microbatches,
-                               .microbatch_stride = f->sequences,
-                               .step_stride = f->samples};
-    return loader_open(&f->loader, d, &f->layout, c->data.prefetch, err);
+    return open_loader(f, microbatches_of(f, f->fetched), err);
 }
 
 void feed_close(Feed *f) {
     loader_close(f->loader);
-    free(f->both[0]);
-    free(f->both[1]);
+    for (int i = 0; i < 2; i++) free(f->both[i].batches);
     free(f->memory);
     free(f->used);
     *f = (Feed){0};
@@ -64,35 +83,45 @@ static void copy(Batch *to, const Batch *from) {
     to->valid = from->valid;
 }
 
-/* Hashes what stands in the batch now: the very tokens that the step will train on. */
-static void note_samples(Feed *f, int64_t m) {
-    const Batch *b = &f->batches[m];
-    uint64_t first = loader_sample(&f->layout, f->begun);
-    for (int64_t r = 0, at = 0; r < f->sequences; r++, at += b->tokens / f->sequences)
-        f->used[m * f->sequences + r] =
-            audit_sample(f->dataset, first + (uint64_t)r, b->inputs + at, b->targets + at);
+/* Hashes what stands in the batches now: the very tokens that the step will train on. */
+static void note_samples(Feed *f, const FeedStep *s) {
+    for (int64_t m = 0; f->used && m < s->microbatches; m++) {
+        const Batch *b = &s->batches[m];
+        for (int64_t r = 0, at = 0; r < f->sequences; r++, at += b->tokens / f->sequences) {
+            int64_t own = m * f->sequences + r;
+            f->used[own] =
+                audit_sample(f->dataset, (uint64_t)(s->first + own), b->inputs + at, b->targets + at);
+        }
+    }
 }
 
 /* *waited grows by the time for which the loader had nothing ready. */
-static ErrorCode fetch(Feed *f, Batch *into, double *waited, Error *err) {
-    for (int64_t m = 0; m < f->microbatches; m++) {
+static ErrorCode fetch(Feed *f, FeedStep *into, double *waited, Error *err) {
+    int64_t count = microbatches_of(f, f->fetched), own = count * f->sequences;
+    if (count != f->loads) TRY(open_loader(f, count, err));
+    into->microbatches = count;
+    into->samples = own * f->ranks;
+    into->tokens = into->samples * f->config->train.context;
+    into->first = f->fetched_samples + f->dp_rank * own;
+    for (int64_t m = 0; m < count; m++) {
         Batch b;
         double seconds;
         TRY(loader_next(f->loader, &b, &seconds, err));
         *waited += seconds;
-        copy(&into[m], &b);
+        copy(&into->batches[m], &b);
     }
+    f->fetched++;
+    f->fetched_samples += into->samples;
     return OK;
 }
 
 ErrorCode feed_next(Feed *f, double *waited, Error *err) {
     *waited = 0;
-    if (!f->next) TRY(fetch(f, f->both[0], waited, err)); /* the first step */
-    f->batches = f->next ? f->next : f->both[0];
+    if (!f->next) TRY(fetch(f, &f->both[0], waited, err)); /* the first step */
+    f->now = f->next ? f->next : &f->both[0];
     /* The one that does not hold this step. */
-    f->next = f->both[f->batches == f->both[0]];
-    for (int64_t m = 0; m < f->microbatches; m++, f->begun++)
-        if (f->used) note_samples(f, m);
+    f->next = &f->both[f->now == &f->both[0]];
+    note_samples(f, f->now);
     /* After the last step nothing is read: the loader may be at the end of what was asked of it. */
     if (--f->left > 0) return fetch(f, f->next, waited, err);
     f->next = NULL;

@@ -8,29 +8,42 @@
 #include "observe/audit.h"
 #include "plan/layout.h"
 
+typedef struct FeedStep {
+    Batch *batches;          /* owned copies */
+    int64_t microbatches;    /* of this rank */
+    int64_t tokens, samples; /* of all data-parallel ranks */
+    int64_t first;           /* sample of this rank's first sequence; its others follow */
+} FeedStep;
+
 typedef struct Feed {
-    Loader *loader;
-    int64_t sequences, microbatches;
-    int64_t tokens;  /* of a step, of all data-parallel ranks */
-    int64_t samples; /* the same in sequences */
-    int64_t left;    /* steps of the run that were not begun */
-    Batch *batches;  /* [microbatches] owned copies */
-    Batch *next;     /* [microbatches] of the step after; NULL: there is none */
-    Batch *both[2];  /* where these two take turns */
-    int32_t *memory;
+    const Config *config;
     const Dataset *dataset;
-    LoaderLayout layout;
-    uint64_t begun;    /* microbatches that came into f->batches so far */
-    AuditSample *used; /* [microbatches * sequences] what the batches hold; NULL without data.audit */
+    Loader *loader;
+    int64_t loads; /* microbatches of a step, as the loader deals them out */
+    int64_t sequences;
+    int64_t most; /* microbatches of the largest step */
+    int64_t ranks, dp_rank;
+    int64_t fetched, fetched_samples; /* steps, and samples, of the run that were read so far */
+    int64_t left;                     /* steps of the run that were not begun */
+    FeedStep *now;
+    FeedStep *next;   /* NULL: there is none */
+    FeedStep both[2]; /* where these two take turns */
+    int32_t *memory;
+    AuditSample *used; /* [microbatches * sequences] what `now` holds; NULL without data.audit */
 } Feed;
 
-/* From training sample `first` on, for `steps` more. Each data-parallel rank takes a run of the step's
- * microbatches, in their order. */
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d, int64_t first,
-                    int64_t steps, Error *err);
+/* Where a run stands. */
+typedef struct FeedStart {
+    int64_t step, sample;
+} FeedStart;
+
+/* The steps from there on, to the end of the run. Each data-parallel rank takes a run of a step's
+ * microbatches, in their order. Configuration and dataset must outlive it. */
+ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d,
+                    const FeedStart *from, Error *err);
 void feed_close(Feed *f);
-/* Makes f->batches the next step's, and f->next those of the one after it, if the run has one. *waited:
- * seconds that data was waited for. */
+/* Makes f->now the next step, and f->next the one after it, if the run has one. *waited: seconds that data
+ * was waited for. */
 ErrorCode feed_next(Feed *f, double *waited, Error *err);
 
 #endif

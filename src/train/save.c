@@ -78,6 +78,8 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     return add_template(s, err);
 }
 
+static const TensorList *average_list(const Saver *s) { return s->average ? &s->average->list : NULL; }
+
 /* Companions are made now: what cannot be written is found when a run starts, not at its first save.
  * `in_use` is the step that the run came from, which is not pruned (-1: none). */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
@@ -86,6 +88,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
     *s = (Saver){.c = c, .set = set, .facts = facts, .engine = e, .comm = comm};
     s->model = tensors_of_model(e, TENSORS_TO_SAVE, rounded ? SAFE_BF16 : SAFE_F32);
     s->optimizer = tensors_of_optimizer(e, TENSORS_TO_SAVE, rounded);
+    s->average = tensors_of_average(e, TENSORS_TO_SAVE);
     /* Rank 0 alone writes small files (checkpoint.c, invariant 2). */
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = checkpoint_directory(c->run.dir);
@@ -94,7 +97,8 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
                          .in_use = in_use,
                          .rank = comm_rank(comm),
                          .ranks = comm_size(comm),
-                         .staging_bytes = checkpoint_staging_bytes(&s->model->list, &s->optimizer->list)};
+                         .staging_bytes =
+                             checkpoint_staging_bytes(&s->model->list, &s->optimizer->list, average_list(s))};
     CHECK(setup.staging_bytes == engine_plan(e)->memory.staging); /* what is taken is what was planned */
     ErrorCode code = checkpoint_writer_start(&s->writer, &setup, err);
     free(dir);
@@ -163,8 +167,11 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     s->has_earlier = s->has_earlier || saver_report(s, &s->earlier);
     s->waited = clock_seconds() - start;
     saved_write(state, engine_updates(s->engine), s->set, s->facts, &text);
-    CheckpointSave save = {
-        .step = state->step, .model = &s->model->list, .files = s->files, .file_count = s->file_count};
+    CheckpointSave save = {.step = state->step,
+                           .model = &s->model->list,
+                           .average = average_list(s),
+                           .files = s->files,
+                           .file_count = s->file_count};
     /* Without optimizer and state a checkpoint is a model directory and no more. */
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
@@ -192,6 +199,7 @@ ErrorCode saver_close(Saver *s, Error *err) {
     ErrorCode code = checkpoint_writer_stop(s->writer, err);
     tensors_free(s->model);
     tensors_free(s->optimizer);
+    tensors_free(s->average);
     text_free(&s->config);
     text_free(&s->generation);
     text_free(&s->tokenizer);

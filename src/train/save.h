@@ -17,8 +17,8 @@ typedef struct Saver {
     Comm *comm;
     double waited; /* seconds for the save before */
     bool has_earlier;
-    SaveReport earlier; /* of that one, when nobody has asked for it yet */
-    Tensors *model, *optimizer;
+    SaveReport earlier;                   /* of that one, when nobody has asked for it yet */
+    Tensors *model, *optimizer, *average; /* average: NULL without optimizer.ema */
     CheckpointWriter *writer;
     Text config, generation, tokenizer, tokenizer_config, chat_template;
     CheckpointFile files[5];

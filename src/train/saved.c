@@ -8,6 +8,7 @@
  *     data, tokenizer, mixture           fingerprints of what it was trained on
  *     sums, kernels, build               what last bits depend on, in words
  *     loss_window, grad_norm_window      of the spike statistic, oldest first
+ *     noise_signal, noise_variance       means of the noise scale; 0 where it is not measured
  *     config                             resolved, as YAML in a string */
 #include "train/saved.h"
 
@@ -65,6 +66,8 @@ static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version
     TRY(read_count(state, "updates", &saved->updates, err));
     TRY(read_window(state, "loss_window", &s->losses, err));
     TRY(read_window(state, "grad_norm_window", &s->norms, err));
+    TRY(json_get_double(state, CHECKPOINT_STATE, "noise_signal", false, &s->noise.signal, err));
+    TRY(json_get_double(state, CHECKPOINT_STATE, "noise_variance", false, &s->noise.variance, err));
     return version == 1 ? convert_first_version(saved, err) : read_count(state, "samples", &s->samples, err);
 }
 
@@ -170,6 +173,10 @@ void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const
     write_facts(&w, facts);
     write_window(&w, "loss_window", &s->losses);
     write_window(&w, "grad_norm_window", &s->norms);
+    json_key(&w, "noise_signal");
+    json_double(&w, s->noise.signal);
+    json_key(&w, "noise_variance");
+    json_double(&w, s->noise.variance);
     json_put_string(&w, "config", yaml.data);
     json_end_object(&w);
     text_free(&yaml);

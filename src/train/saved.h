@@ -9,6 +9,7 @@
 
 #include "config/config.h"
 #include "data/dataset.h"
+#include "observe/noise.h"
 #include "observe/spike.h"
 
 typedef struct RunState {
@@ -16,6 +17,7 @@ typedef struct RunState {
     int64_t samples; /* taken: the next step begins with this one, whatever steps took before */
     int64_t tokens, skipped;
     SpikeWindow losses, norms;
+    NoiseMean noise;
 } RunState;
 
 #define STATE_VERSION 2

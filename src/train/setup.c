@@ -147,7 +147,7 @@ static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, c
  * Else another is chosen, and the change of last bits is said. */
 static bool keeps_microbatch(const Config *c, const Config *saved, int ranks) {
     int64_t unit = saved->train.microbatch * c->train.context * ranks, asked = c->pipeline.microbatches;
-    if (unit == 0 || c->train.tokens_per_step % unit != 0) return false;
+    if (unit == 0 || c->train.tokens_per_step % unit != 0 || c->train.batch_start % unit != 0) return false;
     return asked == 0 || asked == c->train.tokens_per_step / unit;
 }
 

@@ -28,6 +28,18 @@
 #include "train/agree.h"
 #include "train/tensors.h"
 
+/* A checkpoint of before an average was asked for has none: it begins with the weights. */
+static ErrorCode load_average(Engine *e, const Checkpoint *ckpt, Error *err) {
+    Tensors *average = tensors_of_average(e, TENSORS_TO_LOAD);
+    ErrorCode code = OK;
+    if (average && ckpt->average.count > 0)
+        code = modelfiles_load(&ckpt->average, &average->list, err);
+    else
+        engine_start_average(e);
+    tensors_free(average);
+    return code;
+}
+
 /* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves.
  * engine_refresh makes what is computed from the master weights (copies in the compute dtype) anew. */
 static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
@@ -36,6 +48,7 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     Tensors *optimizer = tensors_of_optimizer(e, TENSORS_TO_LOAD, rounded);
     ErrorCode code = rounded ? OK : modelfiles_load(&ckpt->model, &model->list, err);
     if (code == OK) code = modelfiles_load(&ckpt->optimizer, &optimizer->list, err);
+    if (code == OK) code = load_average(e, ckpt, err);
     tensors_free(model);
     tensors_free(optimizer);
     engine_refresh(e);

@@ -108,8 +108,9 @@ static void add_states(Tensors *t, int param, const Param *p) {
     const ParamGroups *g = &engine_plan(t->engine)->groups;
     SafeType type = param_group(g, param)->settings.states == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;
     for (int k = 0; k < param_states(g, param); k++)
-        tensors_add(t, p, param_group(g, param)->optimizer->state[k].name,
-                    engine_optimizer_state(t->engine, param, k), type, type);
+        if (!param_state_is_average(g, param, k))
+            tensors_add(t, p, param_state(g, param, k)->name, engine_optimizer_state(t->engine, param, k),
+                        type, type);
 }
 
 /* With `master` also the weights in fp32, for a model file that is rounded: without them a resumed run
@@ -122,6 +123,18 @@ Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
         add_states(t, i, p);
         if (master) tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
+    return t;
+}
+
+/* Exact whatever the model file is rounded to: a run goes on with it. */
+Tensors *tensors_of_average(const Engine *e, TensorsUse use) {
+    const ParamTable *table = &engine_model(e)->table;
+    const ParamGroups *g = &engine_plan(e)->groups;
+    if (g->ema <= 0) return NULL;
+    Tensors *t = tensors_new(e, use, 1);
+    for (int i = 0; i < table->count; i++)
+        tensors_add(t, &table->params[i], "", engine_optimizer_state(e, i, param_states(g, i) - 1), SAFE_F32,
+                    SAFE_F32);
     return t;
 }
 

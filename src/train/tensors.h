@@ -23,6 +23,8 @@ Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored);
 /* What the optimizer keeps, as STATE.NAME (exp_avg.NAME) in the dtype that it is kept in; with `master` the
  * fp32 weights too, as master.NAME: for checkpoints whose model file is rounded. */
 Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master);
+/* The average of the weights, by the names of the weights, in fp32. NULL where none is kept. */
+Tensors *tensors_of_average(const Engine *e, TensorsUse use);
 void tensors_free(Tensors *t); /* NULL is fine */
 
 #endif

@@ -29,7 +29,7 @@ bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }
 /* What a rank sends: when its step began, by its clock, then its actions. As bytes of this build: all
  * ranks run the same one (agree.c). */
 static char *pack(const Engine *e, size_t *bytes) {
-    const Program *p = &engine_plan(e)->program;
+    const Program *p = engine_program(e);
     const StepTimes *times = engine_times(e);
     size_t count = (size_t)p->count;
     *bytes = sizeof(double) + count * sizeof(TimedAction);

@@ -355,6 +355,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         log_info("resumed after step %lld", (long long)t->state.step);
     } else {
         TRY(initial_weights(t, err));
+        engine_start_average(t->engine);
     }
     if (t->state.step >= t->c->train.steps)
         log_info("the run has its %lld steps already", (long long)t->c->train.steps);
@@ -392,7 +393,7 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     TRY(record_restart(t, err));
     if (t->c->metrics.tensorboard) TRY(tensorboard_open(&t->board, dir, step, err));
     const JournalFact facts[] = {{"parameters", (double)model_parameter_count(&t->c->model.shape)},
-                                 {"tokens_per_step", (double)t->feed.tokens},
+                                 {"tokens_per_step", (double)t->c->train.tokens_per_step},
                                  {"total_steps", (double)t->c->train.steps},
                                  {"flops_per_token", t->flops_per_token},
                                  {"peak_flops", t->peak_flops},
@@ -461,6 +462,8 @@ static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) 
                          .total_steps = t->c->train.steps,
                          .wall = clock_wall(),
                          .loss = r->loss,
+                         .z_loss = t->c->train.z_loss > 0 ? r->z_loss : (double)NAN,
+                         .noise_scale = noise_scale(&s->noise),
                          .grad_norm = r->grad_norm,
                          .clip_coefficient = r->clip_coefficient,
                          .lr = lr,
@@ -468,7 +471,7 @@ static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) 
                          .grad_norm_deviation = spike_deviation(&s->norms, r->grad_norm),
                          .skipped = r->skipped,
                          .skipped_total = s->skipped,
-                         .step_tokens = t->feed.tokens,
+                         .step_tokens = t->feed.now->tokens,
                          .total_tokens = s->tokens,
                          .epoch = (double)s->samples / (double)dataset_samples_per_epoch(t->data)};
 }
@@ -569,22 +572,26 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     saver_flags(&t->saver, &options.any, &options.all);
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
-    options.next = t->feed.next;
+    const FeedStep *now = t->feed.now, *next = t->feed.next;
+    options.next = next ? next->batches : NULL;
+    options.microbatches = (int)now->microbatches,
+    options.next_microbatches = next ? (int)next->microbatches : 0;
     /* What is counted is this step's, but for saves and records between steps. */
     comm_reset_traffic(t->comm);
-    engine_step(t->engine, t->feed.batches, &options, &r);
+    engine_step(t->engine, now->batches, &options, &r);
     t->stopping |= (r.any & RECORD_STOP) != 0;
     /* The save under way moves on by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
-    metrics_window_step(&t->window, t->feed.tokens, clock_seconds() - start, waited,
+    metrics_window_step(&t->window, now->tokens, clock_seconds() - start, waited,
                         engine_times(t->engine)->waited);
     t->state.step++;
-    t->state.samples += t->feed.samples;
-    t->state.tokens += t->feed.tokens;
+    t->state.samples += now->samples;
+    t->state.tokens += now->tokens;
     t->state.skipped += r.skipped;
     t->bad_in_row = r.skipped ? t->bad_in_row + 1 : 0;
+    if (!r.skipped) noise_add(&t->state.noise, r.noise.signal, r.noise.variance);
     if (t->c->data.audit)
-        TRY(audit_step(&t->audit, t->state.step, t->feed.used, t->feed.microbatches, t->feed.sequences, err));
+        TRY(audit_step(&t->audit, t->state.step, t->feed.used, now->microbatches, t->feed.sequences, err));
     StepMetrics m = metrics_of(t, &r, t->c->optimizer.settings.lr * options.lr_factor);
     m.sent_pp = comm_point_traffic(t->comm).bytes;
     m.sent_dp_replicate = comm_traffic(t->comm, MESH_REPLICAS).bytes;
@@ -782,8 +789,8 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_RECORDS);
     TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
-    int64_t left = t->c->train.steps - t->state.step;
-    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, t->state.samples, left, err));
+    FeedStart from = {t->state.step, t->state.samples};
+    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, &from, err));
     TOGETHER(t, open_records(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));

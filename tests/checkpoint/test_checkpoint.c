@@ -531,7 +531,7 @@ static void the_last_and_every_nth_are_kept(void **state) {
 static CheckpointWriter *start_writer(const FileOps *ops, const char *dir, const Lists *l) {
     CheckpointWriter *w;
     Error err = {.message = ""};
-    size_t bytes = checkpoint_staging_bytes(&l->model, &l->optimizer);
+    size_t bytes = checkpoint_staging_bytes(&l->model, &l->optimizer, NULL);
     WriterSetup setup = {
         .ops = ops, .dir = dir, .keep = {2, 0}, .in_use = -1, .ranks = 1, .staging_bytes = bytes};
     assert_true(bytes >= sizeof(float) * 3 * COUNT * ELEMENTS);

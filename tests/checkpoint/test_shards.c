@@ -686,7 +686,7 @@ static void start_fleet(Fleet *f, int count, const char *dir, const FileOps *ops
                              .in_use = -1,
                              .rank = i,
                              .ranks = count};
-        setup.staging_bytes = checkpoint_staging_bytes(&f->ranks[i].lists[0], &f->ranks[i].lists[1]);
+        setup.staging_bytes = checkpoint_staging_bytes(&f->ranks[i].lists[0], &f->ranks[i].lists[1], NULL);
         if (checkpoint_writer_start(&f->writers[i], &setup, &err) != OK) fail_msg("%s", err.message);
     }
 }

@@ -532,27 +532,30 @@ static void assert_losses(const Device *d, const float *got, const float *want, 
             fail_msg("%s: loss %.9g, expected %.9g", d->name, (double)got[i], (double)want[i]);
 }
 
-static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, float cap, Dtype logits_type,
-                                      Dtype grad_type) {
+static void check_cross_entropy_shape(Device *d, int64_t rows, int64_t vocab, float cap, float z,
+                                      Dtype logits_type, Dtype grad_type) {
     int64_t n = rows * vocab;
     void *logits = random_tensor(n, logits_type, -12, 12), *grad = tensor(n, grad_type),
          *grad2 = tensor(n, grad_type);
     int32_t *targets = random_ints(rows, (int32_t)vocab);
     if (rows > 2) targets[1] = -1;
-    float *loss = tensor(rows, DTYPE_F32), *loss2 = tensor(rows, DTYPE_F32);
+    float *loss = tensor(rows, DTYPE_F32), *loss2 = tensor(rows, DTYPE_F32),
+          *z_loss = tensor(rows, DTYPE_F32), *z_loss2 = tensor(rows, DTYPE_F32);
+    double share = 1 + 2 * (double)z * 21; /* logsumexp is below 12 + log 9001 */
     reference.ops.cross_entropy(&reference, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY,
-                                &(float){0.125f}, cap, loss2, grad2, grad_type);
+                                &(float){0.125f}, cap, z, loss2, z_loss2, grad2, grad_type);
     RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, cap,
-        loss, grad, grad_type);
+        z, loss, z_loss, grad, grad_type);
     assert_losses(d, loss, loss2, rows);
-    assert_sums("loss gradient", d, grad, grad2, n, grad_type, 12, 0.125 / sqrt((double)vocab));
+    assert_losses(d, z_loss, z_loss2, rows);
+    assert_sums("loss gradient", d, grad, grad2, n, grad_type, 12, share * 0.125 / sqrt((double)vocab));
     memset(loss, 0, (size_t)rows * sizeof *loss);
     RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f}, cap,
-        loss, NULL, grad_type);
+        z, loss, NULL, NULL, grad_type);
     assert_losses(d, loss, loss2, rows);
     if (grad_type == logits_type) {
         RUN(d, cross_entropy, rows, vocab, logits, logits_type, targets, WHOLE_VOCABULARY, &(float){0.125f},
-            cap, loss, logits, grad_type);
+            cap, z, loss, NULL, logits, grad_type);
         assert_bits("loss gradient in place", d, logits, grad, n, grad_type);
     }
     drop_all();
@@ -562,9 +565,10 @@ static void check_cross_entropy(Device *d, Dtype c) {
     static const int64_t vocabs[] = {2, 17, 257, 4096, 9001};
     EACH(t, token_counts) EACH(v, vocabs) {
         if (*t * *v > 600000) continue;
-        check_cross_entropy_shape(d, *t, *v, 0, DTYPE_F32, c);
-        check_cross_entropy_shape(d, *t, *v, 0, c, c);
-        check_cross_entropy_shape(d, *t, *v, 13, DTYPE_F32, c);
+        check_cross_entropy_shape(d, *t, *v, 0, 0, DTYPE_F32, c);
+        check_cross_entropy_shape(d, *t, *v, 0, 0, c, c);
+        check_cross_entropy_shape(d, *t, *v, 13, 0, DTYPE_F32, c);
+        check_cross_entropy_shape(d, *t, *v, 13, 1e-2f, DTYPE_F32, c);
     }
 }
 static void test_cross_entropy(void **state) { (void)state, on_all(check_cross_entropy); }
@@ -576,7 +580,8 @@ static void check_nan_loss(Device *d, Dtype c) {
         float loss = 0;
         int32_t target = 5;
         tensor_set(logits, at, c, NAN);
-        RUN(d, cross_entropy, 1, 100, logits, c, &target, WHOLE_VOCABULARY, &(float){1}, 0, &loss, grad, c);
+        RUN(d, cross_entropy, 1, 100, logits, c, &target, WHOLE_VOCABULARY, &(float){1}, 0, 0, &loss, NULL,
+            grad, c);
         assert_true(isnan(loss));
         drop_all();
     }
@@ -681,6 +686,54 @@ static void check_updates(Device *d, Dtype c) {
         }
 }
 static void test_updates(void **state) { (void)state, on_all(check_updates); }
+
+static double length_of(const float *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum);
+}
+
+/* What Muon does beside products, on matrices that are part of wider ones. */
+static void check_muon(Device *d, Dtype c) {
+    static const MatrixShape shapes[] = {{1, 1, 1}, {7, 33, 33}, {33, 7, 9}, {130, 257, 300}};
+    const Muon o = {.momentum = 0.9f, .weight_decay = 0.1f, .scale = 3, .nesterov = true};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
+            MatrixShape s = shapes[i];
+            int64_t room = s.rows * s.row, n = s.rows * s.cols;
+            StateStore store = {(Dtype)type, 77, 23};
+            Trainee t = trainee(room, store, c == DTYPE_BF16), want = twin_of(&t);
+            float *x = tensor(n, DTYPE_F32), *y = tensor(n, DTYPE_F32);
+            double unit = 1;
+            GradStats squares;
+            if (t.copy) memset(t.copy, 0, (size_t)room * 2), memset(want.copy, 0, (size_t)room * 2);
+            RUN(d, muon_direction, s, o, store, &one_step, t.g, t.m, x);
+            RUN(&reference, muon_direction, s, o, store, &one_step, want.g, want.m, y);
+            assert_sums("direction", d, x, y, n, DTYPE_F32, 2, 1);
+            RUN(&reference, grad_stats, n, y, 2.0, &unit, &squares);
+            double before = length_of(y, n);
+            RUN(d, muon_unit, n, &squares, 1.02f, y);
+            assert_true(fabs(length_of(y, n) - before / (1.02 * before + 1e-7)) < 1e-6);
+            RUN(d, muon_descend, s, o, &one_step, y, t.p, t.copy);
+            RUN(&reference, muon_descend, s, o, &one_step, y, want.p, want.copy);
+            assert_like(d, "muon", &t, &want);
+            drop_all();
+        }
+}
+
+static void check_quintic(Device *d, Dtype c) {
+    static const int64_t sizes[] = {1, 5, 64, 150};
+    EACH(m, sizes) {
+        float *gram = random_tensor(*m * *m, DTYPE_F32, -1, 1), *x = random_tensor(*m * *m, DTYPE_F32, -1, 1),
+              *y = copy_of(x, *m * *m, DTYPE_F32);
+        RUN(d, muon_quintic, *m, 3.4445f, -4.775f, 2.0315f, gram, x);
+        RUN(&reference, muon_quintic, *m, 3.4445f, -4.775f, 2.0315f, gram, y);
+        assert_sums("quintic", d, x, y, *m * *m, DTYPE_F32, 3, 4);
+        drop_all();
+    }
+    (void)c;
+}
+static void test_muon(void **state) { (void)state, on_all(check_muon), on_all(check_quintic); }
 
 /* A parameter's bits do not depend on how it is cut into pieces. */
 static void check_pieces(Device *d, Dtype c) {
@@ -1105,14 +1158,16 @@ static void rope_forward(const float *x, float *y) { rotate(x, y, false); }
 static void rope_backward(const float *x, const float *dy, float *dx) { (void)x, rotate(dy, dx, true); }
 
 /* The loss is the only output; its gradient for weight w is w times the stored one. */
-static float probe_cap;
+static float probe_cap, probe_z;
 static void loss_run(const float *x, float *loss, float *dx, float scale) {
     static const int32_t target = 4;
+    float z_loss;
     float logits[19];
     memcpy(logits, x, sizeof logits);
     if (probe_cap > 0) reference.ops.softcap(&reference, 19, probe_cap, logits, DTYPE_F32);
     reference.ops.cross_entropy(&reference, 1, 19, logits, DTYPE_F32, &target, WHOLE_VOCABULARY, &scale,
-                                probe_cap, loss, dx, DTYPE_F32);
+                                probe_cap, probe_z, loss, &z_loss, dx, DTYPE_F32);
+    *loss += z_loss;
 }
 static void loss_forward(const float *x, float *y) { loss_run(x, y, NULL, 1); }
 static void loss_backward(const float *x, const float *dy, float *dx) {
@@ -1140,6 +1195,10 @@ static void test_differences(void **state) {
     check_differences("cross_entropy", &(Probe){19, 1, loss_forward, loss_backward});
     probe_cap = 1.5f;
     check_differences("cross_entropy, capped", &(Probe){19, 1, loss_forward, loss_backward});
+    probe_z = 0.125f;
+    check_differences("cross_entropy, capped, and z-loss", &(Probe){19, 1, loss_forward, loss_backward});
+    probe_cap = 0;
+    check_differences("cross_entropy and z-loss", &(Probe){19, 1, loss_forward, loss_backward});
 }
 
 /* ---- threads ---- */
@@ -1291,6 +1350,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_nan_loss),
         cmocka_unit_test(test_loss_sum),
         cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_muon),
         cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_formula),
         cmocka_unit_test(test_unbiased),

@@ -25,6 +25,9 @@ typedef struct Setup {
     Recompute recompute;
     bool split, tied, biases, exact, parts;
     const OptimizerOptions *optimizer; /* NULL: the usual */
+    double z, ema;                     /* coefficient of the z-loss; decay of the average */
+    bool noise;
+    int microbatches, smaller; /* of a step, 0: MICROBATCHES; of a smaller one, 0: there is none */
 } Setup;
 
 typedef struct Run {
@@ -67,8 +70,19 @@ static bool everywhere(const Partition *p, int unit, int part) {
     return true;
 }
 
+static void add_smaller(Layout *l, const ModelConfig *model, Setup s) {
+    Error err = {0};
+    Layout part;
+    if (layout_single(&part, model, s.smaller, s.split, &err) != OK) fail_msg("%s", err.message);
+    l->smaller = mem_alloc_array(1, sizeof *l->smaller);
+    l->smaller[l->smaller_count++] = part.schedule;
+    stages_free(&part.stages);
+}
+
 static void open_run(Run *r, Setup s) {
     Error err = {0};
+    OptimizerOptions optimizer = s.optimizer ? *s.optimizer : usual_optimizer;
+    optimizer.ema = s.ema;
     if (device_open_cpu(&r->device, s.kind, s.threads, &err) != OK) fail_msg("%s", err.message);
     RankSpec spec = {.model = shape(s),
                      .compute = s.compute,
@@ -78,13 +92,17 @@ static void open_run(Run *r, Setup s) {
                      .loss_rows = 20,
                      .defer_head = s.split,
                      .exact = s.exact,
-                     .optimizer = s.optimizer ? s.optimizer : &usual_optimizer,
+                     .z_loss = s.z,
+                     .noise = s.noise,
+                     .optimizer = &optimizer,
                      .crosses = s.parts ? everywhere : NULL};
     Layout layout;
-    if (layout_single(&layout, &spec.model, MICROBATCHES, s.split, &err) != OK) fail_msg("%s", err.message);
+    int microbatches = s.microbatches ? s.microbatches : MICROBATCHES;
+    if (layout_single(&layout, &spec.model, microbatches, s.split, &err) != OK) fail_msg("%s", err.message);
+    if (s.smaller) add_smaller(&layout, &spec.model, s);
     if (rank_plan(&r->plan, &spec, &layout, 0, &r->device, &err) != OK) fail_msg("%s", err.message);
     layout_free(&layout);
-    if (s.parts) assert_true(r->plan.program.count > 3 * MICROBATCHES * r->plan.program.units);
+    if (s.parts) assert_true(r->plan.program.count > 3 * microbatches * r->plan.program.units);
     if (comm_open_link(&r->comm, NULL, &err) != OK) fail_msg("%s", err.message);
     if (engine_open(&r->engine, &r->plan, &r->device, r->comm, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
@@ -120,9 +138,19 @@ static float *gradients_of(const Run *r) {
 
 static size_t flat_bytes(const Run *r) { return r->plan.partition.owned * sizeof(float); }
 
+/* What is trained on: an evaluation has the cross-entropy alone, so a step that moves nothing
+ * tells the rest. */
+static double trained_loss(Run *r) {
+    StepOptions none = options(0);
+    StepResult result;
+    engine_step(r->engine, r->batches, &none, &result);
+    return result.loss + result.z_loss;
+}
+
 static double total_loss(Run *r) {
     double valid = 0;
     LossSum losses = {.nonfinite = 0};
+    if (r->plan.spec.z_loss > 0) return trained_loss(r);
     for (int m = 0; m < MICROBATCHES; m++) {
         engine_evaluate(r->engine, &r->batches[m], &losses);
         valid += (double)r->batches[m].valid;
@@ -169,12 +197,14 @@ static void check_finite_differences(Setup s) {
     open_run(&r, s);
     StepOptions none = options(0);
     engine_step(r.engine, r.batches, &none, &result);
-    assert_true(fabs(result.loss - total_loss(&r)) < 1e-6 * result.loss);
+    assert_true(fabs(result.loss + result.z_loss - total_loss(&r)) < 1e-6 * result.loss);
+    assert_true(s.z > 0 ? result.z_loss > 0.1 * result.loss : result.z_loss == 0);
     float *weights = fetch(&r, weights_of(&r), flat_bytes(&r));
     float *gradients = fetch(&r, gradients_of(&r), flat_bytes(&r));
     for (int i = 0; i < r.plan.model.table.count; i++) {
         const Param *p = &r.plan.model.table.params[i];
-        for (int k = 0; k < 3; k++) {
+        /* With a z-loss each difference takes two steps. */
+        for (int k = 0; k < (s.z > 0 ? 1 : 3); k++) {
             size_t at = partition_piece(&r.plan.partition, p).at +
                         (size_t)(rng_u64(5, (uint64_t)(i * 3 + k)) % (uint64_t)p->count);
             double expected = slope(&r, at, weights[at], 1e-2f), found = (double)gradients[at];
@@ -193,6 +223,7 @@ static void test_finite_differences(void **state) {
     check_finite_differences((Setup){.kind = "auto", .threads = 2, .tied = true, .biases = true});
     check_finite_differences(
         (Setup){.kind = "auto", .threads = 2, .biases = true, .split = true, .recompute = RECOMPUTE_FULL});
+    check_finite_differences((Setup){.kind = "auto", .threads = 2, .tied = true, .split = true, .z = 0.05});
 }
 
 enum { STEPS = 4 };
@@ -346,6 +377,113 @@ static void test_a_bit_turned_on_purpose(void **state) {
     close_run(&r);
 }
 
+/* By hand, in double, from the weights after each step; and nothing of it reaches the weights. */
+static void test_average(void **state) {
+    enum { UPDATES = 12 };
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        Run r, plain;
+        Setup s = {
+            .kind = kind ? "auto" : "reference", .threads = 2, .compute = kind ? DTYPE_BF16 : DTYPE_F32};
+        open_run(&plain, s);
+        s.ema = 0.6;
+        open_run(&r, s);
+        const ParamTable *t = &r.plan.model.table;
+        size_t n = flat_bytes(&r) / sizeof(float);
+        double *mean = mem_alloc_array(n, sizeof *mean);
+        float *weights = fetch(&r, weights_of(&r), flat_bytes(&r));
+        engine_start_average(r.engine);
+        for (size_t i = 0; i < n; i++) mean[i] = (double)weights[i];
+        free(weights);
+        for (int step = 1; step <= UPDATES; step++) {
+            StepOptions o = options(1e-2);
+            StepResult result;
+            double decay = fmin(0.6, (1 + (double)step) / (10 + (double)step));
+            engine_step(r.engine, r.batches, &o, &result);
+            engine_step(plain.engine, plain.batches, &o, &result);
+            weights = fetch(&r, weights_of(&r), flat_bytes(&r));
+            float *others = fetch(&plain, weights_of(&plain), flat_bytes(&r));
+            assert_memory_equal(weights, others, flat_bytes(&r));
+            for (size_t i = 0; i < n; i++) mean[i] = decay * mean[i] + (1 - decay) * (double)weights[i];
+            free(weights), free(others);
+        }
+        for (int i = 0; i < t->count; i++) {
+            Piece piece = partition_piece(&r.plan.partition, &t->params[i]);
+            size_t bytes = (size_t)piece.count * sizeof(float);
+            float *found =
+                fetch(&r, engine_optimizer_state(r.engine, i, param_states(&r.plan.groups, i) - 1), bytes);
+            for (int64_t k = 0; k < piece.count; k++)
+                if (fabs((double)found[k] - mean[piece.at + (size_t)k]) > 1e-6)
+                    fail_msg("%s: %g, by hand %g", t->params[i].name, (double)found[k],
+                             mean[piece.at + (size_t)k]);
+            free(found);
+        }
+        free(mean);
+        close_run(&r);
+        close_run(&plain);
+    }
+}
+
+/* A step of fewer microbatches has the bits that it has where no step is larger, in no more memory. */
+static void check_smaller(Setup s) {
+    Run large, small;
+    s.smaller = 1;
+    open_run(&large, s);
+    s.microbatches = 1, s.smaller = 0;
+    open_run(&small, s);
+    size_t bytes = engine_bytes(large.engine);
+    for (int step = 0; step < STEPS; step++) {
+        StepOptions one = options(1e-2), all = options(1e-2);
+        StepResult a, b;
+        one.microbatches = 1;
+        one.next = large.batches, one.next_microbatches = step + 1 < STEPS ? 1 : 0;
+        engine_step(large.engine, large.batches, &one, &a);
+        assert_int_equal(engine_program(large.engine)->microbatches, 1);
+        one.microbatches = one.next_microbatches = 0, one.next = NULL;
+        engine_step(small.engine, small.batches, &one, &b);
+        assert_true(a.loss == b.loss && a.grad_norm == b.grad_norm && a.valid == b.valid);
+        if (step + 1 < STEPS) continue;
+        engine_step(large.engine, large.batches, &all, &a);
+        assert_true(a.valid > b.valid && isfinite(a.loss));
+        assert_int_equal(engine_program(large.engine)->microbatches, MICROBATCHES);
+    }
+    assert_int_equal(engine_bytes(large.engine), bytes);
+    close_run(&large);
+    close_run(&small);
+}
+
+static void test_smaller_steps(void **state) {
+    (void)state;
+    check_smaller((Setup){.kind = "auto", .threads = 2, .tied = true});
+    check_smaller((Setup){.kind = "auto", .threads = 2, .exact = true});
+    check_smaller((Setup){.kind = "auto", .threads = 2, .split = true, .compute = DTYPE_BF16});
+}
+
+/* By the formulas, from the norm of the whole step and that of a step of its first microbatch alone. */
+static void check_noise(Setup s) {
+    Run r;
+    StepResult whole, first;
+    StepOptions one = options(0), all = options(0);
+    s.noise = true, s.smaller = 1, one.microbatches = 1;
+    open_run(&r, s);
+    engine_step(r.engine, r.batches, &one, &first);
+    assert_true(isnan(first.noise.signal) && isnan(first.noise.variance));
+    engine_step(r.engine, r.batches, &all, &whole);
+    double b = (double)first.valid, n = (double)whole.valid, gb = first.grad_norm * first.grad_norm,
+           gn = whole.grad_norm * whole.grad_norm, signal = (n * gn - b * gb) / (n - b),
+           variance = (gb - gn) / (1 / b - 1 / n);
+    assert_true(variance > 0 && fabs(whole.noise.variance - variance) < 1e-4 * variance);
+    assert_true(fabs(whole.noise.signal - signal) < 1e-4 * (gn + gb));
+    close_run(&r);
+}
+
+static void test_noise(void **state) {
+    (void)state;
+    check_noise((Setup){.kind = "auto", .threads = 2});
+    check_noise((Setup){.kind = "auto", .threads = 2, .exact = true});
+    check_noise((Setup){.kind = "reference", .threads = 1, .split = true});
+}
+
 static void test_norms_agree(void **state) {
     (void)state;
     Run r;
@@ -482,6 +620,9 @@ int main(void) {
                                        cmocka_unit_test(test_a_nan_on_purpose_skips_one_step),
                                        cmocka_unit_test(test_a_bit_turned_on_purpose),
                                        cmocka_unit_test(test_freezing),
+                                       cmocka_unit_test(test_average),
+                                       cmocka_unit_test(test_smaller_steps),
+                                       cmocka_unit_test(test_noise),
                                        cmocka_unit_test(test_norms_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

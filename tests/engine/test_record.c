@@ -30,6 +30,7 @@ static StepRecord random_record(int rank, bool bad) {
         LossSum loss = {.nonfinite = 0};
         exact_add(&loss.sum, rng_uniform(5, draws++) * 12);
         record_add_losses(&r, &loss);
+        record_add_z_losses(&r, &loss);
     }
     r.valid = (int64_t)draw_below(1000);
     r.any = draw_below(4), r.all = draw_below(4);
@@ -86,6 +87,7 @@ static void the_start_changes_nothing(void **state) {
     StepRecord r = random_record(2, true), before, start;
     exact_normalise(&r.norm);
     exact_normalise(&r.loss);
+    exact_normalise(&r.z_loss);
     before = r;
     record_start(&start);
     record_combine(&r, &start);

@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Error err = {.message = ""};
     SavedPieces all;
     uint64_t one = 1;
-    uint64_t *const sums[2] = {&one, &one};
+    uint64_t *const sums[SAVE_LISTS] = {&one, &one};
     CheckpointSave save = {.step = STEP, .model = &lists[0], .optimizer = &lists[1]};
     if (layout.count == 0) {
         savelayout_make(&layout, &save);

@@ -70,6 +70,8 @@ static void table_is_whole(void **state) {
 static void updates_move_weights(void **state) {
     (void)state;
     enum { N = 40 };
+    static _Alignas(64) char scratch[4096];
+    const Param of = {.rows = 4, .cols = 10, .count = N, .matrix_count = 1, .matrices = {{0, 4, 10, 10}}};
     Device d;
     Error err;
     assert_int_equal(device_open_cpu(&d, NULL, 1, &err), OK);
@@ -78,8 +80,9 @@ static void updates_move_weights(void **state) {
         OptimizerSettings s = USUAL_SETTINGS;
         const Optimizer *o = optimizer_of((OptimizerKind)k);
         UpdateStep step = {.lr_factor = 0.01, .clip_coefficient = 1, .updates = 1};
-        UpdateRun run = {N, p, g, {states[0], states[1]}, NULL, 0, {.type = DTYPE_F32}};
+        UpdateRun run = {N, p, g, {states[0], states[1]}, NULL, 0, {.type = DTYPE_F32}, &of, scratch};
         OptimizerStep told = optimizer_step(&s, &step);
+        assert_true(optimizer_scratch_bytes(o, &of) <= sizeof scratch);
         for (int i = 0; i < N; i++) p[i] = 1, g[i] = i % 2 ? 0.5f : -0.5f;
         o->update(&d, &s, &told, &run);
         device_finish(&d, device_mark(&d, ON_COMPUTE), WAIT_RESULT);
@@ -135,9 +138,9 @@ static void settings_are_completed(void **state) {
     assert_true(norm->lr == 1 && norm->kind == OPTIMIZER_SGD && norm->momentum == 0.9 && norm->nesterov == 0);
     int up = index_of("model.layers.0.mlp.up_proj.weight"), last = index_of("model.norm.weight"),
         bias = index_of("model.layers.0.self_attn.q_proj.bias");
-    assert_true(param_state_width(&g, up) == 2 && param_state_bytes(&g, up) == 4 &&
+    assert_true(param_state_width(&g, up, 0) == 2 && param_state_bytes(&g, up) == 4 &&
                 param_states(&g, up) == 2);
-    assert_true(param_state_width(&g, last) == 4 && param_state_bytes(&g, last) == 4);
+    assert_true(param_state_width(&g, last, 0) == 4 && param_state_bytes(&g, last) == 4);
     assert_true(param_weight_decay(&g, up, &table.params[up]) == 0.1);
     assert_true(param_weight_decay(&g, last, &table.params[last]) == 0.5);
     assert_true(param_weight_decay(&g, bias, &table.params[bias]) == 0);
@@ -192,6 +195,62 @@ static void freezing_is_checked(void **state) {
     param_groups_free(&g);
 }
 
+/* Muon has the matrices of blocks, whole; AdamW the rest of its group, with the same settings. */
+static void muon_leaves_the_rest_to_adamw(void **state) {
+    (void)state;
+    Error err;
+    ParamGroups g;
+    OptimizerGroup groups[] = {group_of("layers\\.0\\."), group_of("layers\\.1.*norm")};
+    groups[0].settings.kind = OPTIMIZER_MUON, groups[0].settings.lr = 0.25;
+    OptimizerOptions o = options_of(groups, 2);
+    o.settings.kind = OPTIMIZER_MUON;
+    groups[1].settings.kind = OPTIMIZER_ADAMW;
+    if (param_groups_build(&g, &o, &table, &err) != OK) fail_msg("%s", err.message);
+    static const struct {
+        const char *name;
+        OptimizerKind kind;
+        double lr;
+    } want[] = {{"model.layers.0.mlp.up_proj.weight", OPTIMIZER_MUON, 0.25},
+                {"model.layers.0.self_attn.q_proj.bias", OPTIMIZER_ADAMW, 0.25},
+                {"model.layers.0.input_layernorm.weight", OPTIMIZER_ADAMW, 0.25},
+                {"model.layers.1.input_layernorm.weight", OPTIMIZER_ADAMW, 1},
+                {"model.layers.1.mlp.up_proj.weight", OPTIMIZER_MUON, 1},
+                {"model.layers.1.self_attn.o_proj.bias", OPTIMIZER_ADAMW, 1},
+                {"model.embed_tokens.weight", OPTIMIZER_ADAMW, 1},
+                {"lm_head.weight", OPTIMIZER_ADAMW, 1},
+                {"model.norm.weight", OPTIMIZER_ADAMW, 1}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        int at = index_of(want[i].name);
+        const ParamGroup *group = param_group(&g, at);
+        bool muon = want[i].kind == OPTIMIZER_MUON;
+        if (group->optimizer != optimizer_of(want[i].kind) || group->settings.lr != want[i].lr)
+            fail_msg("%s has %s with %g", want[i].name, group->optimizer->name, group->settings.lr);
+        assert_int_equal(param_stays_whole(&g, at, &table.params[at]), muon);
+        assert_int_equal(param_scratch_bytes(&g, at, &table.params[at]) > 0, muon);
+        assert_int_equal(param_states(&g, at), muon ? 1 : 2);
+    }
+    int64_t elements = 0;
+    int params = 0;
+    for (int i = 0; i < g.count; i++) elements += g.items[i].elements, params += g.items[i].params;
+    assert_true(elements == table.elements && params == table.count && g.count == 5);
+    assert_true(param_groups_need_matrices(&g));
+    param_groups_free(&g);
+}
+
+static void muon_without_matrices_is_refused(void **state) {
+    (void)state;
+    OptimizerGroup none[] = {group_of("embed|norm")};
+    none[0].settings.kind = OPTIMIZER_MUON;
+    refused(none, 1,
+            "optimizer.groups[0].kind: muon is for the matrices of blocks, and \"embed|norm\" finds none");
+    OptimizerGroup cut[] = {group_of("mlp")};
+    cut[0].settings.kind = OPTIMIZER_MUON, cut[0].whole = 0;
+    refused(cut, 1, "optimizer.groups[0].whole: muon sees whole matrices");
+    OptimizerGroup beta[] = {group_of("mlp")};
+    beta[0].settings.kind = OPTIMIZER_MUON, beta[0].settings.beta1 = 0.5;
+    refused(beta, 1, "optimizer.groups[0].beta1: muon does not read it, only lr, weight_decay, momentum");
+}
+
 static void tables_name_everything(void **state) {
     (void)state;
     Error err;
@@ -220,6 +279,8 @@ int main(void) {
         cmocka_unit_test(settings_are_completed),
         cmocka_unit_test(what_has_no_effect_is_refused),
         cmocka_unit_test(freezing_is_checked),
+        cmocka_unit_test(muon_leaves_the_rest_to_adamw),
+        cmocka_unit_test(muon_without_matrices_is_refused),
         cmocka_unit_test(tables_name_everything),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

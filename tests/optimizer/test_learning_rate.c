@@ -70,6 +70,52 @@ static void test_range(void **state) {
     check(&s, 1, (const double[]){1}, 1, 0);
 }
 
+/* Shapes with the phases of TorchTitan's: 10 steps of warmup, a decay of the last 20 of 100, whose end is the
+ * virtual step 100. */
+static void test_other_shapes(void **state) {
+    static const struct {
+        int kind;
+        double ratio, min;
+        int64_t step;
+        double factor;
+    } want[] = {
+        {SCHEDULE_EXPONENTIAL, -1, 0, 4, 0.5},
+        {SCHEDULE_EXPONENTIAL, -1, 0, 80, 1},
+        {SCHEDULE_EXPONENTIAL, -1, 0, 90, 0.41421356237309515}, /* 2 / sqrt(2) - 1 */
+        {SCHEDULE_EXPONENTIAL, -1, 0.1, 100, 0.1},
+        {SCHEDULE_EXPONENTIAL, 0.5, 0, 75, 0.41421356237309515},
+        {SCHEDULE_DROPS, -1, 0.25, 4, 0.5},
+        {SCHEDULE_DROPS, -1, 0.25, 80, 1},
+        {SCHEDULE_DROPS, -1, 0.25, 81, 0.5},
+        {SCHEDULE_DROPS, -1, 0.25, 90, 0.5},
+        {SCHEDULE_DROPS, -1, 0.25, 91, 0.25},
+        {SCHEDULE_DROPS, -1, 0.25, 99, 0.25},
+        {SCHEDULE_POWER, 0.2, 0, 9, 1},
+        {SCHEDULE_POWER, 0.2, 0, 39, 0.5},
+        {SCHEDULE_POWER, 0.2, 0, 80, 0.35136418446315326}, /* sqrt(10 / 81) */
+        {SCHEDULE_POWER, 0.2, 0, 90, 0.17568209223157663},
+        {SCHEDULE_POWER, 0.2, 0.1, 100, 0.1},
+        {SCHEDULE_COSINE_LINEAR, 0.2, 0, 9, 1},
+        {SCHEDULE_COSINE_LINEAR, 0.2, 0.1, 100, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        ScheduleOptions s = titan(want[i].kind, 10, want[i].ratio, want[i].min);
+        double found = learning_rate_factor(&s, 100, want[i].step);
+        if (fabs(found - want[i].factor) > 1e-12)
+            fail_msg("row %zu: %.17g, expected %.17g", i, found, want[i].factor);
+    }
+    /* The tail begins where the cosine over all steps stands, and falls evenly. */
+    ScheduleOptions whole = titan(SCHEDULE_COSINE, 10, -1, 0.1),
+                    cut = titan(SCHEDULE_COSINE_LINEAR, 10, 0.2, 0.1);
+    double at = learning_rate_factor(&cut, 100, 80);
+    for (int64_t step = 0; step < 100; step++) {
+        double found = learning_rate_factor(&cut, 100, step), tail = at * (double)(100 - step) / 20;
+        if (fabs(found - (step <= 80 ? learning_rate_factor(&whole, 100, step) : tail)) > 0.005)
+            fail_msg("cosine_linear, step %d: %g", (int)step, found);
+    }
+}
+
 typedef struct Row {
     int step;
     double value;
@@ -110,6 +156,7 @@ static void test_lingua_tables(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_titan_tables), cmocka_unit_test(test_titan_ends),
+                                       cmocka_unit_test(test_other_shapes),
                                        cmocka_unit_test(test_lingua_tables), cmocka_unit_test(test_range)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,11 +23,13 @@ typedef struct Shape {
     GradientSync sync;
     bool exact, tied, apart; /* apart: the count of valid targets takes messages of its own */
     bool whole;              /* an optimizer asks that matrices live on one rank */
+    bool muon;               /* it is Muon */
 } Shape;
 
 typedef struct Run {
     const Shape *shape;
-    double figures[MOST][STEPS][3]; /* of each rank: loss, norm, valid targets */
+    double figures[MOST][STEPS]
+                  [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
 } Run;
 
 /* A rank must not leave the others waiting. */
@@ -122,7 +124,8 @@ static void train(Comm *c, Engine *e, const RankPlan *plan, Run *run) {
         engine_step(e, now, &o, &r);
         check_traffic(c, plan);
         double *to = run->figures[comm_rank(c)][step - 1];
-        to[0] = r.loss, to[1] = r.grad_norm, to[2] = (double)r.valid;
+        to[0] = r.loss, to[1] = r.grad_norm, to[2] = (double)r.valid, to[3] = r.z_loss;
+        to[4] = r.noise.variance;
     }
 }
 
@@ -137,11 +140,17 @@ static void body(Comm *c, void *context) {
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
+    OptimizerOptions muon = usual_optimizer;
+    muon.settings.kind = OPTIMIZER_MUON, muon.settings.nesterov = 1;
     RankSpec spec = {.model = tiny_model(VOCAB, LAYERS, CONTEXT),
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
                      .loss_rows = CONTEXT,
-                     .optimizer = s->whole ? &whole : &usual_optimizer,
+                     .z_loss = 1e-2,
+                     .noise = true,
+                     .optimizer = s->muon    ? &muon
+                                  : s->whole ? &whole
+                                             : &usual_optimizer,
                      .exact = s->exact,
                      .sync = s->sync};
     spec.model.tie_word_embeddings = s->tied;
@@ -149,7 +158,7 @@ static void body(Comm *c, void *context) {
     MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
     MUST(comm_set_mesh(c, &l.mesh, &err) == OK);
     MUST(rank_plan(&plan, &spec, &l, comm_rank(c), &d, &err) == OK);
-    if (s->whole) check_whole(c, &plan);
+    if (s->whole || s->muon) check_whole(c, &plan);
     MUST(engine_open(&e, &plan, &d, c, &err) == OK);
     engine_initialise(e, INIT_NORMAL, 0.3, 7);
     train(c, e, &plan, run);
@@ -167,7 +176,10 @@ static void run_shape(const Shape *s, Run *run) {
     ranks_run(ranks, 11, body, run);
     for (int r = 1; r < ranks; r++)
         assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
-    for (int i = 0; i < STEPS; i++) assert_true(run->figures[0][i][0] > 0 && run->figures[0][i][2] > 0);
+    for (int i = 0; i < STEPS; i++) {
+        const double *f = run->figures[0][i];
+        assert_true(f[0] > 0 && f[2] > 0 && f[3] > 0);
+    }
 }
 
 static void expect_equal(const Shape *a, const Shape *b) {
@@ -182,7 +194,8 @@ static void test_degrees(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
         static Run first, other;
-        Shape ddp = {1, degrees[i], 1, i % 2 ? SYNC_MICROBATCH : SYNC_STEP, false, i % 3 == 0, false, false};
+        Shape ddp = {1,     degrees[i], 1,    i % 2 ? SYNC_MICROBATCH : SYNC_STEP, false, i % 3 == 0,
+                     false, false,      false};
         run_shape(&ddp, &first);
         for (int shards = 2; shards <= degrees[i]; shards++) {
             Shape s = ddp;
@@ -197,38 +210,53 @@ static void test_degrees(void **state) {
 static void test_stages(void **state) {
     (void)state;
     for (int tied = 0; tied < 2; tied++) {
-        expect_equal(&(Shape){1, 2, 1, SYNC_STEP, false, tied, false, false},
-                     &(Shape){2, 2, 1, SYNC_STEP, false, tied, false, false});
-        expect_equal(&(Shape){1, 1, 3, SYNC_STEP, false, tied, false, false},
-                     &(Shape){2, 1, 3, SYNC_STEP, false, tied, false, false});
-        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, true, tied, false, false},
-                     &(Shape){2, 2, 3, SYNC_MICROBATCH, true, tied, false, false});
-        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, false, tied, false, false},
-                     &(Shape){2, 2, 3, SYNC_STEP, false, tied, false, true});
+        expect_equal(&(Shape){1, 2, 1, SYNC_STEP, false, tied, false, false, false},
+                     &(Shape){2, 2, 1, SYNC_STEP, false, tied, false, false, false});
+        expect_equal(&(Shape){1, 1, 3, SYNC_STEP, false, tied, false, false, false},
+                     &(Shape){2, 1, 3, SYNC_STEP, false, tied, false, false, false});
+        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, true, tied, false, false, false},
+                     &(Shape){2, 2, 3, SYNC_MICROBATCH, true, tied, false, false, false});
+        expect_equal(&(Shape){1, 2, 3, SYNC_STEP, false, tied, false, false, false},
+                     &(Shape){2, 2, 3, SYNC_STEP, false, tied, false, true, false});
     }
+}
+
+/* Updates that look at a matrix as a matrix: on whichever rank it lives, in whatever mesh. */
+static void test_muon(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        Shape ddp = {1, 6, 1, SYNC_STEP, false, tied, .muon = true}, other = ddp;
+        static const int meshes[][3] = {{1, 1, 6}, {1, 2, 3}, {1, 3, 2}, {2, 6, 1}, {2, 1, 6}, {2, 2, 3}};
+        for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+            other.pp = meshes[i][0], other.replicas = meshes[i][1], other.shards = meshes[i][2];
+            expect_equal(&ddp, &other);
+        }
+    }
+    expect_equal(&(Shape){1, 4, 1, SYNC_MICROBATCH, true, .muon = true},
+                 &(Shape){2, 1, 4, SYNC_MICROBATCH, true, .muon = true});
 }
 
 static void test_count_rides(void **state) {
     (void)state;
-    expect_equal(&(Shape){2, 1, 2, SYNC_STEP, false, false, false, false},
-                 &(Shape){2, 1, 2, SYNC_STEP, false, false, true, false});
-    expect_equal(&(Shape){1, 3, 1, SYNC_STEP, false, false, false, false},
-                 &(Shape){1, 3, 1, SYNC_STEP, false, false, true, false});
+    expect_equal(&(Shape){2, 1, 2, SYNC_STEP, false, false, false, false, false},
+                 &(Shape){2, 1, 2, SYNC_STEP, false, false, true, false, false});
+    expect_equal(&(Shape){1, 3, 1, SYNC_STEP, false, false, false, false, false},
+                 &(Shape){1, 3, 1, SYNC_STEP, false, false, true, false, false});
 }
 
 /* A sum of its own over the replicas: other bits by right, and other bytes. */
 static void test_replica_sync(void **state) {
     static Run run;
     (void)state;
-    run_shape(&(Shape){1, 2, 3, SYNC_REPLICA, false, false, false, false}, &run);
-    run_shape(&(Shape){1, 2, 2, SYNC_REPLICA, true, true, false, false}, &run);
-    expect_equal(&(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, false},
-                 &(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, true});
+    run_shape(&(Shape){1, 2, 3, SYNC_REPLICA, false, false, false, false, false}, &run);
+    run_shape(&(Shape){1, 2, 2, SYNC_REPLICA, true, true, false, false, false}, &run);
+    expect_equal(&(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, false, false},
+                 &(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, true, false});
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees), cmocka_unit_test(test_stages),
-                                       cmocka_unit_test(test_count_rides),
+                                       cmocka_unit_test(test_muon), cmocka_unit_test(test_count_rides),
                                        cmocka_unit_test(test_replica_sync)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

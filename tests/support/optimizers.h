@@ -19,7 +19,7 @@ static const OptimizerOptions usual_optimizer
 static inline OptimizerGroup group_of(const char *match) {
     double none = (double)NAN;
     return (OptimizerGroup){
-        (char *)(uintptr_t)match, {-1, -1, none, none, none, none, none, none, -1}, -1, -1};
+        (char *)(uintptr_t)match, {-1, -1, none, none, none, none, none, none, -1, -1, -1}, -1, -1};
 }
 
 /* Every kind and dtype side by side, and matrices that stay whole. `groups` is room for three. */

@@ -81,6 +81,11 @@ static inline int64_t window_first(AttentionShape s, int64_t position, int64_t f
     return s.window > 0 ? max_i64(first, position - s.window + 1) : first;
 }
 
+/* What muon_unit multiplies with; 1e-7 keeps a matrix of zeros at zeros. */
+static inline float muon_factor(const GradStats *squares, float slack) {
+    return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
+}
+
 /* memory.c */
 void *cpu_take(Device *d, size_t bytes);
 void cpu_give(Device *d, void *memory, size_t bytes);

@@ -101,13 +101,21 @@ typedef struct Kernels {
     void (*softcap)(int64_t n, float cap, void *x, Dtype c);
     /* Of the n logits of one row that are in a leaf; target counts from the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
-    /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. */
+    /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. share:
+     * by what the softmax is multiplied (z-loss), else 1. */
     void (*loss_gradient)(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
-                          float scale, float cap, void *dlogits, Dtype grad_type);
+                          float scale, double share, float cap, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
                   void *m, void *v, uint16_t *copy);
     void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
                 void *momentum, uint16_t *copy);
+    /* Of a run of elements; muon_blend: y = b x + c y. */
+    void (*muon_direction)(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
+                           void *momentum, float *x);
+    void (*muon_unit)(int64_t n, float factor, float *x);
+    void (*muon_blend)(int64_t n, float b, const float *x, float c, float *y);
+    void (*muon_descend)(int64_t n, Muon o, OptimizerStep step, const float *x, float *param, uint16_t *copy);
+    void (*average)(int64_t n, float share, const float *param, float *mean);
     /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
     void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all);
     /* Elements first .. first+count-1. */

@@ -334,8 +334,8 @@ static RowSum row_sum(const LossRecord *records, int64_t step, int count) {
 
 /* Where all logits are here, a row's records are made just before its gradient: it comes from memory once. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap,
-                          float *loss, void *dlogits, Dtype grad_type) {
+                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap, float z,
+                          float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
     int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
     float factor = scale ? *scale : 0;
@@ -346,6 +346,7 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         const void *x = tensor_at(logits, r * vocab, logits_type);
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
         loss[r] = 0;
+        if (z_loss) z_loss[r] = 0;
         if (targets[r] < 0) {
             if (dx) memset(dx, 0, (size_t)vocab * dtype_bytes(grad_type));
             continue;
@@ -354,10 +355,12 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
             own[i] = record_of(d, vocab, x, logits_type, targets[r], &leaves, i * leaf);
         RowSum of = row_sum(records, step, count);
         float target = records[targets[r] / leaf * step].target;
+        double whole = (double)of.max + log(of.sum), share = 1 + 2 * (double)z * whole;
         loss[r] = (float)((double)of.max - (double)target + log(of.sum));
+        if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
         if (dx)
-            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, cap,
-                                         dx, grad_type);
+            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, share,
+                                         cap, dx, grad_type);
     }
 }
 
@@ -385,6 +388,51 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
     EACH_PIECE(d, i, n, GRAIN)
     kernels_of(d)->sgd(min_i64(GRAIN, n - i), o, from_element(s, i), *step, param + i, grad + i,
                        momentum ? tensor_to(momentum, i, s.type) : NULL, copy ? copy + i : NULL);
+}
+
+/* Rows of a matrix that is part of a larger one are runs of their own. */
+static void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                           const float *grad, void *momentum, float *x) {
+    int64_t rows = rows_for(shape.cols);
+    EACH_PIECE(d, first, shape.rows, rows) {
+        for (int64_t r = first; r < min_i64(shape.rows, first + rows); r++)
+            kernels_of(d)->muon_direction(shape.cols, o, from_element(s, r * shape.row), *step,
+                                          grad + r * shape.row, tensor_to(momentum, r * shape.row, s.type),
+                                          x + r * shape.cols);
+    }
+}
+
+static void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
+    float factor = muon_factor(squares, slack);
+    EACH_PIECE(d, i, n, GRAIN)
+    kernels_of(d)->muon_unit(min_i64(GRAIN, n - i), factor, x + i);
+}
+
+/* The diagonal is added to when its row is done, by the thread that has the row. */
+static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+    int64_t rows = rows_for(m);
+    EACH_PIECE(d, first, m, rows) {
+        int64_t count = min_i64(rows, m - first);
+        kernels_of(d)->muon_blend(count * m, b, gram + first * m, c, square + first * m);
+        for (int64_t r = first; r < first + count; r++) square[r * m + r] += a;
+    }
+}
+
+static void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
+                         float *param, uint16_t *copy) {
+    int64_t rows = rows_for(shape.cols);
+    EACH_PIECE(d, first, shape.rows, rows) {
+        for (int64_t r = first; r < min_i64(shape.rows, first + rows); r++) {
+            int64_t at = r * shape.row;
+            kernels_of(d)->muon_descend(shape.cols, o, *step, x + r * shape.cols, param + at,
+                                        copy ? copy + at : NULL);
+        }
+    }
+}
+
+static void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
+    EACH_PIECE(d, i, n, GRAIN)
+    kernels_of(d)->average(min_i64(GRAIN, n - i), step->average, param + i, mean + i);
 }
 
 /* Exact, so threads may merge what they have in any order. */
@@ -515,6 +563,11 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.cross_entropy = cross_entropy;
     d->ops.adamw = adamw;
     d->ops.sgd = sgd;
+    d->ops.muon_direction = muon_direction;
+    d->ops.muon_unit = muon_unit;
+    d->ops.muon_quintic = muon_quintic;
+    d->ops.muon_descend = muon_descend;
+    d->ops.average = average;
     d->ops.grad_stats = grad_stats;
     d->ops.fixed_add = fixed_add;
     d->ops.fixed_to_float = fixed_to_float;

@@ -1,4 +1,5 @@
-/* AdamW and SGD, with states in fp32 or in bf16 with stochastic rounding. Part of kernels_all.h.
+/* AdamW, SGD and what Muon does beside products, with states in fp32 or in bf16 with stochastic rounding.
+ * Part of kernels_all.h.
  *
  * Random words are made for a chunk of STATE_CHUNK elements at a time, STATE_BLOCKS Philox blocks side by
  * side in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane
@@ -122,5 +123,56 @@ static void sgd(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param
         count = words_from(&s, step.number, i, n, chunk, &words);
         sgd_run(count, o, &step, param + i, grad + i, (uint16_t *)momentum + i, copy ? copy + i : NULL, words,
                 DTYPE_BF16);
+    }
+}
+
+INLINE void muon_direction_run(int64_t n, Muon o, const OptimizerStep *step, const float *grad,
+                               void *momentum, float *x, const uint32_t *words, Dtype t) {
+    EACH_VECTOR(i, left, n) {
+        Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale;
+        Vec b = get(momentum, i, left, t) * o.momentum + g;
+        put_state(momentum, i, left, t, b, words, 0);
+        put(x, i, left, DTYPE_F32, o.nesterov ? g + b * o.momentum : b);
+    }
+}
+
+static void muon_direction(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
+                           void *momentum, float *x) {
+    if (s.type == DTYPE_F32) {
+        muon_direction_run(n, o, &step, grad, momentum, x, NULL, DTYPE_F32);
+        return;
+    }
+    uint32_t chunk[STATE_CHUNK + VLEN] = {0};
+    const uint32_t *words;
+    for (int64_t i = 0, count; i < n; i += count) {
+        count = words_from(&s, step.number, i, n, chunk, &words);
+        muon_direction_run(count, o, &step, grad + i, (uint16_t *)momentum + i, x + i, words, DTYPE_BF16);
+    }
+}
+
+static void muon_unit(int64_t n, float factor, float *x) {
+    EACH_VECTOR(i, left, n) put(x, i, left, DTYPE_F32, get(x, i, left, DTYPE_F32) * factor);
+}
+
+static void muon_blend(int64_t n, float b, const float *x, float c, float *y) {
+    EACH_VECTOR(i, left, n)
+    put(y, i, left, DTYPE_F32, get(x, i, left, DTYPE_F32) * b + get(y, i, left, DTYPE_F32) * c);
+}
+
+static void muon_descend(int64_t n, Muon o, OptimizerStep step, const float *x, float *param,
+                         uint16_t *copy) {
+    float decay = step.lr * o.weight_decay, along = step.lr * o.scale;
+    EACH_VECTOR(i, left, n) {
+        Vec p = get(param, i, left, DTYPE_F32);
+        p = p - (p * decay + get(x, i, left, DTYPE_F32) * along);
+        put(param, i, left, DTYPE_F32, p);
+        if (copy) put(copy, i, left, DTYPE_BF16, p);
+    }
+}
+
+static void average(int64_t n, float share, const float *param, float *mean) {
+    EACH_VECTOR(i, left, n) {
+        Vec m = get(mean, i, left, DTYPE_F32);
+        put(mean, i, left, DTYPE_F32, m + (get(param, i, left, DTYPE_F32) - m) * share);
     }
 }

@@ -159,8 +159,8 @@ static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, const
     }
 }
 
-/* Of the tokens of one leaf. Columns at a time, so that sums in double need no memory; rstd NULL: made again.
- * */
+/* Of the tokens of one leaf. Columns at a time, so that sums in double need no memory; rstd
+ * NULL: made again. */
 static void norm_leaf_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd, float eps,
                                const void *dy, float *dw) {
     enum { COLUMNS = 256 };
@@ -424,8 +424,8 @@ static double tree_of_sums(const LossRecord *records, int64_t rows, int count, f
  * logits' place; an element of it reads its own logit alone. The target counts in the whole vocabulary, so
  * a rank that does not hold it has no onehot, but has the target's logit from the records. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap,
-                          float *loss, void *dlogits, Dtype grad_type) {
+                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap, float z,
+                          float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
     LossRecord own[LEAVES_MAX];
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
     int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
@@ -434,6 +434,7 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
         int64_t target = targets[r];
         loss[r] = 0;
+        if (z_loss) z_loss[r] = 0;
         if (target < 0) {
             for (int64_t i = 0; dx && i < vocab; i++) tensor_set(dx, i, grad_type, 0);
             continue;
@@ -443,12 +444,14 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         float max = -HUGE_VALF;
         for (int i = 0; i < count; i++) max = fmaxf(max, records[i * step].max);
         double sum = tree_of_sums(records, step, count, max);
-        loss[r] = (float)((double)max + log(sum) - (double)records[target / leaf * step].target);
+        double whole = (double)max + log(sum), share = 1 + 2 * (double)z * whole;
+        loss[r] = (float)(whole - (double)records[target / leaf * step].target);
+        if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
         for (int64_t i = 0; dx && i < vocab; i++) {
             double l = (double)tensor_get(x, i, logits_type), p = exp(l - (double)max) / sum;
             double slope = cap > 0 ? 1 - l / (double)cap * (l / (double)cap) : 1;
             double onehot = leaves.first + i == target ? 1 : 0;
-            tensor_set(dx, i, grad_type, (float)((p - onehot) * (double)*scale * slope));
+            tensor_set(dx, i, grad_type, (float)((p * share - onehot) * (double)*scale * slope));
         }
     }
 }
@@ -503,6 +506,48 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
         param[i] -= step->lr * move;
         if (copy) copy[i] = bf16_round(param[i]);
     }
+}
+
+/* Momentum as SGD's. What is made of it is scaled to length 1 next, so that neither a factor of 1 - momentum
+ * nor the clip coefficient of a single step decides how far it goes. */
+static void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                           const float *grad, void *momentum, float *x) {
+    (void)d;
+    for (int64_t r = 0; r < shape.rows; r++)
+        for (int64_t i = r * shape.row; i < r * shape.row + shape.cols; i++) {
+            float g = grad[i] * step->grad_scale, b = o.momentum * tensor_get(momentum, i, s.type) + g;
+            set_state(&s, step->number, momentum, i, 0, b);
+            *x++ = o.nesterov ? g + o.momentum * b : b;
+        }
+}
+
+static void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
+    float factor = muon_factor(squares, slack);
+    (void)d;
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+    (void)d;
+    for (int64_t r = 0; r < m; r++)
+        for (int64_t i = r * m; i < (r + 1) * m; i++)
+            square[i] = (i == r * m + r ? a : 0) + (b * gram[i] + c * square[i]);
+}
+
+/* Decay by the plain learning rate: the scale is of the step alone. */
+static void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
+                         float *param, uint16_t *copy) {
+    (void)d;
+    for (int64_t r = 0; r < shape.rows; r++)
+        for (int64_t i = r * shape.row; i < r * shape.row + shape.cols; i++) {
+            param[i] -= step->lr * o.weight_decay * param[i] + step->lr * o.scale * *x++;
+            if (copy) copy[i] = bf16_round(param[i]);
+        }
+}
+
+static void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
+    (void)d;
+    for (int64_t i = 0; i < n; i++) mean[i] += step->average * (param[i] - mean[i]);
 }
 
 /* ---- gradients ---- */
@@ -616,6 +661,11 @@ void reference_fill_ops(Ops *ops) {
                  .loss_sum = loss_sum,
                  .adamw = adamw,
                  .sgd = sgd,
+                 .muon_direction = muon_direction,
+                 .muon_unit = muon_unit,
+                 .muon_quintic = muon_quintic,
+                 .muon_descend = muon_descend,
+                 .average = average,
                  .grad_stats = grad_stats,
                  .fixed_add = fixed_add,
                  .fixed_to_float = fixed_to_float,

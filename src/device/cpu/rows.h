@@ -300,10 +300,10 @@ INLINE void row_gradient(const void *x, int64_t n, Dtype t, float max, float fac
         EACH_VECTOR(i, left, n) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
 }
 
-INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale, float cap,
-                                void *dx, Dtype grad_type, Dtype t) {
+INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale,
+                                double share, float cap, void *dx, Dtype grad_type, Dtype t) {
     bool here = target >= 0 && target < n;
-    float factor = (float)((double)scale / of.sum), logit = here ? tensor_get(x, target, t) : 0;
+    float factor = (float)((double)scale * share / of.sum), logit = here ? tensor_get(x, target, t) : 0;
     if (grad_type == DTYPE_F32)
         row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_F32);
     else
@@ -311,10 +311,11 @@ INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum
     /* Anew, and not by subtraction from what was stored: that may be rounded. */
     if (!here) return;
     double part = cap > 0 ? (double)logit / (double)cap : 0;
-    double gradient = (exp((double)logit - (double)of.max) / of.sum - 1) * (double)scale * (1 - part * part);
+    double gradient =
+        (exp((double)logit - (double)of.max) / of.sum * share - 1) * (double)scale * (1 - part * part);
     tensor_set(dx, target, grad_type, (float)gradient);
 }
 static void loss_gradient(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
-                          float scale, float cap, void *dlogits, Dtype grad_type) {
-    BY_DTYPE(logits_type, loss_gradient_typed, n, logits, target, of, scale, cap, dlogits, grad_type);
+                          float scale, double share, float cap, void *dlogits, Dtype grad_type) {
+    BY_DTYPE(logits_type, loss_gradient_typed, n, logits, target, of, scale, share, cap, dlogits, grad_type);
 }

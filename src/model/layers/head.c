@@ -90,7 +90,8 @@ static void chunk(const LayerPass *w, Chunk c) {
     logits_of(p, c.rows, normed, w->tensors[LOGITS]);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
        p->batch.targets + c.first, WHOLE_VOCABULARY, p->loss_scale, (float)m->config.final_logit_softcapping,
-       p->losses + c.first, c.input || c.weight ? dlogits : NULL, m->compute);
+       p->z_loss, p->losses + c.first, p->z_losses ? p->z_losses + c.first : NULL,
+       c.input || c.weight ? dlogits : NULL, m->compute);
     if (c.input)
         OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
            weights_matrix(p->weights, matrix(m)), m->compute,

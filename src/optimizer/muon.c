@@ -1,0 +1,147 @@
+/* Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024): the momentum of a
+ * matrix is replaced by a matrix of the same singular vectors whose singular values are all about 1, so that
+ * rare directions of the gradient move as far as common ones.
+ *
+ *     x = direction / (slack |direction|)                 Frobenius norm: no singular value is above 1
+ *     ITERATIONS times: A = x x^T,  x = (a I + b A + c A^2) x      a Newton-Schulz iteration of degree 5
+ *     p -= lr (scale x + weight decay p)
+ *
+ * Where a matrix has more rows than columns, A is x^T x and stands on the right: the smaller of the two, the
+ * same polynomial of singular values. It is stored as it comes, transposed or not.
+ *
+ * All in fp32 (others take bf16), of whole matrices, by one rank each: nothing of the result hangs on the
+ * mesh.
+ *
+ * Scratch of a matrix, reused by the next:
+ *
+ *     figure | x [rows, cols] | next x [rows, cols] | A [m, m] | A^2, then the polynomial [m, m] */
+#include <math.h>
+
+#include "device/pool.h"
+#include "optimizer/optimizer.h"
+
+enum { ITERATIONS = 5 };
+
+/* Coefficients of each iteration, in the order of MuonCoefficients.
+ *   jordan         the same each time: steepest at 0, at the price of values between 0.7 and 1.2
+ *   polar_express  Amsel et al., "The Polar Express", 2025: the best for each iteration, for values from
+ *                  1e-3 on; nearer to 1. The last slack is theirs, against rounding above 1 */
+typedef struct Quintic {
+    float a, b, c;
+} Quintic;
+#define JORDAN \
+    { 3.4445f, -4.7750f, 2.0315f }
+static const struct {
+    float slack;
+    Quintic step[ITERATIONS];
+} iterations[] = {
+    [MUON_JORDAN] = {1, {JORDAN, JORDAN, JORDAN, JORDAN, JORDAN}},
+    [MUON_POLAR_EXPRESS] = {1.02f,
+                            {{8.156555f, -22.483293f, 15.878770f},
+                             {4.042930f, -2.808917f, 0.500018f},
+                             {3.891668f, -2.772484f, 0.506065f},
+                             {3.285754f, -2.368129f, 0.464490f},
+                             {2.346541f, -1.709783f, 0.423236f}}},
+};
+
+/* What the exact sum of squares comes in. The unit is not read for squares, but op and contract want one. */
+typedef struct Figure {
+    GradStats squares;
+    double unit;
+} Figure;
+
+static int64_t smaller(const ParamMatrix *m) { return m->rows < m->cols ? m->rows : m->cols; }
+
+typedef struct Room {
+    Figure *figure;
+    float *x, *next, *gram, *square;
+} Room;
+
+/* Bytes before each, and in all: what is planned is what is taken. */
+typedef struct Places {
+    size_t x, next, gram, square, bytes;
+} Places;
+
+static Places places_of(const ParamMatrix *m) {
+    size_t all = pool_round((size_t)(m->rows * m->cols) * sizeof(float)),
+           small = pool_round((size_t)(smaller(m) * smaller(m)) * sizeof(float)),
+           x = pool_round(sizeof(Figure));
+    return (Places){x, x + all, x + 2 * all, x + 2 * all + small, x + 2 * all + 2 * small};
+}
+
+static size_t scratch_bytes(const ParamMatrix *m) { return places_of(m).bytes; }
+
+static Room room_in(char *scratch, const ParamMatrix *m) {
+    Places at = places_of(m);
+    return (Room){.figure = (Figure *)(void *)scratch,
+                  .x = (float *)(void *)(scratch + at.x),
+                  .next = (float *)(void *)(scratch + at.next),
+                  .gram = (float *)(void *)(scratch + at.gram),
+                  .square = (float *)(void *)(scratch + at.square)};
+}
+
+/* Of x x^T, of its square, and of what they are multiplied with. */
+static double flops(const ParamMatrix *m) {
+    double least = (double)smaller(m), all = (double)m->rows * (double)m->cols;
+    return ITERATIONS * (2 * least * all + 2 * least * least * least + 2 * least * all);
+}
+
+const MatrixCosts muon_costs = {scratch_bytes, flops};
+
+static void product(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a,
+                    const float *b, float *c) {
+    OP(d, OP_GEMM, gemm, trans_a, trans_b, m, n, k, a, b, DTYPE_F32, c, DTYPE_F32, n, false, NO_LEAVES);
+}
+
+/* x becomes what the iteration makes of it; the two places of x change. */
+static void iterate(Device *d, const ParamMatrix *m, Quintic q, Room *r) {
+    int64_t rows = m->rows, cols = m->cols, least = smaller(m);
+    bool wide = rows <= cols;
+    product(d, !wide, wide, least, least, wide ? cols : rows, r->x, r->x, r->gram);
+    product(d, false, false, least, least, least, r->gram, r->gram, r->square);
+    OP(d, OP_MUON_QUINTIC, muon_quintic, least, q.a, q.b, q.c, r->gram, r->square);
+    product(d, false, false, rows, cols, least, wide ? r->square : r->x, wide ? r->x : r->square, r->next);
+    float *made = r->next;
+    r->next = r->x, r->x = made;
+}
+
+/* By what the step of a matrix [outputs, inputs] is multiplied.
+ *   moonlight  Liu et al., "Muon is scalable for LLM training", 2025: elements move as far as under AdamW, in
+ *              the mean, so that its learning rates and weight decay serve
+ *   jordan     Jordan et al.
+ *   spectral   Bernstein, "Deriving Muon", 2025: by how far the outputs of a layer may move */
+static double scale_of(int kind, double outputs, double inputs) {
+    if (kind == MUON_MOONLIGHT) return 0.2 * sqrt(fmax(outputs, inputs));
+    return kind == MUON_SPECTRAL ? sqrt(outputs / inputs) : sqrt(fmax(1, outputs / inputs));
+}
+
+static void update_matrix(Device *d, const OptimizerSettings *s, const OptimizerStep *step,
+                          const UpdateRun *r, const ParamMatrix *m) {
+    Room room = room_in(r->scratch, m);
+    double outputs = (double)(r->of->transposed ? m->cols : m->rows),
+           inputs = (double)(r->of->transposed ? m->rows : m->cols);
+    MatrixShape shape = {m->rows, m->cols, m->row};
+    Muon o = {.momentum = (float)s->momentum,
+              .weight_decay = (float)r->weight_decay,
+              .scale = (float)scale_of(s->muon_scale, outputs, inputs),
+              .nesterov = s->nesterov};
+    StateStore store = r->store;
+    size_t before = (size_t)m->first * dtype_bytes(store.type);
+    store.first += m->first;
+    OP(d, OP_MUON_DIRECTION, muon_direction, shape, o, store, step, r->grad + m->first,
+       (char *)r->state[0] + before, room.x);
+    OP(d, OP_ZERO, zero, room.figure, sizeof *room.figure);
+    OP(d, OP_GRAD_STATS, grad_stats, m->rows * m->cols, room.x, 2.0, &room.figure->unit,
+       &room.figure->squares);
+    OP(d, OP_MUON_UNIT, muon_unit, m->rows * m->cols, &room.figure->squares,
+       iterations[s->muon_coefficients].slack, room.x);
+    for (int i = 0; i < ITERATIONS; i++) iterate(d, m, iterations[s->muon_coefficients].step[i], &room);
+    OP(d, OP_MUON_DESCEND, muon_descend, shape, o, step, room.x, r->param + m->first,
+       r->copy ? r->copy + m->first : NULL);
+}
+
+/* Matrices that are stored as one parameter are still several: q, k and v turn apart. */
+void muon_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
+    CHECK(r->of && r->count == r->of->count);
+    for (int k = 0; k < r->of->matrix_count; k++) update_matrix(d, s, step, r, &r->of->matrices[k]);
+}

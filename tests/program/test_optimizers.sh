@@ -1,0 +1,114 @@
+#!/bin/bash
+# Optimizers and what goes with them, as a user meets them: Muon over ranks and over a stop, the average of weights and its
+# export, the z-loss in the records.
+# ranks: 4
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+
+letters 60 3 >text.txt
+cat >run.yaml <<EOF
+model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, tie_word_embeddings: true}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
+train: {steps: 6, context: 16, tokens_per_step: 128, microbatch: 2, compute: fp32, z_loss: 1e-3}
+optimizer: {kind: muon, lr: 1e-2, ema: 0.9}
+schedule: {warmup_steps: 1, total_steps: 6}
+checkpoint: {every: 0}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1, dir: whole}
+EOF
+# on N DIR WORD...: a run of N ranks.
+on() {
+    on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >"$2.log" 2>&1 || fail "$2: $(tail -2 "$2.log")"
+}
+average() { "$weft" export "$1" "$1.ema" --ema >export.out 2>&1 && digest "$1.ema" || fail "export of $1: $(cat export.out)"; }
+
+# ---- Muon: one curve and one average on every mesh of one data-parallel degree, and over a stop ----
+
+on 4 whole mesh.dp_replicate=4
+on 4 sharded mesh.dp_shard=4
+on 4 both mesh.dp_replicate=2 mesh.dp_shard=2
+on 4 half mesh.dp_shard=4 train.steps=3
+mv half resumed
+on 4 resumed mesh.dp_replicate=2 mesh.dp_shard=2
+for run in sharded both resumed; do
+    [ "$(curve $run)" = "$(curve whole)" ] || fail "the curve of $run is another"
+    [ "$(digest $run)" = "$(digest whole)" ] || fail "the weights of $run are others"
+    [ "$(average $run)" = "$(cat whole.average 2>/dev/null || average whole | tee whole.average)" ] || fail "the average of $run is another"
+done
+[ "$(cat whole.average)" != "$(digest whole)" ] || fail "the average is the weights"
+on 2 pipe mesh.pp=2
+on 1 alone
+[ "$(curve pipe)" = "$(curve alone)" ] && [ "$(average pipe)" = "$(average alone)" ] || fail "a pipeline has another curve or average"
+[ "$(curve alone | wc -l)" -eq 6 ] || fail "six steps: $(curve alone)"
+
+# ---- steps that grow: 32, 64, 128 tokens; over ranks, over a stop in the middle of it, and by the samples they take ----
+
+grow="optimizer.kind=adamw train.numerics=exact train.batch_start=32 train.batch_warmup=400 train.microbatch=1 data.audit=true train.steps=14"
+# shellcheck disable=SC2086
+{
+    on 1 grown $grow
+    on 2 grown2 $grow mesh.dp_shard=2
+    on 2 grownp $grow mesh.pp=2
+    on 2 stopped $grow mesh.dp_replicate=2 train.steps=8
+    mv stopped grown3
+    on 1 grown3 $grow
+}
+for run in grown2 grownp grown3; do
+    [ "$(curve $run)" = "$(curve grown)" ] || fail "the curve of $run is another"
+    [ "$(digest $run)" = "$(digest grown)" ] || fail "the weights of $run are others"
+done
+# 200 tokens each: 7 steps of 32, 4 of 64, the rest of 128.
+sizes=$(sed -n 's/.*"step_tokens": \([0-9]*\), "total_tokens": \([0-9]*\),.*/\1:\2/p' grown/metrics.jsonl | tr '\n' ' ')
+[ "$sizes" = "32:32 32:64 32:96 32:128 32:160 32:192 32:224 64:288 64:352 64:416 64:480 128:608 128:736 128:864 " ] || fail "steps of $sizes"
+grep -q '"samples": 54,' grown/checkpoints/latest/state.json || fail "samples: $(grep samples grown/checkpoints/latest/state.json)"
+exits 0 audit grown
+exits 0 audit grown3
+# shellcheck disable=SC2086
+exits 0 plan run.yaml $grow
+has out "batch warm-up: 32 tokens at first, doubled 2 times, all from step 12 on"
+# shellcheck disable=SC2086
+{
+    expect 78 plan run.yaml $grow train.batch_start=48
+    has err "never is train.tokens_per_step"
+    expect 78 plan run.yaml $grow train.batch_warmup=0
+    has err "train.batch_start and train.batch_warmup together"
+    expect 78 plan run.yaml $grow train.batch_start=16 -n 2
+    has err "start with 32"
+    expect 78 plan run.yaml $grow metrics.trace=11-12
+    has err "it ends with step 11"
+}
+
+# ---- what is shown ----
+
+exits 0 plan run.yaml
+grep -q '^  the rest  *14 .* muon  *0.01 .*nesterov true, muon_scale moonlight, muon_coefficients jordan; whole matrices$' out || fail "muon's row: $(cat out)"
+grep -q '^  beside the rest  *6 .* adamw  *0.01 ' out || fail "the row beside it: $(cat out)"
+has out "average of weights fp32"
+grep -q '"z_loss": 0\.0[0-9]*' alone/metrics.jsonl || fail "no z-loss: $(head -1 alone/metrics.jsonl)"
+grep -q 'z_loss: ' alone.log || fail "no z-loss in the lines: $(cat alone.log)"
+on 1 plain train.z_loss=0 optimizer.ema=0
+grep -q '"z_loss": null' plain/metrics.jsonl || fail "a z-loss without one: $(head -1 plain/metrics.jsonl)"
+[ ! -e plain/checkpoints/latest/model.ema.safetensors ] || fail "an average that nobody asked for"
+
+# ---- the average begins where a run first keeps one, which is said; and ends ----
+
+on 1 plain train.steps=7 schedule.total_steps=6 optimizer.ema=0.5 run.allow_changes=[train.z_loss] train.z_loss=0
+grep -q 'optimizer.ema was 0 and is 0.5 now' plain.log || fail "not said: $(cat plain.log)"
+[ -e plain/checkpoints/latest/model.ema.safetensors ] || fail "no average"
+rm -rf plain.ema
+average plain >/dev/null
+
+# ---- wrong input ----
+
+expect 66 export alone/checkpoints/step-00000003 nowhere --ema
+expect 66 export sharded.ema nowhere --ema
+has err "holds no moving average (model.ema.safetensors)"
+expect 78 plan run.yaml 'optimizer.groups=[{match: embed, kind: muon}]'
+has err "muon is for the matrices of blocks"
+expect 78 plan run.yaml optimizer.ema=1
+expect 78 plan run.yaml optimizer.kind=moun
+has err "muon"
+expect 78 plan run.yaml schedule.kind=drops
+has err "schedule.min_factor"
+exits 0 plan run.yaml schedule.kind=drops schedule.min_factor=0.1
+conclude
