@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, ci, cluster.
+# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, ci, cluster, mpich.
 #   tools/setup.sh build test      installs, after saying what
 #   tools/setup.sh --check build   installs nothing: says what is missing
 set -eu
@@ -12,8 +12,9 @@ packages() {
     demo) echo bible-kjv bible-kjv-text ;;
     bench) echo python3-venv ;;
     cluster) echo slurm-wlm munge openssh-server openssh-client iproute2 procps ;;
+    mpich) echo libmpich-dev mpich ;;
     ci) echo clang libomp-dev clang-format man-db ;;
-    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, ci, cluster" >&2; exit 2 ;;
+    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, ci, cluster, mpich" >&2; exit 2 ;;
     esac
 }
 
