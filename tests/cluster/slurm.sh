@@ -185,7 +185,7 @@ await has_event sweep/optimizer.lr=1e-3,optimizer.clip=0 finished 1
 for member in 1e-3,optimizer.clip=1 1e-3,optimizer.clip=0 2e-3,optimizer.clip=1 2e-3,optimizer.clip=0; do
     await has_event "sweep/optimizer.lr=$member" finished 1
 done
-"$weft" compare sweep/* >out 2>err
+"$weft" compare sweep/*/ >out 2>err
 [ $? -eq 1 ] && grep -q 'optimizer.lr' out && grep -q 'optimizer.clip' out || fail "weft compare of the sweep: $(head -c 600 out)"
 
 echo "== what is not started again"
