@@ -29,10 +29,11 @@ def configuration(run_dir):
 
 
 def metrics(record):
-    """What can be drawn, by its kind: train/loss, validation/loss. Null stands for "not known"."""
+    """What can be drawn, by its kind, and by its name if it has one: train/loss, set/code/loss. Null stands for "not known"."""
     milliseconds = int(1000 * record["wall"])
     numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in ("step", "wall")}
-    return [Metric(f"{record['kind']}/{k}", float(v), milliseconds, record["step"]) for k, v in numbers.items()]
+    prefix = "/".join(filter(None, [record["kind"], record.get("name")]))
+    return [Metric(f"{prefix}/{k}", float(v), milliseconds, record["step"]) for k, v in numbers.items()]
 
 
 def open_run(client, experiment, name, run_dir):

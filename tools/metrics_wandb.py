@@ -25,9 +25,10 @@ def configuration(run_dir):
 
 
 def values(record):
-    """What can be drawn, by its kind: train/loss, validation/loss. Null stands for "not known"."""
+    """What can be drawn, by its kind, and by its name if it has one: train/loss, set/code/loss. Null stands for "not known"."""
     numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
-    return {f"{record['kind']}/{key}": value for key, value in numbers.items()}
+    prefix = "/".join(filter(None, [record["kind"], record.get("name")]))
+    return {f"{prefix}/{key}": value for key, value in numbers.items()}
 
 
 def main():

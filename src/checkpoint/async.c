@@ -218,8 +218,9 @@ static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
     ErrorCode code = checkpoint_commit(s->ops, s->dir, &w->save, blobs, s->ranks, &bytes, &err);
     double seconds = clock_seconds() - w->start;
     if (code != OK) error_context(&err, "saving the checkpoint of step %" PRId64, w->save.step);
-    if (code == OK)
-        code = checkpoint_prune(s->ops, s->dir, s->keep, s->in_use, CHECK_MANIFEST, &removed, &err);
+    CheckpointKeep keep = s->keep;
+    keep.best = w->save.best;
+    if (code == OK) code = checkpoint_prune(s->ops, s->dir, keep, s->in_use, CHECK_MANIFEST, &removed, &err);
     pthread_mutex_lock(&w->lock);
     w->report.seconds = seconds;
     w->report.bytes = bytes;

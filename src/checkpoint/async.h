@@ -69,7 +69,7 @@ size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optim
 typedef struct WriterSetup {
     const FileOps *ops;  /* NULL: the system's; must be safe to use from another thread */
     const char *dir;     /* RUN/checkpoints, the same directory for all ranks */
-    CheckpointKeep keep; /* rank 0 prunes by it after each save, */
+    CheckpointKeep keep; /* rank 0 prunes by it after each save, with the save's own `best`, */
     int64_t in_use;      /* sparing this step; -1: none */
     int rank, ranks;
     size_t staging_bytes;

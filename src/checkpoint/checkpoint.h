@@ -36,6 +36,7 @@ typedef struct CheckpointSave {
     const CheckpointFile *files; /* config.json and so on; rank 0's are taken */
     int file_count;
     uint64_t shard_bytes; /* 0: SHARD_BYTES */
+    int64_t best;         /* step of one that is not removed after this save (CheckpointKeep); 0: none */
 } CheckpointSave;
 
 /* Saving by many ranks, each what it holds: three phases, which the caller puts in order. All ranks describe
@@ -144,10 +145,10 @@ ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err
 ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err);
 void checkpoint_set_free(CheckpointSet *set);
 
-/* Which to keep: the last `last` (0: all; never fewer than 2), and every one whose step is a multiple of
- * `every` (0: none). */
+/* Which to keep: the last `last` (0: all; never fewer than 2), every one whose step is a multiple of `every`
+ * (0: none), and that of step `best` (0: none). */
 typedef struct CheckpointKeep {
-    int64_t last, every;
+    int64_t last, every, best;
 } CheckpointKeep;
 
 /* Removes what need not be kept. Only good checkpoints count and only they are removed, never the one of step

@@ -295,6 +295,7 @@ ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep k
         const CheckpointInfo *info = &set.items[i];
         if (!info->good || newer++ < last || info->step == in_use) continue;
         if (keep.every > 0 && info->step % keep.every == 0) continue;
+        if (keep.best > 0 && info->step == keep.best) continue;
         code = checkpoint_remove(ops, dir, info->step, err);
         count++;
     }

@@ -19,6 +19,7 @@
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
 #include "train/lock.h"
+#include "train/state.h"
 
 /* RUN or RUN/checkpoints. *dir is the caller's. A run is tried first: whatever else the operand may be, it
  * is taken as a directory of checkpoints, and those who read it say what is wrong with that. */
@@ -38,13 +39,16 @@ static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level,
 }
 
 /* Only who has read every byte may call it good. */
-static void print_info(const CheckpointInfo *info, CheckLevel level) {
+static void print_info(const CheckpointInfo *info, CheckLevel level, const BestCheckpoint *best) {
     char bytes[32];
     const char *word = level == CHECK_CONTENTS ? "good" : "complete";
     printf("%-16lld ", (long long)info->step);
     if (info->good)
-        printf("%-20s  %12s  %s%s\n", info->time, text_bytes((double)info->bytes, bytes), word,
+        printf("%-20s  %12s  %s%s", info->time, text_bytes((double)info->bytes, bytes), word,
                info->resumable ? "" : ", weights only");
+    if (info->good && best->step == info->step) printf(", best: %s %.6g", best->figure, best->value);
+    if (info->good)
+        printf("\n");
     else
         printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
@@ -53,10 +57,12 @@ static void print_info(const CheckpointInfo *info, CheckLevel level) {
  * hide the good ones. */
 static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     CheckpointSet set;
+    BestCheckpoint best;
     size_t bad = 0;
     TRY(list_all(&set, dir, level, err));
+    state_read_best(&best, dir);
     for (size_t i = 0; i < set.count; i++) {
-        print_info(&set.items[i], level);
+        print_info(&set.items[i], level, &best);
         bad += !set.items[i].good;
     }
     size_t count = set.count;
@@ -95,6 +101,7 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     RunLock lock = {0};
     CheckpointKeep keep = {.last = 2, .every = 0};
     CheckpointSet set;
+    BestCheckpoint best;
     int removed = 0;
     TRY(arguments_int(args, "--keep", 2, INT32_MAX, &keep.last, err));
     TRY(arguments_int(args, "--keep-every", 0, INT32_MAX, &keep.every, err));
@@ -102,6 +109,8 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     TRY(list_all(&set, dir, CHECK_MANIFEST, err));
     checkpoint_set_free(&set);
     TRY(lock_run(&lock, args->operands[1], dir, err));
+    state_read_best(&best, dir);
+    keep.best = best.step;
     /* By content: a damaged newer one must not push out a good older one. */
     ErrorCode code = checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err);
     lock_release(&lock);
@@ -142,7 +151,8 @@ const Verb verb_checkpoint = {
     .details = "DIR is a run or its directory of checkpoints; verify also takes one checkpoint.\n\n"
                "list reads manifests and sizes: a checkpoint that it calls complete may still hold damaged "
                "bytes. verify reads every byte and names what is damaged. prune removes all good checkpoints "
-               "but the newest; damaged ones neither count nor go. A run that is training is not pruned: it "
+               "but the newest and the best (checkpoint.keep_best); damaged ones neither count nor go. A run "
+               "that is training is not pruned: it "
                "does so by itself.\n\n"
                "Examples:\n"
                "  weft checkpoint verify runs/demo\n"

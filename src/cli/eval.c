@@ -5,7 +5,9 @@
  *
  *     loss             nats a token, the mean over all tokens
  *     perplexity       exp(loss)
- *     bits per byte    loss in bits over the bytes of text: does not depend on the tokenizer */
+ *     bits per byte    loss in bits over the bytes of text: does not depend on the tokenizer
+ *
+ * Or, with --tasks, how it does at tasks (data/task.h), again by the code of a run's own evaluation. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +17,9 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/model.h"
+#include "checkpoint/find.h"
 #include "engine/evaluate.h"
+#include "train/tasks.h"
 
 /* Models for 128 k positions would ask for memory that nobody meant to give. */
 enum { LONGEST_DEFAULT = 2048 }; /* a window, when none is asked for */
@@ -25,6 +29,9 @@ static const Flag flags[] = {
     {"--batch", 'b', "N", "windows of a pass; default 1"},
     {"--format", 0, "FORMAT", "auto, text, jsonl or chat (answers alone count); default auto"},
     {"--key", 0, "NAME", "JSON lines: the member that holds the text (default text) or the messages"},
+    {"--tasks", 0, "FILE.yaml", "instead of a text: the tasks of this configuration's section evaluation"},
+    {"--samples", 0, "FILE",
+     "with --tasks: the log-likelihood of every choice goes there, a JSON line a document"},
     {"--json", 0, NULL, "one JSON object instead of text"},
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
@@ -93,7 +100,7 @@ static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config
     scratch_give(&scratch);
     TRY(code);
     code = dataset_validation_samples(data) > 0
-               ? evaluate(m->engine, data, m->tokenizer, 0, out, err)
+               ? evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err)
                : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
     dataset_close(data);
     return code;
@@ -119,11 +126,169 @@ static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, E
     return code;
 }
 
-/* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
- * something one may want to measure. The warnings go to stderr, so --json stays one object. */
-static ErrorCode run(const Arguments *args, Error *err) {
-    OpenModel m = {0};
+/* ---- tasks ---- */
+
+/* Standard errors stand beside what they are of. */
+typedef struct Row {
+    const char *figure;
+    double value, error;
+} Row;
+enum { ROWS = 7 };
+
+static void rows_of(const TaskFigures *f, Row out[ROWS]) {
+    const double none = (double)NAN;
+    const Row rows[ROWS] = {{"acc", f->acc, f->acc_stderr},
+                            {"acc_norm", f->acc_norm, f->acc_norm_stderr},
+                            {"gold_bits_per_byte", f->gold_bits_per_byte, none},
+                            {"perplexity", f->perplexity, f->perplexity_stderr},
+                            {"word_perplexity", f->word_perplexity, none},
+                            {"byte_perplexity", f->byte_perplexity, none},
+                            {"bits_per_byte", f->bits_per_byte, none}};
+    memcpy(out, rows, sizeof rows);
+}
+
+static void print_task(const Task *t, const TaskFigures *f) {
+    Row rows[ROWS];
+    const char *name = t->name;
+    rows_of(f, rows);
+    for (int i = 0; i < ROWS; i++) {
+        if (!isfinite(rows[i].value)) continue;
+        printf("%-20s %-20s %10.4f", name, rows[i].figure, rows[i].value);
+        if (isfinite(rows[i].error)) printf(" +- %.4f", rows[i].error);
+        printf("\n");
+        name = "";
+    }
+    if (f->nonfinite) printf("%-20s %-20s %10lld tokens\n", name, "not finite", (long long)f->nonfinite);
+}
+
+/* What a task does not have is left out; `requests` tells which tokens were asked, to the last one. */
+static void put_task(JsonWriter *w, const Task *t, const TaskFigures *f) {
+    Row rows[ROWS];
+    char key[64];
+    rows_of(f, rows);
+    json_key(w, t->name);
+    json_begin_object(w);
+    json_put_string(w, "task", t->format->name);
+    json_put_int(w, "documents", f->documents);
+    json_put_int(w, "truncated", f->truncated);
+    json_put_int(w, "nonfinite", f->nonfinite);
+    for (int i = 0; i < ROWS; i++) {
+        if (!isfinite(rows[i].value)) continue;
+        json_put_double(w, rows[i].figure, rows[i].value);
+        snprintf(key, sizeof key, "%s_stderr", rows[i].figure);
+        if (isfinite(rows[i].error)) json_put_double(w, key, rows[i].error);
+    }
+    json_put_string(w, "requests", t->print);
+    json_end_object(w);
+}
+
+/* A document a line: what its choices have, and which one is right. */
+static void put_samples(const Task *t, const TaskScore *slots, Text *out) {
+    for (size_t i = 0; i < t->documents; i++) {
+        const TaskDocument *d = &t->document[i];
+        JsonWriter w;
+        json_start(&w, out, 0);
+        json_begin_object(&w);
+        json_put_string(&w, "name", t->name);
+        json_put_int(&w, "document", (int64_t)i);
+        json_put_int(&w, "gold", d->gold);
+        json_key(&w, "sums");
+        json_begin_array(&w);
+        for (int k = 0; k < d->count; k++) json_double(&w, slots[d->first + (size_t)k].sum);
+        json_end_array(&w);
+        json_key(&w, "greedy");
+        json_begin_array(&w);
+        for (int k = 0; k < d->count; k++) json_bool(&w, slots[d->first + (size_t)k].missed == 0);
+        json_end_array(&w);
+        json_end_object(&w);
+        text_puts(out, "\n");
+    }
+}
+
+static ErrorCode score_all(OpenModel *m, const Tasks *tasks, TaskFigures *figures, Text *samples,
+                           Error *err) {
+    for (size_t i = 0; i < tasks->count; i++) {
+        const Task *t = tasks->items[i];
+        TaskScore *slots = mem_alloc_array(t->slots, sizeof *slots);
+        ErrorCode code = tasks_measure(m->engine, t, slots, &figures[i], err);
+        if (code == OK) put_samples(t, slots, samples);
+        free(slots);
+        TRY(code);
+        if (figures[i].nonfinite)
+            log_warn("task %s: the log-likelihoods of %lld tokens are not finite", t->name,
+                     (long long)figures[i].nonfinite);
+    }
+    return OK;
+}
+
+static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFigures *figures) {
+    Text out = {0};
+    JsonWriter w;
+    bool json = arguments_has(args, "--json");
+    json_start(&w, &out, 0);
+    json_begin_object(&w);
+    json_key(&w, "tasks");
+    json_begin_object(&w);
+    for (size_t i = 0; i < tasks->count; i++) {
+        if (json)
+            put_task(&w, tasks->items[i], &figures[i]);
+        else
+            print_task(tasks->items[i], &figures[i]);
+    }
+    json_end_object(&w);
+    json_end_object(&w);
+    if (json) printf("%s\n", out.data);
+    text_free(&out);
+}
+
+static ErrorCode run_tasks(const Arguments *args, OpenModel *m, const EvaluationOptions *o, Error *err) {
+    Tasks tasks = {0};
+    Text said = {0}, samples = {0};
+    const char *path = arguments_flag(args, "--samples");
+    TaskFigures *figures = mem_alloc_array(o->tasks.count, sizeof *figures);
+    ErrorCode code = tasks_open(&tasks, o, m->tokenizer, m->plan.spec.positions, err);
+    if (code == OK) {
+        tasks_describe(&tasks, m->plan.spec.positions, &said);
+        log_lines(said.data);
+        code = score_all(m, &tasks, figures, &samples, err);
+    }
+    if (code == OK && path) code = file_write_atomic(path, samples.data, samples.length, err);
+    if (code == OK) print_tasks(args, &tasks, figures);
+    tasks_close(&tasks);
+    text_free(&said);
+    text_free(&samples);
+    free(figures);
+    return code;
+}
+
+static ErrorCode measure_text(const Arguments *args, OpenModel *m, Error *err) {
     Evaluation e;
+    TRY(measure(args, m, &e, err));
+    if (e.nonfinite)
+        log_warn("the losses of %lld of %lld tokens are not finite", (long long)e.nonfinite,
+                 (long long)e.tokens);
+    if (arguments_has(args, "--json"))
+        print_object(&e);
+    else
+        print_lines(&e);
+    return OK;
+}
+
+/* A text or tasks, and not both. */
+static ErrorCode check_operands(const Arguments *args, Error *err) {
+    bool tasks = arguments_has(args, "--tasks"), text = args->operand_count > 1;
+    if (!tasks && arguments_has(args, "--samples"))
+        return error_set(err, ERR_USAGE, "eval: --samples goes with --tasks");
+    if (tasks != text) return OK;
+    return error_set(err, ERR_USAGE, "eval: expected %s",
+                     tasks ? "a text or --tasks, not both" : "a text to evaluate on, or --tasks FILE.yaml");
+}
+
+/* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
+ * something one may want to measure. The warnings go to stderr, so --json stays one object. `o`: tasks, or NULL
+ * for a text. */
+static ErrorCode run_on(const Arguments *args, const EvaluationOptions *o, Error *err) {
+    OpenModel m = {0};
     int64_t context = 0, batch = 1;
     TRY(arguments_int(args, "--context", 1, 1 << 24, &context, err));
     TRY(arguments_int(args, "--batch", 1, 1 << 20, &batch, err));
@@ -132,28 +297,45 @@ static ErrorCode run(const Arguments *args, Error *err) {
     if (code == OK && context > m.plan.model.config.max_position_embeddings)
         log_warn("--context is %lld: this model is for sequences of %lld, and knows no position behind them",
                  (long long)context, (long long)m.plan.model.config.max_position_embeddings);
-    if (code == OK) code = measure(args, &m, &e, err);
-    if (code == OK && e.nonfinite)
-        log_warn("the losses of %lld of %lld tokens are not finite", (long long)e.nonfinite,
-                 (long long)e.tokens);
-    if (code == OK && arguments_has(args, "--json")) print_object(&e);
-    if (code == OK && !arguments_has(args, "--json")) print_lines(&e);
+    if (code == OK) code = o ? run_tasks(args, &m, o, err) : measure_text(args, &m, err);
     close_model(&m);
+    return code;
+}
+
+/* A whole configuration, or a file of that section alone: nothing else of it is looked at. */
+static ErrorCode run(const Arguments *args, Error *err) {
+    Config c;
+    OptionSet set;
+    const char *path = arguments_flag(args, "--tasks");
+    TRY(check_operands(args, err));
+    if (arguments_has(args, "--samples")) TRY(file_check_write(arguments_flag(args, "--samples"), err));
+    if (!path) return run_on(args, NULL, err);
+    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_model, err);
+    if (code == OK && c.evaluation.tasks.count == 0)
+        code =
+            error_set(err, ERR_CONFIG, "%s: evaluation.tasks is empty: name what to try the model on", path);
+    if (code == OK) code = run_on(args, &c.evaluation, err);
+    options_free(&set);
     return code;
 }
 
 const Verb verb_eval = {
     .name = "eval",
-    .summary = "loss, perplexity and bits per byte of a model on a text",
-    .synopsis = "RUN|CHECKPOINT FILE",
-    .details = "The text is cut into windows; each token is predicted from those before it in its window. "
-               "Bits per byte compare models with\n"
-               "different tokenizers.\n\n"
-               "Examples:\n"
-               "  weft eval runs/demo some-text.txt\n"
-               "  weft eval runs/demo held-out.jsonl.zst --context 512 --json",
+    .summary = "loss, perplexity and bits per byte of a model on a text, or how it does at tasks",
+    .synopsis = "RUN|CHECKPOINT FILE | RUN|CHECKPOINT --tasks FILE.yaml",
+    .details =
+        "The text is cut into windows; each token is predicted from those before it in its window. "
+        "Bits per byte compare models with\n"
+        "different tokenizers.\n\n"
+        "With --tasks the model is asked for the likelihood of answers, as EleutherAI's harness does it: "
+        "accuracy, perplexity and their standard\n"
+        "errors, on files that are there (docs/evaluation.md).\n\n"
+        "Examples:\n"
+        "  weft eval runs/demo some-text.txt\n"
+        "  weft eval runs/demo held-out.jsonl.zst --context 512 --json\n"
+        "  weft eval runs/demo --tasks tasks.yaml",
     .flags = flags,
-    .min_operands = 2,
+    .min_operands = 1,
     .max_operands = 2,
     .run = run,
 };

@@ -75,6 +75,45 @@ static const Option source_options[] = {
      .fallback = "file",
      .choices = "file|paragraphs|lines",
      .help = "What a document of a text file is; paragraphs are separated by blank lines."},
+    /* Sources of one name are one set. The name becomes part of tags and of checkpoint.keep_best. */
+    {.key = "name",
+     .type = OPT_STRING,
+     .offset = IN(name),
+     .fallback = "",
+     .help = "Validation set with figures of its own that what is held out of this, or all of it in "
+             "data.validation, belongs to; given to each source, or to none."},
+    {.key = NULL}};
+
+#define ON(field) offsetof(TaskSource, field)
+
+/* Items of evaluation.tasks. Nobody asks these rows for an effect: the list is compared as a whole. */
+static const Option task_options[] = {
+    /* First, since a bare text in the list stands for this. */
+    {.key = "path",
+     .type = OPT_STRING,
+     .offset = ON(path),
+     .fallback = "",
+     .required = true,
+     .help = "A file of documents, as the data set has them: JSON lines; relative to where weft runs."},
+    {.key = "task",
+     .type = OPT_STRING,
+     .offset = ON(task),
+     .fallback = "auto",
+     .help =
+         "What a document of it is (docs/evaluation.md); auto: the name that the file's name begins with."},
+    /* What a run knows the figures by, over all its restarts. */
+    {.key = "name",
+     .type = OPT_STRING,
+     .offset = ON(name),
+     .fallback = "",
+     .help = "What the figures are called; empty: the file's name up to its first dot."},
+    {.key = "limit",
+     .type = OPT_INT,
+     .offset = ON(limit),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Only so many documents, the first ones; 0 means all."},
     {.key = NULL}};
 
 #define OF(field) offsetof(OptimizerGroup, field)
@@ -592,7 +631,7 @@ const Option config_options[] = {
      .fallback = "",
      .item = source_options,
      .item_size = sizeof(DataSource),
-     .help = "What to train on: paths, or maps of path, weight, format, key, split."},
+     .help = "What to train on: paths, or maps of path, weight, format, key, split, name."},
     /* Other figures of the same run. */
     {.key = "data.validation",
      .type = OPT_LIST,
@@ -601,7 +640,8 @@ const Option config_options[] = {
      .fallback = "",
      .item = source_options,
      .item_size = sizeof(DataSource),
-     .help = "What to validate on; empty: validation_fraction of the sources."},
+     .help =
+         "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources."},
     /* EFFECT_CURVE and not EFFECT_MEASURES: what is held out is missing from training. Less than all, so
      * that there is something to train on. */
     {.key = "data.validation_fraction",
@@ -1258,7 +1298,8 @@ const Option config_options[] = {
      .max = 100,
      .help = "lingua_cosine: exponent of the progress."},
 
-    /* Looking does not change what is looked at. */
+    /* Looking does not change what is looked at. Before step 1, too: a curve should begin where the model
+     * does, and what is wrong with the text is found at once. */
     {.key = "validation.every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1266,7 +1307,7 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e12,
-     .help = "Steps between validations; 0 means at the end only."},
+     .help = "Steps between validations, the first before step 1; 0 means at the end only."},
     /* Other figures, not another run: a mean over other samples cannot be laid beside those of before, and
      * this is said. */
     {.key = "validation.samples",
@@ -1276,7 +1317,32 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e12,
-     .help = "Sequences of a validation; 0 means all."},
+     .help = "Sequences of a validation, of each of its sets; 0 means all."},
+
+    /* Files of documents, and not names of data sets: a run fetches nothing. */
+    {.key = "evaluation.tasks",
+     .type = OPT_LIST,
+     .effect = EFFECT_MEASURES,
+     .offset = AT(evaluation.tasks),
+     .fallback = "",
+     .item = task_options,
+     .item_size = sizeof(TaskSource),
+     .help = "Tasks that the model is tried on: paths, or maps of path, task, name, limit."},
+    {.key = "evaluation.every",
+     .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(evaluation.every),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Steps between evaluations by the tasks, the first before step 1; 0 means at the end only."},
+    /* The figures of others are without it, as a rule. */
+    {.key = "evaluation.add_bos",
+     .type = OPT_BOOL,
+     .effect = EFFECT_MEASURES,
+     .offset = AT(evaluation.add_bos),
+     .fallback = "false",
+     .help = "Begin each context of a task with the tokenizer's BOS, if any."},
 
     /* Saving does not either, not even as bf16: the exact weights are then beside it. */
     {.key = "checkpoint.every",
@@ -1307,6 +1373,14 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Checkpoints at multiples of this step are kept for good; 0 means none."},
+    /* Of those that are saved anyway: what is kept must not decide how often is saved. */
+    {.key = "checkpoint.keep_best",
+     .type = OPT_STRING,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(checkpoint.keep_best),
+     .fallback = "",
+     .help = "Keep the checkpoint that is best by this figure, measured at its step: validation/loss, "
+             "validation/NAME/loss, task/NAME/acc_norm; empty means none."},
     {.key = "checkpoint.dtype",
      .type = OPT_CHOICE,
      .effect = EFFECT_NOTHING,

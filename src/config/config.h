@@ -127,12 +127,19 @@ typedef struct CheckpointOptions {
     int64_t every, keep, keep_every;
     int dtype;              /* StoreType, of the model file */
     bool last_weights_only; /* the checkpoint of the last step cannot be trained on */
+    char *keep_best;        /* a figure (train/best.h); "": none */
     double mttf_hours;      /* mean time between failures, for the suggested interval; 0: no suggestion */
 } CheckpointOptions;
 
 typedef struct ValidationOptions {
     int64_t every, samples;
 } ValidationOptions;
+
+typedef struct EvaluationOptions {
+    ObjectList tasks; /* TaskSource */
+    int64_t every;
+    bool add_bos;
+} EvaluationOptions;
 
 typedef struct MetricsOptions {
     int64_t log_freq;
@@ -165,6 +172,7 @@ typedef struct Config {
     OptimizerOptions optimizer;
     ScheduleOptions schedule;
     ValidationOptions validation;
+    EvaluationOptions evaluation;
     CheckpointOptions checkpoint;
     MetricsOptions metrics;
     CheckOptions check;

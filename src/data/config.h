@@ -22,7 +22,15 @@ typedef struct DataSource {
     int format;    /* SourceFormat */
     char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
     int split;     /* SourceSplit */
+    char *name;    /* of the validation set that its validation belongs to; "": none */
 } DataSource;
+
+typedef struct TaskSource {
+    char *path;    /* a file of documents */
+    char *task;    /* its format (data/task_format.h); "auto": by the file's name */
+    char *name;    /* of its figures; "": the file's name up to the first dot */
+    int64_t limit; /* documents; 0: all */
+} TaskSource;
 
 typedef struct DataConfig {
     ObjectList sources;            /* of DataSource */

@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/name.h"
 #include "data/packing.h"
 #include "data/token_build.h"
 
@@ -35,6 +36,7 @@ typedef struct Samples {
  * of tokens in one cache, and one share of the mixture. */
 typedef struct Source {
     char *name; /* path or pattern, as configured */
+    char *set;  /* of validation; "": none */
     double weight;
     size_t files;
     char **paths; /* [files] */
@@ -54,7 +56,12 @@ struct Dataset {
     size_t total;
     Source *sources;
     Sampler *sampler;
-    uint64_t *first_validation; /* [total + 1] validation windows before each source */
+    /* Validation windows lie set by set: `held` sources that have any, in that order, and the windows before
+     * each of them. */
+    size_t held, set_count;
+    size_t *order;              /* [total] */
+    uint64_t *first_validation; /* [total + 1] */
+    ValidationSet *sets;        /* [total] */
 };
 
 /* How documents of a run become ids; the same for all its sources. */
@@ -189,10 +196,33 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
 static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     s->name = mem_strdup(spec->path);
+    s->set = mem_strdup(spec->name ? spec->name : "");
     s->weight = spec->weight;
     s->chat = spec->format == FORMAT_CHAT;
     TRY(file_glob(spec->path, &s->paths, &s->files, err));
     return open_files(r, spec, s, err);
+}
+
+/* A set that nobody named would be told by its lack of a name, which is that of all sets together. */
+static ErrorCode check_names(const DataConfig *c, Error *err) {
+    bool held = c->validation_fraction > 0;
+    const ObjectList *list = held ? &c->sources : &c->validation_sources;
+    const DataSource *sources = (const DataSource *)(const void *)list->items;
+    size_t named = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        const char *name = sources[i].name ? sources[i].name : "";
+        char shown[VALIDATION_NAME + 16];
+        named += *name != '\0';
+        if (!name_is_plain(name, VALIDATION_NAME))
+            return error_set(
+                err, ERR_CONFIG, "%s: the name \"%s\": expected fewer than %d letters, digits and ._-",
+                sources[i].path, error_escape(shown, sizeof shown, name, strlen(name)), VALIDATION_NAME);
+    }
+    if (named == 0 || named == list->count) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%zu of %zu sources of %s have a name: give one to each, or to none to take them as one "
+                     "validation set",
+                     named, list->count, held ? "data.sources" : "data.validation");
 }
 
 /* What the option table cannot say of one key alone. */
@@ -210,11 +240,36 @@ static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) 
     if (c->validation_fraction > 0 && c->validation_sources.count > 0)
         return error_set(err, ERR_CONFIG,
                          "data.validation and data.validation_fraction are both set: choose one");
-    return OK;
+    return check_names(c, err);
 }
 
 static uint64_t samples_count(const Samples *s, const Source *of, int64_t context) {
     return of->chat ? s->packing.rows : stream_windows(&s->stream, context);
+}
+
+/* Sources of one name one behind the other, so that a set is a run of windows. */
+static void add_set(Dataset *d, size_t first) {
+    ValidationSet *set = &d->sets[d->set_count++];
+    set->name = d->sources[first].set;
+    set->first = d->first_validation[d->held];
+    for (size_t i = first; i < d->total; i++) {
+        const Source *s = &d->sources[i];
+        uint64_t windows = samples_count(&s->validation, s, d->context);
+        if (windows == 0 || strcmp(s->set, set->name) != 0) continue;
+        d->order[d->held] = i;
+        d->first_validation[d->held + 1] = d->first_validation[d->held] + windows;
+        d->held++;
+        set->samples += windows;
+    }
+}
+
+static void make_sets(Dataset *d) {
+    for (size_t i = 0; i < d->total; i++) {
+        const Source *s = &d->sources[i];
+        bool known = samples_count(&s->validation, s, d->context) == 0;
+        for (size_t k = 0; k < d->set_count; k++) known |= strcmp(d->sets[k].name, s->set) == 0;
+        if (!known) add_set(d, i);
+    }
 }
 
 /* What of a source is for what. */
@@ -252,8 +307,6 @@ static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     if (s->chat) TRY(pack(d, s, &s->train, "training", err));
     if (s->chat) TRY(pack(d, s, &s->validation, "validation", err));
     const Samples *needed = trains ? &s->train : &s->validation;
-    uint64_t validation = samples_count(&s->validation, s, d->context);
-    d->first_validation[i + 1] = d->first_validation[i] + validation;
     if (samples_count(needed, s, d->context) > 0) return OK;
     return error_set(err, ERR_DATA,
                      "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other%s",
@@ -263,7 +316,8 @@ static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
 
 static ErrorCode assign_streams(Dataset *d, Error *err) {
     for (size_t i = 0; i < d->total; i++) TRY(assign_source(d, i, err));
-    if (d->validation_fraction > 0 && d->first_validation[d->total] == 0)
+    make_sets(d);
+    if (d->validation_fraction > 0 && dataset_validation_samples(d) == 0)
         return error_set(err, ERR_CONFIG,
                          "data.validation_fraction of %g keeps no text out of %" PRIu64
                          " tokens: make it larger",
@@ -327,7 +381,9 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     d->count = config->sources.count;
     d->total = d->count + config->validation_sources.count;
     d->sources = mem_alloc_array(d->total, sizeof *d->sources);
+    d->order = mem_alloc_array(d->total, sizeof *d->order);
     d->first_validation = mem_alloc_array(d->total + 1, sizeof *d->first_validation);
+    d->sets = mem_alloc_array(d->total, sizeof *d->sets);
     Recipe recipe;
     ErrorCode code = make_recipe(&recipe, config, tokenizer, threads, err);
     if (code == OK) code = fill(d, config, &recipe, err);
@@ -349,10 +405,13 @@ void dataset_close(Dataset *d) {
         file_glob_free(d->sources[i].paths, d->sources[i].files);
         free(d->sources[i].prints);
         free(d->sources[i].name);
+        free(d->sources[i].set);
     }
     sampler_close(d->sampler);
     free(d->sources);
+    free(d->order);
     free(d->first_validation);
+    free(d->sets);
     free(d);
 }
 
@@ -457,7 +516,9 @@ uint64_t dataset_samples_per_epoch(const Dataset *d) {
 }
 
 /* The last entry of running sums, as it is for a search through them. */
-uint64_t dataset_validation_samples(const Dataset *d) { return d->first_validation[d->total]; }
+uint64_t dataset_validation_samples(const Dataset *d) { return d->first_validation[d->held]; }
+size_t dataset_validation_sets(const Dataset *d) { return d->set_count; }
+ValidationSet dataset_validation_set(const Dataset *d, size_t set) { return d->sets[set]; }
 size_t dataset_sources(const Dataset *d) { return d->count; }
 const char *dataset_source_name(const Dataset *d, size_t source) { return d->sources[source].name; }
 Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampler, k); }
@@ -486,6 +547,7 @@ static void describe_source(const Dataset *d, size_t i, Text *out) {
     if (i < d->count && cycle > 1)
         text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
     if (s->chat) describe_packing(d, i < d->count ? &s->train.packing : &s->validation.packing, out);
+    if (*s->set && s->validation.stream.tokens > 0) text_printf(out, " (%s)", s->set);
     text_puts(out, "\n");
 }
 
@@ -510,7 +572,7 @@ static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow
     }
     size_t i = 0;
     while (d->first_validation[i + 1] <= k) i++;
-    const Source *s = &d->sources[i];
+    const Source *s = &d->sources[d->order[i]];
     return sample_of(d, s, &s->validation, k - d->first_validation[i], row, valid, err);
 }
 

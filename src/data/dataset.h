@@ -3,7 +3,7 @@
  *
  * Sample k of training is a function of (dataset fingerprint, seed, mixture weights, context) alone
  * (sampler.h, stream.h). Sample k of validation is window k of the validation streams, one source after the
- * other, in order.
+ * other, in order; with names, set after set.
  *
  * Weights: all 0 means that the sources are one corpus, each window once an epoch; otherwise each must be
  * positive, and is a share of tokens, or of documents, which is turned into one of tokens by the mean length
@@ -60,6 +60,16 @@ dataset_text_bytes(const Dataset *d); /* of the sources, before tokenization, va
 uint64_t dataset_samples_per_epoch(const Dataset *d); /* windows for training, all sources */
 uint64_t dataset_validation_tokens(const Dataset *d);
 uint64_t dataset_validation_samples(const Dataset *d); /* 0: no validation data */
+
+/* Validation samples [first, first + samples): those of the sources of one name, in the order in which names
+ * come. All samples are one set of no name where no source has one. */
+typedef struct ValidationSet {
+    const char *name; /* "": none */
+    uint64_t first, samples;
+} ValidationSet;
+enum { VALIDATION_NAME = 64 }; /* bytes of a name, at most */
+size_t dataset_validation_sets(const Dataset *d);
+ValidationSet dataset_validation_set(const Dataset *d, size_t set);
 
 size_t dataset_sources(const Dataset *d);
 uint64_t dataset_source_windows(const Dataset *d, size_t source); /* for training */

@@ -113,6 +113,17 @@ static void lower_case(const char *text, size_t length, Text *out) {
     }
 }
 
+/* As Python does: the first letter is a capital as titles have it, all others are small. */
+void unicode_capitalize(const char *text, size_t length, Text *out) {
+    uint32_t code = 0;
+    utf8proc_uint8_t large[4];
+    size_t first = text_utf8(text, length, &code);
+    if (first == 0) return;
+    text_add(out, (const char *)large,
+             (size_t)utf8proc_encode_char(utf8proc_totitle((utf8proc_int32_t)code), large));
+    lower_case(text + first, length - first, out);
+}
+
 /* Asked of ASCII only, where capitals are all that Lowercase changes. */
 static bool has_capitals(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
@@ -141,7 +152,7 @@ static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length
 #else
 
 /* Without libutf8proc. Readers ask unicode_available first and refuse by name what would need it, so no
- * tokenizer that was opened comes to the two functions below. */
+ * tokenizer that was opened comes to unicode_is_word and run_unicode. */
 bool unicode_available(void) { return false; }
 
 const char *unicode_forms_version(void) { return ""; }
@@ -149,6 +160,16 @@ const char *unicode_forms_version(void) { return ""; }
 bool unicode_is_word(uint32_t code) {
     (void)code;
     return false;
+}
+
+/* ASCII alone. */
+void unicode_capitalize(const char *text, size_t length, Text *out) {
+    for (size_t i = 0; i < length; i++) {
+        char c = text[i];
+        if (i == 0 && c >= 'a' && c <= 'z') c = (char)(c - 'a' + 'A');
+        if (i > 0 && c >= 'A' && c <= 'Z') c = (char)(c - 'A' + 'a');
+        text_add(out, &c, 1);
+    }
 }
 
 static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length, Text *out, bool *changed,

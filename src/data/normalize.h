@@ -43,6 +43,10 @@ const char *unicode_forms_version(void); /* of its tables: "15.0.0"; "" without 
  */
 bool unicode_is_word(uint32_t code);
 
+/* Appends valid UTF-8 with its first letter large and all others small, each by itself; without libutf8proc
+ * only ASCII's change. */
+void unicode_capitalize(const char *text, size_t length, Text *out);
+
 const char *normalize_name(NormalizeKind kind); /* as files write it: "NFC" */
 /* The kind of that name, or NORMALIZE_KINDS. */
 NormalizeKind normalize_by_name(const char *name);

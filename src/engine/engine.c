@@ -254,7 +254,7 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
            memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
 }
 
-/* The arrays of a microbatch in its buffer, in order. */
+/* The arrays of a microbatch in its buffer, in order; in an evaluation behind them the records of its rows. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
     size_t bytes = pool_round((size_t)x->engine->plan->spec.tokens * sizeof(int32_t));
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
@@ -266,6 +266,7 @@ static void enter_microbatch(Execution *x, int m) {
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
     x->pass.losses = batch_array(x, m, 4);
     x->pass.z_losses = x->pass.z_loss > 0 ? batch_array(x, m, BATCH_ARRAYS - 1) : NULL;
+    x->pass.records = x->scoring ? batch_array(x, m, BATCH_ARRAYS) : NULL;
 }
 
 static void load(Execution *x, int m) {
@@ -473,12 +474,25 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     execute(&x);
 }
 
-/* Sums are exact, so the order in which ranks and batches come does not matter. */
-void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
+static Execution forward_only(Engine *e, const Batch *batch, bool scoring) {
     Execution x = prepare(e, &e->plan->evaluation, &e->plan->evaluation_memory, batch);
+    x.scoring = scoring;
     statistics_begin(&x);
     execute(&x);
+    return x;
+}
+
+/* Sums are exact, so the order in which ranks and batches come does not matter. */
+void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
+    Execution x = forward_only(e, batch, false);
     statistics_read_losses(e, &x.record);
     exact_merge(&losses->sum, &x.record.loss);
     losses->nonfinite += x.record.bad_losses;
+}
+
+bool engine_score(Engine *e, const Batch *batch, LossRecord *records) {
+    Execution x = forward_only(e, batch, true);
+    if (!partition_runs(&e->plan->partition, x.program->units - 1)) return false;
+    device_fetch(e->device, records, batch_array(&x, 0, 5), (size_t)batch->tokens * sizeof *records);
+    return true;
 }

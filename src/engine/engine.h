@@ -75,6 +75,10 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
  * their number. Collective over the pipeline and the shards. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);
 
+/* The same, row by row: of each token the largest logit, that of its target, and the sum of their exponentials.
+ * False, and nothing is written, on ranks that do not have the losses. */
+bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [T] */);
+
 const RankPlan *engine_plan(const Engine *e);
 Device *engine_device(const Engine *e);
 /* The model with its constants, and where its passes read: for generation. */

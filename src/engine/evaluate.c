@@ -60,33 +60,46 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
     return OK;
 }
 
-ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
-                   Error *err) {
-    int64_t there = (int64_t)dataset_validation_samples(d),
-            sequences = e->plan->spec.tokens / dataset_context(d);
-    int64_t ranks = mesh_dp_degree(&e->plan->partition.mesh), all = sequences * ranks;
+/* As in training: data-parallel ranks take samples side by side, and all ranks of a pipeline the same ones. */
+static ErrorCode sum_set(Engine *e, const Dataset *d, const Tokenizer *t, ValidationSet set, Sums *sums,
+                         Error *err) {
+    const Mesh *mesh = &e->plan->partition.mesh;
+    int64_t sequences = e->plan->spec.tokens / dataset_context(d), all = sequences * mesh_dp_degree(mesh);
     Loader *loader;
-    Sums sums = {.tokens = 0};
-    if (samples == 0 || samples > there) samples = there;
-    /* As in training: data-parallel ranks take samples side by side, and all ranks of a pipeline the same
-     * ones. */
     LoaderLayout layout = {.validation = true,
-                           .first =
-                               (uint64_t)(sequences * mesh_dp_rank(&e->plan->partition.mesh, e->plan->rank)),
+                           .first = set.first + (uint64_t)(sequences * mesh_dp_rank(mesh, e->plan->rank)),
                            .sequences = sequences,
                            .microbatches = 1,
                            .microbatch_stride = sequences,
                            .step_stride = all,
-                           .limit = (uint64_t)samples};
+                           .limit = set.first + set.samples};
     TRY(loader_open(&loader, d, &layout, PREFETCH, err));
-    ErrorCode code = sum_up(e, loader, t, (samples + all - 1) / all, &sums, err);
+    ErrorCode code = sum_up(e, loader, t, ((int64_t)set.samples + all - 1) / all, sums, err);
     loader_close(loader);
-    if (code == OK) code = comm_combine(e->comm, &sums, sizeof sums, combine, err);
-    double sum = sums.loss.nonfinite ? (double)NAN : exact_value(&sums.loss.sum);
-    *out = (Evaluation){.loss = sum / (double)sums.tokens,
-                        .tokens = sums.tokens,
-                        .nonfinite = sums.loss.nonfinite,
-                        .bytes = sums.bytes,
-                        .bits_per_byte = sums.bytes ? sum / log(2) / (double)sums.bytes : (double)NAN};
-    return code;
+    return code == OK ? comm_combine(e->comm, sums, sizeof *sums, combine, err) : code;
+}
+
+static Evaluation figures_of(const Sums *s) {
+    double sum = s->loss.nonfinite ? (double)NAN : exact_value(&s->loss.sum);
+    return (Evaluation){.loss = sum / (double)s->tokens,
+                        .tokens = s->tokens,
+                        .nonfinite = s->loss.nonfinite,
+                        .bytes = s->bytes,
+                        .bits_per_byte = s->bytes ? sum / log(2) / (double)s->bytes : (double)NAN};
+}
+
+/* What all sets have together is the sum of what they have, which is exact: no token is evaluated twice. */
+ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
+                   Evaluation *sets, Error *err) {
+    Sums all = {.tokens = 0};
+    for (size_t i = 0; i < dataset_validation_sets(d); i++) {
+        ValidationSet set = dataset_validation_set(d, i);
+        Sums sums = {.tokens = 0};
+        if (samples > 0 && (uint64_t)samples < set.samples) set.samples = (uint64_t)samples;
+        TRY(sum_set(e, d, t, set, &sums, err));
+        if (sets) sets[i] = figures_of(&sums);
+        combine(&all, &sums);
+    }
+    *out = figures_of(&all);
+    return OK;
 }

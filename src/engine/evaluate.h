@@ -13,10 +13,10 @@ typedef struct Evaluation {
     double bits_per_byte; /* loss in bits / bytes; does not depend on the tokenizer. NaN without bytes */
 } Evaluation;
 
-/* Validation samples [0, samples) of the dataset, all when samples is 0 or more than there are; at least one
- * must exist. These and no others, however many ranks share them. All ranks take part, and all get the
- * result. */
+/* Of each validation set its first `samples` samples, all when samples is 0 or more than there are; at least
+ * one must exist. These and no others, however many ranks share them. *out: of all sets together; sets: of
+ * each (dataset_validation_set), or NULL. All ranks take part, and all get the result. */
 ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
-                   Error *err);
+                   Evaluation *sets /* [dataset_validation_sets] */, Error *err);
 
 #endif

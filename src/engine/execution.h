@@ -104,6 +104,7 @@ typedef struct Execution {
     StepResult *result;
     StepRecord record;
     bool training, poisoned;
+    bool scoring; /* an evaluation whose rows are asked for one by one */
     double limit; /* of one element in fixed point */
 } Execution;
 

@@ -56,12 +56,13 @@ typedef struct Pass {
     const Weights *weights;
     Gradients gradients; /* training only */
     Microbatch batch;
-    float *losses;   /* [T] of the head: each token's, 0 where ignored */
-    float *z_losses; /* [T] the same of the z-loss; NULL: not wanted */
-    float z_loss;    /* its coefficient; 0: none */
-    bool training;   /* a backward pass follows */
-    bool defer_head; /* the head's weight half is not done with its forward pass */
-    bool first;      /* gradients of matrices are set, not added to (the embedding's always are added to) */
+    float *losses;       /* [T] of the head: each token's, 0 where ignored */
+    float *z_losses;     /* [T] the same of the z-loss; NULL: not wanted */
+    float z_loss;        /* its coefficient; 0: none */
+    LossRecord *records; /* [T] of the head, what its losses are made of; NULL: not asked for */
+    bool training;       /* a backward pass follows */
+    bool defer_head;     /* the head's weight half is not done with its forward pass */
+    bool first; /* gradients of matrices are set, not added to (the embedding's always are added to) */
     const float *loss_scale;    /* [1] tensor memory: 1 / valid targets of the step; training only */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;

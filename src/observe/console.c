@@ -103,13 +103,43 @@ void console_format_validation(Text *out, const ValidationMetrics *v, bool colou
     char value[32];
     snprintf(value, sizeof value, "%2lld", (long long)v->step);
     add_field(out, colour, RED, "validate step", value);
+    if (*v->name) add_field(out, colour, DIM, "set", v->name);
     add_number(out, colour, GREEN, "loss", "%8.5f", v->loss);
     add_number(out, colour, YELLOW, "perplexity", "%.3f", v->perplexity);
     if (isfinite(v->bits_per_byte)) add_number(out, colour, CYAN, "bits/byte", "%.4f", v->bits_per_byte);
     add_field(out, colour, DIM, "tokens", text_count(v->tokens, value));
-    add_rate(out, colour, v->tokens_per_second);
+    if (isfinite(v->tokens_per_second)) add_rate(out, colour, v->tokens_per_second);
     if (v->nonfinite)
         text_printf(out, "  %s%lld NOT FINITE%s", colour ? RED : "", (long long)v->nonfinite,
+                    colour ? RESET : "");
+}
+
+/* The figures that the task has, in the order in which people look for them. */
+void console_format_task(Text *out, const TaskMetrics *m, bool colour) {
+    const TaskFigures *f = &m->figures;
+    const struct {
+        const char *name, *format;
+        double value;
+    } figures[] = {{"acc", "%.4f", f->acc},
+                   {"+-", "%.4f", f->acc_stderr},
+                   {"acc_norm", "%.4f", f->acc_norm},
+                   {"+-", "%.4f", f->acc_norm_stderr},
+                   {"perplexity", "%.3f", f->perplexity},
+                   {"word_perplexity", "%.3f", f->word_perplexity},
+                   {"bits/byte", "%.4f", f->bits_per_byte},
+                   {"gold bits/byte", "%.4f", f->gold_bits_per_byte}};
+    char value[32];
+    snprintf(value, sizeof value, "%2lld", (long long)m->step);
+    add_field(out, colour, RED, "evaluate step", value);
+    add_field(out, colour, GREEN, "task", m->name);
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        if (isfinite(figures[i].value))
+            add_number(out, colour, i % 2 ? DIM : YELLOW, figures[i].name, figures[i].format,
+                       figures[i].value);
+    add_field(out, colour, DIM, "documents", text_count(f->documents, value));
+    if (f->truncated) add_field(out, colour, DIM, "truncated", text_count(f->truncated, value));
+    if (f->nonfinite)
+        text_printf(out, "  %s%lld NOT FINITE%s", colour ? RED : "", (long long)f->nonfinite,
                     colour ? RESET : "");
 }
 
@@ -170,6 +200,12 @@ void console_step(const StepMetrics *m, int rank) {
 void console_validation(const ValidationMetrics *v, int rank) {
     Text line = {0};
     console_format_validation(&line, v, log_has_colour());
+    print_line(&line, rank);
+}
+
+void console_task(const TaskMetrics *m, int rank) {
+    Text line = {0};
+    console_format_task(&line, m, log_has_colour());
     print_line(&line, rank);
 }
 

@@ -13,6 +13,7 @@
 #define CONSOLE_UNNAMED (-1)
 void console_step(const StepMetrics *m, int rank);
 void console_validation(const ValidationMetrics *v, int rank);
+void console_task(const TaskMetrics *m, int rank);
 
 /* The live line; nothing where stderr is no terminal. At most ten redraws a second, but for those `at_once`:
  * before the line of a step, so that the live line below it is not of an earlier one. Clear it before the
@@ -23,6 +24,7 @@ void console_clear(void);
 /* The same as text, without a newline. `width` is the room for the live line. */
 void console_format_step(Text *out, const StepMetrics *m, bool colour);
 void console_format_validation(Text *out, const ValidationMetrics *v, bool colour);
+void console_format_task(Text *out, const TaskMetrics *m, bool colour);
 void console_format_status(Text *out, const StepMetrics *m, int width, bool unicode, bool colour);
 
 #endif

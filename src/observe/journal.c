@@ -26,13 +26,22 @@ typedef struct EventKind {
 
 /* By name in the file, never by number: kinds may be added in between. */
 static const EventKind kinds[JOURNAL_EVENTS] = {
-    [JOURNAL_STARTED] = {"started", true},       [JOURNAL_RESUMED] = {"resumed", true},
-    [JOURNAL_RESTARTED] = {"restarted", true},   [JOURNAL_CHANGED] = {"changed", true},
-    [JOURNAL_CHECKPOINT] = {"checkpoint", true}, [JOURNAL_VALIDATION] = {"validation", false},
-    [JOURNAL_NONFINITE] = {"nonfinite", true},   [JOURNAL_SPIKE] = {"spike", false},
-    [JOURNAL_STOPPED] = {"stopped", true},       [JOURNAL_DIVERGED] = {"diverged", true},
-    [JOURNAL_FAILED] = {"failed", true},         [JOURNAL_TRACED] = {"traced", false},
-    [JOURNAL_COMMAND] = {"command", false},      [JOURNAL_FINISHED] = {"finished", true},
+    [JOURNAL_STARTED] = {"started", true},
+    [JOURNAL_RESUMED] = {"resumed", true},
+    [JOURNAL_RESTARTED] = {"restarted", true},
+    [JOURNAL_CHANGED] = {"changed", true},
+    [JOURNAL_CHECKPOINT] = {"checkpoint", true},
+    [JOURNAL_VALIDATION] = {"validation", false},
+    [JOURNAL_BEST] = {"best", true},
+    [JOURNAL_EVALUATION] = {"evaluation", false},
+    [JOURNAL_NONFINITE] = {"nonfinite", true},
+    [JOURNAL_SPIKE] = {"spike", false},
+    [JOURNAL_STOPPED] = {"stopped", true},
+    [JOURNAL_DIVERGED] = {"diverged", true},
+    [JOURNAL_FAILED] = {"failed", true},
+    [JOURNAL_TRACED] = {"traced", false},
+    [JOURNAL_COMMAND] = {"command", false},
+    [JOURNAL_FINISHED] = {"finished", true},
 };
 
 const char *journal_event_name(JournalEvent event) { return kinds[event].name; }

@@ -3,7 +3,7 @@
  *     {"time": "2026-01-31T12:34:56Z", "event": "checkpoint", "step": 500, "bytes": 75497472}
  *
  * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line
- * starts afresh. Events that somebody may have to account for (everything but validations and spikes) are
+ * starts afresh. Events that somebody may have to account for (everything but validations, evaluations and spikes) are
  * on the disk when journal_add returns. */
 #ifndef WEFT_OBSERVE_JOURNAL_H
 #define WEFT_OBSERVE_JOURNAL_H
@@ -21,7 +21,9 @@ typedef enum JournalEvent {
     JOURNAL_RESTARTED, /* by a supervisor; before "started" or "resumed" */
     JOURNAL_CHANGED,   /* what is other from here on than in the run that goes on; after "resumed" */
     JOURNAL_CHECKPOINT,
+    JOURNAL_BEST, /* the checkpoint of this step is better than those before it */
     JOURNAL_VALIDATION,
+    JOURNAL_EVALUATION, /* by tasks */
     JOURNAL_NONFINITE,
     JOURNAL_SPIKE,
     JOURNAL_DIVERGED, /* replicas differ */

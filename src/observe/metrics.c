@@ -17,7 +17,7 @@
 #include "base/memory.h"
 
 /* A record's members, once: writing and reading walk the same table. */
-typedef enum FieldType { FIELD_INT, FIELD_DOUBLE, FIELD_BOOL } FieldType;
+typedef enum FieldType { FIELD_INT, FIELD_DOUBLE, FIELD_BOOL, FIELD_NAME } FieldType;
 /* `curve` says which members two runs are compared by (metrics_compare). Times, rates and memory are others
  * each time, and deviations and spikes follow from losses and norms: none of them is a difference of its
  * own. */
@@ -73,30 +73,58 @@ static const Field step_fields[] = {
     { #name, type, offsetof(ValidationMetrics, name), false }
 #define VALIDATION_CURVE(name, type) \
     { #name, type, offsetof(ValidationMetrics, name), true }
-static const Field validation_fields[] = {
-    VALIDATION_FIELD(step, FIELD_INT),
-    VALIDATION_FIELD(wall, FIELD_DOUBLE),
-    VALIDATION_CURVE(loss, FIELD_DOUBLE),
-    VALIDATION_CURVE(perplexity, FIELD_DOUBLE),
-    VALIDATION_CURVE(bits_per_byte, FIELD_DOUBLE),
-    VALIDATION_CURVE(tokens, FIELD_INT),
-    VALIDATION_CURVE(nonfinite, FIELD_INT),
-    VALIDATION_FIELD(seconds, FIELD_DOUBLE),
-    VALIDATION_FIELD(tokens_per_second, FIELD_DOUBLE),
+#define VALIDATION_FIGURES                                                                  \
+    VALIDATION_FIELD(step, FIELD_INT), VALIDATION_FIELD(wall, FIELD_DOUBLE),                \
+        VALIDATION_CURVE(loss, FIELD_DOUBLE), VALIDATION_CURVE(perplexity, FIELD_DOUBLE),   \
+        VALIDATION_CURVE(bits_per_byte, FIELD_DOUBLE), VALIDATION_CURVE(tokens, FIELD_INT), \
+        VALIDATION_CURVE(nonfinite, FIELD_INT), VALIDATION_FIELD(seconds, FIELD_DOUBLE),    \
+        VALIDATION_FIELD(tokens_per_second, FIELD_DOUBLE), {                                \
+        NULL, FIELD_INT, 0, false                                                           \
+    }
+static const Field validation_fields[] = {VALIDATION_FIGURES};
+static const Field set_fields[] = {VALIDATION_FIELD(name, FIELD_NAME), VALIDATION_FIGURES};
+
+#define TASK_FIELD(name, type) \
+    { #name, type, offsetof(TaskMetrics, name), false }
+#define TASK_CURVE(name, type) \
+    { #name, type, offsetof(TaskMetrics, figures.name), true }
+static const Field task_fields[] = {
+    TASK_FIELD(name, FIELD_NAME),
+    TASK_FIELD(step, FIELD_INT),
+    TASK_FIELD(wall, FIELD_DOUBLE),
+    TASK_CURVE(documents, FIELD_INT),
+    TASK_CURVE(truncated, FIELD_INT),
+    TASK_CURVE(nonfinite, FIELD_INT),
+    TASK_CURVE(acc, FIELD_DOUBLE),
+    TASK_CURVE(acc_stderr, FIELD_DOUBLE),
+    TASK_CURVE(acc_norm, FIELD_DOUBLE),
+    TASK_CURVE(acc_norm_stderr, FIELD_DOUBLE),
+    TASK_CURVE(gold_bits_per_byte, FIELD_DOUBLE),
+    TASK_CURVE(perplexity, FIELD_DOUBLE),
+    TASK_CURVE(perplexity_stderr, FIELD_DOUBLE),
+    TASK_CURVE(word_perplexity, FIELD_DOUBLE),
+    TASK_CURVE(byte_perplexity, FIELD_DOUBLE),
+    TASK_CURVE(bits_per_byte, FIELD_DOUBLE),
+    TASK_FIELD(seconds, FIELD_DOUBLE),
     {NULL, FIELD_INT, 0, false},
 };
 
-/* The first member of a record, by which a reader knows what follows. */
-#define KIND_STEP "train"
-#define KIND_VALIDATION "validation"
+/* `kind`, the first member of a record, is by what a reader knows what follows. */
+static const struct {
+    const char *name;
+    const Field *fields;
+} kinds[METRICS_KINDS] = {[METRICS_STEP] = {"train", step_fields},
+                          [METRICS_VALIDATION] = {"validation", validation_fields},
+                          [METRICS_SET] = {"set", set_fields},
+                          [METRICS_TASK] = {"task", task_fields}};
 
 /* Fields in the order of the table, "kind" first: a person and awk both find them. */
-static void write_record(Text *out, const char *kind, const Field *fields, const void *record) {
+static void write_record(Text *out, MetricsKind kind, const void *record) {
     JsonWriter w;
     json_start(&w, out, 0);
     json_begin_object(&w);
-    json_put_string(&w, "kind", kind);
-    for (const Field *f = fields; f->key; f++) {
+    json_put_string(&w, "kind", kinds[kind].name);
+    for (const Field *f = kinds[kind].fields; f->key; f++) {
         const char *at = (const char *)record + f->offset;
         json_key(&w, f->key);
         /* By memcpy: the offset says where a field is, not that it may be read as another type. */
@@ -114,17 +142,19 @@ static void write_record(Text *out, const char *kind, const Field *fields, const
             break;
         }
         case FIELD_BOOL: json_bool(&w, *(const bool *)at); break;
+        case FIELD_NAME: json_string(&w, at); break;
         }
     }
     json_end_object(&w);
     text_add(out, "\n", 1);
 }
 
-/* A missing number reads as NaN (or 0), so that files of older versions stay readable. A number of the wrong
+/* A record of a thing without its name is a bad line: its figures would be nobody's.
+ * A missing number reads as NaN (or 0), so that files of older versions stay readable. A number of the wrong
  * kind makes the line a bad one. Whole numbers up to 2^53, as a reader of JSON may hold all numbers as
  * doubles. Keys that are not in the table are passed over: a later version may have written them. */
-static bool read_record(const cJSON *object, const Field *fields, void *record) {
-    for (const Field *f = fields; f->key; f++) {
+static bool read_record(const cJSON *object, MetricsKind kind, void *record) {
+    for (const Field *f = kinds[kind].fields; f->key; f++) {
         char *at = (char *)record + f->offset;
         if (f->type == FIELD_INT) {
             int64_t value = 0;
@@ -135,6 +165,11 @@ static bool read_record(const cJSON *object, const Field *fields, void *record) 
             double value = (double)NAN;
             if (json_get_double(object, "record", f->key, false, &value, NULL) != OK) return false;
             memcpy(at, &value, sizeof value);
+        } else if (f->type == FIELD_NAME) {
+            const char *name = NULL;
+            if (json_get_string(object, "record", f->key, true, &name, NULL) != OK) return false;
+            if (!*name || strlen(name) >= METRICS_NAME) return false;
+            strcpy(at, name);
         } else {
             *(bool *)at = false;
             if (json_get_bool(object, "record", f->key, false, (bool *)at, NULL) != OK) return false;
@@ -218,14 +253,16 @@ static bool next_line(const char **at, const char *end, const char **line, size_
 }
 
 /* A record and what kind it is; NULL when the line is none. The caller deletes it. */
-static cJSON *parse_line(const char *line, size_t length, bool *is_step) {
+static cJSON *parse_line(const char *line, size_t length, MetricsKind *kind) {
     cJSON *root = NULL;
-    const char *kind = NULL;
+    const char *name = NULL;
     if (json_parse(METRICS_FILE, line, length, &root, NULL) != OK) return NULL;
-    if (cJSON_IsObject(root) && json_get_string(root, METRICS_FILE, "kind", true, &kind, NULL) == OK) {
-        *is_step = strcmp(kind, KIND_STEP) == 0;
-        if (*is_step || strcmp(kind, KIND_VALIDATION) == 0) return root;
-    }
+    if (cJSON_IsObject(root) && json_get_string(root, METRICS_FILE, "kind", true, &name, NULL) == OK)
+        for (int k = 0; k < METRICS_KINDS; k++)
+            if (strcmp(name, kinds[k].name) == 0) {
+                *kind = (MetricsKind)k;
+                return root;
+            }
     cJSON_Delete(root);
     return NULL;
 }
@@ -239,9 +276,10 @@ static ErrorCode drop_beyond(const char *path, int64_t resumed, Error *err) {
     Text kept = {0};
     const char *at = (const char *)map.data, *end = map.length ? at + map.length : at, *line;
     size_t length;
-    bool whole, is_step;
+    bool whole;
+    MetricsKind kind;
     while (next_line(&at, end, &line, &length, &whole)) {
-        cJSON *record = whole ? parse_line(line, length, &is_step) : NULL;
+        cJSON *record = whole ? parse_line(line, length, &kind) : NULL;
         int64_t step = INT64_MAX;
         if (record && json_get_int(record, path, "step", true, 0, 1LL << 53, &step, NULL) != OK)
             step = INT64_MAX;
@@ -275,20 +313,22 @@ ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *nam
 }
 
 /* One write, to a file that is open for appending: a crash tears at most this line. */
-static ErrorCode append_line(MetricsLog *log, Error *err) {
+static ErrorCode add_record(MetricsLog *log, MetricsKind kind, const void *record, Error *err) {
+    text_clear(&log->line);
+    write_record(&log->line, kind, record);
     return file_add_line(log->fd, log->path, log->line.data, log->line.length, err);
 }
 
 ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err) {
-    text_clear(&log->line);
-    write_record(&log->line, KIND_STEP, step_fields, m);
-    return append_line(log, err);
+    return add_record(log, METRICS_STEP, m, err);
 }
 
 ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err) {
-    text_clear(&log->line);
-    write_record(&log->line, KIND_VALIDATION, validation_fields, v);
-    return append_line(log, err);
+    return add_record(log, *v->name ? METRICS_SET : METRICS_VALIDATION, v, err);
+}
+
+ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err) {
+    return add_record(log, METRICS_TASK, m, err);
 }
 
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err) { return file_sync(log->fd, log->path, err); }
@@ -313,10 +353,10 @@ static void *grow(void *items, size_t count, size_t each) {
 
 /* *out is worth nothing after false. */
 bool metrics_parse(const char *line, size_t length, MetricsRecord *out) {
-    cJSON *record = parse_line(line, length, &out->is_step);
+    *out = (MetricsRecord){.kind = METRICS_KINDS};
+    cJSON *record = parse_line(line, length, &out->kind);
     if (!record) return false;
-    bool good = out->is_step ? read_record(record, step_fields, &out->step)
-                             : read_record(record, validation_fields, &out->validation);
+    bool good = read_record(record, out->kind, &out->step); /* all begin where the union does */
     cJSON_Delete(record);
     return good;
 }
@@ -325,12 +365,24 @@ bool metrics_parse(const char *line, size_t length, MetricsRecord *out) {
 static bool table_add(MetricsTable *t, const char *line, size_t length) {
     MetricsRecord r;
     if (!metrics_parse(line, length, &r)) return false;
-    if (r.is_step) {
+    switch (r.kind) {
+    case METRICS_STEP:
         t->steps = grow(t->steps, t->step_count, sizeof *t->steps);
         t->steps[t->step_count++] = r.step;
-    } else {
+        break;
+    case METRICS_VALIDATION:
         t->validations = grow(t->validations, t->validation_count, sizeof *t->validations);
         t->validations[t->validation_count++] = r.validation;
+        break;
+    case METRICS_SET:
+        t->sets = grow(t->sets, t->set_count, sizeof *t->sets);
+        t->sets[t->set_count++] = r.validation;
+        break;
+    case METRICS_TASK:
+        t->tasks = grow(t->tasks, t->task_count, sizeof *t->tasks);
+        t->tasks[t->task_count++] = r.task;
+        break;
+    case METRICS_KINDS: return false;
     }
     return true;
 }
@@ -354,6 +406,8 @@ ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err) {
 void metrics_table_free(MetricsTable *t) {
     free(t->steps);
     free(t->validations);
+    free(t->sets);
+    free(t->tasks);
     *t = (MetricsTable){0};
 }
 
@@ -406,9 +460,10 @@ typedef struct Records {
 
 static Records records_of(const MetricsTable *t, bool steps) {
     if (steps)
-        return (Records){KIND_STEP, step_fields, (const char *)t->steps, t->step_count, sizeof *t->steps};
-    return (Records){KIND_VALIDATION, validation_fields, (const char *)t->validations, t->validation_count,
-                     sizeof *t->validations};
+        return (Records){kinds[METRICS_STEP].name, step_fields, (const char *)t->steps, t->step_count,
+                         sizeof *t->steps};
+    return (Records){kinds[METRICS_VALIDATION].name, validation_fields, (const char *)t->validations,
+                     t->validation_count, sizeof *t->validations};
 }
 
 /* Both kinds begin with their step. */

@@ -1,7 +1,8 @@
 /* Figures of a run: what a logged step says, the window they are taken over, and the file they are kept in.
  *
- * RUN/metrics.jsonl holds one JSON object a line: a train record per logged step, a validation record per
- * validation.
+ * RUN/metrics.jsonl holds one JSON object a line, whose `kind` says of what: a train record per logged step, a
+ * validation record per validation, with a set record for each of its named sets, and a task record for each
+ * task of an evaluation.
  *  1. Every number has the fewest digits that read back the same double; null stands for "not finite" or
  *     "not known".
  *  2. A line is complete or it is the last one: lines are written whole and flushed, and a torn tail is
@@ -19,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/task.h"
 
 #define METRICS_FILE "metrics.jsonl"
 
@@ -48,14 +50,25 @@ typedef struct StepMetrics {
     double memory_fraction;               /* peak / memory of the machine */
 } StepMetrics;
 
+enum { METRICS_NAME = 64 };
+
 typedef struct ValidationMetrics {
-    int64_t step; /* steps done when it was taken */
+    int64_t step;            /* steps done when it was taken */
+    char name[METRICS_NAME]; /* of one set; "": all of them together */
     double wall, loss, perplexity;
     double bits_per_byte; /* NaN when the bytes are not known */
     int64_t tokens;       /* valid targets */
     int64_t nonfinite;    /* of these, whose loss is not finite; loss is NaN when there is one */
     double seconds, tokens_per_second;
 } ValidationMetrics;
+
+typedef struct TaskMetrics {
+    int64_t step;            /* steps done when it was taken */
+    char name[METRICS_NAME]; /* of the task */
+    double wall;
+    TaskFigures figures;
+    double seconds;
+} TaskMetrics;
 
 /* Sums since the last logged step. Only training counts towards rates; pauses are summed apart, and enter the
  * ETA alone. */
@@ -92,7 +105,9 @@ char *metrics_file_name(int rank, char out[32]);
 ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
                            Error *err);
 ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err);
+/* A validation record, or with a name that of a set. */
 ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err);
+ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err);
 /* Syncs to the disk: before a checkpoint says that the run got so far. */
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err);
 void metrics_log_close(MetricsLog *log);
@@ -101,8 +116,12 @@ void metrics_log_close(MetricsLog *log);
 typedef struct MetricsTable {
     StepMetrics *steps;
     size_t step_count;
-    ValidationMetrics *validations;
+    ValidationMetrics *validations; /* of all sets together */
     size_t validation_count;
+    ValidationMetrics *sets; /* of one set each */
+    size_t set_count;
+    TaskMetrics *tasks;
+    size_t task_count;
     size_t bad_lines;
 } MetricsTable;
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err);
@@ -111,11 +130,22 @@ void metrics_table_free(MetricsTable *t);
  * step tells its time. */
 double metrics_training_seconds(const MetricsTable *t);
 
+typedef enum MetricsKind {
+    METRICS_STEP,
+    METRICS_VALIDATION,
+    METRICS_SET,
+    METRICS_TASK,
+    METRICS_KINDS
+} MetricsKind;
+
 /* One line of a file, without its newline; false when it is no record. */
 typedef struct MetricsRecord {
-    bool is_step; /* `step`, or else `validation` */
-    StepMetrics step;
-    ValidationMetrics validation;
+    MetricsKind kind;
+    union {
+        StepMetrics step;
+        ValidationMetrics validation; /* of METRICS_SET too */
+        TaskMetrics task;
+    };
 } MetricsRecord;
 bool metrics_parse(const char *line, size_t length, MetricsRecord *out);
 

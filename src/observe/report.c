@@ -10,6 +10,7 @@
  *     header     how it ended, figures       report_facts.c
  *     charts     five figures                report_charts.c, chart.c
  *     timeline   a traced step               report_timeline.c
+ *     tasks      the newest figures of each  here
  *     journal, configuration                 here
  *     data       what the pointer reads out  report_charts.c; the script that does it, report_page.c
  *
@@ -69,6 +70,45 @@ static void write_journal(Text *out, const JournalTable *t) {
     text_puts(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Time</th><th "
                    "class=\"n\">Step</th><th>Event</th><th>Detail</th></tr></thead><tbody>\n");
     for (size_t i = first; i < t->count; i++) write_entry(out, &t->entries[i]);
+    text_puts(out, "</tbody></table></div>\n");
+}
+
+/* A figure and its standard error; a dash where the task does not have it. */
+static void write_figure(Text *out, double value, double error) {
+    text_puts(out, "<td class=\"n\">");
+    if (isfinite(value))
+        text_printf(out, "%.4f", value);
+    else
+        text_puts(out, "\xe2\x80\x93");
+    if (isfinite(error)) text_printf(out, " <small>&#177; %.4f</small>", error);
+    text_puts(out, "</td>");
+}
+
+static void write_task(Text *out, const TaskMetrics *m) {
+    const TaskFigures *f = &m->figures;
+    const double none = (double)NAN;
+    char number[32];
+    text_puts(out, "<tr><th>");
+    html_puts(out, m->name);
+    text_printf(out, "</th><td class=\"n\">%s</td>", text_count(m->step, number));
+    text_printf(out, "<td class=\"n\">%s</td>", text_count(f->documents, number));
+    write_figure(out, f->acc, f->acc_stderr);
+    write_figure(out, f->acc_norm, f->acc_norm_stderr);
+    write_figure(out, f->gold_bits_per_byte, none);
+    write_figure(out, isfinite(f->perplexity) ? f->perplexity : f->word_perplexity, f->perplexity_stderr);
+    write_figure(out, f->bits_per_byte, none);
+    text_puts(out, "</tr>\n");
+}
+
+/* The newest record of each task: those of one evaluation stand together. */
+static void write_tasks(Text *out, const MetricsTable *t) {
+    if (t->task_count == 0) return;
+    text_puts(out, "<h2>Tasks</h2>\n<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th></th>"
+                   "<th class=\"n\">Step</th><th class=\"n\">Documents</th><th class=\"n\">acc</th>"
+                   "<th class=\"n\">acc_norm</th><th class=\"n\">Bits per byte of the answer</th>"
+                   "<th class=\"n\">Perplexity</th><th class=\"n\">Bits per byte</th></tr></thead><tbody>\n");
+    for (size_t i = 0; i < t->task_count; i++)
+        if (t->tasks[i].step == t->tasks[t->task_count - 1].step) write_task(out, &t->tasks[i]);
     text_puts(out, "</tbody></table></div>\n");
 }
 
@@ -219,6 +259,7 @@ static void write_one(Text *out, const Runs *r) {
     report_write_header(out, run);
     report_write_charts(out, r);
     report_write_timeline(out, run);
+    write_tasks(out, &run->metrics);
     write_journal(out, &run->journal);
     write_config(out, run);
 }

@@ -3,10 +3,11 @@
  *
  * A page's charts, in this order; `id` is what style and script know a chart by:
  *
- *     loss      whole width; training and validation, linear or logarithmic
+ *     loss      whole width; training and validation, of one run its named sets too, linear or logarithmic
  *     norm      gradient norm before clipping, linear or logarithmic
  *     lr        learning rate                  rate    tokens per second
  *     memory    GiB; resident and peak, of several runs the peak alone
+ *     tasks     of one run that has any: accuracy of each
  *
  * All share one range of steps, that of the longest run, so that a place on one is the same place on all. */
 #include "observe/report_charts.h"
@@ -14,6 +15,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/json.h"
 #include "observe/chart.h"
@@ -135,11 +137,67 @@ static void write_chart(Text *out, const Page *p, Chart chart, const char *name,
     chart_write(out, &chart);
 }
 
+/* Curves of things with names, in the order in which these come: of one run, with the colours that are left.
+ * There are as many as that at most; all records are in the files. */
+enum { NAMED = RUNS_MAX - 2 };
+typedef struct NamedCurve {
+    const char *name;
+    size_t count;
+    double *x, *y;
+} NamedCurve;
+
+/* To the curve of this name, which may be a new one with room for `room` points. */
+static void add_named(NamedCurve *curves, size_t room, const char *name, double x, double y) {
+    size_t i = 0;
+    while (i < NAMED && curves[i].name && strcmp(curves[i].name, name) != 0) i++;
+    if (i == NAMED) return;
+    NamedCurve *c = &curves[i];
+    if (!c->name) *c = (NamedCurve){name, 0, new_column(room), new_column(room)};
+    c->x[c->count] = x;
+    c->y[c->count++] = y;
+}
+
+static void free_named(NamedCurve *curves) {
+    for (size_t i = 0; i < NAMED; i++) {
+        free(curves[i].x);
+        free(curves[i].y);
+    }
+}
+
+/* Dots: there are few, and it matters where. Returns how many series there are now. */
+static size_t named_series(const NamedCurve *curves, size_t first, ChartSeries *series) {
+    size_t count = first;
+    for (size_t i = 0; i < NAMED && curves[i].name; i++, count++)
+        series[count] = (ChartSeries){curves[i].name,
+                                      styles[(i + 2) % RUNS_MAX],
+                                      curves[i].x,
+                                      curves[i].y,
+                                      curves[i].count,
+                                      false,
+                                      true};
+    return count;
+}
+
+static void collect_sets(const MetricsTable *t, NamedCurve *curves) {
+    for (size_t i = 0; i < t->set_count; i++)
+        add_named(curves, t->set_count, t->sets[i].name, (double)t->sets[i].step, t->sets[i].loss);
+}
+
+/* The normalised accuracy where the task has it: what is drawn of it elsewhere, too. */
+static void collect_tasks(const MetricsTable *t, NamedCurve *curves) {
+    for (size_t i = 0; i < t->task_count; i++) {
+        const TaskMetrics *m = &t->tasks[i];
+        double value = isfinite(m->figures.acc_norm) ? m->figures.acc_norm : m->figures.acc;
+        if (isfinite(value)) add_named(curves, t->task_count, m->name, (double)m->step, 100 * value);
+    }
+}
+
 /* Of one run validation has a colour of its own; of several it has that of its run, and dots. All training
  * curves come before all validations, so that dots lie above lines. Validations of several runs have no name:
  * the key would name each run twice. */
 static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     ChartSeries series[2 * RUNS_MAX];
+    NamedCurve sets[NAMED] = {{0}};
     size_t n = p->runs->count, count = 0;
     for (size_t i = 0; i < n; i++)
         series[count++] = (ChartSeries){n > 1 ? p->runs->runs[i].name : "training",
@@ -160,6 +218,10 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
                                             false,
                                             true};
     }
+    if (n == 1) {
+        collect_sets(&p->runs->runs[0].metrics, sets);
+        count = named_series(sets, count, series);
+    }
     chart.id = "loss";
     chart.title = "Loss";
     chart.unit = "nats per token";
@@ -168,6 +230,7 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     chart.width = 1080;
     chart.height = 360;
     chart_write(out, &chart);
+    free_named(sets);
 }
 
 /* Marks on these two only, where the events show; with several runs they would be a thicket whose ticks
@@ -224,6 +287,22 @@ static void write_other_charts(Text *out, const Page *p) {
     write_memory_chart(out, p, chart);
 }
 
+/* Nothing where no task has an accuracy. */
+static void write_task_chart(Text *out, const Page *p) {
+    Chart chart = p->base;
+    NamedCurve tasks[NAMED] = {{0}};
+    ChartSeries series[NAMED];
+    if (p->runs->count > 1) return;
+    collect_tasks(&p->runs->runs[0].metrics, tasks);
+    chart.id = "tasks";
+    chart.title = "Tasks";
+    chart.unit = "percent right";
+    chart.series = series;
+    chart.series_count = named_series(tasks, 0, series);
+    if (chart.series_count > 0) chart_write(out, &chart);
+    free_named(tasks);
+}
+
 /* A validation may come after the last logged step, and must not stand outside the box. */
 static double last_step(const Columns *c) {
     double last = c->count ? c->step[c->count - 1] : 1;
@@ -240,6 +319,7 @@ void report_write_charts(Text *out, const Runs *runs) {
     text_puts(out, "<section class=\"charts\" aria-label=\"Curves\">\n");
     write_step_charts(out, &p);
     write_other_charts(out, &p);
+    write_task_chart(out, &p);
     text_puts(out, "</section>\n");
     for (size_t i = 0; i < runs->count; i++) free_columns(&p.columns[i]);
 }

@@ -94,7 +94,7 @@ const char *const report_script =
     "S=[...document.querySelectorAll('svg.plot')],many=D.length>1,"
     "N=[...document.querySelectorAll('#loss .key')].map(k=>k.textContent.trim());\n"
     "const C={loss:[['loss','training']],norm:[['norm','']],lr:[['lr','']],rate:[['rate','']],"
-    "memory:many?[['peak','']]:[['resident','resident'],['peak','peak']]};\n"
+    "memory:many?[['peak','']]:[['resident','resident'],['peak','peak']],tasks:[]};\n"
     "const num=(v)=>v===null?'not finite':"
     "Math.abs(v)>=1e4?Math.round(v).toLocaleString('en'):String(+v.toPrecision(5));\n"
     "const near=(a,x)=>{let l=0,h=a.length-1;while(h-l>1){const m=l+h>>1;a[m]<x?l=m:h=m}"

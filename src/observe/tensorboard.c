@@ -233,17 +233,23 @@ static void add_scalar(TensorBoard *tb, const char *tag, double value) {
     put_bytes(&tb->part, 1, v->data, v->length);
 }
 
+/* Of a tag "section/name/figure"; the figures of a step bring sections of their own. */
 typedef struct Scalar {
-    const char *tag;
+    const char *figure;
     double value;
 } Scalar;
 
 /* One event for all scalars of a step, so that they share a time. If none of them is finite it is an event
  * with an empty summary, which readers pass over. */
-static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const Scalar *scalars, size_t count,
-                               Error *err) {
+static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const char *section, const char *name,
+                               const Scalar *scalars, size_t count, Error *err) {
+    char tag[256];
     text_clear(&tb->part);
-    for (size_t i = 0; i < count; i++) add_scalar(tb, scalars[i].tag, scalars[i].value);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(tag, sizeof tag, "%s%s%s%s%s", section, *section ? "/" : "", name, *name ? "/" : "",
+                 scalars[i].figure);
+        add_scalar(tb, tag, scalars[i].value);
+    }
     begin_event(tb, step);
     put_bytes(&tb->event, EVENT_SUMMARY, tb->part.data, tb->part.length);
     return write_event(tb, err);
@@ -273,17 +279,31 @@ ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
         {"memory/peak_gib", (double)m->memory_peak / GIB},
         {"memory/peak_percent", m->memory_fraction * 100},
     };
-    return write_scalars(tb, m->step, scalars, COUNT(scalars), err);
+    return write_scalars(tb, m->step, "", "", scalars, COUNT(scalars), err);
 }
 
 ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err) {
     const Scalar scalars[] = {
-        {"validation/loss", v->loss},
-        {"validation/perplexity", v->perplexity},
-        {"validation/bits_per_byte", v->bits_per_byte},
-        {"validation/tokens_per_second", v->tokens_per_second},
+        {"loss", v->loss},
+        {"perplexity", v->perplexity},
+        {"bits_per_byte", v->bits_per_byte},
+        {"tokens_per_second", v->tokens_per_second},
     };
-    return write_scalars(tb, v->step, scalars, COUNT(scalars), err);
+    return write_scalars(tb, v->step, "validation", v->name, scalars, COUNT(scalars), err);
+}
+
+ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err) {
+    const TaskFigures *f = &m->figures;
+    const Scalar scalars[] = {
+        {"acc", f->acc},
+        {"acc_norm", f->acc_norm},
+        {"gold_bits_per_byte", f->gold_bits_per_byte},
+        {"perplexity", f->perplexity},
+        {"word_perplexity", f->word_perplexity},
+        {"byte_perplexity", f->byte_perplexity},
+        {"bits_per_byte", f->bits_per_byte},
+    };
+    return write_scalars(tb, m->step, "task", m->name, scalars, COUNT(scalars), err);
 }
 
 /* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8

@@ -19,9 +19,11 @@ typedef struct TensorBoard TensorBoard;
 /* Makes RUN/tensorboard and a new event file in it, beside older ones. `resumed` is the last step done
  * before, 0 for a fresh run. */
 ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resumed, Error *err);
-/* Values that are not finite are left out; tags are "train/loss", "speed/mfu", "validation/loss", ... */
+/* Values that are not finite are left out; tags are "train/loss", "speed/mfu", "validation/loss", and of a
+ * set "validation/NAME/loss". */
 ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err);
 ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err);
+ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err); /* "task/NAME/acc" */
 /* Text for the Text tab, as Markdown: the configuration, a sample. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err);
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err);

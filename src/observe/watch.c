@@ -132,13 +132,16 @@ static void take_line(Watched *w, const char *line, size_t length) {
     if (length == 0) return;
     if (!metrics_parse(line, length, &r)) {
         w->bad_lines++;
-    } else if (r.is_step ? r.step.step <= w->last.step : r.validation.step < w->last_validation.step) {
-        w->bad_lines++; /* W2 */
-    } else if (r.is_step) {
-        keep_step(w, &r.step);
-    } else {
-        keep_validation(w, &r.validation);
+        return;
     }
+    bool is_step = r.kind == METRICS_STEP;
+    if (!is_step && r.kind != METRICS_VALIDATION) return; /* not on the page */
+    if (is_step ? r.step.step <= w->last.step : r.validation.step < w->last_validation.step)
+        w->bad_lines++; /* W2 */
+    else if (is_step)
+        keep_step(w, &r.step);
+    else
+        keep_validation(w, &r.validation);
 }
 
 /* ---- reading ---- */
@@ -281,7 +284,7 @@ static bool last_step(const char *dir, const char *name, StepMetrics *out) {
         const char *before = length > 1 ? memrchr(lines, '\n', length - 1) : NULL;
         const char *line = before ? before + 1 : lines;
         MetricsRecord r;
-        found = metrics_parse(line, (size_t)(lines + length - 1 - line), &r) && r.is_step;
+        found = metrics_parse(line, (size_t)(lines + length - 1 - line), &r) && r.kind == METRICS_STEP;
         if (found) *out = r.step;
         length = (size_t)(line - lines);
     }

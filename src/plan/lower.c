@@ -320,6 +320,7 @@ void program_lower_evaluation(Program *p, const ModelConfig *model, const Partit
                    .units = partition->table->units,
                    .microbatches = 1,
                    .crosses = crosses,
+                   .evaluates = true,
                    .ordered = true};
     const Stages *s = &partition->stages;
     int rank = partition->pipe;

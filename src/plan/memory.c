@@ -50,9 +50,14 @@ static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
     return pool_round(gradient_room(p, unit, flat) * (fixed ? sizeof(int64_t) : sizeof(float)));
 }
 
+static size_t batch_bytes(const Program *p, const Model *m) {
+    size_t tokens = (size_t)m->tokens, arrays = BATCH_ARRAYS * pool_round(tokens * sizeof(int32_t));
+    return pool_round(arrays + (p->evaluates ? tokens * sizeof(LossRecord) : 0));
+}
+
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
     switch (kind) {
-    case BUFFER_BATCH: return pool_round(BATCH_ARRAYS * pool_round((size_t)m->tokens * sizeof(int32_t)));
+    case BUFFER_BATCH: return batch_bytes(p, m);
     case BUFFER_SLAB: return pool_round(unit_slab_bytes(m, unit));
     case BUFFER_KEEP: return pool_round(unit_keep_bytes(m, unit));
     case BUFFER_GATHERED: return gathered_offset(p, m, unit, FLATS);

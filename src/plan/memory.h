@@ -14,7 +14,7 @@
 
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
-     * fp32 */
+     * fp32; in an evaluation [T] LossRecord behind them */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */

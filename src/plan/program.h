@@ -116,6 +116,7 @@ typedef struct Program {
     bool ordered;                       /* invariant 3 holds */
     bool first_alone; /* each gradient gets the first microbatch's before any other's, or apart from them */
     bool exact;
+    bool evaluates;    /* forward only: there is memory for what engine_score finds */
     GradientSync sync; /* as it applies: program_sync */
     Crosses *crosses;
     int count, capacity;

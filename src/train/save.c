@@ -171,7 +171,8 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
                            .model = &s->model->list,
                            .average = average_list(s),
                            .files = s->files,
-                           .file_count = s->file_count};
+                           .file_count = s->file_count,
+                           .best = state->best.step};
     /* Without optimizer and state a checkpoint is a model directory and no more. */
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);

@@ -8,10 +8,12 @@
  *     data, tokenizer, mixture           fingerprints of what it was trained on
  *     sums, kernels, build               what last bits depend on, in words
  *     loss_window, grad_norm_window      of the spike statistic, oldest first
+ *     best                               figure, step and value, where checkpoint.keep_best is set
  *     noise_signal, noise_variance       means of the noise scale; 0 where it is not measured
  *     config                             resolved, as YAML in a string */
 #include "train/saved.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,6 +59,20 @@ static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
                           err);
 }
 
+/* A step that cannot be the best one would only spare a checkpoint; a value that is none is refused. */
+static ErrorCode read_best(const cJSON *state, BestCheckpoint *best, Error *err) {
+    const cJSON *object = cJSON_GetObjectItemCaseSensitive(state, "best");
+    const char *where = CHECKPOINT_STATE ": best", *figure = NULL;
+    *best = (BestCheckpoint){.step = 0};
+    if (!object || cJSON_IsNull(object)) return OK;
+    if (!cJSON_IsObject(object)) return error_set(err, ERR_DATA, "%s: expected an object", where);
+    TRY(json_get_string(object, where, "figure", true, &figure, err));
+    TRY(json_get_int(object, where, "step", true, 0, INT64_C(1) << 53, &best->step, err));
+    TRY(json_get_double(object, where, "value", best->step > 0, &best->value, err));
+    error_escape(best->figure, sizeof best->figure, figure, strlen(figure));
+    return OK;
+}
+
 /* Version 1 did not count samples. */
 static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version, Error *err) {
     RunState *s = &saved->state;
@@ -66,6 +82,7 @@ static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version
     TRY(read_count(state, "updates", &saved->updates, err));
     TRY(read_window(state, "loss_window", &s->losses, err));
     TRY(read_window(state, "grad_norm_window", &s->norms, err));
+    TRY(read_best(state, &s->best, err));
     TRY(json_get_double(state, CHECKPOINT_STATE, "noise_signal", false, &s->noise.signal, err));
     TRY(json_get_double(state, CHECKPOINT_STATE, "noise_variance", false, &s->noise.variance, err));
     return version == 1 ? convert_first_version(saved, err) : read_count(state, "samples", &s->samples, err);
@@ -133,6 +150,14 @@ ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err) {
     return code;
 }
 
+ErrorCode saved_parse_best(BestCheckpoint *best, const char *text, Error *err) {
+    cJSON *state;
+    TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
+    ErrorCode code = read_best(state, best, err);
+    cJSON_Delete(state);
+    return code;
+}
+
 void saved_free(SavedRun *saved) { options_free(&saved->set); }
 
 /* ---- writing ---- */
@@ -145,6 +170,17 @@ static void write_window(JsonWriter *w, const char *key, const SpikeWindow *wind
     json_begin_array(w);
     for (size_t i = 0; i < count; i++) json_double(w, values[i]);
     json_end_array(w);
+}
+
+/* Where nobody asks for one there is no member: the file is that of a run without. */
+static void write_best(JsonWriter *w, const BestCheckpoint *best) {
+    if (!*best->figure) return;
+    json_key(w, "best");
+    json_begin_object(w);
+    json_put_string(w, "figure", best->figure);
+    json_put_int(w, "step", best->step);
+    json_put_double(w, "value", best->step > 0 ? best->value : (double)NAN);
+    json_end_object(w);
 }
 
 static void write_facts(JsonWriter *w, const RunFacts *f) {
@@ -173,6 +209,7 @@ void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const
     write_facts(&w, facts);
     write_window(&w, "loss_window", &s->losses);
     write_window(&w, "grad_norm_window", &s->norms);
+    write_best(&w, &s->best);
     json_key(&w, "noise_signal");
     json_double(&w, s->noise.signal);
     json_key(&w, "noise_variance");

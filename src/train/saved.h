@@ -12,11 +12,20 @@
 #include "observe/noise.h"
 #include "observe/spike.h"
 
+/* Of the checkpoints of a run the best by a figure. */
+enum { BEST_FIGURE = 160 };
+typedef struct BestCheckpoint {
+    char figure[BEST_FIGURE]; /* "validation/loss"; "": none is looked for */
+    int64_t step;             /* 0: there is none yet */
+    double value;
+} BestCheckpoint;
+
 typedef struct RunState {
     int64_t step;    /* steps done */
     int64_t samples; /* taken: the next step begins with this one, whatever steps took before */
     int64_t tokens, skipped;
     SpikeWindow losses, norms;
+    BestCheckpoint best;
     NoiseMean noise;
 } RunState;
 
@@ -42,6 +51,8 @@ typedef struct SavedRun {
 
 /* *saved, whatever it held, from the text of a state file. Freed by saved_free, also after an error. */
 ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err);
+/* The same of its best checkpoint; none where it does not say. */
+ErrorCode saved_parse_best(BestCheckpoint *best, const char *text, Error *err);
 /* Its facts alone: whatever configuration it is of. What a text does not say is empty. */
 ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err);
 void saved_free(SavedRun *saved);

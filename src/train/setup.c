@@ -253,8 +253,12 @@ static void remark_on_schedule(const Config *c, const OptionSet *set) {
 }
 
 static void remark_on_data(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
-    long long there = (long long)dataset_validation_samples(d), asked = c->validation.samples;
+    long long there = 0, asked = c->validation.samples;
     bool marked = (c->data.add_bos && tokenizer_bos(t) >= 0) || (c->data.add_eos && tokenizer_eos(t) >= 0);
+    for (size_t i = 0; i < dataset_validation_sets(d); i++) {
+        long long samples = (long long)dataset_validation_set(d, i).samples;
+        if (samples > there) there = samples; /* the largest set: smaller ones are taken whole as a rule */
+    }
     if (c->validation.every > 0 && there == 0)
         log_warn("validation.every is %lld, and there is nothing to validate on: set "
                  "data.validation_fraction, or data.validation",

@@ -156,6 +156,25 @@ ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
     return code;
 }
 
+/* A checkpoint of weights alone has no state, and a damaged one none to be believed: then the one before it
+ * tells. */
+void state_read_best(BestCheckpoint *best, const char *checkpoints) {
+    CheckpointSet set = {0};
+    bool found = false;
+    *best = (BestCheckpoint){.step = 0};
+    if (checkpoint_candidates(&set, checkpoints, NULL) != OK) return;
+    for (size_t i = set.count; !found && i-- > 0;) {
+        char *path = path_join(set.items[i].path, CHECKPOINT_STATE), *text = NULL;
+        size_t length;
+        if (file_exists(path) && file_read_own(path, STATE_LIMIT, &text, &length, NULL) == OK)
+            found = saved_parse_best(best, text, NULL) == OK;
+        free(text);
+        free(path);
+    }
+    if (!found) *best = (BestCheckpoint){.step = 0};
+    checkpoint_set_free(&set);
+}
+
 /* What readers of the new run would take for its own. */
 static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG};
 

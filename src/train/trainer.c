@@ -35,6 +35,7 @@
 #include "engine/replicas.h"
 #include "plan/describe.h"
 #include "train/agree.h"
+#include "train/best.h"
 #include "train/changes.h"
 #include "train/feed.h"
 #include "train/lock.h"
@@ -44,6 +45,7 @@
 #include "train/state.h"
 #include "train/strike.h"
 #include "train/supervise.h"
+#include "train/tasks.h"
 #include "train/tracing.h"
 
 /* Everything of a run, opened in open_all and closed in trainer_run, whose closing calls take what was
@@ -56,6 +58,8 @@ typedef struct Trainer {
     Device device;
     Tokenizer *tokenizer;
     Dataset *data;
+    Tasks tasks;
+    Best best;
     Layout layout;
     RankPlan rank;
     Engine *engine;
@@ -165,6 +169,19 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     TRY(tokenizer_open(&t->tokenizer, c->data.tokenizer, err));
     TRY(setup_shape(c, set, t->tokenizer, err));
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
+}
+
+/* Read by every rank before anything is trained: what is wrong with a file is found now. */
+static ErrorCode open_tasks(Trainer *t, Error *err) {
+    Text said = {0};
+    TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
+    TRY(tasks_agree(&t->tasks, t->comm, err));
+    tasks_describe(&t->tasks, t->c->train.context, &said);
+    if (t->chief && said.length) log_lines(said.data);
+    text_free(&said);
+    TOGETHER(t, best_open(&t->best, t->c->checkpoint.keep_best, t->data, &t->tasks, err));
+    if (t->chief) best_remark(&t->best, t->c);
+    return OK;
 }
 
 /* What the run trains on. Each rank by what its own files hold: agree_on_data compares. */
@@ -343,6 +360,25 @@ static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->comm, err);
 }
 
+/* What was the best by another figure says nothing of this one; one that is no longer there is nothing to keep.
+ */
+static void go_on_from_best(Trainer *t) {
+    BestCheckpoint *best = &t->state.best;
+    char name[32], *dir = checkpoint_directory(t->c->run.dir);
+    snprintf(name, sizeof name, "step-%08lld", (long long)best->step);
+    char *path = path_join(dir, name);
+    bool same = strcmp(best->figure, t->best.figure) == 0, there = file_is_dir(path);
+    if (best->step > 0 && !same && t->chief)
+        log_info("the best checkpoint by %s, of step %lld, is kept for it no longer", best->figure,
+                 (long long)best->step);
+    if (best->step > 0 && same && !there && t->chief)
+        log_warn("the best checkpoint by %s, of step %lld, is not there any more: it is looked for anew",
+                 best->figure, (long long)best->step);
+    if (!same || !there) *best = (BestCheckpoint){.step = 0};
+    free(path);
+    free(dir);
+}
+
 /* Records of another run go before anything of this one is written. The saver comes last: it stages what
  * the engine now has. */
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
@@ -357,6 +393,8 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         TRY(initial_weights(t, err));
         engine_start_average(t->engine);
     }
+    go_on_from_best(t);
+    snprintf(t->state.best.figure, sizeof t->state.best.figure, "%s", t->best.figure);
     if (t->state.step >= t->c->train.steps)
         log_info("the run has its %lld steps already", (long long)t->c->train.steps);
     int64_t in_use = resumed ? t->state.step : -1;
@@ -603,32 +641,110 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }
 
-/* By all ranks together. The time is taken out of the window: tokens a second are those of training. */
-static ErrorCode validate(Trainer *t, Error *err) {
-    Evaluation e;
-    enter(t, PHASE_VALIDATION);
-    double start = clock_seconds();
-    TRY(evaluate(t->engine, t->data, t->tokenizer, t->c->validation.samples, &e, err));
+/* Said, sent and written down: of all sets together, or of the one with this name, whose share of the time
+ * nobody knows. */
+static ErrorCode record_validation(Trainer *t, const Evaluation *e, const char *name, double seconds,
+                                   Error *err) {
     ValidationMetrics v = {.step = t->state.step,
                            .wall = clock_wall(),
-                           .loss = e.loss,
-                           .perplexity = exp(e.loss),
-                           .bits_per_byte = e.bits_per_byte,
-                           .tokens = e.tokens,
-                           .nonfinite = e.nonfinite,
-                           .seconds = clock_seconds() - start};
-    v.tokens_per_second = (double)v.tokens / v.seconds;
-    metrics_window_pause(&t->window, v.seconds);
+                           .loss = e->loss,
+                           .perplexity = exp(e->loss),
+                           .bits_per_byte = e->bits_per_byte,
+                           .tokens = e->tokens,
+                           .nonfinite = e->nonfinite,
+                           .seconds = seconds,
+                           .tokens_per_second = (double)e->tokens / seconds};
+    snprintf(v.name, sizeof v.name, "%s", name);
+    best_validation(&t->best, &v);
     if (take_word(t)) console_validation(&v, name_on_console(t));
     hush(t);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_validation(&t->log, &v, err));
     TRY(send_record(t, err));
-    if (t->board) TRY(tensorboard_validation(t->board, &v, err));
-    if (v.nonfinite && t->chief)
+    return t->board ? tensorboard_validation(t->board, &v, err) : OK;
+}
+
+/* Named sets, if there are any, before what they come to together. */
+static ErrorCode record_sets(Trainer *t, const Evaluation *sets, Text *said, Error *err) {
+    for (size_t i = 0; i < dataset_validation_sets(t->data); i++) {
+        const char *name = dataset_validation_set(t->data, i).name;
+        if (!*name) continue;
+        TRY(record_validation(t, &sets[i], name, (double)NAN, err));
+        text_printf(said, "%s%s %.5f", said->length ? ", " : "", name, sets[i].loss);
+    }
+    return OK;
+}
+
+static ErrorCode record_validations(Trainer *t, const Evaluation *all, const Evaluation *sets, double seconds,
+                                    Error *err) {
+    Text said = {0};
+    const JournalFact facts[] = {{"loss", all->loss}, {NULL, 0}};
+    ErrorCode code = record_sets(t, sets, &said, err);
+    if (code == OK) code = record_validation(t, all, "", seconds, err);
+    if (code == OK && all->nonfinite && t->chief)
         log_warn("validation after step %lld: the losses of %lld of %lld tokens are not finite",
-                 (long long)v.step, (long long)v.nonfinite, (long long)v.tokens);
-    const JournalFact facts[] = {{"loss", v.loss}, {NULL, 0}};
-    return note(t, JOURNAL_VALIDATION, v.step, NULL, facts, err);
+                 (long long)t->state.step, (long long)all->nonfinite, (long long)all->tokens);
+    if (code == OK) code = note(t, JOURNAL_VALIDATION, t->state.step, said.data, facts, err);
+    text_free(&said);
+    return code;
+}
+
+/* By all ranks together. The time is taken out of the window: tokens a second are those of training. */
+static ErrorCode validate(Trainer *t, Error *err) {
+    Evaluation all, *sets = mem_alloc_array(dataset_validation_sets(t->data), sizeof *sets);
+    enter(t, PHASE_VALIDATION);
+    double start = clock_seconds();
+    ErrorCode code = evaluate(t->engine, t->data, t->tokenizer, t->c->validation.samples, &all, sets, err);
+    double seconds = clock_seconds() - start;
+    metrics_window_pause(&t->window, seconds);
+    if (code == OK) code = record_validations(t, &all, sets, seconds, err);
+    free(sets);
+    return code;
+}
+
+static ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err) {
+    best_task(&t->best, m);
+    if (take_word(t)) console_task(m, name_on_console(t));
+    hush(t);
+    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_task(&t->log, m, err));
+    TRY(send_record(t, err));
+    if (t->board) TRY(tensorboard_task(t->board, m, err));
+    if (m->figures.nonfinite && t->chief)
+        log_warn("task %s after step %lld: the log-likelihoods of %lld tokens are not finite", m->name,
+                 (long long)m->step, (long long)m->figures.nonfinite);
+    return OK;
+}
+
+/* The first figure that a task has, for the journal's one line. */
+static void say_task(const TaskMetrics *m, Text *said) {
+    const TaskFigures *f = &m->figures;
+    const char *name = isfinite(f->acc_norm) ? "acc_norm" : isfinite(f->acc) ? "acc" : "bits per byte";
+    double value = isfinite(f->acc_norm) ? f->acc_norm : isfinite(f->acc) ? f->acc : f->bits_per_byte;
+    text_printf(said, "%s%s %s %.4f", said->length ? ", " : "", m->name, name, value);
+}
+
+static ErrorCode measure_tasks(Trainer *t, Text *said, Error *err) {
+    for (size_t i = 0; i < t->tasks.count; i++) {
+        TaskMetrics m = {.step = t->state.step};
+        double start = clock_seconds();
+        TRY(tasks_measure(t->engine, t->tasks.items[i], NULL, &m.figures, err));
+        m.wall = clock_wall();
+        m.seconds = clock_seconds() - start;
+        snprintf(m.name, sizeof m.name, "%s", t->tasks.items[i]->name);
+        metrics_window_pause(&t->window, m.seconds);
+        TRY(record_task(t, &m, err));
+        say_task(&m, said);
+    }
+    return OK;
+}
+
+/* By all ranks together, as validation is. */
+static ErrorCode try_tasks(Trainer *t, Error *err) {
+    Text said = {0};
+    enter(t, PHASE_VALIDATION);
+    ErrorCode code = measure_tasks(t, &said, err);
+    if (code == OK) code = note(t, JOURNAL_EVALUATION, t->state.step, said.data, NULL, err);
+    text_free(&said);
+    return code;
 }
 
 /* Seconds. A run that is started again sets up for longer than what it lost: advice to save more often than
@@ -669,6 +785,20 @@ static ErrorCode check_directory(const Trainer *t, Error *err) {
     return t->chief ? lock_check(&t->lock, t->c->run.dir, err) : OK;
 }
 
+/* Said before it is saved: should the save fail, the run does too. */
+static ErrorCode look_for_best(Trainer *t, Error *err) {
+    BestCheckpoint before = t->state.best;
+    char detail[2 * BEST_FIGURE];
+    if (!best_take(&t->best, t->state.step, &t->state.best)) return OK;
+    int n = snprintf(detail, sizeof detail, "%s %.6g", before.figure, t->state.best.value);
+    if (before.step > 0)
+        snprintf(detail + n, sizeof detail - (size_t)n, ", before it %.6g of step %lld", before.value,
+                 (long long)before.step);
+    log_info("best checkpoint so far: step %lld, %s", (long long)t->state.step, detail);
+    const JournalFact facts[] = {{"value", t->state.best.value}, {NULL, 0}};
+    return note(t, JOURNAL_BEST, t->state.step, detail, facts, err);
+}
+
 /* Records first: what a checkpoint holds must be in them (audit.h, A2), and a crash may come right behind
  * the commit. */
 static ErrorCode save(Trainer *t, bool last, Error *err) {
@@ -677,6 +807,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     TRY(check_directory(t, err));
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_sync(&t->log, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
+    TRY(look_for_best(t, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
     /* The last one is waited for; the others go on beside the next steps. */
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));
@@ -699,11 +830,20 @@ static ErrorCode compare_replicas(Trainer *t, Error *err) {
 /* 0 is never. */
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-/* Copies are compared before the first step, too: what was loaded must be equal everywhere. */
+/* What is due after so many steps; before the first one, of what is measured on the way at all. */
+static ErrorCode measure(Trainer *t, bool last, Error *err) {
+    bool has_validation = dataset_validation_samples(t->data) > 0;
+    if (has_validation && (last || due(t->c->validation.every, t->state.step))) TRY(validate(t, err));
+    if (t->tasks.count > 0 && (last || due(t->c->evaluation.every, t->state.step))) TRY(try_tasks(t, err));
+    return OK;
+}
+
+/* Copies are compared before the first step, too: what was loaded must be equal everywhere. A run that goes
+ * on has been measured where it stands, or was not to be. */
 static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
-    bool has_validation = dataset_validation_samples(t->data) > 0;
     TRY(compare_replicas(t, err));
+    if (t->state.step == 0) TRY(measure(t, false, err));
     while (t->state.step < c->train.steps && !t->stopping) {
         enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
@@ -711,7 +851,7 @@ static ErrorCode loop(Trainer *t, Error *err) {
         bool last = t->state.step == c->train.steps;
         bool saves = last || t->stopping || due(c->checkpoint.every, t->state.step);
         if (saves || due(c->check.replicas_every, t->state.step)) TRY(compare_replicas(t, err));
-        if (has_validation && (last || due(c->validation.every, t->state.step))) TRY(validate(t, err));
+        TRY(measure(t, last, err));
         if (saves) TRY(save(t, last, err));
     }
     return OK;
@@ -780,6 +920,7 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, t->chief ? OK : open_data(t, set, err));
     know_data(t);
     TRY(agree_on_data(t->comm, &t->facts, err));
+    TRY(open_tasks(t, err));
     enter(t, PHASE_READING);
     TRY(find_checkpoint(t, err));
     TRY(resolve(t, set, err));
@@ -859,6 +1000,7 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     state_close(&t.found);
     text_free(&t.changes);
     device_close(&t.device);
+    tasks_close(&t.tasks);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);
     if (code == OK)

@@ -3,7 +3,7 @@
  *
  * The run directory
  *     config.yaml      resolved configuration, with the source of each value
- *     metrics.jsonl    a line a logged step, and a validation
+ *     metrics.jsonl    a line a logged step, a validation, a set of it, a task
  *     journal.jsonl    what happened
  *     audit-00000.log  with data.audit: the samples of each step (observe/audit.h)
  *     tensorboard/     event files

@@ -289,6 +289,52 @@ static void test_validation_files_and_mixture(void **state) {
     free(s);
 }
 
+/* Sources of one name are one set, whatever stands between them. */
+static void test_named_validation_sets(void **state) {
+    (void)state;
+    Setup *s = new_setup();
+    char *names[2] = {mem_strdup("news"), mem_strdup("code")};
+    train_on(s, book("m1.txt", 4000, 1), 0, SPLIT_PARAGRAPHS);
+    train_on(s, book("m2.txt", 900, 2), 0, SPLIT_LINES);
+    train_on(s, book("m3.txt", 2000, 3), 0, SPLIT_PARAGRAPHS);
+    s->c.validation_fraction = 0.1;
+    Dataset *d = open_data(s, 50);
+    uint64_t samples = dataset_validation_samples(d);
+    assert_int_equal(dataset_validation_sets(d), 1);
+    assert_string_equal(dataset_validation_set(d, 0).name, "");
+    assert_int_equal(dataset_validation_set(d, 0).samples, samples);
+    dataset_close(d);
+    for (int i = 0; i < 3; i++) s->train[i].name = names[i % 2];
+    d = open_data(s, 50);
+    assert_int_equal(dataset_validation_sets(d), 2);
+    ValidationSet news = dataset_validation_set(d, 0), code = dataset_validation_set(d, 1);
+    assert_string_equal(news.name, "news");
+    assert_string_equal(code.name, "code");
+    assert_int_equal(news.first, 0);
+    assert_int_equal(code.first, news.samples);
+    assert_int_equal(news.samples + code.samples, samples);
+    /* What follows a dash is the source: 1 and 3 are news, 2 is code. */
+    Rows r = new_rows(50);
+    for (uint64_t k = 0; k < samples; k++) {
+        get(d, true, k, &r);
+        for (int i = 0; i + 3 < 50; i++)
+            if (r.inputs[i] == '-' && r.inputs[i + 2] == '\n')
+                assert_int_equal(r.inputs[i + 1] == '2', k >= code.first);
+    }
+    dataset_close(d);
+    Error err = {0};
+    s->train[2].name = NULL;
+    assert_int_equal(dataset_open(&d, &s->c, tokenizer, 50, 1, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "2 of 3 sources of data.sources have a name"));
+    s->train[2].name = (char[]){"a b"};
+    assert_int_equal(dataset_open(&d, &s->c, tokenizer, 50, 1, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "the name \"a b\""));
+    free(r.inputs);
+    free(names[0]);
+    free(names[1]);
+    free(s);
+}
+
 /* All of a batch's arrays in one hash-like comparison buffer. */
 static void expect_same_batch(const Batch *b, const Batch *c) {
     assert_int_equal(b->tokens, c->tokens);
@@ -539,6 +585,7 @@ int main(void) {
         cmocka_unit_test(test_document_mask),
         cmocka_unit_test(test_validation_is_never_trained_on),
         cmocka_unit_test(test_validation_files_and_mixture),
+        cmocka_unit_test(test_named_validation_sets),
         cmocka_unit_test(test_depth_and_restart_do_not_matter),
         cmocka_unit_test(test_ranks_share_a_step),
         cmocka_unit_test(test_validation_loader),

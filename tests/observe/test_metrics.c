@@ -344,6 +344,54 @@ static void curves_are_told_apart_with_colour_or_without(void **state) {
     }
 }
 
+/* A record of a thing has its name, and is nobody's without. */
+static void things_with_names_have_records(void **state) {
+    (void)state;
+    MetricsLog log;
+    ValidationMetrics v = {
+        .step = 4, .name = "code", .loss = 2.5, .perplexity = exp(2.5), .bits_per_byte = 1.5};
+    TaskMetrics m = {.step = 4, .name = "piqa", .figures = {.documents = 7, .acc = 0.5, .acc_norm = 3.0 / 7}};
+    assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 0, &err), OK);
+    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    v.name[0] = '\0';
+    v.loss = 3;
+    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+    m.step = 8, m.figures.acc = (double)NAN;
+    assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+    metrics_log_close(&log);
+    size_t length;
+    char *text = files_read(METRICS_FILE, &length);
+    assert_ptr_equal(strstr(text, "{\"kind\": \"set\", \"name\": \"code\", \"step\": 4,"), text);
+    free(text);
+    MetricsTable t = read_table();
+    assert_int_equal(t.bad_lines, 0);
+    assert_int_equal(t.validation_count, 1);
+    assert_true(t.validations[0].loss == 3);
+    assert_string_equal(t.validations[0].name, "");
+    assert_int_equal(t.set_count, 1);
+    assert_string_equal(t.sets[0].name, "code");
+    assert_true(t.sets[0].loss == 2.5);
+    assert_int_equal(t.task_count, 2);
+    assert_string_equal(t.tasks[1].name, "piqa");
+    assert_true(t.tasks[0].figures.acc_norm == 3.0 / 7 && isnan(t.tasks[1].figures.acc));
+    metrics_table_free(&t);
+    /* going on at step 4 leaves what is of it */
+    assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 4, &err), OK);
+    metrics_log_close(&log);
+    t = read_table();
+    assert_int_equal(t.task_count, 1);
+    metrics_table_free(&t);
+    static const char *const bad[] = {
+        "{\"kind\": \"task\", \"step\": 4}", "{\"kind\": \"set\", \"name\": \"\", \"step\": 4}",
+        "{\"kind\": \"task\", \"name\": 4}",
+        "{\"kind\": \"task\", \"name\": "
+        "\"0123456789012345678901234567890123456789012345678901234567890123\"}"};
+    MetricsRecord r;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(metrics_parse(bad[i], strlen(bad[i]), &r));
+}
+
 /* Bits count, not digits; what time and place decide does not. */
 static void runs_part_where_a_bit_differs(void **state) {
     (void)state;
@@ -417,6 +465,7 @@ int main(void) {
         cmocka_unit_test(the_journal_survives_a_torn_line),
         cmocka_unit_test(the_curve_keeps_its_size),
         cmocka_unit_test(curves_are_told_apart_with_colour_or_without),
+        cmocka_unit_test(things_with_names_have_records),
         cmocka_unit_test(runs_part_where_a_bit_differs),
         cmocka_unit_test(the_locale_decides_on_unicode),
     };

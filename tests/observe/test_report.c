@@ -215,6 +215,32 @@ static void the_page_stands_alone(void **state) {
     text_free(&html);
 }
 
+/* Named sets are curves of their own; tasks a chart and a table. */
+static void sets_and_tasks_are_shown(void **state) {
+    (void)state;
+    MetricsLog log;
+    write_run(100);
+    assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 100, &err), OK);
+    for (int64_t step = 0; step <= 100; step += 50) {
+        ValidationMetrics v = {.step = step, .name = "co&de", .loss = 2, .perplexity = exp(2)};
+        TaskMetrics m = {
+            .step = step, .name = "piqa<", .figures = {.documents = 7, .acc = 0.5125, .acc_stderr = 0.0625}};
+        m.figures.acc_norm = m.figures.acc_norm_stderr = m.figures.perplexity = m.figures.perplexity_stderr =
+            (double)NAN;
+        m.figures.word_perplexity = m.figures.bits_per_byte = m.figures.gold_bits_per_byte = (double)NAN;
+        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+        assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+    }
+    metrics_log_close(&log);
+    Text html = page();
+    assert_int_equal(count_of(html.data, "<figure id=\"tasks\">"), 1);
+    assert_non_null(strstr(html.data, "co&amp;de"));
+    assert_int_equal(count_of(html.data, "<th>piqa&lt;</th>"), 1); /* the newest */
+    assert_non_null(strstr(html.data, "0.5125 <small>&#177; 0.0625</small>"));
+    assert_non_null(strstr(html.data, "3.5000")); /* the validation is that of all sets */
+    text_free(&html);
+}
+
 static void text_of_others_stays_text(void **state) {
     (void)state;
     write_run(3);
@@ -336,6 +362,7 @@ int main(void) {
         cmocka_unit_test(gaps_lift_the_pen),
         cmocka_unit_test(html_is_escaped),
         cmocka_unit_test(the_page_stands_alone),
+        cmocka_unit_test(sets_and_tasks_are_shown),
         cmocka_unit_test(text_of_others_stays_text),
         cmocka_unit_test(a_young_run_has_a_page),
         cmocka_unit_test(a_traced_step_is_drawn_planned_above_measured),

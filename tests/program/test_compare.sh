@@ -21,7 +21,7 @@ train() { "$weft" train run.yaml run.dir="$@" >train.out 2>&1 </dev/null || fail
 train base data.audit=true
 train again data.audit=true run.threads=2 train.recompute=full
 exits 0 compare base again
-has out "a, b: no figure differs in 12 logged steps and 3 validations of both"
+has out "a, b: no figure differs in 12 logged steps and 4 validations of both"
 has out "samples: the same, with the same tokens, in each step"
 has out "no bit depends on it: run.dir"
 is_plain "compare"
@@ -33,7 +33,7 @@ rm -r changed/checkpoints/step-00000012 && ln -sfn step-00000006 changed/checkpo
 train changed data.audit=true optimizer.lr=2e-3 run.allow_changes='[optimizer.lr]'
 exits 1 compare base changed
 has out "a, b: the first figure that differs is lr of step 7: 0.001, 0.002"
-has out "before it: 6 logged steps and 1 validation of both, the same"
+has out "before it: 6 logged steps and 2 validations of both, the same"
 grep -qE '^optimizer.lr +0.001 +0.002  another curve$' out || fail "the key is not named: $(cat out)"
 grep -qE '^changes on the way +none +from step 7 on: optimizer' out || fail "the change is not told: $(cat out)"
 [ ! -s err ] || fail "a difference is a failure: $(cat err)"
@@ -41,7 +41,7 @@ grep -qE '^changes on the way +none +from step 7 on: optimizer' out || fail "the
 # Other text behind the same key, other seeds.
 train text data.audit=true data.sources='[other.txt]'
 exits 1 compare base text
-has out "is loss of step 1:"
+has out "is loss of step 0 (validation):"
 has out "data (fingerprint)"
 has out "samples: step 1: sample 0 has other tokens in"
 train seed run.seed=7

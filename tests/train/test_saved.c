@@ -44,10 +44,18 @@ static void what_is_written_reads_back(void **unused) {
     Text text = {0};
     assert_int_equal(saved_parse(&before, first_version, &err), OK);
     before.state.samples = 81;
+    assert_int_equal(before.state.best.step, 0);
+    before.state.best = (BestCheckpoint){"validation/loss", 4, 0.1 + 0.2};
     saved_write(&before.state, 7, &before.set, &facts, &text);
     assert_int_equal(saved_parse(&after, text.data, &err), OK);
     assert_int_equal(after.state.samples, 81);
     assert_int_equal(after.updates, 7);
+    assert_string_equal(after.state.best.figure, "validation/loss");
+    assert_int_equal(after.state.best.step, 4);
+    assert_true(after.state.best.value == 0.1 + 0.2);
+    BestCheckpoint best;
+    assert_int_equal(saved_parse_best(&best, text.data, &err), OK);
+    assert_memory_equal(&best, &after.state.best, sizeof best);
     assert_memory_equal(&after.facts, &facts, sizeof facts);
     char a[65], b[65];
     options_digest(&before.set, NULL, a);

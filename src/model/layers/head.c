@@ -88,6 +88,9 @@ static void chunk(const LayerPass *w, Chunk c) {
     char *normed = (char *)w->tensors[NORMED] + (size_t)c.first * row;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     logits_of(p, c.rows, normed, w->tensors[LOGITS]);
+    if (p->records)
+        OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
+           p->batch.targets + c.first, WHOLE_VOCABULARY, p->records + c.first);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
        p->batch.targets + c.first, WHOLE_VOCABULARY, p->loss_scale, (float)m->config.final_logit_softcapping,
        p->z_loss, p->losses + c.first, p->z_losses ? p->z_losses + c.first : NULL,

@@ -1,0 +1,391 @@
+/* Reading a task is one pass over its file: a document, its question, the tokens of each pair, and what of
+ * them is scored.
+ *
+ *     document 0            document 1                  TaskDocument  where its slots begin, which one is right
+ *     slot 0   slot 1 ...   slot 4   slot 5 ...         TaskLength    what its sum may be divided by
+ *     request  request      request  request ...        TaskRequest   tokens; of a long text several, one slot
+ *
+ * Sums over requests, slots and documents are taken in the order of the file, whoever scored them. */
+#include "data/task.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/json.h"
+#include "data/corpus.h"
+
+/* What the tokens of a task are made with. */
+typedef struct Maker {
+    Task *task;
+    const Tokenizer *tokenizer;
+    int64_t context;
+    int32_t prefix,
+        bos; /* prefix: what stands for an empty context, -1: nothing can; bos: -1: none is added */
+    TokenList left, whole;
+    size_t documents, slots, requests; /* room */
+} Maker;
+
+/* ---- growing ---- */
+
+/* Room for one more; by doubling. */
+static void *grow(void *items, size_t count, size_t *room, size_t each) {
+    size_t bytes;
+    if (count < *room) return items;
+    *room = *room ? 2 * *room : 64;
+    CHECK(size_multiply(*room, each, &bytes));
+    return mem_grow(items, bytes);
+}
+
+static TaskLength length_of(const Text *text) {
+    TaskLength l = {.bytes = (int64_t)text->length};
+    for (size_t i = 0; i < text->length; i++) l.characters += ((unsigned char)text->data[i] & 0xc0) != 0x80;
+    l.words = (int64_t)task_words(text->data ? text->data : "", text->length);
+    return l;
+}
+
+static size_t add_slot(Maker *m, const Text *text) {
+    Task *t = m->task;
+    t->length = grow(t->length, t->slots, &m->slots, sizeof *t->length);
+    t->length[t->slots] = length_of(text);
+    return t->slots++;
+}
+
+static void add_document(Maker *m, const TaskQuestion *q) {
+    Task *t = m->task;
+    t->document = grow(t->document, t->documents, &m->documents, sizeof *t->document);
+    t->document[t->documents++] = (TaskDocument){t->slots, q->count, q->gold};
+}
+
+/* ids[0, count), of which those from `first` on are scored; what does not fit goes at the left. */
+static ErrorCode add_request(Maker *m, const char *where, const int32_t *ids, size_t count, size_t first,
+                             size_t slot, Error *err) {
+    Task *t = m->task;
+    size_t most = (size_t)m->context + 1, drop = count > most ? count - most : 0;
+    if (first == count)
+        return error_set(err, ERR_DATA, "%s: nothing to score: an answer has no tokens", where);
+    if (first < drop + 1)
+        return error_set(err, ERR_DATA, "%s: an answer of %zu tokens does not fit the context of %" PRId64,
+                         where, count - first, m->context);
+    t->request = grow(t->request, t->requests, &m->requests, sizeof *t->request);
+    t->request[t->requests++] =
+        (TaskRequest){t->tokens.count, (int32_t)(count - drop), (int32_t)(first - drop), slot};
+    t->truncated += drop > 0;
+    token_list_reserve(&t->tokens, count - drop);
+    memcpy(t->tokens.ids + t->tokens.count, ids + drop, (count - drop) * sizeof *ids);
+    t->tokens.count += count - drop;
+    return OK;
+}
+
+/* ---- tokens ---- */
+
+static void put(TokenList *list, int32_t id) {
+    token_list_reserve(list, 1);
+    list->ids[list->count++] = id;
+}
+
+/* What a context begins with: the BOS if it is asked for, and something in any case. */
+static ErrorCode begin(const Maker *m, const char *where, bool empty, TokenList *list, Error *err) {
+    list->count = 0;
+    if (!empty && m->bos >= 0) put(list, m->bos);
+    if (!empty) return OK;
+    if (m->prefix < 0)
+        return error_set(
+            err, ERR_DATA,
+            "%s: nothing stands before what is to be scored, and the tokenizer has neither BOS nor "
+            "EOS to begin with",
+            where);
+    put(list, m->prefix);
+    return OK;
+}
+
+/* The continuation's tokens are those that the whole has more than the context: a pair that is cut inside a
+ * token is so scored as the harness does it. The context keeps its own, also where the whole begins with
+ * others. */
+static ErrorCode add_pair(Maker *m, const char *where, const Text *context, const Text *continuation,
+                          size_t slot, Error *err) {
+    const char *text = context->data ? context->data : "";
+    size_t kept = context->length - task_trailing_space(text, context->length);
+    Text whole = {0};
+    text_add(&whole, text, context->length);
+    text_add(&whole, continuation->data, continuation->length);
+    ErrorCode code = begin(m, where, kept == 0, &m->left, err);
+    if (code == OK) code = begin(m, where, kept == 0, &m->whole, err);
+    if (code == OK) code = tokenizer_encode(m->tokenizer, whole.data, kept, &m->left, err);
+    if (code == OK) code = tokenizer_encode(m->tokenizer, whole.data, whole.length, &m->whole, err);
+    text_free(&whole);
+    TRY(code);
+    size_t first = m->left.count;
+    if (m->whole.count > first) {
+        token_list_reserve(&m->left, m->whole.count - first);
+        memcpy(m->left.ids + first, m->whole.ids + first, (m->whole.count - first) * sizeof *m->left.ids);
+        m->left.count = m->whole.count;
+    }
+    return add_request(m, where, m->left.ids, m->left.count, first, slot, err);
+}
+
+/* Windows of `context` tokens, each scored once; the last one reaches back as far as there is room. */
+static ErrorCode add_text(Maker *m, const char *where, const Text *text, size_t slot, Error *err) {
+    size_t most = (size_t)m->context;
+    TRY(begin(m, where, true, &m->whole, err));
+    TRY(tokenizer_encode(m->tokenizer, text->data ? text->data : "", text->length, &m->whole, err));
+    for (size_t scored = 1; scored < m->whole.count;) {
+        size_t end = m->whole.count - scored > most ? scored + most : m->whole.count;
+        size_t from = end > most + 1 ? end - most - 1 : 0;
+        TRY(add_request(m, where, m->whole.ids + from, end - from, scored - from, slot, err));
+        scored = end;
+    }
+    return OK;
+}
+
+static ErrorCode add_question(Maker *m, const char *where, const TaskQuestion *q, Error *err) {
+    add_document(m, q);
+    for (int i = 0; i < q->count; i++) {
+        bool text = m->task->format->kind == TASK_TEXT;
+        size_t slot = add_slot(m, text ? &q->continuations[i] : &q->choices[i]);
+        if (text)
+            TRY(add_text(m, where, &q->continuations[i], slot, err));
+        else
+            TRY(add_pair(m, where, &q->contexts[i], &q->continuations[i], slot, err));
+    }
+    return OK;
+}
+
+/* ---- documents ---- */
+
+/* A text file is a document of TASK_TEXT. */
+static ErrorCode plain_text(CorpusReader *reader, const CorpusPiece *first, TaskQuestion *q, Error *err) {
+    CorpusPiece piece = *first;
+    bool more = true;
+    Text *text = &q->continuations[0];
+    text_clear(text);
+    for (;;) {
+        text_add(text, piece.bytes, piece.length);
+        if (piece.ends) break;
+        TRY(corpus_next(reader, &piece, &more, err));
+        if (!more) break;
+    }
+    q->count = 1;
+    return OK;
+}
+
+static ErrorCode json_document(const TaskFormat *f, const char *where, const CorpusPiece *piece,
+                               TaskQuestion *q, Error *err) {
+    cJSON *root;
+    TRY(json_parse(where, piece->bytes, piece->length, &root, err));
+    ErrorCode code = task_question(f, where, root, q, err);
+    cJSON_Delete(root);
+    return code;
+}
+
+static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile *file, int64_t limit,
+                                TaskQuestion *q, Error *err) {
+    Task *t = m->task;
+    bool more, json = corpus_format(file) == FORMAT_JSONL;
+    while (limit == 0 || (int64_t)t->documents < limit) {
+        CorpusPiece piece;
+        char where[512];
+        TRY(corpus_next(reader, &piece, &more, err));
+        if (!more) break;
+        snprintf(where, sizeof where, "%.480s:%" PRIu64, file->path, piece.line);
+        if (json)
+            TRY(json_document(t->format, where, &piece, q, err));
+        else
+            TRY(plain_text(reader, &piece, q, err));
+        TRY(add_question(m, where, q, err));
+    }
+    if (t->documents == 0) return error_set(err, ERR_DATA, "%s: no documents", file->path);
+    return OK;
+}
+
+static ErrorCode read_file(Maker *m, const TaskSource *source, Error *err) {
+    CorpusFile file = {.path = source->path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
+    TaskQuestion q = {0};
+    CorpusReader *reader;
+    /* Only a text can be one without being said to be one. */
+    if (m->task->format->kind != TASK_TEXT) file.format = FORMAT_JSONL;
+    TRY(corpus_open(&reader, &file, NULL, err));
+    ErrorCode code = read_documents(m, reader, &file, source->limit, &q, err);
+    corpus_close(reader);
+    task_question_free(&q);
+    return code;
+}
+
+/* ---- opening ---- */
+
+/* The file's name without directories, up to its first dot. */
+static char *stem_of(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *stem = mem_strdup(name);
+    stem[strcspn(stem, ".")] = '\0';
+    return stem;
+}
+
+static ErrorCode find_format(const TaskSource *source, const char *stem, const TaskFormat **out, Error *err) {
+    bool given = source->task && *source->task && strcmp(source->task, "auto") != 0;
+    Text known = {0};
+    char shown[80];
+    const char *asked = given ? source->task : stem;
+    *out = task_format_find(asked);
+    if (*out && (!given || strcmp((*out)->name, asked) == 0)) return OK;
+    task_format_names(&known);
+    error_set(err, ERR_CONFIG, "%s: %s\"%s\" is no task: expected one of %s", source->path,
+              given ? "" : "its name says that it is of ",
+              error_escape(shown, sizeof shown, asked, strlen(asked)), known.data);
+    text_free(&known);
+    return ERR_CONFIG;
+}
+
+/* Of tokens and borders alone: not of the names of files, and not of blanks between their members. */
+static void take_print(Task *t) {
+    uint8_t digest[32];
+    Sha256 *h = sha256_start();
+    sha256_add_u64(h, t->documents);
+    for (size_t i = 0; i < t->documents; i++) sha256_add_u64(h, (uint64_t)t->document[i].gold);
+    for (size_t i = 0; i < t->requests; i++) {
+        const TaskRequest *r = &t->request[i];
+        sha256_add_u64(h, (uint64_t)r->count << 32 | (uint32_t)r->first);
+        sha256_add_u64(h, r->slot);
+    }
+    sha256_add(h, t->tokens.ids, t->tokens.count * sizeof *t->tokens.ids);
+    sha256_finish(h, digest);
+    sha256_hex(digest, t->print);
+}
+
+ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *tokenizer, int64_t context,
+                    bool add_bos, Error *err) {
+    char *stem = stem_of(source->path);
+    const TaskFormat *format = NULL;
+    ErrorCode code = find_format(source, stem, &format, err);
+    Task *t = *task = mem_alloc(sizeof *t);
+    *t = (Task){.format = format, .name = source->name && *source->name ? mem_strdup(source->name) : stem};
+    if (t->name != stem) free(stem);
+    int32_t bos = tokenizer_bos(tokenizer), eos = tokenizer_eos(tokenizer);
+    Maker m = {.task = t,
+               .tokenizer = tokenizer,
+               .context = context,
+               .prefix = bos >= 0 ? bos : eos,
+               .bos = add_bos ? bos : -1};
+    if (code == OK) code = read_file(&m, source, err);
+    token_list_free(&m.left);
+    token_list_free(&m.whole);
+    if (code == OK) {
+        take_print(t);
+        return OK;
+    }
+    task_close(t);
+    *task = NULL;
+    return code;
+}
+
+void task_close(Task *t) {
+    if (!t) return;
+    token_list_free(&t->tokens);
+    free(t->document);
+    free(t->length);
+    free(t->request);
+    free(t->name);
+    free(t);
+}
+
+/* ---- figures ---- */
+
+static void add_score(TaskScore *into, const TaskScore *from) {
+    into->sum += from->sum;
+    into->missed += from->missed;
+    into->nonfinite += from->nonfinite;
+}
+
+/* Mean, and its standard error. */
+typedef struct Mean {
+    double sum, squares;
+    int64_t count;
+} Mean;
+
+static void take(Mean *m, double value) {
+    m->sum += value;
+    m->squares += value * value;
+    m->count++;
+}
+
+static double mean_of(const Mean *m) { return m->count ? m->sum / (double)m->count : (double)NAN; }
+
+static double stderr_of(const Mean *m) {
+    double n = (double)m->count, mean = mean_of(m);
+    return m->count > 1 ? sqrt(fmax(0, m->squares / n - mean * mean) / (n - 1)) : (double)NAN;
+}
+
+/* The first of the largest. */
+static int likeliest(const TaskScore *scores, const TaskLength *lengths, int count, bool normalised) {
+    int best = 0;
+    double most = -HUGE_VAL;
+    for (int i = 0; i < count; i++) {
+        double value = scores[i].sum / (normalised ? fmax(1, (double)lengths[i].characters) : 1);
+        if (value > most) most = value, best = i;
+    }
+    return best;
+}
+
+typedef struct Tally {
+    Mean acc, acc_norm, gold, word;
+    double sum; /* of all log-likelihoods */
+    int64_t bytes, words;
+} Tally;
+
+static void take_document(const Task *t, const TaskDocument *d, const TaskScore *scores, Tally *tally) {
+    const TaskScore *own = scores + d->first;
+    const TaskLength *lengths = t->length + d->first;
+    bool chooses = t->format->kind == TASK_CHOICE || t->format->kind == TASK_BLANK;
+    take(&tally->word, own[0].sum);
+    tally->sum += own[0].sum;
+    tally->bytes += lengths[0].bytes;
+    tally->words += lengths[0].words;
+    take(&tally->acc, chooses ? likeliest(own, lengths, d->count, false) == d->gold : own[0].missed == 0);
+    take(&tally->acc_norm, likeliest(own, lengths, d->count, true) == d->gold);
+    take(&tally->gold, -own[d->gold].sum / log(2) / fmax(1, (double)lengths[d->gold].bytes));
+}
+
+/* By the kind of task: a figure that it does not have stays NaN. */
+static void fill_figures(const Task *t, const Tally *y, TaskFigures *out) {
+    TaskKind kind = t->format->kind;
+    if (kind != TASK_TEXT) out->acc = mean_of(&y->acc), out->acc_stderr = stderr_of(&y->acc);
+    if (kind == TASK_CHOICE) out->gold_bits_per_byte = mean_of(&y->gold);
+    if (t->format->normalised)
+        out->acc_norm = mean_of(&y->acc_norm), out->acc_norm_stderr = stderr_of(&y->acc_norm);
+    if (kind == TASK_WORD) {
+        out->perplexity = exp(-mean_of(&y->word));
+        out->perplexity_stderr = out->perplexity * stderr_of(&y->word);
+    }
+    if (kind != TASK_TEXT) return;
+    out->word_perplexity = exp(-y->sum / (double)y->words);
+    out->byte_perplexity = exp(-y->sum / (double)y->bytes);
+    out->bits_per_byte = -y->sum / log(2) / (double)y->bytes;
+}
+
+void task_slots(const Task *t, const TaskScore *scores, TaskScore *slots) {
+    memset(slots, 0, t->slots * sizeof *slots);
+    for (size_t i = 0; i < t->requests; i++) add_score(&slots[t->request[i].slot], &scores[i]);
+}
+
+void task_figures(const Task *t, const TaskScore *slots, TaskFigures *out) {
+    const double none = (double)NAN;
+    Tally tally = {.sum = 0};
+    *out = (TaskFigures){.documents = (int64_t)t->documents,
+                         .truncated = t->truncated,
+                         .acc = none,
+                         .acc_stderr = none,
+                         .acc_norm = none,
+                         .acc_norm_stderr = none,
+                         .gold_bits_per_byte = none,
+                         .perplexity = none,
+                         .perplexity_stderr = none,
+                         .word_perplexity = none,
+                         .byte_perplexity = none,
+                         .bits_per_byte = none};
+    for (size_t i = 0; i < t->slots; i++) out->nonfinite += slots[i].nonfinite;
+    for (size_t i = 0; i < t->documents; i++) take_document(t, &t->document[i], slots, &tally);
+    if (out->nonfinite == 0) fill_figures(t, &tally, out);
+}

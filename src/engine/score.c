@@ -1,0 +1,156 @@
+/* Requests are packed into batches in their order, each as soon as it fits no more in the one before:
+ *
+ *     batch   | request 0 | request 1 | request 2 |  free  |      positions restart, first_key is the
+ *             0           a           b           c        T      segment's first token
+ *
+ * A token of the batch predicts the next one of its request; those that are scored have it as their target.
+ * Every request is in one batch, and so is scored by the ranks of one data-parallel place; the others add
+ * zeros, and sums of a number and zeros are exact in any order. */
+#include "engine/score.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/execution.h"
+
+/* Scores that travel in one record. */
+enum { CHUNK = 512 };
+typedef struct ScoreChunk {
+    TaskScore items[CHUNK];
+} ScoreChunk;
+
+/* Requests first .. end: those of a batch. */
+typedef struct Span {
+    size_t first, end;
+} Span;
+
+/* A batch and what it is made in. */
+typedef struct Packer {
+    const Task *task;
+    Batch batch;
+    LossRecord *records; /* [T] */
+    int32_t *memory;
+} Packer;
+
+static void packer_open(Packer *p, const Task *t, int64_t tokens) {
+    *p = (Packer){.task = t};
+    p->records = mem_alloc_array((size_t)tokens, sizeof *p->records);
+    p->memory = mem_alloc_array(4 * (size_t)tokens, sizeof *p->memory);
+    p->batch =
+        (Batch){tokens, p->memory, p->memory + tokens, p->memory + 2 * tokens, p->memory + 3 * tokens, 0};
+}
+
+static void packer_close(Packer *p) {
+    free(p->records);
+    free(p->memory);
+}
+
+/* Tokens [from, to) are one segment that predicts nothing yet. */
+static void clear(Batch *b, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) {
+        b->inputs[i] = 0;
+        b->targets[i] = -1;
+        b->positions[i] = 0;
+        b->first_key[i] = (int32_t)i;
+    }
+}
+
+/* The last token of a request goes into no model: it is only predicted. */
+static void place(Packer *p, const TaskRequest *r, int64_t at) {
+    const int32_t *ids = p->task->tokens.ids + r->at;
+    Batch *b = &p->batch;
+    for (int32_t i = 0; i + 1 < r->count; i++) {
+        b->inputs[at + i] = ids[i];
+        b->targets[at + i] = i + 1 >= r->first ? ids[i + 1] : -1;
+        b->positions[at + i] = i;
+        b->first_key[at + i] = (int32_t)at;
+    }
+    b->valid += r->count - r->first;
+}
+
+static Span next_span(const Packer *p, size_t first) {
+    const Task *t = p->task;
+    Span s = {first, first};
+    for (int64_t at = 0; s.end < t->requests; s.end++) {
+        at += t->request[s.end].count - 1;
+        if (at > p->batch.tokens) break;
+    }
+    return s;
+}
+
+/* A span of no requests makes a batch without targets. */
+static void pack(Packer *p, Span s) {
+    int64_t at = 0;
+    p->batch.valid = 0;
+    for (size_t i = s.first; i < s.end; i++) {
+        place(p, &p->task->request[i], at);
+        at += p->task->request[i].count - 1;
+    }
+    clear(&p->batch, at, p->batch.tokens);
+}
+
+/* A row's log-likelihood: target - log sum exp, in double. */
+static void take(TaskScore *s, const LossRecord *r) {
+    double value = (double)r->target - (double)r->max - log(r->sum);
+    s->nonfinite += !isfinite(value);
+    s->sum += isfinite(value) ? value : 0;
+    s->missed += !(r->target >= r->max);
+}
+
+static void read_scores(const Packer *p, Span s, TaskScore *scores) {
+    int64_t at = 0;
+    for (size_t i = s.first; i < s.end; i++) {
+        const TaskRequest *r = &p->task->request[i];
+        for (int32_t k = r->first; k < r->count; k++) take(&scores[i], &p->records[at + k - 1]);
+        at += r->count - 1;
+    }
+}
+
+/* Batches go around the data-parallel ranks. All ranks run as many: where shards are gathered nobody can stay
+ * away. */
+static void run(Engine *e, Packer *p, TaskScore *scores) {
+    const Mesh *mesh = &e->plan->partition.mesh;
+    int ranks = mesh_dp_degree(mesh), own = mesh_dp_rank(mesh, e->plan->rank);
+    for (size_t next = 0; next < p->task->requests;) {
+        Span mine = {0, 0};
+        for (int r = 0; r < ranks; r++) {
+            Span s = next_span(p, next);
+            if (r == own) mine = s;
+            next = s.end;
+        }
+        pack(p, mine);
+        if (engine_score(e, &p->batch, p->records)) read_scores(p, mine, scores);
+    }
+}
+
+static void combine(void *into, const void *from) {
+    ScoreChunk *a = into;
+    const ScoreChunk *b = from;
+    for (int i = 0; i < CHUNK; i++) {
+        a->items[i].sum += b->items[i].sum;
+        a->items[i].missed += b->items[i].missed;
+        a->items[i].nonfinite += b->items[i].nonfinite;
+    }
+}
+
+static ErrorCode share(Engine *e, TaskScore *scores, size_t count, Error *err) {
+    ScoreChunk chunk;
+    for (size_t at = 0; at < count; at += CHUNK) {
+        size_t n = count - at < CHUNK ? count - at : CHUNK;
+        memset(&chunk, 0, sizeof chunk);
+        memcpy(chunk.items, scores + at, n * sizeof *scores);
+        TRY(comm_combine(e->comm, &chunk, sizeof chunk, combine, err));
+        memcpy(scores + at, chunk.items, n * sizeof *scores);
+    }
+    return OK;
+}
+
+ErrorCode score_task(Engine *e, const Task *t, TaskScore *scores, Error *err) {
+    Packer p;
+    memset(scores, 0, t->requests * sizeof *scores);
+    packer_open(&p, t, e->plan->spec.tokens);
+    run(e, &p, scores);
+    packer_close(&p);
+    return share(e, scores, t->requests, err);
+}

@@ -1,0 +1,87 @@
+/* Every rank reads every file and makes the same requests: they are few, and what would have to be sent around
+ * instead is larger. That they are the same is compared before any is asked, since ranks that take turns at
+ * unlike lists would wait for each other for ever. */
+#include "train/tasks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/name.h"
+#include "engine/score.h"
+#include "observe/metrics.h"
+#include "train/agree.h"
+
+/* Figures are known by it: in records, tags and keys. */
+static ErrorCode check_name(const Tasks *t, size_t own, const TaskSource *source, Error *err) {
+    const char *name = t->items[own]->name;
+    char shown[METRICS_NAME + 16];
+    if (!*name || !name_is_plain(name, METRICS_NAME))
+        return error_set(
+            err, ERR_CONFIG,
+            "evaluation.tasks: %s: the name \"%s\": expected 1 to %d letters, digits and ._-; give it "
+            "one with name:",
+            source->path, error_escape(shown, sizeof shown, name, strlen(name)), METRICS_NAME - 1);
+    for (size_t i = 0; i < own; i++)
+        if (strcmp(t->items[i]->name, name) == 0)
+            return error_set(
+                err, ERR_CONFIG,
+                "evaluation.tasks: two tasks are called %s: give one another name with name:", name);
+    return OK;
+}
+
+ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,
+                     Error *err) {
+    const TaskSource *sources = (const TaskSource *)(const void *)o->tasks.items;
+    *t = (Tasks){.items = mem_alloc_array(o->tasks.count + 1, sizeof *t->items)};
+    for (size_t i = 0; i < o->tasks.count; i++) {
+        TRY(task_open(&t->items[i], &sources[i], tokenizer, context, o->add_bos, err));
+        t->count++;
+        TRY(check_name(t, i, &sources[i], err));
+    }
+    return OK;
+}
+
+void tasks_close(Tasks *t) {
+    for (size_t i = 0; i < t->count; i++) task_close(t->items[i]);
+    free(t->items);
+    *t = (Tasks){0};
+}
+
+ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots, TaskFigures *out, Error *err) {
+    TaskScore *scores = mem_alloc_array(t->requests, sizeof *scores), *own = slots;
+    if (!own) own = mem_alloc_array(t->slots, sizeof *own);
+    ErrorCode code = score_task(e, t, scores, err);
+    if (code == OK) {
+        task_slots(t, scores, own);
+        task_figures(t, own, out);
+    }
+    if (!slots) free(own);
+    free(scores);
+    return code;
+}
+
+ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err) {
+    uint8_t digest[32];
+    char print[65];
+    Sha256 *h = sha256_start();
+    for (size_t i = 0; i < t->count; i++) sha256_add(h, t->items[i]->print, sizeof t->items[i]->print);
+    sha256_finish(h, digest);
+    sha256_hex(digest, print);
+    return agree_on_file(comm, "the fingerprint of evaluation.tasks", print,
+                         "give all ranks the same files of tasks", err);
+}
+
+void tasks_describe(const Tasks *t, int64_t context, Text *out) {
+    for (size_t i = 0; i < t->count; i++) {
+        const Task *task = t->items[i];
+        char documents[32], requests[32], truncated[32];
+        text_printf(out, "task %s (%s): %s document%s, %s request%s", task->name, task->format->name,
+                    text_count((int64_t)task->documents, documents), task->documents == 1 ? "" : "s",
+                    text_count((int64_t)task->requests, requests), task->requests == 1 ? "" : "s");
+        if (task->truncated)
+            text_printf(out, ", %s of them cut at the left to the context of %lld tokens",
+                        text_count(task->truncated, truncated), (long long)context);
+        text_puts(out, "\n");
+    }
+}

@@ -1,0 +1,62 @@
+#!/bin/bash
+# Figures of validation sets and of tasks do not depend on the mesh, to the last bit.
+# ranks: 4
+. "$(dirname "$0")/../support/prelude.sh"
+. "$(dirname "$0")/../support/tasks.sh"
+needs_ranks
+
+letters 40 3 >text.txt
+letters 12 4 >news.txt
+letters 5 5 >code.txt
+make_tasks 9 11
+cat >run.yaml <<END
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 3, num_attention_heads: 2, num_key_value_heads: 1, tie_word_embeddings: true}
+data:
+  sources: [text.txt]
+  validation: [{path: news.txt, name: news}, {path: code.txt, name: code}]
+  cache_dir: cache
+  document_mask: true
+train: {steps: 4, context: 64, microbatch: 1, tokens_per_step: 256, compute: fp32, numerics: exact}
+optimizer: {lr: 1e-2}
+schedule: {kind: constant, warmup_steps: 0}
+validation: {every: 2, samples: 3}
+evaluation: {every: 2, tasks: [hellaswag.jsonl, winogrande.jsonl, lambada.jsonl, text.jsonl]}
+checkpoint: {every: 0}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+END
+train() {
+    local dir=$1
+    shift
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || fail "$dir: $(tail -3 "$dir.err")"
+}
+figures() { grep -E '"kind": "(validation|set|task)"' "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
+same() { [ "$(figures "$1")" = "$(figures one)" ] || fail "$1: $(diff <(figures one) <(figures "$1") | head -4)"; }
+
+train one
+[ "$(figures one | wc -l)" -eq 21 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks"
+train ddp2 -n 2 mesh.dp_replicate=2
+same ddp2
+train fsdp3 -n 3 mesh.dp_shard=3 train.tokens_per_step=192 train.steps=4
+[ "$(figures fsdp3 | grep '"step": 0')" = "$(figures one | grep '"step": 0')" ] || fail "fsdp3: $(diff <(figures one) <(figures fsdp3) | head -4)"
+train hsdp4 -n 4 mesh.dp_replicate=2 mesh.dp_shard=2
+same hsdp4
+train pp2x2 -n 4 mesh.pp=2 mesh.dp_shard=2
+same pp2x2
+train pp3 -n 3 mesh.pp=3 pipeline.schedule=gpipe
+same pp3
+
+# Ranks that would ask unlike things end with one error.
+printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n' >piqa-0.jsonl
+printf '{"goal": "a", "sol1": "b", "sol2": "d", "label": 0}\n' >piqa-1.jsonl
+cat >unlike.sh <<'END'
+rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
+mkdir -p "rank$rank" && cp "piqa-$rank.jsonl" "rank$rank/piqa.jsonl" && cd "rank$rank" || exit 1
+exec "$@"
+END
+status=0
+on_ranks 2 bash unlike.sh "$weft" train ../run.yaml run.dir="$PWD/unlike" data.sources="[$PWD/text.txt]" \
+    data.validation='[]' data.cache_dir="$PWD/cache" 'evaluation.tasks=[piqa.jsonl]' >unlike.out 2>unlike.err || status=$?
+[ "$status" -eq 65 ] && grep -q 'the fingerprint of evaluation.tasks' unlike.err || fail "unlike tasks: $status: $(tail -3 unlike.err)"
+
+conclude
