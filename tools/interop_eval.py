@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,11 +176,10 @@ def ours(weft, work, model, add_bos):
 
 # ---- the harness ----
 
-def configuration(task, path):
+def configuration(manager, task, path):
     """The harness's own file of a task, with our documents in place of its data set."""
-    from lm_eval.tasks import TaskManager
-    manager = TaskManager()
-    config = dict(manager._get_config(TASKS[task]))  # pylint: disable=protected-access
+    from lm_eval.tasks._yaml_loader import load_yaml
+    config = dict(load_yaml(manager.task_index[TASKS[task]].yaml_path, resolve_func=True))
     split = config.get("test_split") or config.get("validation_split")
     for key in ("training_split", "validation_split", "fewshot_split", "dataset_name", "tag", "group", "include"):
         config.pop(key, None)
@@ -187,14 +187,32 @@ def configuration(task, path):
     return config
 
 
-def theirs(work, model, add_bos):
+def with_bos(work, model):
+    """A copy of the model whose tokenizer puts the BOS before a text, as those of Llama do."""
+    copy = work / "with-bos"
+    shutil.copytree(model, copy)
+    path = copy / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    bos = json.loads((copy / "tokenizer_config.json").read_text(encoding="utf-8"))["bos_token"]
+    number = next(token["id"] for token in tokenizer["added_tokens"] if token["content"] == bos)
+    first, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    tokenizer["post_processor"] = {"type": "TemplateProcessing", "single": [first, text],
+                                   "pair": [first, text, {"Sequence": {"id": "B", "type_id": 0}}],
+                                   "special_tokens": {bos: {"id": bos, "ids": [number], "tokens": [bos]}}}
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return copy
+
+
+def theirs(work, model, tasks):
     import torch
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
     torch.set_num_threads(2)
-    lm = HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1, max_length=CONTEXT, add_bos_token=add_bos)
-    results = simple_evaluate(model=lm, tasks=[configuration(task, work / f"harness-{task}.jsonl") for task in MAKERS],
-                              log_samples=True, bootstrap_iters=1000)
+    manager = TaskManager()
+    lm = HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1, max_length=CONTEXT)
+    results = simple_evaluate(model=lm, tasks=[configuration(manager, task, work / f"harness-{task}.jsonl") for task in tasks],
+                              task_manager=manager, log_samples=True, bootstrap_iters=1000)
     return results["results"], results["samples"]
 
 
@@ -261,10 +279,12 @@ def main():
         write_documents(work)
         model = train(args.weft.resolve(), work)
         for add_bos in (False, True):
+            # With a tokenizer that adds the BOS the harness scores a second one in rolling texts; weft does not.
+            tasks = [task for task in MAKERS if not (add_bos and task == "text")]
             mine, samples = ours(args.weft.resolve(), work, model, add_bos)
-            result, their_samples = theirs(work, model, add_bos)
+            result, their_samples = theirs(work, with_bos(work, model) if add_bos else model, tasks)
             check(sum(task["truncated"] for task in mine.values()) > 20, "contexts are cut")
-            for task in MAKERS:
+            for task in tasks:
                 what = task + (", with BOS" if add_bos else "")
                 compare(task, mine[task], samples[task], result[task], their_samples[task], what)
     if failures:

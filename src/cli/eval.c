@@ -285,8 +285,8 @@ static ErrorCode check_operands(const Arguments *args, Error *err) {
 }
 
 /* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
- * something one may want to measure. The warnings go to stderr, so --json stays one object. `o`: tasks, or NULL
- * for a text. */
+ * something one may want to measure. The warnings go to stderr, so --json stays one object. `o`: tasks, or
+ * NULL for a text. */
 static ErrorCode run_on(const Arguments *args, const EvaluationOptions *o, Error *err) {
     OpenModel m = {0};
     int64_t context = 0, batch = 1;

@@ -1465,6 +1465,16 @@ const Option config_options[] = {
      .fallback = "",
      .help = "Steps whose actions are timed on every rank, as in 3-5: trace.json, for Perfetto, and a "
              "picture in the report, planned beside measured."},
+    /* What passes make anyway is looked at while it is there: no step more is run for it. */
+    {.key = "metrics.probe",
+     .type = OPT_INT,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(metrics.probe),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e12,
+     .help = "Steps between probes: size of what each unit puts out, of its gradient, of its weights and of "
+             "theirs; 0 means none."},
     /* Without a shell, so that nothing in a path or a name is taken for syntax. As words, therefore, and
      * not as a line. */
     {.key = "metrics.command",

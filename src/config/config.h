@@ -149,6 +149,7 @@ typedef struct MetricsOptions {
     StringList log_ranks; /* whole numbers: config_logs_rank */
     bool all_ranks;       /* a metrics file for each rank */
     char *trace;          /* steps: config_traces */
+    int64_t probe;        /* steps between probes; 0: none */
     StringList command;   /* words of a program that gets the records; none: no program */
     double command_wait_s;
 } MetricsOptions;

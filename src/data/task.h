@@ -74,8 +74,8 @@ typedef struct TaskFigures {
     double word_perplexity, byte_perplexity, bits_per_byte; /* TASK_TEXT: of all texts together */
 } TaskFigures;
 
-/* `context`: the most tokens that go into the model at once. add_bos: contexts and texts begin with the BOS, if
- * the tokenizer has one. ERR_NOINPUT, ERR_DATA with file and line. Nothing of the source is kept. */
+/* `context`: the most tokens that go into the model at once. add_bos: contexts begin with the BOS, if the
+ * tokenizer has one. ERR_NOINPUT, ERR_DATA with file and line. Nothing of the source is kept. */
 ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *tokenizer, int64_t context,
                     bool add_bos, Error *err);
 void task_close(Task *t); /* NULL is fine */

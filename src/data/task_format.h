@@ -39,7 +39,8 @@ typedef struct TaskFormat {
 
 extern const TaskFormat task_formats[]; /* ended by name == NULL */
 
-/* The format of this name, or the longest whose name a file's begins with: "mmlu_anatomy" is mmlu. NULL: none. */
+/* The format of this name, or the longest whose name a file's begins with: "mmlu_anatomy" is mmlu. NULL:
+ * none. */
 const TaskFormat *task_format_find(const char *name);
 /* "hellaswag, arc_easy, ..." */
 void task_format_names(Text *out);

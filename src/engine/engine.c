@@ -55,6 +55,7 @@ static void layout(Engine *e) {
     if (!e->plan->spec.inference) layout_training(e);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
     statistics_layout(e);
+    probe_layout(e);
     for (int a = 0; a < ARENAS; a++) e->work.arena[a] = pool_take(&e->pools[pool_of[a]], plan->arena[a]);
     e->work.keep = pool_take(&e->pools[POOL_WORKSPACE], plan->keep);
     e->work.scratch = pool_take(&e->pools[POOL_WORKSPACE], plan->scratch);
@@ -125,6 +126,7 @@ static ErrorCode allocate(Engine *e, Error *err) {
     point_weights(e);
     if (!e->plan->spec.inference) point_owned(e);
     model_compute_constants(&e->model, e->device);
+    TRY(probe_open(e, err));
     return statistics_open(e, err);
 }
 
@@ -143,6 +145,7 @@ size_t engine_bytes(const Engine *e) {
 void engine_close(Engine *e) {
     if (!e) return;
     statistics_close(e);
+    probe_close(e);
     for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
     free(e->traffic.gathers);
     free(e->traffic.reductions);
@@ -326,6 +329,7 @@ static void forward(Execution *x, Action a) {
         unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
     }
     unit_forward(&unit, a.parts);
+    probe_output(x, a, unit.out);
     end_gradients(x, a);
     /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
      */
@@ -365,6 +369,7 @@ static void backward(Execution *x, Action a, Half half) {
     if ((half & HALF_INPUT) && program_begins_unit(x->program, a))
         unit_recompute(&unit, unit_parts(&e->model.config, u));
     unit_backward(&unit, half, a.parts);
+    probe_gradient(x, a, half, unit.dx);
     if (program_ends_unit(x->program, a)) poison(x, a);
     end_gradients(x, a);
 }
@@ -471,7 +476,9 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     statistics_begin(&x);
+    probe_begin(&x);
     execute(&x);
+    probe_end(&x);
 }
 
 static Execution forward_only(Engine *e, const Batch *batch, bool scoring) {

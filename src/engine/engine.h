@@ -16,6 +16,18 @@
 
 typedef struct Engine Engine;
 
+/* What some numbers are like. NaN where there are none. */
+typedef struct ProbeFigures {
+    int64_t count, nonfinite; /* how many; of these, how many are NaN or infinite, and in no other figure */
+    double rms, max;          /* root of the mean square over `count`; largest absolute value */
+} ProbeFigures;
+
+/* Of a unit in one step, over all microbatches and ranks: what it puts out, the gradient of that (the last
+ * unit puts out nothing), its weights after the update, and their gradients before clipping. */
+typedef struct UnitProbe {
+    ProbeFigures output, gradient, weight, weight_gradient;
+} UnitProbe;
+
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
     double lr_factor;       /* of the schedule: what the learning rates of all groups are multiplied with */
@@ -24,6 +36,7 @@ typedef struct StepOptions {
     bool poison;            /* a fault on purpose: one element of this rank's gradients becomes NaN ... */
     uint64_t poison_place;  /* ... and says which */
     const Batch *next; /* the next step's: their valid targets ride on this step's record; NULL: unknown */
+    UnitProbe *probe;  /* [units] to be filled, or NULL; the plan must have probes */
     int microbatches;  /* of this step: those of one of the plan's programs; 0: of the largest */
     int next_microbatches;                /* the same of the next one */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
@@ -75,7 +88,7 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
  * their number. Collective over the pipeline and the shards. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);
 
-/* The same, row by row: of each token the largest logit, that of its target, and the sum of their exponentials.
+/* The same, row by row: of each token the largest logit, that of its target, and the sum of exponentials.
  * False, and nothing is written, on ranks that do not have the losses. */
 bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [T] */);
 

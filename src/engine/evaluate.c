@@ -60,7 +60,7 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
     return OK;
 }
 
-/* As in training: data-parallel ranks take samples side by side, and all ranks of a pipeline the same ones. */
+/* As in training: data-parallel ranks take samples side by side, and all ranks of a pipeline the same. */
 static ErrorCode sum_set(Engine *e, const Dataset *d, const Tokenizer *t, ValidationSet set, Sums *sums,
                          Error *err) {
     const Mesh *mesh = &e->plan->partition.mesh;

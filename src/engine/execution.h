@@ -5,7 +5,8 @@
  *     gradients.c   REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
- *     update.c      NORM, UPDATE */
+ *     update.c      NORM, UPDATE
+ *     probe.c       figures of activations and weights, on steps that are probed */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
 
@@ -56,6 +57,13 @@ typedef struct Statistics {
     StepStatistics *host;    /* pinned: what the last fetch brought */
 } Statistics;
 
+/* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
+typedef struct Probe {
+    GradStats *slots; /* tensor memory: of passes, then of parameters */
+    float *wide;      /* [T, h] tensor memory: states of bf16 in fp32 */
+    GradStats *host;  /* pinned: what was fetched */
+} Probe;
+
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
     CommHandle (*gathers)[FLATS];    /* [units] */
@@ -88,6 +96,7 @@ struct Engine {
     StepGradients step;
     Workspace work;
     Statistics statistics;
+    Probe probe;
     Traffic traffic;
     StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
     Progress progress;
@@ -154,6 +163,16 @@ void statistics_read_losses(Engine *e, StepRecord *r);
 void statistics_read(Engine *e, double p, bool whole, StepRecord *r);
 /* What the optimizer of each group is told of this step. */
 void statistics_set_optimizer(Engine *e, const UpdateStep *step);
+
+void probe_layout(Engine *e); /* as statistics_layout */
+ErrorCode probe_open(Engine *e, Error *err);
+void probe_close(Engine *e);
+void probe_begin(Execution *x);
+/* A pass of the unit has made its output; `dx`: the gradient of its input. */
+void probe_output(const Execution *x, Action a, const void *out /* [T, h], NULL: none */);
+void probe_gradient(const Execution *x, Action a, Half half, const void *dx /* [T, h] */);
+/* Waits: fills options->probe. All ranks. */
+void probe_end(Execution *x);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);

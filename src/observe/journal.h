@@ -3,8 +3,8 @@
  *     {"time": "2026-01-31T12:34:56Z", "event": "checkpoint", "step": 500, "bytes": 75497472}
  *
  * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line
- * starts afresh. Events that somebody may have to account for (everything but validations, evaluations and spikes) are
- * on the disk when journal_add returns. */
+ * starts afresh. Events that somebody may have to account for (all but validations, evaluations and spikes)
+ * are on the disk when journal_add returns. */
 #ifndef WEFT_OBSERVE_JOURNAL_H
 #define WEFT_OBSERVE_JOURNAL_H
 

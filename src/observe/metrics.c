@@ -109,6 +109,26 @@ static const Field task_fields[] = {
     {NULL, FIELD_INT, 0, false},
 };
 
+#define PROBE_FIELD(name, type) \
+    { #name, type, offsetof(ProbeMetrics, name), false }
+#define PROBE_CURVE(name, type) \
+    { #name, type, offsetof(ProbeMetrics, name), true }
+static const Field probe_fields[] = {
+    PROBE_FIELD(name, FIELD_NAME),
+    PROBE_FIELD(step, FIELD_INT),
+    PROBE_FIELD(wall, FIELD_DOUBLE),
+    PROBE_CURVE(output_rms, FIELD_DOUBLE),
+    PROBE_CURVE(output_max, FIELD_DOUBLE),
+    PROBE_CURVE(gradient_rms, FIELD_DOUBLE),
+    PROBE_CURVE(gradient_max, FIELD_DOUBLE),
+    PROBE_CURVE(weight_rms, FIELD_DOUBLE),
+    PROBE_CURVE(weight_max, FIELD_DOUBLE),
+    PROBE_CURVE(weight_gradient_rms, FIELD_DOUBLE),
+    PROBE_CURVE(weight_gradient_max, FIELD_DOUBLE),
+    PROBE_CURVE(nonfinite, FIELD_INT),
+    {NULL, FIELD_INT, 0, false},
+};
+
 /* `kind`, the first member of a record, is by what a reader knows what follows. */
 static const struct {
     const char *name;
@@ -116,7 +136,8 @@ static const struct {
 } kinds[METRICS_KINDS] = {[METRICS_STEP] = {"train", step_fields},
                           [METRICS_VALIDATION] = {"validation", validation_fields},
                           [METRICS_SET] = {"set", set_fields},
-                          [METRICS_TASK] = {"task", task_fields}};
+                          [METRICS_TASK] = {"task", task_fields},
+                          [METRICS_PROBE] = {"probe", probe_fields}};
 
 /* Fields in the order of the table, "kind" first: a person and awk both find them. */
 static void write_record(Text *out, MetricsKind kind, const void *record) {
@@ -331,6 +352,10 @@ ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err) {
     return add_record(log, METRICS_TASK, m, err);
 }
 
+ErrorCode metrics_log_probe(MetricsLog *log, const ProbeMetrics *m, Error *err) {
+    return add_record(log, METRICS_PROBE, m, err);
+}
+
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err) { return file_sync(log->fd, log->path, err); }
 
 /* Of a log that was never opened, too. */
@@ -382,6 +407,10 @@ static bool table_add(MetricsTable *t, const char *line, size_t length) {
         t->tasks = grow(t->tasks, t->task_count, sizeof *t->tasks);
         t->tasks[t->task_count++] = r.task;
         break;
+    case METRICS_PROBE:
+        t->probes = grow(t->probes, t->probe_count, sizeof *t->probes);
+        t->probes[t->probe_count++] = r.probe;
+        break;
     case METRICS_KINDS: return false;
     }
     return true;
@@ -408,6 +437,7 @@ void metrics_table_free(MetricsTable *t) {
     free(t->validations);
     free(t->sets);
     free(t->tasks);
+    free(t->probes);
     *t = (MetricsTable){0};
 }
 

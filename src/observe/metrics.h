@@ -1,8 +1,8 @@
 /* Figures of a run: what a logged step says, the window they are taken over, and the file they are kept in.
  *
- * RUN/metrics.jsonl holds one JSON object a line, whose `kind` says of what: a train record per logged step, a
- * validation record per validation, with a set record for each of its named sets, and a task record for each
- * task of an evaluation.
+ * RUN/metrics.jsonl holds one JSON object a line, whose `kind` says of what: a train record for each logged
+ * step, a validation record for each validation and a set record for each of its named sets, a task record
+ * for each task of an evaluation, a probe record for each unit of a step that was probed.
  *  1. Every number has the fewest digits that read back the same double; null stands for "not finite" or
  *     "not known".
  *  2. A line is complete or it is the last one: lines are written whole and flushed, and a torn tail is
@@ -70,6 +70,18 @@ typedef struct TaskMetrics {
     double seconds;
 } TaskMetrics;
 
+/* Sizes in one step, of all ranks; NaN where there is nothing to measure. */
+typedef struct ProbeMetrics {
+    int64_t step;
+    char name[METRICS_NAME]; /* of a unit: "embedding", "layers.3", "head" */
+    double wall;
+    double output_rms, output_max;     /* of what the unit puts out */
+    double gradient_rms, gradient_max; /* of the loss by that */
+    double weight_rms, weight_max;     /* after the update */
+    double weight_gradient_rms, weight_gradient_max;
+    int64_t nonfinite; /* numbers that are NaN or infinite, of all four */
+} ProbeMetrics;
+
 /* Sums since the last logged step. Only training counts towards rates; pauses are summed apart, and enter the
  * ETA alone. */
 typedef struct MetricsWindow {
@@ -108,6 +120,7 @@ ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err);
 /* A validation record, or with a name that of a set. */
 ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err);
 ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err);
+ErrorCode metrics_log_probe(MetricsLog *log, const ProbeMetrics *m, Error *err);
 /* Syncs to the disk: before a checkpoint says that the run got so far. */
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err);
 void metrics_log_close(MetricsLog *log);
@@ -122,6 +135,8 @@ typedef struct MetricsTable {
     size_t set_count;
     TaskMetrics *tasks;
     size_t task_count;
+    ProbeMetrics *probes;
+    size_t probe_count;
     size_t bad_lines;
 } MetricsTable;
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err);
@@ -135,6 +150,7 @@ typedef enum MetricsKind {
     METRICS_VALIDATION,
     METRICS_SET,
     METRICS_TASK,
+    METRICS_PROBE,
     METRICS_KINDS
 } MetricsKind;
 
@@ -145,6 +161,7 @@ typedef struct MetricsRecord {
         StepMetrics step;
         ValidationMetrics validation; /* of METRICS_SET too */
         TaskMetrics task;
+        ProbeMetrics probe;
     };
 } MetricsRecord;
 bool metrics_parse(const char *line, size_t length, MetricsRecord *out);

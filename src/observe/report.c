@@ -11,6 +11,7 @@
  *     charts     five figures                report_charts.c, chart.c
  *     timeline   a traced step               report_timeline.c
  *     tasks      the newest figures of each  here
+ *     probe      the newest, unit by unit    here
  *     journal, configuration                 here
  *     data       what the pointer reads out  report_charts.c; the script that does it, report_page.c
  *
@@ -109,6 +110,42 @@ static void write_tasks(Text *out, const MetricsTable *t) {
                    "<th class=\"n\">Perplexity</th><th class=\"n\">Bits per byte</th></tr></thead><tbody>\n");
     for (size_t i = 0; i < t->task_count; i++)
         if (t->tasks[i].step == t->tasks[t->task_count - 1].step) write_task(out, &t->tasks[i]);
+    text_puts(out, "</tbody></table></div>\n");
+}
+
+/* Sizes over many powers of ten: three digits of each. */
+static void write_size(Text *out, double value) {
+    text_puts(out, "<td class=\"n\">");
+    if (isfinite(value))
+        text_printf(out, "%.3g", value);
+    else
+        text_puts(out, "\xe2\x80\x93");
+    text_puts(out, "</td>");
+}
+
+static void write_unit(Text *out, const ProbeMetrics *m) {
+    const double sizes[] = {m->output_rms, m->output_max, m->gradient_rms,        m->gradient_max,
+                            m->weight_rms, m->weight_max, m->weight_gradient_rms, m->weight_gradient_max};
+    text_puts(out, "<tr><th>");
+    html_puts(out, m->name);
+    text_puts(out, "</th>");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) write_size(out, sizes[i]);
+    text_printf(out, "<td class=\"n\">%lld</td></tr>\n", (long long)m->nonfinite);
+}
+
+/* The newest probe, from the embedding up. */
+static void write_probe(Text *out, const MetricsTable *t) {
+    char number[32];
+    if (t->probe_count == 0) return;
+    int64_t step = t->probes[t->probe_count - 1].step;
+    text_printf(out, "<h2>Units in step %s</h2>\n", text_count(step, number));
+    text_puts(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th></th><th class=\"n\">Output, "
+                   "rms</th><th class=\"n\">max</th><th class=\"n\">Its gradient, rms</th><th "
+                   "class=\"n\">max</th><th class=\"n\">Weights, rms</th><th class=\"n\">max</th><th "
+                   "class=\"n\">Their gradients, rms</th><th class=\"n\">max</th><th class=\"n\">Not "
+                   "finite</th></tr></thead><tbody>\n");
+    for (size_t i = 0; i < t->probe_count; i++)
+        if (t->probes[i].step == step) write_unit(out, &t->probes[i]);
     text_puts(out, "</tbody></table></div>\n");
 }
 
@@ -260,6 +297,7 @@ static void write_one(Text *out, const Runs *r) {
     report_write_charts(out, r);
     report_write_timeline(out, run);
     write_tasks(out, &run->metrics);
+    write_probe(out, &run->metrics);
     write_journal(out, &run->journal);
     write_config(out, run);
 }

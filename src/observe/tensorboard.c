@@ -306,6 +306,20 @@ ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err) {
     return write_scalars(tb, m->step, "task", m->name, scalars, COUNT(scalars), err);
 }
 
+ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m, Error *err) {
+    const Scalar scalars[] = {
+        {"output_rms", m->output_rms},
+        {"output_max", m->output_max},
+        {"gradient_rms", m->gradient_rms},
+        {"gradient_max", m->gradient_max},
+        {"weight_rms", m->weight_rms},
+        {"weight_max", m->weight_max},
+        {"weight_gradient_rms", m->weight_gradient_rms},
+        {"weight_gradient_max", m->weight_gradient_max},
+    };
+    return write_scalars(tb, m->step, "probe", m->name, scalars, COUNT(scalars), err);
+}
+
 /* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8
  * string_val} under metadata that names the plugin: SummaryMetadata{1 PluginData{1 name}, 4 data_class =
  * tensor (2)}. */

@@ -23,6 +23,8 @@ ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resume
  * set "validation/NAME/loss". */
 ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err);
 ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err);
+ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m,
+                            Error *err); /* "probe/layers.3/output_rms" */
 ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err); /* "task/NAME/acc" */
 /* Text for the Text tab, as Markdown: the configuration, a sample. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err);

@@ -354,6 +354,15 @@ static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups 
     plan_states(plan, p->partition, optimizer);
 }
 
+/* Two slots for each unit and microbatch, and two for each parameter. */
+static void plan_probes(MemoryPlan *plan, const Program *p, const Model *m) {
+    size_t slots = 2 * ((size_t)p->units * (size_t)p->microbatches + (size_t)m->table.count);
+    plan->probe.slots = pool_round(slots * sizeof(GradStats));
+    if (m->compute == DTYPE_BF16)
+        plan->probe.wide = pool_round((size_t)m->tokens * (size_t)m->config.hidden_size * sizeof(float));
+    plan->statistics += plan->probe.slots + plan->probe.wide;
+}
+
 /* Evaluation has a plan of its own, without gradients and states; it runs in the arenas of training
  * (plan/rank.c). */
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
@@ -375,6 +384,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->statistics =
         pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures, spec->noise));
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
+    if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
 }
 
 void memory_plan_free(MemoryPlan *plan) {

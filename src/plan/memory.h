@@ -72,10 +72,15 @@ typedef struct MemoryPlan {
     size_t optimizer;        /* states of owned elements, and averages */
     size_t *states;          /* [parameters, PARAM_STATES] bytes before each state of what is owned */
     size_t constants;
-    size_t statistics; /* StepScalars and StepStatistics */
-    size_t reduction;  /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
-    int reductions;    /* axes that do */
-    size_t tie;        /* the other rank's share of a tied gradient */
+    size_t statistics; /* StepScalars and StepStatistics, and what probes take */
+    struct {
+        size_t
+            slots; /* GradStats of each unit's output and its gradient, a microbatch, and of each parameter */
+        size_t wide; /* [T, h] fp32, where states are bf16 */
+    } probe;
+    size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
+    int reductions;   /* axes that do */
+    size_t tie;       /* the other rank's share of a tied gradient */
     size_t device_scratch;
     size_t staging; /* beside the pools: host copy for checkpoints that are written while training */
 } MemoryPlan;
@@ -86,6 +91,7 @@ typedef struct MemorySpec {
     int64_t positions;
     size_t device_scratch;
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
+    bool probes;                  /* training: steps may be probed */
     bool noise;                   /* of gradients is measured */
 } MemorySpec;
 

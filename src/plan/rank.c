@@ -34,6 +34,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .z_loss = c->train.z_loss,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
+                      .probes = c->metrics.probe > 0,
                       .noise = c->metrics.noise_scale,
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
@@ -84,15 +85,15 @@ static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, size_t scra
     /* As a whole step has it, whose memory this is. */
     TRY(plan_program(p, schedule, p->program.sync, &step->program, err));
     memory_plan(&step->memory,
-                &(MemorySpec){&step->program, &p->model, p->spec.positions, scratch, NULL, false});
+                &(MemorySpec){&step->program, &p->model, p->spec.positions, scratch, NULL, false, false});
     make_room(p, &step->memory);
     return OK;
 }
 
 static ErrorCode plan_training(RankPlan *p, const Layout *l, size_t scratch, Error *err) {
     TRY(plan_program(p, &l->schedule, p->spec.sync, &p->program, err));
-    memory_plan(&p->memory,
-                &(MemorySpec){&p->program, &p->model, p->spec.positions, scratch, &p->groups, p->spec.noise});
+    memory_plan(&p->memory, &(MemorySpec){&p->program, &p->model, p->spec.positions, scratch, &p->groups,
+                                          p->spec.probes, p->spec.noise});
     p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
     make_room(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
@@ -141,7 +142,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition, p->spec.crosses);
     memory_plan(&p->evaluation_memory,
-                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL, false});
+                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL, false, false});
     return spec->inference ? OK : plan_training(p, l, scratch, err);
 }
 

@@ -26,6 +26,7 @@ typedef struct RankSpec {
     bool defer_head;   /* the head's weight gradient waits for its W, and makes the logits again */
     bool inference;    /* weights and evaluation only: no gradients, no optimizer */
     bool exact;        /* gradients in fixed point */
+    bool probes;       /* steps may be probed */
     bool noise;        /* of gradients is measured */
     GradientSync sync;
     Reshard reshard;

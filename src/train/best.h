@@ -1,6 +1,7 @@
 /* The best checkpoint of a run, by a figure that the run measures: checkpoint.keep_best.
  *
- * A figure is called as TensorBoard calls it: "validation/loss", "validation/NAME/loss" of a set, "task/NAME/acc".
+ * A figure is called as TensorBoard calls it: "validation/loss", of a set "validation/NAME/loss", of a task
+ * "task/NAME/acc".
  * Losses, perplexities and bits are better when lower, accuracies when higher; the earlier of equals stays. A
  * checkpoint is looked at if the figure was measured at its step, and is finite. */
 #ifndef WEFT_TRAIN_BEST_H
@@ -25,8 +26,8 @@ void best_remark(const Best *b, const Config *c);
 /* Each record that is made; they need not be what is looked for. */
 void best_validation(Best *b, const ValidationMetrics *v);
 void best_task(Best *b, const TaskMetrics *m);
-/* The checkpoint of this step is about to be made: true when it is better than the one in `best`, which then is
- * this one. */
+/* The checkpoint of this step is about to be made: true when it is better than the one in `best`, which then
+ * is this one. */
 bool best_take(const Best *b, int64_t step, BestCheckpoint *best);
 
 #endif

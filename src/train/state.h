@@ -29,8 +29,8 @@ void state_close(Found *f); /* a zeroed one is fine */
  * all are empty where there is none. */
 ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err);
 
-/* The best checkpoint by the newest state that can be read in a directory of checkpoints; step 0: there is none,
- * or none was looked for. */
+/* The best checkpoint by the newest state that can be read in a directory of checkpoints; step 0: there is
+ * none, or none was looked for. */
 void state_read_best(BestCheckpoint *best, const char *checkpoints);
 
 /* Removes what a run that starts over has left: checkpoints, metrics, journal, TensorBoard events, trace,

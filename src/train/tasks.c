@@ -1,6 +1,6 @@
-/* Every rank reads every file and makes the same requests: they are few, and what would have to be sent around
- * instead is larger. That they are the same is compared before any is asked, since ranks that take turns at
- * unlike lists would wait for each other for ever. */
+/* Every rank reads every file and makes the same requests: they are few, and what would have to be sent
+ * around instead is larger. That they are the same is compared before any is asked, since ranks that take
+ * turns at unlike lists would wait for each other for ever. */
 #include "train/tasks.h"
 
 #include <stdlib.h>

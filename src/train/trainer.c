@@ -82,7 +82,8 @@ typedef struct Trainer {
     Doing *doing;
     bool entered[PHASES];
     int64_t bad_in_row;
-    bool stopping; /* all ranks agreed to */
+    UnitProbe *probe; /* [units] of a step that is probed; NULL without metrics.probe */
+    bool stopping;    /* all ranks agreed to */
     bool interval_suggested;
     double flops_per_token, peak_flops; /* peak: of all ranks together */
 } Trainer;
@@ -90,6 +91,9 @@ typedef struct Trainer {
 /* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once.
  */
 #define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
+
+/* 0 is never. */
+static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 /* Faults on purpose hit who enters, once others may wait for it. The phase is entered first, so that the
  * watchdog names it if the fault stops this rank. */
@@ -171,9 +175,18 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
+/* Rows of logits and of states are whole on a rank where these are read. */
+static ErrorCode check_tensor_ranks(const Config *c, Error *err) {
+    bool tasks = c->evaluation.tasks.count > 0;
+    if (c->mesh.tp <= 1 || (!tasks && c->metrics.probe == 0)) return OK;
+    return error_set(err, ERR_CONFIG, "%s is not there yet where mesh.tp is more than 1: leave it out",
+                     tasks ? "evaluation.tasks" : "metrics.probe");
+}
+
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
     Text said = {0};
+    TOGETHER(t, check_tensor_ranks(t->c, err));
     TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
     TRY(tasks_agree(&t->tasks, t->comm, err));
     tasks_describe(&t->tasks, t->c->train.context, &said);
@@ -299,6 +312,8 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
     TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
     TRY(check_ownership(t, err));
+    if (t->c->metrics.probe > 0)
+        t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
     t->device.profiling = t->c->metrics.profile;
     t->flops_per_token = model_flops_per_token(&t->c->model.shape, t->c->train.context);
     enter(t, PHASE_MEASURING);
@@ -360,8 +375,7 @@ static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->comm, err);
 }
 
-/* What was the best by another figure says nothing of this one; one that is no longer there is nothing to keep.
- */
+/* What was the best by another figure says nothing of this one; one that is gone cannot be kept. */
 static void go_on_from_best(Trainer *t) {
     BestCheckpoint *best = &t->state.best;
     char name[32], *dir = checkpoint_directory(t->c->run.dir);
@@ -550,6 +564,40 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     return t->board ? tensorboard_step(t->board, m, err) : OK;
 }
 
+/* Units as people call them, and configurations too. */
+static void name_unit(int unit, int units, char out[METRICS_NAME]) {
+    if (unit == 0 || unit == units - 1)
+        snprintf(out, METRICS_NAME, "%s", unit == 0 ? "embedding" : "head");
+    else
+        snprintf(out, METRICS_NAME, "layers.%d", unit - 1);
+}
+
+static ErrorCode record_one_unit(Trainer *t, int unit, Error *err) {
+    const UnitProbe *u = &t->probe[unit];
+    ProbeMetrics m = {.step = t->state.step,
+                      .wall = clock_wall(),
+                      .output_rms = u->output.rms,
+                      .output_max = u->output.max,
+                      .gradient_rms = u->gradient.rms,
+                      .gradient_max = u->gradient.max,
+                      .weight_rms = u->weight.rms,
+                      .weight_max = u->weight.max,
+                      .weight_gradient_rms = u->weight_gradient.rms,
+                      .weight_gradient_max = u->weight_gradient.max};
+    m.nonfinite =
+        u->output.nonfinite + u->gradient.nonfinite + u->weight.nonfinite + u->weight_gradient.nonfinite;
+    name_unit(unit, t->rank.model.table.units, m.name);
+    if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_probe(&t->log, &m, err));
+    TRY(send_record(t, err));
+    return t->board ? tensorboard_probe(t->board, &m, err) : OK;
+}
+
+/* Of the step that has just ended. */
+static ErrorCode record_probe(Trainer *t, const StepOptions *options, Error *err) {
+    for (int u = 0; options->probe && u < t->rank.model.table.units; u++) TRY(record_one_unit(t, u, err));
+    return OK;
+}
+
 /* A non-finite step is skipped, counted and named; its figures enter no statistic. Judged before it enters
  * the window, against what came before it. */
 static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *err) {
@@ -608,6 +656,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
      * stop after it. */
     if (stop_requested || (t->chief && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
     saver_flags(&t->saver, &options.any, &options.all);
+    if (due(t->c->metrics.probe, t->state.step + 1)) options.probe = t->probe;
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
     const FeedStep *now = t->feed.now, *next = t->feed.next;
@@ -636,9 +685,15 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     m.sent_dp_shard = comm_traffic(t->comm, MESH_SHARDS).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));
+    TRY(record_probe(t, &options, err));
     TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
     if (tracing_due(&t->tracing, t->state.step)) TRY(report_trace(t, err));
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
+}
+
+/* What comes before the first step comes once, and says nothing of the time that is left. */
+static void pause_for(Trainer *t, double seconds) {
+    if (t->state.step > 0) metrics_window_pause(&t->window, seconds);
 }
 
 /* Said, sent and written down: of all sets together, or of the one with this name, whose share of the time
@@ -695,7 +750,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
     double start = clock_seconds();
     ErrorCode code = evaluate(t->engine, t->data, t->tokenizer, t->c->validation.samples, &all, sets, err);
     double seconds = clock_seconds() - start;
-    metrics_window_pause(&t->window, seconds);
+    pause_for(t, seconds);
     if (code == OK) code = record_validations(t, &all, sets, seconds, err);
     free(sets);
     return code;
@@ -730,7 +785,7 @@ static ErrorCode measure_tasks(Trainer *t, Text *said, Error *err) {
         m.wall = clock_wall();
         m.seconds = clock_seconds() - start;
         snprintf(m.name, sizeof m.name, "%s", t->tasks.items[i]->name);
-        metrics_window_pause(&t->window, m.seconds);
+        pause_for(t, m.seconds);
         TRY(record_task(t, &m, err));
         say_task(&m, said);
     }
@@ -826,9 +881,6 @@ static ErrorCode compare_replicas(Trainer *t, Error *err) {
     if (first) log_info("copies on several ranks are equal; comparing them took %.3f s", t->replicas.seconds);
     return OK;
 }
-
-/* 0 is never. */
-static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 /* What is due after so many steps; before the first one, of what is measured on the way at all. */
 static ErrorCode measure(Trainer *t, bool last, Error *err) {
@@ -1000,6 +1052,7 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     state_close(&t.found);
     text_free(&t.changes);
     device_close(&t.device);
+    free(t.probe);
     tasks_close(&t.tasks);
     dataset_close(t.data);
     tokenizer_free(t.tokenizer);

@@ -92,6 +92,7 @@ static void open_run(Run *r, Setup s) {
                      .loss_rows = 20,
                      .defer_head = s.split,
                      .exact = s.exact,
+                     .probes = true,
                      .z_loss = s.z,
                      .noise = s.noise,
                      .optimizer = &optimizer,
@@ -157,6 +158,117 @@ static double total_loss(Run *r) {
     }
     assert_int_equal(losses.nonfinite, 0);
     return exact_value(&losses.sum) / valid;
+}
+
+/* What is asked row by row is what an evaluation adds up. */
+static void test_scores(void **state) {
+    (void)state;
+    Run r;
+    open_run(&r, (Setup){.kind = "auto", .threads = 2});
+    double sum = 0;
+    int64_t rows = 0;
+    for (int m = 0; m < MICROBATCHES; m++) {
+        LossRecord records[TOKENS];
+        assert_true(engine_score(r.engine, &r.batches[m], records));
+        for (int t = 0; t < TOKENS; t++) {
+            if (r.batches[m].targets[t] < 0) continue;
+            sum += (double)records[t].max + log(records[t].sum) - (double)records[t].target;
+            assert_true(records[t].target <= records[t].max && records[t].sum >= 1);
+            rows++;
+        }
+    }
+    /* The losses are rounded to fp32 each, which is all that they differ by. */
+    assert_true(fabs(sum / (double)rows - total_loss(&r)) < 1e-6);
+    close_run(&r);
+}
+
+static void close_to(double a, double b) {
+    if (!(fabs(a - b) <= 1e-12 * fabs(b))) fail_msg("%.17g is not %.17g", a, b);
+}
+
+enum { UNITS = 4 };
+
+/* One probed step of a fresh run; the weights before and after it are the caller's to free. */
+static StepResult probe_once(Setup s, UnitProbe *probe, float **before, float **after) {
+    Run r;
+    StepResult result;
+    StepOptions o = options(1e-2);
+    open_run(&r, s);
+    assert_int_equal(r.plan.model.table.units, UNITS);
+    o.probe = probe;
+    *before = fetch(&r, weights_of(&r), flat_bytes(&r));
+    engine_step(r.engine, r.batches, &o, &result);
+    *after = fetch(&r, weights_of(&r), flat_bytes(&r));
+    close_run(&r);
+    return result;
+}
+
+/* Against what the host makes of the same numbers. */
+static void test_probe(void **state) {
+    (void)state;
+    Setup s = {.kind = "auto", .threads = 2};
+    UnitProbe probe[UNITS];
+    float *before, *after;
+    Run r;
+    StepResult result = probe_once(s, probe, &before, &after);
+    double squares = 0;
+    for (int u = 0; u < UNITS; u++) {
+        assert_int_equal(probe[u].weight.nonfinite + probe[u].weight_gradient.nonfinite, 0);
+        squares += probe[u].weight_gradient.rms * probe[u].weight_gradient.rms *
+                   (double)probe[u].weight_gradient.count;
+    }
+    close_to(sqrt(squares), result.grad_norm);
+    /* What the embedding puts out are rows of its table as it was; its weights are as they are now. */
+    open_run(&r, s);
+    const Param *table = &r.plan.model.table.params[0];
+    const float *rows = before + partition_piece(&r.plan.partition, table).at,
+                *now = after + partition_piece(&r.plan.partition, table).at;
+    double out = 0, weights = 0, largest = 0;
+    int64_t h = r.plan.model.config.hidden_size;
+    for (int m = 0; m < MICROBATCHES; m++)
+        for (int t = 0; t < TOKENS; t++)
+            for (int64_t i = 0; i < h; i++) {
+                double x = (double)rows[r.batches[m].inputs[t] * h + i];
+                out += x * x;
+                largest = fmax(largest, fabs(x));
+            }
+    for (int64_t i = 0; i < table->count; i++) weights += (double)now[i] * (double)now[i];
+    close_to(probe[0].output.rms, sqrt(out / (double)(MICROBATCHES * TOKENS * h)));
+    assert_true(probe[0].output.max == largest);
+    assert_int_equal(probe[0].output.count, MICROBATCHES * TOKENS * h);
+    close_to(probe[0].weight.rms, sqrt(weights / (double)table->count));
+    assert_true(probe[2].output.rms > 0 && probe[2].gradient.rms > 0 && probe[0].gradient.max > 0);
+    assert_true(isnan(probe[UNITS - 1].output.rms) && isnan(probe[UNITS - 1].gradient.rms));
+    /* It changes nothing. */
+    StepOptions o = options(1e-2);
+    engine_step(r.engine, r.batches, &o, &result);
+    float *plain = fetch(&r, weights_of(&r), flat_bytes(&r));
+    assert_memory_equal(plain, after, flat_bytes(&r));
+    close_run(&r);
+    free(before);
+    free(after);
+    free(plain);
+}
+
+/* However the passes are cut and what they make again. */
+static void test_probes_are_alike(void **state) {
+    (void)state;
+    for (int type = 0; type < 2; type++) {
+        Setup s = {.kind = "auto", .threads = 2, .compute = type ? DTYPE_BF16 : DTYPE_F32},
+              other[3] = {s, s, s};
+        UnitProbe one[UNITS], two[UNITS];
+        float *before, *after;
+        other[0].split = true, other[1].parts = true, other[2].recompute = RECOMPUTE_FULL;
+        probe_once(s, one, &before, &after);
+        free(before);
+        free(after);
+        for (int i = 0; i < 3; i++) {
+            probe_once(other[i], two, &before, &after);
+            for (int u = 0; u + 1 < UNITS; u++) assert_memory_equal(&one[u], &two[u], sizeof one[u]);
+            free(before);
+            free(after);
+        }
+    }
 }
 
 static void set_weight(Run *r, size_t at, float value) {
@@ -612,7 +724,10 @@ static void test_freezing(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nonfinite_losses),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scores),
+                                       cmocka_unit_test(test_probe),
+                                       cmocka_unit_test(test_probes_are_alike),
+                                       cmocka_unit_test(test_nonfinite_losses),
                                        cmocka_unit_test(test_finite_differences),
                                        cmocka_unit_test(test_same_bits_fp32),
                                        cmocka_unit_test(test_same_bits_bf16),

@@ -18,7 +18,7 @@
 
 /* ---- a step ---- */
 
-enum { CONTEXT = 24, VOCAB = 61, MOST_MICROBATCHES = 5 };
+enum { CONTEXT = 24, VOCAB = 61, MOST_MICROBATCHES = 5, MOST_UNITS = 9 };
 
 typedef struct Case {
     int layers, microbatches;
@@ -50,8 +50,8 @@ typedef struct Costs {
     size_t grown;    /* bytes in use after the last step, less those before it */
 } Costs;
 
-/* Of the last of three steps. */
-static Costs costs_of(const Case *c, uint64_t defer) {
+/* Of the last of three steps, of which the second is probed where there are probes. */
+static Costs costs_of(const Case *c, uint64_t defer, bool probes) {
     Device d;
     Comm *comm;
     Engine *e;
@@ -61,6 +61,7 @@ static Costs costs_of(const Case *c, uint64_t defer) {
     static int32_t memory[MOST_MICROBATCHES][4][CONTEXT];
     Batch batches[MOST_MICROBATCHES];
     Costs costs = {0};
+    UnitProbe units[MOST_UNITS];
     OptimizerGroup groups[3];
     OptimizerOptions mixed = mixed_optimizer(groups);
     RankSpec spec = {.model = shape(c),
@@ -71,6 +72,7 @@ static Costs costs_of(const Case *c, uint64_t defer) {
                      .loss_rows = 10,
                      .defer_head = c->split,
                      .exact = c->exact,
+                     .probes = probes,
                      .optimizer = c->mixed ? &mixed : &usual_optimizer};
     if (device_open_cpu(&d, NULL, 1, &err) != OK) fail_msg("%s", err.message);
     if (defer) device_defer(&d, defer);
@@ -88,6 +90,7 @@ static Costs costs_of(const Case *c, uint64_t defer) {
         long long waits = d.waits[WAIT_RESULT];
         size_t before = allocations_in_use();
         int own = allocations_own();
+        options.probe = probes && step == 1 ? units : NULL;
         engine_step(e, batches, &options, &result);
         costs = (Costs){d.waits[WAIT_RESULT] - waits, allocations_own() - own, allocations_in_use() - before};
         assert_true(isfinite(result.loss) && !result.skipped);
@@ -109,12 +112,15 @@ static const Case cases[] = {
 };
 #define EACH_CASE(c) for (const Case *c = cases; c < cases + sizeof cases / sizeof *cases; c++)
 
-/* One wait, or two where a norm needs the largest gradient first. */
+/* One wait, or two where a norm needs the largest gradient first; steps that could be probed and are not,
+ * too. */
 static void test_waits(void **state) {
     (void)state;
     EACH_CASE(c)
     for (uint64_t seed = 0; seed < 2; seed++)
-        assert_int_equal(costs_of(c, seed).waits, c->clip_norm > 2 && isfinite(c->clip_norm) ? 2 : 1);
+        for (int probes = 0; probes < 2; probes++)
+            assert_int_equal(costs_of(c, seed, probes).waits,
+                             c->clip_norm > 2 && isfinite(c->clip_norm) ? 2 : 1);
 }
 
 /* What libraries take they give back: oneDNN packs operands of products into memory of its own. */
@@ -125,7 +131,7 @@ static void test_allocations(void **state) {
     free(mem_alloc(1));
     assert_int_equal(allocations_own() - before, 1);
     EACH_CASE(c) {
-        Costs costs = costs_of(c, 0);
+        Costs costs = costs_of(c, 0, true);
         assert_int_equal(costs.allocations, 0);
         assert_int_equal(costs.grown, 0);
     }

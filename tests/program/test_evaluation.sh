@@ -1,7 +1,7 @@
 #!/bin/bash
 # What a run measures of its model: named validation sets, before the first step and at the end; tasks, in the loop and by weft eval.
 . "$(dirname "$0")/../support/prelude.sh"
-. "$(dirname "$0")/../support/tasks.sh"
+. "$(dirname "$script")/../support/tasks.sh"
 
 letters 60 3 >text.txt
 letters 20 4 >news.txt
@@ -92,7 +92,7 @@ wrong 66 "no.jsonl" 'evaluation.tasks=[{path: no.jsonl, task: piqa}]'
 wrong 78 'is no task: expected one of hellaswag, arc_easy' 'evaluation.tasks=[{path: piqa.jsonl, task: squad}]'
 wrong 78 'two tasks are called piqa' 'evaluation.tasks=[piqa.jsonl, piqa.jsonl]'
 wrong 78 'the name "a b"' 'evaluation.tasks=[{path: piqa.jsonl, name: a b}]'
-wrong 65 'piqa.jsonl:1: activity_label: expected a text' 'evaluation.tasks=[{path: piqa.jsonl, task: hellaswag}]'
+wrong 65 'piqa.jsonl:1: endings: expected an array of texts' 'evaluation.tasks=[{path: piqa.jsonl, task: hellaswag}]'
 wrong 65 'does not fit the context of 4' 'evaluation.tasks=[hellaswag.jsonl]' train.context=4 'data.validation=[]' validation.every=0
 wrong 78 '1 of 2 sources of data.validation have a name' 'data.validation=[{path: news.txt, name: news}, code.txt]'
 wrong 78 'the name "a/b"' 'data.validation=[{path: news.txt, name: a/b}]'

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Figures of validation sets and of tasks do not depend on the mesh, to the last bit.
+# Figures of validation sets, of tasks and of probes do not depend on the mesh, to the last bit.
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
-. "$(dirname "$0")/../support/tasks.sh"
+. "$(dirname "$script")/../support/tasks.sh"
 needs_ranks
 
 letters 40 3 >text.txt
@@ -22,7 +22,7 @@ schedule: {kind: constant, warmup_steps: 0}
 validation: {every: 2, samples: 3}
 evaluation: {every: 2, tasks: [hellaswag.jsonl, winogrande.jsonl, lambada.jsonl, text.jsonl]}
 checkpoint: {every: 0}
-metrics: {log_freq: 1, tensorboard: false}
+metrics: {log_freq: 1, tensorboard: false, probe: 2}
 run: {threads: 1}
 END
 train() {
@@ -30,11 +30,11 @@ train() {
     shift
     timeout -k 5 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || fail "$dir: $(tail -3 "$dir.err")"
 }
-figures() { grep -E '"kind": "(validation|set|task)"' "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
+figures() { grep -E '"kind": "(validation|set|task|probe)"' "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
 same() { [ "$(figures "$1")" = "$(figures one)" ] || fail "$1: $(diff <(figures one) <(figures "$1") | head -4)"; }
 
 train one
-[ "$(figures one | wc -l)" -eq 21 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks"
+[ "$(figures one | wc -l)" -eq 31 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks, and twice five units"
 train ddp2 -n 2 mesh.dp_replicate=2
 same ddp2
 train fsdp3 -n 3 mesh.dp_shard=3 train.tokens_per_step=192 train.steps=4

@@ -1,4 +1,4 @@
-# For tests of tasks: documents of each format, made up from a few words.  . "$(dirname "$0")/../support/tasks.sh"
+# For tests of tasks: documents of each format, made up from a few words.  . "$(dirname "$script")/../support/tasks.sh"
 # make_tasks N SEED: N documents each of hellaswag, arc_easy, piqa, winogrande, boolq, mmlu, lambada and text, into files of these names.
 make_tasks() {
     awk -v n="$1" -v seed="$2" '

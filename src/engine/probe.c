@@ -1,0 +1,185 @@
+/* What a step's activations, their gradients, and the weights are like, unit by unit.
+ *
+ * On a step that is probed, ops take figures of what passes have just made, in tensor memory; nothing is read
+ * before the step has ended, and then all at once. On other steps nothing happens.
+ *
+ *     forward of u       figures of its output            slot (OUTPUT, u, m)
+ *     backward of u      of its input's gradient          slot (GRADIENT, u - 1, m): that of u - 1's output
+ *     end of the step    of weights and their gradients   slots behind them, one a parameter
+ *
+ * Sums are exact and each element is counted by one rank, so the figures have the same bits on every mesh
+ * whose activations and gradients have. In bf16 they are taken of a copy in fp32, which changes no number. */
+#include <math.h>
+
+#include "engine/execution.h"
+
+enum { OUTPUT, GRADIENT, PASS_SLOTS };
+
+static GradStats *pass_slot(const Engine *e, int kind, int unit, int microbatch) {
+    int64_t units = e->model.table.units, microbatches = e->plan->program.microbatches;
+    return e->probe.slots + ((int64_t)kind * units + unit) * microbatches + microbatch;
+}
+
+static GradStats *param_slot(const Engine *e, bool gradient, int param) {
+    int64_t behind = (int64_t)PASS_SLOTS * e->model.table.units * e->plan->program.microbatches;
+    return e->probe.slots + behind + (gradient ? e->model.table.count : 0) + param;
+}
+
+void probe_layout(Engine *e) {
+    const MemoryPlan *m = &e->plan->memory;
+    e->probe.slots = m->probe.slots ? pool_take(&e->pools[POOL_STATISTICS], m->probe.slots) : NULL;
+    e->probe.wide = m->probe.wide ? pool_take(&e->pools[POOL_STATISTICS], m->probe.wide) : NULL;
+}
+
+ErrorCode probe_open(Engine *e, Error *err) {
+    size_t bytes = e->plan->memory.probe.slots;
+    if (bytes == 0) return OK;
+    e->probe.host = e->device->runtime.host_take(e->device, bytes);
+    if (e->probe.host) return OK;
+    return error_set(err, ERR_MEMORY, "the system gave no pinned memory for %zu bytes", bytes);
+}
+
+void probe_close(Engine *e) {
+    if (e->probe.host) e->device->runtime.host_give(e->device, e->probe.host);
+}
+
+static bool probing(const Execution *x) { return x->training && x->options->probe; }
+
+void probe_begin(Execution *x) {
+    Engine *e = x->engine;
+    if (!probing(x)) return;
+    CHECK(e->probe.slots); /* the plan was told that there are probes */
+    OP(e->device, OP_ZERO, zero, e->probe.slots, e->plan->memory.probe.slots);
+}
+
+/* norm_unit is 1 until the norm is taken, and squares need none. */
+static void take(Engine *e, int64_t count, const float *values, GradStats *slot) {
+    OP(e->device, OP_GRAD_STATS, grad_stats, count, values, 2, &e->statistics.scalars->norm_unit, slot);
+}
+
+/* [T, h] in the compute dtype. */
+static void take_states(const Execution *x, int kind, int unit, int microbatch, const void *states) {
+    Engine *e = x->engine;
+    int64_t count = e->model.tokens * e->model.config.hidden_size;
+    const float *wide = states;
+    if (e->model.compute == DTYPE_BF16) {
+        OP(e->device, OP_CAST, cast, count, states, DTYPE_BF16, e->probe.wide, DTYPE_F32);
+        wide = e->probe.wide;
+    }
+    take(e, count, wide, pass_slot(e, kind, unit, microbatch));
+}
+
+void probe_output(const Execution *x, Action a, const void *out) {
+    if (probing(x) && out && program_ends_unit(x->program, a))
+        take_states(x, OUTPUT, a.unit, a.microbatch, out);
+}
+
+void probe_gradient(const Execution *x, Action a, Half half, const void *dx) {
+    bool made = (half & HALF_INPUT) && a.unit > 0 && program_ends_unit(x->program, a);
+    if (probing(x) && made) take_states(x, GRADIENT, a.unit - 1, a.microbatch, dx);
+}
+
+/* ---- at the end of the step ---- */
+
+typedef enum ProbeKind {
+    PROBE_OUTPUT,
+    PROBE_GRADIENT,
+    PROBE_WEIGHT,
+    PROBE_WEIGHT_GRADIENT,
+    PROBE_KINDS
+} ProbeKind;
+
+/* Of a unit, of all ranks. */
+typedef struct ProbeRecord {
+    struct {
+        ExactSum squares;
+        double max;
+        int64_t nonfinite, count;
+    } items[PROBE_KINDS];
+} ProbeRecord;
+
+static void add(ProbeRecord *r, ProbeKind kind, const GradStats *s, int64_t count) {
+    exact_merge(&r->items[kind].squares, &s->sum);
+    r->items[kind].max = fmax(r->items[kind].max, s->max);
+    r->items[kind].nonfinite += s->nonfinite;
+    r->items[kind].count += count;
+}
+
+static void combine(void *into, const void *from) {
+    ProbeRecord *a = into;
+    const ProbeRecord *b = from;
+    for (int k = 0; k < PROBE_KINDS; k++) {
+        GradStats s = {
+            .sum = b->items[k].squares, .max = b->items[k].max, .nonfinite = b->items[k].nonfinite};
+        add(a, (ProbeKind)k, &s, b->items[k].count);
+        exact_normalise(&a->items[k].squares);
+    }
+}
+
+static int64_t counted(const Engine *e, const Param *p) {
+    return partition_counts(&e->plan->partition, p) ? partition_piece(&e->plan->partition, p).count : 0;
+}
+
+static void take_parameters(Engine *e) {
+    const ParamTable *t = &e->model.table;
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        Piece piece = partition_piece(&e->plan->partition, p);
+        if (counted(e, p) == 0) continue;
+        take(e, piece.count, engine_master(e, piece), param_slot(e, false, i));
+        if (!p->frozen) take(e, piece.count, engine_gradient(e, p, piece), param_slot(e, true, i));
+    }
+}
+
+static const GradStats *on_host(const Engine *e, const GradStats *slot) {
+    return e->probe.host + (slot - e->probe.slots);
+}
+
+/* A slot that no op of this rank wrote is zero, and no element of it was counted. */
+static void add_passes(const Execution *x, int unit, ProbeRecord *r) {
+    const Engine *e = x->engine;
+    const Partition *p = &e->plan->partition;
+    int64_t each = e->model.tokens * e->model.config.hidden_size;
+    bool output = partition_runs(p, unit), gradient = partition_runs(p, unit + 1);
+    for (int m = 0; m < x->program->microbatches; m++) {
+        if (output) add(r, PROBE_OUTPUT, on_host(e, pass_slot(e, OUTPUT, unit, m)), each);
+        if (gradient) add(r, PROBE_GRADIENT, on_host(e, pass_slot(e, GRADIENT, unit, m)), each);
+    }
+}
+
+static void add_parameters(const Engine *e, int unit, ProbeRecord *r) {
+    const ParamTable *t = &e->model.table;
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
+        int64_t count = counted(e, &t->params[i]);
+        if (count == 0) continue;
+        add(r, PROBE_WEIGHT, on_host(e, param_slot(e, false, i)), count);
+        if (!t->params[i].frozen) add(r, PROBE_WEIGHT_GRADIENT, on_host(e, param_slot(e, true, i)), count);
+    }
+}
+
+static ProbeFigures figures_of(const ProbeRecord *r, ProbeKind kind) {
+    int64_t count = r->items[kind].count;
+    double mean = exact_value(&r->items[kind].squares) / (double)count;
+    return (ProbeFigures){.count = count,
+                          .nonfinite = r->items[kind].nonfinite,
+                          .rms = count > 0 ? sqrt(mean) : (double)NAN,
+                          .max = count > 0 ? r->items[kind].max : (double)NAN};
+}
+
+void probe_end(Execution *x) {
+    Engine *e = x->engine;
+    const ParamTable *t = &e->model.table;
+    if (!probing(x)) return;
+    take_parameters(e);
+    device_fetch(e->device, e->probe.host, e->probe.slots, e->plan->memory.probe.slots);
+    for (int u = 0; u < t->units; u++) {
+        ProbeRecord r = {0};
+        if (u + 1 < t->units) add_passes(x, u, &r);
+        add_parameters(e, u, &r);
+        execution_combine(e, &r, sizeof r, combine);
+        x->options->probe[u] = (UnitProbe){.output = figures_of(&r, PROBE_OUTPUT),
+                                           .gradient = figures_of(&r, PROBE_GRADIENT),
+                                           .weight = figures_of(&r, PROBE_WEIGHT),
+                                           .weight_gradient = figures_of(&r, PROBE_WEIGHT_GRADIENT)};
+    }
+}
