@@ -257,7 +257,7 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
            memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
 }
 
-/* The arrays of a microbatch in its buffer, in order; in an evaluation behind them the records of its rows. */
+/* The arrays of a microbatch in its buffer, in order, and behind them the records of an evaluation. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
     size_t bytes = pool_round((size_t)x->engine->plan->spec.tokens * sizeof(int32_t));
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
@@ -500,6 +500,7 @@ void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
 bool engine_score(Engine *e, const Batch *batch, LossRecord *records) {
     Execution x = forward_only(e, batch, true);
     if (!partition_runs(&e->plan->partition, x.program->units - 1)) return false;
-    device_fetch(e->device, records, batch_array(&x, 0, 5), (size_t)batch->tokens * sizeof *records);
+    device_fetch(e->device, records, batch_array(&x, 0, BATCH_ARRAYS),
+                 (size_t)batch->tokens * sizeof *records);
     return true;
 }
