@@ -188,11 +188,11 @@ static void loss_leaves(Bench *b) {
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_EMBED_FORWARD, embed_forward, b->t, HIDDEN, b->ids, b->x, 1, false, b->z, b->c);
+    OP(d, OP_EMBED_FORWARD, embed_forward, b->t, HIDDEN, b->ids, b->x, ALL_ROWS, 1, false, b->z, b->c);
 }
 static void embed_back(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_EMBED_BACKWARD, embed_backward, b->t, HIDDEN, b->ids, b->x, 1, b->g, b->c);
+    OP(d, OP_EMBED_BACKWARD, embed_backward, b->t, HIDDEN, b->ids, b->x, ALL_ROWS, 1, b->g, b->c);
 }
 static void update(Bench *b) {
     Device *d = &b->d;

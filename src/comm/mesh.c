@@ -56,8 +56,7 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
 }
 
 ErrorCode mesh_check_runs(const Mesh *mesh, Error *err) {
-    TRY(refuse("cp", "context parallelism", mesh->degree[AXIS_CP], err));
-    return refuse("tp", "tensor parallelism", mesh->degree[AXIS_TP], err);
+    return refuse("cp", "context parallelism", mesh->degree[AXIS_CP], err);
 }
 
 /* Product of degrees, or more than any world when it would not fit. Degrees come from a file and may be

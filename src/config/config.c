@@ -902,6 +902,19 @@ const Option config_options[] = {
      .help = "Whether gathered parameters are dropped after use and gathered again for the backward pass; "
              "auto: yes, but not in pipelines."},
 
+    /* Leaves and the tree over them: device.h, base/tree.h. Kept for the life of a run, so that it may go on
+     * with fewer tensor-parallel ranks; what other trainers cannot do is to go on with the same bits. */
+    {.key = "numerics.canonical_tp",
+     .type = OPT_INT,
+     .effect = EFFECT_BITS,
+     .offset = AT(numerics.canonical_tp),
+     .fallback = "0",
+     .min = 0,
+     .max = 64,
+     .help =
+         "Pieces into which sums that mesh.tp shares are cut, on one rank as well: every degree whose share "
+         "of them is a power of two has the same bits; 0: mesh.tp when the run begins."},
+
     /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
      * another mesh is other last bits, unless numerics are exact. */
     {.key = "mesh.pp",
@@ -933,9 +946,8 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
              "are left."},
-    /* Axes that have their place, are planned, and refused by name where a run begins (comm/mesh.c). Better a
-     * key that says "not yet" than one that is unknown: configurations written for other trainers name them.
-     */
+    /* cp can be planned, ep not yet: refused by name where a run begins (comm/mesh.c). Better a key that says
+     * "not yet" than one that is unknown: configurations written for other trainers name them. */
     {.key = "mesh.cp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -951,7 +963,9 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Tensor-parallel ranks; more than 1 can be planned, not run yet."},
+     .help =
+         "Tensor-parallel ranks: they share heads, the MLP, the vocabulary, and the tokens between them; the "
+         "curve has the same bits (numerics.canonical_tp)."},
     {.key = "mesh.ep",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,

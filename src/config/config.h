@@ -1,5 +1,5 @@
 /* The configuration of a run: one struct, one option table. Sections follow the house: model, data, train,
- * mesh, comm, pipeline, optimizer, schedule, checkpoint, metrics, run. */
+ * numerics, mesh, comm, pipeline, optimizer, schedule, checkpoint, metrics, run. */
 #ifndef WEFT_CONFIG_CONFIG_H
 #define WEFT_CONFIG_CONFIG_H
 
@@ -64,6 +64,11 @@ typedef struct TrainOptions {
     int gradient_sync; /* GradientSync */
     int reshard;       /* Reshard */
 } TrainOptions;
+
+/* How sums are cut that ranks may share, whatever the mesh. */
+typedef struct NumericsOptions {
+    int64_t canonical_tp; /* leaves of those that mesh.tp shares; 0: its degree when the run began */
+} NumericsOptions;
 
 typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;
 typedef struct CommOptions {
@@ -167,6 +172,7 @@ typedef struct Config {
     ModelOptions model;
     DataConfig data;
     TrainOptions train;
+    NumericsOptions numerics;
     MeshOptions mesh;
     CommOptions comm;
     PipelineOptions pipeline;

@@ -200,9 +200,9 @@ static void host_give(Device *d, void *host) {
       (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (int64_t, ldc),                    \
       (bool, accumulate), (Leaves, leaves))                                                                 \
     X(embed_forward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, table),   \
-      (float, scale), (bool, add), (void *, out), (Dtype, c))                                               \
+      (EmbedRows, rows), (float, scale), (bool, add), (void *, out), (Dtype, c))                            \
     X(embed_backward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, dout),   \
-      (float, scale), (float *, dtable), (Dtype, c))                                                        \
+      (EmbedRows, rows), (float, scale), (float *, dtable), (Dtype, c))                                     \
     X(norm_forward, (NormKind, kind), (int64_t, tokens), (int64_t, hidden), (float, eps),                   \
       (const void *, a), (const void *, b), (const float *, w), (const float *, bias), (void *, sum),       \
       (void *, y), (float *, rstd), (Dtype, c))                                                             \
@@ -213,7 +213,7 @@ static void host_give(Device *d, void *host) {
       (const void *, raw), (const float *, wq), (const float *, wk), (void *, out), (Dtype, c))             \
     X(qk_norm_backward, (AttentionShape, s), (bool, flat), (NormKind, kind), (float, eps),                  \
       (const void *, raw), (const float *, wq), (const float *, wk), (void *, dqkv), (float *, dwq),        \
-      (float *, dwk), (int64_t, leaf), (Dtype, c))                                                          \
+      (float *, dwk), (int, leaves), (Dtype, c))                                                            \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \

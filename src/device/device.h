@@ -124,6 +124,12 @@ typedef struct VocabLeaves {
 
 #define WHOLE_VOCABULARY ((VocabLeaves){.count = 0})
 
+/* Which rows of an embedding are here: first .. first+count-1. */
+typedef struct EmbedRows {
+    int64_t first, count;
+} EmbedRows;
+#define ALL_ROWS ((EmbedRows){0, INT64_MAX})
+
 /* x the normed row, w its weights, r = 1 / sqrt(mean(x^2) + eps), of LayerNorm mean((x - mean x)^2):
  *   RMS           x r w                    Zhang & Sennrich, "Root mean square layer normalization", 2019
  *   RMS_PLUS_ONE  x r (1 + w)              Gemma's: weights start from 0
@@ -235,14 +241,17 @@ typedef struct Ops {
                  Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,
                  bool accumulate, Leaves leaves);
 
-    /* out[t] = (add ? out[t] : 0) + scale * table[ids[t]]. ids are checked by the loader, once, to be in
-     * [0, V). */
+    /* out[t] = (add ? out[t] : 0) + scale * table[ids[t] - rows.first]. ids are checked by the loader, once,
+     * to be in [0, V). A token whose row is not here gets -0, the number that changes no sum (0 would turn a
+     * -0 into 0); with `add` its out stays. */
     void (*embed_forward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
-                          const void *table /* [V, h] c */, float scale, bool add, void *out /* [T, h] c */,
-                          Dtype c);
-    /* dtable[ids[t]] += scale * dout[t], tokens in ascending order. */
+                          const void *table /* [rows, h] c */, EmbedRows rows, float scale, bool add,
+                          void *out /* [T, h] c */, Dtype c);
+    /* dtable[ids[t] - rows.first] += scale * dout[t], tokens in ascending order; of tokens whose row is
+     * here. */
     void (*embed_backward)(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids /* [T] */,
-                           const void *dout /* [T, h] c */, float scale, float *dtable /* [V, h] */, Dtype c);
+                           const void *dout /* [T, h] c */, EmbedRows rows, float scale,
+                           float *dtable /* [rows, h] */, Dtype c);
 
     /* sum = a + b (b and sum may be NULL: then sum is a); y = norm(sum), rstd its r. y may be NULL: only sum
      * and rstd are wanted. */
@@ -266,12 +275,13 @@ typedef struct Ops {
     void (*qk_norm_forward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
                             const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                             const float *wk /* [D] or [G*D] */, void *out /* [T, (H+2G)*D] c */, Dtype c);
-    /* dqkv, the gradient of `out`, becomes that of raw; dwq and dwk += sums over heads and tokens, a row for
-     * each leaf of these as in norm_backward. */
+    /* dqkv, the gradient of `out`, becomes that of raw; dwq and dwk += sums over tokens and heads, a row for
+     * each of `leaves` equal runs of heads (1: all of them; `flat` has no more), to be added in the tree when
+     * all microbatches have been. */
     void (*qk_norm_backward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
                              const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
-                             const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */, float *dwq,
-                             float *dwk, int64_t leaf, Dtype c);
+                             const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */,
+                             float *dwq /* [leaves, D] or [H*D] */, float *dwk, int leaves, Dtype c);
 
     /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints): of
      * each head its first R = s.rotary elements. inverse rotates back: the gradient. cos_sin[p] = R/2

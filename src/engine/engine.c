@@ -29,6 +29,7 @@ static void *take(Engine *e, int pool, size_t bytes) {
 
 static void layout_gradients(Engine *e, int unit) {
     const Program *p = &e->plan->program;
+    e->step.leaves[unit] = take(e, POOL_GRADIENTS, gradient_leaf_bytes(p, unit));
     for (int f = 0; f < GRADIENT_FLATS; f++) {
         e->step.sums[unit][f] = take(e, POOL_GRADIENTS, gradient_sum_bytes(p, unit, (Flat)f));
         e->step.owned[unit].flats[f] = take(e, POOL_GRADIENTS, gradient_owned_bytes(p, unit, (Flat)f));
@@ -38,8 +39,9 @@ static void layout_gradients(Engine *e, int unit) {
 static void layout_training(Engine *e) {
     for (int u = 0; u <= e->model.table.units; u++) layout_gradients(e, u);
     e->state.states = pool_take(&e->pools[POOL_OPTIMIZER], e->plan->memory.optimizer);
-    e->work.bucket = pool_take(&e->pools[POOL_COMMUNICATION],
-                               memory_plan_communication(&e->plan->memory) - e->plan->memory.tie);
+    e->work.bucket =
+        pool_take(&e->pools[POOL_COMMUNICATION],
+                  memory_plan_communication(&e->plan->memory) - e->plan->memory.tie - e->plan->memory.tensor);
     e->work.tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->plan->memory.tie);
 }
 
@@ -53,6 +55,7 @@ static void layout(Engine *e) {
     e->state.copy =
         plan->copy ? pool_take(&e->pools[POOL_COPY], e->plan->partition.owned * sizeof(uint16_t)) : NULL;
     if (!e->plan->spec.inference) layout_training(e);
+    e->work.tensor = pool_take(&e->pools[POOL_COMMUNICATION], plan->tensor);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
     statistics_layout(e);
     probe_layout(e);
@@ -100,7 +103,9 @@ static void allocate_tables(Engine *e) {
     e->weights =
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
-                               e->plan->partition.tied};
+                               e->plan->partition.tied, partition_rows(&e->plan->partition)};
+    e->traffic.tokens = mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.tokens);
+    e->step.leaves = mem_alloc_array(units + 1, sizeof *e->step.leaves);
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
@@ -151,6 +156,8 @@ void engine_close(Engine *e) {
     free(e->traffic.reductions);
     free(e->traffic.receives);
     free(e->traffic.sends);
+    free(e->traffic.tokens);
+    free(e->step.leaves);
     free(e->weights.units);
     free(e->gradients.units);
     free(e->step.owned);
@@ -263,8 +270,7 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
 }
 
-/* Passes over several microbatches are interleaved, so each one says anew which of them it is about. */
-static void enter_microbatch(Execution *x, int m) {
+void execution_enter(Execution *x, int m) {
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
     x->pass.losses = batch_array(x, m, 4);
@@ -276,7 +282,7 @@ static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     Device *d = x->engine->device;
     size_t bytes = (size_t)x->engine->plan->spec.tokens * sizeof(int32_t);
-    enter_microbatch(x, m);
+    execution_enter(x, m);
     const Microbatch *to = &x->pass.batch;
     OP(d, OP_UPLOAD, upload, to->ids, b->inputs, bytes);
     OP(d, OP_UPLOAD, upload, to->targets, b->targets, bytes);
@@ -301,39 +307,54 @@ static void end_gradients(Execution *x, Action a) {
     }
 }
 
-/* Memory of a unit for a pass over a microbatch. */
-static UnitPass unit_pass(const Execution *x, int unit, int microbatch) {
-    return (UnitPass){.pass = &x->pass,
-                      .unit = unit,
-                      .slab = unit > 0 ? execution_buffer(x, BUFFER_SLAB, unit, microbatch) : NULL,
-                      .keep = x->engine->work.keep,
-                      .scratch = x->engine->work.scratch};
+/* What a unit's passes read and write beside the slab, by the pass that an action is, or belongs to. A unit's
+ * output is the next unit's input, in whose slab it is made; where that is on another rank it has a buffer of
+ * its own until it is sent. The weight half alone reads what the input half left in `keep`, not the
+ * gradient's buffer, which is other units' by then; only the embedding, which has no input half to speak
+ * of, reads it there. */
+UnitPass execution_unit(const Execution *x, Action a) {
+    const Engine *e = x->engine;
+    int u = a.unit, m = a.microbatch, last = x->program->units - 1;
+    ActionKind pass = action_is_crossing(a.kind) ? a.pass : a.kind;
+    if (pass == ACT_AGAIN) pass = a.before;
+    Half half = action_half(pass);
+    UnitPass unit = {.pass = &x->pass,
+                     .unit = u,
+                     .slice = a.slice,
+                     .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
+                     .keep = e->work.keep,
+                     .scratch = e->work.scratch};
+    if (pass == ACT_FWD) {
+        bool here = partition_runs(&e->plan->partition, u + 1);
+        if (u < last) unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
+        return unit;
+    }
+    if (half != HALF_WEIGHT || u == 0)
+        unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
+    if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
+    return unit;
 }
 
 /* In the order in which things can be missing: the input from the stage before, the parameters, then memory.
  * The head reads the embedding's matrix where the two are tied, which is another unit's and gathered for
- * itself. A unit's output is the next unit's input, in whose slab it is made; where that is on another rank
- * it has a buffer of its own until it is sent. */
+ * itself. */
 static void forward(Execution *x, Action a) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch;
     bool head = u == x->program->units - 1;
-    enter_microbatch(x, m);
+    execution_enter(x, m);
     boundary_arrived(x, ACT_RECV_F, u, m);
     parameters_ready(x, u);
     if (head && e->plan->partition.tied) parameters_ready(x, 0);
     begin_gradients(x, a);
-    UnitPass unit = unit_pass(x, u, m);
-    if (!head) {
-        bool here = partition_runs(&e->plan->partition, u + 1);
-        unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
-    }
+    UnitPass unit = execution_unit(x, a);
     unit_forward(&unit, a.parts);
     probe_output(x, a, unit.out);
     end_gradients(x, a);
     /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
      */
-    if (head && program_ends_unit(x->program, a)) statistics_add_losses(x);
+    bool counts = e->plan->partition.tensor == 0; /* all of tp have the same */
+    if (head && counts && program_ends_unit(x->program, a)) statistics_add_losses(x);
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
@@ -348,25 +369,28 @@ static void poison(Execution *x, Action a) {
     x->poisoned = true;
 }
 
+/* Parts between which something crosses make what is needed again by actions of their own. */
+static void again(Execution *x, Action a) {
+    execution_enter(x, a.microbatch);
+    parameters_ready(x, a.unit);
+    UnitPass unit = execution_unit(x, a);
+    unit_recompute(&unit, a.parts);
+}
+
 /* The gradient of the output has come from the unit above, in a buffer that travels down with the passes:
- * each unit turns it into the gradient of its input in place. The weight half alone reads what the input half
- * left in `keep`, not this buffer, which is other units' by then; only the embedding, which has no input half
- * to speak of, reads it there. */
+ * each unit turns it into the gradient of its input in place. */
 static void backward(Execution *x, Action a, Half half) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
-    enter_microbatch(x, m);
+    execution_enter(x, m);
     if (half & HALF_INPUT) boundary_arrived(x, ACT_RECV_B, u, m);
     begin_gradients(x, a);
     parameters_ready(x, u);
     if (u == last && x->program->defer_head && e->plan->partition.tied) parameters_ready(x, 0);
-    UnitPass unit = unit_pass(x, u, m);
-    if (half != HALF_WEIGHT || u == 0)
-        unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
-    if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
+    UnitPass unit = execution_unit(x, a);
     /* Earlier parts make what later ones read: what was dropped of any is made again before the last one
      * runs. */
-    if ((half & HALF_INPUT) && program_begins_unit(x->program, a))
+    if ((half & HALF_INPUT) && program_begins_unit(x->program, a) && !program_cuts(x->program, u))
         unit_recompute(&unit, unit_parts(&e->model.config, u));
     unit_backward(&unit, half, a.parts);
     probe_gradient(x, a, half, unit.dx);
@@ -388,6 +412,11 @@ static void act(Execution *x, Action a) {
     case ACT_BWD: backward(x, a, HALF_BOTH); break;
     case ACT_BWD_IN: backward(x, a, HALF_INPUT); break;
     case ACT_BWD_W: backward(x, a, HALF_WEIGHT); break;
+    case ACT_AGAIN: again(x, a); break;
+    case ACT_GATHER_X:
+    case ACT_SUM_X:
+    case ACT_RECORDS: crossing_run(x, a); break;
+    case ACT_LEAVES: gradients_add_leaves(x, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE: gradients_reduce(x, a); break;
     case ACT_REDUCED: gradients_reduced(x, a); break;
@@ -466,13 +495,15 @@ static Execution prepare_step(Engine *e, int microbatches, const Batch *batches)
 
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
     Execution x = prepare_step(e, options->microbatches, batches);
-    int contributions = x.program->microbatches * mesh_dp_degree(&e->plan->partition.mesh);
+    const Partition *p = &e->plan->partition;
+    int contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->leaves;
     e->progress.last = x.program;
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     x.training = true, x.options = options, x.result = result;
     x.pass.z_loss = (float)e->plan->spec.z_loss;
-    /* So many terms are added up in fixed point that each must leave room for the others: the limit depends
-     * on the step alone, not on who adds what, so that what is refused is the same on any mesh. */
+    /* So many terms (of leaves, where sums have any) are added up in fixed point that each must leave room
+     * for the others: the limit depends on the step alone, not on who adds what, so that what is refused is
+     * the same on any mesh. */
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     statistics_begin(&x);

@@ -2,8 +2,9 @@
  *
  *     engine.c      memory, life, the loop over actions
  *     parameters.c  GATHER, RELEASE
- *     gradients.c   REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
+ *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
+ *     crossings.c   GATHER_X, SUM_X, RECORDS
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
  *     probe.c       figures of activations and weights, on steps that are probed */
@@ -39,6 +40,7 @@ typedef struct OwnedState {
 typedef struct StepGradients {
     char *(*sums)[FLATS];   /* as they add up; plan/memory.h gradient_sum_bytes */
     UnitGradients *owned;   /* this rank's shares, fp32, once they are reduced */
+    char **leaves;          /* rows of leaves of vectors' gradients, where there are several */
     unsigned char *started; /* flats whose sums have been set in the step under way: 1 << flat */
 } StepGradients;
 
@@ -46,6 +48,7 @@ typedef struct Workspace {
     char *arena[ARENAS], *keep, *scratch;
     char *bucket;      /* of collectives */
     float *tie_buffer; /* the other rank's share of a tied gradient */
+    char *tensor;      /* of what crosses over tp */
 } Workspace;
 
 /* Figures of the step under way; statistics.c. */
@@ -71,6 +74,7 @@ typedef struct Traffic {
     CommHandle *receives;            /* [2, units, microbatches] forward, backward */
     CommHandle *sends;               /* [2, units] the last of each boundary */
     unsigned turn[2];                /* reductions started: scatters, and all-reduces */
+    CommPart *tokens;                /* [ranks of tp] of the crossing under way */
 } Traffic;
 
 typedef struct Progress {
@@ -130,10 +134,19 @@ void parameters_release(Execution *x, Action a);
 /* Returns when the parameters of a unit are there. */
 void parameters_ready(Execution *x, int unit);
 
+/* Memory of a unit for what an action does to a microbatch of it. */
+UnitPass execution_unit(const Execution *x, Action a);
+/* Passes over several microbatches are interleaved, so each action says anew which of them it is about. */
+void execution_enter(Execution *x, int microbatch);
+
+/* Starts what crosses between two parts of a unit over tp, and waits for it. */
+void crossing_run(Execution *x, Action a);
+
 /* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
 /* What the pass added is complete: fixed point takes it over. */
 void gradients_end(Execution *x, int unit, Flat flat, int microbatch);
+void gradients_add_leaves(Execution *x, Action a);
 void gradients_reduce(Execution *x, Action a);
 void gradients_reduced(Execution *x, Action a);
 void gradients_tie(Execution *x);

@@ -17,6 +17,12 @@
  *                       |                                              ^
  *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_share
  *
+ * Where sums have leaves (numerics.canonical_tp), the gradients of vectors have a row for each leaf of this
+ * rank while passes add to them, and LEAVES adds these up: over its own rows, and, of parameters that all
+ * ranks of tp have, over these. In fixed point each row is added by itself, and LEAVES sums over tp alone.
+ *
+ *      pass --adds--> leaves --tree--> sums or slot [vectors] ==all-reduce over tp==> the same
+ *
  * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this
  * step is a bit of `started`, since what nobody has written yet must be set, and not added to. */
 #include "engine/execution.h"
@@ -58,8 +64,11 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
     size_t elements = partition_whole(&x->engine->plan->partition, unit, flat);
     bool slots = program_has_slots(x->program);
     if (elements == 0) return;
-    char *to = slots ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
-                     : x->engine->step.sums[unit][flat];
+    char *leaves = flat == FLAT_VECTORS ? x->engine->step.leaves[unit] : NULL;
+    char *to = leaves  ? leaves
+               : slots ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
+                       : x->engine->step.sums[unit][flat];
+    if (leaves) elements *= (size_t)partition_rows(&x->engine->plan->partition);
     bool fresh = slots || start_sums(x, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
     if (flat == FLAT_MATRICES) x->pass.first = fresh;
@@ -75,9 +84,11 @@ static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
     int shape = unit < t->units ? unit : 0;
     for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
         const Param *p = &t->params[i];
-        if (p->flat != flat) continue;
-        OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count, g + p->place, sum + p->place, set, x->limit,
-           x->engine->statistics.refused + i);
+        int rows = flat == FLAT_VECTORS ? partition_param_rows(&x->engine->plan->partition, p) : 1;
+        for (int r = 0; p->flat == flat && r < rows; r++)
+            OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count,
+               g + gradient_place(&x->engine->gradients, p) + r * p->count, sum + p->place, set && r == 0,
+               x->limit, x->engine->statistics.refused + i);
     }
 }
 
@@ -88,6 +99,45 @@ void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
     if (!x->program->exact) return;
     Region r = region_of(x, unit, flat, step ? -1 : microbatch);
     if (r.all) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));
+}
+
+/* ---- Leaves ---- */
+
+/* Rows of this rank, in its part of the canonical tree. */
+static void add_rows(Engine *e, int unit, float *to) {
+    const ParamTable *t = &e->model.table;
+    const float *leaves = (const float *)(const void *)e->step.leaves[unit], *rows[LEAVES_MAX];
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
+        const Param *p = &t->params[i];
+        int count = partition_param_rows(&e->plan->partition, p);
+        if (p->flat != FLAT_VECTORS) continue;
+        for (int r = 0; r < count; r++) rows[r] = leaves + gradient_place(&e->gradients, p) + r * p->count;
+        OP(e->device, OP_SUM_PARTS, sum_parts, p->count, count, rows, to + p->place);
+    }
+}
+
+/* Parameters that ranks of tp share out are complete where they are; what lies between sums is not read. */
+static void sum_over_tensor(Execution *x, int unit, char *to) {
+    Engine *e = x->engine;
+    size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
+    CommType type = x->program->exact ? COMM_I64 : COMM_F32;
+    VectorRun run;
+    for (int next = 0; program_next_sum(x->program, unit, &next, &run);) {
+        Error err = {.message = ""};
+        CommHandle handle;
+        execution_must(e,
+                       comm_all_reduce(e->comm, MESH_TENSOR, type, to + (size_t)run.first * width, run.count,
+                                       e->work.tensor, &handle, &err),
+                       &err);
+        execution_wait(e, &handle);
+    }
+}
+
+void gradients_add_leaves(Execution *x, Action a) {
+    Engine *e = x->engine;
+    Region r = region_of(x, a.unit, FLAT_VECTORS, a.microbatch);
+    if (!x->program->exact && e->step.leaves[a.unit]) add_rows(e, a.unit, (float *)(void *)r.all);
+    if (e->plan->partition.tensors > 1) sum_over_tensor(x, a.unit, r.all);
 }
 
 /* ---- Reductions ---- */

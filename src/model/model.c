@@ -19,13 +19,87 @@ static int64_t default_loss_rows(const ModelConfig *c, int64_t tokens) {
     return rows < tokens ? rows : tokens;
 }
 
+int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked) {
+    if (asked == 0) return default_loss_rows(c, tokens);
+    return asked < tokens ? asked : tokens;
+}
+
 /* The configuration is copied, the table owned: model_free gives it back. No chunk of logits has more rows
  * than the microbatch. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err) {
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
-    m->loss_rows = loss_rows > 0 ? (loss_rows < tokens ? loss_rows : tokens) : default_loss_rows(c, tokens);
+    m->loss_rows = model_loss_rows(c, tokens, loss_rows);
+    model_share(m, ALONE, c->vocab_size);
     return param_table_build(&m->table, c, err);
+}
+
+void model_share(Model *m, Sharing sharing, int64_t vocabulary) {
+    CHECK(sharing.leaves % sharing.ranks == 0 && m->tokens % sharing.leaves == 0);
+    m->sharing = sharing, m->vocabulary = vocabulary;
+}
+
+/* ---- leaves ---- */
+
+Leaves model_one_leaf(const Model *m, int64_t terms) {
+    if (m->sharing.leaves == 1) return NO_LEAVES;
+    return (Leaves){.runs = 1, .run = {{terms, terms}}};
+}
+
+/* All but the vocabulary are cut into equal leaves. */
+static int64_t vocabulary_leaf(const Model *m) {
+    return (m->vocabulary + m->sharing.leaves - 1) / m->sharing.leaves;
+}
+
+static void add_run(const Model *m, Leaves *l, Dim dim) {
+    int64_t length = model_dim(&m->config, dim);
+    int64_t leaf = dim == DIM_VOCAB ? vocabulary_leaf(m) : length / model_own_leaves(m);
+    CHECK(l->runs < LEAF_RUNS);
+    l->run[l->runs].length = length;
+    l->run[l->runs++].leaf = leaf;
+}
+
+/* Matrices that a product takes as one are runs of its inner dimension: a leaf has some heads' q, k and v,
+ * and gate and up of some elements. Others are one run. */
+Leaves model_leaves(const Model *m, Dim dim) {
+    Leaves l = NO_LEAVES;
+    if (m->sharing.leaves == 1) return l;
+    if (dim == DIM_QKV) {
+        add_run(m, &l, DIM_QUERY), add_run(m, &l, DIM_KEY), add_run(m, &l, DIM_KEY);
+    } else if (dim == DIM_GATE_UP) {
+        bool gated = model_dim(&m->config, DIM_GATE_UP) > m->config.intermediate_size;
+        add_run(m, &l, DIM_INTER);
+        if (gated) add_run(m, &l, DIM_INTER);
+    } else {
+        add_run(m, &l, dim);
+    }
+    return l;
+}
+
+static int64_t first_of_vocabulary(const Model *m) {
+    return m->sharing.place * model_own_leaves(m) * vocabulary_leaf(m);
+}
+
+EmbedRows model_vocabulary(const Model *m) {
+    if (m->sharing.ranks == 1) return ALL_ROWS;
+    return (EmbedRows){first_of_vocabulary(m), m->config.vocab_size};
+}
+
+VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records) {
+    if (m->sharing.leaves == 1) return WHOLE_VOCABULARY;
+    return (VocabLeaves){.first = first_of_vocabulary(m),
+                         .leaf = vocabulary_leaf(m),
+                         .count = records ? m->sharing.leaves : 0,
+                         .records = records};
+}
+
+/* ---- chunks of logits ---- */
+
+int model_chunks(const Model *m) { return (int)((m->tokens + m->loss_rows - 1) / m->loss_rows); }
+
+int64_t model_chunk_rows(const Model *m, int chunk) {
+    int64_t left = m->tokens - chunk * m->loss_rows;
+    return left < m->loss_rows ? left : m->loss_rows;
 }
 
 void model_free(Model *m) {
@@ -99,5 +173,6 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .intermediate = c->intermediate_size,
                          .vocab = c->vocab_size,
                          .logits_rows = m->loss_rows,
-                         .attention = model_attention(m, 0)};
+                         .attention = model_attention(m, 0),
+                         .leaves = m->sharing.leaves > 1 ? model_own_leaves(m) : 0};
 }

@@ -28,15 +28,26 @@ typedef struct Cursor {
 
 /* Of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. What a norm after
  * the layer reads is saved: it is the layer's last product, which is not cheap. */
-static const TensorRow rstd_row = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SAVED},
-                       n_row = {.width = DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
-                       dy_row = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
-                       result_row = {.width = DIM_HIDDEN, .life = LIFE_SAVED},
-                       dn_row = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH};
+static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false},
+                       n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true},
+                       dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true},
+                       result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false},
+                       dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false},
+                       whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false},
+                       terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32, LIFE_SCRATCH, false};
 
 /* Without a norm before it, the layer reads the stream: then that is the operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {
-    return (TensorRow){.width = DIM_HIDDEN, .life = stream_lifetime(index), .operand = !s->in};
+    return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in};
+}
+
+static int64_t rows_of(const Model *m, Extent rows) {
+    switch (rows) {
+    case EXTENT_TOKENS: return m->tokens;
+    case EXTENT_OWN: return model_own_tokens(m);
+    case EXTENT_LOGITS: return m->loss_rows;
+    }
+    return 0;
 }
 
 /* In whole cache lines, so that each tensor begins at one. A narrow tensor is none where the compute dtype
@@ -44,8 +55,7 @@ static TensorRow stream_row(const Sublayer *s, int index) {
 static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
-    int64_t rows = row->rows == EXTENT_TOKENS ? m->tokens : m->loss_rows;
-    return pool_round((size_t)rows * (size_t)model_dim(&m->config, row->width) * element);
+    return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);
 }
 
 /* NULL where the region has no memory, in a dry walk as for a unit that needs none there. */
@@ -74,6 +84,20 @@ static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int inde
     for (int i = 0; i < s->layer->tensor_count; i++) out->layer[i] = take(c, m, &s->layer->tensors[i]);
 }
 
+/* In scratch, since they are dead when the pass is over: what ranks exchange is made, or fetched, again for
+ * each pass. A block's sublayers take turns. */
+static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
+    if (m->sharing.ranks == 1) return;
+    bool head = unit == m->table.units - 1;
+    out->whole = take(c, m, &whole_row);
+    out->dwhole = take(c, m, &whole_row);
+    out->terms = take(c, m, &terms_row);
+    if (!head) return;
+    out->records =
+        (void *)(c->base[REGION_SCRATCH] ? c->base[REGION_SCRATCH] + c->used[REGION_SCRATCH] : NULL);
+    c->used[REGION_SCRATCH] += pool_round((size_t)(m->sharing.leaves * m->loss_rows) * sizeof(LossRecord));
+}
+
 /* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the
  * stream's before the next layer down makes its own. */
 static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
@@ -82,6 +106,7 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     *out = (UnitTensors){0};
     for (int s = 0; s < count; s++) take_sublayer(c, m, &sublayers[s], s, &out->sublayers[s]);
     if (!sublayer_alone(&sublayers[0])) out->dn = take(c, m, &dn_row);
+    take_shared(c, m, unit, &out->shared);
 }
 
 void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {
@@ -114,5 +139,5 @@ size_t model_keep_bytes(const Model *m) { return most_bytes(m, REGION_KEEP); }
 size_t model_scratch_bytes(const Model *m) { return most_bytes(m, REGION_SCRATCH); }
 
 size_t boundary_bytes(const Model *m) {
-    return (size_t)m->tokens * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
+    return (size_t)model_own_tokens(m) * (size_t)m->config.hidden_size * dtype_bytes(m->compute);
 }

@@ -136,10 +136,24 @@ Parts unit_parts(const ModelConfig *c, int unit) {
     return (Parts){0, unit_steps(c, unit, steps)};
 }
 
-const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
+static Step step_of(const ModelConfig *c, int unit, int part) {
     Step steps[UNIT_PARTS];
     CHECK(part >= 0 && part < unit_steps(c, unit, steps));
-    return steps[part].kind == STEP_LAYER ? steps[part].part->product : NULL;
+    return steps[part];
+}
+
+const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
+    Step step = step_of(c, unit, part);
+    return step.kind == STEP_LAYER ? step.part->product : NULL;
+}
+
+bool unit_part_fused(const ModelConfig *c, int unit, int part) {
+    Step step = step_of(c, unit, part);
+    return step.kind == STEP_LAYER && step.part->fused;
+}
+
+bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {
+    return !lifetime_stays(step_of(c, unit, part).makes, policy);
 }
 
 /* For people: the listing of a plan names parts by these. */

@@ -35,23 +35,35 @@ static Run start(const UnitPass *u) {
 
 static int64_t state_elements(const Run *r) {
     const Model *m = r->u->pass->model;
-    return m->tokens * m->config.hidden_size;
+    return model_own_tokens(m) * m->config.hidden_size;
 }
 
-/* out = a + b: states [T, h]. */
+/* out = a + b: states [own, h]. */
 static void add_states(const Run *r, const void *a, const void *b, void *out) {
     const Pass *p = r->u->pass;
     OP(p->device, OP_ADD, add, state_elements(r), a, b, out, p->model->compute);
 }
 
-/* `result`: where the sublayer's, and those of sublayers before it, are. */
+static bool is_shared(const Run *r) { return r->u->pass->model->sharing.ranks > 1; }
+
+/* Where a sublayer's result is, for the stream or the norm behind it. */
+static void *result_of(const Run *r, int sublayer, void *result) {
+    void *own = r->tensors.sublayers[sublayer].result;
+    return own ? own : result;
+}
+
+/* `result`: where the sublayer's, and those of sublayers before it, are. Shared, the layer reads what was
+ * gathered and makes terms of a sum, which unit_summed puts there. */
 static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
+    const Shared *shared = &r->tensors.shared;
     return (LayerPass){.pass = r->u->pass,
                        .unit = r->u->unit,
+                       .slice = r->u->slice,
                        .tensors = t->layer,
-                       .x = t->n,
-                       .y = t->result ? t->result : result};
+                       .shared = shared,
+                       .x = is_shared(r) ? shared->whole : t->n,
+                       .y = is_shared(r) ? shared->terms : result_of(r, step->sublayer, result)};
 }
 
 /* ---- forward ---- */
@@ -63,8 +75,8 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
     const ParamRow *norm = r->sublayers[index].in;
     bool sum = index > 0 && !saved;
     if (norm)
-        norm_forward(p, r->u->unit, norm, p->model->tokens, sum ? t[-1].x : t->x, sum ? result : NULL,
-                     sum ? t->x : NULL, t->n, t->rstd);
+        norm_forward(p, r->u->unit, norm, model_own_tokens(p->model), sum ? t[-1].x : t->x,
+                     sum ? result : NULL, sum ? t->x : NULL, t->n, t->rstd);
     else if (sum)
         add_states(r, t[-1].x, result, t->x);
 }
@@ -74,8 +86,8 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
 static void leave(const Run *r, int index, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const Pass *p = r->u->pass;
-    norm_forward(p, r->u->unit, r->sublayers[index].out, p->model->tokens, t->result, NULL, NULL, result,
-                 t->out_rstd);
+    norm_forward(p, r->u->unit, r->sublayers[index].out, model_own_tokens(p->model), t->result, NULL, NULL,
+                 result, t->out_rstd);
 }
 
 static void forward_step(const Run *r, const Step *step, void *result, bool saved) {
@@ -134,14 +146,22 @@ static void keep_gradient(const Run *r, int index) {
 
 /* Where the gradient of the layer's result is: in dy if a norm behind the layer put it there, or if the
  * weight half comes alone, when dx has long gone on; else it is dx itself. */
+static const void *result_gradient(const Run *r, int sublayer, Half half) {
+    const Sublayer *s = &r->sublayers[sublayer];
+    bool apart = s->out || (half == HALF_WEIGHT && !sublayer_alone(s));
+    return apart ? r->tensors.sublayers[sublayer].dy : r->u->dx;
+}
+
+/* Shared, the layer reads that gradient as it was gathered, and makes terms of its input's. */
 static void backward_layer(const Run *r, const Step *step, Half half) {
     const Sublayer *s = &r->sublayers[step->sublayer];
-    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
+    const Shared *shared = &r->tensors.shared;
     bool alone = sublayer_alone(s);
     LayerPass w = layer_pass(r, step, NULL);
     if (half == HALF_INPUT && step->last && !alone && !s->out) keep_gradient(r, step->sublayer);
-    w.dy = s->out || (half == HALF_WEIGHT && !alone) ? t->dy : r->u->dx;
-    w.dx = alone ? r->u->dx : r->tensors.dn;
+    w.own_dy = result_gradient(r, step->sublayer, half);
+    w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
+    w.dx = alone ? r->u->dx : is_shared(r) ? (void *)shared->terms : r->tensors.dn;
     step->part->backward(&w, half);
 }
 
@@ -162,4 +182,68 @@ void unit_backward(const UnitPass *u, Half half, Parts parts) {
     Run r = start(u);
     CHECK(parts.first >= 0 && parts.end <= r.count);
     for (int i = parts.end - 1; i >= parts.first; i--) backward_step(&r, &r.steps[i], half);
+}
+
+/* ---- crossings ---- */
+
+/* The step that a crossing belongs to: before one that reads all tokens, behind one that makes terms. */
+static const Step *step_at(const Run *r, int part) {
+    bool reads = part < r->count && r->steps[part].kind == STEP_LAYER && r->steps[part].part->product &&
+                 product_reads_all(r->u->pass->model, r->steps[part].part->product);
+    CHECK(reads || part > 0);
+    return &r->steps[reads ? part : part - 1];
+}
+
+static bool reads_there(const Run *r, const Step *step, int part) { return step == &r->steps[part]; }
+
+/* What is gathered: in a forward pass, and for the weight half, what the layer reads; on the way back also
+ * the gradient of what it has made. */
+static Crossing gathering(const Run *r, const Step *step, CrossingAt at) {
+    const Sublayer *s = &r->sublayers[step->sublayer];
+    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
+    const Shared *shared = &r->tensors.shared;
+    if (!reads_there(r, step, at.part))
+        return (Crossing){.own = result_gradient(r, step->sublayer, at.half), .all = shared->dwhole};
+    return (Crossing){.own = sublayer_alone(s) ? t->layer[s->layer->read] : t->n, .all = shared->whole};
+}
+
+/* What is summed: what a layer makes, and the gradient of what it reads; that of the head, which its forward
+ * pass makes. */
+static Crossing summing(const Run *r, const Step *step, CrossingAt at) {
+    const Sublayer *s = &r->sublayers[step->sublayer];
+    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
+    Crossing c = {.all = r->tensors.shared.terms};
+    if (!reads_there(r, step, at.part))
+        c.result = result_of(r, step->sublayer, at.pass == PASS_AGAIN ? r->tensors.dn : r->u->out);
+    else
+        c.result = sublayer_alone(s) ? t->layer[s->layer->read_gradient] : r->tensors.dn;
+    return c;
+}
+
+Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
+    Run r = start(u);
+    CHECK(is_shared(&r) && at.part >= 0 && at.part <= r.count);
+    const Step *step = step_at(&r, at.part);
+    switch (at.kind) {
+    case CROSS_GATHER: return gathering(&r, step, at);
+    case CROSS_SUM: return summing(&r, step, at);
+    case CROSS_RECORDS: return (Crossing){.all = r.tensors.shared.records};
+    case CROSSINGS: break;
+    }
+    CHECK(false);
+}
+
+/* Only what a layer has made gets the layer's bias; the embedding has no product. */
+void unit_summed(const UnitPass *u, CrossingAt at) {
+    Run r = start(u);
+    const Pass *p = u->pass;
+    const Step *step = step_at(&r, at.part);
+    Crossing c = summing(&r, step, at);
+    int64_t own = state_elements(&r);
+    const float *sum = (const float *)c.all + p->model->sharing.place * own;
+    LayerPass w = layer_pass(&r, step, NULL);
+    if (reads_there(&r, step, at.part) || !step->part->product)
+        OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, c.result, p->model->compute);
+    else
+        product_summed(&w, step->part->product, sum, c.result);
 }

@@ -25,15 +25,25 @@
 #include "model/params.h"
 #include "model/weights.h"
 
+/* How tp shares a model out (plan/axes.h): its ranks, this one's place among them, and the leaves (device.h)
+ * that all of them together cut a sum into which they share. These are as many on one rank as on several, so
+ * that the bits are; 1: no rank ever shared, and sums are made as is fastest. A multiple of ranks. */
+typedef struct Sharing {
+    int ranks, place, leaves;
+} Sharing;
+#define ALONE ((Sharing){1, 0, 1})
+
 typedef struct Model {
-    ModelConfig config;
+    ModelConfig config; /* of this rank: heads, width of the MLP and vocabulary are what it has of them */
     ParamTable table;
     Dtype compute;
     Recompute recompute;
-    int64_t tokens;    /* T of a microbatch */
-    int64_t loss_rows; /* tokens whose logits exist at a time */
-    int64_t positions; /* rows of a table of angles */
-    float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
+    Sharing sharing;
+    int64_t vocabulary; /* of all ranks together */
+    int64_t tokens;     /* T of a microbatch; of the stream between products a rank has T / ranks */
+    int64_t loss_rows;  /* tokens whose logits exist at a time */
+    int64_t positions;  /* rows of a table of angles */
+    float *cos_sin;     /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
 } Model;
 
 /* A microbatch in tensor memory. */
@@ -70,7 +80,23 @@ typedef struct Pass {
 /* Fills m->table, picks loss_rows when it is 0. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err);
+/* It is the model of one rank of several: `vocabulary` is that of all. */
+void model_share(Model *m, Sharing sharing, int64_t vocabulary);
 void model_free(Model *m);
+/* What loss_rows 0 becomes: by the vocabulary of all ranks, since chunks are sums. */
+int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
+
+/* Tokens of the stream that this rank has: from sharing.place times so many on. */
+static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->sharing.ranks; }
+/* Leaves that this rank has, and tokens in one of them. */
+static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
+static inline int64_t model_token_leaf(const Model *m) { return m->tokens / m->sharing.leaves; }
+/* Of a sum over a dimension that tp cuts, its own part of it, and over `terms` that no rank shares. */
+Leaves model_leaves(const Model *m, Dim dim);
+Leaves model_one_leaf(const Model *m, int64_t terms);
+/* Rows of the embedding, and logits, that are here. */
+EmbedRows model_vocabulary(const Model *m);
+VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records);
 /* The tables of angles: bytes, taken from a pool, and computed (after commit). */
 size_t model_constants_bytes(const ModelConfig *c, int64_t positions);
 void model_layout_constants(Model *m, int64_t positions, Pool *constants);
@@ -99,6 +125,9 @@ typedef struct Parts {
 Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
+bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
+/* Whether the policy makes it again before the backward pass. */
+bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
 /* ---- memory ---- */
 
@@ -107,7 +136,7 @@ size_t unit_slab_bytes(const Model *m, int unit);
 size_t unit_keep_bytes(const Model *m, int unit);
 size_t model_keep_bytes(const Model *m); /* where the halves run together: the largest unit's */
 size_t model_scratch_bytes(const Model *m);
-size_t boundary_bytes(const Model *m); /* one [T, h] tensor of the compute dtype */
+size_t boundary_bytes(const Model *m); /* one tensor of the stream in the compute dtype, this rank's part */
 
 /* ---- passes ---- */
 
@@ -115,7 +144,10 @@ typedef struct UnitPass {
     const Pass *pass;
     int unit;
     char *slab, *keep, *scratch; /* NULL where the unit has no such memory */
-    void *out;                   /* [T, h] forward: the unit's output; the head has none */
+    /* Of the part that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or what follows
+     * from them (2j + 2). Between the two ranks exchange records. */
+    int slice;
+    void *out; /* [T, h] forward: the unit's output; the head has none */
     /* [T, h] backward: gradient of the unit's output on entry, of its input on return. The embedding only
      * reads it, the head only writes it; HALF_WEIGHT alone leaves it alone in a block and in the head. */
     void *dx;
@@ -127,6 +159,40 @@ void unit_forward(const UnitPass *u, Parts parts);
 void unit_recompute(const UnitPass *u, Parts parts);
 /* The parts in descending order. */
 void unit_backward(const UnitPass *u, Half half, Parts parts);
+
+/* ---- crossings ---- */
+
+/* Where several ranks share a unit's matrices, passes stop at places between its parts, and ranks exchange
+ * tensors there. Of the stream, and of its gradient, each has some tokens; a product whose matrix is cut by
+ * rows reads all of them, one whose matrix is cut by columns makes a term of a sum for all of them.
+ *
+ *     GATHER   [own tokens, h] c of each rank  -->  [T, h] c
+ *     SUM      [T, h] fp32 terms of each rank  -->  [own tokens, h] fp32, in place; unit_summed rounds it
+ *     RECORDS  of a chunk of logits, those of this rank's leaves  -->  of all leaves
+ *
+ * Places are named by the part behind them; one behind the last part is the unit's end. */
+typedef enum CrossingKind { CROSS_GATHER, CROSS_SUM, CROSS_RECORDS, CROSSINGS } CrossingKind;
+typedef enum PassKind { PASS_FORWARD, PASS_AGAIN, PASS_BACKWARD } PassKind;
+
+/* Names one. */
+typedef struct CrossingAt {
+    CrossingKind kind;
+    PassKind pass;
+    Half half; /* of PASS_BACKWARD */
+    int part;
+} CrossingAt;
+
+typedef struct Crossing {
+    const void *own; /* GATHER: what this rank has */
+    void *all;       /* GATHER: where it goes; SUM: the terms; RECORDS: [leaves, rows of the chunk] */
+    void *result;    /* SUM: where unit_summed puts it, [own tokens, h] c */
+} Crossing;
+Crossing unit_crossing(const UnitPass *u, CrossingAt at);
+/* The sum of this rank's tokens is there: rounds it to where it belongs, and adds the product's bias. */
+void unit_summed(const UnitPass *u, CrossingAt at);
+/* Chunks of logits, and rows of one. */
+int model_chunks(const Model *m);
+int64_t model_chunk_rows(const Model *m, int chunk);
 
 /* ---- costs ---- */
 

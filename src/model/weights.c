@@ -13,5 +13,16 @@ static const void *weight(const Weights *w, const Param *p) {
 const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
 const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, p); }
 
+/* Rows of leaves make a flat so many times as long, and leave its order. What continues another vector is one
+ * with it for the op that adds to both, and has one row, as that has: its place is behind it. */
+size_t gradient_place(const Gradients *g, const Param *p) {
+    size_t rows = p->flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
+    const Param *first = p;
+    while (rows > 1 && first->row->continues) first--;
+    return rows * first->place + (p->place - first->place);
+}
+
 /* Gradients are fp32 in every flat. */
-float *gradient_of(const Gradients *g, const Param *p) { return g->units[p->unit].flats[p->flat] + p->place; }
+float *gradient_of(const Gradients *g, const Param *p) {
+    return g->units[p->unit].flats[p->flat] + gradient_place(g, p);
+}

@@ -35,8 +35,11 @@ typedef struct Gradients {
     const ParamTable *table;
     UnitGradients *units; /* [units + 1] */
     bool tied;
+    int rows; /* leaves of tokens, or heads, that vectors have a row for, one after the other; 0: 1 */
 } Gradients;
 
 float *gradient_of(const Gradients *g, const Param *p);
+/* Elements before it in the gradient of its flat. */
+size_t gradient_place(const Gradients *g, const Param *p);
 
 #endif

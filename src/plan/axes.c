@@ -92,25 +92,28 @@ static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c,
 
 static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Rounded up, which changes nothing where parts are equal. Copies are neighbours: with 2 heads on 8 ranks,
- * ranks 0 to 3 have the first, and their queries are those that it serves (head q looks at key q G / H). */
-Deal axes_deal(const ModelConfig *c, Dim dim, int ranks, int place) {
+/* Rounded up, which changes nothing where parts are equal; unequal ones are rounded up to leaves, so that
+ * each leaf is one rank's. Copies are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
+ * their queries are those that it serves (head q looks at key q G / H). */
+Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
     const Rule *r = rule_of(dim);
-    CHECK(r != NULL && place >= 0 && place < ranks);
-    int64_t all = grains(c, r), each = round_up_quotient(all, ranks), size = grain(c, r);
-    int copies = r->copies && all < ranks ? ranks / (int)all : 1;
-    int64_t first = place / copies * each, left = all - first;
-    return (Deal){.first = first * size, .count = (left < each ? left : each) * size, .copy = place % copies};
+    CHECK(r != NULL && s.place >= 0 && s.place < s.ranks && s.leaves % s.ranks == 0);
+    int64_t all = grains(c, r), size = grain(c, r), each = round_up_quotient(all, s.ranks);
+    if (r->uneven) each = round_up_quotient(all, s.leaves) * (s.leaves / s.ranks);
+    int copies = r->copies && all < s.ranks ? s.ranks / (int)all : 1;
+    int64_t first = s.place / copies * each, left = all - first;
+    return (Deal){
+        .first = first * size, .count = (left < each ? left : each) * size, .copy = s.place % copies};
 }
 
-Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place) {
+Held axes_box(const ModelConfig *c, const Param *p, Sharing s) {
     int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
     if (p->transposed) rows = model_dim(c, p->row->cols), columns = model_dim(c, p->row->rows);
-    Held h = {.box = {0, rows, 0, columns, columns}, .copy = place};
+    Held h = {.box = {0, rows, 0, columns, columns}, .copy = s.place};
     ParamKind kind = axes_kind(c, p);
-    if (ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return h;
+    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return h;
     bool by_columns = kind == KIND_COLUMNS;
-    Deal d = axes_deal(c, by_columns ? p->row->cols : p->row->rows, ranks, place);
+    Deal d = axes_deal(c, by_columns ? p->row->cols : p->row->rows, s);
     *(by_columns ? &h.box.column : &h.box.row) = d.first;
     *(by_columns ? &h.box.columns : &h.box.rows) = d.count;
     h.copy = d.copy;
@@ -123,8 +126,10 @@ static AxisSet copied(const ModelConfig *c, const Param *p) {
     return axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_TENSOR;
 }
 
+/* Where boxes end does not matter for that. */
 static int copy_on_tp(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
-    return axes_box(c, p, mesh_size(mesh, MESH_TENSOR), mesh_place(mesh, MESH_TENSOR, rank)).copy;
+    int ranks = mesh_size(mesh, MESH_TENSOR);
+    return axes_box(c, p, (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), ranks}).copy;
 }
 
 int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
@@ -138,30 +143,36 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
 }
 
 /* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
-ModelConfig axes_local(const ModelConfig *c, int ranks, int place) {
+ModelConfig axes_local(const ModelConfig *c, Sharing s) {
     ModelConfig local = *c;
-    local.num_attention_heads = axes_deal(c, DIM_QUERY, ranks, place).count / c->head_dim;
-    local.num_key_value_heads = axes_deal(c, DIM_KEY, ranks, place).count / c->head_dim;
-    local.intermediate_size = axes_deal(c, DIM_INTER, ranks, place).count;
-    local.vocab_size = axes_deal(c, DIM_VOCAB, ranks, place).count;
+    if (s.ranks == 1) return local;
+    local.num_attention_heads = axes_deal(c, DIM_QUERY, s).count / c->head_dim;
+    local.num_key_value_heads = axes_deal(c, DIM_KEY, s).count / c->head_dim;
+    local.intermediate_size = axes_deal(c, DIM_INTER, s).count;
+    local.vocab_size = axes_deal(c, DIM_VOCAB, s).count;
     return local;
 }
 
 /* ---- crossings ---- */
 
+/* Of what a part multiplies by; CUT_NONE beyond the unit, too. */
 static Cut cut_of(const ModelConfig *c, int unit, int part) {
-    const Product *product = unit_part_product(c, unit, part);
+    Parts all = unit_parts(c, unit);
+    const Product *product = part >= all.first && part < all.end ? unit_part_product(c, unit, part) : NULL;
     return product ? product->weight->cut : CUT_NONE;
 }
 
 /* Where the table cuts a kind, but for pp, which cuts between units. */
 static AxisSet cut_inside(ParamKind kind) { return axes_that(kind, DOES_CUT) & ~(AxisSet)MESH_PIPELINE; }
 
+bool axes_reads_all(const ModelConfig *c, int unit, int part) { return cut_of(c, unit, part) == CUT_ROWS; }
+
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
-    if (cut_of(c, unit, part) == CUT_ROWS) set |= cut_inside(KIND_ROWS);
+    bool embedded = unit == 0 && part == unit_parts(c, unit).end;
+    if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (cut_of(c, unit, part - 1) == CUT_COLUMNS) set |= cut_inside(KIND_COLUMNS);
-    return set;
+    return embedded ? set | cut_inside(KIND_ROWS) : set;
 }
 
 /* ---- what fits ---- */
@@ -210,4 +221,52 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
               (long long)grains(c, r), r->uneven ? ", for a rank would have none of them" : "", fitting.data);
     text_free(&fitting);
     return ERR_CONFIG;
+}
+
+/* ---- leaves ---- */
+
+/* Whether ranks that share `leaves` in equal runs have blocks of the canonical tree (base/tree.h). One rank
+ * has all of it. */
+static bool agrees(int ranks, int leaves) {
+    int each = leaves / ranks;
+    return ranks == 1 || (leaves % ranks == 0 && (each & (each - 1)) == 0);
+}
+
+static ErrorCode refuse_degree(int ranks, int leaves, Error *err) {
+    Text that = {0};
+    int last = 1;
+    for (int n = 1; n <= leaves; n++)
+        if (agrees(n, leaves)) last = n;
+    for (int n = 1; n <= last; n++)
+        if (agrees(n, leaves)) text_printf(&that, "%s%d", n == 1 ? "" : n == last ? " or " : ", ", n);
+    error_set(
+        err, ERR_CONFIG,
+        "mesh.tp %d cannot have the bits of numerics.canonical_tp %d, the degree that a run begins with "
+        "unless another is asked for: %s would",
+        ranks, leaves, that.data);
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t tokens, Error *err) {
+    if (leaves > LEAVES_MAX)
+        return error_set(err, ERR_CONFIG, "numerics.canonical_tp is %d: at most %d", leaves, LEAVES_MAX);
+    if (!agrees(ranks, leaves)) return refuse_degree(ranks, leaves, err);
+    ErrorCode code = axes_check(c, leaves, err);
+    if (code != OK)
+        return leaves == ranks
+                   ? code
+                   : error_context(err, "numerics.canonical_tp %d cuts sums as that degree does", leaves);
+    if (c->num_key_value_heads % leaves != 0)
+        return error_set(
+            err, ERR_CONFIG,
+            "%s %d: key and value heads would be held by several ranks each, which is not in this "
+            "version: a divisor of num_key_value_heads %lld would do",
+            leaves == ranks ? "mesh.tp" : "numerics.canonical_tp", leaves, (long long)c->num_key_value_heads);
+    if (tokens % leaves != 0)
+        return error_set(err, ERR_CONFIG,
+                         "%s %d does not divide the %lld tokens of a microbatch: change train.microbatch or "
+                         "train.context",
+                         leaves == ranks ? "mesh.tp" : "numerics.canonical_tp", leaves, (long long)tokens);
+    return OK;
 }

@@ -18,8 +18,8 @@
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else. Key and value heads that are fewer than the ranks are held
- * by several ranks each. A vocabulary may be dealt out in unequal parts. What does not fit is refused by
- * name.
+ * by several ranks each. A vocabulary may be dealt out in unequal parts, in whole leaves (device.h). What
+ * does not fit is refused by name.
  *
  * Once dealt out, a rank's model is a model of smaller dimensions (axes_local): names, rows of layers and
  * flats are those of any other. */
@@ -38,12 +38,12 @@ AxisSet axes_that(ParamKind kind, int does);
 /* The axes on which it does any of `does`. */
 AxisSet axes_any(ParamKind kind, int does);
 
-/* What one of `ranks` ranks along tp has of a dimension; copy: how many before it have the same. */
+/* What one rank along tp has of a dimension; copy: how many before it have the same. */
 typedef struct Deal {
     int64_t first, count;
     int copy;
 } Deal;
-Deal axes_deal(const ModelConfig *c, Dim dim, int ranks, int place);
+Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s);
 
 /* What tp leaves a rank of a parameter: rows and columns of the matrix that the model file has, whose rows
  * have `stride` elements. A vector is a matrix of one column. */
@@ -54,7 +54,7 @@ typedef struct Held {
     Box box;
     int copy; /* as in Deal */
 } Held;
-Held axes_box(const ModelConfig *c, const Param *p, int ranks, int place);
+Held axes_box(const ModelConfig *c, const Param *p, Sharing s);
 
 /* Ranks of one number hold the same elements of a parameter, if they hold any: they differ on axes only along
  * which it is copied. */
@@ -62,15 +62,23 @@ int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank)
 /* Whether a rank is the first of those, stages apart: a unit's own stage comes before a copy's. */
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
 
-/* The axes along which something must cross between part `part - 1` of a unit and part `part`, where they
- * have more than one rank. A product whose matrix is cut by rows reads all tokens, of which each rank has
- * some: its input is gathered. One whose matrix is cut by columns makes a term of its sum on each rank: its
- * output is reduce-scattered. Backward passes cross at the same places, the other way round. */
+/* The axes along which something must cross between part `part - 1` of a unit and part `part` (the last is
+ * followed by the unit's end), where they have more than one rank. A product whose matrix is cut by rows
+ * reads all tokens, of which each rank has some: its input is gathered. One whose matrix is cut by columns
+ * makes a term of its sum on each rank: its output is reduce-scattered; so is what an embedding of which a
+ * rank has some rows finds in them. Backward passes cross at the same places, the other way round. */
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
+/* Which of the two it is, at a place where something crosses. */
+bool axes_reads_all(const ModelConfig *c, int unit, int part);
 
-/* The model of the rank at `place` of `ranks` along tp. */
-ModelConfig axes_local(const ModelConfig *c, int ranks, int place);
+/* The model of a rank along tp. */
+ModelConfig axes_local(const ModelConfig *c, Sharing s);
 /* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
+
+/* The degrees that have the bits of `leaves`: one rank, and those whose share of them is a power of two. A
+ * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many
+ * leaves, and a microbatch whose tokens do not divide into them. */
+ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t tokens, Error *err);
 
 #endif

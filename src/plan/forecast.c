@@ -195,12 +195,17 @@ size_t forecast_memory(const Forecast *f, int place) {
 
 /* Over all axes: what a rank with one network card would send. */
 static uint64_t sum_traffic(const ProgramTraffic *t) {
-    return t->pipeline + t->replicas + t->parameters + t->gradients;
+    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor;
+}
+
+/* Over tp and cp: as the program has it, which is in `t`; by formula where there is no program yet. */
+static uint64_t passes_traffic(const RankForecast *r, const ProgramTraffic *t) {
+    return (uint64_t)((t->tensor > 0 ? 0 : r->tensor) + r->context);
 }
 
 uint64_t forecast_sent(const Forecast *f, int place) {
     const RankForecast *r = &f->ranks[place];
-    return sum_traffic(&r->traffic) + (uint64_t)(r->tensor + r->context);
+    return sum_traffic(&r->traffic) + passes_traffic(r, &r->traffic);
 }
 
 /* Seconds where a speed was given, TFLOP else (forecast_unit). */
@@ -403,7 +408,7 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[2] = (double)r->traffic.replicas;
     value[3] = (double)r->traffic.parameters;
     value[4] = (double)r->traffic.gradients;
-    value[5] = r->tensor;
+    value[5] = r->traffic.tensor > 0 ? (double)r->traffic.tensor : r->tensor;
     value[6] = r->context;
     value[7] = (double)forecast_sent(f, place);
 }
@@ -463,8 +468,7 @@ static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const
     if (code == OK) {
         ProgramTraffic t = rank_traffic(&p);
         const RankForecast *r = &f->ranks[place];
-        *out = (Other){(double)memory_plan_pools(&p.memory),
-                       sum_traffic(&t) + (uint64_t)(r->tensor + r->context)};
+        *out = (Other){(double)memory_plan_pools(&p.memory), sum_traffic(&t) + passes_traffic(r, &t)};
     }
     rank_plan_free(&p);
     return code;

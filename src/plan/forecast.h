@@ -15,8 +15,10 @@ typedef struct RankForecast {
     RankPlan plan;    /* of the first rank of the place */
     int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
     ProgramTraffic traffic;
-    double flops;           /* of a step, recomputation among them */
-    double tensor, context; /* bytes of a step over tp and cp, by formula (plan/crossings.h) */
+    double flops; /* of a step, recomputation among them */
+    double tensor,
+        context; /* bytes of a step over tp and cp, by formula (plan/crossings.h): of times, and where
+                             * there is no program to count */
 } RankForecast;
 
 /* How fast the ranks are thought to be. */

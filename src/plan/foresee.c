@@ -34,7 +34,8 @@ static ErrorCode foresee(RankPlan *p, const RankSpec *spec, const Layout *l, int
     TRY(axes_check(&spec->model, crossings.tensors, err));
     TRY(crossings_check(&crossings, spec->positions, err));
     without.mesh = mesh_without(&l->mesh, MESH_TENSOR);
-    held.model = axes_local(&spec->model, crossings.tensors, 0);
+    held.model = axes_local(&spec->model, (Sharing){crossings.tensors, 0, crossings.tensors});
+    held.leaves = computed.leaves = 1;
     held.tokens = computed.tokens = spec->tokens / crossings.tensors / crossings.contexts;
     TRY(rank_plan_fullest(p, &held, &without, place, d, err));
     computed.loss_rows = rows_of_whole(p, crossings.tensors);

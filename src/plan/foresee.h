@@ -1,4 +1,4 @@
-/* Plans of ranks on meshes that no rank can run on yet: with tp, with cp.
+/* Plans of ranks on meshes that no rank can run on yet: with cp, beside tp too.
  *
  * Two things are true of such a rank, and each is a plan that can be made:
  *

@@ -35,18 +35,87 @@ bool program_crosses(const Partition *p, int unit, int part) {
     return p->tensors > 1 && mesh_size(&p->mesh, axes_crossing(p->whole, unit, part)) > 1;
 }
 
-/* An action for each run of parts between two crossings; a backward pass takes them in reverse. */
-static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
-    Parts all = unit_parts(p->model, unit);
-    int cut[UNIT_PARTS + 1], runs = 0;
-    cut[runs++] = all.first;
-    for (int part = all.first + 1; part < all.end; part++)
-        if (p->crosses(p->partition, unit, part)) cut[runs++] = part;
-    cut[runs] = all.end;
-    for (int k = 0; k < runs; k++) {
-        int i = kind == ACT_FWD ? k : runs - 1 - k;
-        append(p, (Action){kind, unit, microbatch, {cut[i], cut[i + 1]}});
+/* ---- passes and what crosses in them ---- */
+
+static void emit_crossing(Program *p, ActionKind kind, Action pass, int part) {
+    CrossingKind what = kind == ACT_GATHER_X ? CROSS_GATHER : CROSS_SUM;
+    if (!(program_crossing(p, pass.kind, pass.unit, part) & 1u << what)) return;
+    append(p, (Action){
+                  kind, pass.unit, pass.microbatch, {part, part}, .pass = pass.kind, .before = pass.before});
+}
+
+/* The head's logits chunk by chunk, records of each between the two halves of it. */
+static void emit_slices(Program *p, Action a) {
+    for (int chunk = 0; chunk < p->chunks; chunk++) {
+        a.slice = 2 * chunk + 1;
+        append(p, a);
+        append(
+            p,
+            (Action){
+                ACT_RECORDS, a.unit, a.microbatch, {a.parts.first, a.parts.first}, a.slice, .pass = a.kind});
+        a.slice++;
+        append(p, a);
     }
+}
+
+/* The first place from `part` on where passes over the unit are cut, or its end. */
+static int next_cut(const Program *p, int unit, int part) {
+    Parts all = unit_parts(p->model, unit);
+    while (part < all.end && !p->crosses(p->partition, unit, part)) part++;
+    return part;
+}
+
+/* Where nothing of a run is made again it is left out, and what would cross for it. */
+static bool makes_again(const Program *p, int unit, Parts parts) {
+    for (int i = parts.first; i < parts.end; i++)
+        if (unit_part_again(p->model, unit, i, p->recompute)) return true;
+    return false;
+}
+
+/* An action for each run of parts between two crossings: ascending in a forward pass, and in what is made
+ * again. What a product reads is gathered before its run, what one makes is summed behind it; the head's
+ * gradient too. */
+static void emit_ascending(Program *p, Action a) {
+    Parts all = unit_parts(p->model, a.unit);
+    for (int first = all.first, end; first < all.end; first = end) {
+        bool reads = axes_reads_all(p->model, a.unit, first);
+        end = next_cut(p, a.unit, first + 1);
+        a.parts = (Parts){first, end};
+        emit_crossing(p, ACT_GATHER_X, a, first);
+        if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
+            emit_slices(p, a);
+        else if (a.kind == ACT_FWD || makes_again(p, a.unit, a.parts))
+            append(p, a);
+        if (reads && a.kind == ACT_FWD) emit_crossing(p, ACT_SUM_X, a, first);
+        if (!axes_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_SUM_X, a, end);
+    }
+}
+
+/* Descending: before a run the gradient of what its last part has made, and what its first part reads; behind
+ * it the gradient of that. */
+static void emit_descending(Program *p, Action a) {
+    Parts all = unit_parts(p->model, a.unit);
+    for (int end = all.end, first; end > all.first; end = first) {
+        for (first = end - 1; first > all.first && !p->crosses(p->partition, a.unit, first);) first--;
+        a.parts = (Parts){first, end};
+        bool reads = axes_reads_all(p->model, a.unit, first);
+        if (!axes_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_GATHER_X, a, end);
+        if (reads) emit_crossing(p, ACT_GATHER_X, a, first);
+        append(p, a);
+        if (reads) emit_crossing(p, ACT_SUM_X, a, first);
+    }
+}
+
+/* A pass that is not cut makes again what it needs by itself (engine.c); one that is has actions for that. */
+static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
+    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch};
+    Action again = {.kind = ACT_AGAIN, .unit = unit, .microbatch = microbatch, .before = kind};
+    if (kind == ACT_FWD) {
+        emit_ascending(p, a);
+        return;
+    }
+    if (kind != ACT_BWD_W && program_cuts(p, unit)) emit_ascending(p, again);
+    emit_descending(p, a);
 }
 
 typedef struct Lowering {
@@ -83,11 +152,18 @@ static void reduce(Lowering *l, int unit, int microbatch, bool last) {
     l->behind_last = last;
 }
 
+/* Leaves of a microbatch's gradient are added up behind the pass that makes it, since the next one writes
+ * where they are; in fixed point they have been added by then, and only cross. */
+static void leaves_of_microbatch(Lowering *l, int u, int m) {
+    if (program_adds_leaves(l->p, u) && !program_adds_leaves_once(l->p)) emit(l->p, ACT_LEAVES, u, m);
+}
+
 /* A weight half of (u, m) is done. With gradients reduced once a step, the last of a unit's microbatches sets
  * its reduction off, while units below are still at work. The tied head's own gradient is complete when the
  * head is. */
 static void gradient_added(Lowering *l, int u, int m) {
     bool last = --l->left[u] == 0;
+    if (last && program_adds_leaves(l->p, u) && program_adds_leaves_once(l->p)) emit(l->p, ACT_LEAVES, u, -1);
     if (!reduces(l) || (l->p->sync == SYNC_STEP && !last)) return;
     int microbatch = l->p->sync == SYNC_STEP ? -1 : m;
     reduce(l, u, microbatch, last);
@@ -113,6 +189,7 @@ static void backward(Lowering *l, int stage, int m, ActionKind kind) {
     const int *first = l->partition->stages.first;
     for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
         emit_pass(l->p, kind, u, m);
+        if (kind != ACT_BWD_W) leaves_of_microbatch(l, u, m);
         if (kind != ACT_BWD_IN) gradient_added(l, u, m);
     }
 }
@@ -161,7 +238,8 @@ static void finish(Lowering *l) {
  * and a tied one reads the embedding for them. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
-    bool pass = a.kind == ACT_FWD || ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
+    bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN ||
+                ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
     bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
     if (pass || logits_again) out[n++] = a.unit;
     if (p->partition->tied && a.unit == head && (a.kind == ACT_FWD || logits_again)) out[n++] = 0;
@@ -286,17 +364,23 @@ GradientSync program_sync(GradientSync asked, int shards, int replicas, int micr
     return shards == 1 ? SYNC_STEP : replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
 }
 
+/* Where ranks share the vocabulary the head makes its weight gradient with its forward pass whatever is
+ * asked: making logits again would exchange records again. */
 void program_lower(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
-    *p = (Program){.model = spec->model,
-                   .partition = partition,
-                   .units = partition->table->units,
-                   .microbatches = spec->schedule->microbatches,
-                   .defer_head = spec->defer_head && spec->schedule->split_backward,
-                   .exact = spec->exact,
-                   .crosses = spec->crosses,
-                   .sync = program_sync(spec->sync, partition->shards, partition->replicas,
-                                        spec->schedule->microbatches)};
+    *p =
+        (Program){.model = spec->model,
+                  .partition = partition,
+                  .units = partition->table->units,
+                  .microbatches = spec->schedule->microbatches,
+                  .defer_head = spec->defer_head && spec->schedule->split_backward && partition->tensors == 1,
+                  .exact = spec->exact,
+                  .crosses = spec->crosses,
+                  .recompute = spec->recompute,
+                  .chunks = spec->chunks,
+                  .training = true,
+                  .sync = program_sync(spec->sync, partition->shards, partition->replicas,
+                                       spec->schedule->microbatches)};
     Lowering l = {.p = p, .partition = partition};
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
     l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);
@@ -313,13 +397,14 @@ void program_lower(Program *p, const ProgramSpec *spec) {
 
 /* The stages of this rank in ascending order, one microbatch through all of them: there is nothing to
  * interleave. */
-void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition,
-                              Crosses *crosses) {
-    *p = (Program){.model = model,
+void program_lower_evaluation(Program *p, const ProgramSpec *spec) {
+    const Partition *partition = spec->partition;
+    *p = (Program){.model = spec->model,
                    .partition = partition,
                    .units = partition->table->units,
                    .microbatches = 1,
-                   .crosses = crosses,
+                   .crosses = spec->crosses,
+                   .chunks = spec->chunks,
                    .evaluates = true,
                    .ordered = true};
     const Stages *s = &partition->stages;

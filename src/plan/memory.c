@@ -125,6 +125,18 @@ static void name_pass(Naming *n, Action a) {
     name_gradients(n, a);
 }
 
+/* A crossing touches what the pass does that it belongs to; so does what is made again for a pass. */
+static void name_crossing(Naming *n, Action a) {
+    a.kind = a.kind == ACT_AGAIN || a.pass == ACT_AGAIN ? a.before : a.pass;
+    name_pass(n, a);
+}
+
+/* Leaves are the engine's; what they are added up to may be a microbatch's. */
+static void name_leaves(Naming *n, Action a) {
+    BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
+    if (a.microbatch >= 0) name(n, buffer_of_flat(first, FLAT_VECTORS), a.unit);
+}
+
 int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]) {
     Naming n = {.p = p, .m = m, .out = out, .microbatch = a.microbatch};
     switch (a.kind) {
@@ -135,10 +147,15 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_BWD:
     case ACT_BWD_IN:
     case ACT_BWD_W: name_pass(&n, a); break;
+    case ACT_AGAIN:
+    case ACT_GATHER_X:
+    case ACT_SUM_X:
+    case ACT_RECORDS: name_crossing(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
     case ACT_RECV_B:
     case ACT_SEND_B: name(&n, BUFFER_GRADIENT, gradient_unit(p, a.unit)); break;
+    case ACT_LEAVES: name_leaves(&n, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
     case ACT_REDUCED: name_reduced(&n, a); break;
@@ -289,6 +306,12 @@ size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
     return pool_round((size_t)p->partition->share[unit][flat].count * sizeof(float));
 }
 
+size_t gradient_leaf_bytes(const Program *p, int unit) {
+    size_t rows = (size_t)partition_rows(p->partition);
+    if (rows == 1 || unit >= p->units || !partition_makes_gradient(p->partition, unit)) return 0;
+    return pool_round(rows * partition_whole(p->partition, unit, FLAT_VECTORS) * sizeof(float));
+}
+
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
 
 size_t step_statistics_bytes(int parameters, bool noise) {
@@ -307,6 +330,20 @@ static size_t reduction_bytes(const Program *p, const Share *s) {
                      ? comm_sum_outer_workspace(program_inner_ranks(p), part->replicas, type, s->count)
                      : 0;
     return pool_round(scatter > all ? scatter : all);
+}
+
+/* Of the sums between parts, and of those of vectors' gradients: one is under way at a time. */
+static size_t tensor_bytes(const Program *p, const Model *m, bool training) {
+    int ranks = p->partition->tensors;
+    int64_t own = model_own_tokens(m) * m->config.hidden_size;
+    size_t most = comm_reduce_scatter_workspace(ranks, COMM_F32, own);
+    VectorRun run;
+    for (int u = 0; training && u < p->units; u++)
+        for (int next = 0; partition_holds(p->partition, u) && program_next_sum(p, u, &next, &run);) {
+            size_t bytes = comm_all_reduce_workspace(ranks, p->exact ? COMM_I64 : COMM_F32, run.count);
+            if (bytes > most) most = bytes;
+        }
+    return pool_round(most);
 }
 
 static void plan_communication(MemoryPlan *plan, const Program *p) {
@@ -349,8 +386,10 @@ static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups 
 static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {
     plan_communication(plan, p);
     plan_update(plan, p->partition, optimizer);
-    for (int u = 0; u <= p->units; u++)
+    for (int u = 0; u <= p->units; u++) {
         for (int f = 0; f < GRADIENT_FLATS; f++) plan_gradients(plan, p, u, (Flat)f);
+        plan->gradients += gradient_leaf_bytes(p, u);
+    }
     plan_states(plan, p->partition, optimizer);
 }
 
@@ -383,6 +422,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
     plan->statistics =
         pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures, spec->noise));
+    if (p->partition->tensors > 1) plan->tensor = tensor_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
 }
@@ -410,7 +450,7 @@ size_t memory_plan_pools(const MemoryPlan *plan) {
 /* COMM_TURNS workspaces for each axis: one operation fills its own while the one before adds up in the other.
  */
 size_t memory_plan_communication(const MemoryPlan *plan) {
-    return (size_t)plan->reductions * COMM_TURNS * plan->reduction + plan->tie;
+    return (size_t)plan->reductions * COMM_TURNS * plan->reduction + plan->tie + plan->tensor;
 }
 
 size_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_pools(plan) + plan->staging; }

@@ -81,6 +81,7 @@ typedef struct MemoryPlan {
     size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
     int reductions;   /* axes that do */
     size_t tie;       /* the other rank's share of a tied gradient */
+    size_t tensor;    /* workspace of what crosses over tp */
     size_t device_scratch;
     size_t staging; /* beside the pools: host copy for checkpoints that are written while training */
 } MemoryPlan;
@@ -112,6 +113,9 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat);
 /* Elements of a flat's gradient of which this rank may be the sum's owner or not, and what a sum in two steps
  * needs beside (comm_sum_spare). */
 size_t gradient_room(const Program *p, int unit, Flat flat);
+/* Rows of leaves that passes add the gradients of a unit's vectors to, where there are several: beside the
+ * sums. */
+size_t gradient_leaf_bytes(const Program *p, int unit);
 /* Persistent gradient memory of a flat of unit u (or of the tied head): whether there are sums of all shards,
  * or of the own one alone; bytes of the sums as they accumulate, and of the owned fp32 gradient where that is
  * not the same memory. */

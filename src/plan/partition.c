@@ -93,13 +93,18 @@ static void make_shares(Partition *p, const PartitionSpec *spec) {
     if (partition_makes_gradient(p, units)) memcpy(p->share[units], p->share[0], sizeof p->share[0]);
 }
 
+Sharing partition_sharing(const Mesh *mesh, int rank, int leaves) {
+    int ranks = mesh_size(mesh, MESH_TENSOR);
+    return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks};
+}
+
 /* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
  * boxes'. */
-ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own,
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
                           Error *err) {
-    int tensors = mesh_size(mesh, MESH_TENSOR);
-    TRY(axes_check(whole, tensors, err));
-    *own = axes_local(whole, tensors, mesh_place(mesh, MESH_TENSOR, rank));
+    Sharing s = partition_sharing(mesh, rank, leaves);
+    TRY(axes_check(whole, s.ranks, err));
+    *own = axes_local(whole, s);
     return OK;
 }
 
@@ -117,7 +122,8 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     for (int u = 0; u <= p->table->units; u++) p->place[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
     p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
-    p->tensors = mesh_size(mesh, MESH_TENSOR), p->tensor = mesh_place(mesh, MESH_TENSOR, rank);
+    Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
+    p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shares(p, spec);
 }
@@ -154,13 +160,19 @@ int partition_peer(const Partition *p, int unit) {
     return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));
 }
 
+int partition_rows(const Partition *p) { return p->leaves / p->tensors; }
+
+int partition_param_rows(const Partition *p, const Param *param) {
+    return axes_any(axes_kind(p->whole, param), DOES_CUT) & MESH_TENSOR ? 1 : partition_rows(p);
+}
+
 /* ---- pieces ---- */
 
 /* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit)) return (Piece){.count = 0};
-    Box box = axes_box(p->whole, param, p->tensors, p->tensor).box;
+    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves}).box;
     CHECK(box.rows * box.columns == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;

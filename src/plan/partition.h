@@ -49,6 +49,7 @@ typedef struct Partition {
     int pipe;                             /* place in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
+    int leaves;                           /* of the sums that these share */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
     size_t owned;  /* elements of the owned arrays, the tied head's gradient not among them */
     int64_t *load; /* [shards] elements that each shard owns of the units held here */
@@ -61,13 +62,21 @@ typedef struct PartitionSpec {
     const Mesh *mesh;
     int rank;
     const Stages *stages;
+    int leaves; /* of sums that tp shares; 0: as many as its ranks */
 } PartitionSpec;
 
 /* Copies what it needs of mesh and stages; model and table must outlive it. */
 void partition_build(Partition *p, const PartitionSpec *spec);
 void partition_free(Partition *p);
+/* How tp shares the model out, and this rank's place in that. leaves: as in the spec. */
+Sharing partition_sharing(const Mesh *mesh, int rank, int leaves);
 /* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
-ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, ModelConfig *own, Error *err);
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
+                          Error *err);
+/* Rows that the gradient of a vector has while passes add to it, one for each of this rank's leaves; 1 where
+ * it has one, as of parameters that are cut. */
+int partition_rows(const Partition *p);
+int partition_param_rows(const Partition *p, const Param *param);
 
 int partition_pipeline_rank(const Partition *p, int unit);
 bool partition_runs(const Partition *p, int unit); /* forward and backward of the unit are this rank's */

@@ -29,6 +29,14 @@ bool action_is_pass(ActionKind kind) {
     return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
 }
 
+bool action_is_crossing(ActionKind kind) {
+    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS;
+}
+
+Half action_half(ActionKind pass) {
+    return pass == ACT_BWD_IN ? HALF_INPUT : pass == ACT_BWD_W ? HALF_WEIGHT : HALF_BOTH;
+}
+
 /* Backward passes take the parts in reverse: their first action has the last part. */
 bool program_begins_unit(const Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
@@ -37,7 +45,43 @@ bool program_begins_unit(const Program *p, Action a) {
 
 bool program_ends_unit(const Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
-    return a.kind == ACT_FWD ? a.parts.end == all.end : a.parts.first == all.first;
+    bool rest = a.slice > 0 && a.slice < 2 * p->chunks; /* of the chunks */
+    return a.kind == ACT_FWD ? a.parts.end == all.end && !rest : a.parts.first == all.first;
+}
+
+bool program_cuts(const Program *p, int unit) {
+    Parts all = unit_parts(p->model, unit);
+    for (int part = all.first + 1; part <= all.end; part++)
+        if (p->crosses(p->partition, unit, part)) return true;
+    return false;
+}
+
+bool program_slices(const Program *p, int unit) { return unit == p->units - 1 && p->partition->tensors > 1; }
+
+bool program_adds_leaves(const Program *p, int unit) {
+    if (unit >= p->units || partition_whole(p->partition, unit, FLAT_VECTORS) == 0) return false;
+    return p->partition->tensors > 1 || (p->partition->leaves > 1 && !p->exact);
+}
+
+/* In fast numerics a reduction of a microbatch moves what its leaves come to. */
+bool program_adds_leaves_once(const Program *p) { return p->sync == SYNC_STEP; }
+
+/* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
+ * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
+ * the former summed, and for the weight half what was read is gathered once more. Making again stops where
+ * what it makes has to. The head's forward pass makes both gradients of its product (Part.fused). */
+unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part) {
+    enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM };
+    const ModelConfig *c = p->model;
+    if (p->partition->tensors == 1 || !p->crosses(p->partition, unit, part)) return NOTHING;
+    bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
+    bool again = unit_part_again(c, unit, reads ? part : part - 1, p->recompute);
+    if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
+    if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
+    if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
+    unsigned halves =
+        (action_half(pass) & HALF_INPUT ? SUM : 0) | (action_half(pass) & HALF_WEIGHT ? GATHER : 0);
+    return reads ? halves : GATHER;
 }
 
 /* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
@@ -58,8 +102,9 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",  "GATHER", "RELEASE",        "RECV_F",     "FWD",     "SEND_F", "RECV_B", "BWD",   "BWD_IN",
-        "BWD_W", "SEND_B", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",    "NORM",   "UPDATE"};
+        "LOAD",           "GATHER",     "RELEASE", "RECV_F", "FWD",      "SEND_F", "RECV_B",  "BWD",
+        "BWD_IN",         "BWD_W",      "SEND_B",  "AGAIN",  "GATHER_X", "SUM_X",  "RECORDS", "LEAVES",
+        "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",    "NORM",     "UPDATE"};
     return names[kind];
 }
 
@@ -77,13 +122,21 @@ enum {
     SENT_GRADIENT = 64
 };
 
-enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4 };
+enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4, LEFT = 8 /* its leaves are added up */ };
 typedef enum Way { WAY_FORWARD, WAY_INPUT, WAY_WEIGHT, WAYS } Way; /* in which parts are run */
+
+/* Of a (unit, microbatch): places where something has crossed, a bit each. */
+typedef struct Crossed {
+    uint32_t places[WAYS + 1][CROSSINGS]; /* the last row: of AGAIN */
+    int slice;    /* of the head: the last that has run; records count as half a one */
+    bool records; /* of the chunk whose logits have been made */
+} Crossed;
 
 typedef struct Check {
     const Program *p;
     unsigned char *done;    /* [units, microbatches] */
     short *parts[WAYS];     /* [units, microbatches] parts that have run */
+    Crossed *crossed;       /* [units, microbatches] */
     unsigned char *reduced; /* [units + 1, microbatches + 1] of the microbatches, and of the step */
     int *last_weight;       /* [units] microbatch of the last weight half */
     unsigned char *loaded;  /* [microbatches] */
@@ -99,6 +152,73 @@ static short *parts_done(Check *c, Way way, Action a) {
     return &c->parts[way][a.unit * c->p->microbatches + a.microbatch];
 }
 
+static Crossed *crossed(Check *c, Action a) {
+    return &c->crossed[a.unit * c->p->microbatches + a.microbatch];
+}
+
+/* Rows of Crossed.places that a pass marks, or asks for: one that runs whole does what both halves need. */
+static int first_row(ActionKind pass) {
+    return pass == ACT_FWD     ? WAY_FORWARD
+           : pass == ACT_AGAIN ? WAYS
+           : pass == ACT_BWD_W ? WAY_WEIGHT
+                               : WAY_INPUT;
+}
+
+/* What crosses at this place has crossed. */
+static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingKind kind) {
+    if (!(program_crossing(c->p, pass, a.unit, part) & 1u << kind)) return true;
+    return crossed(c, a)->places[first_row(pass)][kind] >> part & 1;
+}
+
+/* Before a run of parts: forward, what lies at its beginning; backward, what was above it, and what its last
+ * part reads. */
+static const char *check_crossed(Check *c, Action a) {
+    static const char missing[] = "comes before what crosses between its parts";
+    int first = a.parts.first, end = a.parts.end;
+    for (int part = first + 1; part < end; part++)
+        if (c->p->partition->tensors > 1 && c->p->crosses(c->p->partition, a.unit, part))
+            return "runs past a place where something crosses";
+    if (a.kind == ACT_FWD || a.kind == ACT_AGAIN)
+        return has_crossed(c, a.kind, a, first, CROSS_GATHER) &&
+                       (axes_reads_all(c->p->model, a.unit, first) ||
+                        has_crossed(c, a.kind, a, first, CROSS_SUM))
+                   ? NULL
+                   : missing;
+    bool above = axes_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
+                                                          : has_crossed(c, a.kind, a, end, CROSS_GATHER);
+    bool read = !axes_reads_all(c->p->model, a.unit, first) || has_crossed(c, a.kind, a, first, CROSS_GATHER);
+    return above && read ? NULL : missing;
+}
+
+/* Something crosses once, where and when the table says. */
+static const char *check_crossing(Check *c, Action a) {
+    Crossed *x = crossed(c, a);
+    int part = a.parts.first;
+    if (a.kind == ACT_RECORDS) {
+        bool due = program_slices(c->p, a.unit) && x->slice % 2 == 1 && a.slice == x->slice && !x->records;
+        x->records = true;
+        return due ? NULL : "comes where no records are";
+    }
+    CrossingKind kind = a.kind == ACT_GATHER_X ? CROSS_GATHER : CROSS_SUM;
+    uint32_t *places = &x->places[first_row(a.pass)][kind];
+    if (!(program_crossing(c->p, a.pass, a.unit, part) & 1u << kind)) return "comes where nothing crosses";
+    if (*places >> part & 1) return "happens twice";
+    *places |= 1u << part;
+    return NULL;
+}
+
+/* The head by chunks: logits, records, loss; then the next chunk. */
+static const char *run_slice(Check *c, Action a) {
+    Crossed *x = crossed(c, a);
+    bool sliced = a.kind == ACT_FWD && program_slices(c->p, a.unit) &&
+                  axes_reads_all(c->p->model, a.unit, a.parts.first);
+    if (sliced != (a.slice > 0)) return sliced ? "takes all chunks at once" : "has chunks where none are";
+    if (!sliced) return NULL;
+    if (a.slice != x->slice + 1 || (a.slice % 2 == 0 && !x->records)) return "takes chunks out of order";
+    x->slice = a.slice, x->records = false;
+    return NULL;
+}
+
 /* The parts of an action follow those that ran before it; the last of them completes the unit. */
 static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
     Parts all = unit_parts(c->p->model, a.unit);
@@ -107,6 +227,9 @@ static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
     if (a.parts.first < all.first || a.parts.end > all.end || a.parts.first >= a.parts.end)
         return "names no parts of its unit";
     if (next != *done) return "runs twice, or skips parts";
+    const char *wrong = run_slice(c, a);
+    if (!wrong) wrong = check_crossed(c, a);
+    if (wrong || (a.slice > 0 && a.slice < 2 * c->p->chunks)) return wrong;
     *done = (short)(*done + a.parts.end - a.parts.first);
     if (program_ends_unit(c->p, a)) *mark(c, a.unit, a.microbatch) |= (unsigned char)flag;
     return NULL;
@@ -148,6 +271,13 @@ static const char *check_input(Check *c, Action a) {
     const char *wrong = run_parts(c, WAY_INPUT, a, DONE_INPUT);
     if (wrong) return wrong;
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
+}
+
+/* Parts are made again when the forward pass is done, and read what is there then. */
+static const char *check_again(Check *c, Action a) {
+    if (!(*mark(c, a.unit, a.microbatch) & DONE_FORWARD)) return "comes before its forward pass";
+    const char *wrong = check_crossed(c, a);
+    return wrong ? wrong : check_gathered(c, a.unit);
 }
 
 /* Its order is what makes the bits: first microbatch sets, later ones add (invariant 3). Part by part it may
@@ -200,11 +330,26 @@ static bool weights_done(Check *c, int u, int m) {
     return true;
 }
 
+/* Before anything else is done to the gradient, when the pass is done that makes it. */
+static const char *check_leaves(Check *c, Action a) {
+    int first = a.microbatch < 0 ? 0 : a.microbatch,
+        last = a.microbatch < 0 ? c->p->microbatches - 1 : a.microbatch;
+    if (!program_adds_leaves(c->p, a.unit)) return "adds leaves where there are none";
+    for (int m = first; m <= last; m++)
+        if (!(*mark(c, a.unit, m) & DONE_INPUT)) return "comes before the gradient is complete";
+    unsigned char *m = reduction(c, a.unit, a.microbatch);
+    if (*m) return "happens twice, or too late";
+    *m |= LEFT;
+    return NULL;
+}
+
 /* A gradient of a step counts as microbatch -1: reductions either name each microbatch, or none. */
 static const char *check_reduction(Check *c, Action a) {
     int u = a.unit < c->p->units ? a.unit : c->p->units - 1;
     if (!weights_done(c, u, a.microbatch)) return "comes before the gradient is complete";
     unsigned char *m = reduction(c, a.unit, a.microbatch);
+    bool leaves = program_adds_leaves(c->p, a.unit) && (a.microbatch >= 0) != program_adds_leaves_once(c->p);
+    if (leaves && !(*m & LEFT)) return "comes before its leaves are added up";
     unsigned char flag = a.kind == ACT_REDUCE_SCATTER ? SCATTERED
                          : a.kind == ACT_ALL_REDUCE   ? SUMMED
                                                       : REDUCED;
@@ -220,12 +365,15 @@ static bool reductions_complete(Check *c) {
     const Partition *p = c->p->partition;
     for (int u = 0; u <= c->p->units; u++) {
         if (!partition_makes_gradient(p, u)) continue;
-        int scattered = 0, summed = 0, m = c->p->microbatches;
+        int scattered = 0, summed = 0, left = 0, m = c->p->microbatches;
         for (int i = 0; i <= m; i++) {
+            left += (*reduction(c, u, i < m ? i : -1) & LEFT) ? 1 : 0;
             scattered += (*reduction(c, u, i < m ? i : -1) & SCATTERED) ? 1 : 0;
             summed += (*reduction(c, u, i < m ? i : -1) & SUMMED) ? 1 : 0;
         }
         int per_step = c->p->sync == SYNC_STEP ? 1 : m;
+        if (left != (program_adds_leaves(c->p, u) ? (program_adds_leaves_once(c->p) ? 1 : m) : 0))
+            return false;
         if (scattered != (p->shards > 1 ? per_step : 0)) return false;
         if (summed != (p->replicas > 1 ? (c->p->sync == SYNC_MICROBATCH ? m : 1) : 0)) return false;
     }
@@ -233,11 +381,22 @@ static bool reductions_complete(Check *c) {
 }
 
 /* An axis over which gradients of some kind of parameter are a sum, and no kind of action here makes it: the
- * bug that shows in no loss. Over pp, TIE sums. */
+ * bug that shows in no loss. Over pp, TIE sums; over tp, LEAVES. */
 static bool sums_are_left(const Partition *p) {
     AxisSet left = 0;
     for (int kind = 0; kind < KINDS; kind++) left |= axes_any((ParamKind)kind, DOES_SUM);
-    return mesh_size(&p->mesh, left & ~(AxisSet)(MESH_SHARDS | MESH_REPLICAS | MESH_PIPELINE)) > 1;
+    return mesh_size(&p->mesh, left & ~(AxisSet)(MESH_SHARDS | MESH_REPLICAS | MESH_PIPELINE | MESH_TENSOR)) >
+           1;
+}
+
+/* What lies behind the last part of a unit's pass has crossed too: the embedding's output, the head's
+ * gradient. */
+static bool ends_crossed(Check *c, int u, int m) {
+    Action a = {.unit = u, .microbatch = m};
+    bool ok = true;
+    for (int part = 0; part <= unit_parts(c->p->model, u).end; part++)
+        ok = ok && has_crossed(c, ACT_FWD, a, part, CROSS_SUM);
+    return ok;
 }
 
 /* Every unit that runs here, with every microbatch, has all its marks, and what others wait for has been
@@ -246,7 +405,7 @@ static bool passes_complete(Check *c) {
     for (int u = 0; u < c->p->units; u++)
         for (int m = 0; runs(c, u) && m < c->p->microbatches; m++) {
             unsigned char done = *mark(c, u, m);
-            if ((done & DONE_ALL) != DONE_ALL) return false;
+            if ((done & DONE_ALL) != DONE_ALL || !ends_crossed(c, u, m)) return false;
             if (u > 0 && !runs(c, u - 1) && !(done & SENT_GRADIENT)) return false;
             if (u + 1 < c->p->units && !runs(c, u + 1) && !(done & SENT_OUTPUT)) return false;
         }
@@ -277,10 +436,11 @@ static const char *check_update(Check *c, int u) {
 
 /* Whatever is wrong with the numbers of an action is found here, so that what follows may index by them. */
 static const char *check_names(const Check *c, Action a) {
-    bool passes = action_is_pass(a.kind);
+    bool passes = action_is_pass(a.kind) || action_is_crossing(a.kind) || a.kind == ACT_AGAIN;
     bool transfers =
         a.kind == ACT_RECV_F || a.kind == ACT_SEND_F || a.kind == ACT_RECV_B || a.kind == ACT_SEND_B;
-    bool reduces = a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE || a.kind == ACT_REDUCED;
+    bool reduces = a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE || a.kind == ACT_REDUCED ||
+                   a.kind == ACT_LEAVES;
     bool none = a.kind == ACT_LOAD || a.kind == ACT_TIE || a.kind == ACT_NORM;
     int limit = c->p->units + (reduces ? 1 : 0);
     if (none ? a.unit >= 0 : a.unit < 0 || a.unit >= limit) return "names no unit";
@@ -304,6 +464,11 @@ static const char *check_action(Check *c, Action a) {
     case ACT_BWD: return (wrong = check_input(c, a)) ? wrong : check_weight(c, a);
     case ACT_BWD_IN: return check_input(c, a);
     case ACT_BWD_W: return check_weight(c, a);
+    case ACT_AGAIN: return check_again(c, a);
+    case ACT_GATHER_X:
+    case ACT_SUM_X:
+    case ACT_RECORDS: return check_crossing(c, a);
+    case ACT_LEAVES: return check_leaves(c, a);
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
     case ACT_REDUCED: return check_reduction(c, a);
@@ -342,6 +507,7 @@ ErrorCode program_check(const Program *p, Error *err) {
     size_t units = (size_t)p->units, microbatches = (size_t)p->microbatches;
     c.done = mem_alloc_array(units * microbatches, 1);
     for (int w = 0; w < WAYS; w++) c.parts[w] = mem_alloc_array(units * microbatches, sizeof *c.parts[w]);
+    c.crossed = mem_alloc_array(units * microbatches, sizeof *c.crossed);
     c.reduced = mem_alloc_array((units + 1) * (microbatches + 1), 1);
     c.loaded = mem_alloc_array(microbatches, 1);
     c.last_weight = mem_alloc_array(units, sizeof *c.last_weight);
@@ -350,6 +516,7 @@ ErrorCode program_check(const Program *p, Error *err) {
     ErrorCode code = check_all(&c, err);
     free(c.done);
     for (int w = 0; w < WAYS; w++) free(c.parts[w]);
+    free(c.crossed);
     free(c.reduced);
     free(c.loaded);
     free(c.last_weight);
@@ -388,15 +555,55 @@ static bool is_collective(ActionKind kind) {
     return kind == ACT_GATHER || kind == ACT_REDUCE_SCATTER || kind == ACT_ALL_REDUCE;
 }
 
-/* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
-ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes) {
+/* Everybody has equally many tokens, and so the same part of what is gathered or summed. */
+uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
+    uint64_t others = (uint64_t)p->partition->tensors - 1;
+    int64_t own = model_own_tokens(m) * m->config.hidden_size;
+    if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
+    if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
+    int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
+    return others * (uint64_t)(model_own_leaves(m) * rows) * sizeof(LossRecord);
+}
+
+bool program_next_sum(const Program *p, int unit, int *next, VectorRun *run) {
+    const ParamTable *t = p->partition->table;
+    int i = *next > t->unit_first[unit] ? *next : t->unit_first[unit], end = t->unit_first[unit + 1];
+    AxisSet tensor = MESH_TENSOR;
+    *run = (VectorRun){.count = 0};
+    for (; i < end && t->params[i].flat == FLAT_VECTORS; i++) {
+        const Param *param = &t->params[i];
+        bool sum = axes_any(axes_kind(p->partition->whole, param), DOES_SUM) & tensor;
+        if (!sum && run->count > 0) break;
+        if (!sum) continue;
+        if (run->count == 0) run->first = (int64_t)param->place;
+        run->count = (int64_t)param->place + param->count - run->first;
+    }
+    *next = i;
+    return run->count > 0;
+}
+
+static uint64_t leaves_bytes(const Program *p, int unit) {
+    uint64_t sum = 0;
     const Partition *part = p->partition;
+    VectorRun run;
+    for (int next = 0; part->tensors > 1 && program_next_sum(p, unit, &next, &run);)
+        sum += (uint64_t)comm_sum_outer_traffic(1, part->tensors, part->tensor,
+                                                p->exact ? COMM_I64 : COMM_F32, run.count);
+    return sum;
+}
+
+/* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
+ProgramTraffic program_traffic(const Program *p, const Model *m) {
+    const Partition *part = p->partition;
+    size_t compute_bytes = dtype_bytes(m->compute);
     bool exchanges = partition_runs(part, 0) != partition_runs(part, p->units - 1);
     ProgramTraffic t = {.parameters = 0};
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
         for (int f = 0; is_collective(a.kind) && f < FLATS; f++) count_flat(p, a, (Flat)f, compute_bytes, &t);
-        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes;
+        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
+        if (action_is_crossing(a.kind)) t.tensor += program_crossing_bytes(p, m, a);
+        if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
         if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
             t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
     }
@@ -404,6 +611,21 @@ ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t bo
 }
 
 /* ---- Printing ---- */
+
+/* What crosses: a tensor of the stream before the part that reads it, or what the part before has made. */
+static void print_crossing(const Program *p, Action a, Text *out) {
+    int part = a.parts.first;
+    bool reads = axes_reads_all(p->model, a.unit, part), back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
+    const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
+    if (a.kind == ACT_RECORDS)
+        text_printf(out, " chunk %d", (a.slice - 1) / 2);
+    else if (a.kind == ACT_SUM_X)
+        text_printf(out, reads ? " gradient of what %s reads" : " what %s makes", name);
+    else
+        text_printf(out,
+                    !reads && (back || a.pass == ACT_BWD_W) ? " gradient of what %s makes" : " what %s reads",
+                    name);
+}
 
 static void print_action(const Program *p, int first, int last, Text *out) {
     Action a = p->actions[first];
@@ -416,9 +638,13 @@ static void print_action(const Program *p, int first, int last, Text *out) {
         text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
     if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE)
         text_printf(out, " m%d", a.microbatch);
-    bool whole = !action_is_pass(a.kind) || (program_begins_unit(p, a) && program_ends_unit(p, a));
+    bool parts = action_is_pass(a.kind) || a.kind == ACT_AGAIN;
+    bool whole = !parts || (program_begins_unit(p, a) && program_ends_unit(p, a));
+    if (action_is_crossing(a.kind)) print_crossing(p, a, out);
     for (int i = a.parts.first; !whole && i < a.parts.end; i++)
-        text_printf(out, " %s", unit_part_name(p->model, a.unit, i));
+        text_printf(out, "%s %s", i > a.parts.first ? "," : "", unit_part_name(p->model, a.unit, i));
+    if (a.slice > 0 && parts)
+        text_printf(out, ", chunk %d: %s", (a.slice - 1) / 2, a.slice % 2 ? "logits" : "loss");
     text_puts(out, "\n");
 }
 

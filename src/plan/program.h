@@ -13,6 +13,11 @@
  *     BWD_IN u m        backward, only the gradient of the input
  *     BWD_W  u m        backward, only the gradient of the weights
  *     SEND_B u m        send the gradient of unit u's input to the stage before
+ *     AGAIN  u m        make parts of unit u again for their backward pass, where something crosses in it
+ *     GATHER_X u m      between parts: all-gather what each rank of tp has of a tensor's tokens
+ *     SUM_X  u m        between parts: sum terms over tp, each rank gets those of its tokens
+ *     RECORDS u m       between a chunk's logits and its loss: all-gather their records over tp
+ *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
  *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its share
  *     ALL_REDUCE u      start summing unit u's (share of the) gradient over dp_replicate
  *     REDUCED u         wait until the sums are there
@@ -37,7 +42,9 @@
  *  7. TIE, NORM, UPDATE come once, in this order, after everything else.
  *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other,
  *     each once: ascending in a forward pass, descending in a backward pass.
- *  9. Nothing that the table of axes (plan/axes.h) calls a sum is left without an action that sums it. */
+ *  9. Nothing that the table of axes (plan/axes.h) calls a sum is left without an action that sums it.
+ * 10. Where ranks share a unit's matrices, each of its passes stops at the places that the table names, and
+ *     what crosses there has crossed when the next part runs (model/unit.h: crossings). */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -62,6 +69,11 @@ typedef enum ActionKind {
     ACT_BWD_IN,
     ACT_BWD_W,
     ACT_SEND_B,
+    ACT_AGAIN,
+    ACT_GATHER_X,
+    ACT_SUM_X,
+    ACT_RECORDS,
+    ACT_LEAVES,
     ACT_REDUCE_SCATTER,
     ACT_ALL_REDUCE,
     ACT_REDUCED,
@@ -75,9 +87,17 @@ typedef struct Action {
     ActionKind kind;
     int unit;       /* -1 where there is none */
     int microbatch; /* -1 where there is none; of GATHER and RELEASE: the how-manieth gather of this unit */
-    Parts parts;    /* of a pass: those of the unit that it runs; nothing crosses between ranks inside one */
+    /* Of a pass, and of AGAIN: those of the unit that it runs; nothing crosses between ranks inside one. Of a
+     * crossing: from its place, and none. */
+    Parts parts;
+    int slice;         /* of what the head does by chunks: UnitPass.slice; 0: all of it */
+    ActionKind pass;   /* of a crossing: FWD, AGAIN, BWD, BWD_IN, BWD_W */
+    ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
-bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
+bool action_is_pass(ActionKind kind);     /* FWD, BWD, BWD_IN, BWD_W */
+bool action_is_crossing(ActionKind kind); /* GATHER_X, SUM_X, RECORDS */
+/* Which halves of a backward pass. */
+Half action_half(ActionKind pass);
 
 /* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2,
  * ZeRO-1). Auto: always, but never under pipelines, where each microbatch would gather anew. */
@@ -91,9 +111,9 @@ typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA, SYNC_AUTO 
  * settled. */
 GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches);
 
-/* Whether anything crosses between ranks before a part of a unit that is not its first: there passes are cut
- * into several actions. program_crosses says what the mesh makes cross (plan/axes.h): nothing while each
- * matrix is on one rank. */
+/* Whether anything crosses between ranks before a part of a unit that is not its first, or at its end: there
+ * passes are cut into several actions. program_crosses says what the mesh makes cross (plan/axes.h): nothing
+ * while each matrix is on one rank. */
 typedef bool Crosses(const Partition *p, int unit, int part);
 Crosses program_crosses;
 
@@ -106,6 +126,8 @@ typedef struct ProgramSpec {
     GradientSync sync;
     Reshard reshard;
     Crosses *crosses;
+    Recompute recompute;
+    int chunks; /* of logits, where ranks share the vocabulary */
 } ProgramSpec;
 
 typedef struct Program {
@@ -119,6 +141,9 @@ typedef struct Program {
     bool evaluates;    /* forward only: there is memory for what engine_score finds */
     GradientSync sync; /* as it applies: program_sync */
     Crosses *crosses;
+    Recompute recompute;
+    int chunks;
+    bool training;
     int count, capacity;
     Action *actions;
 } Program;
@@ -126,8 +151,7 @@ typedef struct Program {
 /* Model and partition must outlive the program. */
 void program_lower(Program *p, const ProgramSpec *spec);
 /* Forward only, over one microbatch: evaluation. */
-void program_lower_evaluation(Program *p, const ModelConfig *model, const Partition *partition,
-                              Crosses *crosses);
+void program_lower_evaluation(Program *p, const ProgramSpec *spec); /* schedule: none */
 void program_free(Program *p);
 ErrorCode program_check(const Program *p, Error *err);
 
@@ -137,6 +161,17 @@ bool program_has_slots(const Program *p);
 /* Ranks of the inner step of a sum whose outer step is over the replicas (comm_sum_outer). 1 where the
  * replicas' sum is one of its own: of what many microbatches left. */
 int program_inner_ranks(const Program *p);
+
+/* Whether passes over a unit are cut anywhere. */
+bool program_cuts(const Program *p, int unit);
+/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of GATHER and SUM; 0 where no ranks share
+ * the unit. Records are exchanged once a chunk of the head's forward pass. */
+unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
+/* Whether the head's passes take its logits chunk by chunk. */
+bool program_slices(const Program *p, int unit);
+/* Whether vectors' gradients of a unit have leaves to be added up: once a step, or once a microbatch. */
+bool program_adds_leaves(const Program *p, int unit);
+bool program_adds_leaves_once(const Program *p);
 
 /* Whether a pass is the first, or the last, of those that run a unit's parts on a microbatch. */
 bool program_begins_unit(const Program *p, Action a);
@@ -152,9 +187,17 @@ typedef struct ProgramTraffic {
     uint64_t replicas;   /* gradients, over the replicas */
     uint64_t parameters; /* over the shards: gathers, ... */
     uint64_t gradients;  /* ... and reductions */
+    uint64_t tensor;     /* over tp: crossings, and the leaves of vectors' gradients */
 } ProgramTraffic;
-/* `compute_bytes` and `boundary_bytes` are of an element of the compute dtype and of one [T, h] tensor. */
-ProgramTraffic program_traffic(const Program *p, size_t compute_bytes, size_t boundary_bytes);
+ProgramTraffic program_traffic(const Program *p, const Model *m);
+/* Of a crossing. */
+uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a);
+/* Runs of a unit's vectors whose gradients are sums over tp, one after the other in its flat: from parameter
+ * *next on, which is moved behind them; false: there is none left. `first` and `count` are elements. */
+typedef struct VectorRun {
+    int64_t first, count;
+} VectorRun;
+bool program_next_sum(const Program *p, int unit, int *next, VectorRun *run);
 
 const char *action_name(ActionKind kind);
 /* One line an action; runs of the same kind over consecutive units are folded ("FWD 0..13 m0") unless

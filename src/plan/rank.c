@@ -31,6 +31,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .tokens = l->sequences * c->train.context,
                       .positions = c->train.context,
                       .loss_rows = c->train.loss_rows,
+                      .leaves = (int)c->numerics.canonical_tp,
                       .z_loss = c->train.z_loss,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
@@ -69,7 +70,9 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
                         .exact = s->exact,
                         .sync = sync,
                         .reshard = s->reshard,
-                        .crosses = s->crosses};
+                        .crosses = s->crosses,
+                        .recompute = s->recompute,
+                        .chunks = model_chunks(&p->model)};
     program_lower(out, &spec);
     return program_check(out, err);
 }
@@ -115,12 +118,31 @@ static ErrorCode make_groups(RankPlan *p, const ModelConfig *own, Error *err) {
     return param_groups_build(&p->groups, p->spec.optimizer, t, err);
 }
 
-/* Gathering boxes for an update is not there. */
-static ErrorCode check_matrices(const ParamGroups *g, const Mesh *mesh, Error *err) {
-    int tensors = mesh_size(mesh, MESH_TENSOR);
-    if (tensors == 1 || !param_groups_need_matrices(g)) return OK;
-    return error_set(err, ERR_CONFIG, "mesh.tp %d: muon sees whole matrices, which tp cuts: use 1, or adamw",
-                     tensors);
+/* Gathering boxes for an update is not there; nor is a gradient of one microbatch whole where its sums are
+ * shared. */
+static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
+    if (p->spec.inference) return OK;
+    if (sharing.ranks > 1 && param_groups_need_matrices(&p->groups))
+        return error_set(err, ERR_CONFIG,
+                         "mesh.tp %d: muon sees whole matrices, which tp cuts: use 1, or adamw",
+                         sharing.ranks);
+    if (sharing.ranks > 1 && param_groups_keep_whole(&p->groups))
+        return error_set(
+            err, ERR_CONFIG,
+            "optimizer.groups asks for whole matrices, which mesh.tp %d cuts: leave out `whole`, "
+            "or set mesh.tp to 1",
+            sharing.ranks);
+    if (p->spec.probes && sharing.ranks > 1)
+        return error_set(
+            err, ERR_CONFIG,
+            "metrics.probe: with mesh.tp %d a rank has some of the tokens, and figures of all are "
+            "not put together: leave it out, or set mesh.tp to 1",
+            sharing.ranks);
+    if (p->spec.noise && (sharing.ranks > 1 || sharing.leaves > 1))
+        return error_set(err, ERR_CONFIG,
+                         "metrics.noise_scale: sums that tp may share are in parts until the end of a step: "
+                         "set mesh.tp to 1 and numerics.canonical_tp to 0");
+    return OK;
 }
 
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
@@ -128,19 +150,28 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     *p = (RankPlan){.spec = *spec, .rank = rank};
     if (!spec->crosses) p->spec.crosses = program_crosses;
     ModelConfig own;
-    TRY(partition_model(&p->spec.model, &l->mesh, rank, &own, err));
-    TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, spec->loss_rows, err));
+    const ModelConfig *whole = &p->spec.model;
+    Sharing sharing = partition_sharing(&l->mesh, rank, spec->leaves);
+    int64_t loss_rows = model_loss_rows(whole, spec->tokens, spec->loss_rows);
+    TRY(axes_check_leaves(whole, sharing.ranks, sharing.leaves, spec->tokens, err));
+    TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
+    TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, loss_rows, err));
+    model_share(&p->model, sharing, whole->vocab_size);
     if (!spec->inference) TRY(make_groups(p, &own, err));
-    TRY(check_matrices(&p->groups, &l->mesh, err));
+    TRY(check_whole(p, sharing, err));
     partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
                                                     .table = &p->model.table,
                                                     .groups = spec->inference ? NULL : &p->groups,
                                                     .mesh = &l->mesh,
                                                     .rank = rank,
-                                                    .stages = &l->stages});
+                                                    .stages = &l->stages,
+                                                    .leaves = spec->leaves});
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
-    program_lower_evaluation(&p->evaluation, &p->model.config, &p->partition, p->spec.crosses);
+    program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
+                                                            .partition = &p->partition,
+                                                            .crosses = p->spec.crosses,
+                                                            .chunks = model_chunks(&p->model)});
     memory_plan(&p->evaluation_memory,
                 &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL, false, false});
     return spec->inference ? OK : plan_training(p, l, scratch, err);
@@ -177,6 +208,4 @@ const MemoryPlan *rank_memory(const RankPlan *p) {
     return p->spec.inference ? &p->evaluation_memory : &p->memory;
 }
 
-ProgramTraffic rank_traffic(const RankPlan *p) {
-    return program_traffic(&p->program, dtype_bytes(p->model.compute), boundary_bytes(&p->model));
-}
+ProgramTraffic rank_traffic(const RankPlan *p) { return program_traffic(&p->program, &p->model); }

@@ -3,8 +3,9 @@
  *
  * In the order of a run: setup_before_ranks (the environment of OpenMP, before any thread is there),
  * setup_device, setup_shape (with the tokenizer), setup_keep_compute and setup_compute, setup_batch,
- * setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into the options with
- * the reason, so that config.yaml of the run, agreement between ranks and the next start all see the same. */
+ * setup_canonical, setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into
+ * the options with the reason, so that config.yaml of the run, agreement between ranks and the next start
+ * all see the same. */
 #include "train/setup.h"
 
 #include <math.h>
@@ -172,6 +173,21 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
     if (c->train.tokens_per_step > 0) return OK;
     return derive_number(set, "train.tokens_per_step", sequences * microbatches * c->train.context * ranks,
                          "derived from train.microbatch and the ranks", err);
+}
+
+/* Once for the life of a run: with another number its sums are cut in another way. */
+ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+    if (c->mesh.tp > 1 && c->evaluation.tasks.count > 0)
+        return error_set(
+            err, ERR_CONFIG,
+            "evaluation.tasks: with mesh.tp %lld a rank has some of the logits of a token, and what "
+            "tasks read of them is not put together: leave it out and take weft eval, or set "
+            "mesh.tp to 1",
+            (long long)c->mesh.tp);
+    if (c->numerics.canonical_tp > 0) return OK;
+    if (!saved) return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
+    int64_t kept = saved->numerics.canonical_tp;
+    return derive_number(set, "numerics.canonical_tp", kept > 0 ? kept : 1, KEPT, err);
 }
 
 /* The plan has decided; it is written down so that a run that goes on keeps the same chunks. */

@@ -361,6 +361,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
     TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
+    TOGETHER(t, setup_canonical(t->c, set, saved, err));
     TRY(agree_on_threads(t, err));
     TOGETHER(
         t, setup_gradient_sync(t->c, set, comm_size(t->comm), t->found.exists ? &t->found.saved : NULL, err));

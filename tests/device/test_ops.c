@@ -187,16 +187,16 @@ static void check_embed(Device *d, Dtype c) {
              *want = tensor(*t * *h, c);
         for (int i = 0; i < 3; i++) { /* plain, added, scaled */
             float scale = i == 2 ? 1.7f : 1;
-            RUN(d, embed_forward, *t, *h, ids, table, scale, i == 1, got, c);
-            reference.ops.embed_forward(&reference, *t, *h, ids, table, scale, i == 1, want, c);
+            RUN(d, embed_forward, *t, *h, ids, table, ALL_ROWS, scale, i == 1, got, c);
+            reference.ops.embed_forward(&reference, *t, *h, ids, table, ALL_ROWS, scale, i == 1, want, c);
             assert_bits("embed_forward", d, got, want, *t * *h, c);
         }
         float *sum = random_tensor(vocab * *h, DTYPE_F32, -1, 1), *sum2 = copy_of(sum, vocab * *h, DTYPE_F32);
-        RUN(d, embed_backward, *t, *h, ids, got, 1, sum, c);
-        reference.ops.embed_backward(&reference, *t, *h, ids, got, 1, sum2, c);
+        RUN(d, embed_backward, *t, *h, ids, got, ALL_ROWS, 1, sum, c);
+        reference.ops.embed_backward(&reference, *t, *h, ids, got, ALL_ROWS, 1, sum2, c);
         assert_bits("embed_backward", d, sum, sum2, vocab * *h, DTYPE_F32);
-        RUN(d, embed_backward, *t, *h, ids, got, 1.7f, sum, c);
-        reference.ops.embed_backward(&reference, *t, *h, ids, got, 1.7f, sum2, c);
+        RUN(d, embed_backward, *t, *h, ids, got, ALL_ROWS, 1.7f, sum, c);
+        reference.ops.embed_backward(&reference, *t, *h, ids, got, ALL_ROWS, 1.7f, sum2, c);
         assert_sums("embed_backward, scaled", d, sum, sum2, vocab * *h, DTYPE_F32, (double)*t, 2);
         drop_all();
     }
@@ -365,9 +365,8 @@ static void check_qk_norm_kind(Device *d, AttentionShape s, bool flat, NormKind 
     RUN(d, qk_norm_forward, s, flat, kind, 1e-5f, raw, wq, wk, out, c);
     reference.ops.qk_norm_forward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, want, c);
     assert_near("qk_norm", d, out, want, n, c);
-    RUN(d, qk_norm_backward, s, flat, kind, 1e-5f, raw, wq, wk, grad, dwq, dwk, s.tokens, c);
-    reference.ops.qk_norm_backward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, grad2, dwq2, dwk2, s.tokens,
-                                   c);
+    RUN(d, qk_norm_backward, s, flat, kind, 1e-5f, raw, wq, wk, grad, dwq, dwk, 1, c);
+    reference.ops.qk_norm_backward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, grad2, dwq2, dwk2, 1, c);
     assert_sums("qk_norm gradient", d, grad, grad2, n, c, (double)nq, 2);
     assert_sums("qk_norm dwq", d, dwq, dwq2, nq, DTYPE_F32, terms, 2);
     assert_sums("qk_norm dwk", d, dwk, dwk2, nk, DTYPE_F32, terms, 2);
@@ -1116,8 +1115,8 @@ static void heads_backward(const float *x, const float *dy, float *dx) {
     memcpy(dx, dy, HEADS_WIDE * sizeof *dx);
     memset(dwq, 0, (probe_flat ? 18 : 12) * sizeof *dwq);
     reference.ops.qk_norm_backward(&reference, norm_shape, probe_flat, probe_norm, 1e-5f, x, wq,
-                                   wq + (probe_flat ? 12 : 6), dx, dwq, dwq + (probe_flat ? 12 : 6),
-                                   norm_shape.tokens, DTYPE_F32);
+                                   wq + (probe_flat ? 12 : 6), dx, dwq, dwq + (probe_flat ? 12 : 6), 1,
+                                   DTYPE_F32);
 }
 
 static AttentionShape probe_shape = SHAPE(7, 4, 2, 8);
@@ -1229,9 +1228,9 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     RUN(d, fill, width, 1, w);
     RUN(d, norm_backward, NORM_RMS, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, t, c);
     RUN(d, qk_norm_backward, s, true, NORM_RMS, 1e-5f, qkv, w, w, r->dqkv, r->dw,
-        r->dw + s.heads * s.head_dim, t, c);
+        r->dw + s.heads * s.head_dim, 1, c);
     RUN(d, bias_backward, t, width, r->dqkv, r->db, t, c);
-    RUN(d, embed_backward, t, width, ids, r->dqkv, 1, r->dtable, c);
+    RUN(d, embed_backward, t, width, ids, r->dqkv, ALL_ROWS, 1, r->dtable, c);
     RUN(d, grad_stats, 9 * width, r->dtable, 2, &(double){1}, &r->stats);
 }
 

@@ -367,6 +367,32 @@ static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void
     assert_box(d, "lse of heads", whole->lse, t, r * part.heads, 0, got.lse, part.heads, t, DTYPE_F32);
 }
 
+/* Norms of heads: a row of the weight's gradient for each run of heads, wherever the others are. */
+static void check_normed_heads(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
+    int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
+    int leaves = (int)s.kv_heads;
+    float *w = random_tensor(dim, DTYPE_F32, 0.5, 1.5), *dq = tensor(leaves * dim, DTYPE_F32),
+          *dk = tensor(leaves * dim, DTYPE_F32);
+    void *out = tensor(t * wide, c), *grad = copy_of(dout, t * wide, c);
+    RUN(d, qk_norm_forward, s, false, NORM_RMS, 1e-5f, raw, w, w, out, c);
+    RUN(d, qk_norm_backward, s, false, NORM_RMS, 1e-5f, raw, w, w, grad, dq, dk, leaves, c);
+    for (int n = 2; n <= leaves; n *= 2) {
+        int r = n - 1, each = leaves / n;
+        AttentionShape part = SHAPE(s.tokens, s.heads / n, s.kv_heads / n, s.head_dim);
+        int64_t q = part.heads * dim, kv = part.kv_heads * dim;
+        Columns in = {3, {r * q, s.heads * dim + r * kv, (s.heads + s.kv_heads) * dim + r * kv}, {q, kv, kv}};
+        void *raw2 = columns_of(raw, t, wide, &in, c), *grad2 = columns_of(dout, t, wide, &in, c),
+             *out2 = tensor(t * (q + 2 * kv), c);
+        float *dq2 = tensor(each * dim, DTYPE_F32), *dk2 = tensor(each * dim, DTYPE_F32);
+        RUN(d, qk_norm_forward, part, false, NORM_RMS, 1e-5f, raw2, w, w, out2, c);
+        RUN(d, qk_norm_backward, part, false, NORM_RMS, 1e-5f, raw2, w, w, grad2, dq2, dk2, each, c);
+        assert_columns(d, "norm of heads", out, t, wide, &in, out2, c);
+        assert_columns(d, "gradient of normed heads", grad, t, wide, &in, grad2, c);
+        assert_box(d, "dw of queries", dq, dim, r * each, 0, dq2, each, dim, DTYPE_F32);
+        assert_box(d, "dw of keys", dk, dim, r * each, 0, dk2, each, dim, DTYPE_F32);
+    }
+}
+
 static void check_heads(Device *d, Dtype c) {
     static const AttentionShape shapes[] = {SHAPE(133, 8, 8, 20), SHAPE(70, 8, 4, 40), SHAPE(65, 4, 4, 64)};
     for (int i = 0; i < 3; i++) {
@@ -378,6 +404,7 @@ static void check_heads(Device *d, Dtype c) {
         int32_t *first = tensor(t, DTYPE_F32), *positions = random_ints(t, 50);
         float *angles = random_tensor(50 * s.head_dim, DTYPE_F32, -1, 1);
         for (int64_t k = 0; k < t; k++) first[k] = k < 30 ? 0 : 30;
+        check_normed_heads(d, s, qkv, random_tensor(t * wide, c, -1, 1), c);
         Attended whole = attend(d, s, rotated, dout, first, positions, angles, c);
         for (int n = 2; n <= s.kv_heads; n *= 2)
             check_heads_of(d, s, n, n - 1, qkv, dout, &whole, first, positions, angles, c);
@@ -410,6 +437,39 @@ static void test_mlp(void **state) { (void)state, check_all(check_mlp); }
 /* ---- the vocabulary ---- */
 
 enum { ROWS = 9, VOCAB = 1003, VOCAB_LEAF = 126 }; /* the last leaf has 121 */
+
+/* Rows of an embedding: what is elsewhere is -0, and -0 + x is x, also where x is -0. */
+static void check_embedding(Device *d, Dtype c) {
+    enum { T = 70, H = 21, WORDS = 29, FIRST = 13 };
+    int32_t *ids = random_ints(T, WORDS);
+    void *table = random_tensor(WORDS * H, c, -1, 1), *whole = tensor(T * H, c);
+    void *dout = random_tensor(T * H, c, -1, 1);
+    float *dtable = random_tensor(WORDS * H, DTYPE_F32, -1, 1),
+          *dwhole = copy_of(dtable, WORDS * H, DTYPE_F32);
+    for (int i = 0; i < WORDS * H; i += 5) tensor_set(table, i, c, i % 2 ? -0.0f : 0.0f);
+    RUN(d, embed_forward, T, H, ids, table, ALL_ROWS, 1.5f, false, whole, c);
+    RUN(d, embed_backward, T, H, ids, dout, ALL_ROWS, 1.5f, dwhole, c);
+    const float *terms[2];
+    for (int r = 0; r < 2; r++) {
+        EmbedRows rows = {r * FIRST, r ? WORDS - FIRST : FIRST};
+        int64_t at = rows.first * H, count = rows.count * H;
+        void *part = tensor(T * H, c);
+        float *wide = tensor(T * H, DTYPE_F32), *dpart = tensor(count, DTYPE_F32);
+        memcpy(dpart, dtable + at, (size_t)count * sizeof *dpart);
+        RUN(d, embed_forward, T, H, ids, tensor_at(table, at, c), rows, 1.5f, false, part, c);
+        RUN(d, embed_backward, T, H, ids, dout, rows, 1.5f, dpart, c);
+        RUN(d, cast, T * H, part, c, wide, DTYPE_F32);
+        assert_bits("rows of an embedding's gradient", d, dpart, dwhole + at, count, DTYPE_F32);
+        terms[r] = wide;
+    }
+    float *sum = tensor(T * H, DTYPE_F32);
+    void *got = tensor(T * H, c);
+    RUN(d, sum_parts, T * H, 2, terms, sum);
+    RUN(d, cast, T * H, sum, DTYPE_F32, got, c);
+    assert_bits("rows of an embedding", d, got, whole, T * H, c);
+    drop_all();
+}
+static void test_embedding(void **state) { (void)state, check_all(check_embedding); }
 
 typedef struct Loss {
     void *logits;
@@ -477,8 +537,9 @@ int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products), cmocka_unit_test(test_leaves), cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_heads),    cmocka_unit_test(test_mlp),    cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_products),  cmocka_unit_test(test_leaves), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_heads),     cmocka_unit_test(test_mlp),    cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_embedding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

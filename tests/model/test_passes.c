@@ -212,7 +212,7 @@ static void open_bench(Bench *b, Case c) {
     size_t units = (size_t)b->model.table.units + 1;
     b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
     b->gradients = (Gradients){&b->model.table, mem_alloc_array(units, sizeof *b->gradients.units),
-                               config.tie_word_embeddings};
+                               config.tie_word_embeddings, 1};
     Region **lists[] = {&b->matrices, &b->vectors, &b->matrix_gradients, &b->vector_gradients};
     for (int i = 0; i < 4; i++) *lists[i] = mem_alloc_array(units, sizeof **lists[i]);
     lay_out(b);
@@ -496,7 +496,7 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
     for (int i = 0; i < l->layer->tensor_count; i++) {
         const TensorRow *row = &l->layer->tensors[i];
         size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
-        int64_t rows = row->rows == EXTENT_TOKENS ? TOKENS : CHUNK, width = model_dim(&m->config, row->width);
+        int64_t rows = row->rows != EXTENT_LOGITS ? TOKENS : CHUNK, width = model_dim(&m->config, row->width);
         bool none = row->element == ELEMENT_NARROW && m->compute == DTYPE_F32;
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
     }
@@ -505,7 +505,16 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
 static void run_layer(Bench *b, const LayerBench *l) {
     void *tensors[LAYER_TENSORS];
     for (int i = 0; i < l->layer->tensor_count; i++) tensors[i] = l->tensors[i].base;
-    LayerPass w = {&b->pass, b->unit, tensors, l->x.base, b->out.base, b->dx.base, l->dx.base};
+    static const Shared none;
+    LayerPass w = {.pass = &b->pass,
+                   .unit = b->unit,
+                   .tensors = tensors,
+                   .shared = &none,
+                   .x = l->x.base,
+                   .y = b->out.base,
+                   .dy = b->dx.base,
+                   .own_dy = b->dx.base,
+                   .dx = l->dx.base};
     for (int i = 0; i < l->layer->part_count; i++) l->layer->parts[i].forward(&w);
     for (int i = l->layer->part_count - 1; i >= 0; i--) l->layer->parts[i].backward(&w, HALF_BOTH);
 }

@@ -350,7 +350,7 @@ static void test_every_element_is_counted_once(void **state) {
 static ProgramTraffic traffic_of(const Case *c, int rank) {
     Lowered l;
     lower(&l, c, rank);
-    ProgramTraffic t = program_traffic(&l.program, 4, boundary_bytes(&l.model));
+    ProgramTraffic t = program_traffic(&l.program, &l.model);
     release(&l);
     return t;
 }

@@ -27,8 +27,11 @@ typedef struct Made {
 
 static void act(Made *m, ActionKind kind, int unit, int microbatch, double start, double end, double waited) {
     m->actions = mem_grow(m->actions, (size_t)(m->count + 1) * sizeof *m->actions);
-    m->actions[m->count++] = (TimedAction){
-        {kind, unit, microbatch, {0, 0}}, unit < 0 ? -1 : unit / UNITS_OF_STAGE, start, end, waited};
+    m->actions[m->count++] = (TimedAction){{.kind = kind, .unit = unit, .microbatch = microbatch},
+                                           unit < 0 ? -1 : unit / UNITS_OF_STAGE,
+                                           start,
+                                           end,
+                                           waited};
     m->end = end;
 }
 

@@ -2,10 +2,12 @@
  * prints a line for each: what must have equal bits, and a digest of losses, norms and final weights.
  *
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
+ *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD tp TP CANONICAL [STEPS]
  *
  * Lines of equal first words must have equal second words, whatever mesh printed them
  * (tests/ranks/test_curve.sh compares). With `quick` each schedule is run once, and numerics, sums, types and
- * tied weights take turns. */
+ * tied weights take turns. With `tp` sums have CANONICAL leaves, which TP ranks share, and biases, norms of
+ * heads, recomputation and schedules take turns. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +17,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "comm/comm.h"
+#include "model/families/family.h"
 #include "engine/engine.h"
 #include "support/allocations.h"
 #include "support/optimizers.h"
@@ -30,13 +33,14 @@ typedef struct Case {
     GradientSync sync;
     Reshard reshard;
     bool split_backward, uneven; /* uneven stages */
+    bool normed;                 /* queries and keys are */
     double clip_norm;
 } Case;
 
 typedef struct World {
     Comm *comm;
     Mesh mesh;
-    int rank, steps;
+    int rank, steps, canonical;
 } World;
 
 static const char SHUFFLED[] = "shuffled";
@@ -48,10 +52,13 @@ static void must(World *w, ErrorCode code, const Error *err) {
     exit(1);
 }
 
-static ModelConfig shape(const Case *c) {
+/* With enough heads for four leaves, where there are leaves. */
+static ModelConfig shape(const World *w, const Case *c) {
     ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
     m.tie_word_embeddings = c->tied;
-    m.attention_bias = true;
+    m.attention_bias = !c->normed;
+    if (w->canonical > 1) m.num_attention_heads = 8, m.num_key_value_heads = 4, m.mlp_bias = !c->normed;
+    if (c->normed) m.family = &family_qwen3;
     return m;
 }
 
@@ -113,7 +120,7 @@ static ErrorCode schedule_of(const Case *c, Schedule *s, int ranks, int microbat
 static void make_layout(World *w, const Case *c, Layout *l, int microbatches) {
     Error err = {.message = ""};
     int units = LAYERS + 2;
-    ModelConfig model = shape(c);
+    ModelConfig model = shape(w, c);
     if (!c->schedule) {
         must(w, layout_single(l, &model, microbatches, c->split_backward, &err), &err);
         l->mesh = w->mesh;
@@ -143,21 +150,29 @@ static void add_floats(void *into, const void *from) {
 
 /* The whole model's weights as one digest: each element from the rank that counts it. */
 static uint64_t digest_weights(World *w, Engine *e) {
-    const ParamTable *t = &engine_model(e)->table;
+    const ParamTable *own = &engine_model(e)->table, *t;
+    ParamTable whole;
     Error err = {.message = ""};
+    must(w, param_table_build(&whole, &engine_plan(e)->spec.model, &err), &err);
+    t = &whole;
     uint32_t *all = mem_alloc_array((size_t)t->elements + 1, sizeof *all);
     size_t at = 1;
     all[0] = (uint32_t)t->elements;
     for (int i = 0; i < t->count; i++) {
-        Piece p = partition_piece(&engine_plan(e)->partition, &t->params[i]);
-        if (p.count && partition_counts(&engine_plan(e)->partition, &t->params[i]))
-            device_fetch(engine_device(e), all + at + p.first, engine_master(e, p),
-                         (size_t)p.count * sizeof(float));
+        Piece p = partition_piece(&engine_plan(e)->partition, &own->params[i]);
+        bool counts = partition_counts(&engine_plan(e)->partition, &own->params[i]);
+        PieceRun run;
+        for (int64_t k = 0; counts && k < p.count; k += run.count) {
+            run = piece_run(&p, k);
+            device_fetch(engine_device(e), all + at + run.element, engine_master(e, p) + k,
+                         (size_t)run.count * sizeof(float));
+        }
         at += (size_t)t->params[i].count;
     }
     if (w->comm) must(w, comm_combine(w->comm, all, at * sizeof *all, add_floats, &err), &err);
     uint64_t digest = XXH3_64bits(all, at * sizeof *all);
     free(all);
+    param_table_free(&whole);
     return digest;
 }
 
@@ -185,7 +200,9 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     must(w, device_open_cpu(&d, NULL, 1, &err), &err);
     OptimizerGroup groups[3];
     OptimizerOptions mixed = mixed_optimizer(groups);
-    RankSpec spec = {.model = shape(c),
+    if (w->canonical > 1) groups[0].whole = groups[2].whole = 0; /* what ranks share is not whole anywhere */
+    RankSpec spec = {.model = shape(w, c),
+                     .leaves = w->canonical,
                      .compute = c->compute,
                      .recompute = c->recompute,
                      .tokens = TOKENS,
@@ -244,16 +261,18 @@ static void report(World *w, const Case *c) {
     int dp = mesh_dp_degree(&w->mesh), shards = w->mesh.degree[AXIS_DP_SHARD];
     uint64_t digest = train(w, c, &change, &norm);
     GradientSync sync = effective_sync(w, c);
-    text_printf(&key, "%s-%s-%s-%s-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
-                c->mixed ? "mixed" : "adamw", dtype_name(c->compute), c->clip_norm > 0 ? c->clip_norm : 2);
+    text_printf(&key, "%s-%s-%s-%s-%s-c%d-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
+                c->mixed ? "mixed" : "adamw", dtype_name(c->compute), c->normed ? "normed" : "plain",
+                w->canonical, c->clip_norm > 0 ? c->clip_norm : 2);
     if (!c->exact) text_printf(&key, "-dp%d-%s", dp, syncs[sync]);
     if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
     if (w->rank == 0) {
-        printf("%s %016llx loss %+.3f norm %.3f pp %d %s replicate %d shard %d sync %s reshard %d recompute "
+        printf("%s %016llx loss %+.3f norm %.3f tp %d pp %d %s replicate %d shard %d sync %s reshard %d "
+               "recompute "
                "%d split %d\n",
-               key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_PP],
-               c->schedule ? c->schedule : "-", w->mesh.degree[AXIS_DP_REPLICATE], shards, syncs[c->sync],
-               c->reshard, c->recompute, c->split_backward || c->uneven);
+               key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_TP],
+               w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-", w->mesh.degree[AXIS_DP_REPLICATE],
+               shards, syncs[c->sync], c->reshard, c->recompute, c->split_backward || c->uneven);
         fflush(stdout);
     }
     text_free(&key);
@@ -346,18 +365,45 @@ static void quick(World *w) {
     report(w, &(Case){.schedule = SHUFFLED, .exact = true, .sync = SYNC_MICROBATCH});
 }
 
+/* What ranks of tp share in every way there is: halves apart, everything made again, in fixed point, reduced
+ * microbatch by microbatch, biased and normed, tied and not. */
+static const Case shared[] = {
+    {.recompute = RECOMPUTE_SELECTIVE},
+    {.tied = true, .compute = DTYPE_BF16, .recompute = RECOMPUTE_FULL},
+    {.normed = true, .split_backward = true, .recompute = RECOMPUTE_FULL, .sync = SYNC_MICROBATCH},
+    {.normed = true, .tied = true, .compute = DTYPE_BF16, .sync = SYNC_REPLICA},
+    {.exact = true, .mixed = true, .recompute = RECOMPUTE_SELECTIVE, .sync = SYNC_MICROBATCH},
+    {.exact = true, .normed = true, .split_backward = true, .reshard = RESHARD_ALWAYS},
+};
+enum { SHARED = sizeof shared / sizeof *shared };
+
+static void tensors(World *w) {
+    static const ScheduleName names[] = {PIPE_1F1B,  PIPE_ZB_H1, PIPE_INTERLEAVED_1F1B,
+                                         PIPE_GPIPE, PIPE_ZBV,   PIPE_ZB_H2};
+    for (int i = 0; i < SHARED; i++) {
+        Case c = shared[i];
+        if (w->mesh.degree[AXIS_PP] > 1) c.schedule = schedule_name(fits(w, names[i]) ? names[i] : PIPE_1F1B);
+        if (mesh_dp_degree(&w->mesh) == 1) c.sync = SYNC_STEP;
+        report(w, &c);
+    }
+}
+
 int main(int argc, char **argv) {
-    World w = {0};
+    World w = {.canonical = 1};
     Error err = {.message = ""};
     MeshOptions options = {1, 1, 1, 1, 1, 1};
+    bool shares = argc > 6 && strcmp(argv[4], "tp") == 0;
     if (argc >= 4)
         options.pp = atoi(argv[1]), options.dp_replicate = atoi(argv[2]), options.dp_shard = atoi(argv[3]);
+    if (shares) options.tp = atoi(argv[5]), w.canonical = atoi(argv[6]), argc -= 2, argv += 2;
     must(&w, comm_open(&w.comm, &err), &err);
     w.rank = comm_rank(w.comm);
     must(&w, mesh_build(&w.mesh, &options, comm_size(w.comm), &err), &err);
     must(&w, comm_set_mesh(w.comm, &w.mesh, &err), &err);
     w.steps = argc > 5 ? atoi(argv[5]) : 100;
-    if (argc > 4) {
+    if (shares) {
+        tensors(&w);
+    } else if (argc > 4) {
         quick(&w);
     } else if (w.mesh.degree[AXIS_PP] > 1) {
         pipelines(&w);

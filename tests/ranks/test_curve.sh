@@ -47,14 +47,4 @@ run() {
 run "1 1 1"
 for mesh in "${meshes[@]}"; do run "$mesh"; done
 
-awk -v fall="$fall" '
-    !($1 in digest) { digest[$1] = $2; line[$1] = $0 }
-    digest[$1] != $2 { print "FAILED: " $1 ":\n  " line[$1] "\n  " $0; bad = 1 }
-    !($4 < -fall) { print "FAILED: the loss does not fall: " $0; bad = 1 }
-    { count[$1]++ }
-    END {
-        for (key in count) { keys++; shared += count[key] > 1 }
-        print NR " runs, " keys " different curves, " shared " of them run more than once"
-        if (3 * shared < 2 * keys) { print "FAILED: too few runs can be compared"; bad = 1 }
-        exit bad
-    }' "$directory/all" || exit 1
+one_curve "$directory/all" "$fall" || exit 1

@@ -197,7 +197,7 @@ bad 78 'needs at least 8 ranks, and there are 4' -n 4 mesh.pp=2 mesh.dp_replicat
 bad 78 'mesh.dp_shard 3 = 3, but there are 4 ranks' -n 4 mesh.dp_shard=3
 bad 78 'mesh.pp: expected a whole number' -n 4 mesh.pp=0
 bad 78 'mesh.dp_shard' -n 4 mesh.dp_shard=-2
-bad 78 'tensor parallelism is not in this version' -n 4 mesh.tp=2
+bad 78 'x mesh.tp 3 = 3 does not divide 4 ranks' -n 4 mesh.tp=3
 bad 78 'context parallelism is not in this version' -n 4 mesh.cp=4
 bad 78 'expert parallelism is not in this version' -n 4 mesh.ep=2
 bad 78 'needs at least 2 ranks, and there are 1' mesh.pp=2

@@ -32,6 +32,22 @@ on_ranks() {
     timeout -k 5 1500 $mpirun -n "$@"
 }
 
+# one_curve FILE FALL: lines of ranks_engine. Those with equal first words have equal second ones, most of them are compared with another, and
+# losses fall by FALL nats.
+one_curve() {
+    awk -v fall="$2" '
+    !($1 in digest) { digest[$1] = $2; line[$1] = $0 }
+    digest[$1] != $2 { print "FAILED: " $1 ":\n  " line[$1] "\n  " $0; bad = 1 }
+    !($4 < -fall) { print "FAILED: the loss does not fall: " $0; bad = 1 }
+    { count[$1]++ }
+    END {
+        for (key in count) { keys++; shared += count[key] > 1 }
+        print NR " runs, " keys " different curves, " shared " of them run more than once"
+        if (3 * shared < 2 * keys) { print "FAILED: too few runs can be compared"; bad = 1 }
+        exit bad
+    }' "$1"
+}
+
 # mpirun_crashed FILE: what a run said shows that mpirun itself crashed while it ended a failed job (Open MPI 4.1 with PMIx 4.2 does, rarely,
 # on a busy machine), when everything had been said: no verdict on weft, the run is to be made again.
 mpirun_crashed() { grep -q 'PMIx_server_finalize' "$1"; }

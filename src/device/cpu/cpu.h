@@ -68,6 +68,12 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 /* How many pieces of `leaf` there are in n, the last one perhaps shorter. */
 static inline int64_t leaves_of(int64_t n, int64_t leaf) { return (n + leaf - 1) / leaf; }
 
+/* The row of a token's embedding, of those that are here; -1: it is not. */
+static inline int64_t embed_row_of(EmbedRows rows, int32_t id) {
+    int64_t row = id - rows.first;
+    return row >= 0 && row < rows.count ? row : -1;
+}
+
 /* Elements of a head that rope turns. */
 static inline int64_t rotary_dim(AttentionShape s) { return s.rotary > 0 ? s.rotary : s.head_dim; }
 

@@ -39,17 +39,20 @@ static void bias_backward(int64_t rows, int64_t n, const void *dy, float *db, Dt
 }
 
 INLINE void embed_backward_typed(int64_t tokens, int64_t hidden, int64_t first, int64_t count,
-                                 const int32_t *ids, const void *dout, float scale, float *dtable, Dtype c) {
+                                 const int32_t *ids, const void *dout, EmbedRows rows, float scale,
+                                 float *dtable, Dtype c) {
     for (int64_t t = 0; t < tokens; t++) {
+        int64_t row = embed_row_of(rows, ids[t]);
+        if (row < 0) continue;
         const void *from = tensor_at(dout, t * hidden + first, c);
-        float *to = dtable + ids[t] * hidden + first;
+        float *to = dtable + row * hidden + first;
         EACH_VECTOR(i, left, count)
         put(to, i, left, DTYPE_F32, get(to, i, left, DTYPE_F32) + scale * get(from, i, left, c));
     }
 }
 static void embed_backward(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                           const void *dout, float scale, float *dtable, Dtype c) {
-    BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, scale, dtable);
+                           const void *dout, EmbedRows rows, float scale, float *dtable, Dtype c) {
+    BY_DTYPE(c, embed_backward_typed, tokens, hidden, first, count, ids, dout, rows, scale, dtable);
 }
 
 INLINE void embed_row_typed(int64_t hidden, const void *row, float scale, bool add_to, void *out, Dtype c) {

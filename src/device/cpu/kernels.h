@@ -83,7 +83,7 @@ typedef struct Kernels {
                             const float *wq, const float *wk, void *out, Dtype c);
     void (*qk_norm_backward)(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
                              const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk /* partial */, Dtype c);
+                             float *dwk /* partial */, int leaves, Dtype c);
     void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
                  Dtype c);
     void (*bias_forward)(int64_t rows, int64_t n, void *y, const float *bias, Dtype c);
@@ -91,7 +91,7 @@ typedef struct Kernels {
                           Dtype c);
     /* Columns first .. first+count-1. */
     void (*embed_backward)(int64_t tokens, int64_t hidden, int64_t first, int64_t count, const int32_t *ids,
-                           const void *dout, float scale, float *dtable, Dtype c);
+                           const void *dout, EmbedRows rows, float scale, float *dtable, Dtype c);
     /* One row: out = (add ? out : 0) + scale * row. */
     void (*embed_row)(int64_t hidden, const void *row, float scale, bool add, void *out, Dtype c);
     void (*activation_forward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,

@@ -42,22 +42,27 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
 
 /* A copy: memory's speed is all there is to gain, and threads have more of it than one. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                          float scale, bool add, void *out, Dtype c) {
+                          EmbedRows rows, float scale, bool add, void *out, Dtype c) {
     int64_t step = rows_for(hidden);
     EACH_PIECE(d, first, tokens, step) {
-        for (int64_t t = first; t < min_i64(tokens, first + step); t++)
-            kernels_of(d)->embed_row(hidden, tensor_at(table, ids[t] * hidden, c), scale, add,
-                                     tensor_to(out, t * hidden, c), c);
+        for (int64_t t = first; t < min_i64(tokens, first + step); t++) {
+            int64_t row = embed_row_of(rows, ids[t]);
+            void *to = tensor_to(out, t * hidden, c);
+            if (row >= 0)
+                kernels_of(d)->embed_row(hidden, tensor_at(table, row * hidden, c), scale, add, to, c);
+            else if (!add)
+                for (int64_t i = 0; i < hidden; i++) tensor_set(to, i, c, -0.0f);
+        }
     }
 }
 
 /* Pieces are columns: each row of the table is added to in the order of the tokens. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                           float scale, float *dtable, Dtype c) {
+                           EmbedRows rows, float scale, float *dtable, Dtype c) {
     enum { COLUMNS = 128 };
     EACH_PIECE(d, first, hidden, COLUMNS)
-    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, scale,
-                                  dtable, c);
+    kernels_of(d)->embed_backward(tokens, hidden, first, min_i64(COLUMNS, hidden - first), ids, dout, rows,
+                                  scale, dtable, c);
 }
 
 /* Each row's sums are one kernel call's, so rows may be cut anywhere. */
@@ -158,13 +163,13 @@ static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kin
                                    tensor_at(raw, first * row, c), wq, wk, tensor_to(out, first * row, c), c);
 }
 
-/* The sums of a block for both weights lie side by side. */
+/* The sums of a block for both weights lie side by side, of all leaves of the one, then of the other. */
 static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int64_t leaf, Dtype c) {
-    TokenBlocks b = token_blocks(s.tokens, leaf);
+                             float *dwk, int leaves, Dtype c) {
+    TokenBlocks b = token_blocks(s.tokens, s.tokens);
     int64_t row = qkv_row(s), nq = (flat ? s.heads : 1) * (int64_t)s.head_dim,
-            nk = (flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = nq + nk;
+            nk = (flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = leaves * (nq + nk);
     float *room = block_room(d, both);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
@@ -174,10 +179,10 @@ static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind ki
             memset(sums, 0, (size_t)both * sizeof *sums);
             kernels_of(d)->qk_norm_backward(of_tokens(s, block_rows(&b, first + p)), flat, kind, eps,
                                             tensor_at(raw, at, c), wq, wk, tensor_to(dqkv, at, c), sums,
-                                            sums + nq, c);
+                                            sums + leaves * nq, leaves, c);
         }
-        add_blocks(d, &b, first, count, both, nq, room, dwq);
-        add_blocks(d, &b, first, count, both, nk, room + nq, dwk);
+        add_blocks(d, &b, first, count, both, leaves * nq, room, dwq);
+        add_blocks(d, &b, first, count, both, leaves * nk, room + leaves * nq, dwk);
     }
 }
 

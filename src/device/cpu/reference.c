@@ -69,11 +69,12 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
 
 /* Without `add` rows are set, not added to zeros: -0 stays -0. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
-                          float scale, bool add, void *out, Dtype c) {
+                          EmbedRows rows, float scale, bool add, void *out, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < hidden; i++) {
-            float x = scale * tensor_get(table, ids[t] * hidden + i, c);
+            int64_t row = embed_row_of(rows, ids[t]);
+            float x = row < 0 ? -0.0f : scale * tensor_get(table, row * hidden + i, c);
             tensor_set(out, t * hidden + i, c, add ? tensor_get(out, t * hidden + i, c) + x : x);
         }
 }
@@ -81,11 +82,13 @@ static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32
 /* Tokens in ascending order, in fp32: a row's sum has the same order wherever the columns are cut, so faster
  * implementations are held to these very bits. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
-                           float scale, float *dtable, Dtype c) {
+                           EmbedRows rows, float scale, float *dtable, Dtype c) {
     (void)d;
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t i = 0; i < hidden; i++)
-            dtable[ids[t] * hidden + i] += scale * tensor_get(dout, t * hidden + i, c);
+    for (int64_t t = 0; t < tokens; t++) {
+        int64_t row = embed_row_of(rows, ids[t]);
+        for (int64_t i = 0; row >= 0 && i < hidden; i++)
+            dtable[row * hidden + i] += scale * tensor_get(dout, t * hidden + i, c);
+    }
 }
 
 /* ---- norms ---- */
@@ -246,13 +249,20 @@ static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kin
 /* Weights first, since the rows' gradients take the place of those that the weights' are made of. */
 static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int64_t leaf, Dtype c) {
+                             float *dwk, int leaves, Dtype c) {
     (void)d;
     int64_t at;
     for (int keys = 0; keys < 2; keys++) {
         NormRows rows = head_rows(s, flat, kind, keys, raw, keys ? wk : wq, &at, c);
         void *grad = tensor_to(dqkv, at, c);
-        norm_weight_gradient(&rows, leaf, NULL, eps, grad, keys ? dwk : dwq);
+        NormRows leaf = rows;
+        leaf.groups /= leaves;
+        for (int64_t i = 0; i < leaves; i++) {
+            int64_t before = i * leaf.groups * leaf.n;
+            leaf.x = tensor_at(rows.x, before, c);
+            norm_leaf_gradient(&leaf, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
+                               (keys ? dwk : dwq) + i * leaf.n);
+        }
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
             norm_row_gradient(&rows, r, row_rstd(&rows, r, eps), grad, grad, false);
     }

@@ -181,25 +181,27 @@ INLINE void qk_norm_forward_typed(AttentionShape s, bool flat, float eps, const 
 }
 
 INLINE void qk_backward_rows(int64_t groups, int64_t n, float eps, const void *raw, const float *w,
-                             void *grad, float *dw, const bool plus_one, Dtype c) {
+                             void *grad, float *dw, int64_t leaves, const bool plus_one, Dtype c) {
+    int64_t each = groups / leaves;
     for (int64_t g = 0; g < groups; g++) {
         const void *x = tensor_at(raw, g * n, c);
         void *dx = tensor_to(grad, g * n, c);
         float rstd = qk_rstd(x, n, eps, c);
-        rms_backward_typed(1, n, x, w, &rstd, dx, dx, false, dw, plus_one, c);
+        rms_backward_typed(1, n, x, w, &rstd, dx, dx, false, dw + g / each * n, plus_one, c);
     }
 }
 
 INLINE void qk_norm_backward_typed(AttentionShape s, bool flat, float eps, const void *raw, const float *wq,
-                                   const float *wk, void *dqkv, float *dwq, float *dwk, const bool plus_one,
-                                   Dtype c) {
+                                   const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
+                                   const bool plus_one, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
     for (int64_t t = 0; t < s.tokens; t++) {
         const void *from = tensor_at(raw, t * row, c);
         void *grad = tensor_to(dqkv, t * row, c);
-        qk_backward_rows(flat ? 1 : s.heads, flat ? q : s.head_dim, eps, from, wq, grad, dwq, plus_one, c);
+        qk_backward_rows(flat ? 1 : s.heads, flat ? q : s.head_dim, eps, from, wq, grad, dwq, leaves,
+                         plus_one, c);
         qk_backward_rows(flat ? 1 : s.kv_heads, flat ? k : s.head_dim, eps, tensor_at(from, q, c), wk,
-                         tensor_to(grad, q, c), dwk, plus_one, c);
+                         tensor_to(grad, q, c), dwk, leaves, plus_one, c);
     }
 }
 
@@ -211,11 +213,12 @@ static void qk_norm_forward(AttentionShape s, bool flat, NormKind kind, float ep
         BY_DTYPE(c, qk_norm_forward_typed, s, flat, eps, raw, wq, wk, out, true);
 }
 static void qk_norm_backward(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
-                             const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, Dtype c) {
+                             const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
+                             Dtype c) {
     if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, false);
+        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, false);
     else
-        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, true);
+        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, true);
 }
 
 /* ---- RoPE ---- */

@@ -126,7 +126,7 @@ static void heads_backward(const LayerPass *w, Half half) {
     OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
        (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, q),
        weights_vector(p->weights, k), w->tensors[DQKV], gradient_of(&p->gradients, q),
-       gradient_of(&p->gradients, k), m->tokens, m->compute);
+       gradient_of(&p->gradients, k), model_own_leaves(m), m->compute);
 }
 
 /* ---- attention ---- */

@@ -2,6 +2,10 @@
  * P in those that learn positions. Its input is the microbatch itself, so nothing is saved; its backward pass
  * adds each token's gradient to its rows, tokens in ascending order.
  *
+ * Where ranks share its rows, each has those of some tokens, and y is a sum of which all terms but one are -0
+ * (device.h): exact, whatever the order. Learned positions are whole, and only in families that are not
+ * shared.
+ *
  * Its gradients are always added to, never set: a microbatch reaches few rows, and clearing all of them for
  * each would cost more than the pass. Who owns them clears them once a step. */
 #include <math.h>
@@ -29,11 +33,16 @@ static void forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Param *positions = table_of(m, POSITIONS);
-    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->batch.ids,
-       weights_matrix(p->weights, table_of(m, TOKENS)), scale_of(m), false, w->y, m->compute);
+    int64_t h = m->config.hidden_size;
+    bool shared = m->sharing.ranks > 1, narrow = shared && m->compute != DTYPE_F32;
+    void *y = narrow ? w->shared->whole : shared ? (void *)w->shared->terms : w->y;
+    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, p->batch.ids,
+       weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale_of(m), false, y,
+       m->compute);
+    if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->terms, DTYPE_F32);
     if (positions)
-        OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->batch.positions,
-           weights_matrix(p->weights, positions), 1, true, w->y, m->compute);
+        OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, p->batch.positions,
+           weights_matrix(p->weights, positions), ALL_ROWS, 1, true, y, m->compute);
 }
 
 /* No gradient of an input: ids have none. So there is only a weight half. */
@@ -44,10 +53,10 @@ static void backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT)) return;
     if (tokens->flat != FLAT_FROZEN)
         OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids,
-           w->dy, scale_of(m), gradient_of(&p->gradients, tokens), m->compute);
+           w->dy, model_vocabulary(m), scale_of(m), gradient_of(&p->gradients, tokens), m->compute);
     if (positions && positions->flat != FLAT_FROZEN)
         OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.positions,
-           w->dy, 1, gradient_of(&p->gradients, positions), m->compute);
+           w->dy, ALL_ROWS, 1, gradient_of(&p->gradients, positions), m->compute);
 }
 
 static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};

@@ -10,6 +10,10 @@
  * and its gradient from here goes to memory of its own, laid out as all of unit 0: what of it is not the
  * embedding's stays zero.
  *
+ * Where ranks share the vocabulary each makes its own logits of a chunk; then they exchange records of 16
+ * bytes a token and leaf, from which all make the same loss, and each the gradient of its own logits. So a
+ * chunk has two halves there, UnitPass.slice: what makes logits and records, and what uses them.
+ *
  * Logits are capped, c tanh(l / c), where the family does that (Gemma team, "Gemma 2", 2024). */
 #include "model/unit.h"
 
@@ -23,11 +27,11 @@ static const ParamRow params[PARAMS] = {
 
 enum { X, DNORMED, RSTD, NORMED, LOGITS, DLOGITS, TENSORS };
 static const TensorRow tensors[TENSORS] = {
-    [X] = {.width = DIM_HIDDEN, .life = LIFE_INPUT},
-    [DNORMED] = {.width = DIM_HIDDEN,
+    [X] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
+    [DNORMED] = {EXTENT_OWN, DIM_HIDDEN,
                  .life = LIFE_INPUT}, /* made by the forward pass, used up by the backward pass */
-    [RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
-    [NORMED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH},
+    [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH},
     [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW,
                  .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
@@ -65,7 +69,7 @@ static void logits_of(const Pass *p, int64_t rows, const void *normed, float *lo
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
        weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
-       NO_LEAVES);
+       model_one_leaf(m, m->config.hidden_size));
     if (m->config.final_logit_softcapping > 0)
         OP(p->device, OP_SOFTCAP, softcap, rows * m->config.vocab_size,
            (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
@@ -77,44 +81,76 @@ typedef struct Chunk {
     bool input, weight;
 } Chunk;
 
-/* Logits are made, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
+/* Normed states of the chunk's tokens: of all of them, where ranks have some each. */
+static const void *normed_of(const LayerPass *w, Chunk c) {
+    const Model *m = w->pass->model;
+    const char *all = m->sharing.ranks > 1 ? w->shared->whole : w->tensors[NORMED];
+    return all + (size_t)(c.first * m->config.hidden_size) * dtype_bytes(m->compute);
+}
+
+static LossRecord *own_records(const LayerPass *w, int64_t rows) {
+    const Model *m = w->pass->model;
+    return w->shared->records + m->sharing.place * model_own_leaves(m) * rows;
+}
+
+/* Records of this rank's leaves lie where they will be among those of all. */
+static void make_logits(const LayerPass *w, Chunk c) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    logits_of(p, c.rows, normed_of(w, c), w->tensors[LOGITS]);
+    if (m->sharing.ranks > 1)
+        OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
+           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, w->shared->records),
+           own_records(w, c.rows));
+}
+
+/* The gradient of the normed states: of all tokens, and terms of a sum over ranks where these share it. */
+static void make_input(const LayerPass *w, Chunk c, const void *dlogits) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int64_t h = m->config.hidden_size, at = c.first * h;
+    bool terms = m->sharing.ranks > 1;
+    Dtype type = terms ? DTYPE_F32 : m->compute;
+    char *to =
+        (terms ? (char *)w->shared->terms : (char *)w->tensors[DNORMED]) + (size_t)at * dtype_bytes(type);
+    OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, m->config.vocab_size, dlogits,
+       weights_matrix(p->weights, matrix(m)), m->compute, to, type, h, false, model_leaves(m, DIM_VOCAB));
+}
+
+/* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
  * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
  * microbatch sets, all others add. */
-static void chunk(const LayerPass *w, Chunk c) {
+static void use_logits(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
-    size_t row = (size_t)h * dtype_bytes(m->compute);
-    char *normed = (char *)w->tensors[NORMED] + (size_t)c.first * row;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
-    logits_of(p, c.rows, normed, w->tensors[LOGITS]);
-    if (p->records)
+    if (p->records) /* of all logits: where ranks share them nothing asks (train/setup.c) */
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
            p->batch.targets + c.first, WHOLE_VOCABULARY, p->records + c.first);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       p->batch.targets + c.first, WHOLE_VOCABULARY, p->loss_scale, (float)m->config.final_logit_softcapping,
-       p->z_loss, p->losses + c.first, p->z_losses ? p->z_losses + c.first : NULL,
-       c.input || c.weight ? dlogits : NULL, m->compute);
-    if (c.input)
-        OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, v, dlogits,
-           weights_matrix(p->weights, matrix(m)), m->compute,
-           (char *)w->tensors[DNORMED] + (size_t)c.first * row, m->compute, h, false, NO_LEAVES);
+       p->batch.targets + c.first, model_vocabulary_leaves(m, w->shared->records), p->loss_scale,
+       (float)m->config.final_logit_softcapping, p->z_loss, p->losses + c.first,
+       p->z_losses ? p->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
+    if (c.input) make_input(w, c, dlogits);
     if (c.weight && is_trained(m))
-        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed, m->compute,
-           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), NO_LEAVES);
+        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
+           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), model_one_leaf(m, c.rows));
 }
 
+/* The slice that is asked for, or all chunks. */
 static void all_chunks(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
-    if (weight && w->pass->first) clear_rest(w->pass);
-    for (int64_t first = 0; first < m->tokens; first += m->loss_rows) {
-        int64_t rows = m->tokens - first < m->loss_rows ? m->tokens - first : m->loss_rows;
-        chunk(w, (Chunk){first, rows, input, weight});
+    if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
+    for (int i = 0; i < model_chunks(m); i++) {
+        Chunk c = {i * m->loss_rows, model_chunk_rows(m, i), input, weight};
+        if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
+        if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c);
     }
 }
 
 static void final_norm(const LayerPass *w) {
-    norm_forward(w->pass, w->unit, &params[NORM], w->pass->model->tokens, w->tensors[X], NULL, NULL,
+    norm_forward(w->pass, w->unit, &params[NORM], model_own_tokens(w->pass->model), w->tensors[X], NULL, NULL,
                  w->tensors[NORMED], w->tensors[RSTD]);
 }
 
@@ -153,4 +189,6 @@ const Layer layer_head = {.name = "head",
                           .parts = parts,
                           .param_count = PARAMS,
                           .tensor_count = TENSORS,
-                          .part_count = sizeof parts / sizeof *parts};
+                          .part_count = sizeof parts / sizeof *parts,
+                          .read = NORMED,
+                          .read_gradient = DNORMED};

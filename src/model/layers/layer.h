@@ -24,6 +24,8 @@
 #include "device/device.h"
 #include "model/params.h"
 
+struct Model;
+
 /* What the forward pass keeps of a block.
  *   none       every operand of the backward pass (the activation of the MLP is made again in passing)
  *   selective  not what is cheap to make again: the normed inputs, and the gate and up products
@@ -42,8 +44,9 @@ typedef enum Lifetime {
 
 typedef enum Extent {
     EXTENT_TOKENS,
+    EXTENT_OWN,
     EXTENT_LOGITS
-} Extent; /* rows: of the microbatch, of a chunk of logits */
+} Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -71,15 +74,27 @@ typedef struct Product {
 
 struct Pass;
 
-/* What a part works on. */
+/* What ranks exchange that share a unit's matrices; all NULL where none do. */
+typedef struct Shared {
+    void *whole;  /* [T, h] c: the layer's input, of all tokens */
+    void *dwhole; /* [T, h] c: the gradient of its result, of all tokens */
+    float
+        *terms; /* [T, h]: this rank's terms of what is a sum over ranks: a result, or an input's gradient */
+    LossRecord *records; /* of the head: [leaves, loss_rows] of a chunk */
+} Shared;
+
+/* What a part works on. Where ranks share the unit's matrices, `own` is what has a row for each token that is
+ * this rank's of the stream; else these are all tokens, x is own_x, and so on. */
 typedef struct LayerPass {
     const struct Pass *pass;
-    int unit;
+    int unit, slice;      /* slice: of UnitPass */
     void *const *tensors; /* of the layer, in the order of its rows */
-    const void *x;  /* [T, h] c: the normed state that the layer is applied to; NULL in embedding and head */
-    void *y;        /* [T, h] c: forward: what the layer makes of it */
-    const void *dy; /* [T, h] c: backward: gradient with respect to y */
-    void *dx;       /* [T, h] c: backward: where the gradient with respect to x goes */
+    const Shared *shared;
+    const void *x; /* [T, h] c: the normed state that the layer is applied to; NULL in embedding and head */
+    void *y; /* [T, h] c: forward: what the layer makes of it; fp32 terms where it is a sum over ranks */
+    const void *dy;     /* [T, h] c: backward: gradient with respect to y */
+    const void *own_dy; /* [own, h] c: the same */
+    void *dx; /* [T, h] c: backward: where the gradient with respect to x goes; fp32 terms as for y */
 } LayerPass;
 
 /* FLOPs of a token. */
@@ -107,6 +122,9 @@ typedef struct Layer {
     const Part *parts;
     int param_count, tensor_count, part_count;
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
+    /* Of a layer that stands alone and has a product: the tensors that this reads, and that its gradient goes
+     * to; both of own tokens. */
+    int read, read_gradient;
 } Layer;
 
 extern const Layer layer_embedding;        /* ids -> y */
@@ -115,22 +133,28 @@ extern const Layer layer_normed_attention; /* the same with norms of queries and
 extern const Layer layer_mlp;              /* x -> y, with a gate or without */
 extern const Layer layer_head;             /* the state -> losses, or logits */
 
-/* The passes of a product, on T tokens. */
+/* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
+bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */
+bool product_makes_terms(const struct Model *m, const Product *p); /* by columns */
 void product_forward(const LayerPass *w, const Product *p, const void *x /* [T, in] c */,
                      void *y /* [T, out] c */);
 void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                    void *dx /* [T, in] c */);
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
+/* What a sum over ranks comes to: y = terms, rounded, + bias. */
+void product_summed(const LayerPass *w, const Product *p, const float *terms /* [own, out] */,
+                    void *y /* [own, out] c */);
 
 /* The rows of a norm's parameters: its weight, then its bias, which only LayerNorm has. */
 enum { NORM_ROWS = 2 };
 
-/* The family's norm of `tokens` rows: sum = a + b, y = norm(sum); b and sum may be NULL. */
+/* The family's norm of `tokens` rows of what is this rank's: sum = a + b, y = norm(sum); b and sum may be
+ * NULL. */
 void norm_forward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64_t tokens,
                   const void *a /* [tokens, h] c */, const void *b, void *sum, void *y,
                   float *rstd /* [tokens] */);
-/* dx = (add ? dx : 0) + gradient through the norm of x, [T, h] c. */
+/* dx = (add ? dx : 0) + gradient through the norm of x, [own, h] c. */
 void norm_backward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x,
                    const float *rstd, const void *dy, void *dx, bool add);
 

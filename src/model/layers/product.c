@@ -16,29 +16,69 @@ static const Param *first_of(const LayerPass *w, const ParamRow *rows, int count
 
 static const Param *bias_of(const LayerPass *w, const Product *p) { return first_of(w, p->bias, p->rows); }
 
+/* By rows of its matrix (outputs) a product is shared without a sum forward, by columns (inputs) without one
+ * backward; the other way each rank makes terms of a sum. Rows of k, v and up are cut as those of q and gate
+ * before them. */
+bool product_reads_all(const Model *m, const Product *p) {
+    return m->sharing.ranks > 1 && p->weight->cut == CUT_ROWS;
+}
+bool product_makes_terms(const Model *m, const Product *p) {
+    return m->sharing.ranks > 1 && p->weight->cut == CUT_COLUMNS;
+}
+
+/* A sum over a dimension that tp cuts has the leaves of that; over another one it is whole on every rank. */
+static Leaves leaves_over(const Model *m, const Product *p, Cut cut, Dim dim) {
+    return p->weight->cut == cut ? model_leaves(m, dim) : model_one_leaf(m, model_dim(&m->config, dim));
+}
+
+static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void *y) {
+    const Model *m = w->pass->model;
+    const Param *bias = bias_of(w, p);
+    if (bias)
+        OP(w->pass->device, OP_BIAS_FORWARD, bias_forward, tokens, model_dim(&m->config, p->out), y,
+           weights_vector(w->pass->weights, bias), m->compute);
+}
+
 /* Y [T, out] = X W^T: the flag says whether W is stored as the product wants it. The bias is a pass of its
- * own over y. */
+ * own over y; what is a sum over ranks gets it when it is one. */
 void product_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
     const Model *m = w->pass->model;
-    const Weights *weights = w->pass->weights;
-    const Param *matrix = first_of(w, p->weight, p->rows), *bias = bias_of(w, p);
+    const Param *matrix = first_of(w, p->weight, p->rows);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
+    bool terms = product_makes_terms(m, p);
     OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, m->tokens, out, in, x,
-       weights_matrix(weights, matrix), m->compute, y, m->compute, out, false, NO_LEAVES);
+       weights_matrix(w->pass->weights, matrix), m->compute, y, terms ? DTYPE_F32 : m->compute, out, false,
+       leaves_over(m, p, CUT_COLUMNS, p->in));
+    if (!terms) add_bias(w, p, m->tokens, y);
+}
+
+void product_summed(const LayerPass *w, const Product *p, const float *terms, void *y) {
+    const Model *m = w->pass->model;
+    int64_t own = model_own_tokens(m);
+    OP(w->pass->device, OP_CAST, cast, own * model_dim(&m->config, p->out), terms, DTYPE_F32, y, m->compute);
+    add_bias(w, p, own, y);
+}
+
+/* The gradient of a bias that is cut is a sum over all tokens on each rank, one of a bias that is whole over
+ * those that are its own: by leaves of them, as that of a norm. */
+static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) {
+    const Model *m = w->pass->model;
+    const Param *bias = bias_of(w, p);
+    bool cut = p->weight->cut == CUT_ROWS;
     if (bias)
-        OP(w->pass->device, OP_BIAS_FORWARD, bias_forward, m->tokens, out, y, weights_vector(weights, bias),
-           m->compute);
+        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, cut ? m->tokens : model_own_tokens(m),
+           model_dim(&m->config, p->out), cut ? dy : w->own_dy, gradient_of(&w->pass->gradients, bias),
+           cut ? m->tokens : model_token_leaf(m), m->compute);
 }
 
 void product_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
     const Model *m = w->pass->model;
-    const Param *matrix = first_of(w, p->weight, p->rows), *bias = bias_of(w, p);
+    const Param *matrix = first_of(w, p->weight, p->rows);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, m->tokens, in, out, dy,
-       weights_matrix(w->pass->weights, matrix), m->compute, dx, m->compute, in, false, NO_LEAVES);
-    if (bias) /* a vector's gradient belongs to this half */
-        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, out, dy,
-           gradient_of(&w->pass->gradients, bias), m->tokens, m->compute);
+       weights_matrix(w->pass->weights, matrix), m->compute, dx,
+       product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false, leaves_over(m, p, CUT_ROWS, p->out));
+    bias_gradient(w, p, dy); /* a vector's gradient belongs to this half */
 }
 
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
@@ -48,12 +88,13 @@ void product_weight(const LayerPass *w, const Product *p, const void *dy, const 
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     float *gradient = gradient_of(&w->pass->gradients, matrix);
     bool add = !w->pass->first; /* the first microbatch sets, later ones add */
-    if (matrix->transposed)     /* dW [in, out] = X^T dY */
+    Leaves leaves = model_one_leaf(m, m->tokens);
+    if (matrix->transposed) /* dW [in, out] = X^T dY */
         OP(w->pass->device, OP_GEMM, gemm, true, false, in, out, m->tokens, x, dy, m->compute, gradient,
-           DTYPE_F32, out, add, NO_LEAVES);
+           DTYPE_F32, out, add, leaves);
     else
         OP(w->pass->device, OP_GEMM, gemm, true, false, out, in, m->tokens, dy, x, m->compute, gradient,
-           DTYPE_F32, in, add, NO_LEAVES);
+           DTYPE_F32, in, add, leaves);
 }
 
 /* ---- norms ---- */
@@ -70,16 +111,17 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
 }
 
 /* A norm's bias has the gradient of any bias. Both of the norm's gradients are of vectors, so they are
- * added to in the input half, for all microbatches alike. */
+ * added to in the input half, for all microbatches alike; by leaves of the tokens, of which ranks may each
+ * have some. */
 void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x, const float *rstd,
                    const void *dy, void *dx, bool add) {
     const Model *m = p->model;
-    int64_t hidden = m->config.hidden_size;
+    int64_t hidden = m->config.hidden_size, own = model_own_tokens(m);
     const Param *w = param_of(&m->table, unit, &rows[WEIGHT]), *bias = param_of(&m->table, unit, &rows[BIAS]);
     if (bias)
-        OP(p->device, OP_BIAS_BACKWARD, bias_backward, m->tokens, hidden, dy,
-           gradient_of(&p->gradients, bias), m->tokens, m->compute);
-    OP(p->device, OP_NORM_BACKWARD, norm_backward, model_family(&m->config)->arch.norm, m->tokens, hidden, x,
-       weights_vector(p->weights, w), rstd, dy, dx, add, gradient_of(&p->gradients, w), m->tokens,
+        OP(p->device, OP_BIAS_BACKWARD, bias_backward, own, hidden, dy, gradient_of(&p->gradients, bias),
+           model_token_leaf(m), m->compute);
+    OP(p->device, OP_NORM_BACKWARD, norm_backward, model_family(&m->config)->arch.norm, own, hidden, x,
+       weights_vector(p->weights, w), rstd, dy, dx, add, gradient_of(&p->gradients, w), model_token_leaf(m),
        m->compute);
 }
