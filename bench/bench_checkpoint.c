@@ -95,7 +95,7 @@ static ErrorCode measure_stall(Bench *b, CheckpointWriter *w, double between, do
 
 static ErrorCode measure_writer(Bench *b, Error *err) {
     CheckpointWriter *w;
-    WriterSetup setup = {.dir = b->dir, .keep = {2, 0}, .in_use = -1, .ranks = 1};
+    WriterSetup setup = {.dir = b->dir, .keep = {.last = 2}, .in_use = -1, .ranks = 1};
     setup.staging_bytes = checkpoint_staging_bytes(&b->model, &b->optimizer, NULL);
     TRY(checkpoint_writer_start(&w, &setup, err));
     ErrorCode code = measure_stall(b, w, 0, &b->blocking, err);

@@ -89,7 +89,10 @@ static void fill_tensors(Bench *b) {
         for (int64_t j = 0; j < DIM; j++)
             angles[i * DIM + j] = j < DIM / 2 ? cosf((float)(i * j)) : sinf((float)(i * j));
     }
-    Figures figures = {.step = {1e-4f, 0.5f, 0.5f, 1, 1}, .unit = 1, .scale = 1e-3f};
+    Figures figures = {
+        .step = {.lr = 1e-4f, .correction1 = 0.5f, .correction2 = 0.5f, .grad_scale = 1, .number = 1},
+        .unit = 1,
+        .scale = 1e-3f};
     OP(d, OP_UPLOAD, upload, b->figures, &figures, sizeof figures);
     OP(d, OP_UPLOAD, upload, b->ids, ids, (size_t)b->t * 4);
     OP(d, OP_UPLOAD, upload, b->positions, positions, (size_t)b->t * 4);

@@ -156,11 +156,6 @@ typedef struct Muon {
     bool nesterov;
 } Muon;
 
-/* A matrix inside a parameter that is stored as part of a larger one: rows lie `row` elements apart. */
-typedef struct MatrixShape {
-    int64_t rows, cols, row;
-} MatrixShape;
-
 /* ... and what changes from step to step: in tensor memory. */
 typedef struct OptimizerStep {
     float lr;
@@ -169,6 +164,11 @@ typedef struct OptimizerStep {
     float average;                  /* share of the new weights in their moving average */
     uint64_t number;                /* updates made, this one among them: from 1 on */
 } OptimizerStep;
+
+/* A matrix inside a parameter that is stored as part of a larger one: rows lie `row` elements apart. */
+typedef struct MatrixShape {
+    int64_t rows, cols, row;
+} MatrixShape;
 
 /* The sum of losses; see loss_sum. All zero: nothing has been added. */
 typedef struct LossSum {

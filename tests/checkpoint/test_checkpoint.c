@@ -533,7 +533,7 @@ static CheckpointWriter *start_writer(const FileOps *ops, const char *dir, const
     Error err = {.message = ""};
     size_t bytes = checkpoint_staging_bytes(&l->model, &l->optimizer, NULL);
     WriterSetup setup = {
-        .ops = ops, .dir = dir, .keep = {2, 0}, .in_use = -1, .ranks = 1, .staging_bytes = bytes};
+        .ops = ops, .dir = dir, .keep = {.last = 2}, .in_use = -1, .ranks = 1, .staging_bytes = bytes};
     assert_true(bytes >= sizeof(float) * 3 * COUNT * ELEMENTS);
     if (checkpoint_writer_start(&w, &setup, &err) != OK) fail_msg("%s", err.message);
     return w;

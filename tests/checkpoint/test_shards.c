@@ -682,7 +682,7 @@ static void start_fleet(Fleet *f, int count, const char *dir, const FileOps *ops
     for (int i = 0; i < count; i++) {
         WriterSetup setup = {.ops = i == faulty ? ops : NULL,
                              .dir = dir,
-                             .keep = {2, 0},
+                             .keep = {.last = 2},
                              .in_use = -1,
                              .rank = i,
                              .ranks = count};

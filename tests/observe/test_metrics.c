@@ -385,8 +385,8 @@ static void things_with_names_have_records(void **state) {
     static const char *const bad[] = {
         "{\"kind\": \"task\", \"step\": 4}", "{\"kind\": \"set\", \"name\": \"\", \"step\": 4}",
         "{\"kind\": \"task\", \"name\": 4}",
-        "{\"kind\": \"task\", \"name\": "
-        "\"0123456789012345678901234567890123456789012345678901234567890123\"}"};
+        ("{\"kind\": \"task\", \"name\": "
+         "\"0123456789012345678901234567890123456789012345678901234567890123\"}")};
     MetricsRecord r;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_false(metrics_parse(bad[i], strlen(bad[i]), &r));
