@@ -43,6 +43,17 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .staged = c->checkpoint.dtype == STORE_BF16 ? 2 : 1};
 }
 
+/* Of `width` bytes an element, run by run: those of a box that is narrower than its matrix lie apart. */
+static size_t run_bytes(const Piece *piece, size_t width) {
+    size_t sum = 0;
+    PieceRun run;
+    for (int64_t at = 0; at < piece->count; at += run.count) {
+        run = piece_run(piece, at);
+        sum += pool_round((size_t)run.count * width);
+    }
+    return sum;
+}
+
 /* What a checkpoint takes of the elements that this rank counts: each tensor by itself, as its copy is laid
  * out (checkpoint_staging_bytes). */
 static size_t staging(const RankPlan *p) {
@@ -50,10 +61,10 @@ static size_t staging(const RankPlan *p) {
     for (int i = 0; i < p->model.table.count; i++) {
         const Param *param = &p->model.table.params[i];
         if (!partition_counts(&p->partition, param)) continue;
-        size_t count = (size_t)partition_piece(&p->partition, param).count;
-        sum += (size_t)p->spec.staged * pool_round(count * sizeof(float));
+        Piece piece = partition_piece(&p->partition, param);
+        sum += (size_t)p->spec.staged * run_bytes(&piece, sizeof(float));
         for (int k = 0; k < param_states(&p->groups, i); k++)
-            sum += pool_round(count * param_state_width(&p->groups, i, k));
+            sum += run_bytes(&piece, param_state_width(&p->groups, i, k));
     }
     return sum;
 }

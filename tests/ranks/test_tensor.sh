@@ -87,7 +87,7 @@ refused() {
 
 train one numerics.canonical_tp=4
 [ "$status" -eq 0 ] || { cat one.err; exit 1; }
-[ "$(curve one | wc -l)" -eq 10 ] || fail "8 steps and 2 validations make $(curve one | wc -l) records"
+[ "$(curve one | wc -l)" -eq 11 ] || fail "8 steps and 3 validations make $(curve one | wc -l) records"
 train four -n 4 mesh.tp=4
 same four one
 train both -n 4 mesh.tp=2 numerics.canonical_tp=4 train.recompute=full train.gradient_sync=microbatch
