@@ -28,6 +28,7 @@ typedef struct Shape {
 
 typedef struct Run {
     const Shape *shape;
+    int tensors, leaves; /* ranks along tp; leaves of the sums that these share */
     double figures[MOST][STEPS]
                   [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
 } Run;
@@ -63,9 +64,10 @@ static Batch fill(Data *d, int64_t index) {
     return b;
 }
 
-static void make_layout(Comm *c, const Shape *s, const ModelConfig *m, Layout *l) {
+static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l) {
+    const Shape *s = run->shape;
     Error err = {.message = ""};
-    MeshOptions o = {s->pp, s->replicas, s->shards, 1, 1, 1};
+    MeshOptions o = {s->pp, s->replicas, s->shards, 1, run->tensors, 1};
     if (s->pp == 1) MUST(layout_single(l, m, OWN, false, &err) == OK);
     if (s->pp > 1) {
         *l = (Layout){.microbatches = OWN};
@@ -86,6 +88,7 @@ static void check_traffic(Comm *c, const RankPlan *p) {
     MUST((uint64_t)comm_point_traffic(c).bytes == t.pipeline);
     MUST((uint64_t)comm_traffic(c, MESH_REPLICAS).bytes == t.replicas);
     MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes == t.parameters + t.gradients);
+    MUST((uint64_t)comm_traffic(c, MESH_TENSOR).bytes == t.tensor);
 }
 
 /* What must stay whole is all here, or not at all; and is not all on one rank. */
@@ -145,16 +148,18 @@ static void body(Comm *c, void *context) {
     RankSpec spec = {.model = tiny_model(VOCAB, LAYERS, CONTEXT),
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
-                     .loss_rows = CONTEXT,
+                     .loss_rows = run->tensors > 1 ? 10 : CONTEXT, /* the last chunk is shorter */
+                     .leaves = run->leaves,
+                     .recompute = run->tensors > 1 ? RECOMPUTE_FULL : RECOMPUTE_NONE,
                      .z_loss = 1e-2,
-                     .noise = true,
+                     .noise = run->tensors == 1,
                      .optimizer = s->muon    ? &muon
                                   : s->whole ? &whole
                                              : &usual_optimizer,
                      .exact = s->exact,
                      .sync = s->sync};
     spec.model.tie_word_embeddings = s->tied;
-    make_layout(c, s, &spec.model, &l);
+    make_layout(c, run, &spec.model, &l);
     MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
     MUST(comm_set_mesh(c, &l.mesh, &err) == OK);
     MUST(rank_plan(&plan, &spec, &l, comm_rank(c), &d, &err) == OK);
@@ -170,9 +175,9 @@ static void body(Comm *c, void *context) {
 
 /* ---- the walk ---- */
 
-static void run_shape(const Shape *s, Run *run) {
-    int ranks = s->pp * s->replicas * s->shards;
-    *run = (Run){.shape = s};
+static void run_shared(const Shape *s, int tensors, Run *run) {
+    int ranks = s->pp * s->replicas * s->shards * tensors;
+    *run = (Run){.shape = s, .tensors = tensors, .leaves = tensors};
     ranks_run(ranks, 11, body, run);
     for (int r = 1; r < ranks; r++)
         assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
@@ -181,6 +186,8 @@ static void run_shape(const Shape *s, Run *run) {
         assert_true(f[0] > 0 && f[2] > 0 && f[3] > 0);
     }
 }
+
+static void run_shape(const Shape *s, Run *run) { run_shared(s, 1, run); }
 
 static void expect_equal(const Shape *a, const Shape *b) {
     static Run one, other;
@@ -254,9 +261,21 @@ static void test_replica_sync(void **state) {
                  &(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, true, false});
 }
 
+/* Ranks that share matrices: what crosses between parts, and what is summed of vectors, beside all else. */
+static void test_tensors(void **state) {
+    static Run run;
+    (void)state;
+    for (int exact = 0; exact < 2; exact++) {
+        run_shared(&(Shape){1, 1, 1, SYNC_STEP, exact, false, false, false, false}, 2, &run);
+        run_shared(&(Shape){1, 2, 2, SYNC_MICROBATCH, exact, true, false, false, false}, 2, &run);
+        run_shared(&(Shape){2, 1, 2, SYNC_STEP, exact, true, false, false, false}, 2, &run);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees), cmocka_unit_test(test_stages),
-                                       cmocka_unit_test(test_muon), cmocka_unit_test(test_count_rides),
-                                       cmocka_unit_test(test_replica_sync)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_degrees),     cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_stages),      cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_count_rides), cmocka_unit_test(test_replica_sync)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
