@@ -116,7 +116,7 @@ INLINE void strip(const Strip *s, int64_t depth, const float *a, const float *b,
         for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
         for (int r = 0; r < rows; r++) {
             Vec scalar = vec_set(a[r]);
-            for (int v = 0; v < vectors; v++) sum[r][v] += scalar * x[v];
+            for (int v = 0; v < vectors; v++) sum[r][v] = vec_multiply_add(sum[r][v], scalar, x[v]);
         }
     }
     for (int r = 0; s->add && r < rows; r++)

@@ -55,6 +55,18 @@ INLINE Vec vec_max(Vec a, Vec b) {
 #endif
 }
 
+/* sum + a * b with one rounding, where the instruction set has that: not left to contraction, which a
+ * compiler that checks memory between the two (a sanitizer) cannot do everywhere alike. */
+INLINE Vec vec_multiply_add(Vec sum, Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
 INLINE Vec vec_sqrt(Vec v) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_sqrt_ps((__m512)v);
