@@ -95,16 +95,24 @@ static void add_fact(Differences *d, const char *name, const char *then, const c
     if (*then && *now && strcmp(then, now) != 0) add_difference(d, EFFECT_SUMS, name, then, now);
 }
 
-/* What was trained on: run.allow_changes calls it by `name`, too. Fingerprints are shown by their first
- * digits: they only have to differ to the eye. */
+/* Fingerprints are shown by their first digits: they only have to differ to the eye. A file may hold any text
+ * in the place of one, and a character that the cut leaves in half is escaped. */
+enum { SHOWN = 12 };
+
+static const char *first_digits(char out[4 * SHOWN + 1], const char *print) {
+    return error_escape(out, 4 * SHOWN + 1, print, strnlen(print, SHOWN));
+}
+
+/* What was trained on: run.allow_changes calls it by `name`, too. */
 static void add_content(Differences *d, const char *name, const char *then, const char *now) {
     if (!*then || strcmp(then, now) == 0) return;
     if (changes_allowed(d->c, name)) {
         text_printf(d->said, "%sthe %s is not what it was (%s)", d->said->length ? "; " : "", name,
                     options_effect_name(EFFECT_CURVE));
     } else if (d->count++ < MOST_NAMED) {
-        text_printf(&d->refused, "%sthe %s is not what the checkpoint was trained with (%.12s, now %.12s)",
-                    d->refused.length ? "; " : "", name, then, now);
+        char was[4 * SHOWN + 1], is[4 * SHOWN + 1];
+        text_printf(&d->refused, "%sthe %s is not what the checkpoint was trained with (%s, now %s)",
+                    d->refused.length ? "; " : "", name, first_digits(was, then), first_digits(is, now));
         text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", name);
     }
 }
