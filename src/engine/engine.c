@@ -39,9 +39,7 @@ static void layout_gradients(Engine *e, int unit) {
 static void layout_training(Engine *e) {
     for (int u = 0; u <= e->model.table.units; u++) layout_gradients(e, u);
     e->state.states = pool_take(&e->pools[POOL_OPTIMIZER], e->plan->memory.optimizer);
-    e->work.bucket =
-        pool_take(&e->pools[POOL_COMMUNICATION],
-                  memory_plan_communication(&e->plan->memory) - e->plan->memory.tie - e->plan->memory.tensor);
+    e->work.bucket = pool_take(&e->pools[POOL_COMMUNICATION], memory_plan_buckets(&e->plan->memory));
     e->work.tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->plan->memory.tie);
 }
 
@@ -278,9 +276,21 @@ void execution_enter(Execution *x, int m) {
     x->pass.records = x->scoring ? batch_array(x, m, BATCH_ARRAYS) : NULL;
 }
 
+/* An id or a position beyond its table would be read from memory of something else: a crash far from here, or
+ * a curve that is wrong in silence. Batches lie on the host for a step before they are read. */
+static bool is_within(const Batch *b, const RankPlan *p) {
+    bool within = true;
+    for (int64_t t = 0; t < b->tokens; t++)
+        within &= b->inputs[t] >= 0 && b->inputs[t] < p->spec.model.vocab_size && b->targets[t] >= -1 &&
+                  b->targets[t] < p->spec.model.vocab_size && b->positions[t] >= 0 &&
+                  b->positions[t] < p->spec.positions && b->first_key[t] >= 0 && b->first_key[t] <= t;
+    return within;
+}
+
 static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     Device *d = x->engine->device;
+    CHECK(is_within(b, x->engine->plan));
     size_t bytes = (size_t)x->engine->plan->spec.tokens * sizeof(int32_t);
     execution_enter(x, m);
     const Microbatch *to = &x->pass.batch;
