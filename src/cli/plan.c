@@ -16,6 +16,7 @@
 #include "cli/terminal.h"
 #include "plan/compare.h"
 #include "plan/describe.h"
+#include "plan/fit.h"
 #include "plan/forecast.h"
 #include "plan/sync.h"
 #include "train/setup.h"
@@ -261,7 +262,7 @@ static ErrorCode describe(const Arguments *args, const Request *q, const Config 
 /* What the plan is held against: what was given, what stages are split by, what the hardware has. */
 static double limit_of(const Request *q, const Config *c) {
     if (q->memory > 0) return q->memory;
-    if (c->pipeline.memory_gib > 0) return c->pipeline.memory_gib * GIB;
+    if (c->pipeline.memory_gib > 0) return fit_limit(c);
     return q->speed.hardware ? q->hardware.memory.gib * GIB : 0;
 }
 
@@ -272,7 +273,7 @@ static ErrorCode choose_sync(Request *q, const Config *c, OptionSet *set, Error 
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
     MemoryCount *count = q->speed.hardware ? memory_plan_pools : memory_plan_total;
     TRY(sync_choose(c, (int)q->ranks, q->memory, count, &choice, err));
-    TRY(sync_choose(c, (int)q->ranks, c->pipeline.memory_gib * GIB, memory_plan_total, &of_run, err));
+    TRY(sync_choose(c, (int)q->ranks, fit_limit(c), memory_plan_total, &of_run, err));
     int at = snprintf(q->sync, sizeof q->sync, "%s", choice.why);
     if (of_run.sync != choice.sync)
         snprintf(q->sync + at, sizeof q->sync - (size_t)at, "; a run takes it with pipeline.memory_gib=%.4g",

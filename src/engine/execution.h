@@ -51,6 +51,13 @@ typedef struct Workspace {
     char *tensor;      /* of what crosses over tp */
 } Workspace;
 
+/* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
+typedef struct Probe {
+    GradStats *slots; /* tensor memory: of passes, then of parameters */
+    float *wide;      /* [T, h] tensor memory: states of bf16 in fp32 */
+    GradStats *host;  /* pinned: what was fetched */
+} Probe;
+
 /* Figures of the step under way; statistics.c. */
 typedef struct Statistics {
     StepScalars *scalars;    /* tensor memory, as the next two */
@@ -58,14 +65,8 @@ typedef struct Statistics {
     FixedRefusals *refused;  /* [parameters], inside figures */
     GradStats *first;        /* [parameters], inside figures: of the first microbatch; NULL: not measured */
     StepStatistics *host;    /* pinned: what the last fetch brought */
+    Probe probe;
 } Statistics;
-
-/* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
-typedef struct Probe {
-    GradStats *slots; /* tensor memory: of passes, then of parameters */
-    float *wide;      /* [T, h] tensor memory: states of bf16 in fp32 */
-    GradStats *host;  /* pinned: what was fetched */
-} Probe;
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
@@ -100,7 +101,6 @@ struct Engine {
     StepGradients step;
     Workspace work;
     Statistics statistics;
-    Probe probe;
     Traffic traffic;
     StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
     Progress progress;

@@ -17,30 +17,30 @@ enum { OUTPUT, GRADIENT, PASS_SLOTS };
 
 static GradStats *pass_slot(const Engine *e, int kind, int unit, int microbatch) {
     int64_t units = e->model.table.units, microbatches = e->plan->program.microbatches;
-    return e->probe.slots + ((int64_t)kind * units + unit) * microbatches + microbatch;
+    return e->statistics.probe.slots + ((int64_t)kind * units + unit) * microbatches + microbatch;
 }
 
 static GradStats *param_slot(const Engine *e, bool gradient, int param) {
     int64_t behind = (int64_t)PASS_SLOTS * e->model.table.units * e->plan->program.microbatches;
-    return e->probe.slots + behind + (gradient ? e->model.table.count : 0) + param;
+    return e->statistics.probe.slots + behind + (gradient ? e->model.table.count : 0) + param;
 }
 
 void probe_layout(Engine *e) {
     const MemoryPlan *m = &e->plan->memory;
-    e->probe.slots = m->probe.slots ? pool_take(&e->pools[POOL_STATISTICS], m->probe.slots) : NULL;
-    e->probe.wide = m->probe.wide ? pool_take(&e->pools[POOL_STATISTICS], m->probe.wide) : NULL;
+    e->statistics.probe.slots = m->probe.slots ? pool_take(&e->pools[POOL_STATISTICS], m->probe.slots) : NULL;
+    e->statistics.probe.wide = m->probe.wide ? pool_take(&e->pools[POOL_STATISTICS], m->probe.wide) : NULL;
 }
 
 ErrorCode probe_open(Engine *e, Error *err) {
     size_t bytes = e->plan->memory.probe.slots;
     if (bytes == 0) return OK;
-    e->probe.host = e->device->runtime.host_take(e->device, bytes);
-    if (e->probe.host) return OK;
+    e->statistics.probe.host = e->device->runtime.host_take(e->device, bytes);
+    if (e->statistics.probe.host) return OK;
     return error_set(err, ERR_MEMORY, "the system gave no pinned memory for %zu bytes", bytes);
 }
 
 void probe_close(Engine *e) {
-    if (e->probe.host) e->device->runtime.host_give(e->device, e->probe.host);
+    if (e->statistics.probe.host) e->device->runtime.host_give(e->device, e->statistics.probe.host);
 }
 
 static bool probing(const Execution *x) { return x->training && x->options->probe; }
@@ -48,8 +48,8 @@ static bool probing(const Execution *x) { return x->training && x->options->prob
 void probe_begin(Execution *x) {
     Engine *e = x->engine;
     if (!probing(x)) return;
-    CHECK(e->probe.slots); /* the plan was told that there are probes */
-    OP(e->device, OP_ZERO, zero, e->probe.slots, e->plan->memory.probe.slots);
+    CHECK(e->statistics.probe.slots); /* the plan was told that there are probes */
+    OP(e->device, OP_ZERO, zero, e->statistics.probe.slots, e->plan->memory.probe.slots);
 }
 
 /* norm_unit is 1 until the norm is taken, and squares need none. */
@@ -63,8 +63,8 @@ static void take_states(const Execution *x, int kind, int unit, int microbatch, 
     int64_t count = e->model.tokens * e->model.config.hidden_size;
     const float *wide = states;
     if (e->model.compute == DTYPE_BF16) {
-        OP(e->device, OP_CAST, cast, count, states, DTYPE_BF16, e->probe.wide, DTYPE_F32);
-        wide = e->probe.wide;
+        OP(e->device, OP_CAST, cast, count, states, DTYPE_BF16, e->statistics.probe.wide, DTYPE_F32);
+        wide = e->statistics.probe.wide;
     }
     take(e, count, wide, pass_slot(e, kind, unit, microbatch));
 }
@@ -132,7 +132,7 @@ static void take_parameters(Engine *e) {
 }
 
 static const GradStats *on_host(const Engine *e, const GradStats *slot) {
-    return e->probe.host + (slot - e->probe.slots);
+    return e->statistics.probe.host + (slot - e->statistics.probe.slots);
 }
 
 /* A slot that no op of this rank wrote is zero, and no element of it was counted. */
@@ -171,7 +171,7 @@ void probe_end(Execution *x) {
     const ParamTable *t = &e->model.table;
     if (!probing(x)) return;
     take_parameters(e);
-    device_fetch(e->device, e->probe.host, e->probe.slots, e->plan->memory.probe.slots);
+    device_fetch(e->device, e->statistics.probe.host, e->statistics.probe.slots, e->plan->memory.probe.slots);
     for (int u = 0; u < t->units; u++) {
         ProbeRecord r = {0};
         if (u + 1 < t->units) add_passes(x, u, &r);

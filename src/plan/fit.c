@@ -187,6 +187,8 @@ static ErrorCode refine(const Fit *f, Split *fitting, double high, double limit,
     return code;
 }
 
+double fit_limit(const Config *c) { return c->pipeline.memory_gib * GIB; }
+
 /* As a value of pipeline.memory_gib: four digits, rounded up, as what is named must do when typed in. */
 static void write_limit(double bytes, char out[32]) {
     double gib = bytes / GIB, unit = pow(10, floor(log10(gib)) - 3), rounded = ceil(gib / unit) * unit;
@@ -197,7 +199,7 @@ static void write_limit(double bytes, char out[32]) {
 /* Refused is what no split that was met keeps to: it is not proven that there is none, and the message says
  * so. */
 static ErrorCode search(const Fit *f, Split *out, Error *err) {
-    double limit = f->c->pipeline.memory_gib * GIB, bytes;
+    double limit = fit_limit(f->c), bytes;
     char would_do[32];
     TRY(measure(f, out, &bytes, err));
     if (bytes <= limit) return OK;

@@ -14,6 +14,8 @@
 /* Of the layout there must be all but its stages and their costs; `units` are the costs of layout_unit_costs.
  */
 ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err);
+/* pipeline.memory_gib in bytes; 0: no limit. */
+double fit_limit(const Config *c);
 /* Bytes that the fullest rank of a whole layout takes, by the plan of every pipeline place. */
 ErrorCode fit_measure(const Config *c, const Layout *l, MemoryCount *count, double *bytes, Error *err);
 

@@ -449,8 +449,12 @@ size_t memory_plan_pools(const MemoryPlan *plan) {
 
 /* COMM_TURNS workspaces for each axis: one operation fills its own while the one before adds up in the other.
  */
+size_t memory_plan_buckets(const MemoryPlan *plan) {
+    return (size_t)plan->reductions * COMM_TURNS * plan->reduction;
+}
+
 size_t memory_plan_communication(const MemoryPlan *plan) {
-    return (size_t)plan->reductions * COMM_TURNS * plan->reduction + plan->tie + plan->tensor;
+    return memory_plan_buckets(plan) + plan->tie + plan->tensor;
 }
 
 size_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_pools(plan) + plan->staging; }

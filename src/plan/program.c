@@ -536,23 +536,23 @@ static uint64_t all_reduce_bytes(const Program *p, int64_t count) {
                                             p->exact ? COMM_I64 : COMM_F32, count);
 }
 
-/* Bytes that a collective over one flat sends: what the links will have counted afterwards, to the byte
- * (tests/ranks/test_layouts.c). */
-static void count_flat(const Program *p, Action a, Flat flat, size_t compute_bytes, ProgramTraffic *t) {
+uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat) {
     const Partition *part = p->partition;
     const Share *s = &part->share[a.unit][flat];
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
-        t->parameters += (uint64_t)comm_gather_traffic(s->parts, part->shards, part->shard) *
-                         (flat == FLAT_VECTORS ? sizeof(float) : compute_bytes);
-    if (flat >= GRADIENT_FLATS) return;
+        return (uint64_t)comm_gather_traffic(s->parts, part->shards, part->shard) *
+               (flat == FLAT_VECTORS ? sizeof(float) : dtype_bytes(m->compute));
+    if (flat >= GRADIENT_FLATS) return 0;
     if (a.kind == ACT_REDUCE_SCATTER)
-        t->gradients += (uint64_t)comm_scatter_traffic(s->parts, part->shards, part->shard) * gradient;
-    if (a.kind == ACT_ALL_REDUCE) t->replicas += all_reduce_bytes(p, s->count);
+        return (uint64_t)comm_scatter_traffic(s->parts, part->shards, part->shard) * gradient;
+    return a.kind == ACT_ALL_REDUCE ? all_reduce_bytes(p, s->count) : 0;
 }
 
-static bool is_collective(ActionKind kind) {
-    return kind == ACT_GATHER || kind == ACT_REDUCE_SCATTER || kind == ACT_ALL_REDUCE;
+static uint64_t collective_bytes(const Program *p, const Model *m, Action a) {
+    uint64_t sum = 0;
+    for (int f = 0; f < FLATS; f++) sum += program_flat_bytes(p, m, a, (Flat)f);
+    return sum;
 }
 
 /* Everybody has equally many tokens, and so the same part of what is gathered or summed. */
@@ -595,12 +595,13 @@ static uint64_t leaves_bytes(const Program *p, int unit) {
 /* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
 ProgramTraffic program_traffic(const Program *p, const Model *m) {
     const Partition *part = p->partition;
-    size_t compute_bytes = dtype_bytes(m->compute);
     bool exchanges = partition_runs(part, 0) != partition_runs(part, p->units - 1);
     ProgramTraffic t = {.parameters = 0};
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        for (int f = 0; is_collective(a.kind) && f < FLATS; f++) count_flat(p, a, (Flat)f, compute_bytes, &t);
+        if (a.kind == ACT_GATHER) t.parameters += collective_bytes(p, m, a);
+        if (a.kind == ACT_REDUCE_SCATTER) t.gradients += collective_bytes(p, m, a);
+        if (a.kind == ACT_ALL_REDUCE) t.replicas += collective_bytes(p, m, a);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
         if (action_is_crossing(a.kind)) t.tensor += program_crossing_bytes(p, m, a);
         if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);

@@ -98,16 +98,23 @@ static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, size_t scra
     StepPlan *step = &p->smaller[p->smaller_count++];
     /* As a whole step has it, whose memory this is. */
     TRY(plan_program(p, schedule, p->program.sync, &step->program, err));
-    memory_plan(&step->memory,
-                &(MemorySpec){&step->program, &p->model, p->spec.positions, scratch, NULL, false, false});
+    memory_plan(&step->memory, &(MemorySpec){.program = &step->program,
+                                             .model = &p->model,
+                                             .positions = p->spec.positions,
+                                             .device_scratch = scratch});
     make_room(p, &step->memory);
     return OK;
 }
 
 static ErrorCode plan_training(RankPlan *p, const Layout *l, size_t scratch, Error *err) {
     TRY(plan_program(p, &l->schedule, p->spec.sync, &p->program, err));
-    memory_plan(&p->memory, &(MemorySpec){&p->program, &p->model, p->spec.positions, scratch, &p->groups,
-                                          p->spec.probes, p->spec.noise});
+    memory_plan(&p->memory, &(MemorySpec){.program = &p->program,
+                                          .model = &p->model,
+                                          .positions = p->spec.positions,
+                                          .device_scratch = scratch,
+                                          .optimizer = &p->groups,
+                                          .probes = p->spec.probes,
+                                          .noise = p->spec.noise});
     p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
     make_room(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
@@ -183,8 +190,10 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                             .partition = &p->partition,
                                                             .crosses = p->spec.crosses,
                                                             .chunks = model_chunks(&p->model)});
-    memory_plan(&p->evaluation_memory,
-                &(MemorySpec){&p->evaluation, &p->model, spec->positions, scratch, NULL, false, false});
+    memory_plan(&p->evaluation_memory, &(MemorySpec){.program = &p->evaluation,
+                                                     .model = &p->model,
+                                                     .positions = spec->positions,
+                                                     .device_scratch = scratch});
     return spec->inference ? OK : plan_training(p, l, scratch, err);
 }
 

@@ -93,7 +93,7 @@ typedef struct Walk {
     const Program *p;
     const Mesh *mesh;
     const Cost *units;
-    size_t element;            /* bytes of the compute dtype */
+    const Model *model;
     double now, busy;          /* the rank's own clock; of that, in passes */
     double free[NETWORKS];     /* when an axis has sent what it was given */
     double *gathered, *summed; /* [units + 1] when it is there */
@@ -105,16 +105,14 @@ static int stride_of(const Mesh *mesh, Network network) {
     return network == OVER_SHARDS ? tp : tp * mesh_size(mesh, MESH_SHARDS);
 }
 
+/* Over replicas the stated hardware sums in a ring, in which every rank sends as much; the tree of weft's own
+ * sums is uneven. */
 static double bytes_of(const Walk *w, Action a, Flat flat) {
     const Partition *part = w->p->partition;
-    const Share *s = &part->share[a.unit][flat];
-    double sum = w->p->exact ? sizeof(int64_t) : sizeof(float);
-    if (a.kind == ACT_GATHER)
-        return (double)comm_gather_traffic(s->parts, part->shards, part->shard) *
-               (flat == FLAT_VECTORS ? sizeof(float) : (double)w->element);
-    if (a.kind == ACT_REDUCE_SCATTER)
-        return (double)comm_scatter_traffic(s->parts, part->shards, part->shard) * sum;
-    return 2 * (1 - 1.0 / part->replicas) * (double)s->count * sum;
+    if (a.kind != ACT_ALL_REDUCE) return (double)program_flat_bytes(w->p, w->model, a, flat);
+    if (flat >= GRADIENT_FLATS) return 0;
+    double element = w->p->exact ? sizeof(int64_t) : sizeof(float);
+    return 2 * (1 - 1.0 / part->replicas) * (double)part->share[a.unit][flat].count * element;
 }
 
 /* When what is started now will be there. */
@@ -122,10 +120,16 @@ static double start(Walk *w, Action a) {
     Network network = a.kind == ACT_ALL_REDUCE ? OVER_REPLICAS : OVER_SHARDS;
     const Partition *part = w->p->partition;
     int ranks = network == OVER_SHARDS ? part->shards : part->replicas;
-    double bytes = bytes_of(w, a, FLAT_VECTORS) + bytes_of(w, a, FLAT_MATRICES);
+    double bytes = 0;
+    int flats = 0;
+    for (int f = 0; f < FLATS; f++) {
+        double own = bytes_of(w, a, (Flat)f);
+        bytes += own;
+        flats += own > 0;
+    }
     double begin = fmax(w->now, w->free[network]);
     if (a.kind == ACT_ALL_REDUCE) begin = fmax(begin, w->summed[a.unit]);
-    w->free[network] = begin + hardware_collective(w->h, ranks, stride_of(w->mesh, network), bytes, FLATS);
+    w->free[network] = begin + hardware_collective(w->h, ranks, stride_of(w->mesh, network), bytes, flats);
     return w->free[network];
 }
 
@@ -159,7 +163,7 @@ double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, 
               .p = &p->program,
               .mesh = mesh,
               .units = units,
-              .element = dtype_bytes(p->model.compute),
+              .model = &p->model,
               .gathered = mem_alloc_array(n, sizeof *w.gathered),
               .summed = mem_alloc_array(n, sizeof *w.summed)};
     for (int i = 0; i < p->program.count; i++) step(&w, p->program.actions[i]);

@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "model/families/family.h"
+#include "plan/fit.h"
 #include "plan/sync.h"
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
@@ -177,13 +178,6 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
 
 /* Once for the life of a run: with another number its sums are cut in another way. */
 ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err) {
-    if (c->mesh.tp > 1 && c->evaluation.tasks.count > 0)
-        return error_set(
-            err, ERR_CONFIG,
-            "evaluation.tasks: with mesh.tp %lld a rank has some of the logits of a token, and what "
-            "tasks read of them is not put together: leave it out and take weft eval, or set "
-            "mesh.tp to 1",
-            (long long)c->mesh.tp);
     if (c->numerics.canonical_tp > 0) return OK;
     if (!saved) return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
     int64_t kept = saved->numerics.canonical_tp;
@@ -247,7 +241,7 @@ ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const 
     SyncChoice choice = {.why = KEPT};
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
     if (!keeps_sync(c, world, saved, &choice.sync))
-        TRY(sync_choose(c, world, c->pipeline.memory_gib * 1073741824.0, memory_plan_total, &choice, err));
+        TRY(sync_choose(c, world, fit_limit(c), memory_plan_total, &choice, err));
     return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
 }
 

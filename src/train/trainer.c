@@ -176,17 +176,19 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
 }
 
 /* Rows of logits and of states are whole on a rank where these are read. */
-static ErrorCode check_tensor_ranks(const Config *c, Error *err) {
-    bool tasks = c->evaluation.tasks.count > 0;
-    if (c->mesh.tp <= 1 || (!tasks && c->metrics.probe == 0)) return OK;
-    return error_set(err, ERR_CONFIG, "%s is not there yet where mesh.tp is more than 1: leave it out",
-                     tasks ? "evaluation.tasks" : "metrics.probe");
+static ErrorCode check_tasks(const Config *c, Error *err) {
+    if (c->mesh.tp <= 1 || c->evaluation.tasks.count == 0) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "evaluation.tasks: with mesh.tp %lld a rank has some of the logits of a token, and what tasks "
+        "read of them is not put together: leave it out and take weft eval, or set mesh.tp to 1",
+        (long long)c->mesh.tp);
 }
 
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
     Text said = {0};
-    TOGETHER(t, check_tensor_ranks(t->c, err));
+    TOGETHER(t, check_tasks(t->c, err));
     TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
     TRY(tasks_agree(&t->tasks, t->comm, err));
     tasks_describe(&t->tasks, t->c->train.context, &said);
@@ -355,7 +357,8 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
  * together. All of them then have the same. */
 static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     char *build = agree_build(), *kernels = NULL;
-    const Config *saved = t->found.exists ? &t->found.saved.config : NULL;
+    const SavedRun *before = t->found.exists ? &t->found.saved : NULL;
+    const Config *saved = before ? &before->config : NULL;
     snprintf(t->facts.build, sizeof t->facts.build, "%s", build);
     free(build);
     TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
@@ -363,8 +366,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
     TOGETHER(t, setup_canonical(t->c, set, saved, err));
     TRY(agree_on_threads(t, err));
-    TOGETHER(
-        t, setup_gradient_sync(t->c, set, comm_size(t->comm), t->found.exists ? &t->found.saved : NULL, err));
+    TOGETHER(t, setup_gradient_sync(t->c, set, comm_size(t->comm), before, err));
     TRY(agree_kernels(t->comm, &t->device, &kernels, err));
     snprintf(t->facts.kernels, sizeof t->facts.kernels, "%s", kernels);
     free(kernels);

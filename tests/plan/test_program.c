@@ -285,7 +285,11 @@ static void check_plan(const Case *c, const Lowered *l, int rank) {
     MemoryPlan plan;
     (void)c;
     (void)rank;
-    memory_plan(&plan, &(MemorySpec){p, &l->model, 16, 1000, &l->groups, false, false});
+    memory_plan(&plan, &(MemorySpec){.program = p,
+                                     .model = &l->model,
+                                     .positions = 16,
+                                     .device_scratch = 1000,
+                                     .optimizer = &l->groups});
     for (int i = 0; i < plan.count; i++) {
         const Buffer *a = &plan.buffers[i];
         assert_true(a->offset % POOL_ALIGN == 0 && a->offset + a->bytes <= plan.arena[buffer_arena(a->kind)]);
@@ -418,7 +422,9 @@ static size_t activations(const Case *c) {
     Lowered l;
     MemoryPlan plan;
     lower(&l, c, 0);
-    memory_plan(&plan, &(MemorySpec){&l.program, &l.model, 16, 0, &l.groups, false, false});
+    memory_plan(
+        &plan,
+        &(MemorySpec){.program = &l.program, .model = &l.model, .positions = 16, .optimizer = &l.groups});
     size_t bytes = plan.arena[ARENA_ACTIVATIONS];
     memory_plan_free(&plan);
     release(&l);
@@ -445,8 +451,10 @@ static void test_sharding_saves_memory(void **state) {
     sharded.shards = 4, sharded.sync = SYNC_MICROBATCH;
     lower(&l, &whole, 0);
     lower(&s, &sharded, 3);
-    memory_plan(&a, &(MemorySpec){&l.program, &l.model, 16, 0, &l.groups, false, false});
-    memory_plan(&b, &(MemorySpec){&s.program, &s.model, 16, 0, &s.groups, false, false});
+    memory_plan(
+        &a, &(MemorySpec){.program = &l.program, .model = &l.model, .positions = 16, .optimizer = &l.groups});
+    memory_plan(
+        &b, &(MemorySpec){.program = &s.program, .model = &s.model, .positions = 16, .optimizer = &s.groups});
     assert_true(b.parameters < a.parameters * 3 / 10 && b.optimizer < a.optimizer * 3 / 10 &&
                 b.gradients < a.gradients * 3 / 10);
     assert_true(b.arena[ARENA_GATHERED] < a.parameters / 3);
