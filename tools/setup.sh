@@ -8,7 +8,7 @@ packages() {
     case $1 in
     build) echo gcc libc6-dev make cmake pkg-config libdnnl-dev libyaml-dev libcjson-dev libpcre2-dev libzstd-dev \
         libxxhash-dev libssl-dev libutf8proc-dev libmicrohttpd-dev libopenmpi-dev openmpi-bin ;;
-    test) echo libcmocka-dev ;;
+    test) echo libcmocka-dev g++ ;;
     demo) echo bible-kjv bible-kjv-text ;;
     bench) echo python3-venv ;;
     cluster) echo slurm-wlm munge openssh-server openssh-client iproute2 procps ;;

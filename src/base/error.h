@@ -86,6 +86,11 @@ void error_passed(const char *file, int line);
 /* Programmer errors: prints file, line and expression, then aborts. Never for data, files, options or peers.
  */
 #define CHECK(condition) ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
-_Noreturn void check_failed(const char *file, int line, const char *expression);
+#ifdef __cplusplus /* kernels of GPUs are */
+[[noreturn]]
+#else
+_Noreturn
+#endif
+void check_failed(const char *file, int line, const char *expression);
 
 #endif

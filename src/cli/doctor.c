@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "comm/facts.h"
+#include "device/cuda/cuda.h"
 #include "device/device.h"
 #include "device/facts.h"
 
@@ -43,6 +44,8 @@ typedef struct Findings {
     MemoryUse memory;
     double peak_fp32, peak_bf16; /* FLOP/s */
     bool native_bf16;
+    CudaFacts cuda;
+    char no_cuda[1024]; /* why no GPU can be used; "" where one can */
     Disk disk;
     char mpi[128], launcher[256]; /* library; path of what starts ranks, "" without */
     int advice_count;
@@ -120,6 +123,51 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     if (f->threads < f->cores)
         advise(f, "%d of %d cores are used. Unset OMP_NUM_THREADS to use all.", f->threads, f->cores);
     return OK;
+}
+
+/* ---- GPUs ---- */
+
+/* Most machines have none: that is no advice. A GPU that cannot be used for want of something is. */
+static void find_gpus(Findings *f) {
+    Error err;
+    if (cuda_facts(&f->cuda, &err) != OK)
+        snprintf(f->no_cuda, sizeof f->no_cuda, "%s", err.message);
+    else
+        snprintf(f->no_cuda, sizeof f->no_cuda, "%s", f->cuda.problem);
+    if (*f->no_cuda && access("/dev/nvidiactl", F_OK) == 0)
+        advise(f, "This machine has an NVIDIA GPU that run.device: cuda cannot use: %s", f->no_cuda);
+}
+
+/* As NVIDIA writes them: 13000 is 13.0. */
+static void print_gpus(const Findings *f) {
+    char memory[32];
+    const CudaFacts *c = &f->cuda;
+    if (*f->no_cuda) printf("GPU               none: %s\n", f->no_cuda);
+    for (int i = 0; i < c->devices && i < CUDA_DEVICES_MAX; i++)
+        printf("GPU %-2d            %s, %s, sm_%d%d\n", i, c->device[i].name,
+               text_bytes((double)c->device[i].memory, memory), c->device[i].major, c->device[i].minor);
+    if (!*f->no_cuda)
+        printf("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
+               c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10,
+               (unsigned long long)c->products);
+}
+
+static void put_gpus(JsonWriter *w, const Findings *f) {
+    const CudaFacts *c = &f->cuda;
+    json_put_string(w, "gpu_problem", f->no_cuda);
+    json_put_int(w, "cuda_driver", c->driver);
+    json_put_int(w, "cuda_runtime", c->runtime);
+    json_put_int(w, "cublaslt", (int64_t)c->products);
+    json_key(w, "gpus");
+    json_begin_array(w);
+    for (int i = 0; i < c->devices && i < CUDA_DEVICES_MAX; i++) {
+        json_begin_object(w);
+        json_put_string(w, "name", c->device[i].name);
+        json_put_int(w, "memory_bytes", (int64_t)c->device[i].memory);
+        json_put_int(w, "capability", c->device[i].major * 10 + c->device[i].minor);
+        json_end_object(w);
+    }
+    json_end_array(w);
 }
 
 /* ---- memory ---- */
@@ -254,6 +302,7 @@ static void print_table(Findings *f) {
     if (memory_limit(f)) printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
     printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
            f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is not native here)");
+    print_gpus(f);
     printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
            text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
            f->disk.sync_seconds * 1e3, f->disk.directory);
@@ -281,6 +330,7 @@ static void print_json(const Findings *f) {
     json_put_double(&w, "peak_fp32_flops", f->peak_fp32);
     json_put_double(&w, "peak_bf16_flops", f->peak_bf16);
     json_put_bool(&w, "native_bf16", f->native_bf16);
+    put_gpus(&w, f);
     json_put_string(&w, "disk_directory", f->disk.directory);
     json_put_double(&w, "disk_free_bytes", f->disk.free_bytes);
     json_put_double(&w, "disk_write_bytes_per_second", f->disk.write_rate);
@@ -301,6 +351,7 @@ static void print_json(const Findings *f) {
 static ErrorCode examine(Findings *f, double seconds, Error *err) {
     log_status("measuring matrix products");
     TRY(measure_device(f, seconds, err));
+    find_gpus(f);
     find_memory(f);
     log_status("measuring the disk");
     TRY(find_disk(f, err));
@@ -339,7 +390,7 @@ static const Flag doctor_flags[] = {
 
 const Verb verb_doctor = {
     .name = "doctor",
-    .summary = "examine this machine: kernels, memory, speed, disk, MPI",
+    .summary = "examine this machine: kernels, GPUs, memory, speed, disk, MPI",
     .synopsis = "[--dir DIR] [--json]",
     .details = "Measures what a run would have here: the peak of matrix products in fp32 and bf16 (what MFU "
                "is a share of), memory, the time that a sync to the disk takes. Says what is missing and how "

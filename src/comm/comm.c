@@ -203,6 +203,7 @@ void comm_close(Comm *c) {
     comm_lock(c);
     c->listening = false;
     comm_unlock(c);
+    comm_set_device(c, NULL);
     comm_blocked(c, "MPI end");
     if (c->link) c->link->kind->close(c->link);
     comm_blocked(c, NULL);
@@ -224,7 +225,11 @@ int comm_size(const Comm *c) { return c->size; }
 int comm_local_rank(const Comm *c) { return c->local_rank; }
 int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
-void comm_set_device(Comm *c, Device *device) { c->device = device; }
+
+void comm_set_device(Comm *c, Device *device) {
+    if (c->device) relay_close(c);
+    c->device = device;
+}
 
 /* ---- groups ---- */
 
@@ -662,7 +667,7 @@ ErrorCode comm_start_progress(Comm *c, Error *err) {
     (void)progress_main, (void)c, (void)err;
     return OK;
 #else
-    if (!c->joined || c->has_progress) return OK;
+    if (!c->joined || c->has_progress || relay_needed(c)) return OK;
     int code = pthread_create(&c->progress, NULL, progress_main, c);
     if (code != 0)
         return error_set(err, ERR_MEMORY, "cannot start a thread for communication: %s", strerror(code));

@@ -20,8 +20,9 @@
  *     by comm_agree (while everyone takes part, as in setup) or comm_fail (while others may be waiting).
  *  6. Calls come from one thread; the progress thread and the watchdog are this module's own.
  *
- * Pointers are memory of the CPU device (tensor memory) in the asynchronous operations, plain memory in
- * the small blocking ones. Sizes are elements or bytes, as named; any size works, 0 too. */
+ * Pointers are tensor memory in the asynchronous operations, plain memory in the small blocking ones. What a
+ * device has in memory of its own goes through the host's (relay.c). Sizes are elements or bytes, as named;
+ * any size works, 0 too. */
 #ifndef WEFT_COMM_COMM_H
 #define WEFT_COMM_COMM_H
 
@@ -83,7 +84,7 @@ int comm_group_size(Comm *c, AxisSet set);
 
 /* Whose sum_parts adds up what arrives while the program polls or waits; without one, or in the progress
  * thread, a single-threaded device of this module's own does. The bits are the same. */
-void comm_set_device(Comm *c, Device *device);
+void comm_set_device(Comm *c, Device *device); /* NULL before it closes */
 
 /* ---- asynchronous operations ---- */
 
@@ -161,8 +162,8 @@ ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err);
  * step. */
 ErrorCode comm_poll(Comm *c, Error *err);
 
-/* A thread that polls while anything is under way. It needs a share of a core. No-op when alone and in the
- * guard build. */
+/* A thread that polls while anything is under way. It needs a share of a core. No-op when alone, in the guard
+ * build, and with a device that has memory of its own, which is one thread's. */
 ErrorCode comm_start_progress(Comm *c, Error *err);
 
 /* ---- small blocking ones; all ranks of the world take part ---- */

@@ -91,8 +91,15 @@ typedef struct Transfer {
     int peer;
     size_t bytes;
     bool receives;
-    int next; /* in the list of free places */
+    void *relayed; /* what the link reads or writes in place of the tensor; NULL: the tensor */
+    int next;      /* in the list of free places */
 } Transfer;
+
+/* Host memory through which a tensor's message goes (relay.c). */
+typedef struct RelaySlot {
+    void *memory, *tensor;
+    bool busy;
+} RelaySlot;
 
 /* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it
  * waits too, or is busy. */
@@ -122,6 +129,8 @@ struct Comm {
     CommTraffic point_traffic;
     Device own, *device; /* own: single-threaded; device: the program's, or NULL */
     const void **parts;  /* [size] addresses for sum_parts */
+    RelaySlot *slots;
+    int slot_count;
 
     pthread_mutex_t mutex; /* guards all below and every call of the link */
     Op *ops, *free_ops;
@@ -195,6 +204,14 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
 bool transfer_test(Comm *c, int event);
 /* Moves everything on; true when anything happened. */
 bool transfer_progress(Comm *c, Device *device);
+
+/* relay.c: the mutex is held, but for the last. */
+bool relay_needed(const Comm *c);
+/* Where the link is to read what a post sends, or to write what it receives. */
+void *relay_begin(Comm *c, const Transfer *t, void *tensor);
+/* The post has ended; arrived: with something for its tensor. */
+void relay_end(Comm *c, const Transfer *t, bool arrived);
+void relay_close(Comm *c); /* before its device closes */
 
 /* siblings.c: other ranks of this machine, as far as processes show them. */
 typedef struct Sibling {

@@ -127,15 +127,25 @@ static void fail_transfer(Comm *c, const Transfer *t, int error) {
     comm_link_failure(c, error, whole);
 }
 
+/* Collectives and the messages of comm.h are of tensors; notices, headers and what small operations pass are
+ * the host's. */
+static bool is_tensor(const Comm *c, const Transfer *t) {
+    if (!t->op) return false;
+    bool message = t->op->kind == OP_SEND || t->op->kind == OP_RECV;
+    return !message || (t->op->channel == c->point && t->item > 0);
+}
+
 /* A post that the link refuses gives its place back; the failure is kept, and ends all operations. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
     int event = take_place(c);
     LinkPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
+    if (relay_needed(c) && is_tensor(c, &t)) t.relayed = data = relay_begin(c, &t, data);
     c->transfers[event] = t;
     int error =
         t.receives ? c->link->kind->receive(c->link, &post, data) : c->link->kind->send(c->link, &post, data);
     if (error == LINK_OK) return event;
     fail_transfer(c, &t, error);
+    if (t.relayed) relay_end(c, &t, false);
     give_place(c, event);
     return -1;
 }
@@ -537,6 +547,7 @@ static void check_length(Comm *c, const Transfer *t, size_t came) {
 static void take_end(Comm *c, const LinkEnd *end) {
     Transfer t = c->transfers[end->event];
     give_place(c, end->event);
+    if (t.relayed) relay_end(c, &t, t.receives && end->error == LINK_OK && end->bytes == t.bytes);
     if (end->error != LINK_OK) {
         if (t.op) fail_transfer(c, &t, end->error);
         return;

@@ -266,7 +266,8 @@ const Option config_options[] = {
      .offset = AT(run.device),
      .fallback = "auto",
      .choices = DEVICE_KINDS,
-     .help = "Kernels; auto: the best that the processor runs."},
+     .help = "auto, cpu: the best kernels that the processor runs, or some by name; cuda: a GPU "
+             "(docs/cuda.md)."},
     /* Said again at each start, or never: train_supervised says it once for all restarts. */
     {.key = "run.overwrite",
      .type = OPT_BOOL,

@@ -1,4 +1,4 @@
-/* Opening and closing of the CPU device, and what is around every op: guard and profile.
+/* Opening and closing of devices, and what is around every op: guard and profile.
  *
  *     OP(d, ...) --> device_op_enter --> the op's slot --> device_op_leave
  *                    guard open, clock                     clock, guard shut
@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/optimised.h"
+#include "device/cuda/cuda.h"
 #include "device/pool.h"
 
 const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
@@ -42,6 +43,8 @@ int device_cpu_cores(void) {
 
 /* ---- kinds ---- */
 
+static const char CUDA[] = "cuda";
+
 /* From the best to the plainest. The operating system must save the registers too: __builtin_cpu_supports
  * asks that. */
 #if defined(__x86_64__)
@@ -63,7 +66,7 @@ typedef struct Kind {
     const Kernels *kernels; /* NULL: the reference */
 } Kind;
 
-/* In the order of DEVICE_KINDS, behind "auto"; every build knows every name. */
+/* In the order of CPU_KERNELS; every build knows every name. */
 static const Kind kinds[] = {
 #if defined(__x86_64__)
     {"avx512_bf16", runs_avx512_bf16, true, &kernels_avx512},
@@ -80,9 +83,16 @@ static const Kind kinds[] = {
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* Number 0 is "auto", which is no kind but a choice among them. */
-const char *device_kind(int index) {
+const char *device_cpu_kind(int index) {
     CHECK(index >= 0 && index <= KINDS);
     return index == 0 ? "auto" : kinds[index - 1].name;
+}
+
+/* Devices first, then kernels of the one that has several. */
+const char *device_kind(int index) {
+    static const char *const devices[] = {"auto", "cpu", CUDA};
+    enum { DEVICES = sizeof devices / sizeof *devices };
+    return index < DEVICES ? devices[index] : device_cpu_kind(index - DEVICES + 1);
 }
 
 /* A kind that was asked for by name and does not run here is an error, not a reason to take another one: its
@@ -103,8 +113,8 @@ static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
                              from, name);
     }
     char shown[64];
-    return error_set(err, ERR_UNAVAILABLE, "%sunknown CPU kernels \"%s\"; expected one of " DEVICE_KINDS,
-                     from, error_escape(shown, sizeof shown, name, strlen(name)));
+    return error_set(err, ERR_UNAVAILABLE, "%sunknown CPU kernels \"%s\"; expected one of " CPU_KINDS, from,
+                     error_escape(shown, sizeof shown, name, strlen(name)));
 }
 
 /* Ops have ended when they return: every event has been reached. */
@@ -122,7 +132,8 @@ static const DeviceRuntime cpu_runtime = {.mark = mark_nothing,
                                           .give = cpu_give,
                                           .available = cpu_available,
                                           .host_take = cpu_host_take,
-                                          .host_give = cpu_host_give};
+                                          .host_give = cpu_host_give,
+                                          .close = optimised_close};
 
 /* For people only (doctor, the plan's head): whatever goes wrong, there is a name. */
 static void read_processor_name(char *out, size_t size) {
@@ -170,6 +181,16 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     return code;
 }
 
+/* "auto" is the CPU: a GPU's bits are others, so who wants them says so. */
+ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error *err) {
+    if (strcmp(kind, CUDA) == 0) {
+        TRY(cuda_open(d, place, err));
+        d->threads = threads > 0 ? threads : device_cpu_cores();
+        return OK;
+    }
+    return device_open_cpu(d, strcmp(kind, "cpu") == 0 ? NULL : kind, threads, err);
+}
+
 /* For plans of machines that are not here. The reference takes no scratch, so the optimised ops tell the
  * most. */
 void device_describe_cpu(Device *d, int threads, bool native_bf16) {
@@ -180,7 +201,7 @@ void device_describe_cpu(Device *d, int threads, bool native_bf16) {
 /* In reverse of opening, and of a device that was opened only half way, too. */
 void device_close(Device *d) {
     deferred_close(d);
-    optimised_close(d);
+    if (d->runtime.close) d->runtime.close(d);
     *d = (Device){0};
 }
 

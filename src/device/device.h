@@ -33,7 +33,11 @@
 #ifndef WEFT_DEVICE_DEVICE_H
 #define WEFT_DEVICE_DEVICE_H
 
+#ifdef __cplusplus
+typedef long long atomic_llong; /* kernels of GPUs are C++, and look at no counter */
+#else
 #include <stdatomic.h>
+#endif
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -468,6 +472,7 @@ typedef struct DeviceRuntime {
     size_t (*available)(const Device *d);        /* bytes of tensor memory; 0: not known */
     void *(*host_take)(Device *d, size_t bytes); /* pinned host memory, zeroed */
     void (*host_give)(Device *d, void *host);
+    void (*close)(Device *d); /* of what opening has made; also half way */
 } DeviceRuntime;
 
 typedef struct OpProfile {
@@ -479,10 +484,13 @@ typedef struct OpProfile {
 struct Device {
     Ops ops;
     DeviceRuntime runtime;
-    const char *name;    /* "avx512", "avx512_bf16", "avx2", "portable", "reference" */
-    char processor[128]; /* the processor's own name */
+    const char *name;    /* of CPU_KERNELS, or "cuda" */
+    char processor[128]; /* the processor's own name, or the GPU's */
     int threads;
-    bool native_bf16; /* bf16 matrix products are at least as fast as fp32 ones */
+    bool native_bf16;  /* bf16 matrix products are at least as fast as fp32 ones */
+    uint64_t memory;   /* bytes of its own; 0: tensor memory is the machine's */
+    int64_t loss_rows; /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
+    int widest_head;   /* attention heads have at most so many elements; 0: any number */
     char *scratch;
     size_t scratch_size;
     atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */
@@ -506,10 +514,17 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes);
 
 /* ---- kinds, opening, around an op ---- */
 
-/* Names of CPU kernels, from the best to the plainest behind "auto": what an option table takes. */
-#define DEVICE_KINDS "auto|avx512_bf16|avx512|avx2|portable|reference"
-const char *device_kind(int index); /* one of them */
+/* Names of CPU kernels, from the best to the plainest behind "auto"; of devices, what an option table takes:
+ * "auto" and "cpu" are the best kernels that the processor runs, "cuda" is a GPU. */
+#define CPU_KERNELS "avx512_bf16|avx512|avx2|portable|reference"
+#define CPU_KINDS "auto|" CPU_KERNELS
+#define DEVICE_KINDS "auto|cpu|cuda|" CPU_KERNELS
+const char *device_cpu_kind(int index); /* one of CPU_KINDS */
+const char *device_kind(int index);     /* one of DEVICE_KINDS */
 
+/* A device of DEVICE_KINDS. ERR_UNAVAILABLE says what this machine or build lacks. place: of this rank on its
+ * machine; ranks take GPUs in turn, several one where there are fewer. threads: of the CPU. */
+ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error *err);
 /* The CPU. `kind`: NULL or "auto" for the best that the processor runs, or a name above (ERR_UNAVAILABLE if
  * it can't). threads <= 0: one per core this process may use. WEFT_CPU in the environment replaces "auto". */
 ErrorCode device_open_cpu(Device *d, const char *kind, int threads, Error *err);

@@ -54,7 +54,8 @@ void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Dev
         text_puts(out, "memory\n");
     memory_plan_print(plan, &p->program, &p->model, &p->groups, out);
     partition_print_owners(&p->partition, &p->groups, out);
-    double share = 100.0 * (double)memory_plan_total(plan) / (double)(machine.machine ? machine.machine : 1);
-    text_printf(out, "  of this machine's %s: %.1f%%%s\n", text_bytes((double)machine.machine, total), share,
-                share > 95 ? ": it will not fit" : "");
+    uint64_t there = d->memory ? d->memory : machine.machine;
+    double share = 100.0 * (double)memory_plan_total(plan) / (double)(there ? there : 1);
+    text_printf(out, "  of this %s's %s: %.1f%%%s\n", d->memory ? "GPU" : "machine",
+                text_bytes((double)there, total), share, share > 95 ? ": it will not fit" : "");
 }

@@ -30,7 +30,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .recompute = (Recompute)c->train.recompute,
                       .tokens = l->sequences * c->train.context,
                       .positions = c->train.context,
-                      .loss_rows = c->train.loss_rows,
+                      .loss_rows = c->train.loss_rows > 0 ? c->train.loss_rows : d->loss_rows,
                       .leaves = (int)c->numerics.canonical_tp,
                       .z_loss = c->train.z_loss,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
@@ -163,6 +163,16 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     return OK;
 }
 
+/* What a device's kernels do not do is said here, before anything runs. */
+static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
+    int64_t widest = d->widest_head;
+    if (widest == 0 || model->head_dim <= widest) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "run.device: %s: attention heads of %lld elements (head_dim); at most %lld are done on "
+                     "this GPU: take run.device=cpu",
+                     d->name, (long long)model->head_dim, (long long)widest);
+}
+
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
@@ -171,6 +181,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     const ModelConfig *whole = &p->spec.model;
     Sharing sharing = partition_sharing(&l->mesh, rank, spec->leaves);
     int64_t loss_rows = model_loss_rows(whole, spec->tokens, spec->loss_rows);
+    TRY(check_device(whole, d, err));
     TRY(axes_check_leaves(whole, sharing.ranks, sharing.leaves, spec->tokens, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, loss_rows, err));

@@ -48,8 +48,8 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
         log_warn("%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or "
                  "%s=passive in the environment",
                  local, (long long)c->run.threads, cores, each, WAITING);
-    return device_open_cpu(d, device_kind(c->run.device), c->run.threads > 0 ? (int)c->run.threads : each,
-                           err);
+    return device_open(d, device_kind(c->run.device), comm ? comm_local_rank(comm) : 0,
+                       c->run.threads > 0 ? (int)c->run.threads : each, err);
 }
 
 /* A window needs layers that have it, and a pattern layers that it names. Files say "none" in many ways,

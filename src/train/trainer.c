@@ -1054,6 +1054,7 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     layout_free(&t.layout);
     state_close(&t.found);
     text_free(&t.changes);
+    comm_set_device(comm, NULL);
     device_close(&t.device);
     free(t.probe);
     tasks_close(&t.tasks);

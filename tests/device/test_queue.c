@@ -1,5 +1,5 @@
 /* The contract of the queue, on a deferred CPU, which shows when it is broken; and on one that is not, where
- * nothing can be. */
+ * nothing can be. With TEST_KIND=cuda on the plugin for GPUs in place of a deferred CPU. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -28,12 +28,18 @@ static void lay_out(Bench *t) {
 }
 
 /* seed 0: not deferred. */
+static void open_device(Device *d, uint64_t seed) {
+    Error err;
+    const char *other = seed ? getenv("TEST_KIND") : NULL;
+    unsetenv("WEFT_DEFER");
+    if (device_open(d, other ? other : "cpu", 0, 1, &err) != OK) fail_msg("%s", err.message);
+    if (seed && !other) device_defer(d, seed);
+}
+
 static void open_bench(Bench *t, uint64_t seed) {
     Error err;
     *t = (Bench){.pool = {.name = "test"}};
-    unsetenv("WEFT_DEFER");
-    if (device_open_cpu(&t->d, NULL, 1, &err) != OK) fail_msg("%s", err.message);
-    if (seed) device_defer(&t->d, seed);
+    open_device(&t->d, seed);
     lay_out(t);
     if (pool_commit(&t->pool, &t->d, &err) != OK) fail_msg("%s", err.message);
     lay_out(t);
@@ -88,6 +94,32 @@ static void test_arguments(void **state) {
         assert_true(is(first_of(&t, t.sum), 7));
         close_bench(&t);
     }
+}
+
+/* Also where there is more of it than a device can have on its way. */
+static void test_long_upload(void **state) {
+    enum { LONG = 5 << 19 }; /* 10 MiB */
+    (void)state;
+    int32_t *host = malloc(LONG * sizeof *host), *back = malloc(LONG * sizeof *back);
+    assert_true(host && back);
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        Device d;
+        Error err;
+        Pool pool = {.name = "test"};
+        open_device(&d, seed);
+        pool_take(&pool, LONG * sizeof *host);
+        if (pool_commit(&pool, &d, &err) != OK) fail_msg("%s", err.message);
+        int32_t *tensor = pool_take(&pool, LONG * sizeof *host);
+        for (int i = 0; i < LONG; i++) host[i] = i;
+        OP(&d, OP_UPLOAD, upload, tensor, host, LONG * sizeof *host);
+        memset(host, 0, LONG * sizeof *host);
+        device_fetch(&d, back, tensor, LONG * sizeof *back);
+        for (int i = 0; i < LONG; i++) assert_int_equal(back[i], i);
+        pool_free(&pool);
+        device_close(&d);
+    }
+    free(host);
+    free(back);
 }
 
 /* Who looks before it is finished sees NaN, not what will be there, or was. */
@@ -240,9 +272,11 @@ static void test_environment(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),  cmocka_unit_test(test_arguments), cmocka_unit_test(test_download),
-        cmocka_unit_test(test_waits),  cmocka_unit_test(test_streams),   cmocka_unit_test(test_event),
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_threads),   cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_order),       cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_download),    cmocka_unit_test(test_waits),
+        cmocka_unit_test(test_streams),     cmocka_unit_test(test_event),
+        cmocka_unit_test(test_memory),      cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_long_upload),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
  * on slices that were copied out of the whole tensors, as a rank would hold them. Odd sizes and tails
  * everywhere; each kind of slice also moved a little, which must be noticed.
  *
- *     test_slices [BACKEND]     one of them: avx2, portable, reference, deferred, ... */
+ *     test_slices [BACKEND]     one of them: avx2, portable, reference, deferred, cuda, ... */
 #include <math.h>
 #include <stdio.h>
 

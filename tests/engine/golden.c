@@ -98,7 +98,8 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     ErrorCode code = model_config_read(&spec.model, path, err);
     free(path);
     TRY(code);
-    TRY(device_open_cpu(&g->device, NULL, 0, err));
+    const char *kind = getenv("TEST_KIND");
+    TRY(device_open(&g->device, kind ? kind : "auto", 0, 0, err));
     Layout layout;
     TRY(layout_single(&layout, &spec.model, 1, false, err));
     ErrorCode planned = rank_plan(&g->plan, &spec, &layout, 0, &g->device, err);

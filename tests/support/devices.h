@@ -98,12 +98,17 @@ static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
     } while (0)
 
 static const char DEFERRED[] = "deferred";
-static const char *only; /* the one backend to test; NULL: all that run here */
+static const char CUDA[] = "cuda"; /* by $WEFT_CUDA: tests/cuda_sim, whose tensor memory may be the host's */
+static const char *only;           /* the one backend to test; NULL: all that run here */
 
 /* Whether it runs here. */
 static inline bool open_backend(Device *d, const char *name, int threads) {
     Error err;
     bool deferred = strcmp(name, DEFERRED) == 0;
+    if (strcmp(name, CUDA) == 0) {
+        if (device_open(d, name, 0, threads, &err) != OK) fail_msg("%s", err.message);
+        return true;
+    }
     if (device_open_cpu(d, deferred ? NULL : name, threads, &err) == ERR_UNAVAILABLE) return false;
     if (deferred) device_defer(d, 11);
     return true;
@@ -119,10 +124,12 @@ static inline void on_one(const char *name, void (*check)(Device *d, Dtype c)) {
     close_device(&d);
 }
 
-/* Runs a check on every backend, with two threads, in both dtypes. */
+/* Runs a check on every backend of the CPU, with two threads, in both dtypes; on a GPU's where it is the one
+ * that was asked for. */
 static inline void on_all(void (*check)(Device *d, Dtype c)) {
-    for (int i = 1; strcmp(device_kind(i), "reference") != 0; i++) on_one(device_kind(i), check);
+    for (int i = 1; strcmp(device_cpu_kind(i), "reference") != 0; i++) on_one(device_cpu_kind(i), check);
     on_one(DEFERRED, check);
+    if (only && strcmp(only, CUDA) == 0) on_one(CUDA, check);
 }
 
 static inline int32_t *random_ints(int64_t n, int32_t below) {

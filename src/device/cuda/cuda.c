@@ -1,0 +1,188 @@
+/* Finds and opens the plugin, and makes on the host the numbers whose bits only the CPU's library has:
+ * initial weights (logarithms and error functions in double), and powers of gradients other than 1, 2 and
+ * infinity.
+ *
+ * The plugin is opened once and stays: what it has registered with the driver cannot be taken back. */
+#include "device/cuda/cuda.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "device/cpu/cpu.h"
+
+/* ---- the plugin ---- */
+
+static const char FILE_NAME[] = "weft-cuda.so";
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static const CudaPlugin *plugin;
+static Ops plugin_ops; /* of an open device: what the slots below hand on to */
+
+/* Not log_error and back: nothing that comes after a fault of the device can be trusted. */
+static void end_process(ErrorCode code, const char *message) {
+    log_error("%s", message);
+    _exit((int)code);
+}
+
+static const CudaHost host = {.fatal = end_process, .stream = device_stream, .op_name = op_name};
+
+/* The directory of the program; the caller's. */
+static char *program_directory(void) {
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    path[length > 0 ? length : 0] = 0;
+    char *slash = strrchr(path, '/');
+    if (slash) *slash = 0;
+    return mem_strdup(slash ? path : ".");
+}
+
+/* The first place where there is such a file; the caller's. */
+static ErrorCode find_plugin(char **path, Error *err) {
+    const char *asked = getenv("WEFT_CUDA");
+    if (asked && *asked) {
+        *path = mem_strdup(asked);
+        return OK;
+    }
+    static const char *const places[] = {".", "../lib/weft"};
+    char *directory = program_directory();
+    *path = NULL;
+    for (int i = 0; i < 2 && !*path; i++) {
+        char *place = path_join(directory, places[i]), *file = path_join(place, FILE_NAME);
+        if (access(file, R_OK) == 0)
+            *path = file;
+        else
+            free(file);
+        free(place);
+    }
+    ErrorCode code = OK;
+    if (!*path)
+        code = error_set(err, ERR_UNAVAILABLE,
+                         "there is no %s in %s nor in ../lib/weft from there: build where a CUDA toolkit is, "
+                         "or name the file by WEFT_CUDA in the environment",
+                         FILE_NAME, directory);
+    free(directory);
+    return code;
+}
+
+static ErrorCode check_plugin(const CudaPlugin *p, const char *path, Error *err) {
+    if (p->abi == CUDA_ABI && p->device_bytes == sizeof(Device) && p->ops_bytes == sizeof(Ops) &&
+        p->facts_bytes == sizeof(CudaFacts) && p->host_bytes == sizeof(CudaHost))
+        return OK;
+    return error_set(err, ERR_UNAVAILABLE, "%s is of another build of weft: install both from one build",
+                     path);
+}
+
+/* The loader's own words say which library is missing. */
+static ErrorCode load_file(const char *path, Error *err) {
+    void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!file) return error_set(err, ERR_UNAVAILABLE, "the plugin for GPUs does not load: %s", dlerror());
+    const CudaPlugin *(*entry)(void);
+    *(void **)&entry = dlsym(file, "cuda_plugin");
+    if (!entry) return error_set(err, ERR_UNAVAILABLE, "%s is no plugin of weft", path);
+    TRY(check_plugin(entry(), path, err));
+    plugin = entry();
+    return OK;
+}
+
+static ErrorCode load_plugin(Error *err) {
+    char *path;
+    pthread_mutex_lock(&mutex);
+    ErrorCode code = plugin ? OK : find_plugin(&path, err);
+    if (!plugin && code == OK) {
+        code = load_file(path, err);
+        free(path);
+    }
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+
+/* ---- numbers made on the host ---- */
+
+enum { BLOCK = 1 << 14, SLICE = 1 << 10 };
+
+/* As the CPU's op makes them, a block at a time; an upload has read its memory when it returns. */
+static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
+                        double lo, double hi, float *out) {
+    float block[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t count = min_i64(BLOCK, n - at);
+#pragma omp parallel for num_threads(d->threads) schedule(static)
+        for (int64_t slice = 0; slice < count; slice += SLICE) {
+            double normals[SLICE];
+            int64_t here = min_i64(SLICE, count - slice);
+            rng_normals(key, first + (uint64_t)(at + slice), here, lo, hi, normals);
+            for (int64_t i = 0; i < here; i++) block[slice + i] = (float)(mean + std * normals[i]);
+        }
+        d->ops.upload(d, out + at, block, (size_t)count * sizeof *block);
+    }
+}
+
+/* Inside an op: a wait of the host that is the op's, not one of the program's. */
+static void fetch(Device *d, void *to, const void *from, size_t bytes) {
+    d->ops.download(d, to, from, bytes);
+    d->runtime.finish(d, d->runtime.mark(d, device_stream()));
+}
+
+static void merge_stats(GradStats *all, const GradStats *part, int64_t first) {
+    exact_merge(&all->sum, &part->sum);
+    exact_normalise(&all->sum);
+    all->max = fmax(all->max, part->max);
+    if (part->nonfinite > 0 && all->nonfinite == 0) all->first_nonfinite = first + part->first_nonfinite;
+    all->nonfinite += part->nonfinite;
+}
+
+/* The reference's, of a block at a time: pow() of the GPU has other last bits. */
+static void stats_on_host(Device *d, int64_t n, const float *g, double p, const double *unit,
+                          GradStats *out) {
+    Ops reference;
+    float block[BLOCK];
+    double one;
+    GradStats all = {.first_nonfinite = -1}, part;
+    reference_fill_ops(&reference);
+    fetch(d, &one, unit, sizeof one);
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t count = min_i64(BLOCK, n - at);
+        fetch(d, block, g + at, (size_t)count * sizeof *block);
+        reference.grad_stats(d, count, block, p, &one, &part);
+        merge_stats(&all, &part, at);
+    }
+    d->ops.upload(d, out, &all, sizeof all);
+}
+
+static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
+    bool whole = isinf(p) || p == 1 || p == 2;
+    if (whole)
+        plugin_ops.grad_stats(d, n, g, p, unit, out);
+    else
+        stats_on_host(d, n, g, p, unit, out);
+}
+
+/* ---- opening ---- */
+
+ErrorCode cuda_open(Device *d, int place, Error *err) {
+    CudaFacts f = {0};
+    *d = (Device){0};
+    if (load_plugin(err) != OK) return error_context(err, "run.device: cuda");
+    plugin->facts(&f);
+    TRY(plugin->open(d, f.devices > 0 ? place % f.devices : 0, &host, err));
+    plugin_ops = d->ops;
+    d->ops.init_normal = init_normal;
+    d->ops.grad_stats = grad_stats;
+    return OK;
+}
+
+ErrorCode cuda_facts(CudaFacts *f, Error *err) {
+    *f = (CudaFacts){0};
+    TRY(load_plugin(err));
+    plugin->facts(f);
+    return OK;
+}

@@ -1,0 +1,414 @@
+/* Attention in tiles of TILE queries and TILE keys, for every even head dimension up to WIDEST and both
+ * dtypes: plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas.
+ *
+ * Tiles of keys lie at multiples of TILE whatever the queries are, and are taken in ascending order, so that
+ * a query's sums do not hang on which tile it is in. first_key never decreases: a tile's first query sees
+ * furthest back. A block has 16 x 16 threads; thread (x, y) has the scores of queries y, y + 16 with keys
+ * x, x + 16, and of a tile of results rows y, y + 16, columns x, x + 16, ... Sixteen neighbouring lanes have
+ * a row, and share its maximum and sum.
+ *
+ * The backward pass has no atomics: one kernel has a tile of keys to itself, and walks over all heads of its
+ * group and their queries; the other has a tile of queries. Both make the scores again. */
+#include "device/cuda/plugin/kernels.cuh"
+
+namespace {
+
+constexpr int TILE = 32, SIDE = 16, WEIGHTS = TILE * (TILE + 1), WIDEST = 256;
+
+/* What all kernels are told. */
+struct Attention {
+    AttentionShape s;
+    float scale;
+    int64_t row; /* elements of a token in qkv */
+};
+
+/* Rows of tiles are a float longer than heads, so that columns are spread over banks. */
+INLINE int pitch_of(Attention a) { return a.s.head_dim + 1; }
+INLINE int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
+    return s.window > 0 ? larger(first, position - s.window + 1) : first;
+}
+
+/* Rows at .. at+TILE-1, `apart` elements from each other; zeros behind `end`. */
+template <typename T>
+INLINE void load_tile(Attention a, const T *from, int64_t apart, int64_t at, int64_t end, float *to) {
+    int dim = a.s.head_dim, pitch = pitch_of(a);
+    for (int e = (int)threadIdx.x; e < TILE * dim; e += BLOCK) {
+        int r = e / dim, i = e % dim;
+        to[r * pitch + i] = at + r < end ? load(from, (at + r) * apart + i) : 0;
+    }
+}
+
+INLINE float dot(Attention a, const float *x, const float *y) {
+    float sum = 0;
+    for (int i = 0; i < a.s.head_dim; i++) sum = FUSED(x[i], y[i], sum);
+    return sum;
+}
+
+INLINE float capped(Attention a, float score) {
+    return a.s.cap > 0 ? a.s.cap * tanhf(score / a.s.cap) : score;
+}
+
+/* Where this thread stands. */
+struct Place {
+    int x, y;
+};
+INLINE Place place(void) { return {(int)threadIdx.x % SIDE, (int)threadIdx.x / SIDE}; }
+
+/* Columns x, x + 16, ... of rows y and y + 16. */
+template <int COLUMNS> struct Sums {
+    float of[2][COLUMNS];
+    INLINE void clear(void) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            for (int c = 0; c < COLUMNS; c++) of[r][c] = 0;
+    }
+    /* += weight[r] * the row of a tile */
+    INLINE void add(Attention a, Place at, const float weight[2], const float *row) {
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            int i = at.x + c * SIDE;
+            float v = i < a.s.head_dim ? row[i] : 0;
+            of[0][c] = FUSED(weight[0], v, of[0][c]);
+            of[1][c] = FUSED(weight[1], v, of[1][c]);
+        }
+    }
+    template <typename T>
+    INLINE void write(Attention a, Place at, const float factor[2], T *to, int64_t apart, int64_t first,
+                      int64_t end) const {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int64_t row = first + at.y + r * SIDE;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                int i = at.x + c * SIDE;
+                if (row < end && i < a.s.head_dim) store(to, row * apart + i, of[r][c] * factor[r]);
+            }
+        }
+    }
+};
+
+/* ---- forward ---- */
+
+/* The softmax of two rows as far as keys have been seen: the largest score, the sum relative to it. */
+struct Softmax {
+    float most[2], sum[2];
+};
+
+template <typename T, int COLUMNS>
+__global__ void __launch_bounds__(BLOCK)
+    attention_forward_kernel(Attention a, const T *qkv, const int32_t *first_key, T *out, float *lse) {
+    DYNAMIC_SHARED(room);
+    int pitch = pitch_of(a), dim = a.s.head_dim;
+    float *q = (float *)room, *k = q + TILE * pitch, *v = k + TILE * pitch, *weights = v + TILE * pitch;
+    /* The longest rows first. */
+    int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
+    int64_t kv = a.s.heads + head / (a.s.heads / a.s.kv_heads);
+    Place at = place();
+    load_tile(a, qkv + head * dim, a.row, first, tokens, q);
+    Sums<COLUMNS> o;
+    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+    int64_t lowest[2];
+    o.clear();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int64_t t = smaller(first + at.y + r * SIDE, tokens - 1);
+        lowest[r] = window_first(a.s, t, first_key[t]);
+    }
+    int64_t start = window_first(a.s, first, first_key[first]) / TILE * TILE,
+            end = smaller(first + TILE, tokens);
+    for (int64_t tile = start; tile < end; tile += TILE) {
+        load_tile(a, qkv + kv * dim, a.row, tile, tokens, k);
+        load_tile(a, qkv + (kv + a.s.kv_heads) * dim, a.row, tile, tokens, v);
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = at.y + r * SIDE;
+            float score[2];
+            for (int c = 0; c < 2; c++) {
+                int64_t key = tile + at.x + c * SIDE;
+                bool seen = key <= first + row && key >= lowest[r];
+                float x = a.scale * dot(a, q + row * pitch, k + (at.x + c * SIDE) * pitch);
+                score[c] = seen ? capped(a, x) : -INFINITY;
+            }
+            float most = fmaxf(soft.most[r], lanes_max(fmaxf(score[0], score[1]), SIDE));
+            /* Nothing seen yet: nothing to scale, and infinity minus infinity is to be avoided. */
+            float shrink = most == -INFINITY ? 1 : expf(soft.most[r] - most), sum = 0;
+            for (int c = 0; c < 2; c++) {
+                float p = score[c] == -INFINITY ? 0 : expf(score[c] - most);
+                weights[row * (TILE + 1) + at.x + c * SIDE] = p;
+                sum += p;
+            }
+            soft.sum[r] = soft.sum[r] * shrink + lanes_sum(sum, SIDE);
+            soft.most[r] = most;
+            for (int c = 0; c < COLUMNS; c++) o.of[r][c] *= shrink;
+        }
+        __syncthreads();
+        for (int j = 0; j < TILE; j++) {
+            float weight[2] = {weights[at.y * (TILE + 1) + j], weights[(at.y + SIDE) * (TILE + 1) + j]};
+            o.add(a, at, weight, v + j * pitch);
+        }
+        __syncthreads();
+    }
+    float factor[2] = {1 / soft.sum[0], 1 / soft.sum[1]};
+    o.write(a, at, factor, out + head * dim, (int64_t)a.s.heads * dim, first, tokens);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int64_t t = first + at.y + r * SIDE;
+        if (at.x == 0 && t < tokens) lse[head * tokens + t] = soft.most[r] + logf(soft.sum[r]);
+    }
+}
+
+/* ---- backward ---- */
+
+/* delta = do . o of every token and head, a warp each. */
+template <typename T> __global__ void delta_kernel(Attention a, const T *out, const T *dout, float *delta) {
+    int64_t pair = element() / WARP, at = pair * a.s.head_dim, heads = a.s.heads;
+    if (pair >= a.s.tokens * heads) return;
+    float sum = 0;
+    for (int i = lane(); i < a.s.head_dim; i += WARP) sum = FUSED(load(out, at + i), load(dout, at + i), sum);
+    sum = lanes_sum(sum, WARP);
+    if (lane() == 0) delta[pair % heads * a.s.tokens + pair / heads] = sum;
+}
+
+/* Tiles in shared memory. */
+struct Tiles {
+    float *q, *dout, *k, *v, *p, *ds;
+};
+INLINE Tiles tiles_of(Attention a, char *room) {
+    int size = TILE * pitch_of(a);
+    float *q = (float *)room;
+    return {q, q + size, q + 2 * size, q + 3 * size, q + 4 * size, q + 4 * size + WEIGHTS};
+}
+
+/* p and ds of a tile of queries and one of keys, [query][key]. */
+INLINE void write_weights(Attention a, Place at, Tiles tiles, int64_t queries, int64_t keys,
+                          const int32_t *first_key, const float *lse, const float *delta) {
+    int pitch = pitch_of(a);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = at.y + r * SIDE;
+        int64_t t = queries + row;
+        bool there = t < a.s.tokens;
+        int64_t lowest = there ? window_first(a.s, t, first_key[t]) : 0;
+        for (int c = 0; c < 2; c++) {
+            int column = at.x + c * SIDE;
+            int64_t key = keys + column;
+            bool seen = there && key <= t && key >= lowest;
+            float x = capped(a, a.scale * dot(a, tiles.q + row * pitch, tiles.k + column * pitch));
+            float slope = a.s.cap > 0 ? 1 - x / a.s.cap * (x / a.s.cap) : 1;
+            float p = seen ? expf(x - lse[t]) : 0;
+            float grad = seen ? dot(a, tiles.dout + row * pitch, tiles.v + column * pitch) - delta[t] : 0;
+            tiles.p[row * (TILE + 1) + column] = p;
+            tiles.ds[row * (TILE + 1) + column] = p * grad * slope * a.scale;
+        }
+    }
+}
+
+template <typename T, int COLUMNS>
+__global__ void __launch_bounds__(BLOCK)
+    query_gradient_kernel(Attention a, const T *qkv, const int32_t *first_key, const float *lse,
+                          const float *delta, const T *dout, T *dqkv) {
+    DYNAMIC_SHARED(room);
+    int dim = a.s.head_dim;
+    Tiles tiles = tiles_of(a, room);
+    int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
+    int64_t kv = a.s.heads + head / (a.s.heads / a.s.kv_heads);
+    Place at = place();
+    Sums<COLUMNS> dq;
+    dq.clear();
+    load_tile(a, qkv + head * dim, a.row, first, tokens, tiles.q);
+    load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, first, tokens, tiles.dout);
+    int64_t start = window_first(a.s, first, first_key[first]) / TILE * TILE,
+            end = smaller(first + TILE, tokens);
+    for (int64_t tile = start; tile < end; tile += TILE) {
+        load_tile(a, qkv + kv * dim, a.row, tile, tokens, tiles.k);
+        load_tile(a, qkv + (kv + a.s.kv_heads) * dim, a.row, tile, tokens, tiles.v);
+        __syncthreads();
+        write_weights(a, at, tiles, first, tile, first_key, lse + head * tokens, delta + head * tokens);
+        __syncthreads();
+        for (int j = 0; j < TILE; j++) {
+            float weight[2] = {tiles.ds[at.y * (TILE + 1) + j], tiles.ds[(at.y + SIDE) * (TILE + 1) + j]};
+            dq.add(a, at, weight, tiles.k + j * pitch_of(a));
+        }
+        __syncthreads();
+    }
+    const float one[2] = {1, 1};
+    dq.write(a, at, one, dqkv + head * dim, a.row, first, tokens);
+}
+
+template <typename T, int COLUMNS>
+__global__ void __launch_bounds__(BLOCK)
+    key_gradient_kernel(Attention a, const T *qkv, const int32_t *first_key, const float *lse,
+                        const float *delta, const T *dout, T *dqkv) {
+    DYNAMIC_SHARED(room);
+    int dim = a.s.head_dim, group = a.s.heads / a.s.kv_heads;
+    Tiles tiles = tiles_of(a, room);
+    int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * TILE, kv = blockIdx.y,
+            last = smaller(first + TILE, tokens) - 1;
+    const T *keys = qkv + (a.s.heads + kv) * dim;
+    Place at = place();
+    Sums<COLUMNS> dk, dv;
+    dk.clear();
+    dv.clear();
+    load_tile(a, keys, a.row, first, tokens, tiles.k);
+    load_tile(a, keys + (int64_t)a.s.kv_heads * dim, a.row, first, tokens, tiles.v);
+    for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
+        for (int64_t tile = first; tile < tokens; tile += TILE) {
+            if (window_first(a.s, tile, first_key[tile]) > last) break; /* nor does any later one see them */
+            load_tile(a, qkv + head * dim, a.row, tile, tokens, tiles.q);
+            load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, tile, tokens, tiles.dout);
+            __syncthreads();
+            write_weights(a, at, tiles, tile, first, first_key, lse + head * tokens, delta + head * tokens);
+            __syncthreads();
+            for (int i = 0; i < TILE; i++) {
+                const float *p = tiles.p + i * (TILE + 1) + at.y, *ds = tiles.ds + i * (TILE + 1) + at.y;
+                float weight[2] = {p[0], p[SIDE]}, slope[2] = {ds[0], ds[SIDE]};
+                dv.add(a, at, weight, tiles.dout + i * pitch_of(a));
+                dk.add(a, at, slope, tiles.q + i * pitch_of(a));
+            }
+            __syncthreads();
+        }
+    }
+    const float one[2] = {1, 1};
+    T *to = dqkv + (a.s.heads + kv) * dim;
+    dk.write(a, at, one, to, a.row, first, tokens);
+    dv.write(a, at, one, to + (int64_t)a.s.kv_heads * dim, a.row, first, tokens);
+}
+
+/* ---- one query at a time, over a cache ---- */
+
+/* A block has a query of a head. A chunk of keys is a thread each; then a column of the result is. */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, int64_t start, const T *qkv,
+                                                                 const T *k_cache, const T *v_cache, T *out) {
+    SHARED(float, q, WIDEST);
+    SHARED(float, weights, BLOCK);
+    SHARED(float, sums, BLOCK / WARP);
+    int dim = a.s.head_dim, i = (int)threadIdx.x;
+    int64_t t = blockIdx.x, head = blockIdx.y, apart = (int64_t)a.s.kv_heads * dim;
+    int64_t kv = head / (a.s.heads / a.s.kv_heads) * dim, end = start + t + 1;
+    if (i < dim) q[i] = load(qkv, t * a.row + head * dim + i);
+    __syncthreads();
+    float most = -INFINITY, sum = 0, o = 0;
+    for (int64_t chunk = window_first(a.s, start + t, 0); chunk < end; chunk += BLOCK) {
+        int64_t key = chunk + i;
+        float score = -INFINITY, x = 0;
+        for (int e = 0; key < end && e < dim; e++) x = FUSED(q[e], load(k_cache, key * apart + kv + e), x);
+        if (key < end) score = capped(a, a.scale * x);
+        float top = fmaxf(most, block_max(score, sums)), shrink = expf(most - top);
+        float p = key < end ? expf(score - top) : 0;
+        weights[i] = p;
+        sum = sum * shrink + block_sum(p, sums); /* the weights are there after it */
+        most = top;
+        o *= shrink;
+        int count = (int)smaller(BLOCK, end - chunk);
+        for (int j = 0; i < dim && j < count; j++)
+            o = FUSED(weights[j], load(v_cache, (chunk + j) * apart + kv + i), o);
+        __syncthreads();
+    }
+    if (i < dim) store(out, (t * a.s.heads + head) * dim + i, o / sum);
+}
+
+/* ---- slots ---- */
+
+Attention attention_of(Device *d, AttentionShape s) {
+    if (s.head_dim > d->widest_head)
+        cuda_fatal(d, "attention: heads of %d elements; at most %d are done: a bug", s.head_dim,
+                   d->widest_head);
+    return {s, s.scale > 0 ? s.scale : 1 / sqrtf((float)s.head_dim),
+            (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim};
+}
+
+size_t tile_bytes(AttentionShape s, int tiles, int weights) {
+    return (size_t)(tiles * TILE * (s.head_dim + 1) + weights * WEIGHTS) * sizeof(float);
+}
+
+/* Runs the statement with COLUMNS the sixteenths of the narrowest width that heads fit in. */
+#define BY_WIDTH(dim, ...)              \
+    do {                                \
+        if ((dim) <= 64) {              \
+            constexpr int COLUMNS = 4;  \
+            __VA_ARGS__;                \
+        } else if ((dim) <= 128) {      \
+            constexpr int COLUMNS = 8;  \
+            __VA_ARGS__;                \
+        } else {                        \
+            constexpr int COLUMNS = 16; \
+            __VA_ARGS__;                \
+        }                               \
+    } while (0)
+
+/* A launch of one of the three kernels in tiles. */
+#define LAUNCH_TILES(d, op, kernel, grid, bytes, ...)                    \
+    do {                                                                 \
+        auto kernel_ = kernel;                                           \
+        cuda_allow_shared((d), (op), (const void *)kernel_, (bytes));    \
+        LAUNCH((d), (op), kernel_, (grid), BLOCK, (bytes), __VA_ARGS__); \
+    } while (0)
+
+void attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out,
+                       float *lse, Dtype c) {
+    if (s.tokens == 0) return;
+    Attention a = attention_of(d, s);
+    dim3 grid(blocks_of(s.tokens, TILE), (unsigned)s.heads);
+    BY_DTYPE(c, T,
+             BY_WIDTH(s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
+                      LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, tile_bytes(s, 3, 1), a,
+                                   (const T *)qkv, first_key, (T *)out, lse)));
+}
+
+/* delta [H, T] goes through scratch. */
+template <typename T, int COLUMNS>
+void run_backward(Device *d, Attention a, const T *qkv, const int32_t *first_key, const T *out,
+                  const float *lse, const T *dout, T *dqkv) {
+    int64_t pairs = a.s.tokens * a.s.heads;
+    float *delta = (float *)cuda_scratch(d, (size_t)pairs * sizeof *delta);
+    size_t bytes = tile_bytes(a.s, 4, 2);
+    dim3 queries(blocks_of(a.s.tokens, TILE), (unsigned)a.s.heads), keys(queries.x, (unsigned)a.s.kv_heads);
+    LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
+           delta);
+    auto of_queries = query_gradient_kernel<T, COLUMNS>;
+    auto of_keys = key_gradient_kernel<T, COLUMNS>;
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, bytes, a, qkv, first_key, lse, delta, dout,
+                 dqkv);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, bytes, a, qkv, first_key, lse, delta, dout, dqkv);
+}
+
+void attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
+                        const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
+    if (s.tokens == 0) return;
+    Attention a = attention_of(d, s);
+    BY_DTYPE(c, T,
+             BY_WIDTH(s.head_dim, run_backward<T, COLUMNS>(d, a, (const T *)qkv, first_key, (const T *)out,
+                                                           lse, (const T *)dout, (T *)dqkv)));
+}
+
+void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
+                      const void *v_cache, void *out, Dtype c) {
+    if (s.tokens == 0) return;
+    Attention a = attention_of(d, s);
+    dim3 grid((unsigned)s.tokens, (unsigned)s.heads);
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_ATTENTION_DECODE, attention_decode_kernel<T>, grid, BLOCK, 0, a, start,
+                    (const T *)qkv, (const T *)k_cache, (const T *)v_cache, (T *)out));
+}
+
+} // namespace
+
+extern "C" size_t attention_scratch(const DeviceNeeds *needs) {
+    return (size_t)(needs->attention.tokens * needs->attention.heads) * sizeof(float);
+}
+
+/* The backward pass has the most tiles. */
+extern "C" int attention_widest(size_t shared) {
+    AttentionShape s = {};
+    s.head_dim = WIDEST;
+    while (s.head_dim > 0 && tile_bytes(s, 4, 2) > shared) s.head_dim -= 2;
+    return s.head_dim;
+}
+
+extern "C" void attention_fill(Ops *ops) {
+    ops->attention_forward = attention_forward;
+    ops->attention_backward = attention_backward;
+    ops->attention_decode = attention_decode;
+}

@@ -1,0 +1,416 @@
+/* The backend behind a Device: streams, events, memory, transfers; errors of the device.
+ *
+ *     device_mark(s)     records an event of a ring of the stream; its number is the ticket
+ *     device_follow      a stream waits for the event of a ticket
+ *     device_finish      the host does
+ *
+ * Tickets that are older than the ring stand for the event that has taken their place: it is of the same
+ * stream and later, so waiting for it waits long enough; and since it has been enqueued already, nothing that
+ * it waits for can be waiting for the caller.
+ *
+ * Host memory of an upload may be used again at once (device.h, 3): it goes through pinned memory of the
+ * stream, SEGMENTS of SEGMENT bytes that are used in turn, each again when what was copied out of it has run.
+ *
+ * One mutex guards tickets and segments: several threads mark, upload and wait. */
+#include "device/cuda/plugin/backend.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda/plugin/products.h"
+
+enum { RING = 256, SEGMENTS = 4, SEGMENT = 1 << 20 };
+
+/* Below some 1,000 rows the head's products are bound by memory: its weight gradient is read and written
+ * once for each group of rows. */
+enum { LOSS_ROWS = 2048 };
+
+typedef struct Pinned {
+    char *memory; /* pinned; SEGMENTS * SEGMENT */
+    cudaEvent_t free[SEGMENTS];
+    int current;
+    size_t used; /* of the current segment */
+} Pinned;
+
+typedef struct Backend {
+    const CudaHost *host;
+    cudaStream_t streams[DEVICE_STREAMS];
+    cudaEvent_t ring[DEVICE_STREAMS][RING];
+    uint64_t marks[DEVICE_STREAMS];
+    Pinned pinned[DEVICE_STREAMS];
+    pthread_mutex_t mutex;
+    Products *products;
+    int ordinal;
+    bool check; /* WEFT_CUDA_CHECK: wait after each op */
+} Backend;
+
+static Backend *backend_of(const Device *d) { return d->impl; }
+
+/* ---- errors ---- */
+
+void cuda_fatal(Device *d, const char *format, ...) {
+    char message[512];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    backend_of(d)->host->fatal(ERR_UNAVAILABLE, message);
+    abort(); /* fatal does not return */
+}
+
+/* Of calls that fail only where the device has failed. */
+static void must(Device *d, const char *what, cudaError_t e) {
+    if (e != cudaSuccess)
+        cuda_fatal(d, "the GPU failed (%s): %s%s", what, cudaGetErrorString(e),
+                   backend_of(d)->check ? "" : "; WEFT_CUDA_CHECK=1 in the environment names the op");
+}
+
+void cuda_launched(Device *d, OpId op) {
+    const Backend *b = backend_of(d);
+    cudaError_t e = cudaGetLastError();
+    if (e == cudaSuccess && b->check) e = cudaStreamSynchronize(b->streams[b->host->stream()]);
+    if (e != cudaSuccess)
+        cuda_fatal(d, "the GPU failed in %s: %s", b->host->op_name(op), cudaGetErrorString(e));
+}
+
+void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
+    enum { WITHOUT_ASKING = 48 << 10 };
+    if (bytes <= WITHOUT_ASKING) return;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess)
+        cuda_fatal(d, "%s needs %zu bytes of shared memory, which this GPU does not have: %s",
+                   backend_of(d)->host->op_name(op), bytes, cudaGetErrorString(e));
+}
+
+/* ---- what kernels are launched with ---- */
+
+/* A thread begins on the first GPU, and what it takes and launches goes there. */
+static void choose_gpu(const Backend *b) {
+    static _Thread_local int chosen;
+    if (chosen == b->ordinal) return;
+    cudaSetDevice(b->ordinal);
+    chosen = b->ordinal;
+}
+
+cudaStream_t cuda_stream(Device *d) {
+    const Backend *b = backend_of(d);
+    choose_gpu(b);
+    return b->streams[b->host->stream()];
+}
+
+void *cuda_scratch(Device *d, size_t bytes) {
+    if (bytes > d->scratch_size)
+        cuda_fatal(d, "an op needs %zu bytes of scratch, and %zu were planned: a bug", bytes,
+                   d->scratch_size);
+    return d->scratch;
+}
+
+static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
+    size_t most = products_workspace(backend_of(d)->products),
+           others[] = {norms_scratch(needs), attention_scratch(needs)};
+    for (int i = 0; i < 2; i++)
+        if (others[i] > most) most = others[i];
+    return most;
+}
+
+/* ---- streams and events ---- */
+
+static cudaEvent_t event_of(const Backend *b, Event e) {
+    return b->ring[e % DEVICE_STREAMS][e / DEVICE_STREAMS % RING];
+}
+
+/* From 1 on, so that no ticket is 0. */
+static Event mark(Device *d, DeviceStream s) {
+    Backend *b = backend_of(d);
+    pthread_mutex_lock(&b->mutex);
+    Event e = ++b->marks[s] * DEVICE_STREAMS + (Event)s;
+    must(d, "recording an event", cudaEventRecord(event_of(b, e), b->streams[s]));
+    pthread_mutex_unlock(&b->mutex);
+    return e;
+}
+
+static void follow(Device *d, DeviceStream s, Event e) {
+    Backend *b = backend_of(d);
+    if (e == 0) return;
+    pthread_mutex_lock(&b->mutex);
+    must(d, "waiting for an event", cudaStreamWaitEvent(b->streams[s], event_of(b, e), 0));
+    pthread_mutex_unlock(&b->mutex);
+}
+
+/* Not under the mutex: others go on meanwhile, and may record the event anew, which only makes the wait
+ * longer. */
+static void finish(Device *d, Event e) {
+    if (e != 0) must(d, "waiting for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
+}
+
+static void finish_all(Device *d) {
+    for (int s = 0; s < DEVICE_STREAMS; s++)
+        must(d, "waiting for the end", cudaStreamSynchronize(backend_of(d)->streams[s]));
+}
+
+/* ---- memory ---- */
+
+/* Taking is rare, and waits. */
+static void *take(Device *d, size_t bytes) {
+    const Backend *b = backend_of(d);
+    void *memory = NULL;
+    choose_gpu(b);
+    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
+        return NULL;
+    }
+    must(d, "clearing memory", cudaMemsetAsync(memory, 0, bytes, b->streams[ON_COMPUTE]));
+    must(d, "clearing memory", cudaStreamSynchronize(b->streams[ON_COMPUTE]));
+    return memory;
+}
+
+static void give(Device *d, void *memory, size_t bytes) {
+    (void)bytes;
+    finish_all(d);
+    must(d, "giving memory back", cudaFree(memory));
+}
+
+static size_t available(const Device *d) {
+    size_t there = 0, total = 0;
+    (void)d;
+    return cudaMemGetInfo(&there, &total) == cudaSuccess ? there : 0;
+}
+
+/* Exhaustion of host memory ends the process, as it does in mem_alloc. */
+static void *host_take(Device *d, size_t bytes) {
+    void *memory = NULL;
+    cudaError_t e = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (e != cudaSuccess)
+        cuda_fatal(d, "no %zu bytes of pinned host memory: %s", bytes, cudaGetErrorString(e));
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+static void host_give(Device *d, void *host) {
+    finish_all(d);
+    must(d, "giving host memory back", cudaFreeHost(host));
+}
+
+/* ---- transfers ---- */
+
+static void zero(Device *d, void *p, size_t bytes) {
+    if (bytes) must(d, "zero", cudaMemsetAsync(p, 0, bytes, cuda_stream(d)));
+}
+
+static void copy(Device *d, void *to, const void *from, size_t bytes) {
+    if (bytes) must(d, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
+}
+
+/* As much of the current segment as there is, up to *bytes; a new one where it is full. */
+static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
+    if (s->used == SEGMENT) {
+        must(d, "upload", cudaEventRecord(s->free[s->current], stream));
+        s->current = (s->current + 1) % SEGMENTS;
+        must(d, "upload", cudaEventSynchronize(s->free[s->current]));
+        s->used = 0;
+    }
+    if (*bytes > SEGMENT - s->used) *bytes = SEGMENT - s->used;
+    char *at = s->memory + (size_t)s->current * SEGMENT + s->used;
+    s->used += *bytes;
+    return at;
+}
+
+static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
+    Backend *b = backend_of(d);
+    DeviceStream s = b->host->stream();
+    pthread_mutex_lock(&b->mutex);
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = bytes - done;
+        char *at = room_in(d, &b->pinned[s], b->streams[s], &part);
+        memcpy(at, (const char *)host + done, part);
+        must(d, "upload",
+             cudaMemcpyAsync((char *)tensor + done, at, part, cudaMemcpyHostToDevice, b->streams[s]));
+    }
+    pthread_mutex_unlock(&b->mutex);
+}
+
+/* Runs behind the host only where that memory is pinned; else the driver waits here. */
+static void download(Device *d, void *host, const void *tensor, size_t bytes) {
+    if (bytes)
+        must(d, "download", cudaMemcpyAsync(host, tensor, bytes, cudaMemcpyDeviceToHost, cuda_stream(d)));
+}
+
+/* ---- products ---- */
+
+static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+                 Leaves leaves) {
+    if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
+    if (m == 0 || n == 0) return;
+    if (leaves.runs) {
+        leaves_gemm(d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate, leaves);
+        return;
+    }
+    ProductShape p = {.trans_a = trans_a,
+                      .trans_b = trans_b,
+                      .m = m,
+                      .n = n,
+                      .k = k,
+                      .ldc = ldc,
+                      .ab_type = ab_type,
+                      .c_type = c_type};
+    char problem[200] = "";
+    size_t workspace = products_workspace(backend_of(d)->products);
+    if (!products_run(backend_of(d)->products, &p, a, b, c, accumulate, cuda_scratch(d, workspace),
+                      cuda_stream(d), problem, sizeof problem))
+        cuda_fatal(d, "gemm %lld x %lld x %lld, %s to %s%s%s: %s", (long long)m, (long long)n, (long long)k,
+                   ab_type == DTYPE_F32 ? "fp32" : "bf16", c_type == DTYPE_F32 ? "fp32" : "bf16",
+                   trans_a ? ", A transposed" : "", trans_b ? ", B transposed" : "", problem);
+    cuda_launched(d, OP_GEMM);
+}
+
+/* ---- facts ---- */
+
+static void describe(CudaDeviceFacts *f, int ordinal) {
+    struct cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, ordinal) != cudaSuccess) return;
+    snprintf(f->name, sizeof f->name, "%.127s", p.name);
+    f->memory = p.totalGlobalMem;
+    f->major = p.major, f->minor = p.minor;
+}
+
+static void facts(CudaFacts *f) {
+    *f = (CudaFacts){.products = products_version()};
+    cudaDriverGetVersion(&f->driver);
+    cudaRuntimeGetVersion(&f->runtime);
+    cudaError_t e = cudaGetDeviceCount(&f->devices);
+    if (e != cudaSuccess) {
+        f->devices = 0;
+        snprintf(f->problem, sizeof f->problem, "%s", cudaGetErrorString(e));
+        cudaGetLastError();
+    } else if (f->devices == 0) {
+        snprintf(f->problem, sizeof f->problem, "the driver sees no GPU");
+    }
+    for (int i = 0; i < f->devices && i < CUDA_DEVICES_MAX; i++) describe(&f->device[i], i);
+}
+
+/* ---- opening ---- */
+
+static ErrorCode failed(Error *err, ErrorCode code, const char *what, cudaError_t e) {
+    if (err) {
+        *err = (Error){.code = code};
+        snprintf(err->message, sizeof err->message, "run.device: cuda: %s: %s", what, cudaGetErrorString(e));
+    }
+    return code;
+}
+
+static cudaError_t open_stream(Backend *b, int s) {
+    Pinned *pinned = &b->pinned[s];
+    cudaError_t e = cudaStreamCreateWithFlags(&b->streams[s], cudaStreamNonBlocking);
+    for (int i = 0; i < RING && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&b->ring[s][i], cudaEventDisableTiming);
+    for (int i = 0; i < SEGMENTS && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&pinned->free[i], cudaEventDisableTiming);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&pinned->memory, (size_t)SEGMENTS * SEGMENT, cudaHostAllocDefault);
+    return e;
+}
+
+/* Also of a backend that was opened only half way. */
+static void close_backend(Device *d) {
+    Backend *b = backend_of(d);
+    if (!b) return;
+    for (int s = 0; s < DEVICE_STREAMS; s++) {
+        if (b->streams[s]) cudaStreamSynchronize(b->streams[s]);
+        for (int i = 0; i < RING; i++)
+            if (b->ring[s][i]) cudaEventDestroy(b->ring[s][i]);
+        for (int i = 0; i < SEGMENTS; i++)
+            if (b->pinned[s].free[i]) cudaEventDestroy(b->pinned[s].free[i]);
+        if (b->pinned[s].memory) cudaFreeHost(b->pinned[s].memory);
+        if (b->streams[s]) cudaStreamDestroy(b->streams[s]);
+    }
+    products_close(b->products);
+    pthread_mutex_destroy(&b->mutex);
+    free(b);
+    d->impl = NULL;
+}
+
+static void fill_ops(Ops *ops) {
+    *ops = (Ops){.gemm = gemm,
+                 .zero = zero,
+                 .copy = copy,
+                 .upload = upload,
+                 .download = download,
+                 .scratch_bytes = scratch_bytes};
+    elements_fill(ops);
+    norms_fill(ops);
+    embedding_fill(ops);
+    attention_fill(ops);
+    loss_fill(ops);
+    optimizers_fill(ops);
+    gradients_fill(ops);
+}
+
+static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
+    CudaDeviceFacts f = {.name = ""};
+    struct cudaDeviceProp p;
+    choose_gpu(b); /* which hears of no error */
+    cudaError_t e = cudaSetDevice(ordinal);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, ordinal);
+    if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "no GPU can be used", e);
+    describe(&f, ordinal);
+    d->widest_head = attention_widest(p.sharedMemPerBlockOptin);
+    snprintf(d->processor, sizeof d->processor, "%s", f.name);
+    d->memory = f.memory;
+    if (f.major < 8) {
+        if (err) {
+            *err = (Error){.code = ERR_UNAVAILABLE};
+            snprintf(err->message, sizeof err->message,
+                     "run.device: cuda: %s has compute capability %d.%d; 8.0 or newer is needed", f.name,
+                     f.major, f.minor);
+        }
+        return ERR_UNAVAILABLE;
+    }
+    for (int s = 0; s < DEVICE_STREAMS; s++) {
+        e = open_stream(b, s);
+        if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
+    }
+    b->products = products_open(f.major, err);
+    return b->products ? OK : ERR_UNAVAILABLE;
+}
+
+static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Error *err) {
+    Backend *b = calloc(1, sizeof *b);
+    const char *check = getenv("WEFT_CUDA_CHECK");
+    if (!b) return ERR_MEMORY;
+    b->host = host;
+    b->ordinal = ordinal;
+    b->check = check && *check && strcmp(check, "0") != 0;
+    pthread_mutex_init(&b->mutex, NULL);
+    d->impl = b;
+    d->name = "cuda";
+    d->native_bf16 = true;
+    d->loss_rows = LOSS_ROWS;
+    d->runtime = (DeviceRuntime){.mark = mark,
+                                 .follow = follow,
+                                 .finish = finish,
+                                 .take = take,
+                                 .give = give,
+                                 .available = available,
+                                 .host_take = host_take,
+                                 .host_give = host_give,
+                                 .close = close_backend};
+    fill_ops(&d->ops);
+    ErrorCode code = start(d, b, ordinal, err);
+    if (code != OK) close_backend(d);
+    return code;
+}
+
+const CudaPlugin *cuda_plugin(void) {
+    static const CudaPlugin plugin = {.abi = CUDA_ABI,
+                                      .device_bytes = sizeof(Device),
+                                      .ops_bytes = sizeof(Ops),
+                                      .facts_bytes = sizeof(CudaFacts),
+                                      .host_bytes = sizeof(CudaHost),
+                                      .facts = facts,
+                                      .open = open_backend};
+    return &plugin;
+}

@@ -1,0 +1,56 @@
+/* What the files of the plugin share: the backend behind a Device, and what its kernels are launched with.
+ *
+ * Each file of kernels (*.cu) fills its slots of the op table; a slot checks nothing but what only it knows,
+ * launches on the stream that the calling thread has chosen, and says so (cuda_launched). Host code is C,
+ * kernels are C++: both include this. */
+#ifndef WEFT_DEVICE_CUDA_PLUGIN_BACKEND_H
+#define WEFT_DEVICE_CUDA_PLUGIN_BACKEND_H
+
+#include <cuda_runtime_api.h>
+
+#include "device/cuda/plugin.h"
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The stream of the calling thread. */
+cudaStream_t cuda_stream(Device *d);
+/* Scratch of ON_COMPUTE. Its ops follow each other, so each may use it from its start. Ends the process where
+ * it is smaller than what was planned. */
+void *cuda_scratch(Device *d, size_t bytes);
+/* After each launch: a configuration that was refused ends the process with the op's name, and with
+ * WEFT_CUDA_CHECK=1 so does a fault inside it. */
+void cuda_launched(Device *d, OpId op);
+/* A kernel may use more than 48 KiB of dynamic shared memory only after it was allowed to. */
+void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes);
+/* Ends the process with the message: for faults of the device, which are sticky. */
+void cuda_fatal(Device *d, const char *format, ...) PRINTF_LIKE(2, 3);
+
+/* One a file. */
+void elements_fill(Ops *ops);
+void norms_fill(Ops *ops);
+void embedding_fill(Ops *ops);
+void attention_fill(Ops *ops);
+void loss_fill(Ops *ops);
+void optimizers_fill(Ops *ops);
+void gradients_fill(Ops *ops);
+void leaves_fill(Ops *ops);
+
+/* Scratch of ops other than products. */
+size_t norms_scratch(const DeviceNeeds *needs);
+size_t attention_scratch(const DeviceNeeds *needs);
+/* Elements of the widest heads on a GPU whose blocks may have so much shared memory. */
+int attention_widest(size_t shared);
+
+/* leaves.cu: products with leaves, which gemm hands on. */
+void leaves_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+                 Leaves leaves);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,295 @@
+/* Sums without rounding, or in a fixed tree: figures of gradients, sums of losses, fixed point, parts.
+ *
+ * Exact sums use whole numbers alone. A number is m 2^e with m < 2^24, so its power is a whole number below
+ * 2^48. In a piece of 4096 elements those whose exponents are within REACH of the largest are added as whole
+ * numbers of 48 + 2 REACH + 12 = 120 bits; what is smaller goes round again with its own largest. The few
+ * limbs of an ExactSum that such a sum covers are added to; whole numbers do not care in which order. */
+#include "device/cuda/plugin/kernels.cuh"
+
+namespace {
+
+constexpr int EACH = 16, PIECE = EACH * BLOCK, PIECES = 8 /* of a block */, REACH = 30;
+constexpr int LOWEST = -1088; /* limb 0 of an ExactSum counts units of 2^LOWEST */
+
+/* 128 bits, two's complement. */
+struct Wide {
+    uint64_t low, high;
+    INLINE Wide operator+=(Wide x) {
+        low += x.low;
+        high += x.high + (low < x.low);
+        return *this;
+    }
+    INLINE Wide negative(void) const { return {~low + 1, ~high + (low == 0)}; }
+};
+INLINE Wide __shfl_xor_sync(unsigned mask, Wide x, int apart) {
+    return {::__shfl_xor_sync(mask, x.low, apart), ::__shfl_xor_sync(mask, x.high, apart)};
+}
+
+/* Exponent field of x, of subnormal numbers 1; 0 for zero. */
+INLINE int exponent_of(float x) {
+    uint32_t u = __float_as_uint(x) & 0x7fffffff;
+    return u == 0 ? 0 : (int)(u >> 23) + (u < 0x800000);
+}
+
+/* The digits of |x|, or of x^2, of exponent `low + up`, in units of exponent `low`; negative with x if the
+ * power is 1. */
+INLINE Wide term_of(float x, bool square, int up) {
+    uint32_t u = __float_as_uint(x), digits = (u & 0x7fffff) | ((u & 0x7f800000) ? 0x800000 : 0);
+    uint64_t whole = square ? (uint64_t)digits * digits : digits;
+    int shift = square ? 2 * up : up;
+    Wide w = {whole << shift, shift ? whole >> (64 - shift) : 0};
+    return !square && u >> 31 ? w.negative() : w;
+}
+
+/* sum units of 2^exponent into limbs, by one thread. */
+INLINE void add_to_limbs(int64_t *limbs, Wide sum, int exponent) {
+    bool minus = sum.high >> 63;
+    if (minus) sum = sum.negative();
+    int place = exponent - LOWEST, shift = place & 31;
+    uint32_t word[5] = {(uint32_t)sum.low, (uint32_t)(sum.low >> 32), (uint32_t)sum.high,
+                        (uint32_t)(sum.high >> 32), 0};
+    uint32_t before = 0;
+    for (int i = 0; i < 5; i++) {
+        int64_t part = (int64_t)(uint32_t)(((uint64_t)word[i] << 32 | before) >> (32 - shift));
+        before = word[i];
+        limbs[(place >> 5) + i] += minus ? -part : part;
+    }
+}
+
+struct Rooms {
+    float *most;
+    Wide *sums;
+};
+
+/* x: EACH elements of this thread, finite; what is to be left out is 0. limbs: shared. */
+INLINE void add_piece(const float x[EACH], bool square, int64_t *limbs, Rooms room) {
+    int above = 256; /* elements of this exponent and more have been added */
+    for (;;) {
+        int top = 0;
+        for (int i = 0; i < EACH; i++) {
+            int e = exponent_of(x[i]);
+            if (e < above && e > top) top = e;
+        }
+        top = (int)block_max((float)top, room.most);
+        if (top == 0) return;
+        int low = top - REACH;
+        Wide sum = {0, 0};
+        for (int i = 0; i < EACH; i++) {
+            int e = exponent_of(x[i]);
+            if (e > 0 && e < above && e >= low) sum += term_of(x[i], square, e - low);
+        }
+        sum = block_sum(sum, room.sums);
+        if (threadIdx.x == 0) add_to_limbs(limbs, sum, square ? 2 * (low - 150) : low - 150);
+        above = low;
+    }
+}
+
+INLINE void carry(int64_t *limbs) {
+    for (int i = 0; i < EXACT_LIMBS - 1; i++) {
+        limbs[i + 1] += limbs[i] >> 32;
+        limbs[i] &= 0xffffffff;
+    }
+}
+
+/* ---- figures of gradients ---- */
+
+enum Power { POWER_ONE, POWER_TWO, POWER_NONE };
+
+__global__ void stats_start_kernel(GradStats *out) {
+    int i = (int)threadIdx.x;
+    if (i < EXACT_LIMBS) out->sum.limb[i] = 0;
+    if (i == 0) {
+        out->sum.pending = 0;
+        out->max = 0;
+        out->nonfinite = 0;
+        out->first_nonfinite = -1;
+    }
+}
+
+/* As unsigned numbers bits of positive doubles are in order, and -1 is the largest index. */
+INLINE void note_max(GradStats *out, float most) {
+    atomicMax((unsigned long long *)&out->max, (unsigned long long)__double_as_longlong((double)most));
+}
+INLINE void note_nonfinite(GradStats *out, int64_t at) {
+    atomicAdd((unsigned long long *)&out->nonfinite, 1ull);
+    atomicMin((unsigned long long *)&out->first_nonfinite, (unsigned long long)at);
+}
+
+/* |g| of the elements first + i BLOCK + thread of a piece; what is not finite is noted and 0. */
+INLINE float load_piece(int64_t n, const float *g, int64_t first, GradStats *out, float x[EACH]) {
+    float most = 0;
+    for (int i = 0; i < EACH; i++) {
+        int64_t at = first + i * BLOCK + threadIdx.x;
+        x[i] = at < n ? fabsf(g[at]) : 0;
+        if (!(x[i] < INFINITY)) {
+            note_nonfinite(out, at);
+            x[i] = 0;
+        }
+        most = fmaxf(most, x[i]);
+    }
+    return most;
+}
+
+__global__ void __launch_bounds__(BLOCK)
+    stats_kernel(int64_t n, const float *g, Power power, GradStats *out) {
+    SHARED(int64_t, limbs, EXACT_LIMBS);
+    SHARED(float, maxima, BLOCK / WARP);
+    SHARED(Wide, sums, BLOCK / WARP);
+    for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK) limbs[i] = 0;
+    __syncthreads();
+    float most = 0, x[EACH];
+    for (int piece = 0; piece < PIECES; piece++) {
+        int64_t first = ((int64_t)blockIdx.x * PIECES + piece) * PIECE;
+        if (first >= n) break;
+        most = fmaxf(most, load_piece(n, g, first, out, x));
+        if (power != POWER_NONE) add_piece(x, power == POWER_TWO, limbs, {maxima, sums});
+    }
+    most = block_max(most, maxima);
+    if (threadIdx.x == 0) note_max(out, most);
+    for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK)
+        if (limbs[i] != 0) atomicAdd((unsigned long long *)&out->sum.limb[i], (unsigned long long)limbs[i]);
+}
+
+__global__ void stats_end_kernel(GradStats *out) { carry(out->sum.limb); }
+
+/* unit is for powers that the program takes on the host. */
+void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
+    (void)unit;
+    Power power = p == 1 ? POWER_ONE : p == 2 ? POWER_TWO : POWER_NONE;
+    LAUNCH(d, OP_GRAD_STATS, stats_start_kernel, 1, 3 * WARP, 0, out);
+    if (n == 0) return;
+    LAUNCH(d, OP_GRAD_STATS, stats_kernel, blocks_of(n, PIECES * PIECE), BLOCK, 0, n, g, power, out);
+    LAUNCH(d, OP_GRAD_STATS, stats_end_kernel, 1, 1, 0, out);
+}
+
+/* ---- losses ---- */
+
+/* One block: a microbatch has few losses. */
+__global__ void __launch_bounds__(BLOCK) loss_sum_kernel(int64_t n, const float *losses, LossSum *into) {
+    SHARED(int64_t, limbs, EXACT_LIMBS);
+    SHARED(float, maxima, BLOCK / WARP);
+    SHARED(Wide, sums, BLOCK / WARP);
+    SHARED(int, counts, BLOCK / WARP);
+    for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK) limbs[i] = into->sum.limb[i];
+    __syncthreads();
+    int bad = 0;
+    float x[EACH];
+    for (int64_t first = 0; first < n; first += PIECE) {
+        for (int i = 0; i < EACH; i++) {
+            int64_t at = first + i * BLOCK + threadIdx.x;
+            x[i] = at < n ? losses[at] : 0;
+            if (!(fabsf(x[i]) < INFINITY)) x[i] = 0, bad++;
+        }
+        add_piece(x, false, limbs, {maxima, sums});
+    }
+    bad = block_sum(bad, counts);
+    if (threadIdx.x == 0) {
+        carry(limbs);
+        into->sum.pending = 0;
+        into->nonfinite += bad;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK) into->sum.limb[i] = limbs[i];
+}
+
+void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
+    if (n > 0) LAUNCH(d, OP_LOSS_SUM, loss_sum_kernel, 1, BLOCK, 0, n, losses, into);
+}
+
+/* ---- fixed point ---- */
+
+/* `first` is the index of the first refusal of the first op that refused one. While an op runs that may
+ * become it, `first` is negative: -1, or the smallest index refused so far, counted from INT64_MIN. As
+ * unsigned numbers these are in order, and above any index that stays. */
+__global__ void fixed_start_kernel(FixedRefusals *refused) {
+    if (refused->count == 0) refused->first = -1;
+}
+__global__ void fixed_end_kernel(FixedRefusals *refused) {
+    int64_t first = refused->first;
+    if (first < 0) refused->first = first == -1 ? 0 : first - INT64_MIN;
+}
+
+__global__ void fixed_add_kernel(int64_t n, const float *g, int64_t *acc, bool set, double limit,
+                                 FixedRefusals *refused) {
+    int64_t i = element();
+    if (i >= n) return;
+    double x = (double)g[i];
+    bool good = fabs(x) <= limit;
+    if (!good) {
+        atomicAdd((unsigned long long *)&refused->count, 1ull);
+        atomicMin((unsigned long long *)&refused->first, (unsigned long long)(INT64_MIN + i));
+    }
+    int64_t term = good ? __double2ll_rn(x * (double)(INT64_C(1) << FIXED_SHIFT)) : 0;
+    acc[i] = (set ? 0 : acc[i]) + term;
+}
+
+/* The conversion rounds once; the power of two is exact. */
+__global__ void fixed_to_float_kernel(int64_t n, const int64_t *acc, float *out) {
+    int64_t i = element();
+    if (i < n) out[i] = __ll2float_rn(acc[i]) * (1.0f / (float)(INT64_C(1) << FIXED_SHIFT));
+}
+
+void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
+               FixedRefusals *refused) {
+    if (n == 0) return;
+    LAUNCH(d, OP_FIXED_ADD, fixed_start_kernel, 1, 1, 0, refused);
+    LAUNCH(d, OP_FIXED_ADD, fixed_add_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, g, acc, set, limit, refused);
+    LAUNCH(d, OP_FIXED_ADD, fixed_end_kernel, 1, 1, 0, refused);
+}
+
+void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
+    if (n > 0)
+        LAUNCH(d, OP_FIXED_TO_FLOAT, fixed_to_float_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, acc, out);
+}
+
+/* ---- sums of parts ---- */
+
+/* By value in the launch: a list on the host is not there any more when the kernel runs. */
+constexpr int PARTS = 128, PART_LEVELS = 8;
+template <typename T> struct Parts { const T *in[PARTS]; };
+
+__global__ void sum_parts_kernel(int64_t n, int count, Parts<float> parts, float *out) {
+    int64_t i = element();
+    if (i >= n) return;
+    Tree<float, PART_LEVELS> tree;
+    for (int p = 0; p < count; p++) tree.add(parts.in[p][i]);
+    out[i] = tree.sum();
+}
+
+__global__ void sum_parts_i64_kernel(int64_t n, int count, Parts<int64_t> parts, int64_t *out) {
+    int64_t i = element();
+    if (i >= n) return;
+    uint64_t sum = 0;
+    for (int p = 0; p < count; p++) sum += (uint64_t)parts.in[p][i];
+    out[i] = (int64_t)sum;
+}
+
+template <typename T> Parts<T> list_parts(Device *d, int count, const T *const *in) {
+    Parts<T> parts;
+    if (count > PARTS) cuda_fatal(d, "sum_parts: %d parts; at most %d are done", count, PARTS);
+    for (int p = 0; p < PARTS; p++) parts.in[p] = p < count ? in[p] : NULL;
+    return parts;
+}
+
+void sum_parts(Device *d, int64_t n, int count, const float *const *in, float *out) {
+    if (n == 0) return;
+    LAUNCH(d, OP_SUM_PARTS, sum_parts_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, count,
+           list_parts(d, count, in), out);
+}
+
+void sum_parts_i64(Device *d, int64_t n, int count, const int64_t *const *in, int64_t *out) {
+    if (n == 0) return;
+    LAUNCH(d, OP_SUM_PARTS, sum_parts_i64_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, count,
+           list_parts(d, count, in), out);
+}
+
+} // namespace
+
+extern "C" void gradients_fill(Ops *ops) {
+    ops->grad_stats = grad_stats;
+    ops->loss_sum = loss_sum;
+    ops->fixed_add = fixed_add;
+    ops->fixed_to_float = fixed_to_float;
+    ops->sum_parts = sum_parts;
+    ops->sum_parts_i64 = sum_parts_i64;
+}

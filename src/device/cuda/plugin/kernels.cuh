@@ -1,0 +1,145 @@
+/* What kernels share: elements of both dtypes, warps, launches.
+ *
+ * Compiled by nvcc for GPUs and by a C++ compiler for tests/cuda_sim, which stands in for cuda_runtime.h.
+ * So that both can, three things are written in one way only:
+ *
+ *   LAUNCH(d, op, kernel, grid, block, shared bytes, arguments...)     for kernel<<<...>>>(...)
+ *   SHARED(type, name, count)                                          an array of the block
+ *   FUSED(a, b, c)                                                     a * b + c, rounded once on a GPU
+ *
+ * Contraction is off (-fmad=false): a product and a sum are two roundings unless FUSED says otherwise, so
+ * that ops whose bits are promised have those of the CPU.
+ *
+ * Grids and blocks follow from shapes alone, never from the number of multiprocessors. No float is ever
+ * added atomically. No thread leaves before a barrier that others wait at. */
+#ifndef WEFT_DEVICE_CUDA_PLUGIN_KERNELS_CUH
+#define WEFT_DEVICE_CUDA_PLUGIN_KERNELS_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "device/cuda/plugin/backend.h"
+
+#ifdef __CUDACC__
+#define SHARED(type, name, count) __shared__ type name[count]
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) char name[]
+#define FUSED(a, b, c) fmaf((a), (b), (c))
+#define LAUNCH(d, op, kernel, grid, block, shared, ...)                        \
+    do {                                                                       \
+        auto launched_ = kernel;                                               \
+        launched_<<<(grid), (block), (shared), cuda_stream(d)>>>(__VA_ARGS__); \
+        cuda_launched((d), (op));                                              \
+    } while (0)
+#endif
+
+#define INLINE __device__ __forceinline__
+
+enum { WARP = 32, BLOCK = 256 };
+
+/* Blocks of `each` that cover n; n is at least 1, or nothing is launched. */
+static inline unsigned blocks_of(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }
+
+/* ---- elements ---- */
+
+typedef struct Bf16 {
+    uint16_t bits;
+} Bf16;
+
+/* As device/cpu/cpu.h has it, bit for bit. */
+INLINE float widen(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+INLINE uint16_t bf16_of(float f) {
+    uint32_t u = __float_as_uint(f);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+INLINE float load(const float *p, int64_t i) { return p[i]; }
+INLINE float load(const Bf16 *p, int64_t i) { return widen(p[i].bits); }
+INLINE void store(float *p, int64_t i, float x) { p[i] = x; }
+INLINE void store(Bf16 *p, int64_t i, float x) { p[i].bits = bf16_of(x); }
+
+/* Runs the statement with T the element type of Dtype c. */
+#define BY_DTYPE(c, T, ...)     \
+    do {                        \
+        if ((c) == DTYPE_F32) { \
+            using T = float;    \
+            __VA_ARGS__;        \
+        } else {                \
+            using T = Bf16;     \
+            __VA_ARGS__;        \
+        }                       \
+    } while (0)
+
+/* Element number of this thread in a grid over elements. */
+INLINE int64_t element(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- warps ---- */
+
+INLINE int lane(void) { return (int)(threadIdx.x % WARP); }
+
+/* Of `lanes` lanes next to each other (a power of two), all of which get the result; a fixed butterfly. */
+template <typename T> INLINE T lanes_sum(T x, int lanes) {
+    for (int apart = lanes / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(0xffffffffu, x, apart);
+    return x;
+}
+INLINE float lanes_max(float x, int lanes) {
+    for (int apart = lanes / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    return x;
+}
+
+/* Of a block of BLOCK threads: each gets the result. `room`: shared, BLOCK / WARP of them, free again when
+ * this returns. */
+template <typename T> INLINE T block_sum(T x, T *room) {
+    x = lanes_sum(x, WARP);
+    if (lane() == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    T sum = room[0];
+    for (int i = 1; i < BLOCK / WARP; i++) sum += room[i];
+    __syncthreads();
+    return sum;
+}
+INLINE float block_max(float x, float *room) {
+    x = lanes_max(x, WARP);
+    if (lane() == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float most = room[0];
+    for (int i = 1; i < BLOCK / WARP; i++) most = fmaxf(most, room[i]);
+    __syncthreads();
+    return most;
+}
+
+/* ---- the canonical tree ---- */
+
+/* Sums of base/tree.h, of terms that come one after another: like a binary counter, a finished block is added
+ * to the one before it as soon as both have one size. 2^LEVELS terms at most. Indices are constants after
+ * unrolling, so that all of it stays in registers. */
+template <typename T, int LEVELS> struct Tree {
+    T level[LEVELS];
+    int count = 0;
+    INLINE void add(T x) {
+        bool carried = true;
+#pragma unroll
+        for (int l = 0; l < LEVELS; l++) {
+            bool full = count >> l & 1;
+            if (carried && full) x = level[l] + x;
+            if (carried && !full) level[l] = x, carried = false;
+        }
+        count++;
+    }
+    /* Blocks that are left become smaller from left to right, and are added from the right. */
+    INLINE T sum(void) const {
+        T x = 0;
+        bool any = false;
+#pragma unroll
+        for (int l = 0; l < LEVELS; l++) {
+            if (!(count >> l & 1)) continue;
+            x = any ? level[l] + x : level[l];
+            any = true;
+        }
+        return x;
+    }
+};
+
+#endif

@@ -1,0 +1,98 @@
+/* Products with leaves: those whose sums ranks may share, bit for bit. An element of C is, for each leaf, one
+ * chain of fused multiplications and additions along the inner dimension in ascending order, and then the
+ * canonical tree over leaves: whatever tile it lies in, and whoever has the leaf.
+ *
+ * A block makes a tile of TILE x TILE elements of C, four a thread, from tiles of both operands in shared
+ * memory. Terms behind the end of a leaf are zeros, which change no sum. */
+#include "device/cuda/plugin/kernels.cuh"
+
+namespace {
+
+constexpr int TILE = 32, HALF = TILE / 2, PITCH = TILE + 1, LEVELS = 7; /* 2^6 leaves */
+static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+
+struct Product {
+    bool trans_a, trans_b;
+    int64_t m, n, k;
+};
+
+/* Terms at .. at+count-1 of TILE rows of op(A), and of TILE columns of op(B): [term][row], [term][column]. */
+template <typename T>
+INLINE void load_tiles(Product g, const T *a, const T *b, int64_t at, int64_t count, float *left,
+                       float *right) {
+    for (int e = (int)threadIdx.x; e < TILE * TILE; e += BLOCK) {
+        /* Neighbouring threads read neighbouring elements, whichever way the operand lies. */
+        int fast = e % TILE, slow = e / TILE;
+        int row = g.trans_a ? fast : slow, term = g.trans_a ? slow : fast;
+        int64_t i = (int64_t)blockIdx.y * TILE + row, p = at + term;
+        left[term * PITCH + row] =
+            i < g.m && term < count ? load(a, g.trans_a ? p * g.m + i : i * g.k + p) : 0;
+        int column = g.trans_b ? slow : fast;
+        term = g.trans_b ? fast : slow;
+        int64_t j = (int64_t)blockIdx.x * TILE + column;
+        p = at + term;
+        right[term * PITCH + column] =
+            j < g.n && term < count ? load(b, g.trans_b ? j * g.k + p : p * g.n + j) : 0;
+    }
+}
+
+/* sums[2 r + c]: rows y and y + HALF, columns x and x + HALF of the tile. */
+INLINE void add_terms(const float *left, const float *right, int x, int y, float sums[4]) {
+    for (int p = 0; p < TILE; p++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                sums[2 * r + c] =
+                    FUSED(left[p * PITCH + y + r * HALF], right[p * PITCH + x + c * HALF], sums[2 * r + c]);
+}
+
+template <typename T, typename C>
+__global__ void __launch_bounds__(BLOCK) leaves_kernel(Product g, const T *a, const T *b, C *c, int64_t ldc,
+                                                       bool accumulate, Leaves leaves, int count) {
+    SHARED(float, left, TILE *PITCH);
+    SHARED(float, right, TILE *PITCH);
+    int x = (int)threadIdx.x % HALF, y = (int)threadIdx.x / HALF;
+    Tree<float, LEVELS> trees[4];
+    for (int leaf = 0; leaf < count; leaf++) {
+        float sums[4] = {0, 0, 0, 0};
+        int64_t run_start = 0;
+        for (int r = 0; r < leaves.runs; run_start += leaves.run[r++].length) {
+            int64_t first = leaf * leaves.run[r].leaf,
+                    end = smaller(leaves.run[r].length, first + leaves.run[r].leaf);
+            for (int64_t at = first; at < end; at += TILE) {
+                load_tiles(g, a, b, run_start + at, end - at, left, right);
+                __syncthreads();
+                add_terms(left, right, x, y, sums);
+                __syncthreads();
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) trees[e].add(sums[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        int64_t i = (int64_t)blockIdx.y * TILE + y + e / 2 * HALF,
+                j = (int64_t)blockIdx.x * TILE + x + e % 2 * HALF;
+        if (i >= g.m || j >= g.n) continue;
+        float sum = trees[e].sum();
+        store(c, i * ldc + j, accumulate ? load(c, i * ldc + j) + sum : sum);
+    }
+}
+
+} // namespace
+
+extern "C" void leaves_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+                            const void *a, const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc,
+                            bool accumulate, Leaves leaves) {
+    Product g = {trans_a, trans_b, m, n, k};
+    int count = (int)blocks_of(leaves.run[0].length, leaves.run[0].leaf);
+    dim3 grid(blocks_of(n, TILE), blocks_of(m, TILE));
+    if (count > LEAVES_MAX || grid.y > 65535)
+        cuda_fatal(d, "gemm: %lld x %lld in %d leaves; at most %d rows and %d leaves are done", (long long)m,
+                   (long long)n, count, 65535 * TILE, LEAVES_MAX);
+    BY_DTYPE(ab_type, T,
+             BY_DTYPE(c_type, C, auto kernel = leaves_kernel<T, C>;
+                      LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, g, (const T *)a, (const T *)b, (C *)c, ldc,
+                             accumulate, leaves, count)));
+}

@@ -1,0 +1,270 @@
+/* Norms of rows, and sums over tokens: of their weights' gradients and of biases'.
+ *
+ * A warp has a row: its lanes take elements in turn and meet in a fixed butterfly, so that a row's bits hang
+ * on its length alone. Sums over tokens are cut by leaves; within a leaf a block of 32 x 32 threads has 32
+ * columns, thread (x, y) the rows y, y + 32, ... of one, and the 32 sums of a column are added in a fixed
+ * tree. */
+#include "device/cuda/plugin/kernels.cuh"
+
+namespace {
+
+/* Rows of n elements: `groups` of them in each token, tokens `stride` elements apart. */
+struct Rows {
+    int64_t count, groups, stride, n;
+};
+
+INLINE int64_t row_at(Rows r, int64_t row) { return row / r.groups * r.stride + row % r.groups * r.n; }
+INLINE int64_t row_of_warp(void) { return element() / WARP; }
+INLINE float weight_of(NormKind kind, float w) { return kind == NORM_RMS_PLUS_ONE ? w + 1 : w; }
+
+template <typename T> INLINE float row_mean(NormKind kind, const T *x, int64_t n) {
+    if (kind != NORM_LAYER) return 0;
+    float sum = 0;
+    for (int64_t i = lane(); i < n; i += WARP) sum += load(x, i);
+    return lanes_sum(sum, WARP) / (float)n;
+}
+
+template <typename T> INLINE float row_rstd(const T *x, int64_t n, float mean, float eps) {
+    float squares = 0;
+    for (int64_t i = lane(); i < n; i += WARP) {
+        float apart = load(x, i) - mean;
+        squares = FUSED(apart, apart, squares);
+    }
+    return 1 / sqrtf(lanes_sum(squares, WARP) / (float)n + eps);
+}
+
+/* y of one row; bias may be NULL. */
+template <typename T>
+INLINE void write_normed(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
+                         const float *bias, T *y) {
+    for (int64_t i = lane(); i < n; i += WARP)
+        store(y, i, (load(x, i) - mean) * rstd * weight_of(kind, w[i]) + (bias ? bias[i] : 0));
+}
+
+/* The sum is rounded to T before it is normed, as the backward pass will read it. sum may be a. */
+template <typename T>
+__global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a,
+                                    const T *b, const float *w, const float *bias, T *sum, T *y,
+                                    float *rstd) {
+    int64_t row = row_of_warp(), at = row * n;
+    if (row >= tokens) return;
+    const T *x = sum ? sum + at : a + at;
+    for (int64_t i = lane(); sum && i < n; i += WARP)
+        store(sum, at + i, load(a, at + i) + (b ? load(b, at + i) : 0));
+    float mean = row_mean(kind, x, n), r = row_rstd(x, n, mean, eps);
+    if (lane() == 0) rstd[row] = r;
+    if (y) write_normed(kind, x, n, mean, r, w, bias, y + at);
+}
+
+/* dx = r (g - mean(g) [of LayerNorm] - normed mean(g normed)), g = dy w'. dx may be dy: the butterfly stands
+ * between the last lane's first reading and the first lane's writing. */
+template <typename T>
+INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
+                           const T *dy, T *dx, bool add) {
+    float along = 0, middle = 0;
+    for (int64_t i = lane(); i < n; i += WARP) {
+        float g = load(dy, i) * weight_of(kind, w[i]);
+        along = FUSED(g, (load(x, i) - mean) * rstd, along);
+        if (kind == NORM_LAYER) middle += g;
+    }
+    along = lanes_sum(along, WARP) / (float)n;
+    middle = lanes_sum(middle, WARP) / (float)n;
+    for (int64_t i = lane(); i < n; i += WARP) {
+        float normed = (load(x, i) - mean) * rstd;
+        float v = rstd * (load(dy, i) * weight_of(kind, w[i]) - middle - normed * along);
+        store(dx, i, add ? load(dx, i) + v : v);
+    }
+}
+
+template <typename T>
+__global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
+                                     const float *rstd, const T *dy, T *dx, bool add) {
+    int64_t row = row_of_warp(), at = row * n;
+    if (row >= tokens) return;
+    write_gradient(kind, x + at, n, row_mean(kind, x + at, n), rstd[row], w, dy + at, dx + at, add);
+}
+
+template <typename T>
+__global__ void head_norm_kernel(NormKind kind, Rows r, float eps, const T *raw, const float *w, T *out) {
+    int64_t row = row_of_warp();
+    if (row >= r.count) return;
+    int64_t at = row_at(r, row);
+    write_normed(kind, raw + at, r.n, 0, row_rstd(raw + at, r.n, 0, eps), w, NULL, out + at);
+}
+
+template <typename T>
+__global__ void head_gradient_kernel(NormKind kind, Rows r, const T *raw, const float *w, const float *rstd,
+                                     T *grad) {
+    int64_t row = row_of_warp();
+    if (row >= r.count) return;
+    int64_t at = row_at(r, row);
+    write_gradient(kind, raw + at, r.n, 0, rstd[row], w, grad + at, grad + at, false);
+}
+
+/* Means of rows, or 1 / rms of them. */
+template <typename T>
+__global__ void row_figures_kernel(NormKind kind, Rows r, float eps, const T *x, float *means, float *rstds) {
+    int64_t row = row_of_warp();
+    if (row >= r.count) return;
+    const T *at = x + row_at(r, row);
+    float mean = row_mean(kind, at, r.n), rstd = rstds ? row_rstd(at, r.n, mean, eps) : 0;
+    if (lane() == 0 && means) means[row] = mean;
+    if (lane() == 0 && rstds) rstds[row] = rstd;
+}
+
+/* Values of a token lie behind its queries and keys, and are not normed. */
+template <typename T>
+__global__ void copy_values_kernel(int64_t count, int64_t values, int64_t wide, const T *raw, T *out) {
+    int64_t i = element(), at = i / values * wide + (wide - values) + i % values;
+    if (i < count) out[at] = raw[at];
+}
+
+/* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. */
+constexpr int SIDE = 32;
+template <typename T>
+__global__ void column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, const T *x, const float *means,
+                                   const float *rstds, float *sums) {
+    SHARED(float, room, SIDE *SIDE);
+    int64_t column = (int64_t)blockIdx.x * SIDE + threadIdx.x, first = blockIdx.y * rows_of_leaf,
+            end = smaller(r.count, first + rows_of_leaf);
+    float sum = 0;
+    for (int64_t row = first + threadIdx.y; row < end && column < r.n; row += SIDE) {
+        int64_t at = row_at(r, row) + column;
+        float factor = x ? (load(x, at) - (means ? means[row] : 0)) * rstds[row] : 1;
+        sum = FUSED(load(dy, at), factor, sum);
+    }
+    int here = (int)(threadIdx.y * SIDE + threadIdx.x);
+    room[here] = sum;
+    __syncthreads();
+    for (int half = SIDE / 2; half > 0; half /= 2) {
+        if ((int)threadIdx.y < half) room[here] += room[here + half * SIDE];
+        __syncthreads();
+    }
+    if (threadIdx.y == 0 && column < r.n) sums[blockIdx.y * r.n + column] += room[here];
+}
+
+/* ---- slots ---- */
+
+unsigned blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
+
+template <typename T>
+void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_leaf, const T *dy, const T *x,
+                 const float *means, const float *rstds, float *sums) {
+    dim3 grid(blocks_of(r.n, SIDE), blocks_of(r.count, rows_of_leaf)), block(SIDE, SIDE);
+    LAUNCH(d, op, column_sums_kernel<T>, grid, block, 0, r, rows_of_leaf, dy, x, means, rstds, sums);
+}
+
+void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
+                  const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
+                  Dtype c) {
+    if (tokens == 0) return;
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind,
+                    tokens, hidden, eps, (const T *)a, (const T *)b, w, bias, (T *)sum, (T *)y, rstd));
+}
+
+/* Of LayerNorm rows the means are wanted by column, too: they go through scratch. */
+template <typename T>
+void norm_weights(Device *d, NormKind kind, Rows r, const T *x, const float *rstd, const T *dy, float *dw,
+                  int64_t leaf) {
+    float *means = NULL;
+    if (kind == NORM_LAYER) {
+        means = (float *)cuda_scratch(d, (size_t)r.count * sizeof *means);
+        LAUNCH(d, OP_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, 0, x,
+               means, (float *)NULL);
+    }
+    add_columns(d, OP_NORM_BACKWARD, r, leaf, dy, x, means, rstd, dw);
+}
+
+void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x, const float *w,
+                   const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf, Dtype c) {
+    if (tokens == 0) return;
+    Rows r = {tokens, 1, hidden, hidden};
+    BY_DTYPE(c, T, if (dw) norm_weights(d, kind, r, (const T *)x, rstd, (const T *)dy, dw, leaf);
+             LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind,
+                    tokens, hidden, (const T *)x, w, rstd, (const T *)dy, (T *)dx, add));
+}
+
+void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf, Dtype c) {
+    if (tokens == 0) return;
+    Rows r = {tokens, 1, n, n};
+    BY_DTYPE(c, T, add_columns(d, OP_BIAS_BACKWARD, r, leaf, (const T *)dy, (const T *)NULL, NULL, NULL, db));
+}
+
+int64_t row_of_qkv(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
+
+/* Of queries, or of keys, which begin *at elements into a token. */
+Rows head_rows(AttentionShape s, bool flat, bool keys, int64_t *at) {
+    int64_t heads = keys ? s.kv_heads : s.heads, groups = flat ? 1 : heads;
+    *at = keys ? (int64_t)s.heads * s.head_dim : 0;
+    return {s.tokens * groups, groups, row_of_qkv(s), heads * s.head_dim / groups};
+}
+
+template <typename T>
+void norm_heads(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const T *raw,
+                const float *wq, const float *wk, T *out) {
+    int64_t values = (int64_t)s.kv_heads * s.head_dim, at;
+    LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of(s.tokens * values, BLOCK), BLOCK, 0,
+           s.tokens * values, values, row_of_qkv(s), raw, out);
+    for (int keys = 0; keys < 2; keys++) {
+        Rows r = head_rows(s, flat, keys, &at);
+        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, eps,
+               raw + at, keys ? wk : wq, out + at);
+    }
+}
+
+void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                     const float *wq, const float *wk, void *out, Dtype c) {
+    if (s.tokens == 0) return;
+    BY_DTYPE(c, T, norm_heads(d, s, flat, kind, eps, (const T *)raw, wq, wk, (T *)out));
+}
+
+/* Weights first: the rows' gradients take the place of those that the weights' are made of. */
+template <typename T>
+void norm_heads_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const T *raw,
+                         const float *wq, const float *wk, T *dqkv, float *dwq, float *dwk, int leaves) {
+    for (int keys = 0; keys < 2; keys++) {
+        int64_t at;
+        Rows r = head_rows(s, flat, keys, &at);
+        float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
+        for (int i = 0; i < leaves; i++) { /* runs of heads, each by itself */
+            Rows part = r;
+            part.count /= leaves, part.groups /= leaves;
+            int64_t there = at + i * part.groups * part.n;
+            LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(part.count), BLOCK, 0, kind,
+                   part, eps, raw + there, (float *)NULL, rstds);
+            add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
+                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * part.n);
+        }
+        if (leaves > 1)
+            LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
+                   eps, raw + at, (float *)NULL, rstds);
+        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
+               raw + at, keys ? wk : wq, rstds, dqkv + at);
+    }
+}
+
+void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+                      const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
+                      Dtype c) {
+    if (s.tokens == 0) return;
+    BY_DTYPE(c, T,
+             norm_heads_backward(d, s, flat, kind, eps, (const T *)raw, wq, wk, (T *)dqkv, dwq, dwk, leaves));
+}
+
+} // namespace
+
+/* A number for each row: of a token, or of each of its heads. */
+extern "C" size_t norms_scratch(const DeviceNeeds *needs) {
+    int64_t heads = needs->attention.heads > 1 ? needs->attention.heads : 1,
+            tokens = needs->tokens > needs->attention.tokens ? needs->tokens : needs->attention.tokens;
+    return (size_t)(tokens * heads) * sizeof(float);
+}
+
+extern "C" void norms_fill(Ops *ops) {
+    ops->norm_forward = norm_forward;
+    ops->norm_backward = norm_backward;
+    ops->qk_norm_forward = qk_norm_forward;
+    ops->qk_norm_backward = qk_norm_backward;
+    ops->bias_backward = bias_backward;
+}

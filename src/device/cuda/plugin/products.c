@@ -1,0 +1,187 @@
+/* Plans of products. cuBLASLt is column-major: a row-major [R, S] is a column-major S x R, so C^T = op(B)^T
+ * op(A)^T is asked for, with B as its first operand:
+ *
+ *     lt.m = N   lt.n = M   lt.k = K     first: B, transposed if trans_b   second: A, transposed if trans_a
+ *
+ * A plan is found by shape, types and the alignment of the operands, which parameters inside a unit may have
+ * any; it keeps the first algorithm of the library's heuristic among those that sum all of K in one place (no
+ * split-K), so that bits repeat on one GPU and version of the library. Nothing is timed: bits would hang on
+ * the moment. The table is searched in order: a run has some tens of shapes. */
+#include "device/cuda/plugin/products.h"
+
+#include <cublasLt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 256, HOPPER = 9 };
+
+typedef struct Plan {
+    ProductShape shape;
+    uint32_t alignment[3]; /* of A, B, C */
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t first, second, result;
+    cublasLtMatmulAlgo_t algorithm;
+} Plan;
+
+struct Products {
+    cublasLtHandle_t handle;
+    size_t workspace;
+    Plan *plans;
+    int count;
+};
+
+/* The manual of cuBLAS recommends these; and the address is rounded up. */
+Products *products_open(int major, Error *err) {
+    Products *p = calloc(1, sizeof *p);
+    cublasStatus_t s = p ? cublasLtCreate(&p->handle) : CUBLAS_STATUS_ALLOC_FAILED;
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        p->workspace = ((size_t)(major >= HOPPER ? 32 : 4) << 20) + ALIGNMENT;
+        return p;
+    }
+    free(p);
+    if (err) {
+        *err = (Error){.code = ERR_UNAVAILABLE};
+        snprintf(err->message, sizeof err->message, "run.device: cuda: cuBLASLt does not start: %s",
+                 cublasLtGetStatusString(s));
+    }
+    return NULL;
+}
+
+static void free_plan(Plan *plan) {
+    if (plan->result) cublasLtMatrixLayoutDestroy(plan->result);
+    if (plan->second) cublasLtMatrixLayoutDestroy(plan->second);
+    if (plan->first) cublasLtMatrixLayoutDestroy(plan->first);
+    if (plan->product) cublasLtMatmulDescDestroy(plan->product);
+}
+
+void products_close(Products *p) {
+    if (!p) return;
+    for (int i = 0; i < p->count; i++) free_plan(&p->plans[i]);
+    free(p->plans);
+    cublasLtDestroy(p->handle);
+    free(p);
+}
+
+size_t products_workspace(const Products *p) { return p->workspace; }
+uint64_t products_version(void) { return cublasLtGetVersion(); }
+
+/* ---- plans ---- */
+
+static cudaDataType_t type_of(Dtype t) { return t == DTYPE_F32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+/* The largest power of two, up to ALIGNMENT, that divides the address. */
+static uint32_t alignment_of(const void *p) {
+    uint32_t a = ALIGNMENT;
+    while ((uintptr_t)p % a) a /= 2;
+    return a;
+}
+
+/* fp32 is fp32 on the CUDA cores: no TF32, which would be another curve. */
+static cublasStatus_t describe_product(Plan *plan) {
+    const ProductShape *s = &plan->shape;
+    cublasOperation_t first = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      second = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasStatus_t e = cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                           sizeof second);
+    return e;
+}
+
+/* Rows, columns and leading dimension in the library's order. */
+static cublasStatus_t describe_operands(Plan *plan) {
+    const ProductShape *s = &plan->shape;
+    cudaDataType_t ab = type_of(s->ab_type), c = type_of(s->c_type);
+    uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    cublasStatus_t e = s->trans_b ? cublasLtMatrixLayoutCreate(&plan->first, ab, k, n, s->k)
+                                  : cublasLtMatrixLayoutCreate(&plan->first, ab, n, k, s->n);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = s->trans_a ? cublasLtMatrixLayoutCreate(&plan->second, ab, m, k, s->m)
+                       : cublasLtMatrixLayoutCreate(&plan->second, ab, k, m, s->k);
+    if (e == CUBLAS_STATUS_SUCCESS) e = cublasLtMatrixLayoutCreate(&plan->result, c, n, m, s->ldc);
+    return e;
+}
+
+typedef struct Wish {
+    cublasLtMatmulPreferenceAttributes_t name;
+    const void *value;
+    size_t bytes;
+} Wish;
+
+static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
+    cublasLtMatmulPreference_t wishes;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    const size_t workspace = p->workspace - ALIGNMENT;
+    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE, *a = plan->alignment;
+    const Wish list[] = {{CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
+                         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a[1], sizeof *a},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &a[0], sizeof *a},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &a[2], sizeof *a},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &a[2], sizeof *a}};
+    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&wishes);
+    if (e != CUBLAS_STATUS_SUCCESS) return e;
+    for (size_t i = 0; i < sizeof list / sizeof *list && e == CUBLAS_STATUS_SUCCESS; i++)
+        e = cublasLtMatmulPreferenceSetAttribute(wishes, list[i].name, list[i].value, list[i].bytes);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulAlgoGetHeuristic(p->handle, plan->product, plan->first, plan->second, plan->result,
+                                           plan->result, wishes, 1, &found, &count);
+    cublasLtMatmulPreferenceDestroy(wishes);
+    if (e == CUBLAS_STATUS_SUCCESS && count == 0) e = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (e == CUBLAS_STATUS_SUCCESS) plan->algorithm = found.algo;
+    return e;
+}
+
+static cublasStatus_t make_plan(Products *p, const ProductShape *s, const uint32_t alignment[3]) {
+    Plan plan = {.shape = *s};
+    memcpy(plan.alignment, alignment, sizeof plan.alignment);
+    cublasStatus_t e = describe_product(&plan);
+    if (e == CUBLAS_STATUS_SUCCESS) e = describe_operands(&plan);
+    if (e == CUBLAS_STATUS_SUCCESS) e = choose_algorithm(p, &plan);
+    Plan *plans =
+        e == CUBLAS_STATUS_SUCCESS ? realloc(p->plans, (size_t)(p->count + 1) * sizeof *plans) : NULL;
+    if (!plans) {
+        free_plan(&plan);
+        return e == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_ALLOC_FAILED : e;
+    }
+    p->plans = plans;
+    p->plans[p->count++] = plan;
+    return e;
+}
+
+static bool same_shape(const ProductShape *a, const ProductShape *b) {
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->ldc == b->ldc && a->trans_a == b->trans_a &&
+           a->trans_b == b->trans_b && a->ab_type == b->ab_type && a->c_type == b->c_type;
+}
+
+static cublasStatus_t find_plan(Products *p, const ProductShape *s, const uint32_t alignment[3],
+                                const Plan **out) {
+    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
+    *out = NULL;
+    for (int i = 0; i < p->count && !*out; i++)
+        if (same_shape(&p->plans[i].shape, s) &&
+            memcmp(p->plans[i].alignment, alignment, sizeof p->plans[i].alignment) == 0)
+            *out = &p->plans[i];
+    if (!*out) e = make_plan(p, s, alignment);
+    if (!*out && e == CUBLAS_STATUS_SUCCESS) *out = &p->plans[p->count - 1];
+    return e;
+}
+
+bool products_run(Products *p, const ProductShape *s, const void *a, const void *b, void *c, bool accumulate,
+                  void *workspace, cudaStream_t stream, char *problem, size_t size) {
+    const uint32_t alignment[3] = {alignment_of(a), alignment_of(b), alignment_of(c)};
+    const float alpha = 1, beta = accumulate ? 1 : 0;
+    const Plan *plan;
+    char *room = (char *)workspace + (ALIGNMENT - (uintptr_t)workspace % ALIGNMENT) % ALIGNMENT;
+    cublasStatus_t e = find_plan(p, s, alignment, &plan);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmul(p->handle, plan->product, &alpha, b, plan->first, a, plan->second, &beta, c,
+                           plan->result, c, plan->result, &plan->algorithm, room, p->workspace - ALIGNMENT,
+                           stream);
+    if (e != CUBLAS_STATUS_SUCCESS) snprintf(problem, size, "cuBLASLt: %s", cublasLtGetStatusString(e));
+    return e == CUBLAS_STATUS_SUCCESS;
+}

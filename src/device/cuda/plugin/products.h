@@ -1,0 +1,27 @@
+/* Matrix products by cuBLASLt: a plan for each shape, made once and kept. */
+#ifndef WEFT_DEVICE_CUDA_PLUGIN_PRODUCTS_H
+#define WEFT_DEVICE_CUDA_PLUGIN_PRODUCTS_H
+
+#include <cuda_runtime_api.h>
+
+#include "device/device.h"
+
+typedef struct Products Products;
+
+typedef struct ProductShape {
+    bool trans_a, trans_b;
+    int64_t m, n, k, ldc;
+    Dtype ab_type, c_type;
+} ProductShape;
+
+/* `major`: of the compute capability. NULL with err set where the library does not start. */
+Products *products_open(int major, Error *err);
+void products_close(Products *p); /* NULL is fine */
+/* Bytes that a product may need, 256-aligned or not. */
+size_t products_workspace(const Products *p);
+/* As gemm of device.h without leaves. False with the reason in problem[size]. */
+bool products_run(Products *p, const ProductShape *s, const void *a, const void *b, void *c, bool accumulate,
+                  void *workspace, cudaStream_t stream, char *problem, size_t size);
+uint64_t products_version(void);
+
+#endif

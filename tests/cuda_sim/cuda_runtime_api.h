@@ -1,0 +1,80 @@
+/* A CUDA runtime of the CPU: what src/device/cuda/plugin calls of NVIDIA's, by the same names, so that the
+ * plugin's own source runs on machines without a GPU. Work is queued by stream and runs when something waits
+ * for it, streams in an order drawn from WEFT_SIM_SEED: a wait for an event that is missing, or host memory
+ * that is used again too early, shows as another result.
+ *
+ *   device memory   cannot be read or written but by work that runs: a stray access is a crash
+ *   pinned memory   is read and written when a copy runs; the target of a download holds NaN until then
+ *   other memory    is copied from at once, and copied to before the call returns, as by the real runtime
+ *
+ * With WEFT_SIM_STRICT=1 transfers of memory of the wrong kind fail, as by the real runtime; without it
+ * tensor memory may be the host's own, which tests of single ops make use of.
+ * WEFT_SIM_FAULT=N makes the Nth launch fail when it runs, as a fault inside a kernel does. */
+#ifndef WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H
+#define WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNoDevice = 100,
+    cudaErrorLaunchFailure = 719
+} cudaError_t;
+
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+
+typedef enum cudaMemcpyKind {
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3
+} cudaMemcpyKind;
+
+typedef enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 } cudaFuncAttribute;
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlockOptin;
+    int major, minor;
+};
+
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaRuntimeGetVersion(int *version);
+cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
+cudaError_t cudaSetDevice(int device);
+const char *cudaGetErrorString(cudaError_t e);
+cudaError_t cudaGetLastError(void);
+
+cudaError_t cudaMalloc(void **memory, size_t bytes);
+cudaError_t cudaFree(void *memory);
+cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *memory);
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total);
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t s);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t s);
+cudaError_t cudaStreamSynchronize(cudaStream_t s);
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t e);
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
+cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

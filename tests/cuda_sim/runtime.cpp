@@ -1,0 +1,340 @@
+/* Streams, events and memory of the simulated runtime; cuda_runtime_api.h says how they behave.
+ *
+ *     call --> queue of its stream --(something waits: cudaEventSynchronize, ...)--> runs
+ *
+ * Which stream goes next is drawn from the seed, among those whose next work does not wait for an event. An
+ * event stands for a number of works of one stream: it has been reached when so many have run. */
+#include "cuda_runtime.h"
+#include "sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace {
+
+struct Work {
+    std::function<void()> run; /* empty: only waits */
+    cudaStream_t after;        /* NULL: for nothing */
+    uint64_t number;
+};
+
+} // namespace
+
+struct CUstream_st {
+    std::deque<Work> works;
+    uint64_t queued, run;
+};
+struct CUevent_st {
+    cudaStream_t stream; /* NULL: never recorded */
+    uint64_t number;
+};
+
+namespace {
+
+enum { SHARED_USUAL = 48 << 10, SHARED_MOST = 163 << 10 /* of sm_80 */, THREADS_MOST = 1024, GRID_Y = 65535 };
+constexpr size_t MEMORY = (size_t)8 << 30;
+
+std::recursive_mutex mutex;
+using Lock = std::lock_guard<std::recursive_mutex>;
+std::vector<cudaStream_t> streams;
+std::map<void *, size_t> device_memory, pinned;
+std::map<const void *, size_t> allowed; /* dynamic shared memory of kernels */
+size_t taken;
+uint64_t draws, launches;
+cudaError_t last_error, sticky;
+
+uint64_t environment(const char *name) {
+    const char *value = getenv(name);
+    return value ? strtoull(value, NULL, 10) : 0;
+}
+
+size_t pages(size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+/* Open while work runs, shut while the host does. */
+void open_memory(bool open) {
+    for (auto &m : device_memory)
+        mprotect(m.first, pages(m.second), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+bool reached(const Work &w) { return !w.after || w.after->run >= w.number; }
+
+void run_one(void) {
+    std::vector<cudaStream_t> ready;
+    for (cudaStream_t s : streams)
+        if (!s->works.empty() && reached(s->works.front())) ready.push_back(s);
+    if (ready.empty()) {
+        fprintf(stderr, "cuda_sim: streams wait for each other\n");
+        abort();
+    }
+    cudaStream_t s = ready[sim_draw(draws++) % ready.size()];
+    Work w = std::move(s->works.front());
+    s->works.pop_front();
+    if (w.run) w.run();
+    s->run++;
+}
+
+/* What is behind it in any queue stays where it is, so that whoever reads too early finds out. */
+cudaError_t run_until(cudaStream_t s, uint64_t number) {
+    if (s->run < number) {
+        open_memory(true);
+        while (s->run < number) run_one();
+        open_memory(false);
+    }
+    return sticky;
+}
+
+void run_all(void) {
+    for (cudaStream_t s : streams) run_until(s, s->queued);
+}
+
+cudaError_t fail(cudaError_t e) { return last_error = e; }
+
+bool lies_in(const std::map<void *, size_t> &memory, const void *p) {
+    auto next = memory.upper_bound((void *)p);
+    if (next == memory.begin()) return false;
+    --next;
+    return (const char *)p < (const char *)next->first + next->second;
+}
+bool is_pinned(const void *p) { return lies_in(pinned, p); }
+
+/* Whether a transfer's memory is of the kinds that it is said to be. */
+bool is_of_kind(const void *to, const void *from, cudaMemcpyKind kind) {
+    static const bool strict = environment("WEFT_SIM_STRICT") != 0;
+    bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
+    return !strict ||
+           (lies_in(device_memory, to) == to_device && lies_in(device_memory, from) == from_device);
+}
+
+} // namespace
+
+/* A 64-bit finaliser over seed and number. */
+uint64_t sim_draw(uint64_t n) {
+    static const uint64_t seed = environment("WEFT_SIM_SEED");
+    uint64_t x = (seed * 0x9e3779b97f4a7c15u + n + 1) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+void sim_queue(cudaStream_t s, std::function<void()> work) {
+    Lock lock(mutex);
+    s->works.push_back({std::move(work), NULL, 0});
+    s->queued++;
+}
+
+void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s,
+                std::function<void()> thread) {
+    Lock lock(mutex);
+    static const uint64_t fault = environment("WEFT_SIM_FAULT");
+    size_t most = allowed.count(kernel) ? allowed[kernel] : (size_t)SHARED_USUAL;
+    uint64_t number = ++launches;
+    if (grid.x == 0 || grid.y == 0 || grid.y > GRID_Y || grid.z != 1 || block.z != 1 ||
+        block.x * block.y == 0 || block.x * block.y > THREADS_MOST || shared > most) {
+        fail(cudaErrorInvalidConfiguration);
+        return;
+    }
+    sim_queue(s, [=] {
+        if (number == fault) sticky = last_error = cudaErrorLaunchFailure;
+        sim_run_grid(grid, block, shared, thread);
+    });
+}
+
+extern "C" {
+
+cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaSuccess; }
+
+/* WEFT_SIM_DEVICES: how many there are, one unless it says otherwise. */
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = getenv("WEFT_SIM_DEVICES") ? (int)environment("WEFT_SIM_DEVICES") : 1;
+    return *count ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
+    (void)device;
+    *p = {};
+    snprintf(p->name, sizeof p->name, "simulated GPU");
+    p->totalGlobalMem = MEMORY;
+    p->sharedMemPerBlockOptin = SHARED_MOST;
+    p->major = 8;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    int count;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    return e != cudaSuccess ? e : device < count ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+
+const char *cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
+    }
+    return "unknown error";
+}
+
+cudaError_t cudaGetLastError(void) {
+    Lock lock(mutex);
+    cudaError_t e = last_error;
+    last_error = sticky;
+    return e;
+}
+
+/* ---- memory ---- */
+
+/* Not zeroed, as on a GPU. */
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    Lock lock(mutex);
+    if (bytes > MEMORY - taken) return fail(cudaErrorMemoryAllocation);
+    void *p = mmap(NULL, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
+    memset(p, 0xff, bytes);
+    mprotect(p, pages(bytes), PROT_NONE);
+    device_memory[p] = bytes;
+    taken += bytes;
+    *memory = p;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory) {
+    Lock lock(mutex);
+    run_all();
+    auto found = device_memory.find(memory);
+    if (found == device_memory.end()) return fail(cudaErrorInvalidValue);
+    taken -= found->second;
+    munmap(memory, pages(found->second));
+    device_memory.erase(found);
+    return sticky;
+}
+
+cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    Lock lock(mutex);
+    (void)flags;
+    *memory = malloc(bytes);
+    if (!*memory) return fail(cudaErrorMemoryAllocation);
+    pinned[*memory] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *memory) {
+    Lock lock(mutex);
+    run_all();
+    if (!pinned.erase(memory)) return fail(cudaErrorInvalidValue);
+    free(memory);
+    return sticky;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    Lock lock(mutex);
+    *total = MEMORY;
+    *available = MEMORY - taken;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t s) {
+    sim_queue(s, [=] { memset(memory, value, bytes); });
+    return cudaSuccess;
+}
+
+static cudaError_t from_device(void *to, const void *from, size_t bytes, cudaStream_t s) {
+    if (is_pinned(to)) memset(to, 0xff, bytes);
+    sim_queue(s, [=] { memcpy(to, from, bytes); });
+    return is_pinned(to) ? cudaSuccess : run_until(s, s->queued);
+}
+
+static cudaError_t to_device(void *to, const void *from, size_t bytes, cudaStream_t s) {
+    if (is_pinned(from)) {
+        sim_queue(s, [=] { memcpy(to, from, bytes); });
+    } else {
+        std::vector<char> held((const char *)from, (const char *)from + bytes);
+        sim_queue(s, [=] { memcpy(to, held.data(), bytes); });
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
+    Lock lock(mutex);
+    if (!is_of_kind(to, from, kind)) return fail(cudaErrorInvalidValue);
+    if (kind == cudaMemcpyDeviceToHost) return from_device(to, from, bytes, s);
+    if (kind == cudaMemcpyHostToDevice) return to_device(to, from, bytes, s);
+    sim_queue(s, [=] { memcpy(to, from, bytes); });
+    return cudaSuccess;
+}
+
+/* ---- streams and events ---- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    Lock lock(mutex);
+    (void)flags;
+    streams.push_back(*s = new CUstream_st{});
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    Lock lock(mutex);
+    run_until(s, s->queued);
+    for (size_t i = 0; i < streams.size(); i++)
+        if (streams[i] == s) streams.erase(streams.begin() + (long)i);
+    delete s;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    Lock lock(mutex);
+    return run_until(s, s->queued);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
+    Lock lock(mutex);
+    (void)flags;
+    if (!e->stream) return cudaSuccess;
+    s->works.push_back({nullptr, e->stream, e->number});
+    s->queued++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
+    (void)flags;
+    *e = new CUevent_st{};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    delete e;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    Lock lock(mutex);
+    *e = {s, s->queued};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    Lock lock(mutex);
+    return e->stream ? run_until(e->stream, e->number) : sticky;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value) {
+    Lock lock(mutex);
+    (void)name;
+    if (value > SHARED_MOST) return fail(cudaErrorInvalidValue);
+    allowed[kernel] = (size_t)value;
+    return cudaSuccess;
+}
+}

@@ -1,0 +1,102 @@
+#!/bin/bash
+# The plugin for GPUs as a user meets it: what is said where there is none, and runs over cuda_sim, whose curve is the CPU's but for
+# rounding, and has the same bits in any order of its streams, after a stop, and however the step is laid out.
+# ranks: 2
+. "$(dirname "$0")/../support/prelude.sh"
+[ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }
+
+letters 60 3 >text.txt
+cat >run.yaml <<END
+model: {hidden_size: 32, intermediate_size: 40, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true}
+train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 128, compute: fp32}
+optimizer: {lr: 3e-3}
+schedule: {warmup_steps: 2}
+checkpoint: {every: 2}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+END
+
+# ---- without a GPU ----
+
+export WEFT_CUDA=$directory/no-such-plugin.so
+expect_alone 69 train run.yaml run.device=cuda run.dir=none
+has err "no-such-plugin.so"
+: >empty.so
+WEFT_CUDA=$directory/empty.so expect_alone 69 train run.yaml run.device=cuda run.dir=none
+has err "does not load"
+WEFT_CUDA=$(ldd "$weft" | awk '/libm\.so/ { print $3 }') expect_alone 69 train run.yaml run.device=cuda run.dir=none
+has err "is no plugin of weft"
+expect 78 train run.yaml run.device=cude run.dir=none
+has err 'did you mean cuda?'
+expect 0 doctor --seconds 0.01
+has out "GPU               none: the plugin for GPUs does not load"
+
+export WEFT_CUDA=$CUDA_SIM WEFT_SIM_STRICT=1
+WEFT_SIM_DEVICES=0 expect_alone 69 train run.yaml run.device=cuda run.dir=none
+has err "run.device: cuda: no GPU can be used: no CUDA-capable device is detected"
+WEFT_SIM_DEVICES=0 expect 0 doctor --seconds 0.01
+has out "GPU               none: no CUDA-capable device is detected"
+expect 0 doctor --seconds 0.01
+has out "GPU 0             simulated GPU, 8.00 GiB, sm_80"
+expect 0 plan run.yaml run.device=cuda
+has out "device  simulated GPU (cuda kernels)"
+has out "of this GPU's 8.00 GiB"
+
+# ---- runs ----
+
+# train DIR WORD...: one run, which must end well.
+train() {
+    local dir=$1
+    shift
+    "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || fail "train $*: $(tail -3 "$dir.err")"
+}
+# near A B: the same losses and norms but for rounding in fp32.
+near() {
+    [ "$(curve "$1" | wc -l)" -eq 4 ] || fail "$1 has no four steps"
+    paste -d' ' <(curve "$1") <(curve "$2") | awk '{ for (i = 2; i <= 3; i++) { d = $i / $(i + 3) - 1; if (d > 1e-5 || d < -1e-5) bad = 1 } } END { exit bad }' ||
+        fail "$1 is not near $2: $(paste <(curve "$1") <(curve "$2"))"
+}
+# same A B: the same bits.
+same() {
+    [ "$(curve "$1")" = "$(curve "$2")" ] && [ "$(digest "$1")" = "$(digest "$2")" ] ||
+        fail "$1 differs from $2: $(diff <(curve "$1") <(curve "$2") | head -4)"
+}
+train cpu run.device=cpu
+train base run.device=cuda
+near base cpu
+WEFT_SIM_SEED=5 train order run.device=cuda train.recompute=full
+same order base
+train half run.device=cuda train.steps=2 schedule.total_steps=4
+WEFT_SIM_SEED=6 train half run.device=cuda
+same half base
+train moved run.device=cpu train.steps=2 schedule.total_steps=4
+train moved run.device=cuda
+near moved cpu
+train exact_cpu run.device=cpu train.numerics=exact
+train exact run.device=cuda train.numerics=exact
+near exact exact_cpu
+
+# ---- ranks: what they send goes through the host's memory ----
+
+needs_ranks
+export WEFT_SIM_DEVICES=2
+train fsdp run.device=cuda -n 2 mesh.dp_shard=2
+train ddp run.device=cuda -n 2 mesh.dp_replicate=2
+same ddp fsdp
+near fsdp cpu
+train stages run.device=cuda -n 2 mesh.pp=2
+same stages base
+train shared run.device=cuda numerics.canonical_tp=2
+train tensor run.device=cuda numerics.canonical_tp=2 -n 2 mesh.tp=2
+same tensor shared
+unset WEFT_SIM_DEVICES
+
+# ---- what is refused, and what fails ----
+
+expect 78 plan run.yaml run.device=cuda model.head_dim=258
+has err "attention heads of 258 elements (head_dim); at most 256 are done on this GPU"
+
+WEFT_CUDA_CHECK=1 WEFT_SIM_FAULT=100 exits 69 train run.yaml run.device=cuda run.dir=fault
+has err "the GPU failed in "
+conclude
