@@ -190,8 +190,8 @@ typedef struct ProgramTraffic {
     uint64_t tensor;     /* over tp: crossings, and the leaves of vectors' gradients */
 } ProgramTraffic;
 ProgramTraffic program_traffic(const Program *p, const Model *m);
-/* Bytes that the collective of one flat sends, which a GATHER, REDUCE_SCATTER or ALL_REDUCE starts: what the links
- * will have counted afterwards, to the byte (tests/ranks/test_layouts.c). */
+/* Bytes that the collective of one flat sends, which a GATHER, REDUCE_SCATTER or ALL_REDUCE starts: what the
+ * links will have counted afterwards, to the byte (tests/ranks/test_layouts.c). */
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat);
 /* Of a crossing. */
 uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a);
