@@ -160,6 +160,32 @@ void options_compare(const OptionSet *a, const OptionSet *b,
     text_free(&in_b);
 }
 
+static bool row_differs(const Option *row, const void *a, const void *b) {
+    Text in_a = {0}, in_b = {0};
+    value_write(row, (const char *)a + row->offset, &in_a);
+    value_write(row, (const char *)b + row->offset, &in_b);
+    bool differs = strcmp(in_a.data, in_b.data) != 0;
+    text_free(&in_a);
+    text_free(&in_b);
+    return differs;
+}
+
+/* Items are compared place by place: with another order or number of them the first that counts may be
+ * another. */
+static bool items_act_alike(const Option *list, const ObjectList *a, const ObjectList *b) {
+    if (a->count != b->count) return false;
+    for (size_t i = 0; i < a->count * list->item_size; i += list->item_size)
+        for (const Option *row = list->item; row->key; row++)
+            if (row->effect != EFFECT_NOTHING && row_differs(row, a->items + i, b->items + i)) return false;
+    return true;
+}
+
+OptionEffect options_difference(const OptionSet *a, const OptionSet *b, const Option *o) {
+    size_t i = (size_t)(o - a->table);
+    return o->type == OPT_LIST && items_act_alike(o, field_of(a, i), field_of(b, i)) ? EFFECT_NOTHING
+                                                                                     : o->effect;
+}
+
 /* For cross-checks, which speak of a key long after it was read: the complaint still points at the line
  * that gave it. `where` of a given key already ends in its line. */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) {

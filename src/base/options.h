@@ -120,6 +120,9 @@ void options_write_value(const OptionSet *set, const char *key, Text *out);
 void options_compare(const OptionSet *a, const OptionSet *b,
                      void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
                      void *context);
+/* What it does that the two sets have other values of a key: the row's effect; but EFFECT_NOTHING where it is
+ * a list, and all in which its items differ has that effect. */
+OptionEffect options_difference(const OptionSet *a, const OptionSet *b, const Option *option);
 /* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it.
  */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...)

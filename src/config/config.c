@@ -119,7 +119,7 @@ static const Option task_options[] = {
 #define OF(field) offsetof(OptimizerGroup, field)
 
 /* Items of optimizer.groups. What is `optional` and left out is taken from the section, when the model is
- * known (optimizer/groups.c). Nobody asks these rows for an effect: the list is compared as a whole. */
+ * known (optimizer/groups.c). The list has an effect, and what does nothing to a run says so. */
 static const Option group_options[] = {
     {.key = "match",
      .type = OPT_STRING,
@@ -213,7 +213,7 @@ static const Option group_options[] = {
      .help = "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."},
     {.key = "whole",
      .type = OPT_CHOICE,
-     .effect = EFFECT_UNKNOWN,
+     .effect = EFFECT_NOTHING,
      .offset = OF(whole),
      .optional = true,
      .choices = "false|true",

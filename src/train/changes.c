@@ -87,7 +87,8 @@ static void add_difference(Differences *d, OptionEffect effect, const char *name
 /* Keys of sums say only how the work is laid out; what that makes of the sums is a fact. (add_facts). */
 static void add_key(void *differences, const Option *o, const char *then, const char *now) {
     Differences *d = differences;
-    if (o->effect != EFFECT_SUMS) add_difference(d, o->effect, key_to_name(d, o, then), then, now);
+    OptionEffect effect = options_difference(d->then, d->now, o);
+    if (effect != EFFECT_SUMS) add_difference(d, effect, key_to_name(d, o, then), then, now);
 }
 
 /* An old checkpoint that does not say a fact is not held to it. */

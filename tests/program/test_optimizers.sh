@@ -36,6 +36,14 @@ for run in sharded both resumed; do
     [ "$(average $run)" = "$(cat whole.average 2>/dev/null || average whole | tee whole.average)" ] || fail "the average of $run is another"
 done
 [ "$(cat whole.average)" != "$(digest whole)" ] || fail "the average is the weights"
+# On which rank matrices live is no difference to a run that goes on; what else a group says is one.
+groups() { echo "optimizer.groups=[{match: mlp, kind: adamw, lr: $1${2:-}}]"; }
+on 2 lives "$(groups 1e-3)"
+on 2 moved "$(groups 1e-3)" train.steps=3
+exits 78 train run.yaml run.dir=moved "$(groups 2e-3 ", whole: true")" -n 2
+has err "optimizer.groups was "
+on 2 moved "$(groups 1e-3 ", whole: true")"
+[ "$(curve moved)" = "$(curve lives)" ] && [ "$(digest moved)" = "$(digest lives)" ] || fail "matrices that have moved have another curve"
 on 2 pipe mesh.pp=2
 on 1 alone
 [ "$(curve pipe)" = "$(curve alone)" ] && [ "$(average pipe)" = "$(average alone)" ] || fail "a pipeline has another curve or average"
