@@ -46,11 +46,17 @@ FAMILIES = {
     "phi3": ("Phi3", [{"sliding_window": 6}, {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}}]),
     "gpt2": ("GPT2", [{}, {"n_inner": 40, "tie_word_embeddings": False}]),
+    "mixtral": ("Mixtral", [{"num_local_experts": 6, "num_experts_per_tok": 2}, {"sliding_window": 6, "head_dim": 12, "num_local_experts": 3}]),
+    "qwen3_moe": ("Qwen3Moe", [{"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 12,
+                                "mlp_only_layers": [1], "norm_topk_prob": True},
+                               {"num_experts": 4, "num_experts_per_tok": 4, "decoder_sparse_step": 2, "attention_bias": True}]),
+    "olmoe": ("Olmoe", [{"num_experts": 6, "num_experts_per_tok": 2}, {"num_experts": 5, "norm_topk_prob": True, "num_experts_per_tok": 1}]),
 }
 SAME_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                "head_dim", "sliding_window", "layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings", "rms_norm_eps",
                "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "n_inner", "layer_norm_epsilon",
-               "max_position_embeddings", "attention_bias", "mlp_bias"]
+               "max_position_embeddings", "attention_bias", "mlp_bias", "num_experts", "num_local_experts", "num_experts_per_tok",
+               "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits"]
 failures = []
 
 

@@ -15,6 +15,7 @@ import json
 import pathlib
 import sys
 
+import numpy
 import torch
 
 torch.float32 = torch.float = torch.float64
@@ -52,7 +53,13 @@ MODELS = {
     "phi3": ("Phi3", {"sliding_window": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}}),
     "gpt2": ("GPT2", {"n_embd": 16, "n_inner": 20, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 40,
                       "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 6, "num_hidden_layers": 2, "head_dim": 12}),
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "head_dim": 12,
+                               "mlp_only_layers": [1], "norm_topk_prob": True}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2}),
 }
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe")
+MARGIN = 1e-3  # of logits: closer choices might be others in float32
 # A tiny model in bf16 may have a tensor whose gradient is mostly rounding: these have none.
 SEEDS = {"olmo3": 3, "phi3": 5}
 
@@ -67,7 +74,8 @@ def make_model(name, options):
     """All weights random, norms and biases too, so that none is missed, and rounded to float32 as the files are."""
     config_class, model_class = classes_of(name)
     sizes = {} if name == "GPT2" else SIZES
-    model = model_class(config_class(**{**sizes, **options}, attn_implementation="eager")).train()
+    eager = {"experts_implementation": "eager"} if name in ("Mixtral", "Qwen3Moe", "Olmoe") else {}
+    model = model_class(config_class(**{**sizes, **options}, attn_implementation="eager", **eager)).train()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -78,8 +86,45 @@ def make_model(name, options):
     return model
 
 
+# transformers keeps experts of a layer in one tensor, and calls Mixtral's as those of others; files have one an expert.
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def published(tensors, mixtral):
+    named = {}
+    for name, value in tensors.items():
+        if ".experts." not in name:
+            named[name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if mixtral else name] = value
+            continue
+        prefix, kind = name.rsplit(".", 1)
+        for expert, matrix in enumerate(value):
+            parts = zip(("gate_proj", "up_proj"), numpy.split(matrix, 2)) if kind == "gate_up_proj" else [("down_proj", matrix)]
+            for part, rows in parts:
+                stem = prefix.replace(".mlp.", ".block_sparse_moe.") if mixtral else prefix
+                named[f"{stem}.{expert}.{MIXTRAL[part] if mixtral else part}.weight"] = numpy.ascontiguousarray(rows)
+    return named
+
+
 def weights(model):
-    return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    return published(tensors, type(model).__name__ == "MixtralForCausalLM")
+
+
+def closest_choice(model, tokens):
+    """How far the last expert that is chosen is from the first that is not, at the closest, in logits."""
+    k, closest = model.config.num_experts_per_tok, float("inf")
+    scores = []
+    hooks = [module.register_forward_hook(lambda m, i, o: scores.append(torch.nn.functional.linear(i[0].reshape(-1, i[0].shape[-1]), m.weight)))
+             for name, module in model.named_modules() if name.endswith("mlp.gate") or name.endswith("block_sparse_moe.gate")]
+    with torch.no_grad():
+        for batch in tokens:
+            model(batch[:, :-1], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    for logits in scores:
+        top = logits.sort(dim=-1, descending=True).values
+        closest = min(closest, (top[:, k - 1] - top[:, k]).min().item())
+    return closest
 
 
 def norm(gradients, p):
@@ -97,7 +142,8 @@ def train(model, tokens):
         logits = model(batch[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
         loss.backward()
-        gradients = {name: parameter.grad.numpy().copy() for name, parameter in model.named_parameters()}
+        gradients = published({name: parameter.grad.numpy().copy() for name, parameter in model.named_parameters()},
+                              type(model).__name__ == "MixtralForCausalLM")
         first = first or gradients
         size = norm(gradients, 2)
         clip = min(1.0, o["clip"] / (size + 1e-6))
@@ -112,9 +158,13 @@ def train(model, tokens):
 
 def write(out, name, seed):
     family, options = MODELS[name]
-    torch.manual_seed(seed)
-    model = make_model(family, options)
-    tokens = torch.randint(0, 40, (STEPS, ROWS, CONTEXT + 1))
+    while True:
+        torch.manual_seed(seed)
+        model = make_model(family, options)
+        tokens = torch.randint(0, 40, (STEPS, ROWS, CONTEXT + 1))
+        if name not in EXPERTS or closest_choice(model, tokens) > MARGIN:
+            break
+        seed += 1
     directory = pathlib.Path(out) / name
     directory.mkdir(parents=True, exist_ok=True)
     before = weights(model)

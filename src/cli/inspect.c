@@ -52,6 +52,14 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
     return code;
 }
 
+static void print_experts(const ModelConfig *c) {
+    char count[32];
+    if (c->num_experts == 0) return;
+    printf("experts     %lld of width %lld in %lld layers, %lld a token: %s active parameters\n",
+           (long long)c->num_experts, (long long)model_dim(c, DIM_EXPERT), (long long)model_expert_blocks(c),
+           (long long)c->num_experts_per_tok, text_count(model_active_count(c), count));
+}
+
 /* Known sizes are named: "the shape of Llama 3.2 1B" says more than its numbers. */
 static void print_shape(const ModelConfig *c) {
     char count[32];
@@ -62,6 +70,7 @@ static void print_shape(const ModelConfig *c) {
            (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_attention_heads,
            (long long)c->num_key_value_heads, (long long)c->vocab_size, known ? " (the shape of " : "",
            known ? known->name : "", known ? ")" : "");
+    print_experts(c);
 }
 
 /* A model of another family is well formed all the same; what is not JSON is not. */

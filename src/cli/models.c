@@ -11,24 +11,43 @@
 #include "cli/cli.h"
 #include "model/families/family.h"
 
+static void print_experts(const Family *f, const PublishedSize *s) {
+    const PublishedExperts *e = f->experts ? &f->experts[s - f->sizes] : NULL;
+    char count[32];
+    if (e)
+        printf(", %lld experts of %lld, %lld a token: %s active", (long long)e->experts,
+               (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen,
+               text_count(e->active, count));
+}
+
 /* One line a size, in columns, so that sizes of a family can be read against each other. A family without
  * published sizes has its heading alone. */
 static void print_family(const Family *f) {
     char count[32];
     printf("%s (%s)\n", f->model_type, f->architecture);
-    for (const PublishedSize *s = f->sizes; s && s->name; s++)
+    for (const PublishedSize *s = f->sizes; s && s->name; s++) {
         printf("  %-18s %8s  %3lld layers of %5lld, %3lld heads, %2lld for keys and values, of %3lld, MLP "
                "%5lld, "
-               "vocabulary %6lld%s\n",
+               "vocabulary %6lld%s",
                s->name, text_count(s->parameters, count), (long long)s->num_hidden_layers,
                (long long)s->hidden_size, (long long)s->num_attention_heads,
                (long long)s->num_key_value_heads, (long long)s->head_dim, (long long)s->intermediate_size,
                (long long)s->vocab_size, s->tied ? ", tied" : "");
+        print_experts(f, s);
+        printf("\n");
+    }
 }
 
 /* Names of the sizes are those of config.json and of the keys of model: what is printed here can be copied
  * into a configuration. */
-static void write_size(JsonWriter *w, const PublishedSize *s) {
+static void write_experts(JsonWriter *w, const PublishedExperts *e) {
+    json_put_int(w, "num_experts", e->experts);
+    json_put_int(w, "num_experts_per_tok", e->chosen);
+    if (e->width) json_put_int(w, "moe_intermediate_size", e->width);
+    json_put_int(w, "active_parameters", e->active);
+}
+
+static void write_size(JsonWriter *w, const Family *f, const PublishedSize *s) {
     json_begin_object(w);
     json_put_string(w, "name", s->name);
     json_put_int(w, "parameters", s->parameters);
@@ -40,6 +59,7 @@ static void write_size(JsonWriter *w, const PublishedSize *s) {
     json_put_int(w, "head_dim", s->head_dim);
     json_put_int(w, "vocab_size", s->vocab_size);
     json_put_bool(w, "tie_word_embeddings", s->tied);
+    if (f->experts) write_experts(w, &f->experts[s - f->sizes]);
     json_end_object(w);
 }
 
@@ -51,7 +71,7 @@ static void write_family(JsonWriter *w, const Family *f) {
     json_put_string(w, "architecture", f->architecture);
     json_key(w, "sizes");
     json_begin_array(w);
-    for (const PublishedSize *s = f->sizes; s && s->name; s++) write_size(w, s);
+    for (const PublishedSize *s = f->sizes; s && s->name; s++) write_size(w, f, s);
     json_end_array(w);
     json_end_object(w);
 }

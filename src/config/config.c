@@ -548,6 +548,71 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "That pattern: bit i is layer i of the period."},
+    /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. How many there are and how wide is the
+     * shape of the weights; how many of them a token meets is not, but another number is another model. */
+    {.key = "model.num_experts",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.shape.num_experts),
+     .fallback = "0",
+     .min = 0,
+     .max = EXPERTS_MAX,
+     .help = "Experts in place of the MLP, in families that have them; 0 means none."},
+    {.key = "model.num_experts_per_tok",
+     .type = OPT_INT,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.num_experts_per_tok),
+     .fallback = "0",
+     .min = 0,
+     .max = EXPERTS_MAX,
+     .help = "Experts that each token goes to."},
+    {.key = "model.moe_intermediate_size",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.shape.moe_intermediate_size),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_WIDTH,
+     .help = "Width of an expert; 0 means intermediate_size."},
+    {.key = "model.dense_period",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.shape.dense_layers.period),
+     .fallback = "0",
+     .min = 0,
+     .max = LAYER_SET_PERIOD,
+     .help = "Layers after which the pattern of those without experts repeats; 0 means all have them."},
+    {.key = "model.dense_layers",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.shape.dense_layers.layers),
+     .fallback = "0",
+     .min = 0,
+     .max = 9007199254740992.0,
+     .help = "That pattern: bit i is layer i of the period."},
+    {.key = "model.norm_topk_prob",
+     .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.norm_topk_prob),
+     .fallback = "false",
+     .help = "Divide the weights of a token's experts by their sum."},
+    /* Two keys, since transformers has two: it takes the coefficient only where logits of routers are put
+     * out. */
+    {.key = "model.output_router_logits",
+     .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.output_router_logits),
+     .fallback = "false",
+     .help = "Train with the balance loss of experts, times router_aux_loss_coef."},
+    {.key = "model.router_aux_loss_coef",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.router_aux_loss_coef),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Coefficient of the loss that is least where experts have equally many tokens; counts only with "
+             "output_router_logits."},
     {.key = "model.query_pre_attn_scalar",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -1540,6 +1605,13 @@ const Option config_options[] = {
              "for ten minutes."},
     {.key = NULL}};
 
+/* Patterns may say the same in two ways. */
+static bool same_layers(LayerSet a, LayerSet b, const ModelConfig *c) {
+    for (int64_t i = 0; i < c->num_hidden_layers; i++)
+        if (layer_set_has(a, i) != layer_set_has(b, i)) return false;
+    return true;
+}
+
 /* What model.init brings has this shape: a key that says another cannot win. A key that says the same is
  * allowed: configurations of checkpoints are complete. Heads are compared by what they take of the weights
  * (number times size), since either may be given. A vocabulary of 0 asks for none. Only keys that somebody
@@ -1561,6 +1633,10 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
         {"model.tie_word_embeddings", own->tie_word_embeddings,
          own->tie_word_embeddings && asked->tie_word_embeddings},
         {"model.attention_bias", own->attention_bias, asked->attention_bias},
+        {"model.num_experts", own->num_experts, asked->num_experts},
+        {"model.moe_intermediate_size", own->moe_intermediate_size, asked->moe_intermediate_size},
+        {"model.dense_period", 0, !same_layers(own->dense_layers, asked->dense_layers, own)},
+        {"model.dense_layers", 0, !same_layers(own->dense_layers, asked->dense_layers, own)},
         {"model.mlp_bias", own->mlp_bias, asked->mlp_bias},
     };
 #undef HEADS

@@ -231,6 +231,17 @@ static void host_give(Device *d, void *host) {
       (const void *, x), (const void *, dact), (void *, dx), (void *, act), (Dtype, c))                     \
     X(softcap, (int64_t, n), (float, cap), (void *, x), (Dtype, c))                                         \
     X(add, (int64_t, n), (const void *, a), (const void *, b), (void *, out), (Dtype, c))                   \
+    X(route, (RouteShape, s), (Routes, r), (int64_t *, counts))                                             \
+    X(route_backward, (RouteShape, s), (Routes, r), (const float *, dweights), (const float *, scale),      \
+      (float *, balance), (void *, dlogits), (Dtype, c))                                                    \
+    X(gemm_experts, (ExpertRows, e), (bool, trans_b), (int64_t, n), (int64_t, k), (const void *, a),        \
+      (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type))                                    \
+    X(gemm_experts_weight, (ExpertRows, e), (int64_t, m), (int64_t, n), (const void *, a),                  \
+      (const void *, b), (Dtype, ab_type), (float *, c), (bool, accumulate))                                \
+    X(experts_combine, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, rows),               \
+      (bool, weighed), (bool, add), (void *, y), (Dtype, c))                                                \
+    X(experts_weigh, (RouteShape, s), (Routes, r), (int64_t, inter), (void *, act), (void *, dact),         \
+      (float *, dweights), (Dtype, c))                                                                      \
     X(loss_records, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),        \
       (const int32_t *, targets), (VocabLeaves, leaves), (LossRecord *, records))                           \
     X(cross_entropy, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),       \

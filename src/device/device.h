@@ -63,6 +63,9 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(ATTENTION_DECODE, attention_decode)                                                              \
     X(ACTIVATION_FORWARD, activation_forward)   X(ACTIVATION_BACKWARD, activation_backward)            \
     X(ADD, add)                                 X(SOFTCAP, softcap)                                    \
+    X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
+    X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
+    X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
     X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
     X(LOSS_SUM, loss_sum)                                                                              \
     X(ADAMW, adamw)                             X(SGD, sgd)                                            \
@@ -133,6 +136,37 @@ typedef struct EmbedRows {
     int64_t first, count;
 } EmbedRows;
 #define ALL_ROWS ((EmbedRows){0, INT64_MAX})
+
+/* Experts: each token goes to k of E, whose results it adds up, times weights. What one expert does for one
+ * token is a *choice*; there are always T k of them, whoever is chosen, so that memory never depends on the
+ * data. Choices are worked on sorted by expert, tokens ascending: their rows. */
+typedef struct RouteShape {
+    int64_t tokens;   /* T */
+    int64_t sequence; /* tokens of a sequence, for the balance loss; the last may have fewer */
+    int experts;      /* E, at most EXPERTS_MAX */
+    int chosen;       /* k <= E */
+    bool normalise;   /* a token's weights are divided by their sum */
+    float balance;    /* coefficient of the balance loss; 0: none */
+} RouteShape;
+enum { EXPERTS_MAX = 4096 };
+
+/* Where the tokens go; tensor memory. */
+typedef struct Routes {
+    float *scores;   /* [T, E] softmax of the router's logits */
+    int32_t *chosen; /* [T, k] experts, ascending */
+    float *weights;  /* [T, k] */
+    int32_t *row;    /* [T, k] row of each choice */
+    int32_t *token;  /* [T k] token of each row */
+    int32_t *first;  /* [E + 1] rows of expert e: from first[e] to first[e + 1] */
+} Routes;
+
+/* Rows of experts, and their matrices. */
+typedef struct ExpertRows {
+    int64_t rows;         /* of all together: first[experts] */
+    int experts;          /* E */
+    const int32_t *first; /* [E + 1] tensor memory */
+    int64_t step;         /* elements from one expert's matrix to the next one's */
+} ExpertRows;
 
 /* x the normed row, w its weights, r = 1 / sqrt(mean(x^2) + eps), of LayerNorm mean((x - mean x)^2):
  *   RMS           x r w                    Zhang & Sennrich, "Root mean square layer normalization", 2019
@@ -335,6 +369,41 @@ typedef struct Ops {
 
     /* x = cap * tanh(x / cap), in place. */
     void (*softcap)(Device *d, int64_t n, float cap, void *x /* [n] c */, Dtype c);
+
+    /* Softmax of the logits that stand in r.scores, in place; then each token's k experts with the largest
+     * logits, of equal ones those with lower numbers, their scores as weights, and the order of rows.
+     * counts[e] += rows of expert e, unless NULL. Logits that are NaN are chosen last. Shazeer et al.,
+     * "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", 2017. */
+    void (*route)(Device *d, RouteShape s, Routes r, int64_t *counts /* [E] or NULL */);
+    /* dlogits from dweights, through what is chosen alone: the choice has no gradient. With s.balance each
+     * sequence has a loss that is least where experts have equally many tokens, f_e being the sequence's
+     * choices of e divided by its tokens, and taken as a constant:
+     *
+     *     balance[t] = s.balance * E * sum_e f_e scores[t, e]
+     *
+     * dlogits are then also of the sum of balance, times *scale. Fedus, Zoph & Shazeer,
+     * "Switch transformers", 2021; by sequence: DeepSeek-AI, "DeepSeek-V3 technical report", 2024. */
+    void (*route_backward)(Device *d, RouteShape s, Routes r, const float *dweights /* [T, k] */,
+                           const float *scale /* [1] */, float *balance /* [T] */,
+                           void *dlogits /* [T, E] c */, Dtype c);
+    /* Each expert's rows by its matrix: C[r] = A[r] op(B_e), B_e [k, n], or with trans_b the transpose of
+     * [n, k]. An expert's product is what gemm makes of its rows alone. */
+    void (*gemm_experts)(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k,
+                         const void *a /* [rows, k] ab_type */, const void *b /* [E] matrices, ab_type */,
+                         Dtype ab_type, void *c /* [rows, n] c_type */, Dtype c_type);
+    /* C_e [m, n] = A_e^T B_e + (accumulate ? C_e : 0), A_e and B_e the rows of expert e; 0 (or C_e) where it
+     * has none. */
+    void (*gemm_experts_weight)(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a /* [rows, m] */,
+                                const void *b /* [rows, n] */, Dtype ab_type, float *c /* [E] matrices */,
+                                bool accumulate);
+    /* y[t] = (add ? y[t] : 0) + sum over the token's choices, in the order of their experts, of its rows,
+     * times r.weights where `weighed`; in fp32, rounded once. */
+    void (*experts_combine)(Device *d, RouteShape s, Routes r, int64_t hidden,
+                            const void *rows /* [T k, h] c */, bool weighed, bool add, void *y /* [T, h] c */,
+                            Dtype c);
+    /* Of each choice, with its row: dweights = act . dact; then act and dact times its weight. */
+    void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, void *act /* [T k, I] c */,
+                          void *dact /* [T k, I] c */, float *dweights /* [T, k] */, Dtype c);
 
     /* Cross-entropy of R `rows` tokens, fused with its gradient: loss[r] = logsumexp(logits[r]) - logits[r,
      * target[r]], 0 where target < 0 (ignored). With dlogits: (softmax - onehot) * scale, zero rows where

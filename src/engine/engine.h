@@ -43,10 +43,19 @@ typedef struct StepOptions {
     void *context;
 } StepOptions;
 
+/* How evenly the tokens of a step went to experts. */
+typedef struct ExpertFigures {
+    double
+        imbalance; /* choices of an expert, largest / mean of its layer: the worst layer's; NaN: no experts */
+    int64_t dead;  /* experts that no token went to, of all layers */
+} ExpertFigures;
+
 /* The same on every rank. */
 typedef struct StepResult {
-    double loss;   /* sum of cross-entropies / valid targets of the whole step */
-    double z_loss; /* the same of what train.z_loss adds to it: not part of `loss` */
+    double loss;    /* sum of cross-entropies / valid targets of the whole step */
+    double z_loss;  /* the same of what train.z_loss adds to it: not part of `loss` */
+    double balance; /* the same of the balance loss of experts, summed over layers */
+    ExpertFigures experts;
     int64_t valid;
     double grad_norm;        /* before clipping */
     double clip_coefficient; /* what gradients were multiplied with */

@@ -66,6 +66,7 @@ typedef struct Statistics {
     GradStats *first;        /* [parameters], inside figures: of the first microbatch; NULL: not measured */
     StepStatistics *host;    /* pinned: what the last fetch brought */
     Probe probe;
+    int64_t *routed;         /* host: choices of experts that all ranks add up, their number first */
 } Statistics;
 
 /* Communication that has been started, by what it moves. 0: nothing. */
@@ -174,6 +175,8 @@ void statistics_read_losses(Engine *e, StepRecord *r);
 /* Waits: adds the figures of all gradients for norm p, and all losses and refusals when `whole`. Takes
  * another wait before that, and a reduction over all ranks, for powers that need the largest |g|. */
 void statistics_read(Engine *e, double p, bool whole, StepRecord *r);
+/* Of the choices of all ranks; after statistics_read. Collective where the model has experts. */
+ExpertFigures statistics_experts(Engine *e);
 /* What the optimizer of each group is told of this step. */
 void statistics_set_optimizer(Engine *e, const UpdateStep *step);
 

@@ -38,6 +38,11 @@ void record_add_z_losses(StepRecord *r, const LossSum *s) {
     r->bad_losses += s->nonfinite;
 }
 
+void record_add_balance(StepRecord *r, const LossSum *s) {
+    exact_merge(&r->balance, &s->sum);
+    r->bad_losses += s->nonfinite;
+}
+
 /* Exact sums are normalised after each addition: digits that carry would overflow otherwise, and unequal
  * digits of equal numbers would make unequal bytes. */
 void record_combine(void *into, const void *from) {
@@ -46,6 +51,7 @@ void record_combine(void *into, const void *from) {
     exact_merge(&a->norm, &b->norm);
     exact_merge(&a->loss, &b->loss);
     exact_merge(&a->z_loss, &b->z_loss);
+    exact_merge(&a->balance, &b->balance);
     exact_merge(&a->noise_all, &b->noise_all);
     exact_merge(&a->noise_first, &b->noise_first);
     exact_normalise(&a->noise_all);
@@ -53,6 +59,7 @@ void record_combine(void *into, const void *from) {
     exact_normalise(&a->norm);
     exact_normalise(&a->loss);
     exact_normalise(&a->z_loss);
+    exact_normalise(&a->balance);
     if (b->max > a->max) a->max = b->max;
     a->valid += b->valid;
     a->first_valid += b->first_valid;
@@ -86,6 +93,7 @@ static double mean_of(const StepRecord *r, const ExactSum *sum) {
 
 double record_loss(const StepRecord *r) { return mean_of(r, &r->loss); }
 double record_z_loss(const StepRecord *r) { return mean_of(r, &r->z_loss); }
+double record_balance(const StepRecord *r) { return mean_of(r, &r->balance); }
 
 /* Gradients are scaled by the targets of the whole step: those of the microbatch alone are
  * larger by B / b. */

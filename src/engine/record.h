@@ -21,9 +21,10 @@ enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWor
 
 /* 64 bits each, so that no byte is padding. */
 typedef struct StepRecord {
-    ExactSum norm;   /* sum of grad_stats over all elements, in units of record_unit, normalised */
-    ExactSum loss;   /* of finite token losses, normalised */
-    ExactSum z_loss; /* the same of the z-loss */
+    ExactSum norm;    /* sum of grad_stats over all elements, in units of record_unit, normalised */
+    ExactSum loss;    /* of finite token losses, normalised */
+    ExactSum z_loss;  /* the same of the z-loss */
+    ExactSum balance; /* and of the balance loss of experts */
     /* Squares of gradients, of those parameters whose noise is measured: of the step, and of its first
      * microbatch */
     ExactSum noise_all, noise_first;
@@ -46,6 +47,7 @@ void record_add_stats(StepRecord *r, const GradStats *s, int64_t parameter, int6
 void record_add_nonfinite(StepRecord *r, int64_t elements, int64_t parameter, int64_t rank);
 void record_add_losses(StepRecord *r, const LossSum *s);
 void record_add_z_losses(StepRecord *r, const LossSum *s);
+void record_add_balance(StepRecord *r, const LossSum *s);
 /* into += from; neither needs to be normalised, the result is. */
 void record_combine(void *into, const void *from);
 
@@ -59,6 +61,7 @@ bool record_needs_max(double p);
 double record_norm(const StepRecord *r, double p);
 double record_loss(const StepRecord *r);
 double record_z_loss(const StepRecord *r);
+double record_balance(const StepRecord *r);
 
 /* McCandlish et al., "An empirical model of large-batch training", 2018, appendix A.1. With b targets in the
  * first microbatch, B in the step, G_b and G_B the mean gradients of a target in them: unbiased estimates of

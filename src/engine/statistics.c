@@ -9,12 +9,17 @@
  * These are the only waits of a step for the device: one, or two where the powers of a norm need the largest
  * |g| of all ranks first; whatever the model, and however many microbatches. */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
 
 #include "engine/execution.h"
 
 static size_t figures_bytes(const Engine *e) {
     bool training = !e->plan->spec.inference;
-    return step_statistics_bytes(training ? e->model.table.count : 0, training && e->plan->spec.noise);
+    return step_statistics_bytes(training ? e->model.table.count : 0, training && e->plan->spec.noise,
+                                 training ? step_routed(&e->model.config) : 0);
 }
 
 /* Behind the figures of gradients, in tensor memory as on the host. */
@@ -23,6 +28,11 @@ static FixedRefusals *refusals_of(const Engine *e, StepStatistics *s) {
 }
 static GradStats *first_of(const Engine *e, StepStatistics *s) {
     return (GradStats *)(void *)(refusals_of(e, s) + e->model.table.count);
+}
+
+/* Behind those, or in their place where the noise is not measured. */
+static int64_t *routed_of(const Engine *e, StepStatistics *s) {
+    return (int64_t *)(void *)(first_of(e, s) + (e->plan->spec.noise ? e->model.table.count : 0));
 }
 
 void statistics_layout(Engine *e) {
@@ -36,12 +46,14 @@ void statistics_layout(Engine *e) {
 ErrorCode statistics_open(Engine *e, Error *err) {
     size_t bytes = figures_bytes(e);
     e->statistics.host = e->device->runtime.host_take(e->device, bytes);
+    e->statistics.routed = mem_alloc_array((size_t)step_routed(&e->model.config) + 1, sizeof(int64_t));
     if (!e->statistics.host)
         return error_set(err, ERR_MEMORY, "the system gave no pinned memory for %zu bytes", bytes);
     return OK;
 }
 
 void statistics_close(Engine *e) {
+    free(e->statistics.routed);
     if (e->statistics.host) e->device->runtime.host_give(e->device, e->statistics.host);
 }
 
@@ -53,6 +65,9 @@ void statistics_begin(Execution *x) {
     OP(e->device, OP_UPLOAD, upload, s->scalars, &scalars, sizeof scalars);
     OP(e->device, OP_ZERO, zero, s->figures, figures_bytes(e));
     x->pass.loss_scale = &s->scalars->loss_scale;
+    if (!x->training) return;
+    x->pass.balance = &s->figures->balance;
+    if (step_routed(&e->model.config) > 0) x->pass.routed = routed_of(e, s->figures);
 }
 
 void statistics_add_losses(Execution *x) {
@@ -144,6 +159,43 @@ static void add_noise(const Engine *e, StepRecord *r) {
     }
 }
 
+/* ---- experts ---- */
+
+/* Of one layer: how many times as many choices as in the mean the most chosen expert has, and those that
+ * nobody chose. Layers without experts have no choices. */
+static void add_layer(ExpertFigures *f, const int64_t *counts, int64_t experts) {
+    int64_t most = 0, sum = 0, dead = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        if (counts[e] > most) most = counts[e];
+        sum += counts[e], dead += counts[e] == 0;
+    }
+    if (sum == 0) return;
+    f->imbalance = fmax(f->imbalance, (double)most * (double)experts / (double)sum);
+    f->dead += dead;
+}
+
+static void add_counts(void *into, const void *from) {
+    int64_t *a = into;
+    const int64_t *b = from;
+    for (int64_t i = 1; i <= b[0]; i++) a[i] += b[i];
+}
+
+/* Whole numbers, so the figures are the same on every mesh. The first number says how many follow. */
+ExpertFigures statistics_experts(Engine *e) {
+    const ModelConfig *c = &e->model.config;
+    int64_t count = step_routed(c), *counts = e->statistics.routed;
+    ExpertFigures f = {0};
+    if (count == 0) return (ExpertFigures){.imbalance = (double)NAN};
+    counts[0] = count;
+    memcpy(counts + 1, routed_of(e, e->statistics.host), (size_t)count * sizeof *counts);
+    execution_combine(e, counts, (size_t)(count + 1) * sizeof *counts, add_counts);
+    for (int64_t i = 0; i < c->num_hidden_layers; i++)
+        add_layer(&f, counts + 1 + i * c->num_experts, c->num_experts);
+    return f;
+}
+
+/* ---- */
+
 static void take_larger(void *into, const void *from) {
     *(double *)into = fmax(*(double *)into, *(const double *)from);
 }
@@ -169,6 +221,7 @@ void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
     if (!whole) return;
     record_add_losses(r, &e->statistics.host->losses);
     record_add_z_losses(r, &e->statistics.host->z_losses);
+    record_add_balance(r, &e->statistics.host->balance);
     add_noise(e, r);
     add_refusals(e, r);
 }

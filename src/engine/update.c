@@ -62,7 +62,8 @@ void update_norm(Execution *x) {
     e->next.all = record->ahead_unknown ? -1 : record->ahead;
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
-    r->loss = record_loss(record), r->z_loss = record_z_loss(record);
+    r->loss = record_loss(record), r->z_loss = record_z_loss(record), r->balance = record_balance(record);
+    r->experts = statistics_experts(e);
     r->grad_norm = record_norm(record, o->clip_norm);
     r->noise = e->statistics.first ? record_noise(record) : (NoiseEstimate){(double)NAN, (double)NAN};
     r->any = record->any, r->all = record->all;

@@ -15,6 +15,10 @@
 
 static const Arch *arch_of(const ModelConfig *c) { return &model_family(c)->arch; }
 
+static int64_t expert_width(const ModelConfig *c) {
+    return c->moe_intermediate_size > 0 ? c->moe_intermediate_size : c->intermediate_size;
+}
+
 /* Needs no care of overflow once check_sizes has passed: heads and a head's elements are at most 2^16
  * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58. A dimension
  * that is not there is 0: by that a vector is told from a matrix of one column. */
@@ -35,6 +39,11 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_GATE_UP: return (arch_of(c)->no_gate ? 1 : 2) * c->intermediate_size;
     case DIM_VOCAB: return c->vocab_size;
     case DIM_POSITIONS: return c->max_position_embeddings;
+    case DIM_EXPERTS: return c->num_experts;
+    case DIM_CHOSEN: return c->num_experts_per_tok;
+    case DIM_RUNS: return c->num_experts + 1;
+    case DIM_EXPERT: return expert_width(c);
+    case DIM_EXPERT_GATE_UP: return 2 * expert_width(c);
     }
     return 0;
 }
@@ -84,7 +93,8 @@ static void shorten(LayerSet *s, int64_t layers) {
 BlockShape model_block(const ModelConfig *c, int64_t layer) {
     bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
     bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
-    return (BlockShape){.window = window ? c->sliding_window : 0,
+    return (BlockShape){.experts = c->num_experts > 0 && !layer_set_has(c->dense_layers, layer),
+                        .window = window ? c->sliding_window : 0,
                         .rotation = !turned                                ? -1
                                     : window && arch_of(c)->local_rotation ? 1
                                                                            : 0};
@@ -124,6 +134,28 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
     TRY(check_size(where, "num_key_value_heads", c->num_key_value_heads, MODEL_MAX_COUNT, err));
     TRY(check_size(where, "head_dim", c->head_dim, MODEL_MAX_COUNT, err));
     return check_size(where, "max_position_embeddings", c->max_position_embeddings, MODEL_MAX_POSITIONS, err);
+}
+
+/* All experts of a model have an entry in tables. */
+#define MAX_EXPERTS ((int64_t)1 << 17)
+
+/* A shape without experts has no numbers of them. */
+static ErrorCode check_experts(const ModelConfig *c, const char *where, Error *err) {
+    if (c->num_experts == 0) return OK;
+    TRY(check_size(where, "num_experts", c->num_experts, EXPERTS_MAX, err));
+    if (c->num_experts_per_tok == 0)
+        return error_set(err, ERR_CONFIG,
+                         "%s: num_experts_per_tok is 0: it says how many of num_experts %" PRId64
+                         " a token goes to",
+                         where, c->num_experts);
+    TRY(check_size(where, "num_experts_per_tok", c->num_experts_per_tok, c->num_experts, err));
+    if (c->moe_intermediate_size != 0)
+        TRY(check_size(where, "moe_intermediate_size", c->moe_intermediate_size, MODEL_MAX_WIDTH, err));
+    if (c->num_experts * c->num_hidden_layers <= MAX_EXPERTS) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: %" PRId64 " experts in each of %" PRId64 " layers are more than %" PRId64
+                     " in all, which is the most that weft holds",
+                     where, c->num_experts, c->num_hidden_layers, MAX_EXPERTS);
 }
 
 /* heads * head_dim need not be hidden_size: it is not in Qwen3 4B, Mistral Nemo, or Gemma 2 9B. That the
@@ -178,6 +210,7 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
     TRY(check_not_negative(where, "query_pre_attn_scalar", c->query_pre_attn_scalar, 1e9, err));
     TRY(check_not_negative(where, "attn_logit_softcapping", c->attn_logit_softcapping, 1e9, err));
     TRY(check_not_negative(where, "final_logit_softcapping", c->final_logit_softcapping, 1e9, err));
+    TRY(check_not_negative(where, "router_aux_loss_coef", c->router_aux_loss_coef, 1e9, err));
     return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
 }
 
@@ -238,15 +271,19 @@ static void make_canonical(ModelConfig *c) {
     if (c->partial_rotary_factor == 0.0) c->partial_rotary_factor = 1.0;
     if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
     shorten(&c->windows, c->num_hidden_layers);
+    if (c->num_experts == 0) c->dense_layers = (LayerSet){0, 0};
     shorten(&c->no_rope, c->num_hidden_layers);
+    shorten(&c->dense_layers, c->num_hidden_layers);
     if (c->windows.period == 0) c->sliding_window = 0;
 }
 
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     TRY(check_layer_set(where, "window_layers", c->windows, err));
     TRY(check_layer_set(where, "no_rope_layers", c->no_rope, err));
+    TRY(check_layer_set(where, "dense_layers", c->dense_layers, err));
     make_canonical(c);
     TRY(check_sizes(c, where, err));
+    TRY(check_experts(c, where, err));
     TRY(check_divisions(c, where, err));
     TRY(check_attention(c, where, err));
     TRY(check_numbers(c, where, err));

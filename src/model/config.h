@@ -61,7 +61,13 @@ typedef struct ModelConfig {
     double query_pre_attn_scalar;   /* scores are divided by its root; 0: by that of head_dim */
     double attn_logit_softcapping;  /* scores s become c tanh(s / c); 0: they stay */
     double final_logit_softcapping; /* and the logits */
+    int64_t num_experts, num_experts_per_tok; /* 0: none */
+    int64_t moe_intermediate_size;            /* width of an expert; 0: intermediate_size */
+    LayerSet dense_layers;                    /* of a model with experts: layers that have an MLP instead */
+    double router_aux_loss_coef;              /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
+    bool norm_topk_prob;                /* weights of a token's experts are divided by their sum */
+    bool output_router_logits;          /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
 } ModelConfig;
 
@@ -73,6 +79,7 @@ bool layer_set_find(LayerSet *s, const bool *has, int64_t layers);
 typedef struct BlockShape {
     int64_t window; /* 0: none */
     int rotation;   /* number of its table of angles; -1: heads are not turned */
+    bool experts;   /* in place of the MLP */
 } BlockShape;
 BlockShape model_block(const ModelConfig *c, int64_t layer);
 /* Tables of angles that the model has: 0, 1, or 2. */
@@ -83,18 +90,23 @@ int64_t model_rotary_dim(const ModelConfig *c); /* elements of a head that are t
 typedef enum Dim {
     DIM_NONE, /* no such dimension: 0 */
     DIM_ONE,
-    DIM_HIDDEN,     /* h */
-    DIM_QUERY,      /* Q = H*D */
-    DIM_KEY,        /* K = G*D */
-    DIM_KEY_VALUE,  /* 2K */
-    DIM_QKV,        /* Q + 2K */
-    DIM_HEADS,      /* H */
-    DIM_QUERY_NORM, /* D, or Q where all heads are normed as one row */
-    DIM_KEY_NORM,   /* D, or K */
-    DIM_INTER,      /* I */
-    DIM_GATE_UP,    /* 2I; I where there is no gate */
-    DIM_VOCAB,      /* V */
-    DIM_POSITIONS   /* max_position_embeddings */
+    DIM_HIDDEN,        /* h */
+    DIM_QUERY,         /* Q = H*D */
+    DIM_KEY,           /* K = G*D */
+    DIM_KEY_VALUE,     /* 2K */
+    DIM_QKV,           /* Q + 2K */
+    DIM_HEADS,         /* H */
+    DIM_QUERY_NORM,    /* D, or Q where all heads are normed as one row */
+    DIM_KEY_NORM,      /* D, or K */
+    DIM_INTER,         /* I */
+    DIM_GATE_UP,       /* 2I; I where there is no gate */
+    DIM_VOCAB,         /* V */
+    DIM_POSITIONS,     /* max_position_embeddings */
+    DIM_EXPERTS,       /* E */
+    DIM_CHOSEN,        /* k, experts of a token */
+    DIM_RUNS,          /* E + 1 */
+    DIM_EXPERT,        /* width of an expert */
+    DIM_EXPERT_GATE_UP /* twice that */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 
@@ -111,10 +123,15 @@ ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err);
 void model_config_write(const ModelConfig *c, const char *torch_dtype /* "bfloat16" */, Text *out);
 
 int64_t model_parameter_count(const ModelConfig *c); /* tied weights once */
+/* Of these, what one token is multiplied by: of experts, as many as it goes to. */
+int64_t model_active_count(const ModelConfig *c);
+/* Blocks with experts, and what the balance loss of each is multiplied by: coefficient / blocks; 0: none. */
+int64_t model_expert_blocks(const ModelConfig *c);
+double model_balance(const ModelConfig *c);
 int64_t model_parameter_count_without_embedding(
     const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
-/* Training FLOPs of one token: 6 N + 12 d p a block, with d = heads * head_dim, N without the embedding, and
- * p the keys that a token sees in the mean: half of T, less where a window ends before. */
+/* Training FLOPs of one token: 6 N + 12 d p a block, with d = heads * head_dim, N without the embedding and
+ * without the experts that the token does not go to, and p the keys that a token sees in the mean: half of T, less where a window ends before. */
 double model_flops_per_token(const ModelConfig *c, int64_t context);
 
 #endif

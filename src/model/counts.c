@@ -13,6 +13,8 @@ int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
     return row->cols == DIM_NONE ? rows : rows * model_dim(c, row->cols);
 }
 
+int64_t param_copies(const ModelConfig *c, const ParamRow *row) { return row->expert ? c->num_experts : 1; }
+
 /* All that is true of a model, of what rows ask for. */
 static unsigned facts_of(const ModelConfig *c) {
     const Arch *a = &model_family(c)->arch;
@@ -26,36 +28,64 @@ static unsigned facts_of(const ModelConfig *c) {
 
 bool param_present(const ModelConfig *c, const ParamRow *row) { return (row->when & ~facts_of(c)) == 0; }
 
-/* Of the units first <= u < end; INT64_MAX when there are more than that. Blocks differ in windows and
- * angles, not in parameters, but a walk over all is no slower than a proof of that. */
-static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end, bool tied_too) {
+/* What is counted. */
+typedef struct Counting {
+    bool tied_too; /* a head that is the embedding */
+    bool active;   /* of experts those that a token goes to */
+} Counting;
+
+/* Of the units first <= u < end; INT64_MAX when there are more than that. */
+static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end, Counting what) {
     int64_t sum = 0;
     for (int64_t u = first; u < end; u++) {
         const ParamRow *rows[UNIT_ROWS];
         int n = param_rows(c, (int)u, rows);
         for (int i = 0; i < n; i++) {
-            if (!param_present(c, rows[i]) && !(tied_too && rows[i]->when == WHEN_UNTIED)) continue;
+            int64_t copies =
+                        what.active && rows[i]->expert ? c->num_experts_per_tok : param_copies(c, rows[i]),
+                    elements;
+            if (!param_present(c, rows[i]) && !(what.tied_too && rows[i]->when == WHEN_UNTIED)) continue;
             /* check_sizes keeps one parameter in range; their sum may leave it. */
-            if (__builtin_add_overflow(sum, param_elements(c, rows[i]), &sum)) return INT64_MAX;
+            if (__builtin_mul_overflow(copies, param_elements(c, rows[i]), &elements) ||
+                __builtin_add_overflow(sum, elements, &sum))
+                return INT64_MAX;
         }
     }
     return sum;
 }
 
 int64_t model_parameter_count(const ModelConfig *c) {
-    return count_parameters(c, 0, c->num_hidden_layers + 2, false);
+    return count_parameters(c, 0, c->num_hidden_layers + 2, (Counting){false, false});
+}
+
+int64_t model_active_count(const ModelConfig *c) {
+    return count_parameters(c, 0, c->num_hidden_layers + 2, (Counting){.active = true});
+}
+
+int64_t model_expert_blocks(const ModelConfig *c) {
+    int64_t blocks = 0;
+    for (int64_t i = 0; c->num_experts > 0 && i < c->num_hidden_layers; i++)
+        blocks += model_block(c, i).experts;
+    return blocks;
+}
+
+double model_balance(const ModelConfig *c) {
+    int64_t blocks = model_expert_blocks(c);
+    return c->output_router_logits && blocks > 0 ? c->router_aux_loss_coef / (double)blocks : 0;
 }
 
 int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
-    return count_parameters(c, 1, c->num_hidden_layers + 2, true);
+    return count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){.tied_too = true});
 }
 
-/* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token. */
+/* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token; and of
+ * experts, each that the token goes to. */
 static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t context) {
     Cost cost = {0, 0, 0};
     if (part->product) {
         double product =
             2 * (double)model_dim(c, part->product->out) * (double)model_dim(c, part->product->in);
+        if (part->product->weight->expert) product *= (double)c->num_experts_per_tok;
         cost = part->fused ? (Cost){3 * product, 0, 0} : (Cost){product, product, product};
     }
     if (part->more) {
@@ -82,9 +112,10 @@ void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context
     for (int u = 0; u < c->num_hidden_layers + 2; u++) units[u] = unit_cost(c, u, recompute, context);
 }
 
-/* By convention every parameter that is not an embedding counts 6, norms and biases too. */
+/* By convention every parameter that is not an embedding counts 6, norms and biases too; experts that a token
+ * does not go to count nothing. */
 double model_flops_per_token(const ModelConfig *c, int64_t context) {
-    double flops = 6.0 * (double)model_parameter_count_without_embedding(c);
+    double flops = 6.0 * (double)count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){true, true});
     for (int u = 0; u < c->num_hidden_layers + 2; u++) {
         Step steps[UNIT_PARTS];
         int n = unit_steps(c, u, steps);

@@ -29,6 +29,14 @@ static size_t cached_bytes(const Model *m) {
     return most;
 }
 
+/* The largest of a block: layers with experts keep where tokens went. */
+static size_t slab_bytes(const Model *m) {
+    size_t most = 0;
+    for (int u = 1; u < m->table.units - 1; u++)
+        if (unit_slab_bytes(m, u) > most) most = unit_slab_bytes(m, u);
+    return most;
+}
+
 /* A pass keeps nothing for a backward pass, which is the layout of full recomputation. Called twice,
  * before and after the pool is committed: once to count, once for addresses (device/pool.h). */
 static void layout(Decoder *g) {
@@ -39,7 +47,7 @@ static void layout(Decoder *g) {
     g->cache.base = pool_take(p, (size_t)(g->model.table.units - 2) * g->cache.unit_bytes);
     g->batch.ids = pool_take(p, ids);
     g->batch.positions = pool_take(p, ids);
-    for (int i = 0; i < 2; i++) g->states[i] = pool_take(p, unit_slab_bytes(&g->model, 1));
+    for (int i = 0; i < 2; i++) g->states[i] = pool_take(p, slab_bytes(&g->model));
     g->keep = pool_take(p, model_keep_bytes(&g->model));
     g->scratch = pool_take(p, model_scratch_bytes(&g->model));
     g->logits = pool_take(p, (size_t)c->vocab_size * sizeof(float));

@@ -57,12 +57,12 @@ static const Start starts[INIT_KINDS][INIT_ROLES] = {
                    [ROLE_DOWN] = {SCALE_FIXED, 0.02, .depth = DEPTH_SUBLAYERS}},
 };
 
-static double base_of(const Start *s, const ModelConfig *c, double given) {
+static double base_of(const Start *s, const Param *p, const ModelConfig *c, double given) {
     switch (s->scale) {
     case SCALE_GIVEN: return given;
     case SCALE_FIXED: return s->fixed;
     case SCALE_HIDDEN: return 1 / sqrt((double)c->hidden_size);
-    case SCALE_INTER: return 1 / sqrt((double)c->intermediate_size);
+    case SCALE_INTER: return 1 / sqrt((double)model_dim(c, p->row->expert ? DIM_EXPERT : DIM_INTER));
     }
     return 0;
 }
@@ -93,7 +93,7 @@ InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, do
     /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
     if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
     const Start *s = &starts[kind][role];
-    InitRule r = {.std = base_of(s, c, std) / depth_of(s, p, c)};
+    InitRule r = {.std = base_of(s, p, c, std) / depth_of(s, p, c)};
     switch (s->limit) {
     case LIMIT_NONE: r.hi = (double)INFINITY; break;
     case LIMIT_STD: r.hi = s->within; break;

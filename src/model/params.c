@@ -20,17 +20,25 @@ typedef struct Freezing {
     const bool *frozen;
 } Freezing;
 
-static bool is_frozen(const Freezing *f, int unit, const ParamRow *row) {
-    const Param *p = f->table ? param_of(f->table, unit, row) : NULL;
+static bool is_frozen(const Freezing *f, int unit, const ParamRow *row, int expert) {
+    const Param *p = f->table ? param_of_expert(f->table, unit, row, expert) : NULL;
     return p && f->frozen[p - f->table->params];
 }
 
-/* Whether all of the group that rows[i] is in are frozen: a group is one matrix for the products. */
+/* Of a row with one parameter, that one. */
+static bool all_frozen(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *row) {
+    for (int e = 0; e < param_copies(c, row); e++)
+        if (!is_frozen(f, unit, row, e)) return false;
+    return true;
+}
+
+/* Whether all of the group that rows[i] is in are frozen: a group is one matrix for the products, or all that
+ * experts have. */
 static bool group_is_frozen(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                             int count, int i) {
-    while (rows[i]->continues) i--;
-    for (int first = i; i < count && (i == first || rows[i]->continues); i++)
-        if (param_present(c, rows[i]) && !is_frozen(f, unit, rows[i])) return false;
+    while (rows[i]->continues || (i > 0 && rows[i]->expert && rows[i - 1]->expert)) i--;
+    for (int first = i; i < count && (i == first || rows[i]->continues || rows[i]->expert); i++)
+        if (param_present(c, rows[i]) && !all_frozen(f, unit, c, rows[i])) return false;
     return true;
 }
 
@@ -68,10 +76,21 @@ static void find_matrices(Param *p, const ModelConfig *c) {
     }
 }
 
+/* The `*` of an expert's becomes its number. */
+static void set_name(Param *p, const Family *f, const char *name) {
+    char prefix[32] = "", number[16];
+    const char *star = p->row->expert ? strchr(name, '*') : NULL;
+    if (p->layer >= 0)
+        snprintf(prefix, sizeof prefix, "%s%d.", f->blocks ? f->blocks : "model.layers.", p->layer);
+    snprintf(number, sizeof number, "%d", p->expert);
+    snprintf(p->name, sizeof p->name, "%s%.*s%s%s", prefix, star ? (int)(star - name) : (int)strlen(name),
+             name, star ? number : "", star ? star + 1 : "");
+}
+
 /* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
  * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
  * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
-static void add_param(ParamTable *t, const ParamRow *row, int unit, Flat flat, bool frozen,
+static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, Flat flat, bool frozen,
                       const ModelConfig *c) {
     Param *p = &t->params[t->count++];
     size_t *size = &t->flats[unit][flat];
@@ -84,6 +103,7 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, Flat flat, b
     *p = (Param){.row = row,
                  .unit = unit,
                  .layer = in_block ? unit - 1 : -1,
+                 .expert = expert,
                  .rows = model_dim(c, transposed ? row->cols : row->rows),
                  .cols = model_dim(c, transposed ? row->rows : row->cols),
                  .transposed = transposed,
@@ -91,38 +111,60 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, Flat flat, b
                  .frozen = frozen,
                  .flat = flat,
                  .place = *size};
-    if (in_block)
-        snprintf(p->name, sizeof p->name, "%s%d.%s", f->blocks ? f->blocks : "model.layers.", p->layer, name);
-    else
-        snprintf(p->name, sizeof p->name, "%s", name);
+    set_name(p, f, name);
     find_matrices(p, c);
     *size += (size_t)p->count;
     t->elements += p->count;
 }
 
-/* Flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows. */
+/* Rows first <= i < end of those that belong to this flat, of one expert. */
+static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, const Freezing *f,
+                     const ParamRow *const *rows, int count, int first, int end, int expert) {
+    for (int i = first; i < end; i++)
+        if (param_present(c, rows[i]) && flat_of(f, unit, c, rows, count, i) == flat)
+            add_param(t, rows[i], unit, expert, flat, is_frozen(f, unit, rows[i], expert), c);
+}
+
+/* Flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows; those of
+ * experts are gone through once for each (invariant 4). */
 static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Freezing *f) {
     const ParamRow *rows[UNIT_ROWS];
     int count = param_rows(c, unit, rows);
     t->unit_first[unit] = t->count;
     for (int flat = 0; flat < FLATS; flat++) {
-        for (int i = 0; i < count; i++)
-            if (param_present(c, rows[i]) && flat_of(f, unit, c, rows, count, i) == (Flat)flat)
-                add_param(t, rows[i], unit, (Flat)flat, is_frozen(f, unit, rows[i]), c);
+        for (int first = 0, end; first < count; first = end) {
+            end = first + 1;
+            while (rows[first]->expert && end < count && rows[end]->expert) end++;
+            for (int e = 0; e < param_copies(c, rows[first]); e++)
+                add_rows(t, unit, (Flat)flat, c, f, rows, count, first, end, e);
+        }
         t->flats[unit][flat] = align_up(t->flats[unit][flat]);
     }
 }
 
+/* Parameters that a unit may have, at most. */
+static size_t most_params(const ModelConfig *c) {
+    const ParamRow *rows[UNIT_ROWS];
+    size_t most = UNIT_ROWS;
+    for (int u = 0; u < c->num_hidden_layers + 2; u++) {
+        size_t sum = 0;
+        for (int i = 0, count = param_rows(c, u, rows); i < count; i++)
+            sum += (size_t)param_copies(c, rows[i]);
+        if (sum > most) most = sum;
+    }
+    return most;
+}
+
 /* Fails only by ERR_CONFIG, before anything is allocated: memory is taken by the number of layers, so it
- * is looked at here whether or not the shape was checked. Each unit gets room for UNIT_ROWS parameters,
- * more than any has, which is some KiB and spares a walk to count them. */
+ * is looked at here whether or not the shape was checked. Each unit gets room for as many parameters as the
+ * one with most may have. */
 static ErrorCode build(ParamTable *t, const ModelConfig *c, const Freezing *f, Error *err) {
     if (c->num_hidden_layers > MODEL_MAX_COUNT)
         return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d",
                          (long long)c->num_hidden_layers, MODEL_MAX_COUNT);
     size_t units = (size_t)c->num_hidden_layers + 2;
     *t = (ParamTable){.units = (int)units};
-    t->params = mem_alloc_array(units * UNIT_ROWS, sizeof *t->params);
+    t->params = mem_alloc_array(units * most_params(c), sizeof *t->params);
     t->flats = mem_alloc_array(units, sizeof *t->flats);
     t->unit_first = mem_alloc_array(units + 1, sizeof *t->unit_first);
     for (int u = 0; u < t->units; u++) build_unit(t, u, c, f);
@@ -167,4 +209,24 @@ const Param *param_of(const ParamTable *t, int unit, const ParamRow *row) {
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++)
         if (t->params[i].row == row) return &t->params[i];
     return NULL;
+}
+
+/* That of the next expert; NULL behind the last one. A few places further on (invariant 4). */
+static const Param *next_expert(const ParamTable *t, const Param *p) {
+    const Param *end = &t->params[t->unit_first[p->unit + 1]];
+    for (const Param *next = p + 1; p->row->expert && next < end; next++)
+        if (next->row == p->row) return next;
+    return NULL;
+}
+
+const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert) {
+    const Param *first = param_of(t, unit, row), *next = first ? next_expert(t, first) : NULL;
+    if (!next || expert == 0) return expert == 0 ? first : NULL;
+    const Param *p = first + expert * (next - first);
+    return p < &t->params[t->unit_first[unit + 1]] && p->row == row && p->expert == expert ? p : NULL;
+}
+
+int64_t param_expert_step(const ParamTable *t, const Param *first) {
+    const Param *next = next_expert(t, first);
+    return next ? (int64_t)(next->place - first->place) : 0;
 }

@@ -11,7 +11,10 @@
  *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one
  *     matrix for the products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h], as it is where a family stores
  *     the group as one parameter. Groups start at multiples of 16 elements.
- *  3. The table is ascending by (unit, flat, place); padding belongs to no parameter and stays zero. */
+ *  3. The table is ascending by (unit, flat, place); padding belongs to no parameter and stays zero.
+ *  4. Experts follow each other, each with all its matrices: the k-th parameter of expert e is e steps behind
+ *     that of the first expert, in the table as in the flat. They are in one flat: frozen are those of all
+ *     experts, or all have gradients. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
 
@@ -75,6 +78,7 @@ typedef struct ParamRow {
     InitRole init;
     bool decays;    /* weight decay is for it, unless asked otherwise */
     bool continues; /* follows the row before it without a gap (invariant 2) */
+    bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
 } ParamRow;
 
 /* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
@@ -89,6 +93,7 @@ typedef struct Param {
     char name[80]; /* "model.layers.3.self_attn.q_proj.weight" */
     const ParamRow *row;
     int unit, layer;    /* layer is -1 outside blocks */
+    int expert;         /* 0 for what is no expert's */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
@@ -115,8 +120,12 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
  * in one group with others that are trained, move to a flat of their own. Indices of parameters change. */
 ErrorCode param_table_freeze(ParamTable *t, const ModelConfig *c, const bool *frozen, Error *err);
 void param_table_free(ParamTable *t);
-const Param *param_find(const ParamTable *t, const char *name);            /* NULL if none */
-const Param *param_of(const ParamTable *t, int unit, const ParamRow *row); /* NULL if the unit has none */
+const Param *param_find(const ParamTable *t, const char *name); /* NULL if none */
+/* NULL if the unit has none. Of experts' rows: the first expert's, or that expert's. */
+const Param *param_of(const ParamTable *t, int unit, const ParamRow *row);
+const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert);
+/* Elements from what the first expert has of a row to what the next one has (invariant 4); 0: there is one. */
+int64_t param_expert_step(const ParamTable *t, const Param *first);
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);
 
@@ -127,6 +136,8 @@ enum { UNIT_ROWS = 32 };
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);
 bool param_present(const ModelConfig *c, const ParamRow *row);
 int64_t param_elements(const ModelConfig *c, const ParamRow *row);
+/* Parameters of this row in a unit: one, or one for each expert. */
+int64_t param_copies(const ModelConfig *c, const ParamRow *row);
 
 /* Initialisers, by name. All are functions of (seed, name, element) only.
  *   normal      every matrix N(0, std), norms 1, biases 0 (Hugging Face's own)

@@ -46,6 +46,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_TOKENS: return m->tokens;
     case EXTENT_OWN: return model_own_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
+    case EXTENT_CHOICES: return m->tokens * m->config.num_experts_per_tok;
+    case EXTENT_ONE: return 1;
     }
     return 0;
 }
@@ -53,7 +55,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
 /* In whole cache lines, so that each tensor begins at one. A narrow tensor is none where the compute dtype
  * is fp32: its layer works in the wide one beside it (head.c). */
 static size_t tensor_bytes(const Model *m, const TensorRow *row) {
-    size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
+    bool narrow = row->element == ELEMENT_COMPUTE || row->element == ELEMENT_NARROW;
+    size_t element = narrow ? dtype_bytes(m->compute) : sizeof(float);
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
     return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);
 }

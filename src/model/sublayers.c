@@ -43,8 +43,8 @@ static Sublayer sublayer_of(const Arch *a, int sublayer, const Layer *layer) {
                       .layer = layer};
 }
 
-/* The whole anatomy of a model: unit 0 and unit L+1 are one layer each, all between are attention and MLP.
- * Which attention is a matter of the family alone, so that blocks of a model have equal parameters. */
+/* The whole anatomy of a model: unit 0 and unit L+1 are one layer each, all between are attention and MLP, or
+ * experts. Which attention is a matter of the family alone. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
     if (embedding || head) {
@@ -54,7 +54,7 @@ int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS])
     const Arch *a = &model_family(c)->arch;
     bool normed = a->qk_norm != QK_NORM_NONE;
     out[0] = sublayer_of(a, 0, normed ? &layer_normed_attention : &layer_attention);
-    out[1] = sublayer_of(a, 1, &layer_mlp);
+    out[1] = sublayer_of(a, 1, model_block(c, unit - 1).experts ? &layer_experts : &layer_mlp);
     return 2;
 }
 

@@ -3,8 +3,8 @@
  * A unit is put together from layers (layers/layer.h):
  *
  *     embedding  the layer as it is
- *     block      two sublayers, x + out(f(in(x))) with f a layer: attention, then MLP; in and out are norms,
- *                either of which a family may do without
+ *     block      two sublayers, x + out(f(in(x))) with f a layer: attention, then MLP or experts; in and out
+ *                are norms, either of which a family may do without
  *     head       the layer as it is: final norm, head and loss
  *
  * What lives where
@@ -69,6 +69,8 @@ typedef struct Pass {
     float *losses;       /* [T] of the head: each token's, 0 where ignored */
     float *z_losses;     /* [T] the same of the z-loss; NULL: not wanted */
     float z_loss;        /* its coefficient; 0: none */
+    int64_t *routed;     /* [blocks, E] choices of each expert are added here; NULL: nobody asks */
+    LossSum *balance;    /* and the balance loss here */
     LossRecord *records; /* [T] of the head, what its losses are made of; NULL: not asked for */
     bool training;       /* a backward pass follows */
     bool defer_head;     /* the head's weight half is not done with its forward pass */

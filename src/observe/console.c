@@ -92,6 +92,9 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
         add_number(out, colour, DIM, "wait", "%.1f%%", 100 * m->wait_seconds / m->step_seconds);
     add_number(out, colour, DIM, "lr", "%.2e", m->lr);
     if (m->z_loss > 0) add_number(out, colour, DIM, "z_loss", "%.2e", m->z_loss);
+    if (m->balance_loss > 0) add_number(out, colour, DIM, "balance", "%.2e", m->balance_loss);
+    if (m->expert_imbalance > 0) add_number(out, colour, DIM, "experts", "%.2f", m->expert_imbalance);
+    if (m->dead_experts > 0) add_number(out, colour, YELLOW, "dead", "%.0f", (double)m->dead_experts);
     if (isfinite(m->eta)) add_field(out, colour, DIM, "eta", clock_duration(m->eta, value));
     if (m->skipped) text_printf(out, "  %sSKIPPED (not finite)%s", colour ? RED : "", colour ? RESET : "");
     if (m->spike && !m->skipped) text_printf(out, "  %sSPIKE%s", colour ? YELLOW : "", colour ? RESET : "");

@@ -31,6 +31,9 @@ typedef struct StepMetrics {
     double wall;               /* seconds since 1970, of the record */
     double loss, grad_norm;    /* grad_norm before clipping */
     double z_loss;             /* beside the loss, not part of it; NaN without train.z_loss */
+    double balance_loss;       /* of experts, likewise; NaN without output_router_logits */
+    double expert_imbalance;   /* tokens of an expert, largest / mean, in the worst layer; NaN: no experts */
+    int64_t dead_experts;      /* of all layers, without a token in this step */
     double noise_scale;        /* in targets, over the last steps; NaN: not measured, or not known yet */
     double clip_coefficient, lr;
     double loss_deviation, grad_norm_deviation; /* robust deviations, spike.h */

@@ -208,6 +208,16 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
     write_fact(out, "Skipped steps", text_count(skipped, number), note);
 }
 
+/* The last step's, as the loss is: experts may be uneven at first, and should not stay so. */
+static void write_expert_fact(Text *out, const MetricsTable *t) {
+    const StepMetrics *last = &t->steps[t->step_count - 1];
+    char value[32], note[64];
+    if (!(last->expert_imbalance > 0)) return;
+    snprintf(value, sizeof value, "%.2f", last->expert_imbalance);
+    snprintf(note, sizeof note, "largest / mean, %lld dead", (long long)last->dead_experts);
+    write_fact(out, "Tokens per expert", value, note);
+}
+
 /* As a sentence of its own, since its figures mean little without words. */
 static void write_range(Text *out, const ReportRun *run) {
     Text words = {0};
@@ -239,6 +249,7 @@ void report_write_header(Text *out, const ReportRun *run) {
         write_progress_facts(out, run);
         write_speed_facts(out, &run->metrics);
         write_time_fact(out, &run->metrics);
+        write_expert_fact(out, &run->metrics);
         text_puts(out, "</dl>\n");
         write_range(out, run);
     }

@@ -202,7 +202,9 @@ static void put_fitting(const ModelConfig *c, Text *out) {
 
 /* A matrix of q, k and v as one is cut in three places, one that is stored transposed along the other
  * dimension, and a norm of all heads at once is a sum over ranks: none of that is done. */
-static const char *uncut(const Arch *a) {
+static const char *uncut(const ModelConfig *c) {
+    const Arch *a = &model_family(c)->arch;
+    if (c->num_experts > 0) return "has experts";
     if (a->fused_qkv) return "stores q, k and v as one matrix";
     if (a->transposed) return "stores its matrices transposed";
     return a->qk_norm == QK_NORM_FLAT ? "norms all heads of a token as one row" : NULL;
@@ -210,7 +212,7 @@ static const char *uncut(const Arch *a) {
 
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
     const Rule *r = broken(c, ranks);
-    const char *why = uncut(&model_family(c)->arch);
+    const char *why = uncut(c);
     if (ranks > 1 && why)
         return error_set(err, ERR_CONFIG, "mesh.tp %d: the family %s %s, which weft does not cut yet: use 1",
                          ranks, model_family(c)->model_type, why);

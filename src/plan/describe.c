@@ -9,6 +9,17 @@
 #include "base/memory.h"
 #include "base/text.h"
 
+static void describe_experts(const ModelConfig *m, Text *out) {
+    char active[32];
+    if (m->num_experts > 0)
+        text_printf(out,
+                    "        %lld experts of width %lld in %lld of the blocks, %lld a token: %s parameters "
+                    "active\n",
+                    (long long)m->num_experts, (long long)model_dim(m, DIM_EXPERT),
+                    (long long)model_expert_blocks(m), (long long)m->num_experts_per_tok,
+                    text_count(model_active_count(m), active));
+}
+
 /* FLOPs are those of the model as it is trained, forward and backward, without recomputation. Tokens are
  * those of the whole step, over all data-parallel ranks; microbatches are counted on each of them. */
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
@@ -21,6 +32,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)m->hidden_size, (long long)m->num_attention_heads,
                 (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
                 m->tie_word_embeddings ? ", tied" : "");
+    describe_experts(m, out);
     double per_token = model_flops_per_token(m, c->train.context);
     int64_t per_step = layout_samples(l) * c->train.context;
     text_printf(out,

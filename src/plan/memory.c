@@ -314,9 +314,11 @@ size_t gradient_leaf_bytes(const Program *p, int unit) {
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
 
-size_t step_statistics_bytes(int parameters, bool noise) {
+int64_t step_routed(const ModelConfig *c) { return c->num_hidden_layers * c->num_experts; }
+
+size_t step_statistics_bytes(int parameters, bool noise, int64_t routed) {
     size_t each = sizeof(GradStats) + sizeof(FixedRefusals) + (noise ? sizeof(GradStats) : 0);
-    return sizeof(StepStatistics) + (size_t)parameters * each;
+    return sizeof(StepStatistics) + (size_t)parameters * each + (size_t)routed * sizeof(int64_t);
 }
 
 /* One workspace serves all reductions on an axis in turn, so it is as large as the largest of any unit needs.
@@ -420,8 +422,9 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
         m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
     plan->constants = model_constants_bytes(&m->config, spec->positions);
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
-    plan->statistics =
-        pool_round(step_scalars_bytes(groups)) + pool_round(step_statistics_bytes(figures, spec->noise));
+    int64_t routed = spec->optimizer ? step_routed(&m->config) : 0;
+    plan->statistics = pool_round(step_scalars_bytes(groups)) +
+                       pool_round(step_statistics_bytes(figures, spec->noise, routed));
     if (p->partition->tensors > 1) plan->tensor = tensor_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);

@@ -53,12 +53,14 @@ size_t step_scalars_bytes(int groups);
 
 /* ... and what they found. The host fetches the whole region at once. */
 typedef struct StepStatistics {
-    LossSum losses, z_losses;
-    /* [parameters]; behind them FixedRefusals [parameters], and, where the noise is measured, GradStats
-     * [parameters] of the step's first microbatch alone */
+    LossSum losses, z_losses, balance;
+    /* [parameters]; behind them FixedRefusals [parameters], where the noise is measured GradStats
+     * [parameters] of the step's first microbatch alone, and choices of experts, int64_t [layers, E] */
     GradStats gradients[];
 } StepStatistics;
-size_t step_statistics_bytes(int parameters, bool noise);
+size_t step_statistics_bytes(int parameters, bool noise, int64_t routed);
+/* Counts of choices that a step of the model has: layers * E. */
+int64_t step_routed(const ModelConfig *c);
 
 typedef struct MemoryPlan {
     int count;

@@ -50,9 +50,9 @@ int stages_of_unit(const Stages *s, int unit) {
 
 /* ---- shares ---- */
 
-/* The matrices of a flat that must stay whole; returns how many. In the order of the table, which is that of
+/* The matrices of a flat that must stay whole [parameters of the unit]; returns how many. In the order of the table, which is that of
  * places: ascending, as cut_evenly wants them. */
-static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretch out[UNIT_ROWS]) {
+static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretch *out) {
     const ParamTable *t = spec->table;
     int count = 0;
     for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
@@ -67,11 +67,13 @@ static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretc
  * nobody's memory depends on the order of units. Others are unequal, and are given out by what each shard has
  * so far. */
 static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, Share *s) {
-    Stretch stretches[UNIT_ROWS];
+    const int *first = spec->table->unit_first;
+    Stretch *stretches = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *stretches);
     int count = find_stretches(spec, unit, flat, stretches);
     s->whole = (int64_t)spec->table->flats[unit][flat];
     s->parts = mem_alloc_array((size_t)p->shards, sizeof *s->parts);
     cut_evenly(s->whole, stretches, count, p->shards, s->parts);
+    free(stretches);
     if (count > 0) cut_assign(s->parts, p->shards, p->load);
     for (int i = 0; i < p->shards; i++) p->load[i] += s->parts[i].count;
     s->first = s->parts[p->shard].first, s->count = s->parts[p->shard].count;

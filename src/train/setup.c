@@ -77,10 +77,35 @@ static ErrorCode check_pairs(const ModelConfig *m, Error *err) {
     return OK;
 }
 
+/* Said by the keys that somebody gave, rather than by what the family's config.json cannot say. */
+static ErrorCode check_experts(const ModelConfig *m, Error *err) {
+    const Family *f = model_family(m);
+    const struct {
+        const char *key;
+        int64_t value;
+    } keys[] = {{"num_experts", m->num_experts},
+                {"num_experts_per_tok", m->num_experts_per_tok},
+                {"moe_intermediate_size", m->moe_intermediate_size}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (keys[i].value > 0 && !family_has_experts(f))
+            return error_set(err, ERR_CONFIG,
+                             "model.%s is %lld, but models of the family %s have no experts; \"weft models\" "
+                             "lists those that have",
+                             keys[i].key, (long long)keys[i].value, f->model_type);
+    if (m->dense_layers.period == 0 && m->dense_layers.layers > 0)
+        return error_set(
+            err, ERR_CONFIG,
+            "model.dense_layers is %lld, but model.dense_period is 0: say after how many layers of "
+            "the model the pattern repeats",
+            (long long)m->dense_layers.layers);
+    return OK;
+}
+
 /* What follows from other keys (heads, sizes) is written down as derived. */
 static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
     ModelConfig whole = c->model.shape;
     TRY(check_pairs(&whole, err));
+    TRY(check_experts(&whole, err));
     TRY(model_config_complete(&whole, "model", err));
     return options_derive_part(set, &c->model.shape, &whole, sizeof whole, true,
                                "derived from other keys of model", err);

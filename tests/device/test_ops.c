@@ -536,6 +536,200 @@ static void check_softcap(Device *d, Dtype c) {
 }
 static void test_softcap(void **state) { (void)state, on_all(check_softcap); }
 
+/* ---- experts ---- */
+
+static Routes new_routes(RouteShape s) {
+    int64_t choices = s.tokens * s.chosen;
+    return (Routes){.scores = random_tensor(s.tokens * s.experts, DTYPE_F32, -2, 2),
+                    .chosen = tensor(choices, DTYPE_F32),
+                    .weights = tensor(choices, DTYPE_F32),
+                    .row = tensor(choices, DTYPE_F32),
+                    .token = tensor(choices, DTYPE_F32),
+                    .first = tensor(s.experts + 1, DTYPE_F32)};
+}
+
+/* With ties, NaNs and an expert that nobody chooses, where there are enough of them. */
+static void spoil_logits(RouteShape s, float *logits) {
+    for (int64_t t = 0; t < s.tokens; t++) {
+        if (s.experts > 3) logits[t * s.experts + 1] = -50;
+        if (t % 5 == 2)
+            for (int e = 0; e < s.experts; e++) logits[t * s.experts + e] = 0.5f;
+    }
+}
+
+static Routes copy_routes(RouteShape s, Routes r) {
+    Routes c = new_routes(s);
+    memcpy(c.scores, r.scores, (size_t)(s.tokens * s.experts) * sizeof *c.scores);
+    return c;
+}
+
+/* What any routes must be, by the definition alone. */
+static void assert_routes(const Device *d, RouteShape s, Routes r, const int64_t *counts) {
+    int64_t row = 0;
+    for (int e = 0; e < s.experts; e++) {
+        assert_int_equal(r.first[e], row);
+        for (int64_t t = 0; t < s.tokens; t++)
+            for (int i = 0; i < s.chosen; i++) {
+                int64_t j = t * s.chosen + i;
+                if (i > 0 && r.chosen[j] <= r.chosen[j - 1]) fail_msg("%s: choices not ascending", d->name);
+                if (r.chosen[j] != e) continue;
+                assert_int_equal(r.row[j], row);
+                assert_int_equal(r.token[row++], t);
+            }
+        assert_int_equal(counts[e], 7 + row - r.first[e]);
+    }
+    assert_int_equal(r.first[s.experts], s.tokens * s.chosen);
+    assert_int_equal(row, s.tokens * s.chosen);
+}
+
+/* No expert that was left has a larger logit, nor an equal one and a lower number. */
+static void assert_best(RouteShape s, const float *logits, const int32_t *chosen) {
+    for (int i = 0; i < s.chosen; i++)
+        for (int e = 0; e < s.experts; e++) {
+            bool taken = false;
+            for (int j = 0; j < s.chosen; j++) taken = taken || chosen[j] == e;
+            float mine = logits[chosen[i]];
+            if (!taken) assert_true(mine > logits[e] || (!(mine < logits[e]) && chosen[i] < e));
+        }
+}
+
+static void check_route_backward(Device *d, RouteShape s, Routes r, Dtype c) {
+    int64_t choices = s.tokens * s.chosen;
+    float *dweights = random_tensor(choices, DTYPE_F32, -1, 1), *scale = random_tensor(1, DTYPE_F32, 0.1f, 1),
+          *balance = tensor(s.tokens, DTYPE_F32), *want_balance = tensor(s.tokens, DTYPE_F32);
+    void *got = tensor(s.tokens * s.experts, c), *want = tensor(s.tokens * s.experts, c);
+    RUN(d, route_backward, s, r, dweights, scale, balance, got, c);
+    RUN(&reference, route_backward, s, r, dweights, scale, want_balance, want, c);
+    assert_sums("route_backward", d, got, want, s.tokens * s.experts, c, s.experts, 1);
+    assert_near("balance", d, balance, want_balance, s.tokens, DTYPE_F32);
+}
+
+static void check_route_shape(Device *d, RouteShape s, Dtype c) {
+    Routes got = new_routes(s);
+    int64_t counts[64], want_counts[64];
+    for (int e = 0; e < s.experts; e++) counts[e] = want_counts[e] = 7;
+    spoil_logits(s, got.scores);
+    Routes want = copy_routes(s, got);
+    float *logits = copy_of(got.scores, s.tokens * s.experts, DTYPE_F32);
+    RUN(d, route, s, got, counts);
+    RUN(&reference, route, s, want, want_counts);
+    assert_routes(d, s, got, counts);
+    for (int64_t t = 0; t < s.tokens; t++) assert_best(s, logits + t * s.experts, got.chosen + t * s.chosen);
+    assert_bits("chosen", d, got.chosen, want.chosen, s.tokens * s.chosen, DTYPE_F32);
+    assert_near("scores", d, got.scores, want.scores, s.tokens * s.experts, DTYPE_F32);
+    assert_near("weights", d, got.weights, want.weights, s.tokens * s.chosen, DTYPE_F32);
+    RUN(d, route, s, copy_routes(s, (Routes){.scores = logits}), NULL); /* nobody counts */
+    check_route_backward(d, s, want, c);
+    drop_all();
+}
+
+static void check_route(Device *d, Dtype c) {
+    static const struct {
+        int64_t tokens;
+        int experts, chosen;
+    } shapes[] = {{1, 1, 1}, {17, 8, 2}, {65, 60, 8}, {40, 3, 3}, {257, 5, 4}};
+    DeviceNeeds needs = small_needs(c, 257, 64);
+    set_scratch(d, &needs);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int normalise = 0; normalise < 2; normalise++)
+            check_route_shape(d,
+                              (RouteShape){.tokens = shapes[i].tokens,
+                                           .sequence = 16,
+                                           .experts = shapes[i].experts,
+                                           .chosen = shapes[i].chosen,
+                                           .normalise = normalise,
+                                           .balance = normalise ? 0.3f : 0},
+                              c);
+}
+static void test_route(void **state) { (void)state, on_all(check_route); }
+
+/* NaN among logits: choices are still k different experts, in order. */
+static void check_nan_route(Device *d, Dtype c) {
+    (void)c;
+    RouteShape s = {.tokens = 3, .sequence = 3, .experts = 4, .chosen = 2};
+    Routes r = new_routes(s);
+    int64_t counts[4] = {7, 7, 7, 7};
+    static const float logits[12] = {NAN, 1, NAN, 2, NAN, NAN, NAN, NAN, 1, NAN, NAN, NAN};
+    static const int32_t chosen[6] = {1, 3, 0, 1, 0, 1};
+    memcpy(r.scores, logits, sizeof logits);
+    RUN(d, route, s, r, counts);
+    assert_routes(d, s, r, counts);
+    assert_memory_equal(r.chosen, chosen, sizeof chosen);
+    drop_all();
+}
+static void test_nan_route(void **state) { (void)state, on_all(check_nan_route); }
+
+/* Rows of experts: many, one, none. */
+static ExpertRows some_rows(int64_t step) {
+    static const int32_t counts[] = {0, 37, 1, 0, 300, 5, 0};
+    enum { EXPERTS = sizeof counts / sizeof *counts };
+    int32_t *first = tensor(EXPERTS + 1, DTYPE_F32);
+    first[0] = 0;
+    for (int e = 0; e < EXPERTS; e++) first[e + 1] = first[e] + counts[e];
+    return (ExpertRows){.rows = first[EXPERTS], .experts = EXPERTS, .first = first, .step = step};
+}
+
+static void check_gemm_experts_shape(Device *d, int64_t n, int64_t k, int bits, Dtype c) {
+    bool trans_b = bits & 1, add = bits & 2;
+    ExpertRows e = some_rows(n * k + 13);
+    void *a = random_tensor(e.rows * k, c, -1, 1), *b = random_tensor(e.experts * e.step, c, -1, 1),
+         *y = random_tensor(e.rows * n, c, -1, 1), *got = tensor(e.rows * n, c),
+         *want = tensor(e.rows * n, c);
+    RUN(d, gemm_experts, e, trans_b, n, k, a, b, c, got, c);
+    RUN(&reference, gemm_experts, e, trans_b, n, k, a, b, c, want, c);
+    assert_sums("gemm_experts", d, got, want, e.rows * n, c, (double)k, 1);
+    float *dw = random_tensor(e.experts * e.step, DTYPE_F32, -1, 1),
+          *want_dw = copy_of(dw, e.experts * e.step, DTYPE_F32);
+    RUN(d, gemm_experts_weight, e, n, k, y, a, c, dw, add);
+    RUN(&reference, gemm_experts_weight, e, n, k, y, a, c, want_dw, add);
+    assert_sums("gemm_experts_weight", d, dw, want_dw, e.experts * e.step, DTYPE_F32, 300, 1);
+    for (int64_t i = 0; i < n * k && !add; i++) assert_true(dw[i] == 0); /* nobody came */
+    drop_all();
+}
+
+static void check_gemm_experts(Device *d, Dtype c) {
+    DeviceNeeds needs = small_needs(c, 343, 64);
+    set_scratch(d, &needs);
+    for (int bits = 0; bits < 4; bits++) {
+        check_gemm_experts_shape(d, 24, 40, bits, c);
+        check_gemm_experts_shape(d, 65, 7, bits, c);
+    }
+}
+static void test_gemm_experts(void **state) { (void)state, on_all(check_gemm_experts); }
+
+static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c) {
+    Routes r = new_routes(s);
+    int64_t choices = s.tokens * s.chosen;
+    RUN(&reference, route, s, r, NULL);
+    void *rows = random_tensor(choices * h, c, -1, 1), *other = random_tensor(choices * h, c, -1, 1);
+    for (int bits = 0; bits < 4; bits++) {
+        void *got = random_tensor(s.tokens * h, c, -1, 1), *want = copy_of(got, s.tokens * h, c);
+        RUN(d, experts_combine, s, r, h, rows, bits & 1, bits & 2, got, c);
+        RUN(&reference, experts_combine, s, r, h, rows, bits & 1, bits & 2, want, c);
+        assert_near("experts_combine", d, got, want, s.tokens * h, c);
+    }
+    void *rows2 = copy_of(rows, choices * h, c), *other2 = copy_of(other, choices * h, c);
+    float *dw = tensor(choices, DTYPE_F32), *dw2 = tensor(choices, DTYPE_F32);
+    RUN(d, experts_weigh, s, r, h, rows, other, dw, c);
+    RUN(&reference, experts_weigh, s, r, h, rows2, other2, dw2, c);
+    assert_near("act", d, rows, rows2, choices * h, c);
+    assert_near("dact", d, other, other2, choices * h, c);
+    assert_sums("dweights", d, dw, dw2, choices, DTYPE_F32, (double)h, 1);
+    drop_all();
+}
+
+static void check_experts_rows(Device *d, Dtype c) {
+    DeviceNeeds needs = small_needs(c, 65, 521);
+    set_scratch(d, &needs);
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        check_experts_rows_shape(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
+                                 widths[i], c);
+        check_experts_rows_shape(d, (RouteShape){.tokens = 3, .sequence = 3, .experts = 1, .chosen = 1},
+                                 widths[i], c);
+    }
+}
+static void test_experts_rows(void **state) { (void)state, on_all(check_experts_rows); }
+
 /* Small losses are differences of larger numbers. */
 static void assert_losses(const Device *d, const float *got, const float *want, int64_t rows) {
     for (int64_t i = 0; i < rows; i++)
@@ -1189,9 +1383,43 @@ static void loss_backward(const float *x, const float *dy, float *dx) {
     loss_run(x, &loss, dx, dy[0]);
 }
 
+/* x is logits [T, E]; what is chosen is told by an offset that no step of a difference outweighs. Out come
+ * weights [T, k], then the sum of the balance loss. */
+enum { ROUTE_T = 6, ROUTE_E = 5, ROUTE_K = 2, ROUTE_OUT = ROUTE_T * ROUTE_K + 1 };
+static RouteShape probe_route = {
+    .tokens = ROUTE_T, .sequence = 4, .experts = ROUTE_E, .chosen = ROUTE_K, .balance = 0.7f};
+static Routes probe_routes(const float *x, int32_t ints[4 * ROUTE_T * ROUTE_K], float *scores,
+                           float *weights) {
+    Routes r = {scores, ints, weights, ints + 12, ints + 24, ints + 36};
+    for (int i = 0; i < ROUTE_T * ROUTE_E; i++) {
+        int t = i / ROUTE_E, e = i % ROUTE_E;
+        scores[i] = x[i] + (e == t % ROUTE_E || e == (t * t + 2) % ROUTE_E ? 3 : 0);
+    }
+    reference.ops.route(&reference, probe_route, r, NULL);
+    return r;
+}
+static void route_backward(const float *x, const float *dy, float *dx) {
+    int32_t ints[4 * ROUTE_T * ROUTE_K];
+    float scores[ROUTE_T * ROUTE_E], weights[ROUTE_T * ROUTE_K], balance[ROUTE_T];
+    reference.ops.route_backward(&reference, probe_route, probe_routes(x, ints, scores, weights), dy,
+                                 &dy[ROUTE_OUT - 1], balance, dx, DTYPE_F32);
+}
+static void route_forward(const float *x, float *y) {
+    int32_t ints[4 * ROUTE_T * ROUTE_K];
+    float scores[ROUTE_T * ROUTE_E], balance[ROUTE_T], dx[ROUTE_T * ROUTE_E], none[ROUTE_OUT] = {0};
+    Routes r = probe_routes(x, ints, scores, y);
+    reference.ops.route_backward(&reference, probe_route, r, none, none, balance, dx, DTYPE_F32);
+    y[ROUTE_OUT - 1] = 0;
+    for (int t = 0; t < ROUTE_T; t++) y[ROUTE_OUT - 1] += balance[t];
+}
+
 static void test_differences(void **state) {
     (void)state;
     if (only) skip();
+    for (int normalise = 0; normalise < 2; normalise++) {
+        probe_route.normalise = normalise;
+        check_differences("route", &(Probe){ROUTE_T * ROUTE_E, ROUTE_OUT, route_forward, route_backward});
+    }
     for (probe_norm = NORM_RMS; probe_norm <= NORM_LAYER; probe_norm++)
         check_differences("norm",
                           &(Probe){NORM_T * NORM_H + NORM_H, NORM_T * NORM_H, norm_forward, norm_backward});
@@ -1221,7 +1449,8 @@ static void test_differences(void **state) {
 /* The ops that add across pieces of work, with 1, 2, 3 and 5 threads. */
 typedef struct Results {
     void *out, *dqkv, *dx;
-    float *lse, *dw, *db, *dtable;
+    float *lse, *dw, *db, *dtable, *dexperts;
+    Routes routes;
     GradStats stats;
 } Results;
 
@@ -1234,7 +1463,19 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
                    .lse = tensor(t * s.heads, DTYPE_F32),
                    .dw = tensor(width, DTYPE_F32),
                    .db = tensor(width, DTYPE_F32),
-                   .dtable = tensor(9 * width, DTYPE_F32)};
+                   .dtable = tensor(9 * width, DTYPE_F32),
+                   .dexperts = tensor(9 * width * 24, DTYPE_F32),
+                   .routes = {.scores = tensor(t * 9, DTYPE_F32),
+                              .chosen = tensor(t, DTYPE_F32),
+                              .weights = tensor(t, DTYPE_F32),
+                              .row = tensor(t, DTYPE_F32),
+                              .token = tensor(t, DTYPE_F32),
+                              .first = tensor(10, DTYPE_F32)}};
+    RouteShape route = {.tokens = t, .sequence = t, .experts = 9, .chosen = 1};
+    for (int64_t i = 0; i < t * 9; i++) r->routes.scores[i] = (float)(i * i % 31);
+    RUN(d, route, route, r->routes, NULL);
+    RUN(d, gemm_experts_weight, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv,
+        tensor_at(qkv, 0, c), c, r->dexperts, false);
     RUN(d, fill, width, 0, r->dw);
     RUN(d, fill, width, 0, r->db);
     RUN(d, fill, 9 * width, 0, r->dtable);
@@ -1272,6 +1513,7 @@ static void check_threads(Device *base, Dtype c) {
         assert_bits("norm dw", &d, r.dw, one.dw, width, DTYPE_F32);
         assert_bits("bias gradient", &d, r.db, one.db, width, DTYPE_F32);
         assert_bits("embedding gradient", &d, r.dtable, one.dtable, 9 * width, DTYPE_F32);
+        assert_bits("experts' gradient", &d, r.dexperts, one.dexperts, 9 * width * 24, DTYPE_F32);
         assert_memory_equal(&r.stats, &one.stats, sizeof r.stats);
         close_device(&d);
     }
@@ -1368,6 +1610,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_activation),
         cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_route),
+        cmocka_unit_test(test_nan_route),
+        cmocka_unit_test(test_gemm_experts),
+        cmocka_unit_test(test_experts_rows),
         cmocka_unit_test(test_activation_ends),
         cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_nan_loss),

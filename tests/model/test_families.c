@@ -18,6 +18,9 @@ static ModelConfig shape_of(const Family *f, const PublishedSize *s) {
     c.num_key_value_heads = s->num_key_value_heads;
     c.head_dim = s->head_dim;
     c.tie_word_embeddings = s->tied;
+    if (!f->experts) return c;
+    const PublishedExperts *e = &f->experts[s - f->sizes];
+    c.num_experts = e->experts, c.num_experts_per_tok = e->chosen, c.moe_intermediate_size = e->width;
     return c;
 }
 
@@ -32,6 +35,8 @@ static void check_size(const Family *f, const PublishedSize *s) {
     if (model_parameter_count(&c) != s->parameters)
         fail_msg("%s has %lld parameters, not %lld", s->name, (long long)model_parameter_count(&c),
                  (long long)s->parameters);
+    if (f->experts && model_active_count(&c) != f->experts[s - f->sizes].active)
+        fail_msg("%s has %lld active parameters", s->name, (long long)model_active_count(&c));
     assert_int_equal(param_table_build(&t, &c, &err), OK);
     assert_int_equal(t.elements, s->parameters);
     param_table_free(&t);
@@ -138,6 +143,105 @@ static void an_entry_is_all_it_takes(void **state) {
     text_free(&text);
 }
 
+/* ---- experts ---- */
+
+/* By their names, and each step behind the one before it, which is what their products count on. */
+static void experts_follow_each_other(void **state) {
+    (void)state;
+    Error err = {0};
+    ParamTable t;
+    ModelConfig c = shape_of(&family_mixtral, family_mixtral.sizes);
+    c.hidden_size = 18, c.intermediate_size = 7, c.num_hidden_layers = 2, c.vocab_size = 30;
+    c.num_attention_heads = 3, c.num_key_value_heads = 1, c.head_dim = 6;
+    c.num_experts = 12;
+    assert_int_equal(model_config_complete(&c, "mixtral", &err), OK);
+    assert_int_equal(param_table_build(&t, &c, &err), OK);
+    const Param *router = param_find(&t, "model.layers.1.block_sparse_moe.gate.weight");
+    assert_true(router && router->rows == 12 && router->cols == 18);
+    static const char *const names[] = {"w1", "w3", "w2"};
+    for (int k = 0; k < 3; k++) {
+        const Param *first = NULL;
+        for (int e = 0; e < 12; e++) {
+            char name[80];
+            snprintf(name, sizeof name, "model.layers.1.block_sparse_moe.experts.%d.%s.weight", e, names[k]);
+            const Param *p = param_find(&t, name);
+            assert_non_null(p);
+            if (e == 0) first = p;
+            assert_int_equal(p->expert, e);
+            assert_ptr_equal(p, first + 3 * e);
+            assert_int_equal(p->place, first->place + (size_t)(e * param_expert_step(&t, first)));
+        }
+    }
+    param_table_free(&t);
+}
+
+/* Frozen experts leave the trained matrices where all of a layer are; one alone stays among them. */
+static void experts_freeze_together(void **state) {
+    (void)state;
+    Error err = {0};
+    for (int all = 0; all < 2; all++) {
+        ParamTable t;
+        ModelConfig c = shape_of(&family_olmoe, family_olmoe.sizes);
+        c.hidden_size = 16, c.intermediate_size = 8, c.num_hidden_layers = 1, c.vocab_size = 30;
+        c.num_attention_heads = c.num_key_value_heads = 2, c.head_dim = 8, c.num_experts = 3;
+        c.num_experts_per_tok = 2, c.eos_token_id = -1;
+        assert_int_equal(model_config_complete(&c, "olmoe", &err), OK);
+        assert_int_equal(param_table_build(&t, &c, &err), OK);
+        bool frozen[64] = {false};
+        for (int i = 0; i < t.count; i++)
+            frozen[i] = t.params[i].row->expert && (all || t.params[i].expert == 1);
+        assert_int_equal(param_table_freeze(&t, &c, frozen, &err), OK);
+        const Param *one = param_find(&t, "model.layers.0.mlp.experts.1.up_proj.weight"),
+                    *two = param_find(&t, "model.layers.0.mlp.experts.2.up_proj.weight");
+        assert_int_equal(one->flat, all ? FLAT_FROZEN : FLAT_MATRICES);
+        assert_int_equal(two->flat, one->flat);
+        assert_true(one->frozen && two->frozen == all);
+        param_table_free(&t);
+    }
+}
+
+/* Keys of layers and windows, and what is refused. */
+static void check_refused(const char *file, const char *what) {
+    Error err = {0};
+    ModelConfig c;
+    assert_int_equal(model_config_read(&c, files_text("config.json", file), &err), ERR_CONFIG);
+    if (!strstr(err.message, what)) fail_msg("not of %s: %s", what, err.message);
+}
+
+#define MOE_SIZES                                                                            \
+    "\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":6," \
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"num_experts\":6,\"num_experts_per_tok\":2"
+static void keys_of_experts_are_read(void **state) {
+    (void)state;
+    Error err = {0};
+    ModelConfig c;
+    const char *file =
+        files_text("config.json", "{\"model_type\":\"qwen3_moe\",\"decoder_sparse_step\":2,"
+                                  "\"mlp_only_layers\":[3],\"router_aux_loss_coef\":0.5,"
+                                  "\"use_sliding_window\":true,\"sliding_window\":7," MOE_SIZES "}");
+    if (model_config_read(&c, file, &err) != OK) fail_msg("%s", err.message);
+    for (int i = 0; i < 6; i++) assert_int_equal(model_block(&c, i).experts, i == 1 || i == 5);
+    assert_int_equal(model_block(&c, 0).window, 7);
+    assert_int_equal(model_expert_blocks(&c), 2);
+    assert_false(c.norm_topk_prob);
+    assert_true(model_balance(&c) == 0); /* output_router_logits is false */
+    c.output_router_logits = true;
+    assert_true(model_balance(&c) == 0.25);
+    check_refused("{\"model_type\":\"olmoe\",\"clip_qkv\":8.0," MOE_SIZES "}", "clip_qkv");
+    check_refused("{\"model_type\":\"mixtral\",\"router_jitter_noise\":0.1," MOE_SIZES "}",
+                  "router_jitter_noise");
+    check_refused("{\"model_type\":\"qwen3_moe\",\"mlp_only_layers\":[6]," MOE_SIZES "}", "mlp_only_layers");
+    check_refused("{\"model_type\":\"mixtral\",\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":24,"
+                  "\"num_hidden_layers\":6,\"num_attention_heads\":2,\"num_local_experts\":1}",
+                  "num_experts_per_tok is 2");
+    check_refused("{\"model_type\":\"olmoe\",\"num_local_experts\":7," MOE_SIZES "}", "contradict");
+    check_refused("{\"model_type\":\"gpt_oss\"," MOE_SIZES "}", "gpt_oss");
+    ModelConfig llama = shape_of(&family_llama, family_llama.sizes);
+    llama.num_experts = 4, llama.num_experts_per_tok = 2;
+    assert_int_equal(model_config_complete(&llama, "run", &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "num_experts"));
+}
+
 static void what_an_entry_refuses_is_named(void **state) {
     (void)state;
     Error err = {0};
@@ -159,7 +263,9 @@ static void what_an_entry_refuses_is_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes_are_met), cmocka_unit_test(entries_are_whole),
-        cmocka_unit_test(an_entry_is_all_it_takes), cmocka_unit_test(what_an_entry_refuses_is_named)};
+        cmocka_unit_test(published_sizes_are_met),   cmocka_unit_test(entries_are_whole),
+        cmocka_unit_test(an_entry_is_all_it_takes),  cmocka_unit_test(what_an_entry_refuses_is_named),
+        cmocka_unit_test(experts_follow_each_other), cmocka_unit_test(experts_freeze_together),
+        cmocka_unit_test(keys_of_experts_are_read)};
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -42,6 +42,9 @@ static float uniform(uint64_t stream, uint64_t index) {
     return (float)((double)(rng_u64(stream, index) >> 11) / (double)(UINT64_C(1) << 53) * 2 - 1);
 }
 
+/* Of 5 experts a token goes to 2; or to all, where no step of a difference may change where it goes. */
+static bool all_experts;
+
 /* A family at its smallest, with all that its keys can say: a window shorter than the batch, a cap that is
  * felt, half a head turned. Of what they cannot say, what the family has. Every second case has blocks
  * without the first one's window and rotation. */
@@ -62,8 +65,13 @@ static ModelConfig shape_of(const Family *f, bool tied, bool biases) {
     bool no_heads = f->arch.learned_positions; /* GPT-2 has neither key, and says nothing of biases */
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
     c.tie_word_embeddings = tied;
-    if (!no_heads && !f->arch.qkv_bias && !f->arch.fused_qkv && f != &family_mistral)
+    if (!no_heads && !f->arch.qkv_bias && !f->arch.fused_qkv && f != &family_mistral && f != &family_mixtral)
         c.attention_bias = biases;
+    if (family_has_experts(f)) {
+        c.num_experts = 5, c.num_experts_per_tok = all_experts ? 5 : 2;
+        if (f == &family_qwen3_moe) c.moe_intermediate_size = 10;
+        c.norm_topk_prob = c.norm_topk_prob || (f == &family_olmoe && tied);
+    }
     if (f == &family_llama || f == &family_smollm3) c.mlp_bias = biases;
     if (family_reads(f, KEY_WINDOWS)) c.sliding_window = 5, c.windows = (LayerSet){1, 1};
     if (family_reads(f, KEY_NO_ROPE)) c.no_rope = (LayerSet){1, tied};
@@ -445,14 +453,20 @@ static void check_differences(Case c) {
 
 static void gradients_are_finite_differences(void **state) {
     (void)state;
+    all_experts = true;
     for_each_case(check_differences);
+    all_experts = false;
 }
 
 /* ---- FLOPs ---- */
 
 static double products(Bench *b) {
-    double flops = b->device.profile[OP_GEMM].flops;
-    b->device.profile[OP_GEMM].flops = 0;
+    static const OpId ops[] = {OP_GEMM, OP_GEMM_EXPERTS, OP_GEMM_EXPERTS_WEIGHT};
+    double flops = 0;
+    for (int i = 0; i < 3; i++) {
+        flops += b->device.profile[ops[i]].flops;
+        b->device.profile[ops[i]].flops = 0;
+    }
     return flops / TOKENS;
 }
 
@@ -495,8 +509,13 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
     l->dx = take(b, boundary_bytes(m));
     for (int i = 0; i < l->layer->tensor_count; i++) {
         const TensorRow *row = &l->layer->tensors[i];
-        size_t element = row->element == ELEMENT_FP32 ? sizeof(float) : dtype_bytes(m->compute);
-        int64_t rows = row->rows != EXTENT_LOGITS ? TOKENS : CHUNK, width = model_dim(&m->config, row->width);
+        bool wide = row->element == ELEMENT_FP32 || row->element == ELEMENT_INDEX;
+        size_t element = wide ? sizeof(float) : dtype_bytes(m->compute);
+        int64_t rows = row->rows == EXTENT_LOGITS    ? CHUNK
+                       : row->rows == EXTENT_CHOICES ? TOKENS * m->config.num_experts_per_tok
+                       : row->rows == EXTENT_ONE     ? 1
+                                                     : TOKENS,
+                width = model_dim(&m->config, row->width);
         bool none = row->element == ELEMENT_NARROW && m->compute == DTYPE_F32;
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
     }

@@ -34,6 +34,7 @@ typedef struct Case {
     Reshard reshard;
     bool split_backward, uneven; /* uneven stages */
     bool normed;                 /* queries and keys are */
+    bool experts;                /* in most blocks, with a balance loss */
     double clip_norm;
 } Case;
 
@@ -59,6 +60,11 @@ static ModelConfig shape(const World *w, const Case *c) {
     m.attention_bias = !c->normed;
     if (w->canonical > 1) m.num_attention_heads = 8, m.num_key_value_heads = 4, m.mlp_bias = !c->normed;
     if (c->normed) m.family = &family_qwen3;
+    if (!c->experts) return m;
+    m.family = &family_qwen3_moe, m.attention_bias = false;
+    m.num_experts = 7, m.num_experts_per_tok = 2, m.moe_intermediate_size = 12;
+    m.dense_layers = (LayerSet){4, 2}, m.norm_topk_prob = true;
+    m.output_router_logits = true, m.router_aux_loss_coef = 0.1;
     return m;
 }
 
@@ -227,7 +233,9 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
         int allocations = allocations_own();
         engine_step(e, batches, &options, &r);
         check_costs(w, step, d.waits[WAIT_RESULT] - waits, d.deferred ? 0 : allocations_own() - allocations);
-        double figures[] = {r.loss, r.grad_norm, r.clip_coefficient, (double)r.valid};
+        double figures[] = {r.loss,    r.grad_norm,         r.clip_coefficient,    (double)r.valid,
+                            r.balance, r.experts.imbalance, (double)r.experts.dead};
+        if (!c->experts) figures[5] = 0; /* NaN */
         XXH3_64bits_update(hash, figures, sizeof figures);
         if (step == 0) *loss = -r.loss;
     }
@@ -262,7 +270,10 @@ static void report(World *w, const Case *c) {
     uint64_t digest = train(w, c, &change, &norm);
     GradientSync sync = effective_sync(w, c);
     text_printf(&key, "%s-%s-%s-%s-%s-c%d-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
-                c->mixed ? "mixed" : "adamw", dtype_name(c->compute), c->normed ? "normed" : "plain",
+                c->mixed ? "mixed" : "adamw", dtype_name(c->compute),
+                c->experts  ? "experts"
+                : c->normed ? "normed"
+                            : "plain",
                 w->canonical, c->clip_norm > 0 ? c->clip_norm : 2);
     if (!c->exact) text_printf(&key, "-dp%d-%s", dp, syncs[sync]);
     if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
@@ -298,6 +309,8 @@ static void one_pipeline_rank(World *w) {
     report(w, &(Case){.recompute = RECOMPUTE_FULL, .split_backward = true});
     report(w, &(Case){.exact = true, .recompute = RECOMPUTE_SELECTIVE, .split_backward = true});
     for (int i = 0; i < 3; i++) report(w, &(Case){.exact = true, .clip_norm = norms[i]});
+    for (int exact = 0; exact < 2; exact++) each_sync(w, (Case){.experts = true, .exact = exact});
+    report(w, &(Case){.experts = true, .exact = true, .compute = DTYPE_BF16, .split_backward = true});
 }
 
 /* Whether a named schedule is possible on this mesh, with stages for the layers that there are. */
@@ -321,6 +334,10 @@ static void one_schedule(World *w, ScheduleName name) {
         if (turn % 2) report(w, &c);
     }
     report(w, &(Case){.schedule = schedule_name(name), .exact = true, .clip_norm = norms[(int)name % 3]});
+    report(w, &(Case){.schedule = schedule_name(name),
+                      .exact = true,
+                      .experts = true,
+                      .recompute = (Recompute)((int)name % 3)});
 }
 
 static void pipelines(World *w) {
@@ -342,7 +359,9 @@ static const Case turns[] = {
     {.sync = SYNC_REPLICA, .recompute = RECOMPUTE_SELECTIVE, .reshard = RESHARD_NEVER},
     {.exact = true, .mixed = true, .compute = DTYPE_BF16, .sync = SYNC_REPLICA},
     {.tied = true, .mixed = true, .recompute = RECOMPUTE_FULL, .reshard = RESHARD_ALWAYS},
-    {.exact = true, .sync = SYNC_STEP, .reshard = RESHARD_ALWAYS}};
+    {.exact = true, .sync = SYNC_STEP, .reshard = RESHARD_ALWAYS},
+    {.experts = true, .recompute = RECOMPUTE_FULL, .reshard = RESHARD_ALWAYS},
+    {.experts = true, .exact = true, .tied = true, .mixed = true, .sync = SYNC_MICROBATCH}};
 enum { TURNS = sizeof turns / sizeof *turns };
 
 /* Many ranks on few cores are slow: of their turns and schedules every second, others on another mesh. */

@@ -14,7 +14,7 @@ static inline void clear_padding(RopeScaling *s) {
 }
 
 static inline void clear_shape_padding(ModelConfig *c) {
-    size_t end = offsetof(ModelConfig, mlp_bias) + sizeof c->mlp_bias;
+    size_t end = offsetof(ModelConfig, output_router_logits) + sizeof c->output_router_logits;
     memset((char *)c + end, 0, offsetof(ModelConfig, bos_token_id) - end);
     clear_padding(&c->rope_scaling);
 }

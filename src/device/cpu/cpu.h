@@ -92,6 +92,12 @@ static inline float muon_factor(const GradStats *squares, float slack) {
     return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
 }
 
+/* Order of a token's experts, and of rows; experts.c. */
+void route_choose(RouteShape s, const float *logits, int32_t *chosen);
+void route_order(RouteShape s, Routes r, int64_t *counts);
+/* How often a sequence chooses each expert. */
+void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts);
+
 /* memory.c */
 void *cpu_take(Device *d, size_t bytes);
 void cpu_give(Device *d, void *memory, size_t bytes);
@@ -110,5 +116,18 @@ void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, 
                                   const void *out, const float *lse, const void *dout, void *dqkv, Dtype c);
 void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c);
+
+/* reference_experts.c */
+void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts);
+void reference_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                              float *balance, void *dlogits, Dtype c);
+void reference_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                            const void *b, Dtype ab_type, void *c, Dtype c_type);
+void reference_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                                   const void *b, Dtype ab_type, float *c, bool accumulate);
+void reference_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
+                               bool weighed, bool add, void *y, Dtype c);
+void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+                             float *dweights, Dtype c);
 
 #endif

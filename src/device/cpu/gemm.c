@@ -625,6 +625,18 @@ static void native_leaves(Gemm *g, Device *d, const Product *p) {
  *     fp32                      library                packed                 packed
  *     bf16 by primitives        native_whole           native_whole           native_leaves
  *     bf16 without them         library, widened       packed                 packed */
+static void run(Gemm *g, Device *d, const Product *p) {
+    bool by_primitives = p->ab_type != DTYPE_F32 && g->native;
+    if (!by_primitives && p->leaves.runs == 0)
+        library(d, p);
+    else if (!by_primitives)
+        packed(g, d, p);
+    else if (leaf_count(&p->leaves) == 1 && p->leaves.runs <= 1)
+        native_whole(g, d, p);
+    else
+        native_leaves(g, d, p);
+}
+
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               Leaves leaves) {
@@ -645,16 +657,67 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
                  .ab_type = ab_type,
                  .c_type = c_type,
                  .leaves = leaves};
-    bool by_primitives = ab_type != DTYPE_F32 && g->native;
-    if (!by_primitives && leaves.runs == 0)
-        library(d, &p);
-    else if (!by_primitives)
-        packed(g, d, &p);
-    else if (leaf_count(&leaves) == 1 && leaves.runs <= 1)
-        native_whole(g, d, &p);
-    else
-        native_leaves(g, d, &p);
+    run(g, d, &p);
 }
+
+/* ---- products of experts ---- */
+
+/* How many of the rows that are left a call gets. An expert's number of rows is another one in every step,
+ * and there is a primitive for every shape: powers of two are few, so that making and keeping them ends. */
+static int64_t rows_at_once(const Gemm *g, Dtype type, int64_t left) {
+    int64_t rows = 256;
+    if (type == DTYPE_F32 || !g->native) return left;
+    while (rows > left) rows /= 2;
+    return rows;
+}
+
+/* The first and the last of an expert's rows; false: it has none. */
+static bool expert_rows(const ExpertRows *e, int i, int64_t *first, int64_t *end) {
+    *first = e->first[i], *end = e->first[i + 1];
+    CHECK(0 <= *first && *first <= *end && *end <= e->rows);
+    return *first < *end;
+}
+
+static void count_flops(Device *d, OpId op, int64_t rows, int64_t n, int64_t k) {
+    if (d->profiling) d->profile[op].flops += 2.0 * (double)rows * (double)n * (double)k;
+}
+
+/* One expert after the other, each by all threads. */
+void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                      const void *b, Dtype ab_type, void *c, Dtype c_type) {
+    Product p = {.trans_b = trans_b, .n = n, .k = k, .lda = k, .ldb = trans_b ? k : n, .ldc = n};
+    p.ab_type = ab_type, p.c_type = c_type;
+    count_flops(d, OP_GEMM_EXPERTS, e.rows, n, k);
+    for (int i = 0; i < e.experts; i++) {
+        int64_t at, end;
+        p.b = tensor_at(b, i * e.step, ab_type);
+        for (expert_rows(&e, i, &at, &end); at < end; at += p.m) {
+            p.m = rows_at_once(g, ab_type, end - at);
+            p.a = tensor_at(a, at * k, ab_type), p.c = tensor_to(c, at * n, c_type);
+            run(g, d, &p);
+        }
+    }
+}
+
+/* Pieces of an expert's rows add up in fp32, in ascending order. */
+void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                             const void *b, Dtype ab_type, float *c, bool accumulate) {
+    Product p = {.trans_a = true, .m = m, .n = n, .lda = m, .ldb = n, .ldc = n};
+    p.ab_type = ab_type, p.c_type = DTYPE_F32;
+    count_flops(d, OP_GEMM_EXPERTS_WEIGHT, e.rows, m, n);
+    for (int i = 0; i < e.experts; i++) {
+        int64_t at, end;
+        p.c = c + i * e.step, p.accumulate = accumulate;
+        if (!expert_rows(&e, i, &at, &end) && !accumulate) memset(p.c, 0, (size_t)(m * n) * sizeof *c);
+        for (; at < end; at += p.k, p.accumulate = true) {
+            p.k = rows_at_once(g, ab_type, end - at);
+            p.a = tensor_at(a, at * m, ab_type), p.b = tensor_at(b, at * n, ab_type);
+            run(g, d, &p);
+        }
+    }
+}
+
+/* ---- */
 
 /* The most that any of the ways above takes, for a plan: whether products with leaves come at all,
  * `leaves` tells, and what a tile needs beside C grows with their levels. */

@@ -20,6 +20,11 @@ void gemm_close(Gemm *g); /* NULL is fine */
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               Leaves leaves);
+/* Experts' products, as the ops. */
+void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                      const void *b, Dtype ab_type, void *c, Dtype c_type);
+void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                             const void *b, Dtype ab_type, float *c, bool accumulate);
 /* leaves: the most that a product has; 0: none has any. */
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves);
 

@@ -15,23 +15,9 @@
 #include "device/cpu/cpu.h"
 
 enum {
-    GRAIN = 16384,    /* elements in a piece of an elementwise op */
     TOKEN_BLOCK = 32, /* tokens of a sum over tokens that are added in one chain */
     PARTS = 64,       /* sums of such blocks that wait to be added, at most */
 };
-
-/* for (first = 0; first < n; first += step), pieces on threads; a single piece stays on this one. */
-#define PRAGMA(text) _Pragma(#text)
-#define EACH_PIECE(d, first, n, step)                                                     \
-    PRAGMA(omp parallel for num_threads((d)->threads) schedule(static) if ((n) > (step))) \
-    for (int64_t first = 0; first < (n); first += (step))
-
-static const Kernels *kernels_of(const Device *d) { return optimised_of(d)->kernels; }
-
-/* So many rows that a piece has about GRAIN elements: some microseconds of work, well above what it costs to
- * hand it to a thread, and small enough for the last pieces to come out even. Rows do not know of each other,
- * so the number of them in a piece cannot show. */
-static int64_t rows_for(int64_t row) { return max_i64(1, GRAIN / max_i64(1, row)); }
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
@@ -562,6 +548,12 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.activation_backward = activation_backward;
     d->ops.add = add;
     d->ops.softcap = softcap;
+    d->ops.route = optimised_route;
+    d->ops.route_backward = optimised_route_backward;
+    d->ops.gemm_experts = optimised_gemm_experts;
+    d->ops.gemm_experts_weight = optimised_gemm_experts_weight;
+    d->ops.experts_combine = optimised_experts_combine;
+    d->ops.experts_weigh = optimised_experts_weigh;
     d->ops.sum_parts = sum_parts;
     d->ops.sum_parts_i64 = sum_parts_i64;
     d->ops.loss_records = loss_records;

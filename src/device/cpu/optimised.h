@@ -14,6 +14,20 @@ typedef struct Optimised {
 } Optimised;
 
 static inline Optimised *optimised_of(const Device *d) { return d->impl; }
+static inline const Kernels *kernels_of(const Device *d) { return optimised_of(d)->kernels; }
+
+/* for (first = 0; first < n; first += step), pieces on threads; a single piece stays on this one. */
+#define PRAGMA(text) _Pragma(#text)
+#define EACH_PIECE(d, first, n, step)                                                     \
+    PRAGMA(omp parallel for num_threads((d)->threads) schedule(static) if ((n) > (step))) \
+    for (int64_t first = 0; first < (n); first += (step))
+
+enum { GRAIN = 16384 }; /* elements in a piece of an elementwise op */
+
+/* So many rows that a piece has about GRAIN elements: some microseconds of work, well above what it costs to
+ * hand it to a thread, and small enough for the last pieces to come out even. Rows do not know of each other,
+ * so the number of them in a piece cannot show. */
+static inline int64_t rows_for(int64_t row) { return max_i64(1, GRAIN / max_i64(1, row)); }
 
 /* Overrides slots of d->ops for d->name; d->threads and d->native_bf16 are set. */
 ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err);
@@ -29,5 +43,18 @@ void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, 
 void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c);
 size_t optimised_attention_scratch(const Device *d, AttentionShape s);
+
+/* optimised_experts.c */
+void optimised_route(Device *d, RouteShape s, Routes r, int64_t *counts);
+void optimised_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                              float *balance, void *dlogits, Dtype c);
+void optimised_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                            const void *b, Dtype ab_type, void *c, Dtype c_type);
+void optimised_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                                   const void *b, Dtype ab_type, float *c, bool accumulate);
+void optimised_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
+                               bool weighed, bool add, void *y, Dtype c);
+void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+                             float *dweights, Dtype c);
 
 #endif

@@ -5,9 +5,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-const Family *const families[] = {&family_llama,   &family_qwen2, &family_qwen3,  &family_mistral,
-                                  &family_olmo2,   &family_olmo3, &family_gemma2, &family_gemma3_text,
-                                  &family_smollm3, &family_phi3,  &family_gpt2,   NULL};
+const Family *const families[] = {
+    &family_llama, &family_qwen2,   &family_qwen3,       &family_mistral, &family_olmo2,
+    &family_olmo3, &family_gemma2,  &family_gemma3_text, &family_smollm3, &family_phi3,
+    &family_gpt2,  &family_mixtral, &family_qwen3_moe,   &family_olmoe,   NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
@@ -27,9 +28,15 @@ static bool same_shape(const PublishedSize *s, const ModelConfig *c) {
            s->tied == c->tie_word_embeddings;
 }
 
+static bool same_experts(const PublishedExperts *e, const ModelConfig *c) {
+    return e->experts == c->num_experts && e->chosen == c->num_experts_per_tok &&
+           e->width == c->moe_intermediate_size;
+}
+
 const PublishedSize *family_published(const ModelConfig *c) {
-    for (const PublishedSize *s = model_family(c)->sizes; s && s->name; s++)
-        if (same_shape(s, c)) return s;
+    const Family *f = model_family(c);
+    for (const PublishedSize *s = f->sizes; s && s->name; s++)
+        if (same_shape(s, c) && (!f->experts || same_experts(&f->experts[s - f->sizes], c))) return s;
     return NULL;
 }
 
@@ -48,7 +55,8 @@ ModelConfig family_defaults(const Family *f, const ModelConfig *c) {
     d.bos_token_id = c->bos_token_id;
     d.eos_token_id = c->eos_token_id;
     if (d.partial_rotary_factor <= 0) d.partial_rotary_factor = 1;
-    if (f->window_keys == WINDOWS_BEHIND) d.sliding_window = 0; /* use_sliding_window is false */
+    if (f->window_keys == WINDOWS_BEHIND || f->window_keys == WINDOWS_SWITCH)
+        d.sliding_window = 0; /* use_sliding_window is false */
     return d;
 }
 
@@ -66,6 +74,8 @@ bool family_reads(const Family *f, KeyKind kind) {
         if (k->kind == kind) return true;
     return false;
 }
+
+bool family_has_experts(const Family *f) { return reads_field(f, offsetof(ModelConfig, num_experts)); }
 
 static ErrorCode refuse_field(const Family *f, const char *where, const char *field, Error *err) {
     return error_set(
@@ -99,6 +109,12 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         {FIELD(query_pre_attn_scalar), equal(c->query_pre_attn_scalar, d->query_pre_attn_scalar)},
         {FIELD(attn_logit_softcapping), equal(c->attn_logit_softcapping, d->attn_logit_softcapping)},
         {FIELD(final_logit_softcapping), equal(c->final_logit_softcapping, d->final_logit_softcapping)},
+        {FIELD(num_experts), c->num_experts == d->num_experts},
+        {FIELD(num_experts_per_tok), c->num_experts_per_tok == d->num_experts_per_tok},
+        {FIELD(moe_intermediate_size), c->moe_intermediate_size == d->moe_intermediate_size},
+        {FIELD(norm_topk_prob), c->norm_topk_prob == d->norm_topk_prob},
+        {FIELD(router_aux_loss_coef), equal(c->router_aux_loss_coef, d->router_aux_loss_coef)},
+        {FIELD(output_router_logits), c->output_router_logits == d->output_router_logits},
     };
 #undef FIELD
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
@@ -112,7 +128,12 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "rope_local_theta", err);
     if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation)
         return refuse_field(f, where, "partial_rotary_factor", err);
-    if (f->window_keys == WINDOWS_ALL && c->windows.period > 1)
+    if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE))
+        return refuse_field(f, where, "dense_layers", err);
+    if (family_has_experts(f) && c->num_experts == 0)
+        return error_set(err, ERR_CONFIG, "%s: num_experts is 0, expected a number from 1 to %d", where,
+                         EXPERTS_MAX);
+    if ((f->window_keys == WINDOWS_ALL || f->window_keys == WINDOWS_SWITCH) && c->windows.period > 1)
         return refuse_field(f, where, "window_layers", err);
     return OK;
 }

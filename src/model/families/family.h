@@ -46,6 +46,8 @@ typedef enum KeyKind {
     KEY_ROTATION,   /* rope_theta with rope_scaling, or rope_parameters: see rope_keys.c */
     KEY_WINDOWS,    /* sliding_window, and which layers have one: see window_keys.c */
     KEY_NO_ROPE,    /* layers that are not turned: see there too */
+    KEY_EXPERTS,    /* num_experts or num_local_experts: int64_t */
+    KEY_DENSE,      /* decoder_sparse_step and mlp_only_layers: layers without experts; see there too */
     KEY_ACTIVATION, /* the family's, or what means the same: written, not held */
     KEY_ZERO,       /* 0: written, not held */
     KEY_DROPOUT,    /* any probability, which a warning says is not used: written as 0 */
@@ -65,6 +67,7 @@ typedef struct KeyRule {
 /* How config.json says which layers have windows. */
 typedef enum WindowKeys {
     WINDOWS_ALL,    /* sliding_window, for all of them */
+    WINDOWS_SWITCH, /* the same, where use_sliding_window says so */
     WINDOWS_BEHIND, /* use_sliding_window; max_window_layers are the first that has one; layer_types */
     WINDOWS_SOME    /* layer_types, or the pattern that the defaults have; sliding_window_pattern */
 } WindowKeys;
@@ -83,6 +86,12 @@ typedef struct PublishedSize {
     int64_t parameters;
 } PublishedSize;
 
+/* What tells the experts of such a model: their number, those of a token, their width (0: intermediate_size),
+ * and the parameters that a token meets. */
+typedef struct PublishedExperts {
+    int64_t experts, chosen, width, active;
+} PublishedExperts;
+
 typedef struct Family {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
     Arch arch;
@@ -90,22 +99,27 @@ typedef struct Family {
     InitKind init;       /* what its models start from, unless a run says otherwise */
     const KeyRule *keys; /* ends with a NULL name */
     WindowKeys window_keys;
-    const char *blocks;         /* names in blocks begin with this and a number; NULL: "model.layers." */
-    const NameRule *names;      /* ends with a NULL row; NULL: all as their rows say */
-    const PublishedSize *sizes; /* ends with a NULL name; NULL: none */
+    const char *blocks;              /* names in blocks begin with this and a number; NULL: "model.layers." */
+    const NameRule *names;           /* ends with a NULL row; NULL: all as their rows say */
+    const PublishedSize *sizes;      /* ends with a NULL name; NULL: none */
+    const PublishedExperts *experts; /* of each of these sizes; NULL: none has any */
 } Family;
 
 extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
-    family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2;
+    family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2, family_mixtral,
+    family_qwen3_moe, family_olmoe;
 
 /* All of them; ends with NULL. */
 extern const Family *const families[];
 /* Their names in that order: what an option table takes. */
-#define FAMILY_NAMES "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2"
+#define FAMILY_NAMES \
+    "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe"
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */
 const char *family_parameter_name(const Family *f, const ParamRow *row);
+/* Its models have experts. */
+bool family_has_experts(const Family *f);
 /* The published model of this shape; NULL: none that weft knows. */
 const PublishedSize *family_published(const ModelConfig *c);
 /* What the family's config.json would say of c without the keys that files may leave out: *c with the
@@ -129,6 +143,8 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
 void window_keys_write(const ModelConfig *c, JsonWriter *w);
 ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void no_rope_write(const ModelConfig *c, JsonWriter *w);
+ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void dense_layers_write(const ModelConfig *c, JsonWriter *w);
 /* transformers tells 8.0 from 8, and warns about the latter. */
 void family_write_double(JsonWriter *w, const char *key, double value);
 /* The name by which a family's activation is written. */

@@ -32,6 +32,13 @@
 #define KEY_ATTENTION_BIAS {"attention_bias", KEY_SWITCH, AT(attention_bias), false}
 #define KEY_NO_DROPOUT {"attention_dropout", KEY_ZERO, 0, false}
 #define KEY_NO_PAD {"pad_token_id", KEY_PAD, 0, false}
+/* router_aux_loss_coef counts only where output_router_logits is true, as in transformers. */
+#define KEYS_ROUTER                                                         \
+    {"num_experts_per_tok", KEY_SIZE, AT(num_experts_per_tok), false},      \
+    {"router_aux_loss_coef", KEY_NUMBER, AT(router_aux_loss_coef), false},  \
+    {"output_router_logits", KEY_SWITCH, AT(output_router_logits), false}
+#define NUM_EXPERTS {"num_experts", KEY_EXPERTS, AT(num_experts), false}
+#define KEY_NORM_TOPK {"norm_topk_prob", KEY_SWITCH, AT(norm_topk_prob), false}
 #define KEY_SLIDING {"sliding_window", KEY_WINDOWS, 0, false}
 /* clang-format on */
 

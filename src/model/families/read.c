@@ -149,6 +149,19 @@ static ErrorCode read_inner(ModelConfig *c, const cJSON *root, const char *where
     return json_get_int(root, where, k->name, false, 1, MODEL_MAX_POSITIONS, to, err);
 }
 
+/* transformers takes either name in every family with experts, and writes now the one, now the other. */
+static ErrorCode read_experts(const cJSON *root, const char *where, int64_t *to, Error *err) {
+    int64_t local = 0;
+    TRY(json_get_int(root, where, "num_experts", false, 1, MODEL_MAX_POSITIONS, to, err));
+    TRY(json_get_int(root, where, "num_local_experts", false, 1, MODEL_MAX_POSITIONS, &local, err));
+    if (local == 0) return OK;
+    if (family_member(root, "num_experts") != NULL && *to != local)
+        return error_set(err, ERR_CONFIG,
+                         "%s: num_experts and num_local_experts contradict each other; remove one", where);
+    *to = local;
+    return OK;
+}
+
 static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, const cJSON *root,
                           const char *where, Error *err) {
     void *to = (char *)c + k->offset;
@@ -163,6 +176,8 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_ROTATION: return rope_keys_read(f, c, root, where, err);
     case KEY_WINDOWS: return window_keys_read(f, c, root, where, err);
     case KEY_NO_ROPE: return no_rope_read(c, root, where, err);
+    case KEY_EXPERTS: return read_experts(root, where, to, err);
+    case KEY_DENSE: return dense_layers_read(c, root, where, err);
     case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);
     case KEY_DROPOUT: return read_dropout(root, where, k->name, err);

@@ -1,8 +1,9 @@
-/* Which layers have windows, and which are not turned, in config.json. transformers has found many keys for
- * the first: one list, layer_types, which wins over all others where it stands, and beside it
+/* Which layers have windows, which are not turned, and which have no experts, in config.json. transformers has
+ * found many keys for the first: one list, layer_types, which wins over all others where it stands, and beside it
  *
  *     Mistral, Phi-3    sliding_window: all layers, or none if null
  *     Qwen 2 and 3      use_sliding_window; the layers from max_window_layers on
+ *     Qwen 3 MoE        use_sliding_window; all layers
  *     Gemma, OLMo 3     a pattern of the family; sliding_window_pattern
  *
  * weft writes the list, and the family's own keys so that they say the same. */
@@ -80,6 +81,7 @@ static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root
         c->windows = c->no_rope;
         return OK;
     }
+    if (f->window_keys == WINDOWS_SWITCH) return OK;
     if (f->window_keys == WINDOWS_BEHIND) {
         TRY(json_get_int(root, where, "max_window_layers", false, 0, MODEL_MAX_COUNT, &first, err));
         return from_layer(first, c->num_hidden_layers, where, &c->windows, err);
@@ -102,7 +104,8 @@ static ErrorCode read_width(ModelConfig *c, const cJSON *root, const char *where
 ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
                            Error *err) {
     const cJSON *types = family_member(root, "layer_types");
-    bool used = f->window_keys != WINDOWS_BEHIND;
+    bool all = f->window_keys == WINDOWS_ALL || f->window_keys == WINDOWS_SWITCH;
+    bool used = f->window_keys == WINDOWS_ALL || f->window_keys == WINDOWS_SOME;
     TRY(read_width(c, root, where, err));
     if (!used) TRY(json_get_bool(root, where, "use_sliding_window", false, &used, err));
     if (!used) c->sliding_window = 0;
@@ -111,8 +114,7 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
     else
         TRY(read_pattern(f, c, root, where, err));
     /* transformers passes the list over in these families. */
-    if (f->window_keys == WINDOWS_ALL && types != NULL && c->sliding_window > 0 &&
-        (c->windows.period != 1 || c->windows.layers != 1))
+    if (all && types != NULL && c->sliding_window > 0 && (c->windows.period != 1 || c->windows.layers != 1))
         return error_set(err, ERR_CONFIG,
                          "%s: layer_types are not those of the family %s, whose layers all have the window",
                          where, f->model_type);
@@ -129,6 +131,32 @@ ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Err
     TRY(json_get_int(root, where, "no_rope_layer_interval", false, 1, LAYER_SET_PERIOD, &every, err));
     c->no_rope = every_layer(every, false);
     return OK;
+}
+
+/* Layer i has experts if (i + 1) % decoder_sparse_step is 0, and if it is not in mlp_only_layers. */
+ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    const cJSON *list = family_member(root, "mlp_only_layers"), *item;
+    int64_t step = 1, layers = c->num_hidden_layers;
+    TRY(json_get_int(root, where, "decoder_sparse_step", false, 1, MODEL_MAX_COUNT, &step, err));
+    if (list != NULL && !cJSON_IsArray(list))
+        return error_set(err, ERR_CONFIG, "%s: mlp_only_layers is not a list", where);
+    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
+    ErrorCode code = OK;
+    for (int64_t i = 0; i < layers; i++) has[i] = (i + 1) % step != 0;
+    cJSON_ArrayForEach(item, list) {
+        double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        bool layer = value >= 0 && value < (double)layers && (double)(int64_t)value >= value;
+        if (layer) has[(int64_t)value] = true;
+        if (!layer && code == OK)
+            code = error_set(err, ERR_CONFIG,
+                             "%s: mlp_only_layers holds something that is no layer of 0 to %lld", where,
+                             (long long)layers - 1);
+    }
+    if (code == OK && !layer_set_find(&c->dense_layers, has, layers))
+        code = refuse_pattern(where, "mlp_only_layers", err);
+    free(has);
+    return code;
 }
 
 /* ---- writing ---- */
@@ -150,13 +178,23 @@ static int64_t first_window(const ModelConfig *c) {
 
 void window_keys_write(const ModelConfig *c, JsonWriter *w) {
     WindowKeys keys = model_family(c)->window_keys;
-    if (keys == WINDOWS_BEHIND) json_put_bool(w, "use_sliding_window", c->sliding_window > 0);
+    if (keys == WINDOWS_BEHIND || keys == WINDOWS_SWITCH)
+        json_put_bool(w, "use_sliding_window", c->sliding_window > 0);
     if (c->sliding_window > 0)
         json_put_int(w, "sliding_window", c->sliding_window);
     else
         json_put_null(w, "sliding_window");
     if (keys == WINDOWS_BEHIND) json_put_int(w, "max_window_layers", first_window(c));
-    if (keys != WINDOWS_ALL) write_layer_types(c, w);
+    if (keys == WINDOWS_BEHIND || keys == WINDOWS_SOME) write_layer_types(c, w);
+}
+
+void dense_layers_write(const ModelConfig *c, JsonWriter *w) {
+    json_put_int(w, "decoder_sparse_step", 1);
+    json_key(w, "mlp_only_layers");
+    json_begin_array(w);
+    for (int64_t i = 0; i < c->num_hidden_layers; i++)
+        if (layer_set_has(c->dense_layers, i)) json_int(w, i);
+    json_end_array(w);
 }
 
 void no_rope_write(const ModelConfig *c, JsonWriter *w) {

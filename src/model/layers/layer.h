@@ -45,11 +45,15 @@ typedef enum Lifetime {
 typedef enum Extent {
     EXTENT_TOKENS,
     EXTENT_OWN,
-    EXTENT_LOGITS
-} Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits */
+    EXTENT_LOGITS,
+    EXTENT_CHOICES,
+    EXTENT_ONE
+} Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
+             experts; one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
+    ELEMENT_INDEX, /* int32_t */
     ELEMENT_NARROW /* the compute dtype; no tensor at all where that is fp32 */
 } Element;
 
@@ -62,7 +66,7 @@ typedef struct TensorRow {
     bool operand; /* the weight half reads it */
 } TensorRow;
 
-enum { LAYER_TENSORS = 8 }; /* at most */
+enum { LAYER_TENSORS = 16 }; /* at most */
 
 /* y [T, out] = x [T, in] W^T (+ bias). The rows that make up [out, in], and [out], lie side by side; of those
  * that a model has, the first begins the matrix. */
@@ -131,6 +135,7 @@ extern const Layer layer_embedding;        /* ids -> y */
 extern const Layer layer_attention;        /* x -> y */
 extern const Layer layer_normed_attention; /* the same with norms of queries and keys */
 extern const Layer layer_mlp;              /* x -> y, with a gate or without */
+extern const Layer layer_experts;          /* x -> y, in place of an MLP */
 extern const Layer layer_head;             /* the state -> losses, or logits */
 
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */

@@ -1,0 +1,164 @@
+/* Experts on threads. Products are gemm.c's, one expert after the other. What is left is a pass over rows, at
+ * the speed of memory, in plain C: rows and tokens know nothing of each other, so pieces of them cannot show.
+ * Choosing takes E k comparisons a token; sorting the choices, which is one thread's, some nanoseconds each. */
+#include <math.h>
+
+#include "device/cpu/optimised.h"
+
+/* ---- routing ---- */
+
+/* In double: rows are short, and this is no place to save time. */
+static void softmax(int n, float *x) {
+    double sum = 0;
+    float top = x[0];
+    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
+    for (int i = 0; i < n; i++) sum += exp((double)x[i] - (double)top);
+    for (int i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - (double)top) / sum);
+}
+
+/* What a token's weights are divided by. */
+static double weight_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
+    double sum = 0;
+    for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
+    return s.normalise ? sum : 1;
+}
+
+static void route_token(RouteShape s, Routes r, int64_t t) {
+    float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
+    int32_t *chosen = r.chosen + t * s.chosen;
+    route_choose(s, scores, chosen);
+    softmax(s.experts, scores);
+    double divisor = weight_divisor(s, scores, chosen);
+    for (int i = 0; i < s.chosen; i++) weights[i] = (float)((double)scores[chosen[i]] / divisor);
+}
+
+void optimised_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+    int64_t step = rows_for(s.experts * (int64_t)s.chosen);
+    EACH_PIECE(d, first, s.tokens, step) {
+        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++) route_token(s, r, t);
+    }
+    route_order(s, r, counts);
+}
+
+/* slopes: what the sequence's balance loss has for each expert. */
+static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const float *slopes,
+                           double scale, float *balance, void *dlogits, Dtype c) {
+    double ds[EXPERTS_MAX], mean = 0, along = 0, value = 0;
+    const float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
+    const int32_t *chosen = r.chosen + t * s.chosen;
+    const float *dw = dweights + t * s.chosen;
+    double divisor = weight_divisor(s, scores, chosen);
+    for (int e = 0; e < s.experts; e++) {
+        ds[e] = (double)slopes[e] * scale;
+        value += (double)slopes[e] * (double)scores[e];
+    }
+    for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dw[i] * (double)weights[i];
+    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += ((double)dw[i] - along) / divisor;
+    for (int e = 0; e < s.experts; e++) mean += (double)scores[e] * ds[e];
+    for (int e = 0; e < s.experts; e++)
+        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * (ds[e] - mean)));
+    balance[t] = (float)value;
+}
+
+void optimised_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                              float *balance, void *dlogits, Dtype c) {
+    int64_t step = rows_for(s.experts);
+    for (int64_t start = 0; start < s.tokens; start += s.sequence) {
+        int32_t counts[EXPERTS_MAX];
+        float slopes[EXPERTS_MAX];
+        int64_t tokens = min_i64(s.sequence, s.tokens - start);
+        route_count(tokens, s.experts, s.chosen, r.chosen + start * s.chosen, counts);
+        for (int e = 0; e < s.experts; e++)
+            slopes[e] = (float)((double)s.balance * s.experts * counts[e] / (double)tokens);
+        EACH_PIECE(d, first, tokens, step) {
+            for (int64_t t = first; t < min_i64(tokens, first + step); t++)
+                token_backward(s, r, start + t, dweights, slopes, (double)*scale, balance, dlogits, c);
+        }
+    }
+}
+
+/* ---- products ---- */
+
+void optimised_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                            const void *b, Dtype ab_type, void *c, Dtype c_type) {
+    gemm_run_experts(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type);
+}
+
+void optimised_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                                   const void *b, Dtype ab_type, float *c, bool accumulate) {
+    gemm_run_experts_weight(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate);
+}
+
+/* ---- rows ---- */
+
+enum { COLUMNS = 256 }; /* of a row at a time, in fp32 on the stack */
+
+/* sum += weight * row. */
+static void add_row(int64_t n, const void *row, float weight, float *sum, Dtype c) {
+    if (c == DTYPE_F32)
+        for (int64_t i = 0; i < n; i++) sum[i] += weight * ((const float *)row)[i];
+    else
+        for (int64_t i = 0; i < n; i++) sum[i] += weight * bf16_widen(((const uint16_t *)row)[i]);
+}
+
+/* Columns first .. first+n-1 of token t. A weight of 1 changes nothing. */
+static void combine_columns(const Device *d, RouteShape s, const Routes *r, int64_t hidden, const void *rows,
+                            bool weighed, bool add, void *y, Dtype c, int64_t t, int64_t first, int64_t n) {
+    float sum[COLUMNS];
+    void *to = tensor_to(y, t * hidden + first, c);
+    if (add)
+        kernels_of(d)->cast(n, to, c, sum, DTYPE_F32);
+    else
+        memset(sum, 0, (size_t)n * sizeof *sum);
+    for (int64_t j = t * s.chosen; j < (t + 1) * s.chosen; j++)
+        add_row(n, tensor_at(rows, r->row[j] * hidden + first, c), weighed ? r->weights[j] : 1, sum, c);
+    kernels_of(d)->cast(n, sum, DTYPE_F32, to, c);
+}
+
+void optimised_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
+                               bool weighed, bool add, void *y, Dtype c) {
+    int64_t step = rows_for(hidden * s.chosen);
+    EACH_PIECE(d, first, s.tokens, step) {
+        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
+            for (int64_t i = 0; i < hidden; i += COLUMNS)
+                combine_columns(d, s, &r, hidden, rows, weighed, add, y, c, t, i,
+                                min_i64(COLUMNS, hidden - i));
+    }
+}
+
+/* The sum of products of COLUMNS at most, which are then multiplied by the weight. Lanes are added in
+ * order. */
+static double weigh_columns(int64_t n, float *x, float *dx, float weight) {
+    enum { LANES = 16 };
+    float lanes[LANES] = {0};
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) lanes[i % LANES] += x[i] * dx[i];
+    for (int i = 0; i < LANES; i++) sum += (double)lanes[i];
+    for (int64_t i = 0; i < n; i++) x[i] *= weight, dx[i] *= weight;
+    return sum;
+}
+
+static float weigh_row(const Device *d, int64_t inter, void *act, void *dact, float weight, Dtype c) {
+    double sum = 0;
+    for (int64_t i = 0; i < inter; i += COLUMNS) {
+        float x[COLUMNS], dx[COLUMNS];
+        int64_t n = min_i64(COLUMNS, inter - i);
+        kernels_of(d)->cast(n, tensor_at(act, i, c), c, x, DTYPE_F32);
+        kernels_of(d)->cast(n, tensor_at(dact, i, c), c, dx, DTYPE_F32);
+        sum += weigh_columns(n, x, dx, weight);
+        kernels_of(d)->cast(n, x, DTYPE_F32, tensor_to(act, i, c), c);
+        kernels_of(d)->cast(n, dx, DTYPE_F32, tensor_to(dact, i, c), c);
+    }
+    return (float)sum;
+}
+
+void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+                             float *dweights, Dtype c) {
+    int64_t step = rows_for(inter), choices = s.tokens * s.chosen;
+    EACH_PIECE(d, first, choices, step) {
+        for (int64_t j = first; j < min_i64(choices, first + step); j++) {
+            int64_t at = r.row[j] * inter;
+            dweights[j] = weigh_row(d, inter, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
+        }
+    }
+}

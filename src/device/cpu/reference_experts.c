@@ -1,0 +1,136 @@
+/* The textbook of experts: as reference.c, sums and exponentials in double, one rounding. */
+#include <math.h>
+
+#include "device/cpu/cpu.h"
+
+/* ---- routing ---- */
+
+static void softmax(int n, float *x) {
+    double top = -HUGE_VAL, sum = 0;
+    for (int i = 0; i < n; i++) top = fmax(top, (double)x[i]);
+    for (int i = 0; i < n; i++) sum += exp((double)x[i] - top);
+    for (int i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - top) / sum);
+}
+
+/* Of the scores of what a token has chosen. */
+static double chosen_sum(RouteShape s, const float *scores, const int32_t *chosen) {
+    double sum = 0;
+    for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
+    return sum;
+}
+
+void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+    (void)d;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
+        int32_t *chosen = r.chosen + t * s.chosen;
+        route_choose(s, scores, chosen);
+        softmax(s.experts, scores);
+        double sum = s.normalise ? chosen_sum(s, scores, chosen) : 1;
+        for (int i = 0; i < s.chosen; i++) weights[i] = (float)((double)scores[chosen[i]] / sum);
+    }
+    route_order(s, r, counts);
+}
+
+/* The gradient of the scores of one token: of those that are chosen, and of all by the balance loss, whose
+ * value is returned. */
+static double score_gradients(RouteShape s, const float *scores, const int32_t *chosen, const float *weights,
+                              const float *dweights, const int32_t *counts, int64_t sequence, double scale,
+                              double *ds) {
+    double along = 0, value = 0, sum = s.normalise ? chosen_sum(s, scores, chosen) : 1;
+    for (int e = 0; e < s.experts; e++) {
+        double slope = (double)s.balance * s.experts * counts[e] / (double)sequence;
+        ds[e] = slope * scale;
+        value += slope * (double)scores[e];
+    }
+    for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dweights[i] * (double)weights[i];
+    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += ((double)dweights[i] - along) / sum;
+    return value;
+}
+
+static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const int32_t *counts,
+                           int64_t sequence, double scale, float *balance, void *dlogits, Dtype c) {
+    double ds[EXPERTS_MAX], mean = 0;
+    const float *scores = r.scores + t * s.experts;
+    int64_t at = t * s.chosen;
+    double value =
+        score_gradients(s, scores, r.chosen + at, r.weights + at, dweights + at, counts, sequence, scale, ds);
+    for (int e = 0; e < s.experts; e++) mean += (double)scores[e] * ds[e];
+    for (int e = 0; e < s.experts; e++)
+        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * (ds[e] - mean)));
+    balance[t] = (float)value;
+}
+
+void reference_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                              float *balance, void *dlogits, Dtype c) {
+    (void)d;
+    int32_t counts[EXPERTS_MAX];
+    for (int64_t first = 0; first < s.tokens; first += s.sequence) {
+        int64_t tokens = min_i64(s.sequence, s.tokens - first);
+        route_count(tokens, s.experts, s.chosen, r.chosen + first * s.chosen, counts);
+        for (int64_t t = first; t < first + tokens; t++)
+            token_backward(s, r, t, dweights, counts, tokens, (double)*scale, balance, dlogits, c);
+    }
+}
+
+/* ---- products ---- */
+
+void reference_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                            const void *b, Dtype ab_type, void *c, Dtype c_type) {
+    if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)k;
+    for (int i = 0; i < e.experts; i++)
+        for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
+            for (int64_t j = 0; j < n; j++) {
+                double sum = 0;
+                for (int64_t p = 0; p < k; p++)
+                    sum += (double)tensor_get(a, r * k + p, ab_type) *
+                           (double)tensor_get(b, i * e.step + (trans_b ? j * k + p : p * n + j), ab_type);
+                tensor_set(c, r * n + j, c_type, (float)sum);
+            }
+}
+
+void reference_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                                   const void *b, Dtype ab_type, float *c, bool accumulate) {
+    if (d->profiling)
+        d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
+    for (int i = 0; i < e.experts; i++)
+        for (int64_t x = 0; x < m * n; x++) {
+            double sum = accumulate ? (double)c[i * e.step + x] : 0;
+            for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
+                sum += (double)tensor_get(a, r * m + x / n, ab_type) *
+                       (double)tensor_get(b, r * n + x % n, ab_type);
+            c[i * e.step + x] = (float)sum;
+        }
+}
+
+/* ---- rows ---- */
+
+/* In fp32, choice after choice, as the op says. */
+void reference_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
+                               bool weighed, bool add, void *y, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = 0; i < hidden; i++) {
+            float sum = add ? tensor_get(y, t * hidden + i, c) : 0;
+            for (int64_t j = t * s.chosen; j < (t + 1) * s.chosen; j++) {
+                float x = tensor_get(rows, r.row[j] * hidden + i, c);
+                sum += weighed ? r.weights[j] * x : x;
+            }
+            tensor_set(y, t * hidden + i, c, sum);
+        }
+}
+
+void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+                             float *dweights, Dtype c) {
+    (void)d;
+    for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
+        double sum = 0;
+        for (int64_t i = r.row[j] * inter; i < (r.row[j] + 1) * inter; i++) {
+            float x = tensor_get(act, i, c), dx = tensor_get(dact, i, c);
+            sum += (double)x * (double)dx;
+            tensor_set(act, i, c, r.weights[j] * x);
+            tensor_set(dact, i, c, r.weights[j] * dx);
+        }
+        dweights[j] = (float)sum;
+    }
+}

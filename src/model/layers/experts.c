@@ -1,0 +1,232 @@
+/* Experts in place of an MLP, of which each token goes to a few (Shazeer et al., "Outrageously large neural
+ * networks: the sparsely-gated mixture-of-experts layer", 2017; Fedus, Zoph & Shazeer, "Switch transformers",
+ * 2021):
+ *
+ *     router       s = softmax(x Wr^T), k experts with the largest s; weights w are their s, divided by their
+ *                  sum where the family does that
+ *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
+ *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
+ *
+ * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
+ * sorted by expert, tokens ascending, and a token adds its k results in the order of experts, so that nothing
+ * hangs on who is done first. One expert may get all tokens, another none: its gradient is then zero, and
+ * optimizer states go on.
+ *
+ * Where tokens go is chosen once: it stays in the slab under every policy, so that what is made again goes
+ * where it went. Rows of x are gathered again for the weight half, which is a copy, rather than kept. */
+#include "model/families/family.h"
+#include "model/unit.h"
+
+enum { ROUTER, GATE, UP, DOWN, PARAMS };
+static const ParamRow params[PARAMS] = {
+    [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true},
+    [GATE] = {"mlp.experts.*.gate_proj.weight", DIM_EXPERT, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
+              .expert = true},
+    [UP] = {"mlp.experts.*.up_proj.weight", DIM_EXPERT, DIM_HIDDEN, .init = ROLE_UP, .decays = true,
+            .continues = true, .expert = true},
+    [DOWN] = {"mlp.experts.*.down_proj.weight", DIM_HIDDEN, DIM_EXPERT, .init = ROLE_DOWN, .decays = true,
+              .expert = true},
+};
+
+enum {
+    SCORES,
+    CHOSEN,
+    WEIGHTS,
+    ROW,
+    TOKEN,
+    FIRST,
+    GATE_UP,
+    ROWS,
+    ACT,
+    DACT,
+    DGATE_UP,
+    DWEIGHTS,
+    DLOGITS,
+    BALANCE,
+    TENSORS
+};
+static const TensorRow tensors[TENSORS] = {
+    /* Routes: device.h. The weight half reads them too, but they stay anyway. */
+    [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
+    [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
+    [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
+    [FIRST] = {EXTENT_ONE, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
+    [GATE_UP] = {EXTENT_CHOICES, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
+    [ROWS] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of the result, of gradients */
+    [ACT] = {EXTENT_CHOICES, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true}, /* there times the weight */
+    [DACT] = {EXTENT_CHOICES, DIM_EXPERT, .life = LIFE_SCRATCH},
+    [DGATE_UP] = {EXTENT_CHOICES, DIM_EXPERT_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
+    [DWEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
+    [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
+    [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
+};
+
+static const Product router = {&params[ROUTER], NULL, 1, DIM_EXPERTS, DIM_HIDDEN};
+static const Product gate_up = {&params[GATE], NULL, 1, DIM_EXPERT_GATE_UP, DIM_HIDDEN};
+static const Product down = {&params[DOWN], NULL, 1, DIM_HIDDEN, DIM_EXPERT};
+
+static RouteShape shape_of(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    const ModelConfig *c = &m->config;
+    int64_t tokens = m->tokens;
+    return (RouteShape){.tokens = tokens,
+                        .sequence = m->positions > 0 && m->positions < tokens ? m->positions : tokens,
+                        .experts = (int)c->num_experts,
+                        .chosen = (int)c->num_experts_per_tok,
+                        .normalise = c->norm_topk_prob,
+                        .balance = (float)model_balance(c)};
+}
+
+static Routes routes_of(const LayerPass *w) {
+    void *const *t = w->tensors;
+    return (Routes){t[SCORES], t[CHOSEN], t[WEIGHTS], t[ROW], t[TOKEN], t[FIRST]};
+}
+
+static const Param *matrix_of(const LayerPass *w, const Product *p) {
+    return param_of(&w->pass->model->table, w->unit, p->weight);
+}
+
+static int64_t choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
+
+static ExpertRows rows_of(const LayerPass *w, const Param *first) {
+    const Model *m = w->pass->model;
+    return (ExpertRows){choices(m), (int)m->config.num_experts, w->tensors[FIRST],
+                        param_expert_step(&m->table, first)};
+}
+
+/* ---- products of experts: [choices, in] to [choices, out], and back ---- */
+
+static void expert_product(const LayerPass *w, const Product *p, bool back, const void *x, void *y) {
+    const Model *m = w->pass->model;
+    const Param *first = matrix_of(w, p);
+    int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
+    OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, first), !back, back ? in : out,
+       back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y, m->compute);
+}
+
+static void expert_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
+    const Model *m = w->pass->model;
+    const Param *first = matrix_of(w, p);
+    if (first->flat == FLAT_FROZEN) return;
+    OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, first),
+       model_dim(&m->config, p->out), model_dim(&m->config, p->in), dy, x, m->compute,
+       gradient_of(&w->pass->gradients, first), !w->pass->first);
+}
+
+/* ROWS = x of each row's token: rows are looked up as an embedding's are. */
+static void gather(const LayerPass *w, const void *x /* [T, h] c */) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(m), m->config.hidden_size, w->tensors[TOKEN],
+       x, ALL_ROWS, 1.0f, false, w->tensors[ROWS], m->compute);
+}
+
+static void combine(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w), m->config.hidden_size,
+       w->tensors[ROWS], weighed, false, y, m->compute);
+}
+
+/* ---- router ---- */
+
+/* Logits in fp32 whatever the compute dtype, since choices hang on their differences. They are counted here
+ * and nowhere else: this part is never done again. */
+static void router_forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    const ModelConfig *c = &m->config;
+    OP(p->device, OP_GEMM, gemm, false, true, m->tokens, c->num_experts, c->hidden_size, w->x,
+       weights_matrix(p->weights, matrix_of(w, &router)), m->compute, w->tensors[SCORES], DTYPE_F32,
+       c->num_experts, false, NO_LEAVES);
+    OP(p->device, OP_ROUTE, route, shape_of(w), routes_of(w),
+       p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
+}
+
+/* The gradient of the weights has come from the experts; that of x is added to theirs. */
+static void router_input(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    RouteShape s = shape_of(w);
+    OP(p->device, OP_ROUTE_BACKWARD, route_backward, s, routes_of(w), w->tensors[DWEIGHTS], p->loss_scale,
+       w->tensors[BALANCE], w->tensors[DLOGITS], m->compute);
+    if (p->balance && s.balance > 0)
+        OP(p->device, OP_LOSS_SUM, loss_sum, s.tokens, w->tensors[BALANCE], p->balance);
+    OP(p->device, OP_GEMM, gemm, false, false, s.tokens, m->config.hidden_size, m->config.num_experts,
+       w->tensors[DLOGITS], weights_matrix(p->weights, matrix_of(w, &router)), m->compute, w->dx, m->compute,
+       m->config.hidden_size, true, NO_LEAVES);
+}
+
+static void router_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT) router_input(w);
+    if (half & HALF_WEIGHT) product_weight(w, &router, w->tensors[DLOGITS], w->x);
+}
+
+/* ---- gate and up ---- */
+
+static void gate_up_forward(const LayerPass *w) {
+    gather(w, w->x);
+    expert_product(w, &gate_up, false, w->tensors[ROWS], w->tensors[GATE_UP]);
+}
+
+/* ROWS are x for the one half, then the gradient of that. */
+static void gate_up_backward(const LayerPass *w, Half half) {
+    if (half & HALF_WEIGHT) {
+        gather(w, w->x);
+        expert_weight(w, &gate_up, w->tensors[DGATE_UP], w->tensors[ROWS]);
+    }
+    if (half & HALF_INPUT) {
+        expert_product(w, &gate_up, true, w->tensors[DGATE_UP], w->tensors[ROWS]);
+        combine(w, false, w->dx);
+    }
+}
+
+/* ---- down ---- */
+
+static void activate(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
+       true, choices(m), model_dim(&m->config, DIM_EXPERT), w->tensors[GATE_UP], w->tensors[ACT], m->compute);
+}
+
+static void down_forward(const LayerPass *w) {
+    activate(w);
+    expert_product(w, &down, false, w->tensors[ACT], w->tensors[ROWS]);
+    combine(w, true, w->y);
+}
+
+/* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
+ * gradient of a, and (w a) dy^T that of Wdown. The activation that comes with its gradient is not wanted, and
+ * takes the place of that. */
+static void down_input(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    void *const *t = w->tensors;
+    int64_t inter = model_dim(&m->config, DIM_EXPERT);
+    expert_product(w, &down, true, t[ROWS], t[DACT]);
+    activate(w);
+    OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, shape_of(w), routes_of(w), inter, t[ACT], t[DACT],
+       t[DWEIGHTS], m->compute);
+    OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
+       true, choices(m), inter, t[GATE_UP], t[DACT], t[DGATE_UP], t[DACT], m->compute);
+}
+
+static void down_backward(const LayerPass *w, Half half) {
+    gather(w, w->dy);
+    if (half & HALF_INPUT) down_input(w);
+    if (half & HALF_WEIGHT) expert_weight(w, &down, w->tensors[ROWS], w->tensors[ACT]);
+}
+
+static const Part parts[] = {
+    {"router", LIFE_INPUT, router_forward, router_backward, .product = &router},
+    {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up},
+    {"down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down},
+};
+
+const Layer layer_experts = {.name = "experts",
+                             .params = params,
+                             .tensors = tensors,
+                             .parts = parts,
+                             .param_count = PARAMS,
+                             .tensor_count = TENSORS,
+                             .part_count = sizeof parts / sizeof *parts};

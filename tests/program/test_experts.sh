@@ -1,0 +1,75 @@
+#!/bin/bash
+# ranks: 4
+# Models with experts: one curve on every mesh, with any number of threads and after a restart; files with a matrix an expert, from which it
+# goes on, evaluates and generates; the figures of how evenly tokens go; what is refused.
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+
+letters 60 3 >text.txt
+cat >run.yaml <<END
+model: {family: qwen3_moe, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 3, num_attention_heads: 4, head_dim: 8, num_experts: 6,
+  num_experts_per_tok: 2, moe_intermediate_size: 20, dense_period: 3, dense_layers: 2, norm_topk_prob: true, output_router_logits: true,
+  router_aux_loss_coef: 0.01}
+data: {sources: [{path: text.txt, split: paragraphs}], validation: [{path: text.txt, split: paragraphs}], cache_dir: cache}
+train: {steps: 6, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32, numerics: exact, recompute: selective}
+validation: {every: 6, samples: 4}
+schedule: {warmup_steps: 2}
+checkpoint: {every: 3}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+END
+
+exits 0 train run.yaml run.dir=one || cat err
+curve one >one.curve
+[ "$(wc -l <one.curve)" -eq 6 ] || fail "no curve"
+grep -q '"balance_loss": 0\.0[0-9]*' one/metrics.jsonl || fail "no balance loss: $(head -1 one/metrics.jsonl)"
+grep -q '"expert_imbalance": [1-3]\.[0-9]*' one/metrics.jsonl || fail "no figure of imbalance: $(head -1 one/metrics.jsonl)"
+grep -q '"dead_experts": 0' one/metrics.jsonl || fail "dead experts: $(head -1 one/metrics.jsonl)"
+has err 'experts: '
+
+mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
+exits 0 train run.yaml run.dir=threads run.threads=2
+exits 0 train run.yaml run.dir=resumed train.steps=3 schedule.total_steps=6
+mesh 2 resumed mesh.dp_shard=2
+mesh 2 shard mesh.dp_shard=2
+mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
+mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv
+for run in threads resumed shard replicate both; do
+    curve $run | cmp -s - one.curve || fail "$run has another curve"
+    [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other weights"
+done
+exits 0 train run.yaml run.dir=free model.output_router_logits=false
+curve free | cmp -s - one.curve && fail "the balance loss changes nothing"
+grep -q '"balance_loss": null' free/metrics.jsonl || fail "a balance loss without one: $(head -1 free/metrics.jsonl)"
+
+exits 0 report one
+has one/report.html 'Tokens per expert'
+
+last=one/checkpoints/step-00000006
+exits 0 inspect $last
+has out 'experts     6 of width 20 in 2 layers, 2 a token'
+has out 'model.layers.2.mlp.experts.5.down_proj.weight'
+has out 'model.layers.1.mlp.gate_proj.weight'
+grep -q '"mlp_only_layers": \[ *$' $last/config.json && grep -q '"num_experts": 6' $last/config.json || fail "config.json: $(cat $last/config.json)"
+exits 0 generate one --prompt abc --tokens 4 --temperature 0
+exits 0 train run.yaml run.dir=from model.init=$last train.steps=1
+exits 0 plan run.yaml
+has out '6 experts of width 20 in 2 of the blocks, 2 a token'
+exits 0 models mixtral
+has out '8 experts of 14336, 2 a token'
+
+# Mixtral's names, without a balance loss; in bf16.
+exits 0 train run.yaml run.dir=mixtral model.family=mixtral model.dense_period=0 model.dense_layers=0 model.moe_intermediate_size=0 \
+    model.head_dim=8 model.output_router_logits=false train.steps=2 train.compute=bf16 checkpoint.every=2
+exits 0 inspect mixtral/checkpoints/step-00000002
+has out 'model.layers.2.block_sparse_moe.experts.5.w2.weight'
+
+exits 78 train run.yaml run.dir=no model.num_experts_per_tok=7
+has err 'num_experts_per_tok is 7, expected a number from 1 to 6'
+exits 78 train run.yaml run.dir=no model.family=llama model.head_dim=8
+has err 'model.num_experts is 6, but models of the family llama have no experts'
+exits 78 plan run.yaml -n 2 mesh.tp=2
+has err 'mesh.tp 2: the family qwen3_moe has experts, which weft does not cut yet'
+exits 78 plan run.yaml -n 2 mesh.ep=2
+has err 'mesh.ep'
+conclude
