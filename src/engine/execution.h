@@ -66,7 +66,7 @@ typedef struct Statistics {
     GradStats *first;        /* [parameters], inside figures: of the first microbatch; NULL: not measured */
     StepStatistics *host;    /* pinned: what the last fetch brought */
     Probe probe;
-    int64_t *routed;         /* host: choices of experts that all ranks add up, their number first */
+    int64_t *routed; /* host: choices of experts that all ranks add up, their number first */
 } Statistics;
 
 /* Communication that has been started, by what it moves. 0: nothing. */

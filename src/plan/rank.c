@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "model/families/family.h"
 
 /* auto becomes bf16 where the device multiplies it natively, else fp32: bf16 without such products is no
  * faster than fp32, and less exact. */
@@ -166,6 +167,13 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
 /* What a device's kernels do not do is said here, before anything runs. */
 static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
     int64_t widest = d->widest_head;
+    bool described = !d->ops.gemm; /* to plan for: it has no ops at all */
+    if (model->num_experts > 0 && !described && !d->ops.route)
+        return error_set(
+            err, ERR_CONFIG,
+            "run.device: %s: the family %s has experts, for which there are no kernels yet: take "
+            "run.device=cpu",
+            d->name, model_family(model)->model_type);
     if (widest == 0 || model->head_dim <= widest) return OK;
     return error_set(err, ERR_CONFIG,
                      "run.device: %s: attention heads of %lld elements (head_dim); at most %lld are done on "
