@@ -548,8 +548,9 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "That pattern: bit i is layer i of the period."},
-    /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. How many there are and how wide is the
-     * shape of the weights; how many of them a token meets is not, but another number is another model. */
+    /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. How many there are and how wide is
+     * the shape of the weights; how many of them a token meets is not, but another number is another
+     * model. */
     {.key = "model.num_experts",
      .type = OPT_INT,
      .effect = EFFECT_RUN,

@@ -131,7 +131,8 @@ double model_balance(const ModelConfig *c);
 int64_t model_parameter_count_without_embedding(
     const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
 /* Training FLOPs of one token: 6 N + 12 d p a block, with d = heads * head_dim, N without the embedding and
- * without the experts that the token does not go to, and p the keys that a token sees in the mean: half of T, less where a window ends before. */
+ * without the experts that the token does not go to, and p the keys that a token sees in the mean: half of T,
+ * less where a window ends before. */
 double model_flops_per_token(const ModelConfig *c, int64_t context);
 
 #endif

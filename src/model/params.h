@@ -124,7 +124,7 @@ const Param *param_find(const ParamTable *t, const char *name); /* NULL if none 
 /* NULL if the unit has none. Of experts' rows: the first expert's, or that expert's. */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row);
 const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert);
-/* Elements from what the first expert has of a row to what the next one has (invariant 4); 0: there is one. */
+/* Elements from what the first expert has of a row to what the next one has (invariant 4); 0: it is alone. */
 int64_t param_expert_step(const ParamTable *t, const Param *first);
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);

@@ -50,9 +50,10 @@ int stages_of_unit(const Stages *s, int unit) {
 
 /* ---- shares ---- */
 
-/* The matrices of a flat that must stay whole [parameters of the unit]; returns how many. In the order of the table, which is that of
+/* The matrices of a flat that must stay whole; returns how many. In the order of the table, which is that of
  * places: ascending, as cut_evenly wants them. */
-static int find_stretches(const PartitionSpec *spec, int unit, Flat flat, Stretch *out) {
+static int find_stretches(const PartitionSpec *spec, int unit, Flat flat,
+                          Stretch *out /* [parameters of the unit] */) {
     const ParamTable *t = spec->table;
     int count = 0;
     for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {

@@ -200,8 +200,8 @@ static void worsen(double *worst, double found, double expected) {
 
 enum { LOSS, NORM, COEFFICIENT, GRADIENT, WEIGHT, VERDICTS };
 
-/* With experts, in bf16: a token whose logits are close goes to another expert than in float64, and gradients of
- * single experts are then off by their own size. The loss is what can be compared. */
+/* With experts, in bf16: a token whose logits are close goes to another expert than in float64, and gradients
+ * of single experts are then off by their own size. The loss is what can be compared. */
 static bool compares(const Golden *g, Dtype compute, int verdict) {
     return verdict == LOSS || compute == DTYPE_F32 || g->plan.spec.model.num_experts == 0;
 }

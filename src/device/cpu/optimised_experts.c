@@ -1,6 +1,7 @@
 /* Experts on threads. Products are gemm.c's, one expert after the other. What is left is a pass over rows, at
  * the speed of memory, in plain C: rows and tokens know nothing of each other, so pieces of them cannot show.
- * Choosing takes E k comparisons a token; sorting the choices, which is one thread's, some nanoseconds each. */
+ * Choosing takes E k comparisons a token; sorting the choices, which is one thread's, some nanoseconds
+ * each. */
 #include <math.h>
 
 #include "device/cpu/optimised.h"

@@ -1,5 +1,6 @@
-/* Which layers have windows, which are not turned, and which have no experts, in config.json. transformers has
- * found many keys for the first: one list, layer_types, which wins over all others where it stands, and beside it
+/* Which layers have windows, which are not turned, and which have no experts, in config.json. transformers
+ * has found many keys for the first: one list, layer_types, which wins over all others where it stands, and
+ * beside it
  *
  *     Mistral, Phi-3    sliding_window: all layers, or none if null
  *     Qwen 2 and 3      use_sliding_window; the layers from max_window_layers on
