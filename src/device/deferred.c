@@ -229,6 +229,8 @@ static void host_give(Device *d, void *host) {
       (const void *, x), (void *, act), (Dtype, c))                                                         \
     X(activation_backward, (Activation, f), (bool, gated), (int64_t, tokens), (int64_t, inter),             \
       (const void *, x), (const void *, dact), (void *, dx), (void *, act), (Dtype, c))                     \
+    X(scale, (int64_t, rows), (int64_t, n), (float, factor), (const void *, in), (int64_t, ldi),            \
+      (void *, out), (Dtype, c))                                                                            \
     X(softcap, (int64_t, n), (float, cap), (void *, x), (Dtype, c))                                         \
     X(add, (int64_t, n), (const void *, a), (const void *, b), (void *, out), (Dtype, c))                   \
     X(route, (RouteShape, s), (Routes, r), (int64_t *, counts))                                             \

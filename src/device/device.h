@@ -62,7 +62,8 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
     X(ATTENTION_DECODE, attention_decode)                                                              \
     X(ACTIVATION_FORWARD, activation_forward)   X(ACTIVATION_BACKWARD, activation_backward)            \
-    X(ADD, add)                                 X(SOFTCAP, softcap)                                    \
+    X(ADD, add)                                 X(SCALE, scale)                                        \
+    X(SOFTCAP, softcap)                                                                                \
     X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
     X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
     X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
@@ -366,6 +367,11 @@ typedef struct Ops {
     /* out = a + b; out may be a or b. */
     void (*add)(Device *d, int64_t n, const void *a /* [n] c */, const void *b /* [n] c */,
                 void *out /* [n] c */, Dtype c);
+
+    /* out[r] = factor * in[r]: rows of n, which lie ldi (>= n) apart in `in` and follow each other in out.
+     * They may be the same memory where ldi is n. */
+    void (*scale)(Device *d, int64_t rows, int64_t n, float factor, const void *in /* [rows, n] c */,
+                  int64_t ldi, void *out /* [rows, n] c */, Dtype c);
 
     /* x = cap * tanh(x / cap), in place. */
     void (*softcap)(Device *d, int64_t n, float cap, void *x /* [n] c */, Dtype c);

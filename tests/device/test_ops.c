@@ -536,6 +536,24 @@ static void check_softcap(Device *d, Dtype c) {
 }
 static void test_softcap(void **state) { (void)state, on_all(check_softcap); }
 
+/* Columns of a wider matrix, and in place. */
+static void check_scale(Device *d, Dtype c) {
+    enum { ROWS = 7 };
+    EACH(n, widths) for (int more = 0; more <= 5; more += 5) {
+        void *x = random_tensor(ROWS * (*n + more), c, -3, 3), *want = tensor(ROWS * *n, c),
+             *got = more ? tensor(ROWS * *n, c) : x;
+        reference.ops.scale(&reference, ROWS, *n, 0.3f, x, *n + more, want, c);
+        for (int64_t i = 0; i < ROWS * *n; i++) {
+            float in = tensor_get(x, i / *n * (*n + more) + i % *n, c);
+            assert_true(fabsf(tensor_get(want, i, c) - 0.3f * in) <= fabsf(in) / 256);
+        }
+        RUN(d, scale, ROWS, *n, 0.3f, x, *n + more, got, c);
+        assert_near("scale", d, got, want, ROWS * *n, c);
+        drop_all();
+    }
+}
+static void test_scale(void **state) { (void)state, on_all(check_scale); }
+
 /* ---- experts ---- */
 
 static Routes new_routes(RouteShape s) {
@@ -1616,7 +1634,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_activation),
-        cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_softcap), cmocka_unit_test(test_scale),
         cmocka_unit_test(test_route),
         cmocka_unit_test(test_nan_route),
         cmocka_unit_test(test_gemm_experts),

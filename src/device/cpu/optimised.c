@@ -230,6 +230,14 @@ static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     kernels_of(d)->softcap(min_i64(GRAIN, n - first), cap, tensor_to(x, first, c), c);
 }
 
+static void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
+                  Dtype c) {
+    int64_t step = rows_for(n);
+    EACH_PIECE(d, first, rows, step)
+    for (int64_t r = first; r < min_i64(rows, first + step); r++)
+        kernels_of(d)->embed_row(n, tensor_at(in, r * ldi, c), factor, false, tensor_to(out, r * n, c), c);
+}
+
 static void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_PIECE(d, first, n, GRAIN)
     kernels_of(d)->add(min_i64(GRAIN, n - first), tensor_at(a, first, c), tensor_at(b, first, c),
@@ -547,6 +555,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.activation_forward = activation_forward;
     d->ops.activation_backward = activation_backward;
     d->ops.add = add;
+    d->ops.scale = scale;
     d->ops.softcap = softcap;
     d->ops.route = optimised_route;
     d->ops.route_backward = optimised_route_backward;

@@ -367,6 +367,14 @@ static void add(Device *d, int64_t n, const void *a, const void *b, void *out, D
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, c, tensor_get(a, i, c) + tensor_get(b, i, c));
 }
 
+static void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
+                  Dtype c) {
+    (void)d;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++)
+            tensor_set(out, r * n + i, c, factor * tensor_get(in, r * ldi + i, c));
+}
+
 /* In place, which the cross-entropy counts on: it has the capped logit and needs no other for the slope. */
 static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     (void)d;
@@ -665,6 +673,7 @@ void reference_fill_ops(Ops *ops) {
                  .activation_forward = activation_forward,
                  .activation_backward = activation_backward,
                  .add = add,
+                 .scale = scale,
                  .softcap = softcap,
                  .route = reference_route,
                  .route_backward = reference_route_backward,

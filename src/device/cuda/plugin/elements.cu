@@ -1,7 +1,7 @@
 /* Ops on elements by themselves: an element a thread, or a few one after another.
  *
- * What may be in place (add, softcap, activation_backward's act) reads an element before it writes it, in one
- * thread. */
+ * What may be in place (add, scale, softcap, activation_backward's act) reads an element before it writes it,
+ * in one thread. */
 #include "device/cuda/plugin/kernels.cuh"
 
 namespace {
@@ -19,6 +19,12 @@ template <typename From, typename To> __global__ void cast_kernel(int64_t n, con
 __global__ void fill_kernel(int64_t n, float value, float *out) {
     int64_t i = element();
     if (i < n) out[i] = value;
+}
+
+template <typename T>
+__global__ void scale_kernel(int64_t n, int64_t width, float factor, const T *in, int64_t ldi, T *out) {
+    int64_t i = element();
+    if (i < n) store(out, i, factor * load(in, i / width * ldi + i % width));
 }
 
 template <typename T> __global__ void softcap_kernel(int64_t n, float cap, T *x) {
@@ -110,6 +116,15 @@ void fill(Device *d, int64_t n, float value, float *out) {
     if (n > 0) LAUNCH(d, OP_FILL, fill_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, value, out);
 }
 
+void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
+           Dtype c) {
+    int64_t all = rows * n;
+    if (all == 0) return;
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_SCALE, scale_kernel<T>, blocks_of(all, BLOCK), BLOCK, 0, all, n, factor,
+                    (const T *)in, ldi, (T *)out));
+}
+
 void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     if (n == 0) return;
     BY_DTYPE(c, T, LAUNCH(d, OP_SOFTCAP, softcap_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, cap, (T *)x));
@@ -157,6 +172,7 @@ extern "C" void elements_fill(Ops *ops) {
     ops->add = add;
     ops->cast = cast;
     ops->fill = fill;
+    ops->scale = scale;
     ops->softcap = softcap;
     ops->bias_forward = bias_forward;
     ops->activation_forward = activation_forward;
