@@ -45,9 +45,9 @@ bench: build ## bench/results.json; PEER=torch adds PyTorch
 
 interop: build ## tests against the Python packages of others, in a venv
 	@test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
-	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tiktoken tensorboard torch transformers \
+	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tiktoken tensorboard torch transformers peft \
 	    wandb mlflow-skinny sqlalchemy alembic lm_eval
-	@.venv-interop/bin/python -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers, wandb, mlflow, lm_eval"
+	@.venv-interop/bin/python -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers, peft, wandb, mlflow, lm_eval"
 	@WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" ctest --test-dir $(BUILD) -L interop --verbose
 
 soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all meshes and schedules: the same bits

@@ -3,7 +3,7 @@
  *     RUN/checkpoints/latest -> step-00000200
  *     RUN/checkpoints/step-00000200/
  *         config.json, generation_config.json, tokenizer.json, ...          files of the caller
- *         model.safetensors, or shards with model.safetensors.index.json
+ *         model.safetensors, or shards with model.safetensors.index.json; or adapter_model.safetensors
  *         model.ema.safetensors                                             where an average is kept
  *         optimizer.safetensors, state.json                                 unless weights only
  *         manifest.json
@@ -30,6 +30,7 @@ typedef struct CheckpointFile {
 typedef struct CheckpointSave {
     int64_t step;
     const TensorList *model;     /* with the pieces that this rank is to write */
+    bool adapter;                /* the model is an adapter: ADAPTER_FILE holds it */
     const TensorList *optimizer; /* NULL: weights only */
     const TensorList *average;   /* of the weights; NULL: there is none */
     const char *state;           /* JSON text; NULL when weights only. Rank 0's is taken */

@@ -25,7 +25,18 @@ typedef struct Source {
     ModelFiles model, exact; /* exact: empty where there is no optimizer's file */
 } Source;
 
+/* What an adapter adds to a matrix as it is stored, s left right, of the tensor that is being written. */
+typedef struct Factors {
+    int piece;    /* of this tensor; -1: of none yet */
+    bool adapted; /* it has an adapter */
+    int64_t cols; /* of the matrix */
+    float *left;  /* [rows, r] */
+    float *right; /* [r, cols] */
+} Factors;
+
 typedef struct Export {
+    const AdapterDir *adapter; /* merged into the one source; NULL: none */
+    Factors factors;
     Source *sources; /* [count] */
     size_t count;
     TensorDesc *tensors; /* as the first source has them */
@@ -48,15 +59,102 @@ static ErrorCode open_average(Source *s, const char *dir, Error *err) {
     return code;
 }
 
-/* Only a checkpoint has the second file, and only one whose model file is rounded has weights in it. */
-static ErrorCode open_source(Source *s, const char *dir, bool average, Error *err) {
+/* Only a checkpoint has the second file, and only one whose model file is rounded has weights in it. The base
+ * of an adapter is what its run started from: the model file. */
+static ErrorCode open_source(Source *s, const char *dir, bool average, bool base, Error *err) {
+    if (adapter_is(dir))
+        return error_set(err, ERR_DATA,
+                         "%s is an adapter, not a model: weft merge makes one of it and its base", dir);
     if (average) return open_average(s, dir, err);
     char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&s->model, dir, err);
-    if (code == OK && file_exists(path)) code = modelfiles_open(&s->exact, path, err);
+    if (code == OK && !base && file_exists(path)) code = modelfiles_open(&s->exact, path, err);
     free(path);
     return code;
 }
+
+/* ---- adapters ---- */
+
+/* A part of an adapter, fp32, [rows, cols] or transposed; the caller's. `matrix` is the base's name of it. */
+static ErrorCode read_part_of(const AdapterDir *a, const char *matrix, char which, bool transpose,
+                              float **out, Error *err) {
+    Text name = {0};
+    size_t stem = strlen(matrix) - strlen(".weight");
+    text_printf(&name, "%s.%.*s.lora_%c.weight", ADAPTER_PREFIX, (int)stem, matrix, which);
+    const ModelTensor *t = modelfiles_find(&a->files, name.data);
+    text_free(&name);
+    CHECK(t != NULL); /* adapter_open has looked */
+    size_t rows = (size_t)t->tensor->shape[0], cols = (size_t)t->tensor->shape[1], n = rows * cols;
+    size_t bytes = n * (size_t)safe_type_bits(t->tensor->type) / 8;
+    void *raw = mem_alloc(bytes + 1);
+    float *values = mem_alloc_array(n, sizeof *values);
+    ErrorCode code = modelfiles_read(&a->files, t, 0, raw, bytes, err);
+    if (code == OK) convert_to_f32(t->tensor->type, raw, values, n);
+    free(raw);
+    *out = values;
+    if (!transpose || code != OK) return code;
+    *out = mem_alloc_array(n, sizeof *values);
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < cols; j++) (*out)[j * rows + i] = values[i * cols + j];
+    free(values);
+    return OK;
+}
+
+/* What files of GPT-2 leave out of their names (modelvalues.c). */
+static const char inner[] = "transformer.";
+enum { INNER = sizeof inner - 1 };
+
+/* The name by which the adapter knows the tensor of a file; NULL: it has none for it. */
+static const char *adapted_name(const AdapterDir *a, const char *tensor) {
+    for (int i = 0; i < a->count; i++) {
+        const char *name = a->names[i];
+        if (strcmp(name, tensor) == 0) return name;
+        if (strncmp(name, inner, INNER) == 0 && strcmp(name + INNER, tensor) == 0) return name;
+    }
+    return NULL;
+}
+
+static void drop_factors(Factors *f) {
+    free(f->left);
+    free(f->right);
+    *f = (Factors){.piece = -1};
+}
+
+/* Of the tensor that is written now: one at a time. */
+static ErrorCode take_factors(Export *e, int piece, Error *err) {
+    const AdapterDir *a = e->adapter;
+    Factors *f = &e->factors;
+    const char *matrix = adapted_name(a, e->tensors[piece].name);
+    if (f->piece == piece) return OK;
+    drop_factors(f);
+    f->cols = e->tensors[piece].shape[1];
+    f->adapted = matrix != NULL;
+    if (matrix) {
+        TRY(read_part_of(a, matrix, a->transposed ? 'A' : 'B', a->transposed, &f->left, err));
+        TRY(read_part_of(a, matrix, a->transposed ? 'B' : 'A', a->transposed, &f->right, err));
+    }
+    f->piece = piece;
+    return OK;
+}
+
+/* Row by row: elements first .. first+count-1 of the matrix are in `sum`. */
+static void add_factors(const Export *e, size_t first, size_t count, double *sum) {
+    const Factors *f = &e->factors;
+    size_t cols = (size_t)f->cols, rank = (size_t)e->adapter->config.rank;
+    double scale = adapter_scale(&e->adapter->config);
+    for (size_t at = 0; at < count;) {
+        size_t row = (first + at) / cols, column = (first + at) % cols;
+        size_t n = cols - column < count - at ? cols - column : count - at;
+        for (size_t k = 0; k < rank; k++) {
+            double factor = scale * (double)f->left[row * rank + k];
+            const float *right = f->right + k * cols + column;
+            for (size_t j = 0; j < n; j++) sum[at + j] += factor * (double)right[j];
+        }
+        at += n;
+    }
+}
+
+/* ---- values ---- */
 
 /* A tensor that is called like exact weights and has another shape is not them. */
 static bool same_shape(const SafeTensor *t, const TensorDesc *d) {
@@ -91,7 +189,7 @@ static ErrorCode read_part(const Source *s, const TensorDesc *d, size_t first, s
  * before. The writer asks for a bounded number of elements at a time (safetensors_write.c), which is what
  * keeps an export small. */
 static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
-    const Export *e = ctx;
+    Export *e = ctx;
     size_t count = bytes / sizeof(float), first = offset / sizeof(float);
     float *part = mem_alloc_array(count + 1, sizeof *part), *raw = mem_alloc_array(count + 1, sizeof *raw);
     double *sum = mem_alloc_array(count + 1, sizeof *sum);
@@ -100,6 +198,8 @@ static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *
         code = read_part(&e->sources[s], &e->tensors[piece], first, count, raw, part, err);
         for (size_t i = 0; code == OK && i < count; i++) sum[i] += (double)part[i];
     }
+    if (code == OK && e->adapter) code = take_factors(e, piece, err);
+    if (code == OK && e->factors.adapted) add_factors(e, first, count, sum);
     for (size_t i = 0; i < count; i++) part[i] = (float)(sum[i] / (double)e->count);
     memcpy(host, part, count * sizeof *part);
     free(part);
@@ -167,14 +267,18 @@ static ErrorCode write_config(const char *source, SafeType stored, const char *d
     return code;
 }
 
-/* What lies beside the weights goes along as it is. */
-static ErrorCode copy_companions(const char *source, const char *dir, Error *err) {
+/* What lies beside the weights goes along as it is; that of an adapter before that of its base. */
+static ErrorCode copy_companions(const Export *e, const char *source, const char *dir, Error *err) {
     static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja"};
     ErrorCode code = OK;
     for (size_t i = 0; code == OK && i < sizeof names / sizeof *names; i++) {
-        char *path = path_join(source, names[i]), *data = NULL;
+        char *path = path_join(e->adapter ? e->adapter->dir : source, names[i]), *data = NULL;
         size_t length;
+        if (!file_exists(path)) {
+            free(path);
+            path = path_join(source, names[i]);
+        }
         if (file_exists(path)) {
             code = file_read_own(path, (size_t)1 << 30, &data, &length, err);
             if (code == OK) code = put(dir, names[i], data, length, err);
@@ -189,7 +293,7 @@ static ErrorCode copy_companions(const char *source, const char *dir, Error *err
 static ErrorCode fill(const Export *e, const char *source, SafeType stored, const char *dir, uint64_t *bytes,
                       Error *err) {
     TRY(write_config(source, stored, dir, err));
-    TRY(copy_companions(source, dir, err));
+    TRY(copy_companions(e, source, dir, err));
     TRY(write_weights(e, dir, bytes, err));
     return file_sync_dir(dir, err);
 }
@@ -226,21 +330,37 @@ static ErrorCode write_directory(const Export *e, const char *source, SafeType s
 
 /* A name that is taken is refused before anything is read. Sources that were not opened are empty, and
  * closing them does nothing. */
-ErrorCode export_model(const char *const *sources, size_t count, bool average, SafeType stored,
-                       const char *dir, uint64_t *bytes, Error *err) {
-    Export e = {.sources = mem_alloc_array(count, sizeof *e.sources), .count = count};
+static ErrorCode export_from(const char *const *sources, size_t count, bool average,
+                             const AdapterDir *adapter, SafeType stored, const char *dir, uint64_t *bytes,
+                             Error *err) {
+    Export e = {.adapter = adapter,
+                .factors = {.piece = -1},
+                .sources = mem_alloc_array(count, sizeof *e.sources),
+                .count = count};
     ErrorCode code = OK;
     if (file_exists(dir))
         code = error_set(err, ERR_CANTCREATE, "%s: is there already; name a directory that is not", dir);
     for (size_t s = 0; code == OK && s < count; s++)
-        code = open_source(&e.sources[s], sources[s], average, err);
+        code = open_source(&e.sources[s], sources[s], average, adapter != NULL, err);
     if (code == OK) code = describe(&e, stored, err);
     if (code == OK) code = write_directory(&e, sources[0], stored, dir, bytes, err);
     for (size_t s = 0; s < count; s++) {
         modelfiles_close(&e.sources[s].model);
         modelfiles_close(&e.sources[s].exact);
     }
+    drop_factors(&e.factors);
     free(e.tensors);
     free(e.sources);
     return code;
+}
+
+ErrorCode export_model(const char *const *sources, size_t count, bool average, SafeType stored,
+                       const char *dir, uint64_t *bytes, Error *err) {
+    return export_from(sources, count, average, NULL, stored, dir, bytes, err);
+}
+
+ErrorCode export_merged(const AdapterDir *adapter, SafeType stored, const char *dir, uint64_t *bytes,
+                        Error *err) {
+    const char *base = adapter->base;
+    return export_from(&base, 1, false, adapter, stored, dir, bytes, err);
 }

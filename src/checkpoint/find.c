@@ -3,6 +3,7 @@
  *
  *     named               known by          what is meant
  *     a model             config.json       itself; a checkpoint is a model directory, too
+ *     an adapter          adapter_config.json   itself, where one may be meant
  *     a run               checkpoints/      the newest good checkpoint in there
  *     its checkpoints     their names       the same */
 #include "checkpoint/find.h"
@@ -11,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 
 /* The caller's, to free. */
@@ -34,12 +36,12 @@ static bool holds(const char *dir, const char *name) {
 
 /* In this order: a model directory, a run, a directory of checkpoints. Of the latter two the newest good
  * checkpoint is meant; weights are enough. *dir is the caller's on success. */
-ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
+ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
     CheckpointSet there = {0};
     if (!file_exists(where))
         return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
-    if (holds(where, "config.json")) {
+    if (holds(where, "config.json") || adapter_is(where)) {
         *dir = mem_strdup(where);
         return OK;
     }
@@ -66,4 +68,15 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
     }
     free(inside);
     return code;
+}
+
+ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
+    TRY(checkpoint_find_weights(where, dir, err));
+    if (!adapter_is(*dir)) return OK;
+    error_set(err, ERR_DATA,
+              "%s is an adapter, not a model: \"weft merge %s DIR\" makes one of it and its base", *dir,
+              where);
+    free(*dir);
+    *dir = NULL;
+    return ERR_DATA;
 }

@@ -9,7 +9,9 @@ char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller 
 /* The same, refused where it is a link or a file. The caller frees *dir. */
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
 /* The model directory behind `where`: itself, a checkpoint's, or that of the newest checkpoint of a run. The
- * caller frees *dir. ERR_NOINPUT: it is none of these. */
+ * caller frees *dir. ERR_NOINPUT: it is none of these; ERR_DATA: it is an adapter, which is no model. */
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
+/* The same, or an adapter (checkpoint/adapter.h). */
+ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
 
 #endif

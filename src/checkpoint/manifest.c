@@ -25,6 +25,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 
 #define FORMAT "weft-checkpoint"
@@ -327,11 +328,11 @@ ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err
     static const struct {
         const char *name;
         bool resuming;
-    } read_by_weft[] = {{MODEL_FILE, false},        {MODEL_INDEX, false},     {"config.json", false},
-                        {"tokenizer.json", false},  {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true},
-                        {CHECKPOINT_AVERAGE, false}};
+    } read_by_weft[] = {{MODEL_FILE, false},         {MODEL_INDEX, false},     {"config.json", false},
+                        {"tokenizer.json", false},   {CHECKPOINT_STATE, true}, {CHECKPOINT_OPTIMIZER, true},
+                        {CHECKPOINT_AVERAGE, false}, {ADAPTER_FILE, false},    {ADAPTER_CONFIG, false}};
     TRY(check_once(m, dir, err));
-    if (!lists(m, MODEL_FILE) && !lists(m, MODEL_INDEX))
+    if (!lists(m, MODEL_FILE) && !lists(m, MODEL_INDEX) && !lists(m, ADAPTER_FILE))
         return error_set(err, ERR_DATA, "%s/%s: lists no weights: neither %s nor %s", dir, MANIFEST_FILE,
                          MODEL_FILE, MODEL_INDEX);
     for (size_t i = 0; i < sizeof read_by_weft / sizeof *read_by_weft; i++) {

@@ -2,6 +2,7 @@
  *
  *     DIR/model.safetensors             one file: all its tensors
  *     DIR/model.safetensors.index.json  shards: the tensors that the index lists, each in the shard it names
+ *     DIR/adapter_model.safetensors     of an adapter: there are no others
  *     FILE.safetensors                  one file, by its own name (the optimizer's; `weft inspect`)
  *
  * Where both of the first two are there, the single file counts, as for transformers. */
@@ -202,15 +203,15 @@ static bool has_file(const char *dir, const char *name) {
 
 /* A path that is neither directory nor file fails in safe_open, by its name. */
 static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
-    if (file_is_dir(path) && !has_file(path, MODEL_FILE)) {
-        if (has_file(path, MODEL_INDEX)) return read_index(m, path, err);
+    bool indexed = !has_file(path, MODEL_FILE) && has_file(path, MODEL_INDEX);
+    const char *name = has_file(path, MODEL_FILE) ? MODEL_FILE : ADAPTER_FILE;
+    if (file_is_dir(path) && indexed) return read_index(m, path, err);
+    if (file_is_dir(path) && !has_file(path, name))
         return error_set(err, ERR_NOINPUT, "%s: expected %s or %s in this directory, found neither", m->where,
                          MODEL_FILE, MODEL_INDEX);
-    }
     m->files = mem_alloc(sizeof *m->files);
     m->files[0].fd = -1;
-    TRY(file_is_dir(path) ? open_shard(&m->files[0], path, MODEL_FILE, err)
-                          : safe_open(&m->files[0], path, err));
+    TRY(file_is_dir(path) ? open_shard(&m->files[0], path, name, err) : safe_open(&m->files[0], path, err));
     take_all(m);
     return OK;
 }

@@ -12,7 +12,8 @@
 
 #define MODEL_FILE "model.safetensors"
 #define MODEL_INDEX "model.safetensors.index.json"
-#define SHARD_BYTES ((uint64_t)5000000000) /* default size limit of a shard, that of transformers */
+#define ADAPTER_FILE "adapter_model.safetensors" /* in place of both (checkpoint/adapter.h) */
+#define SHARD_BYTES ((uint64_t)5000000000)       /* default size limit of a shard, that of transformers */
 
 typedef struct ModelTensor {
     const SafeTensor *tensor;

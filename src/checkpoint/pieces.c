@@ -41,9 +41,9 @@ static uint64_t digest_of(const SaveLayout *l) {
 void savelayout_make(SaveLayout *l, const CheckpointSave *save) {
     *l = (SaveLayout){.step = save->step};
     /* Only weights are cut into shards: other programs read them. The optimizer's file is weft's alone, and
-     * an average's shards would have an index of another name. */
-    modellayout_make(&l->lists[l->count++], save->model, "model",
-                     save->shard_bytes ? save->shard_bytes : SHARD_BYTES);
+     * an average's shards would have an index of another name; PEFT knows none of an adapter. */
+    uint64_t shard = save->adapter ? UINT64_MAX : save->shard_bytes ? save->shard_bytes : SHARD_BYTES;
+    modellayout_make(&l->lists[l->count++], save->model, save->adapter ? "adapter_model" : "model", shard);
     if (save->optimizer) modellayout_make(&l->lists[l->count++], save->optimizer, "optimizer", UINT64_MAX);
     if (save->average) modellayout_make(&l->lists[l->count++], save->average, "model.ema", UINT64_MAX);
     l->digest = digest_of(l);

@@ -12,7 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/export.h"
 #include "checkpoint/find.h"
-#include "cli/cli.h"
+#include "cli/model.h"
 
 /* A bound for the array below, beyond what anybody keeps of a run. */
 enum { MOST_AVERAGED = 1000 };
@@ -24,15 +24,6 @@ static const Flag flags[] = {
     {"--average", 0, "K", "the mean of the K newest good checkpoints of the run; default 1, the newest"},
     {NULL, 0, NULL, NULL},
 };
-
-/* fp32 unless asked otherwise: an export then holds what was trained, to the bit. Only these two, which
- * every reader of safetensors knows. */
-static ErrorCode read_dtype(const Arguments *args, SafeType *out, Error *err) {
-    const char *name = arguments_flag(args, "--dtype");
-    *out = name && strcmp(name, "bf16") == 0 ? SAFE_BF16 : SAFE_F32;
-    if (!name || *out == SAFE_BF16 || strcmp(name, "fp32") == 0) return OK;
-    return error_set(err, ERR_USAGE, "--dtype is \"%s\": expected fp32 or bf16", name);
-}
 
 /* Directories, the newest first; the caller frees each. */
 typedef struct Chosen {
@@ -94,7 +85,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     int64_t wanted = 1;
     uint64_t bytes = 0;
     TRY(arguments_int(args, "--average", 1, MOST_AVERAGED, &wanted, err));
-    TRY(read_dtype(args, &stored, err));
+    TRY(stored_type(args, &stored, err));
     ErrorCode code = choose(&c, args->operands[0], (size_t)wanted, err);
     if (code == OK)
         code = export_model((const char *const *)c.dirs, c.count, arguments_has(args, "--ema"), stored,

@@ -16,6 +16,7 @@
 #include "cli/cli.h"
 #include "model/families/family.h"
 #include "optimizer/groups.h"
+#include "plan/rank.h"
 #include "train/setup.h"
 
 /* What a directory is, is told by what lies in it: there is no other mark. */
@@ -33,7 +34,7 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
     char *below;
     *path = mem_strdup(operand);
     if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) ||
-        has(operand, MODEL_INDEX))
+        has(operand, MODEL_INDEX) || has(operand, ADAPTER_FILE))
         return OK;
     TRY(checkpoint_own_directory(operand, &below, err));
     Checkpoint c;
@@ -190,8 +191,11 @@ static ErrorCode print_groups(const Config *c, Error *err) {
     ParamTable table;
     ParamGroups groups;
     Text out = {0};
-    TRY(param_table_build(&table, &c->model.shape, err));
-    ErrorCode code = param_groups_build(&groups, &c->optimizer, &table, err);
+    ModelConfig shape = c->model.shape;
+    AdapterSpec adapters = rank_adapters(c);
+    TRY(param_table_build(&table, &shape, err));
+    ErrorCode code = adapters_put(&table, &shape, &adapters, err);
+    if (code == OK) code = param_groups_build(&groups, &c->optimizer, &table, err);
     if (code == OK) {
         param_groups_print(&groups, &table, true, &out);
         fputs(out.data, stdout);

@@ -14,6 +14,32 @@
 #include "model/families/family.h"
 #include "train/state.h"
 
+/* Only these two, which every reader of safetensors knows. */
+ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err) {
+    const char *name = arguments_flag(args, "--dtype");
+    *out = name && strcmp(name, "bf16") == 0 ? SAFE_BF16 : SAFE_F32;
+    if (!name || *out == SAFE_BF16 || strcmp(name, "fp32") == 0) return OK;
+    return error_set(err, ERR_USAGE, "--dtype is \"%s\": expected fp32 or bf16", name);
+}
+
+static const char *weights_of(const OpenModel *m) { return m->adapter.dir ? m->adapter.base : m->dir; }
+
+/* An adapter may come without a tokenizer: then it is its base's. */
+static ErrorCode open_adapter(OpenModel *m, const Arguments *args, Error *err) {
+    const char *base = arguments_flag(args, "--base");
+    if (!adapter_is(m->dir) && base)
+        return error_set(err, ERR_USAGE, "--base goes with an adapter, and %s is a model", m->dir);
+    if (!adapter_is(m->dir)) return OK;
+    TRY(adapter_open(&m->adapter, m->dir, base, err));
+    char *own = path_join(m->dir, "tokenizer.json");
+    bool has_own = file_exists(own);
+    free(own);
+    if (has_own) return OK;
+    free(m->dir);
+    m->dir = mem_strdup(m->adapter.base);
+    return OK;
+}
+
 /* The model's own, unless another is named: a model directory may come without. */
 static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err) {
     const char *spec = arguments_flag(args, "--tokenizer");
@@ -34,7 +60,7 @@ static ErrorCode compute_type(const Arguments *args, const Device *d, Dtype *out
 
 /* A token beyond the embedding would be read out of bounds. */
 static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) {
-    char *path = path_join(m->dir, "config.json");
+    char *path = path_join(weights_of(m), "config.json");
     ErrorCode code = model_config_read(shape, path, err);
     free(path);
     if (code == OK && tokenizer_vocab_size(m->tokenizer) > shape->vocab_size)
@@ -69,10 +95,12 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     int64_t threads = 0;
     *m = (OpenModel){0};
     TRY(arguments_int(args, "--threads", 0, 4096, &threads, err));
-    TRY(checkpoint_find_model(where, &m->dir, err));
+    TRY(checkpoint_find_weights(where, &m->dir, err));
+    TRY(open_adapter(m, args, err));
     TRY(open_tokenizer(m, args, err));
     TRY(read_shape(m, &spec.model, err));
-    TRY(modelfiles_check_shape(m->dir, &spec.model, err));
+    TRY(modelfiles_check_shape(weights_of(m), &spec.model, err));
+    spec.adapters = adapter_spec(&m->adapter);
     TRY(device_open_cpu(&m->device, NULL, (int)threads, err));
     TRY(compute_type(args, &m->device, &spec.compute, err));
     spec.positions = context_of(&spec.model, shape);
@@ -82,7 +110,8 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(rank_plan(&m->plan, &spec, &m->layout, 0, &m->device, err));
     TRY(comm_open_link(&m->comm, NULL, err));
     TRY(engine_open(&m->engine, &m->plan, &m->device, m->comm, err));
-    return state_load_weights(m->engine, m->dir, err);
+    TRY(state_load_weights(m->engine, weights_of(m), err));
+    return m->adapter.dir ? state_load_adapter(m->engine, m->adapter.dir, err) : OK;
 }
 
 /* In the reverse order of opening: the engine uses the plan, the device and the link. Each of these takes
@@ -94,6 +123,7 @@ void close_model(OpenModel *m) {
     layout_free(&m->layout);
     device_close(&m->device);
     tokenizer_free(m->tokenizer);
+    adapter_close(&m->adapter);
     free(m->dir);
     *m = (OpenModel){0};
 }

@@ -2,12 +2,14 @@
 #ifndef WEFT_CLI_MODEL_H
 #define WEFT_CLI_MODEL_H
 
+#include "checkpoint/adapter.h"
 #include "cli/cli.h"
 #include "data/tokenizer.h"
 #include "engine/engine.h"
 
 typedef struct OpenModel {
-    char *dir; /* where its files are */
+    char *dir;          /* where its files are */
+    AdapterDir adapter; /* on it; of others empty */
     Tokenizer *tokenizer;
     Device device;
     Layout layout;
@@ -24,14 +26,21 @@ typedef struct PassShape {
     int64_t tokens;
 } PassShape;
 
-/* `where` is a model directory, a checkpoint, or a run directory (its newest checkpoint). Flags --tokenizer,
- * --compute, --threads of the verb are obeyed. Close it also after a failure. */
+/* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
+ * --tokenizer, --base, --compute, --threads of the verb are obeyed. Close it also after a failure. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err);
 void close_model(OpenModel *m);
 
+/* Of --dtype: fp32 unless asked otherwise, so that what is written is what was trained, to the bit. */
+ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);
+
+/* clang-format off */
+#define BASE_FLAG {"--base", 0, "DIR", "of an adapter: where its base model is, when not where it says itself"}
+/* clang-format on */
 #define MODEL_FLAGS                                                                                       \
     {"--tokenizer", 0, "SPEC",                                                                            \
      "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"},                 \
+        BASE_FLAG,                                                                                        \
         {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, { \
         "--threads", 't', "N", "threads; 0, the default, means one per core"                              \
     }

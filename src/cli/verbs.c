@@ -18,6 +18,7 @@ extern const Verb verb_export;
 extern const Verb verb_generate;
 extern const Verb verb_help;
 extern const Verb verb_inspect;
+extern const Verb verb_merge;
 extern const Verb verb_models;
 extern const Verb verb_plan;
 extern const Verb verb_report;
@@ -45,6 +46,7 @@ const Verb *const verbs[] = {
     &verb_tokenizer_encode,
     &verb_tokenizer_decode,
     &verb_export,
+    &verb_merge,
     &verb_inspect,
     &verb_models,
     &verb_checkpoint,

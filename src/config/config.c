@@ -689,6 +689,41 @@ const Option config_options[] = {
      .max = 100,
      .help = "Standard deviation of initialiser: normal."},
 
+    /* Adapters. Which weights there are hangs on rank and match, so another value is another run. */
+    {.key = "lora.rank",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(lora.rank),
+     .fallback = "0",
+     .min = 0,
+     .max = 65536,
+     .help = "Rank of adapters (LoRA) on matrices of model.init, of which nothing else is trained; "
+             "checkpoints are "
+             "PEFT adapters; 0: none."},
+    {.key = "lora.alpha",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(lora.alpha),
+     .fallback = "16",
+     .min = 1e-6,
+     .max = 1e6,
+     .help = "What adapters add is scaled by alpha / rank."},
+    /* Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA", 2023. */
+    {.key = "lora.rslora",
+     .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
+     .offset = AT(lora.rslora),
+     .fallback = "false",
+     .help = "The scale is alpha / sqrt(rank)."},
+    {.key = "lora.match",
+     .type = OPT_STRING,
+     .effect = EFFECT_RUN,
+     .offset = AT(lora.match),
+     .fallback = "",
+     .help = "Regular expression (PCRE2) that is found in the names of matrices that get an adapter; empty: "
+             "all of "
+             "the blocks, attention and MLP."},
+
     /* What is trained on, in what order. Files are compared by fingerprint (data/fingerprint.c): they may
      * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
     {.key = "data.sources",
@@ -1777,6 +1812,22 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     return OK;
 }
 
+/* What is not there beside adapters. */
+static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
+    if (c->lora.rank == 0) return OK;
+    if (!c->model.init[0])
+        return options_fail(set, "lora.rank", err,
+                            "adapters go to a model that is there: set model.init to its directory");
+    if (c->mesh.tp > 1 || c->numerics.canonical_tp > 1)
+        return options_fail(
+            set, "lora.rank", err,
+            "adapters are not cut over tp yet: set mesh.tp to 1, and numerics.canonical_tp to 0");
+    if (c->optimizer.ema > 0)
+        return options_fail(set, "optimizer.ema", err,
+                            "no average of weights is kept with lora.rank: set it to 0");
+    return OK;
+}
+
 /* A key from config.json counts unless the run's own configuration gives it. Special tokens have no key:
  * they come from the file, later from the tokenizer. *own is the shape as the file has it, for
  * check_shape. The path is escaped: it becomes the `where` of every key, which is printed and written
@@ -1870,7 +1921,8 @@ static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
     for (size_t i = 0; i < keys->count; i++) {
         const char *key = keys->items[i];
-        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0 || strcmp(key, "mixture") == 0)
+        if (strcmp(key, "data") == 0 || strcmp(key, "tokenizer") == 0 || strcmp(key, "mixture") == 0 ||
+            strcmp(key, "base") == 0)
             continue;
         TRY(options_check_key(set, "run.allow_changes", key, err));
     }
@@ -1992,6 +2044,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_schedule(c, set, err));
     TRY(check_batch_warmup(c, set, err));
     TRY(check_noise(c, set, err));
+    TRY(check_lora(c, set, err));
     TRY(config_derive(c, set, err));
     if (c->train.context > c->model.shape.max_position_embeddings)
         return error_set(err, ERR_CONFIG,

@@ -126,6 +126,14 @@ typedef struct ScheduleOptions {
     double exponent, cycle_length, theta; /* Lingua's */
 } ScheduleOptions;
 
+/* Adapters beside a base that stays as it is (model/adapters.h). */
+typedef struct LoraOptions {
+    int64_t rank; /* 0: none */
+    double alpha;
+    bool rslora; /* the scale is alpha / sqrt(rank), not alpha / rank */
+    char *match; /* pattern of names of matrices; empty: all of the blocks */
+} LoraOptions;
+
 typedef enum StoreType { STORE_FP32, STORE_BF16 } StoreType;
 
 typedef struct CheckpointOptions {
@@ -170,6 +178,7 @@ typedef struct RestartOptions {
 typedef struct Config {
     RunConfig run;
     ModelOptions model;
+    LoraOptions lora;
     DataConfig data;
     TrainOptions train;
     NumericsOptions numerics;

@@ -211,6 +211,13 @@ void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed) {
     engine_refresh(e);
 }
 
+void engine_initialise_adapters(Engine *e, uint64_t seed) {
+    for (int i = 0; i < e->model.table.count; i++)
+        if (e->model.table.params[i].row->adapts)
+            initialise(e, &e->model.table.params[i], INIT_NORMAL, 0, seed);
+    engine_refresh(e);
+}
+
 /* Of the matrices only, as vectors are read in fp32. Between flats, and behind them, the copy holds whatever
  * it held: nothing reads it. */
 void engine_refresh(Engine *e) {

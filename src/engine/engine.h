@@ -86,6 +86,8 @@ ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, E
 void engine_close(Engine *e); /* NULL is fine */
 
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
+/* Only what adapters begin with: the base has its weights from elsewhere. */
+void engine_initialise_adapters(Engine *e, uint64_t seed);
 /* The average of weights, if one is kept, becomes what the weights are. */
 void engine_start_average(Engine *e);
 /* After master weights were written: makes what products read from them anew. */

@@ -44,6 +44,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_RUNS: return c->num_experts + 1;
     case DIM_EXPERT: return expert_width(c);
     case DIM_EXPERT_GATE_UP: return 2 * expert_width(c);
+    case DIM_ADAPTER: return c->adapter_rank;
     }
     return 0;
 }

@@ -69,6 +69,9 @@ typedef struct ModelConfig {
     bool norm_topk_prob;                /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
+    /* Of the adapters that were put to it (model/adapters.h): in no config.json. rank 0: there are none. */
+    int64_t adapter_rank;
+    double adapter_scale;
 } ModelConfig;
 
 bool layer_set_has(LayerSet s, int64_t layer);
@@ -90,23 +93,24 @@ int64_t model_rotary_dim(const ModelConfig *c); /* elements of a head that are t
 typedef enum Dim {
     DIM_NONE, /* no such dimension: 0 */
     DIM_ONE,
-    DIM_HIDDEN,        /* h */
-    DIM_QUERY,         /* Q = H*D */
-    DIM_KEY,           /* K = G*D */
-    DIM_KEY_VALUE,     /* 2K */
-    DIM_QKV,           /* Q + 2K */
-    DIM_HEADS,         /* H */
-    DIM_QUERY_NORM,    /* D, or Q where all heads are normed as one row */
-    DIM_KEY_NORM,      /* D, or K */
-    DIM_INTER,         /* I */
-    DIM_GATE_UP,       /* 2I; I where there is no gate */
-    DIM_VOCAB,         /* V */
-    DIM_POSITIONS,     /* max_position_embeddings */
-    DIM_EXPERTS,       /* E */
-    DIM_CHOSEN,        /* k, experts of a token */
-    DIM_RUNS,          /* E + 1 */
-    DIM_EXPERT,        /* width of an expert */
-    DIM_EXPERT_GATE_UP /* twice that */
+    DIM_HIDDEN,         /* h */
+    DIM_QUERY,          /* Q = H*D */
+    DIM_KEY,            /* K = G*D */
+    DIM_KEY_VALUE,      /* 2K */
+    DIM_QKV,            /* Q + 2K */
+    DIM_HEADS,          /* H */
+    DIM_QUERY_NORM,     /* D, or Q where all heads are normed as one row */
+    DIM_KEY_NORM,       /* D, or K */
+    DIM_INTER,          /* I */
+    DIM_GATE_UP,        /* 2I; I where there is no gate */
+    DIM_VOCAB,          /* V */
+    DIM_POSITIONS,      /* max_position_embeddings */
+    DIM_EXPERTS,        /* E */
+    DIM_CHOSEN,         /* k, experts of a token */
+    DIM_RUNS,           /* E + 1 */
+    DIM_EXPERT,         /* width of an expert */
+    DIM_EXPERT_GATE_UP, /* twice that */
+    DIM_ADAPTER         /* r, the rank of adapters */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 
@@ -124,6 +128,7 @@ void model_config_write(const ModelConfig *c, const char *torch_dtype /* "bfloat
 
 int64_t model_parameter_count(const ModelConfig *c); /* tied weights once */
 /* Of these, what one token is multiplied by: of experts, as many as it goes to. */
+int64_t model_active_count_without_embedding(const ModelConfig *c); /* N of 6N */
 int64_t model_active_count(const ModelConfig *c);
 /* Blocks with experts, and what the balance loss of each is multiplied by: coefficient / blocks; 0: none. */
 int64_t model_expert_blocks(const ModelConfig *c);

@@ -26,7 +26,9 @@ static unsigned facts_of(const ModelConfig *c) {
            (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0);
 }
 
-bool param_present(const ModelConfig *c, const ParamRow *row) { return (row->when & ~facts_of(c)) == 0; }
+bool param_present(const ModelConfig *c, const ParamRow *row) {
+    return !row->adapts && (row->when & ~facts_of(c)) == 0;
+}
 
 /* What is counted. */
 typedef struct Counting {
@@ -78,6 +80,10 @@ int64_t model_parameter_count_without_embedding(const ModelConfig *c) {
     return count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){.tied_too = true});
 }
 
+int64_t model_active_count_without_embedding(const ModelConfig *c) {
+    return count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){true, true});
+}
+
 /* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token; and of
  * experts, each that the token goes to. */
 static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t context) {
@@ -115,7 +121,7 @@ void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context
 /* By convention every parameter that is not an embedding counts 6, norms and biases too; experts that a token
  * does not go to count nothing. */
 double model_flops_per_token(const ModelConfig *c, int64_t context) {
-    double flops = 6.0 * (double)count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){true, true});
+    double flops = 6.0 * (double)model_active_count_without_embedding(c);
     for (int u = 0; u < c->num_hidden_layers + 2; u++) {
         Step steps[UNIT_PARTS];
         int n = unit_steps(c, u, steps);

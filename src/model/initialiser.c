@@ -90,6 +90,10 @@ InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, do
     InitRole role = p->row->init;
     if (role == ROLE_NORM) return (InitRule){.value = norm_start(c)};
     if (role == ROLE_ZEROS) return (InitRule){.value = 0};
+    /* The variance of PEFT's uniform numbers in +-1 / sqrt(inputs). */
+    if (role == ROLE_ADAPTER)
+        return (InitRule){
+            .std = 1 / sqrt(3.0 * (double)p->cols), .lo = -(double)INFINITY, .hi = (double)INFINITY};
     /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
     if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
     const Start *s = &starts[kind][role];

@@ -39,6 +39,7 @@ typedef struct SublayerTensors {
 typedef struct UnitTensors {
     void *dn; /* [T, h] gradient of a layer's input, and what it makes when that is done again */
     Shared shared;
+    AdapterRoom adapters;
     SublayerTensors sublayers[UNIT_SUBLAYERS];
 } UnitTensors;
 

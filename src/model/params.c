@@ -14,19 +14,27 @@
 
 static size_t align_up(size_t n) { return (n + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-/* What is frozen, by the table that was there before; none where `table` is NULL. */
-typedef struct Freezing {
+/* What is frozen and what has adapters, by the table that was there before (NULL: neither). Each by its list,
+ * NULL: as it was there. */
+typedef struct Treatment {
     const ParamTable *table;
-    const bool *frozen;
-} Freezing;
+    const bool *frozen, *adapted;
+} Treatment;
 
-static bool is_frozen(const Freezing *f, int unit, const ParamRow *row, int expert) {
+static bool is_frozen(const Treatment *f, int unit, const ParamRow *row, int expert) {
     const Param *p = f->table ? param_of_expert(f->table, unit, row, expert) : NULL;
-    return p && f->frozen[p - f->table->params];
+    return p && (f->frozen ? f->frozen[p - f->table->params] : p->frozen);
+}
+
+static bool is_present(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *row) {
+    const ParamRow *known = f->adapted ? row->adapts : row;
+    if (!row->adapts) return param_present(c, row);
+    const Param *p = f->table ? param_of(f->table, unit, known) : NULL;
+    return p && (!f->adapted || f->adapted[p - f->table->params]);
 }
 
 /* Of a row with one parameter, that one. */
-static bool all_frozen(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *row) {
+static bool all_frozen(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *row) {
     for (int e = 0; e < param_copies(c, row); e++)
         if (!is_frozen(f, unit, row, e)) return false;
     return true;
@@ -34,18 +42,18 @@ static bool all_frozen(const Freezing *f, int unit, const ModelConfig *c, const 
 
 /* Whether all of the group that rows[i] is in are frozen: a group is one matrix for the products, or all that
  * experts have. */
-static bool group_is_frozen(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
+static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                             int count, int i) {
     while (rows[i]->continues || (i > 0 && rows[i]->expert && rows[i - 1]->expert)) i--;
     for (int first = i; i < count && (i == first || rows[i]->continues || rows[i]->expert); i++)
-        if (param_present(c, rows[i]) && !all_frozen(f, unit, c, rows[i])) return false;
+        if (is_present(f, unit, c, rows[i]) && !all_frozen(f, unit, c, rows[i])) return false;
     return true;
 }
 
 /* By shape: what has no columns is a norm's weight or a bias, which passes read in fp32, and which are too
  * few for their size to matter; and by whether it is trained. */
-static Flat flat_of(const Freezing *f, int unit, const ModelConfig *c, const ParamRow *const *rows, int count,
-                    int i) {
+static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
+                    int count, int i) {
     if (rows[i]->cols == DIM_NONE) return FLAT_VECTORS;
     return group_is_frozen(f, unit, c, rows, count, i) ? FLAT_FROZEN : FLAT_MATRICES;
 }
@@ -87,6 +95,13 @@ static void set_name(Param *p, const Family *f, const char *name) {
              name, star ? number : "", star ? star + 1 : "");
 }
 
+/* "...q_proj.weight" becomes "...q_proj.lora_A.weight", whatever the family calls the matrix. */
+static void name_adapter(Param *p) {
+    size_t stem = strlen(p->name) - strlen(".weight");
+    snprintf(p->name + stem, sizeof p->name - stem, ".lora_%c.weight",
+             p->row->rows == DIM_ADAPTER ? 'A' : 'B');
+}
+
 /* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
  * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
  * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
@@ -96,9 +111,10 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     size_t *size = &t->flats[unit][flat];
     bool in_block = unit > 0 && unit < t->units - 1;
     const Family *f = model_family(c);
-    const char *name = family_parameter_name(f, row);
-    /* Only linear layers are transposed: an embedding is read by rows in every family. */
-    bool transposed = in_block && f->arch.transposed && row->cols != DIM_NONE;
+    const char *name = family_parameter_name(f, row->adapts ? row->adapts : row);
+    /* Only linear layers are transposed: an embedding is read by rows in every family, and adapters are as
+     * PEFT has them. */
+    bool transposed = in_block && f->arch.transposed && row->cols != DIM_NONE && !row->adapts;
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,
@@ -112,22 +128,23 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
                  .flat = flat,
                  .place = *size};
     set_name(p, f, name);
+    if (row->adapts) name_adapter(p);
     find_matrices(p, c);
     *size += (size_t)p->count;
     t->elements += p->count;
 }
 
 /* Rows first <= i < end of those that belong to this flat, of one expert. */
-static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, const Freezing *f,
+static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, const Treatment *f,
                      const ParamRow *const *rows, int count, int first, int end, int expert) {
     for (int i = first; i < end; i++)
-        if (param_present(c, rows[i]) && flat_of(f, unit, c, rows, count, i) == flat)
+        if (is_present(f, unit, c, rows[i]) && flat_of(f, unit, c, rows, count, i) == flat)
             add_param(t, rows[i], unit, expert, flat, is_frozen(f, unit, rows[i], expert), c);
 }
 
 /* Flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows; those of
  * experts are gone through once for each (invariant 4). */
-static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Freezing *f) {
+static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Treatment *f) {
     const ParamRow *rows[UNIT_ROWS];
     int count = param_rows(c, unit, rows);
     t->unit_first[unit] = t->count;
@@ -158,7 +175,7 @@ static size_t most_params(const ModelConfig *c) {
 /* Fails only by ERR_CONFIG, before anything is allocated: memory is taken by the number of layers, so it
  * is looked at here whether or not the shape was checked. Each unit gets room for as many parameters as the
  * one with most may have. */
-static ErrorCode build(ParamTable *t, const ModelConfig *c, const Freezing *f, Error *err) {
+static ErrorCode build(ParamTable *t, const ModelConfig *c, const Treatment *f, Error *err) {
     if (c->num_hidden_layers > MODEL_MAX_COUNT)
         return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d",
                          (long long)c->num_hidden_layers, MODEL_MAX_COUNT);
@@ -173,14 +190,24 @@ static ErrorCode build(ParamTable *t, const ModelConfig *c, const Freezing *f, E
 }
 
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err) {
-    return build(t, c, &(Freezing){.table = NULL}, err);
+    return build(t, c, &(Treatment){.table = NULL}, err);
+}
+
+static ErrorCode rebuild(ParamTable *t, const ModelConfig *c, const bool *frozen, const bool *adapted,
+                         Error *err) {
+    ParamTable before = *t;
+    TRY(build(t, c, &(Treatment){&before, frozen, adapted}, err));
+    param_table_free(&before);
+    return OK;
 }
 
 ErrorCode param_table_freeze(ParamTable *t, const ModelConfig *c, const bool *frozen, Error *err) {
-    ParamTable before = *t;
-    TRY(build(t, c, &(Freezing){&before, frozen}, err));
-    param_table_free(&before);
-    return OK;
+    return rebuild(t, c, frozen, NULL, err);
+}
+
+ErrorCode param_table_adapt(ParamTable *t, const ModelConfig *c, const bool *adapted, Error *err) {
+    CHECK(c->adapter_rank > 0);
+    return rebuild(t, c, NULL, adapted, err);
 }
 
 /* A table of zeros, which was never built, may be given too. */
@@ -229,4 +256,27 @@ const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row,
 int64_t param_expert_step(const ParamTable *t, const Param *first) {
     const Param *next = next_expert(t, first);
     return next ? (int64_t)(next->place - first->place) : 0;
+}
+
+const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which) {
+    for (int i = t->unit_first[matrix->unit]; i < t->unit_first[matrix->unit + 1]; i++) {
+        const ParamRow *row = t->params[i].row;
+        if (row->adapts == matrix->row && (row->rows == DIM_ADAPTER) == (which == ADAPTER_A))
+            return &t->params[i];
+    }
+    return NULL;
+}
+
+bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row) {
+    const ParamRow *rows[UNIT_ROWS];
+    int count = param_rows(c, unit, rows);
+    for (int i = 0; i < count; i++)
+        if (rows[i]->adapts == row) return true;
+    return false;
+}
+
+bool param_table_is_adapted(const ParamTable *t) {
+    for (int i = 0; i < t->count; i++)
+        if (t->params[i].row->adapts) return true;
+    return false;
 }

@@ -54,8 +54,9 @@ typedef enum InitRole {
     ROLE_HEAD,
     ROLE_INNER, /* reads the stream: q, k, v, gate */
     ROLE_UP,
-    ROLE_OUT,  /* adds to the stream: the attention's output, */
-    ROLE_DOWN, /* and the MLP's */
+    ROLE_OUT,     /* adds to the stream: the attention's output, */
+    ROLE_DOWN,    /* and the MLP's */
+    ROLE_ADAPTER, /* A of an adapter; its B begins with zeros */
     INIT_ROLES
 } InitRole;
 
@@ -79,6 +80,9 @@ typedef struct ParamRow {
     bool decays;    /* weight decay is for it, unless asked otherwise */
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
+    /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
+     * where adapters were put to it (param_table_adapt), never by its config.json. */
+    const struct ParamRow *adapts;
 } ParamRow;
 
 /* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
@@ -119,6 +123,9 @@ ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 /* Lays the table out anew, with frozen[i] of the parameters that it has now: frozen matrices, but for those
  * in one group with others that are trained, move to a flat of their own. Indices of parameters change. */
 ErrorCode param_table_freeze(ParamTable *t, const ModelConfig *c, const bool *frozen, Error *err);
+/* Puts adapters to the parameters of which adapted[i], matrices that have rows for them; c has their rank.
+ * Indices of parameters change. */
+ErrorCode param_table_adapt(ParamTable *t, const ModelConfig *c, const bool *adapted, Error *err);
 void param_table_free(ParamTable *t);
 const Param *param_find(const ParamTable *t, const char *name); /* NULL if none */
 /* NULL if the unit has none. Of experts' rows: the first expert's, or that expert's. */
@@ -126,11 +133,17 @@ const Param *param_of(const ParamTable *t, int unit, const ParamRow *row);
 const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert);
 /* Elements from what the first expert has of a row to what the next one has (invariant 4); 0: it is alone. */
 int64_t param_expert_step(const ParamTable *t, const Param *first);
+/* A or B of the matrix's adapter; NULL where it has none. */
+typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;
+const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which);
+/* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
+bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);
+bool param_table_is_adapted(const ParamTable *t);
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);
 
 /* At most so many kinds of parameters has a unit. */
-enum { UNIT_ROWS = 32 };
+enum { UNIT_ROWS = 48 };
 /* The kinds of parameters that a unit may have, in canonical order but for vectors before matrices; returns
  * how many. Not all need be present. */
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);

@@ -101,6 +101,20 @@ static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
     c->used[REGION_SCRATCH] += pool_round((size_t)(m->sharing.leaves * m->loss_rows) * sizeof(LossRecord));
 }
 
+/* As wide as the widest that the unit's adapters make. */
+static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out) {
+    const ParamTable *t = &m->table;
+    Dim widest = DIM_NONE;
+    for (int i = t->unit_first[unit]; m->config.adapter_rank > 0 && i < t->unit_first[unit + 1]; i++) {
+        const ParamRow *row = t->params[i].row;
+        if (row->adapts && model_dim(&m->config, row->rows) > model_dim(&m->config, widest))
+            widest = row->rows;
+    }
+    if (widest == DIM_NONE) return;
+    out->inner = take(c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false});
+    out->outer = take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false});
+}
+
 /* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the
  * stream's before the next layer down makes its own. */
 static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
@@ -110,6 +124,7 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     for (int s = 0; s < count; s++) take_sublayer(c, m, &sublayers[s], s, &out->sublayers[s]);
     if (!sublayer_alone(&sublayers[0])) out->dn = take(c, m, &dn_row);
     take_shared(c, m, unit, &out->shared);
+    take_adapters(c, m, unit, &out->adapters);
 }
 
 void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {

@@ -62,6 +62,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .slice = r->u->slice,
                        .tensors = t->layer,
                        .shared = shared,
+                       .adapters = &r->tensors.adapters,
                        .x = is_shared(r) ? shared->whole : t->n,
                        .y = is_shared(r) ? shared->terms : result_of(r, step->sublayer, result)};
 }

@@ -18,8 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
+#include "base/pattern.h"
 
 /* ---- settings ---- */
 
@@ -103,45 +102,33 @@ static ErrorCode check_trains(const ParamGroups *g, Error *err) {
 
 /* ---- patterns ---- */
 
-/* Patterns are of the configuration's author, and names are short; still a pattern may take too long (take
- * says so), and is text that a terminal must not obey. */
-static ErrorCode compile(const char *match, int item, pcre2_code **code, Error *err) {
-    int problem;
-    size_t at;
-    PCRE2_UCHAR why[128];
-    char shown[80];
-    *code = pcre2_compile((PCRE2_SPTR)match, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &problem, &at, NULL);
-    if (*code) return OK;
-    pcre2_get_error_message(problem, why, sizeof why);
-    return error_set(
-        err, ERR_CONFIG, "optimizer.groups[%d].match: \"%s\" is no regular expression: %s, at character %zu",
-        item, error_escape(shown, sizeof shown, match, strlen(match)), (const char *)why, at + 1);
-}
+enum { FREE = -1, BASE = -2 }; /* of a parameter that has no group yet */
 
 /* Takes the parameters that the pattern finds and nobody has. Sets *found to how many it finds, taken or not:
  * the two tell a useless pattern from one that comes too late. */
-static ErrorCode take(ParamGroups *g, int item, const pcre2_code *code, const ParamTable *t, int *found,
+static ErrorCode take(ParamGroups *g, int item, const Pattern *pattern, const ParamTable *t, int *found,
                       Error *err) {
-    pcre2_match_data *data = pcre2_match_data_create_from_pattern(code, NULL);
-    int result = 0;
-    CHECK(data != NULL);
-    for (int i = 0; i < t->count && result >= PCRE2_ERROR_NOMATCH; i++) {
-        const char *name = t->params[i].name;
-        result = pcre2_match(code, (PCRE2_SPTR)name, strlen(name), 0, 0, data, NULL);
-        *found += result >= 0;
-        if (result >= 0 && g->of[i] == g->count - 1) g->of[i] = item;
+    for (int i = 0; i < t->count; i++) {
+        bool finds;
+        TRY(pattern_find(pattern, t->params[i].name, &finds, err));
+        *found += finds;
+        if (finds && g->of[i] == FREE) g->of[i] = item;
     }
-    pcre2_match_data_free(data);
-    if (result >= PCRE2_ERROR_NOMATCH) return OK;
-    return error_set(err, ERR_CONFIG, "optimizer.groups[%d].match: \"%s\" takes too long to match", item,
-                     g->items[item].match);
+    return OK;
 }
 
-/* Two ways to find nothing: nobody has such a name, or others took all who have. */
+/* Ways to find nothing: nobody has such a name, or others took all who have, or they are not trained beside
+ * adapters. */
 static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t, int found, Error *err) {
     char shown[80];
     const char *match = g->items[item].match;
     error_escape(shown, sizeof shown, match, strlen(match));
+    if (found > 0 && param_table_is_adapted(t))
+        return error_set(
+            err, ERR_CONFIG,
+            "optimizer.groups[%d].match: \"%s\" finds no adapter that is in no group before it, and "
+            "with lora.rank nothing else is trained",
+            item, shown);
     if (found > 0)
         return error_set(err, ERR_CONFIG,
                          "optimizer.groups[%d].match: the %d parameters that have \"%s\" in their names are "
@@ -156,11 +143,13 @@ static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t
 
 /* Compiled for one item and given up again: patterns are needed once. */
 static ErrorCode fill(ParamGroups *g, int item, const ParamTable *t, Error *err) {
-    pcre2_code *code;
+    Pattern *pattern;
+    char key[48];
     int found = 0, taken = 0;
-    TRY(compile(g->items[item].match, item, &code, err));
-    ErrorCode outcome = take(g, item, code, t, &found, err);
-    pcre2_code_free(code);
+    snprintf(key, sizeof key, "optimizer.groups[%d].match", item);
+    TRY(pattern_compile(&pattern, key, g->items[item].match, err));
+    ErrorCode outcome = take(g, item, pattern, t, &found, err);
+    pattern_free(pattern);
     TRY(outcome);
     for (int i = 0; i < t->count; i++) taken += g->of[i] == item;
     return taken > 0 ? OK : refuse_idle(g, item, t, found, err);
@@ -224,6 +213,27 @@ static ErrorCode set_apart(ParamGroups *g, int item, const ParamTable *t, Error 
     return OK;
 }
 
+/* Beside adapters nothing is trained, whatever groups say: it is taken before they choose, ... */
+static void take_base(ParamGroups *g, const ParamTable *t) {
+    bool adapted = param_table_is_adapted(t);
+    for (int i = 0; i < t->count; i++) g->of[i] = adapted && !t->params[i].row->adapts ? BASE : FREE;
+}
+
+/* ... and is a group behind all others when they have. What nobody chose is the rest. */
+static void give_rest(ParamGroups *g, int rest, const ParamTable *t) {
+    for (int i = 0; i < t->count; i++)
+        if (g->of[i] == FREE) g->of[i] = rest;
+}
+
+static void set_base(ParamGroups *g, int rest, const ParamTable *t) {
+    if (!param_table_is_adapted(t)) return;
+    for (int i = 0; i < t->count; i++)
+        if (g->of[i] == BASE) g->of[i] = g->count;
+    ParamGroup base = g->items[rest];
+    base.base = base.frozen = true, base.whole = false;
+    g->items[g->count++] = base;
+}
+
 /* Elements of the whole model, whatever this rank holds: tables of groups are about the model. */
 static void count(ParamGroups *g, const ParamTable *t) {
     for (int i = 0; i < t->count; i++) {
@@ -240,15 +250,17 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     int rest = (int)o->groups.count;
     const OptimizerGroup *given = (const OptimizerGroup *)(const void *)o->groups.items;
     *g = (ParamGroups){.count = rest + 1, .seed = (uint64_t)o->seed, .ema = o->ema};
-    g->items = mem_alloc_array(2 * (size_t)g->count, sizeof *g->items);
+    g->items = mem_alloc_array(2 * (size_t)g->count + 1, sizeof *g->items);
     g->of = mem_alloc_array((size_t)t->count, sizeof *g->of);
-    for (int i = 0; i < t->count; i++) g->of[i] = rest;
+    take_base(g, t);
     g->items[rest] = (ParamGroup){.settings = o->settings,
                                   .optimizer = optimizer_of((OptimizerKind)o->settings.kind),
                                   .decays_all = o->decay == DECAY_ALL};
     ErrorCode code = OK;
     for (int i = 0; i < rest && code == OK; i++) code = add_group(g, i, &given[i], &o->settings, t, err);
+    give_rest(g, rest, t);
     for (int i = 0; i <= rest && code == OK; i++) code = set_apart(g, i, t, err);
+    if (code == OK) set_base(g, rest, t);
     if (code == OK) count(g, t);
     if (code == OK) code = check_trains(g, err);
     if (code != OK) param_groups_free(g);
@@ -382,7 +394,7 @@ static void put_group(const ParamGroup *group, Text *out) {
     const OptimizerSettings *s = &group->settings;
     size_t each = optimizer_state_bytes(s);
     if (group->frozen) {
-        text_printf(out, "  %-24s %6d %9s  frozen\n", group->match, group->params,
+        text_printf(out, "  %-24s %6d %9s  frozen\n", group->base ? "the base" : group->match, group->params,
                     text_count(group->elements, elements));
         return;
     }

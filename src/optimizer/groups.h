@@ -4,7 +4,8 @@
  *  1. Every parameter is in one group: the first whose pattern is found in its name, or the one behind those
  *     with patterns, which is what the section `optimizer` says ("the rest"). What an optimizer of matrices
  *     is not for (vectors, embedding, head) is taken out of its group again, into one beside it, of AdamW
- *     with the same settings; those come last.
+ *     with the same settings; those come last but for the base of adapters (model/adapters.h), all that is
+ *     none of them, which no pattern finds and nothing trains.
  *  2. Settings are complete: what an item of optimizer.groups leaves out has been taken from the section.
  *  3. Groups depend on the configuration and the model alone, never on the mesh. */
 #ifndef WEFT_OPTIMIZER_GROUPS_H
@@ -22,6 +23,7 @@ typedef struct ParamGroup {
     bool decays_all; /* weight decay is for vectors too */
     bool whole;      /* its matrices must not be cut into shares */
     bool frozen;     /* nothing of it is trained */
+    bool base;       /* beside adapters: all that is none of them */
     int params;
     int64_t elements;
     double flops; /* of an update */
@@ -29,7 +31,7 @@ typedef struct ParamGroup {
 
 typedef struct ParamGroups {
     int count;
-    ParamGroup *items; /* [count] items of optimizer.groups, the rest, those beside others */
+    ParamGroup *items; /* [count] items of optimizer.groups, the rest, those beside others, the base */
     int *of;           /* [parameters] group of each */
     uint64_t seed;     /* of the rounding of states */
     double ema;        /* decay of the average of all weights; 0: none is kept */

@@ -14,7 +14,8 @@
  * What is cut and summed is reduce-scattered, what is copied and summed is all-reduced, and what is cut alone
  * is complete where it was made. On pp a parameter is with its unit. "Whole" are norms, and biases that are
  * added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that
- * their gradients are sums; this is what other trainers have forgotten most often.
+ * their gradients are sums; this is what other trainers have forgotten most often. So are adapters, beside
+ * which tp is refused.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else. Key and value heads that are fewer than the ranks are held

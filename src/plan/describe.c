@@ -20,6 +20,18 @@ static void describe_experts(const ModelConfig *m, Text *out) {
                     text_count(model_active_count(m), active));
 }
 
+/* Nothing where there are none. */
+static void describe_adapters(const RankPlan *p, Text *out) {
+    const ParamTable *t = &p->model.table;
+    char elements[32];
+    int matrices = 0;
+    if (!param_table_is_adapted(t)) return;
+    for (int i = 0; i < t->count; i++) matrices += t->params[i].row->adapts != NULL;
+    text_printf(out, "lora    %s parameters: rank %lld on %d matrices, scale %g; all else stays as it is\n",
+                text_count(adapters_count(t), elements), (long long)p->model.config.adapter_rank,
+                matrices / 2, p->model.config.adapter_scale);
+}
+
 /* FLOPs are those of the model as it is trained, forward and backward, without recomputation. Tokens are
  * those of the whole step, over all data-parallel ranks; microbatches are counted on each of them. */
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
@@ -33,7 +45,8 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
                 m->tie_word_embeddings ? ", tied" : "");
     describe_experts(m, out);
-    double per_token = model_flops_per_token(m, c->train.context);
+    describe_adapters(p, out);
+    double per_token = adapters_flops_per_token(m, &p->model.table, c->train.context);
     int64_t per_step = layout_samples(l) * c->train.context;
     text_printf(out,
                 "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP "

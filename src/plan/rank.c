@@ -13,6 +13,7 @@
  * and a run makes its own in the same way. */
 #include "plan/rank.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -25,8 +26,17 @@ static Dtype compute_of(const Config *c, const Device *d) {
     return c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
+AdapterSpec rank_adapters(const Config *c) {
+    double rank = (double)c->lora.rank;
+    if (c->lora.rank == 0) return (AdapterSpec){.rank = 0};
+    return (AdapterSpec){.rank = c->lora.rank,
+                         .scale = c->lora.alpha / (c->lora.rslora ? sqrt(rank) : rank),
+                         .match = c->lora.match};
+}
+
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
     return (RankSpec){.model = c->model.shape,
+                      .adapters = rank_adapters(c),
                       .compute = compute_of(c, d),
                       .recompute = (Recompute)c->train.recompute,
                       .tokens = l->sequences * c->train.context,
@@ -56,12 +66,12 @@ static size_t run_bytes(const Piece *piece, size_t width) {
 }
 
 /* What a checkpoint takes of the elements that this rank counts: each tensor by itself, as its copy is laid
- * out (checkpoint_staging_bytes). */
+ * out (checkpoint_staging_bytes). The base of adapters is in none. */
 static size_t staging(const RankPlan *p) {
     size_t sum = 0;
     for (int i = 0; i < p->model.table.count; i++) {
         const Param *param = &p->model.table.params[i];
-        if (!partition_counts(&p->partition, param)) continue;
+        if (!partition_counts(&p->partition, param) || param_group(&p->groups, i)->base) continue;
         Piece piece = partition_piece(&p->partition, param);
         sum += (size_t)p->spec.staged * run_bytes(&piece, sizeof(float));
         for (int k = 0; k < param_states(&p->groups, i); k++)
@@ -125,12 +135,12 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, size_t scratch, Err
 
 /* Which parameters are frozen is said by patterns of their names, so the table comes first; what is frozen
  * has another place in it, and then the groups are made for that. */
-static ErrorCode make_groups(RankPlan *p, const ModelConfig *own, Error *err) {
+static ErrorCode make_groups(RankPlan *p, Error *err) {
     ParamTable *t = &p->model.table;
     TRY(param_groups_build(&p->groups, p->spec.optimizer, t, err));
     bool *frozen = mem_alloc_array((size_t)t->count, sizeof *frozen), any = false;
     for (int i = 0; i < t->count; i++) any |= frozen[i] = param_group(&p->groups, i)->frozen;
-    ErrorCode code = any ? param_table_freeze(t, own, frozen, err) : OK;
+    ErrorCode code = any ? param_table_freeze(t, &p->model.config, frozen, err) : OK;
     free(frozen);
     if (code != OK || !any) return code;
     param_groups_free(&p->groups);
@@ -181,6 +191,17 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
                      d->name, (long long)model->head_dim, (long long)widest);
 }
 
+/* What the whole model and this rank's own have of them is the same: nothing cuts them but shares. */
+static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
+    const AdapterSpec *adapters = &p->spec.adapters;
+    CHECK(adapters->rank == 0 || sharing.leaves == 1); /* config.c refuses it */
+    TRY(adapters_put(&p->model.table, &p->model.config, adapters, err));
+    p->spec.model.adapter_rank = p->model.config.adapter_rank;
+    p->spec.model.adapter_scale = p->model.config.adapter_scale;
+    p->spec.adapters.match = NULL, p->spec.adapters.names = NULL;
+    return OK;
+}
+
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
@@ -194,7 +215,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, loss_rows, err));
     model_share(&p->model, sharing, whole->vocab_size);
-    if (!spec->inference) TRY(make_groups(p, &own, err));
+    TRY(put_adapters(p, sharing, err));
+    if (!spec->inference) TRY(make_groups(p, err));
     TRY(check_whole(p, sharing, err));
     partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
                                                     .table = &p->model.table,

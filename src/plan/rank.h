@@ -8,6 +8,7 @@
 #define WEFT_PLAN_RANK_H
 
 #include "device/device.h"
+#include "model/adapters.h"
 #include "model/unit.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
@@ -17,6 +18,7 @@
 /* What all ranks have in common, beside the layout. */
 typedef struct RankSpec {
     ModelConfig model;
+    AdapterSpec adapters; /* put to it; its texts need not outlive rank_plan */
     Dtype compute;
     Recompute recompute;
     int64_t tokens;    /* T of a microbatch */
@@ -55,6 +57,8 @@ typedef struct RankPlan {
     StepPlan *smaller; /* [smaller_count] */
 } RankPlan;
 
+/* Those of the run. */
+AdapterSpec rank_adapters(const Config *c);
 /* As the configuration says; of the device, only what it multiplies best. */
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
 

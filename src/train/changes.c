@@ -88,6 +88,8 @@ static void add_difference(Differences *d, OptionEffect effect, const char *name
 static void add_key(void *differences, const Option *o, const char *then, const char *now) {
     Differences *d = differences;
     OptionEffect effect = options_difference(d->then, d->now, o);
+    /* Read again, and compared by its content (add_facts). */
+    if (d->c->lora.rank > 0 && strcmp(o->key, "model.init") == 0) return;
     if (effect != EFFECT_SUMS) add_difference(d, effect, key_to_name(d, o, then), then, now);
 }
 
@@ -121,6 +123,7 @@ static void add_content(Differences *d, const char *name, const char *then, cons
 static void add_facts(Differences *d, const RunFacts *then, const RunFacts *now) {
     add_content(d, "data", then->data, now->data);
     add_content(d, "tokenizer", then->tokenizer, now->tokenizer);
+    add_content(d, "base", then->base, now->base);
     add_content(d, "mixture", then->mixture, now->mixture);
     add_fact(d, "the order of sums", then->sums, now->sums);
     add_fact(d, "the kernels", then->kernels, now->kernels);

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "checkpoint/adapter.h"
 #include "checkpoint/find.h"
 #include "data/dataset.h"
 
@@ -60,19 +61,40 @@ static ErrorCode add_template(Saver *s, Error *err) {
     return code;
 }
 
+/* By its whole path: who opens the adapter need not stand where the run was started. */
+static ErrorCode make_adapter_config(Saver *s, Error *err) {
+    const LoraOptions *lora = &s->c->lora;
+    AdapterConfig config = {.rank = lora->rank, .alpha = lora->alpha, .rslora = lora->rslora};
+    char *dir;
+    TRY(checkpoint_find_model(s->c->model.init, &dir, err));
+    config.base = realpath(dir, NULL);
+    if (!config.base) config.base = mem_strdup(dir);
+    adapter_config_write(&config, &engine_model(s->engine)->table, &s->config);
+    add_file(s, ADAPTER_CONFIG, &s->config);
+    free(config.base);
+    free(dir);
+    return OK;
+}
+
+static void make_model_config(Saver *s) {
+    const ModelConfig *m = &s->c->model.shape;
+    model_config_write(m, s->c->checkpoint.dtype == STORE_BF16 ? "bfloat16" : "float32", &s->config);
+    checkpoint_generation_config(m, &s->generation);
+    add_file(s, "config.json", &s->config);
+    add_file(s, "generation_config.json", &s->generation);
+}
+
 /* The files of transformers beside the weights. Made once: they do not change while a run goes on. */
 static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     const ModelConfig *m = &s->c->model.shape;
     char *bos = special_text(s->c, t, "bos_token", tokenizer_bos(t)),
          *eos = special_text(s->c, t, "eos_token", tokenizer_eos(t));
-    model_config_write(m, s->c->checkpoint.dtype == STORE_BF16 ? "bfloat16" : "float32", &s->config);
-    checkpoint_generation_config(m, &s->generation);
+    if (s->c->lora.rank == 0) make_model_config(s);
     checkpoint_tokenizer_config(bos, eos, m->max_position_embeddings, &s->tokenizer_config);
     free(bos);
     free(eos);
+    if (s->c->lora.rank > 0) TRY(make_adapter_config(s, err));
     TRY(tokenizer_text(s->c, t, &s->tokenizer, err));
-    add_file(s, "config.json", &s->config);
-    add_file(s, "generation_config.json", &s->generation);
     add_file(s, "tokenizer.json", &s->tokenizer);
     add_file(s, "tokenizer_config.json", &s->tokenizer_config);
     return add_template(s, err);
@@ -169,6 +191,7 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     saved_write(state, engine_updates(s->engine), s->set, s->facts, &text);
     CheckpointSave save = {.step = state->step,
                            .model = &s->model->list,
+                           .adapter = s->c->lora.rank > 0,
                            .average = average_list(s),
                            .files = s->files,
                            .file_count = s->file_count,

@@ -101,6 +101,7 @@ static ErrorCode read_fact(const cJSON *state, const char *key, bool required, c
 static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *err) {
     TRY(read_fact(state, "data", true, f->data, sizeof f->data, err));
     TRY(read_fact(state, "tokenizer", true, f->tokenizer, sizeof f->tokenizer, err));
+    TRY(read_fact(state, "base", false, f->base, sizeof f->base, err));
     TRY(read_fact(state, "mixture", all, f->mixture, sizeof f->mixture, err));
     TRY(read_fact(state, "sums", all, f->sums, sizeof f->sums, err));
     TRY(read_fact(state, "kernels", all, f->kernels, sizeof f->kernels, err));
@@ -186,6 +187,7 @@ static void write_best(JsonWriter *w, const BestCheckpoint *best) {
 static void write_facts(JsonWriter *w, const RunFacts *f) {
     json_put_string(w, "data", f->data);
     json_put_string(w, "tokenizer", f->tokenizer);
+    if (*f->base) json_put_string(w, "base", f->base);
     json_put_string(w, "mixture", f->mixture);
     json_put_string(w, "sums", f->sums);
     json_put_string(w, "kernels", f->kernels);

@@ -34,6 +34,7 @@ typedef struct RunState {
 /* Texts of one line; empty: not known. */
 typedef struct RunFacts {
     char data[65], tokenizer[65]; /* fingerprints */
+    char base[65];                /* of the model that adapters are put to; of other runs empty */
     char mixture[DATASET_MIXTURE];
     char sums[160];    /* in which order the gradients of a step are added up */
     char kernels[160]; /* what computes */

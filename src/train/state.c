@@ -40,10 +40,17 @@ static ErrorCode load_average(Engine *e, const Checkpoint *ckpt, Error *err) {
     return code;
 }
 
+static bool has_exact_weights(const ModelFiles *optimizer) {
+    static const char exact[] = "master.";
+    for (size_t i = 0; i < optimizer->count; i++)
+        if (strncmp(optimizer->tensors[i].tensor->name, exact, sizeof exact - 1) == 0) return true;
+    return false;
+}
+
 /* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves.
  * engine_refresh makes what is computed from the master weights (copies in the compute dtype) anew. */
 static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
-    bool rounded = modelfiles_find(&ckpt->optimizer, "master.model.norm.weight") != NULL;
+    bool rounded = has_exact_weights(&ckpt->optimizer);
     Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
     Tensors *optimizer = tensors_of_optimizer(e, TENSORS_TO_LOAD, rounded);
     ErrorCode code = rounded ? OK : modelfiles_load(&ckpt->model, &model->list, err);
@@ -199,15 +206,22 @@ ErrorCode state_sample_weights(const char *dir, char out[65], Error *err) {
     return code;
 }
 
-/* Weights of a model directory or checkpoint, in whatever dtype they are there; each rank reads what it
- * holds. */
-ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {
+static ErrorCode load_weights(Engine *e, Tensors *model, const char *dir, Error *err) {
     ModelFiles files;
-    TRY(modelfiles_open(&files, dir, err));
-    Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
-    ErrorCode code = modelfiles_load(&files, &model->list, err);
+    ErrorCode code = modelfiles_open(&files, dir, err);
+    if (code == OK) code = modelfiles_load(&files, &model->list, err);
     tensors_free(model);
     modelfiles_close(&files);
     engine_refresh(e);
     return code;
+}
+
+/* Weights of a model directory or checkpoint, in whatever dtype they are there; each rank reads what it
+ * holds. */
+ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {
+    return load_weights(e, tensors_of_base(e, TENSORS_TO_LOAD), dir, err);
+}
+
+ErrorCode state_load_adapter(Engine *e, const char *dir, Error *err) {
+    return load_weights(e, tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32), dir, err);
 }

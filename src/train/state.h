@@ -39,7 +39,9 @@ ErrorCode state_discard(const char *run_dir, Error *err);
 
 /* What tells one model directory from another; modelfiles_sample says what that covers. */
 ErrorCode state_sample_weights(const char *dir, char out[65], Error *err);
-/* Weights of a model directory into an engine made for its shape. */
+/* Weights of a model directory into an engine made for its shape; with adapters, those of the base. */
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err);
+/* The adapters of a directory into an engine that has such. */
+ErrorCode state_load_adapter(Engine *e, const char *dir, Error *err);
 
 #endif

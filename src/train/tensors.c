@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/text.h"
+#include "checkpoint/adapter.h"
 
 /* Waits for the device: what is fetched must have been computed. */
 static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
@@ -93,15 +94,23 @@ static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) 
 }
 
 /* Master weights, whatever the model computes in: `stored` is what the file has. */
-Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
+static Tensors *tensors_of(const Engine *e, TensorsUse use, bool adapters, SafeType stored) {
     const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        tensors_add(t, p, "", engine_master(e, piece_of(t->engine, p)), SAFE_F32, stored);
+        if ((p->row->adapts != NULL) == adapters)
+            tensors_add(t, p, adapters ? ADAPTER_PREFIX : "", engine_master(e, piece_of(t->engine, p)),
+                        SAFE_F32, stored);
     }
     return t;
 }
+
+Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
+    return tensors_of(e, use, param_table_is_adapted(&engine_model(e)->table), stored);
+}
+
+Tensors *tensors_of_base(const Engine *e, TensorsUse use) { return tensors_of(e, use, false, SAFE_F32); }
 
 /* States are stored in the dtype that they have in memory: resuming changes no bit. */
 static void add_states(Tensors *t, int param, const Param *p) {
@@ -121,7 +130,8 @@ Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         add_states(t, i, p);
-        if (master) tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
+        if (master && !param_group(&engine_plan(e)->groups, i)->base)
+            tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
     return t;
 }

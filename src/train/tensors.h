@@ -18,8 +18,11 @@ typedef struct Tensors {
     void **memory; /* of each piece */
 } Tensors;
 
-/* The master weights, stored in files as `stored` (SAFE_F32 or SAFE_BF16). */
+/* What a checkpoint has as its model, stored in files as `stored` (SAFE_F32 or SAFE_BF16): the master
+ * weights; where there are adapters these alone, by the names that PEFT has for them. */
 Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored);
+/* The weights of a model directory, adapters not among them. */
+Tensors *tensors_of_base(const Engine *e, TensorsUse use);
 /* What the optimizer keeps, as STATE.NAME (exp_avg.NAME) in the dtype that it is kept in; with `master` the
  * fp32 weights too, as master.NAME: for checkpoints whose model file is rounded. */
 Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master);

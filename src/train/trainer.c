@@ -240,7 +240,7 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
 static ErrorCode check_ownership(Trainer *t, Error *err) {
     int64_t counted = partition_counted(&t->rank.partition);
     TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
-    int64_t expected = model_parameter_count(&t->c->model.shape);
+    int64_t expected = model_parameter_count(&t->c->model.shape) + adapters_count(&t->rank.model.table);
     if (counted == expected) return OK;
     return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld",
                      (long long)counted, (long long)expected);
@@ -303,25 +303,6 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-/* In this order: what can be refused is refused before memory is taken, and memory is taken before
- * anything is measured. */
-static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
-    enter(t, PHASE_ALLOCATING);
-    TOGETHER(t, t->chief ? check_init(t, err) : OK);
-    TOGETHER(t, plan(t, set, err));
-    setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
-    TOGETHER(t, compare_with_found(t, set, err));
-    TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
-    TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
-    TRY(check_ownership(t, err));
-    if (t->c->metrics.probe > 0)
-        t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
-    t->device.profiling = t->c->metrics.profile;
-    t->flops_per_token = model_flops_per_token(&t->c->model.shape, t->c->train.context);
-    enter(t, PHASE_MEASURING);
-    return measure_peak(t, err);
-}
-
 /* Where they are on this rank, to be freed, and what tells them from others. */
 static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Error *err) {
     TRY(checkpoint_find_model(t->c->model.init, dir, err));
@@ -330,6 +311,36 @@ static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Erro
     free(*dir);
     *dir = NULL;
     return code;
+}
+
+/* The base of adapters is no checkpoint's, so it is read whenever a run starts, and must be what it was. */
+static ErrorCode know_base(Trainer *t, Error *err) {
+    char *dir = NULL;
+    if (t->c->lora.rank == 0) return OK;
+    TRY(find_weights(t, &dir, t->facts.base, err));
+    free(dir);
+    return OK;
+}
+
+/* In this order: what can be refused is refused before memory is taken, and memory is taken before
+ * anything is measured. */
+static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
+    enter(t, PHASE_ALLOCATING);
+    TOGETHER(t, t->chief ? check_init(t, err) : OK);
+    TOGETHER(t, plan(t, set, err));
+    setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
+    TOGETHER(t, know_base(t, err));
+    TOGETHER(t, compare_with_found(t, set, err));
+    TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
+    TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
+    TRY(check_ownership(t, err));
+    if (t->c->metrics.probe > 0)
+        t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
+    t->device.profiling = t->c->metrics.profile;
+    t->flops_per_token =
+        adapters_flops_per_token(&t->c->model.shape, &t->rank.model.table, t->c->train.context);
+    enter(t, PHASE_MEASURING);
+    return measure_peak(t, err);
 }
 
 /* Ranks that started from unlike weights would train a model of parts that do not fit. */
@@ -348,7 +359,9 @@ static ErrorCode load_init(Trainer *t, Error *err) {
 /* Drawn from the seed by element, not by rank: every mesh begins with the same weights. */
 static ErrorCode initial_weights(Trainer *t, Error *err) {
     const ModelOptions *m = &t->c->model;
-    if (m->init[0]) return load_init(t, err);
+    if (m->init[0]) TRY(load_init(t, err));
+    if (t->c->lora.rank > 0) engine_initialise_adapters(t->engine, (uint64_t)t->c->run.seed);
+    if (m->init[0]) return OK;
     engine_initialise(t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
     return OK;
 }
@@ -402,6 +415,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     bool resumed = t->found.exists;
     if (t->c->run.overwrite) TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
     if (resumed) {
+        if (t->c->lora.rank > 0) TRY(load_init(t, err)); /* no checkpoint holds the base */
         TRY(state_take_up(&t->found, t->engine, t->comm, err));
         t->state = t->found.saved.state;
         state_close(&t->found);

@@ -23,7 +23,7 @@ typedef struct Setup {
     int threads;
     Dtype compute;
     Recompute recompute;
-    bool split, tied, biases, exact, parts;
+    bool split, tied, biases, exact, parts, adapted;
     const OptimizerOptions *optimizer; /* NULL: the usual */
     double z, ema;                     /* coefficient of the z-loss; decay of the average */
     bool noise;
@@ -79,6 +79,8 @@ static void add_smaller(Layout *l, const ModelConfig *model, Setup s) {
     stages_free(&part.stages);
 }
 
+static const AdapterSpec adapters = {.rank = 3, .scale = 2, .match = "layers.0.*q_proj|layers.1"};
+
 static void open_run(Run *r, Setup s) {
     Error err = {0};
     OptimizerOptions optimizer = s.optimizer ? *s.optimizer : usual_optimizer;
@@ -96,6 +98,7 @@ static void open_run(Run *r, Setup s) {
                      .exact = s.exact,
                      .probes = true,
                      .z_loss = s.z,
+                     .adapters = s.adapted ? adapters : (AdapterSpec){.rank = 0},
                      .noise = s.noise,
                      .optimizer = &optimizer,
                      .crosses = s.parts ? everywhere : NULL};
@@ -729,6 +732,78 @@ static void test_freezing(void **state) {
     }
 }
 
+/* ---- adapters ---- */
+
+static const Param *like(const Run *r, const Param *p) { return param_find(&r->plan.model.table, p->name); }
+
+/* With B zero the loss is that of the base, and only B has a gradient; after steps all of the base has its
+ * bits, and all of the adapters has moved. */
+static void check_adapters(Setup s) {
+    Run base, adapted;
+    StepResult a, b;
+    StepOptions still = options(0), o = options(1e-2);
+    open_run(&base, s);
+    s.adapted = true;
+    open_run(&adapted, s);
+    engine_step(base.engine, base.batches, &still, &a);
+    engine_step(adapted.engine, adapted.batches, &still, &b);
+    assert_true(fabs(a.loss - b.loss) <= 1e-6 * a.loss && b.grad_norm < a.grad_norm && b.grad_norm > 0);
+    double before = b.loss;
+    for (int i = 0; i < 6; i++) engine_step(adapted.engine, adapted.batches, &o, &b);
+    assert_true(b.loss < before);
+    const ParamTable *t = &adapted.plan.model.table;
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        size_t bytes = (size_t)p->count * sizeof(float);
+        float *now = fetch(&adapted, engine_master(adapted.engine, piece_of(&adapted, p)), bytes);
+        if (!p->row->adapts) {
+            compare(&base, engine_master(base.engine, piece_of(&base, like(&base, p))), &adapted,
+                    engine_master(adapted.engine, piece_of(&adapted, p)), bytes, true, p->name);
+        } else if (p->row->cols == DIM_ADAPTER) {
+            bool moved = false;
+            for (int64_t k = 0; k < p->count; k++) moved |= now[k] < 0 || now[k] > 0;
+            assert_true(moved);
+        }
+        assert_int_equal(p->frozen, p->row->adapts == NULL);
+        free(now);
+    }
+    close_run(&base);
+    close_run(&adapted);
+}
+
+/* No state of the base, and no gradient of its matrices: what is planned is what is taken (engine_open). */
+static void check_adapter_memory(Setup s) {
+    Run r;
+    s.adapted = true;
+    open_run(&r, s);
+    const ParamTable *t = &r.plan.model.table;
+    size_t states = 0, gradients = 0;
+    for (int i = 0; i < t->count; i++)
+        if (t->params[i].row->adapts) states += 2 * pool_round((size_t)t->params[i].count * sizeof(float));
+    for (int u = 0; u < t->units; u++)
+        gradients += pool_round(t->flats[u][FLAT_VECTORS] * sizeof(float)) +
+                     pool_round(t->flats[u][FLAT_MATRICES] * sizeof(float));
+    assert_int_equal(r.plan.memory.optimizer, states);
+    assert_true(adapters_count(t) > 0);
+    if (!s.exact && !s.tied) assert_int_equal(r.plan.memory.gradients, gradients);
+    close_run(&r);
+}
+
+static void test_adapters(void **state) {
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        Setup s = {.kind = "auto",
+                   .threads = 1,
+                   .tied = i & 1,
+                   .exact = i & 2,
+                   .split = i & 4,
+                   .biases = i & 4,
+                   .recompute = (Recompute)(i % 3)};
+        check_adapters(s);
+        check_adapter_memory(s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scores),
                                        cmocka_unit_test(test_probe),
@@ -741,6 +816,7 @@ int main(void) {
                                        cmocka_unit_test(test_a_nan_on_purpose_skips_one_step),
                                        cmocka_unit_test(test_a_bit_turned_on_purpose),
                                        cmocka_unit_test(test_freezing),
+                                       cmocka_unit_test(test_adapters),
                                        cmocka_unit_test(test_average),
                                        cmocka_unit_test(test_smaller_steps),
                                        cmocka_unit_test(test_noise),

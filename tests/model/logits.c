@@ -4,14 +4,15 @@
  *     logits DIR < IDS            feeds token by token: a line of vocab_size numbers for each token
  *     logits --prefill DIR < IDS  feeds all tokens in chunks: the line of the last one
  *
- * DIR is what weft generate takes; IDS are numbers with white space between them. Computes in fp32 and prints
- * nine digits, which give every float its own text. */
+ * DIR is what weft generate takes, an adapter too; IDS are numbers with white space between them. Computes in
+ * fp32 and prints nine digits, which give every float its own text. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "checkpoint/adapter.h"
 #include "checkpoint/find.h"
 #include "data/tokenizer.h"
 #include "model/decode.h"
@@ -43,10 +44,14 @@ static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, Comm **alone
                      .tokens = CHUNK,
                      .positions = CHUNK,
                      .inference = true};
-    char *dir, *path;
-    TRY(checkpoint_find_model(where, &dir, err));
-    path = path_join(dir, "config.json");
-    ErrorCode code = model_config_read(&spec.model, path, err);
+    char *dir;
+    AdapterDir adapter = {.count = 0};
+    TRY(checkpoint_find_weights(where, &dir, err));
+    ErrorCode code = adapter_is(dir) ? adapter_open(&adapter, dir, NULL, err) : OK;
+    const char *base = adapter.dir ? adapter.base : dir;
+    char *path = path_join(code == OK ? base : dir, "config.json");
+    if (code == OK) code = model_config_read(&spec.model, path, err);
+    spec.adapters = adapter_spec(&adapter);
     if (code == OK) code = device_open_cpu(d, NULL, 0, err);
     Layout layout = {0};
     if (code == OK) code = layout_single(&layout, &spec.model, 1, false, err);
@@ -54,7 +59,9 @@ static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, Comm **alone
     layout_free(&layout);
     if (code == OK) code = comm_open_link(alone, NULL, err);
     if (code == OK) code = engine_open(e, plan, d, *alone, err);
-    if (code == OK) code = state_load_weights(*e, dir, err);
+    if (code == OK) code = state_load_weights(*e, base, err);
+    if (code == OK && adapter.dir) code = state_load_adapter(*e, dir, err);
+    adapter_close(&adapter);
     free(path);
     free(dir);
     return code;

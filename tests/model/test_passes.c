@@ -13,6 +13,7 @@
 
 #include "base/rng.h"
 #include "base/text.h"
+#include "model/adapters.h"
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -208,6 +209,7 @@ typedef struct Case {
     bool tied, biases;
     Dtype compute;
     Recompute recompute;
+    bool adapted; /* every matrix that can be */
 } Case;
 
 static void open_bench(Bench *b, Case c) {
@@ -216,6 +218,9 @@ static void open_bench(Bench *b, Case c) {
     *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
+        fail_msg("%s", err.message);
+    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .match = ""};
+    if (c.adapted && adapters_put(&b->model.table, &b->model.config, &adapters, &err) != OK)
         fail_msg("%s", err.message);
     size_t units = (size_t)b->model.table.units + 1;
     b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
@@ -338,6 +343,13 @@ static Made run(Case c, Manner manner) {
     return made;
 }
 
+/* Blocks alone have adapters. */
+static void for_each_adapted_case(void (*check)(Case c)) {
+    for (int f = 0; families[f]; f++)
+        for (int biases = 0; biases < 2; biases++)
+            check((Case){.family = families[f], .unit = 1, .biases = biases, .adapted = true});
+}
+
 static void for_each_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
         for (int variant = 0; variant < 4; variant++)
@@ -456,6 +468,49 @@ static void gradients_are_finite_differences(void **state) {
     all_experts = true;
     for_each_case(check_differences);
     all_experts = false;
+}
+
+/* ---- adapters ---- */
+
+/* A pair for each matrix, as PEFT has them, whatever the family makes of q, k and v or how it stores them. */
+static void check_table(Case c) {
+    Bench b;
+    open_bench(&b, c);
+    const ParamTable *t = &b.model.table;
+    int matrices = 0, parts = 0;
+    for (int i = t->unit_first[1]; i < t->unit_first[2]; i++) {
+        const Param *p = &t->params[i];
+        parts += p->row->adapts != NULL;
+        if (p->cols == 0 || p->row->adapts) continue;
+        if (!param_can_adapt(&b.model.config, 1, p->row)) {
+            assert_true(b.model.config.num_experts > 0); /* experts and their router have none */
+            continue;
+        }
+        const Param *a = param_adapter(t, p, ADAPTER_A), *bb = param_adapter(t, p, ADAPTER_B);
+        size_t stem = strlen(p->name) - strlen(".weight");
+        assert_non_null(a);
+        assert_non_null(bb);
+        assert_memory_equal(a->name, p->name, stem);
+        assert_string_equal(a->name + stem, ".lora_A.weight");
+        assert_string_equal(bb->name + stem, ".lora_B.weight");
+        assert_int_equal(a->rows, 3);
+        assert_int_equal(bb->cols, 3);
+        assert_int_equal(a->cols, p->transposed ? p->rows : p->cols);
+        assert_int_equal(bb->rows, p->transposed ? p->cols : p->rows);
+        matrices++;
+    }
+    assert_true(matrices >= 4);
+    assert_int_equal(parts, 2 * matrices);
+    assert_int_equal(adapters_count(t), t->elements - model_parameter_count(&b.model.config));
+    close_bench(&b);
+}
+
+static void adapters_are_parameters_like_others(void **state) {
+    (void)state;
+    for_each_adapted_case(check_table);
+    for_each_adapted_case(check_bits);
+    for_each_adapted_case(check_bits_bf16);
+    for_each_adapted_case(check_differences);
 }
 
 /* ---- FLOPs ---- */
@@ -584,6 +639,7 @@ static void rows_tell_the_sizes_that_are_used(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits_however_it_is_done), cmocka_unit_test(gradients_are_finite_differences),
-        cmocka_unit_test(costs_are_what_is_done), cmocka_unit_test(rows_tell_the_sizes_that_are_used)};
+        cmocka_unit_test(adapters_are_parameters_like_others), cmocka_unit_test(costs_are_what_is_done),
+        cmocka_unit_test(rows_tell_the_sizes_that_are_used)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

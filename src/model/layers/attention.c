@@ -16,7 +16,8 @@
 #include "model/families/family.h"
 #include "model/unit.h"
 
-enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, PARAMS };
+enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, MATRICES };
+enum { Q_A = MATRICES, Q_B, K_A, K_B, V_A, V_B, QKV_WEIGHT_A, QKV_WEIGHT_B, O_A, O_B, PARAMS };
 enum { QKV_ROWS = 4 }; /* of which the product's matrix is made: three, or one */
 static const ParamRow params[PARAMS] = {
     [Q_BIAS] = {"self_attn.q_proj.bias", DIM_QUERY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
@@ -40,6 +41,11 @@ static const ParamRow params[PARAMS] = {
                     .init = ROLE_INNER, .decays = true},
     [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_QUERY, .cut = CUT_COLUMNS, .init = ROLE_OUT,
            .decays = true},
+    ADAPTER_ROWS(Q, DIM_QUERY, DIM_HIDDEN),
+    ADAPTER_ROWS(K, DIM_KEY, DIM_HIDDEN),
+    ADAPTER_ROWS(V, DIM_KEY, DIM_HIDDEN),
+    ADAPTER_ROWS(QKV_WEIGHT, DIM_QKV, DIM_HIDDEN),
+    ADAPTER_ROWS(O, DIM_HIDDEN, DIM_QUERY),
 };
 
 /* The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies. */

@@ -68,8 +68,28 @@ typedef struct TensorRow {
 
 enum { LAYER_TENSORS = 16 }; /* at most */
 
-/* y [T, out] = x [T, in] W^T (+ bias). The rows that make up [out, in], and [out], lie side by side; of those
- * that a model has, the first begins the matrix. */
+/* The two parameters of an adapter (Hu et al., "LoRA", 2021) of the matrix in row `of`:
+ *
+ *     y += s (x A^T) B^T        A [r, in], B [out, r], s = ModelConfig.adapter_scale
+ *
+ * What the backward pass needs of it is made again from the product's operands: it keeps nothing. */
+#define ADAPTER_ROWS(of, outputs, inputs) \
+    [of##_A] = {.rows = DIM_ADAPTER,      \
+                .cols = inputs,           \
+                .init = ROLE_ADAPTER,     \
+                .decays = true,           \
+                .adapts = &params[of]},   \
+    [of##_B] = {                          \
+        .rows = outputs, .cols = DIM_ADAPTER, .init = ROLE_ZEROS, .decays = true, .adapts = &params[of]}
+
+/* Scratch of a unit's adapters, one at a time; NULL where it has none. */
+typedef struct AdapterRoom {
+    void *inner; /* [T, r] c: x A^T, or the gradient of it */
+    void *outer; /* [T, out] c: s times the gradient of the matrix's part of y */
+} AdapterRoom;
+
+/* y [T, out] = x [T, in] W^T (+ bias) (+ adapters). The rows that make up [out, in], and [out], lie side by
+ * side; of those that a model has, the first begins the matrix. */
 typedef struct Product {
     const ParamRow *weight, *bias; /* bias NULL: never any */
     int rows;                      /* of weight, and of bias: 1 for 0 */
@@ -94,6 +114,7 @@ typedef struct LayerPass {
     int unit, slice;      /* slice: of UnitPass */
     void *const *tensors; /* of the layer, in the order of its rows */
     const Shared *shared;
+    const AdapterRoom *adapters;
     const void *x; /* [T, h] c: the normed state that the layer is applied to; NULL in embedding and head */
     void *y; /* [T, h] c: forward: what the layer makes of it; fp32 terms where it is a sum over ranks */
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */

@@ -8,7 +8,8 @@
 #include "model/families/family.h"
 #include "model/unit.h"
 
-enum { GATE_BIAS, UP_BIAS, GATE_UP_BIAS, DOWN_BIAS, GATE, UP, GATE_UP_WEIGHT, DOWN, PARAMS };
+enum { GATE_BIAS, UP_BIAS, GATE_UP_BIAS, DOWN_BIAS, GATE, UP, GATE_UP_WEIGHT, DOWN, MATRICES };
+enum { GATE_A = MATRICES, GATE_B, UP_A, UP_B, GATE_UP_WEIGHT_A, GATE_UP_WEIGHT_B, DOWN_A, DOWN_B, PARAMS };
 enum { GATE_UP_ROWS = 3 }; /* of which the first product's matrix is made: gate and up, up alone, or one */
 static const ParamRow params[PARAMS] = {
     [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS | WHEN_GATED | WHEN_GATE_UP_APART,
@@ -26,6 +27,10 @@ static const ParamRow params[PARAMS] = {
                         .cut = CUT_ROWS, .init = ROLE_UP, .decays = true},
     [DOWN] = {"mlp.down_proj.weight", DIM_HIDDEN, DIM_INTER, .cut = CUT_COLUMNS, .init = ROLE_DOWN,
               .decays = true},
+    ADAPTER_ROWS(GATE, DIM_INTER, DIM_HIDDEN),
+    ADAPTER_ROWS(UP, DIM_INTER, DIM_HIDDEN),
+    ADAPTER_ROWS(GATE_UP_WEIGHT, DIM_GATE_UP, DIM_HIDDEN),
+    ADAPTER_ROWS(DOWN, DIM_HIDDEN, DIM_INTER),
 };
 
 enum { GATE_UP, ACT, DGATE_UP, TENSORS };

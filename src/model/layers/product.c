@@ -31,6 +31,102 @@ static Leaves leaves_over(const Model *m, const Product *p, Cut cut, Dim dim) {
     return p->weight->cut == cut ? model_leaves(m, dim) : model_one_leaf(m, model_dim(&m->config, dim));
 }
 
+/* ---- adapters ---- */
+
+/* Of one of the matrices that a product takes as one. */
+typedef struct Adapter {
+    const Param *a, *b;
+    int64_t out, in, rank;
+    int64_t first, width; /* its outputs are so many behind the first of `width`, those of the product */
+} Adapter;
+
+/* The next one that there is, from row *next on; false: no more. */
+static bool next_adapter(const LayerPass *w, const Product *p, int *next, Adapter *out) {
+    const Model *m = w->pass->model;
+    const ParamTable *t = &m->table;
+    int64_t first = 0;
+    for (int i = 0; m->config.adapter_rank > 0 && i < p->rows; i++) {
+        const Param *matrix = param_of(t, w->unit, &p->weight[i]);
+        const Param *a = matrix && i >= *next ? param_adapter(t, matrix, ADAPTER_A) : NULL;
+        if (a) {
+            const Param *b = param_adapter(t, matrix, ADAPTER_B);
+            *out = (Adapter){a, b, b->rows, a->cols, a->rows, first, model_dim(&m->config, p->out)};
+            *next = i + 1;
+            return true;
+        }
+        if (matrix) first += model_dim(&m->config, p->weight[i].rows);
+    }
+    return false;
+}
+
+static void *elements_from(const Model *m, const void *tensor, int64_t first) {
+    return (char *)(uintptr_t)tensor + (size_t)first * dtype_bytes(m->compute);
+}
+
+/* inner [T, r] = x A^T */
+static void adapter_inner(const LayerPass *w, const Adapter *a, const void *x) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a->rank, a->in, x,
+       weights_matrix(w->pass->weights, a->a), m->compute, w->adapters->inner, m->compute, a->rank, false,
+       NO_LEAVES);
+}
+
+/* outer [T, out] = s dy, of this matrix's outputs; inner [T, r] = outer B */
+static void adapter_outer(const LayerPass *w, const Adapter *a, const void *dy) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_SCALE, scale, m->tokens, a->out, (float)m->config.adapter_scale,
+       elements_from(m, dy, a->first), a->width, w->adapters->outer, m->compute);
+    OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a->rank, a->out, w->adapters->outer,
+       weights_matrix(w->pass->weights, a->b), m->compute, w->adapters->inner, m->compute, a->rank, false,
+       NO_LEAVES);
+}
+
+/* The scale goes to the narrow side. */
+static void adapters_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
+    const Model *m = w->pass->model;
+    Adapter a;
+    for (int next = 0; next_adapter(w, p, &next, &a);) {
+        adapter_inner(w, &a, x);
+        OP(w->pass->device, OP_SCALE, scale, m->tokens, a.rank, (float)m->config.adapter_scale,
+           w->adapters->inner, a.rank, w->adapters->inner, m->compute);
+        OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a.out, a.rank, w->adapters->inner,
+           weights_matrix(w->pass->weights, a.b), m->compute, elements_from(m, y, a.first), m->compute,
+           a.width, true, NO_LEAVES);
+    }
+}
+
+/* dx += (s dy B) A */
+static void adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
+    const Model *m = w->pass->model;
+    Adapter a;
+    for (int next = 0; next_adapter(w, p, &next, &a);) {
+        adapter_outer(w, &a, dy);
+        OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a.in, a.rank, w->adapters->inner,
+           weights_matrix(w->pass->weights, a.a), m->compute, dx, m->compute, a.in, true, NO_LEAVES);
+    }
+}
+
+/* dW [out, in] += left [T, out]^T right [T, in]; the first microbatch sets. */
+static void adapter_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
+    const Model *m = w->pass->model;
+    if (p->flat == FLAT_FROZEN) return;
+    OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, m->tokens, left, right, m->compute,
+       gradient_of(&w->pass->gradients, p), DTYPE_F32, p->cols, !w->pass->first, NO_LEAVES);
+}
+
+/* dA += (s dy B)^T x, dB += (s dy)^T (x A^T) */
+static void adapters_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
+    Adapter a;
+    for (int next = 0; next_adapter(w, p, &next, &a);) {
+        adapter_outer(w, &a, dy);
+        adapter_gradient(w, a.a, w->adapters->inner, x);
+        adapter_inner(w, &a, x);
+        adapter_gradient(w, a.b, w->adapters->outer, w->adapters->inner);
+    }
+}
+
+/* ---- products ---- */
+
 static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void *y) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, p);
@@ -50,6 +146,7 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
        weights_matrix(w->pass->weights, matrix), m->compute, y, terms ? DTYPE_F32 : m->compute, out, false,
        leaves_over(m, p, CUT_COLUMNS, p->in));
     if (!terms) add_bias(w, p, m->tokens, y);
+    adapters_forward(w, p, x, y);
 }
 
 void product_summed(const LayerPass *w, const Product *p, const float *terms, void *y) {
@@ -78,12 +175,14 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
     OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, m->tokens, in, out, dy,
        weights_matrix(w->pass->weights, matrix), m->compute, dx,
        product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false, leaves_over(m, p, CUT_ROWS, p->out));
+    adapters_input(w, p, dy, dx);
     bias_gradient(w, p, dy); /* a vector's gradient belongs to this half */
 }
 
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
     const Param *matrix = first_of(w, p->weight, p->rows);
+    adapters_weight(w, p, dy, x);
     if (matrix->flat == FLAT_FROZEN) return;
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     float *gradient = gradient_of(&w->pass->gradients, matrix);

@@ -1,0 +1,81 @@
+/* Which matrices get an adapter is decided on the names of the table as it is without any; then it is laid
+ * out anew. The same on every rank, as the names are. */
+#include "model/adapters.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/pattern.h"
+#include "base/text.h"
+
+static bool can_have_one(const Param *p, const ModelConfig *c) {
+    return p->cols > 0 && param_can_adapt(c, p->unit, p->row);
+}
+
+/* No product of such matrices has a higher rank than the matrix, and one as high would save nothing. */
+static ErrorCode check_rank(const Param *p, int64_t rank, Error *err) {
+    if (rank < p->rows && rank < p->cols) return OK;
+    return error_set(err, ERR_CONFIG, "lora.rank is %lld, but %s is [%lld, %lld]: expected less than both",
+                     (long long)rank, p->name, (long long)p->rows, (long long)p->cols);
+}
+
+static ErrorCode choose_by_pattern(const ParamTable *t, const ModelConfig *c, const char *match, int64_t rank,
+                                   bool *adapted, Error *err) {
+    Pattern *pattern;
+    char shown[80];
+    ErrorCode code = OK;
+    int count = 0;
+    TRY(pattern_compile(&pattern, "lora.match", match, err));
+    for (int i = 0; i < t->count && code == OK; i++) {
+        if (!can_have_one(&t->params[i], c)) continue;
+        code = pattern_find(pattern, t->params[i].name, &adapted[i], err);
+        count += adapted[i];
+        if (code == OK && adapted[i]) code = check_rank(&t->params[i], rank, err);
+    }
+    pattern_free(pattern);
+    if (code != OK || count > 0) return code;
+    return error_set(err, ERR_CONFIG,
+                     "lora.match: no matrix of a block has \"%s\" in its name; the last one is %s",
+                     error_escape(shown, sizeof shown, match, strlen(match)),
+                     t->params[t->unit_first[t->units - 1] - 1].name);
+}
+
+static ErrorCode choose_by_name(const ParamTable *t, const ModelConfig *c, const AdapterSpec *spec,
+                                bool *adapted, Error *err) {
+    char shown[160];
+    for (int i = 0; i < spec->count; i++) {
+        const Param *p = param_find(t, spec->names[i]);
+        if (!p || !can_have_one(p, c))
+            return error_set(err, ERR_DATA, "\"%s\" is no matrix of a block of this %s",
+                             error_escape(shown, sizeof shown, spec->names[i], strlen(spec->names[i])),
+                             p ? "model that can have an adapter" : "model");
+        adapted[p - t->params] = true;
+    }
+    return OK;
+}
+
+ErrorCode adapters_put(ParamTable *t, ModelConfig *c, const AdapterSpec *spec, Error *err) {
+    if (spec->rank == 0) return OK;
+    bool *adapted = mem_alloc_array((size_t)t->count, sizeof *adapted);
+    ErrorCode code = spec->match ? choose_by_pattern(t, c, spec->match, spec->rank, adapted, err)
+                                 : choose_by_name(t, c, spec, adapted, err);
+    if (code == OK) {
+        c->adapter_rank = spec->rank, c->adapter_scale = spec->scale;
+        code = param_table_adapt(t, c, adapted, err);
+    }
+    free(adapted);
+    return code;
+}
+
+int64_t adapters_count(const ParamTable *t) {
+    int64_t sum = 0;
+    for (int i = 0; i < t->count; i++)
+        if (t->params[i].row->adapts) sum += t->params[i].count;
+    return sum;
+}
+
+double adapters_flops_per_token(const ModelConfig *c, const ParamTable *t, int64_t context) {
+    double all = model_flops_per_token(c, context), adapters = (double)adapters_count(t);
+    if (!param_table_is_adapted(t)) return all;
+    return all - 2 * (double)model_active_count_without_embedding(c) + 6 * adapters;
+}
