@@ -85,13 +85,18 @@ static ErrorCode check_experts(const ModelConfig *m, Error *err) {
         int64_t value;
     } keys[] = {{"num_experts", m->num_experts},
                 {"num_experts_per_tok", m->num_experts_per_tok},
-                {"moe_intermediate_size", m->moe_intermediate_size}};
+                {"moe_intermediate_size", m->moe_intermediate_size},
+                {"dense_period", m->dense_layers.period}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (keys[i].value > 0 && !family_has_experts(f))
             return error_set(err, ERR_CONFIG,
                              "model.%s is %lld, but models of the family %s have no experts; \"weft models\" "
                              "lists those that have",
                              keys[i].key, (long long)keys[i].value, f->model_type);
+    if (m->dense_layers.period > 0 && m->dense_layers.layers == 0)
+        return error_set(err, ERR_CONFIG,
+                         "model.dense_period is %lld, but model.dense_layers names no layer of it",
+                         (long long)m->dense_layers.period);
     if (m->dense_layers.period == 0 && m->dense_layers.layers > 0)
         return error_set(
             err, ERR_CONFIG,

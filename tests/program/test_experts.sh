@@ -68,6 +68,8 @@ exits 78 train run.yaml run.dir=no model.num_experts_per_tok=7
 has err 'num_experts_per_tok is 7, expected a number from 1 to 6'
 exits 78 train run.yaml run.dir=no model.family=llama model.head_dim=8
 has err 'model.num_experts is 6, but models of the family llama have no experts'
+exits 78 train run.yaml run.dir=no model.dense_layers=0
+has err 'model.dense_period is 3, but model.dense_layers names no layer of it'
 exits 78 plan run.yaml -n 2 mesh.tp=2
 has err 'mesh.tp 2: the family qwen3_moe has experts, which weft does not cut yet'
 exits 78 plan run.yaml -n 2 mesh.ep=2
