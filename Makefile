@@ -55,6 +55,8 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 	@WEFT=$(CURDIR)/$(BUILD)/weft HANGS=full tests/ranks/test_hangs.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft KILLS=$${KILLS:-100} tests/program/test_kills.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_curve.sh
+	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_tensor.sh
+	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_context.sh
 
 plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/planning.md)
 	@WEFT=$(BUILD)/weft tools/plan_cases.sh

@@ -221,7 +221,12 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
     Text out = {0};
     bool mesh = f->layout.mesh.world > 1;
     /* A program without its crossings is none that anybody would run. */
-    if (arguments_has(args, "--program")) TRY(mesh_check_runs(&f->layout.mesh, err));
+    if (arguments_has(args, "--program") && f->foreseen)
+        return error_set(
+            err, ERR_CONFIG,
+            "plan: --program: mesh.cp %d is more than the key and value heads can be dealt out to, "
+            "and attention by keys is planned by formulas: there is no program of it yet",
+            f->crossings.contexts);
     ErrorCode code = mesh ? describe_mesh(c, q, f, d, &out, err) : describe_single(c, q, f, d, &out, err);
     if (code == OK && arguments_has(args, "--program")) print_program(args, q, f, &out);
     if (code == OK) code = terminal_print(&out, err);

@@ -155,7 +155,6 @@ static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
     Inject inject = {0};
     ErrorCode code = load(args, &c, &set, err);
     if (code == OK) code = mesh_build(&mesh, &c.mesh, (int)ranks, err);
-    if (code == OK) code = mesh_check_runs(&mesh, err);
     if (code == OK) setup_before_ranks(&c, (int)ranks);
     if (code == OK)
         code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);

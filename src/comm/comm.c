@@ -423,9 +423,8 @@ static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_
 
 /* An all-reduce is a reduce-scatter and an all-gather of the sums, bucket by bucket. */
 static void set_streams(Op *op) {
-    bool reduces = op->kind != OP_ALL_GATHER, gathers = op->kind != OP_REDUCE_SCATTER;
-    if (reduces) stream_items(op, REDUCE_SEND), stream_items(op, REDUCE_RECV);
-    if (gathers) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
+    if (op_reduces(op)) stream_items(op, REDUCE_SEND), stream_items(op, REDUCE_RECV);
+    if (op_gathers(op)) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
 }
 
 /* Lets the first messages go and hands out the handle; 0 when it has already ended. Unlocks what enter has
@@ -469,6 +468,19 @@ ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t wi
     TRY(enter(c, handle, err));
     Op *op = begin_parts(c, OP_ALL_GATHER, group_of(c, set), parts, width);
     if (op) op->source = op->target = all;
+    return launch(c, op, handle, err);
+}
+
+ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, void *to, CommHandle *handle,
+                          Error *err) {
+    TRY(enter(c, handle, err));
+    Group *g = group_of(c, set);
+    size_t own = (size_t)g->rank * each, total;
+    CHECK(size_multiply(each, (size_t)g->size, &total));
+    copy(c, (char *)to + own, (const char *)from + own, each);
+    Op *op = NULL;
+    if (g->size > 1 && each > 0 && (op = begin_collective(c, OP_ALL_TO_ALL, g, each, total, g->size - 1)))
+        op->source = from, op->target = to;
     return launch(c, op, handle, err);
 }
 

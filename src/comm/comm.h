@@ -113,6 +113,9 @@ ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPar
 /* data = sum over ranks of their data. */
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
                           void *workspace, CommHandle *handle, Error *err);
+/* Each rank has an equal piece for each, and gets one from each: to[p] = the piece of rank p for this one. */
+ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each /* bytes */, const void *from /* [ranks, each] */,
+                          void *to /* [ranks, each], elsewhere */, CommHandle *handle, Error *err);
 /* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be
  * some time apart: comm_sum_inner leaves this rank's part of the sum over inner, comm_sum_outer makes it
  * the sum over both. Then the part has the bits of one sum over inner | outer; all else of `data` is used up

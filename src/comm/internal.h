@@ -42,7 +42,14 @@ typedef struct Stream {
 } Stream;
 
 typedef enum StreamId { REDUCE_SEND, REDUCE_RECV, GATHER_SEND, GATHER_RECV, STREAMS } StreamId;
-typedef enum OpKind { OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_REDUCE, OP_SEND, OP_RECV } OpKind;
+typedef enum OpKind {
+    OP_ALL_GATHER,
+    OP_REDUCE_SCATTER,
+    OP_ALL_REDUCE,
+    OP_ALL_TO_ALL,
+    OP_SEND,
+    OP_RECV
+} OpKind;
 
 /* Posts that may be open at a time: those of OPS_MAX messages, and of the collectives that move in each
  * group. */
@@ -63,8 +70,8 @@ typedef struct Op {
     size_t width;
     size_t stride, total, bucket; /* stride: bytes of the largest part */
     int64_t buckets;
-    const char *source; /* the whole: to be reduced, or with this rank's part to be gathered */
-    char *target;       /* this rank's sum; gathered parts */
+    const char *source; /* the whole: to be reduced, dealt out, or with this rank's part to be gathered */
+    char *target;       /* this rank's sum; gathered parts; pieces of all */
     char *workspace;
     int64_t summed; /* buckets whose sum is there */
     /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree of `leaves`;
@@ -198,6 +205,11 @@ int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data);
 int64_t block_first(const CommPart *parts, int run, int own, int k);
 /* How many items a stream of a collective has; its buckets are known. */
 void stream_items(Op *op, StreamId id);
+/* What a collective is made of: an all-reduce of both, and an all-to-all gathers, but pieces that differ. */
+static inline bool op_reduces(const Op *op) {
+    return op->kind == OP_REDUCE_SCATTER || op->kind == OP_ALL_REDUCE;
+}
+static inline bool op_gathers(const Op *op) { return op->kind != OP_REDUCE_SCATTER; }
 /* Starts a message: its first pieces are posted. */
 Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, void *data, size_t bytes);
 /* Looks at one event only; true when it had ended, and was seen to. */

@@ -55,10 +55,6 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
     return refuse("ep", "expert parallelism", o->ep, err);
 }
 
-ErrorCode mesh_check_runs(const Mesh *mesh, Error *err) {
-    return refuse("cp", "context parallelism", mesh->degree[AXIS_CP], err);
-}
-
 /* Product of degrees, or more than any world when it would not fit. Degrees come from a file and may be
  * anything. */
 static int64_t product(int64_t a, int64_t b) {

@@ -42,9 +42,6 @@ typedef struct Mesh {
 /* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would; degrees of ep above 1
  * are refused by name. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
-/* ERR_CONFIG, by name, for degrees that can be planned and not run yet: cp above 1. */
-ErrorCode mesh_check_runs(const Mesh *mesh, Error *err);
-
 /* The mesh with one rank along the axes of the set. */
 Mesh mesh_without(const Mesh *mesh, AxisSet set);
 

@@ -82,7 +82,7 @@ bool op_ended(const Comm *c, CommHandle handle) {
 }
 
 void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
-    static const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce"};
+    static const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "all-to-all"};
     char set[64];
     (void)c;
     if (op->name) {
@@ -95,6 +95,7 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
     case OP_ALL_GATHER:
     case OP_REDUCE_SCATTER:
     case OP_ALL_REDUCE:
+    case OP_ALL_TO_ALL:
         snprintf(out, size, "%s of %zu bytes over %s", names[op->kind], op->total,
                  mesh_set_name(op->group->set, set));
     }
@@ -270,7 +271,7 @@ static char *place(const Op *op, StreamId id, Item at) {
     switch (id) {
     case REDUCE_SEND: return (is_outer(op) ? block_place(op, at.block) : source) + theirs + offset;
     case REDUCE_RECV: return arrival(op, at.bucket, at.peer, at.block);
-    case GATHER_SEND: return source + own + offset;
+    case GATHER_SEND: return source + (op->kind == OP_ALL_TO_ALL ? theirs : own) + offset;
     case GATHER_RECV: return op->target + theirs + offset;
     case STREAMS: break;
     }
@@ -318,7 +319,7 @@ static bool through(const Op *op, StreamId id, int64_t b) {
  * 3). */
 static bool ready(const Op *op, StreamId id) {
     int64_t b = op->streams[id].next / op->streams[id].per_bucket;
-    if (id == REDUCE_SEND || op->kind == OP_ALL_GATHER) return true;
+    if (id == REDUCE_SEND || !op_reduces(op)) return true;
     if (id == REDUCE_RECV) return b < op->summed + 2;
     if (id == GATHER_SEND) return b < op->summed;
     return through(op, REDUCE_SEND, b + 1);
@@ -418,11 +419,9 @@ static void add_up(Comm *c, Op *op, Device *device) {
     device_on(before);
 }
 
-static bool reduces(const Op *op) { return op->kind != OP_ALL_GATHER; }
-
 /* Blocks of the inner step go where parts are that must have been sent. */
 static bool can_add_up(const Op *op) {
-    return reduces(op) && op->summed < op->buckets && through(op, REDUCE_RECV, op->summed + 1) &&
+    return op_reduces(op) && op->summed < op->buckets && through(op, REDUCE_RECV, op->summed + 1) &&
            (!op->leaves || is_outer(op) || through(op, REDUCE_SEND, op->summed + 1));
 }
 
@@ -431,7 +430,7 @@ static bool can_add_up(const Op *op) {
 static bool collective_ended(const Op *op) {
     for (int id = 0; id < STREAMS; id++)
         if (op->streams[id].first < op->streams[id].items) return false;
-    return !reduces(op) || op->summed == op->buckets;
+    return !op_reduces(op) || op->summed == op->buckets;
 }
 
 /* Receives first: a message that is expected is taken without a copy. */

@@ -1017,6 +1017,20 @@ const Option config_options[] = {
          "Pieces into which sums that mesh.tp shares are cut, on one rank as well: every degree whose share "
          "of them is a power of two has the same bits; 0: mesh.tp when the run begins."},
 
+    /* The same of tokens. In fast numerics cp is one more axis whose ranks are terms of a sum. */
+    {.key = "numerics.canonical_cp",
+     .type = OPT_INT,
+     .effect = EFFECT_BITS,
+     .offset = AT(numerics.canonical_cp),
+     .fallback = "0",
+     .min = 0,
+     .max = 4096,
+     .help =
+         "Spans of a microbatch's tokens whose gradients exact numerics round each by itself, on one rank as "
+         "well: every mesh.cp that divides it has the same bits; 0: mesh.cp when the run begins. Fast "
+         "numerics "
+         "have none."},
+
     /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
      * another mesh is other last bits, unless numerics are exact. */
     {.key = "mesh.pp",
@@ -1048,16 +1062,18 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
              "are left."},
-    /* cp can be planned, ep not yet: refused by name where a run begins (comm/mesh.c). Better a key that says
-     * "not yet" than one that is unknown: configurations written for other trainers name them. */
+    /* ep is refused by name where a run begins (comm/mesh.c). Better a key that says "not yet" than one that
+     * is unknown: configurations written for other trainers name it. */
     {.key = "mesh.cp",
      .type = OPT_INT,
-     .effect = EFFECT_NOTHING,
+     .effect = EFFECT_SUMS,
      .offset = AT(mesh.cp),
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Context-parallel ranks; more than 1 can be planned, not run yet."},
+     .help =
+         "Context-parallel ranks: they share the tokens of each sequence, and what a rank holds as dp_shard "
+         "does; at most as many as key and value heads."},
     {.key = "mesh.tp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1788,6 +1804,14 @@ static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error
 }
 
 /* Norms of both are taken in one way, and squares must add up. */
+static ErrorCode check_spans(const Config *c, Error *err) {
+    if (c->numerics.canonical_cp == 0 || c->train.numerics == NUMERICS_EXACT) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "numerics.canonical_cp is %lld, which is of train.numerics: exact; in fast numerics the "
+                     "ranks of mesh.cp are terms of sums as data-parallel ones are: leave it out",
+                     (long long)c->numerics.canonical_cp);
+}
+
 static ErrorCode check_noise(const Config *c, const OptionSet *set, Error *err) {
     if (!c->metrics.noise_scale || (c->optimizer.clip_norm >= 2 && c->optimizer.clip_norm <= 2)) return OK;
     return options_fail(set, "metrics.noise_scale", err,
@@ -2043,6 +2067,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(take_momentum(c, set, err));
     TRY(check_schedule(c, set, err));
     TRY(check_batch_warmup(c, set, err));
+    TRY(check_spans(c, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
     TRY(config_derive(c, set, err));

@@ -68,6 +68,7 @@ typedef struct TrainOptions {
 /* How sums are cut that ranks may share, whatever the mesh. */
 typedef struct NumericsOptions {
     int64_t canonical_tp; /* leaves of those that mesh.tp shares; 0: its degree when the run began */
+    int64_t canonical_cp; /* spans of a microbatch's tokens, of exact sums; 0: as mesh.cp then */
 } NumericsOptions;
 
 typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;

@@ -272,7 +272,9 @@ static void host_give(Device *d, void *host) {
     X(init_normal, (int64_t, n), (uint64_t, key), (uint64_t, first), (double, mean), (double, std),         \
       (double, lo), (double, hi), (float *, out))                                                           \
     X(fill, (int64_t, n), (float, value), (float *, out))                                                   \
-    X(copy, (void *, to), (const void *, from), (size_t, bytes))
+    X(copy, (void *, to), (const void *, from), (size_t, bytes))                                            \
+    X(copy_rows, (int64_t, rows), (size_t, bytes), (void *, to), (size_t, to_stride), (const void *, from), \
+      (size_t, from_stride))
 /* clang-format on */
 
 PLAIN_OPS(DEFERRED)

@@ -78,6 +78,7 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(CAST, cast)                               X(ZERO, zero)                                          \
     X(INIT_NORMAL, init_normal)                 X(FILL, fill)                                          \
     X(COPY, copy)                               X(UPLOAD, upload)                                      \
+    X(COPY_ROWS, copy_rows)                                                                            \
     X(DOWNLOAD, download)                       X(SUM_PARTS, sum_parts)
 /* clang-format on */
 
@@ -503,6 +504,9 @@ typedef struct Ops {
 
     /* Within tensor memory; the two places do not overlap. */
     void (*copy)(Device *d, void *to, const void *from, size_t bytes);
+    /* Rows of `bytes` bytes each, so many bytes apart: columns of a matrix, to those of another. */
+    void (*copy_rows)(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
+                      size_t from_stride);
     /* Between host memory and tensor memory: the contract, 3. */
     void (*upload)(Device *d, void *tensor, const void *host, size_t bytes);
     void (*download)(Device *d, void *host, const void *tensor, size_t bytes);
@@ -522,6 +526,7 @@ typedef struct Ops {
 struct DeviceNeeds {
     Dtype compute;
     int64_t tokens, hidden, intermediate, vocab, logits_rows;
+    int64_t qkv; /* of a token, where attention sees some heads only; 0: what attention sees */
     AttentionShape attention;
     int leaves; /* the most of a product; 0: none has any */
 };

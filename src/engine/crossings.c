@@ -1,9 +1,10 @@
-/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS (model/unit.h says
- * which tensors these are, and where they lie).
+/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS; over those of cp:
+ * SWAP_X (model/unit.h says which tensors these are, and where they lie).
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
  *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32 --round, bias--> result
  *     RECORDS    own leaves of all ==all-gather==> all
+ *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads      and back, unpacked at the end
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. The part behind a crossing
@@ -45,11 +46,22 @@ static void sum_terms(Engine *e, const Crossing *c) {
     execution_wait(e, &handle);
 }
 
+/* Own tokens lie where their place is, so what has come is in the order of tokens. */
+static void swap(Engine *e, const UnitPass *unit, const Crossing *c, CrossingAt at) {
+    Error err = {.message = ""};
+    CommHandle handle;
+    unit_pack(unit, at);
+    execution_must(e,
+                   comm_all_to_all(e->comm, MESH_CONTEXT, unit_swap_bytes(&e->model, unit->unit, at.part),
+                                   c->own, c->all, &handle, &err),
+                   &err);
+    execution_wait(e, &handle);
+    unit_unpack(unit, at);
+}
+
 static CrossingAt place_of(Action a) {
-    static const CrossingKind kinds[ACT_KINDS] = {
-        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM, [ACT_RECORDS] = CROSS_RECORDS};
     PassKind pass = a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_AGAIN ? PASS_AGAIN : PASS_BACKWARD;
-    return (CrossingAt){kinds[a.kind], pass, action_half(a.pass), a.parts.first};
+    return (CrossingAt){crossing_of(a.kind), pass, action_half(a.pass), a.parts.first};
 }
 
 /* A stage whose last unit is the embedding gathers the gradient that another rank sends: it must be there. */
@@ -71,6 +83,7 @@ void crossing_run(Execution *x, Action a) {
         parameters_ready(x, a.unit); /* a bias */
         unit_summed(&unit, at);
         break;
+    case CROSS_SWAP: swap(e, &unit, &c, at); break;
     case CROSSINGS: break;
     }
 }

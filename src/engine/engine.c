@@ -271,8 +271,7 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
 
 /* The arrays of a microbatch in its buffer, in order, and behind them the records of an evaluation. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
-    size_t bytes = pool_round((size_t)x->engine->plan->spec.tokens * sizeof(int32_t));
-    return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + (size_t)array * bytes;
+    return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + batch_array_offset(&x->engine->model, array);
 }
 
 void execution_enter(Execution *x, int m) {
@@ -294,17 +293,21 @@ static bool is_within(const Batch *b, const RankPlan *p) {
     return within;
 }
 
+/* This rank's tokens, whose targets are the next token's wherever that is: batches come so. Attention sees
+ * all of them, and asks where their documents begin. */
 static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     Device *d = x->engine->device;
+    const Model *model = &x->engine->model;
     CHECK(is_within(b, x->engine->plan));
-    size_t bytes = (size_t)x->engine->plan->spec.tokens * sizeof(int32_t);
+    int64_t first = model->contexts.place * model->tokens;
+    size_t bytes = (size_t)model->tokens * sizeof(int32_t);
     execution_enter(x, m);
     const Microbatch *to = &x->pass.batch;
-    OP(d, OP_UPLOAD, upload, to->ids, b->inputs, bytes);
-    OP(d, OP_UPLOAD, upload, to->targets, b->targets, bytes);
-    OP(d, OP_UPLOAD, upload, to->positions, b->positions, bytes);
-    OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, bytes);
+    OP(d, OP_UPLOAD, upload, to->ids, b->inputs + first, bytes);
+    OP(d, OP_UPLOAD, upload, to->targets, b->targets + first, bytes);
+    OP(d, OP_UPLOAD, upload, to->positions, b->positions + first, bytes);
+    OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
 }
 
 /* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward
@@ -432,6 +435,7 @@ static void act(Execution *x, Action a) {
     case ACT_AGAIN: again(x, a); break;
     case ACT_GATHER_X:
     case ACT_SUM_X:
+    case ACT_SWAP_X:
     case ACT_RECORDS: crossing_run(x, a); break;
     case ACT_LEAVES: gradients_add_leaves(x, a); break;
     case ACT_REDUCE_SCATTER:
@@ -513,14 +517,15 @@ static Execution prepare_step(Engine *e, int microbatches, const Batch *batches)
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
     Execution x = prepare_step(e, options->microbatches, batches);
     const Partition *p = &e->plan->partition;
-    int contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->leaves;
+    int spans = p->contexts.spans > 0 ? p->contexts.spans : 1,
+        contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->leaves * spans;
     e->progress.last = x.program;
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     x.training = true, x.options = options, x.result = result;
     x.pass.z_loss = (float)e->plan->spec.z_loss;
-    /* So many terms (of leaves, where sums have any) are added up in fixed point that each must leave room
-     * for the others: the limit depends on the step alone, not on who adds what, so that what is refused is
-     * the same on any mesh. */
+    /* So many terms (of leaves and spans, where sums have any) are added up in fixed point that each must
+     * leave room for the others: the limit depends on the step alone, not on who adds what, so that what is
+     * refused is the same on any mesh. */
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     statistics_begin(&x);

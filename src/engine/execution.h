@@ -4,7 +4,7 @@
  *     parameters.c  GATHER, RELEASE
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
- *     crossings.c   GATHER_X, SUM_X, RECORDS
+ *     crossings.c   GATHER_X, SUM_X, SWAP_X, RECORDS
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
  *     probe.c       figures of activations and weights, on steps that are probed */
@@ -140,7 +140,7 @@ UnitPass execution_unit(const Execution *x, Action a);
 /* Passes over several microbatches are interleaved, so each action says anew which of them it is about. */
 void execution_enter(Execution *x, int microbatch);
 
-/* Starts what crosses between two parts of a unit over tp, and waits for it. */
+/* Starts what crosses between two parts of a unit over tp or cp, and waits for it. */
 void crossing_run(Execution *x, Action a);
 
 /* Points passes to the gradient memory of (unit, microbatch), and prepares it. */

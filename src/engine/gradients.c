@@ -23,6 +23,9 @@
  *
  *      pass --adds--> leaves --tree--> sums or slot [vectors] ==all-reduce over tp==> the same
  *
+ * Where cp may share the tokens of a microbatch (numerics.canonical_cp), a slot has as many gradients as this
+ * rank has spans of them; each is rounded by itself.
+ *
  * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this
  * step is a bit of `started`, since what nobody has written yet must be set, and not added to. */
 #include "engine/execution.h"
@@ -69,6 +72,7 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
                : slots ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
                        : x->engine->step.sums[unit][flat];
     if (leaves) elements *= (size_t)partition_rows(&x->engine->plan->partition);
+    elements *= (size_t)partition_spans(&x->engine->plan->partition);
     bool fresh = slots || start_sums(x, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
     if (flat == FLAT_MATRICES) x->pass.first = fresh;
@@ -80,15 +84,18 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
  * What fixed point cannot take makes the step a bad one, and is counted for the parameter. */
 static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
     const ParamTable *t = &x->engine->model.table;
-    const float *g = x->engine->gradients.units[unit].flats[flat];
+    const Gradients *g = &x->engine->gradients;
+    const Partition *partition = &x->engine->plan->partition;
+    size_t span = gradient_span(g, unit, flat);
     int shape = unit < t->units ? unit : 0;
     for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
         const Param *p = &t->params[i];
-        int rows = flat == FLAT_VECTORS ? partition_param_rows(&x->engine->plan->partition, p) : 1;
-        for (int r = 0; p->flat == flat && r < rows; r++)
+        int rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
+        const float *first = g->units[unit].flats[flat] + gradient_place(g, p);
+        for (int r = 0; p->flat == flat && r < rows * partition_spans(partition); r++)
             OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count,
-               g + gradient_place(&x->engine->gradients, p) + r * p->count, sum + p->place, set && r == 0,
-               x->limit, x->engine->statistics.refused + i);
+               first + (size_t)(r / rows) * span + (size_t)(r % rows) * (size_t)p->count, sum + p->place,
+               set && r == 0, x->limit, x->engine->statistics.refused + i);
     }
 }
 

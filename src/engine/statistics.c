@@ -73,9 +73,9 @@ void statistics_begin(Execution *x) {
 void statistics_add_losses(Execution *x) {
     Engine *e = x->engine;
     StepStatistics *s = e->statistics.figures;
-    OP(e->device, OP_LOSS_SUM, loss_sum, e->plan->spec.tokens, x->pass.losses, &s->losses);
+    OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.losses, &s->losses);
     if (x->pass.z_losses)
-        OP(e->device, OP_LOSS_SUM, loss_sum, e->plan->spec.tokens, x->pass.z_losses, &s->z_losses);
+        OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.z_losses, &s->z_losses);
 }
 
 static void fetch(Engine *e, size_t bytes) {

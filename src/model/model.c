@@ -31,6 +31,7 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
     m->loss_rows = model_loss_rows(c, tokens, loss_rows);
     model_share(m, ALONE, c->vocab_size);
+    model_deal(m, ALL_TOKENS);
     return param_table_build(&m->table, c, err);
 }
 
@@ -39,10 +40,18 @@ void model_share(Model *m, Sharing sharing, int64_t vocabulary) {
     m->sharing = sharing, m->vocabulary = vocabulary;
 }
 
+/* Of no span there is more than the chunks of its own logits: they are what its gradient is added up from. */
+void model_deal(Model *m, Contexts contexts) {
+    int spans = contexts.spans > 0 ? contexts.spans / contexts.ranks : 1;
+    CHECK(spans > 0 && contexts.spans % contexts.ranks == 0 && m->tokens % (spans * m->sharing.leaves) == 0);
+    m->contexts = contexts;
+    if (m->loss_rows > model_span(m, m->tokens)) m->loss_rows = model_span(m, m->tokens);
+}
+
 /* ---- leaves ---- */
 
 Leaves model_one_leaf(const Model *m, int64_t terms) {
-    if (m->sharing.leaves == 1) return NO_LEAVES;
+    if (!model_is_sliced(m)) return NO_LEAVES;
     return (Leaves){.runs = 1, .run = {{terms, terms}}};
 }
 
@@ -63,7 +72,7 @@ static void add_run(const Model *m, Leaves *l, Dim dim) {
  * and gate and up of some elements. Others are one run. */
 Leaves model_leaves(const Model *m, Dim dim) {
     Leaves l = NO_LEAVES;
-    if (m->sharing.leaves == 1) return l;
+    if (!model_is_sliced(m)) return l;
     if (dim == DIM_QKV) {
         add_run(m, &l, DIM_QUERY), add_run(m, &l, DIM_KEY), add_run(m, &l, DIM_KEY);
     } else if (dim == DIM_GATE_UP) {
@@ -95,10 +104,19 @@ VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records) {
 
 /* ---- chunks of logits ---- */
 
-int model_chunks(const Model *m) { return (int)((m->tokens + m->loss_rows - 1) / m->loss_rows); }
+static int chunks_of_span(const Model *m) {
+    return (int)((model_span(m, m->tokens) + m->loss_rows - 1) / m->loss_rows);
+}
+
+int model_chunks(const Model *m) { return model_spans(m) * chunks_of_span(m); }
+int model_chunk_span(const Model *m, int chunk) { return chunk / chunks_of_span(m); }
+
+int64_t model_chunk_first(const Model *m, int chunk) {
+    return model_chunk_span(m, chunk) * model_span(m, m->tokens) + chunk % chunks_of_span(m) * m->loss_rows;
+}
 
 int64_t model_chunk_rows(const Model *m, int chunk) {
-    int64_t left = m->tokens - chunk * m->loss_rows;
+    int64_t left = model_span(m, m->tokens) - chunk % chunks_of_span(m) * m->loss_rows;
     return left < m->loss_rows ? left : m->loss_rows;
 }
 
@@ -163,6 +181,13 @@ AttentionShape model_attention(const Model *m, int64_t layer) {
                             .window = model_block(c, layer).window};
 }
 
+AttentionShape model_heads(const Model *m, int64_t layer) {
+    AttentionShape s = model_attention(m, layer);
+    int ranks = m->contexts.ranks;
+    s.tokens *= ranks, s.heads /= ranks, s.kv_heads /= ranks;
+    return s;
+}
+
 /* The first layer stands for all: they differ in windows, which change what attention visits and not what
  * it needs. */
 DeviceNeeds model_device_needs(const Model *m) {
@@ -173,6 +198,7 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .intermediate = c->intermediate_size,
                          .vocab = c->vocab_size,
                          .logits_rows = m->loss_rows,
-                         .attention = model_attention(m, 0),
-                         .leaves = m->sharing.leaves > 1 ? model_own_leaves(m) : 0};
+                         .qkv = model_dim(c, DIM_QKV),
+                         .attention = model_heads(m, 0),
+                         .leaves = model_is_sliced(m) ? model_own_leaves(m) : 0};
 }

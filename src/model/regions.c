@@ -28,17 +28,17 @@ typedef struct Cursor {
 
 /* Of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. What a norm after
  * the layer reads is saved: it is the layer's last product, which is not cheap. */
-static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false},
-                       n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true},
-                       dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true},
-                       result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false},
-                       dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false},
-                       whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false},
-                       terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32, LIFE_SCRATCH, false};
+static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false, false},
+                       n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true, false},
+                       dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, false},
+                       result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false, false},
+                       dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false},
+                       whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false},
+                       terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32, LIFE_SCRATCH, false, false};
 
 /* Without a norm before it, the layer reads the stream: then that is the operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {
-    return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in};
+    return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in, false};
 }
 
 static int64_t rows_of(const Model *m, Extent rows) {
@@ -58,6 +58,7 @@ static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     bool narrow = row->element == ELEMENT_COMPUTE || row->element == ELEMENT_NARROW;
     size_t element = narrow ? dtype_bytes(m->compute) : sizeof(float);
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
+    if (row->dealt && m->contexts.ranks == 1) return 0;
     return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);
 }
 

@@ -152,6 +152,12 @@ bool unit_part_fused(const ModelConfig *c, int unit, int part) {
     return step.kind == STEP_LAYER && step.part->fused;
 }
 
+bool unit_part_by_heads(const ModelConfig *c, int unit, int part) {
+    if (part < 0 || part >= unit_parts(c, unit).end) return false;
+    Step step = step_of(c, unit, part);
+    return step.kind == STEP_LAYER && step.part->by_heads;
+}
+
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {
     return !lifetime_stays(step_of(c, unit, part).makes, policy);
 }

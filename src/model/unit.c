@@ -221,14 +221,43 @@ static Crossing summing(const Run *r, const Step *step, CrossingAt at) {
     return c;
 }
 
+/* What changes hands at a place: before the part by heads, or behind it, forward or back. */
+typedef struct Handing {
+    SwapPlace place;
+    const Swap *swap;
+    void *const *tensors; /* of the layer */
+} Handing;
+
+static Handing handing(const Run *r, CrossingAt at) {
+    bool in = at.part < r->count && r->steps[at.part].kind == STEP_LAYER && r->steps[at.part].part->by_heads;
+    int sublayer = r->steps[at.part - 1].sublayer;
+    SwapPlace place =
+        at.pass != PASS_BACKWARD ? (in ? SWAP_IN : SWAP_OUT) : (in ? SWAP_IN_GRADIENT : SWAP_OUT_GRADIENT);
+    return (Handing){place, &r->sublayers[sublayer].layer->swaps[place],
+                     r->tensors.sublayers[sublayer].layer};
+}
+
+/* Tokens are given for heads, and not heads for tokens. */
+static bool goes_to_heads(SwapPlace place) { return place == SWAP_IN || place == SWAP_OUT_GRADIENT; }
+
+static Crossing swapping(const Run *r, CrossingAt at) {
+    Handing h = handing(r, at);
+    void *heads = h.tensors[h.swap->heads], *through = h.tensors[h.swap->through];
+    return goes_to_heads(h.place) ? (Crossing){.own = through, .all = heads}
+                                  : (Crossing){.own = heads, .all = through};
+}
+
 Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
-    CHECK(is_shared(&r) && at.part >= 0 && at.part <= r.count);
+    CHECK(at.part >= 0 && at.part <= r.count);
+    if (at.kind == CROSS_SWAP) return swapping(&r, at);
+    CHECK(is_shared(&r));
     const Step *step = step_at(&r, at.part);
     switch (at.kind) {
     case CROSS_GATHER: return gathering(&r, step, at);
     case CROSS_SUM: return summing(&r, step, at);
     case CROSS_RECORDS: return (Crossing){.all = r.tensors.shared.records};
+    case CROSS_SWAP:
     case CROSSINGS: break;
     }
     CHECK(false);
@@ -247,4 +276,52 @@ void unit_summed(const UnitPass *u, CrossingAt at) {
         OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, c.result, p->model->compute);
     else
         product_summed(&w, step->part->product, sum, c.result);
+}
+
+/* ---- tokens for heads ---- */
+
+size_t unit_swap_bytes(const Model *m, int unit, int part) {
+    bool in = unit_part_by_heads(&m->config, unit, part);
+    int64_t width = model_dim(&m->config, in ? DIM_QKV : DIM_QUERY) / m->contexts.ranks;
+    return (size_t)(m->tokens * width) * dtype_bytes(m->compute);
+}
+
+/* Runs of a row that are dealt out each by itself: queries, keys and values; returns how many. */
+static int runs_of(const ModelConfig *c, Dim width, int64_t run[3]) {
+    run[0] = model_dim(c, DIM_QUERY);
+    run[1] = run[2] = model_dim(c, DIM_KEY);
+    return width == DIM_QKV ? 3 : 1;
+}
+
+/* Between rows of all heads, and for each rank rows of its own heads: a p-th of each run. */
+static void move_heads(const Run *r, const Handing *h) {
+    const Pass *p = r->u->pass;
+    const Model *m = p->model;
+    int ranks = m->contexts.ranks, runs;
+    bool out = goes_to_heads(h->place);
+    int64_t run[3], first = 0;
+    size_t e = dtype_bytes(m->compute), wide = (size_t)model_dim(&m->config, h->swap->width) * e,
+           narrow = wide / (size_t)ranks;
+    runs = runs_of(&m->config, h->swap->width, run);
+    for (int i = 0; i < runs; first += run[i++])
+        for (int rank = 0; rank < ranks; rank++) {
+            size_t bytes = (size_t)(run[i] / ranks) * e;
+            char *row = (char *)h->tensors[h->swap->tokens] + (size_t)first * e + (size_t)rank * bytes;
+            char *piece = (char *)h->tensors[h->swap->through] + (size_t)rank * (size_t)m->tokens * narrow +
+                          (size_t)(first / ranks) * e;
+            OP(p->device, OP_COPY_ROWS, copy_rows, m->tokens, bytes, out ? piece : row, out ? narrow : wide,
+               out ? row : piece, out ? wide : narrow);
+        }
+}
+
+void unit_pack(const UnitPass *u, CrossingAt at) {
+    Run r = start(u);
+    Handing h = handing(&r, at);
+    if (goes_to_heads(h.place)) move_heads(&r, &h);
+}
+
+void unit_unpack(const UnitPass *u, CrossingAt at) {
+    Run r = start(u);
+    Handing h = handing(&r, at);
+    if (!goes_to_heads(h.place)) move_heads(&r, &h);
 }

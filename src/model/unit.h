@@ -33,6 +33,15 @@ typedef struct Sharing {
 } Sharing;
 #define ALONE ((Sharing){1, 0, 1})
 
+/* How cp shares the tokens of a microbatch out: its ranks, and this one's place among them, which is that of
+ * its tokens; and the spans that all of them together cut these tokens into, a multiple of ranks. Where
+ * gradients are summed in fixed point each span's is rounded by itself, so that the sum does not depend on
+ * who has which; where they are not, spans are 0, and what a rank has is summed as one. */
+typedef struct Contexts {
+    int ranks, place, spans;
+} Contexts;
+#define ALL_TOKENS ((Contexts){1, 0, 0})
+
 typedef struct Model {
     ModelConfig config; /* of this rank: heads, width of the MLP and vocabulary are what it has of them */
     ParamTable table;
@@ -40,15 +49,18 @@ typedef struct Model {
     Recompute recompute;
     Sharing sharing;
     int64_t vocabulary; /* of all ranks together */
-    int64_t tokens;     /* T of a microbatch; of the stream between products a rank has T / ranks */
-    int64_t loss_rows;  /* tokens whose logits exist at a time */
-    int64_t positions;  /* rows of a table of angles */
-    float *cos_sin;     /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
+    Contexts contexts;
+    int64_t tokens;    /* T of a microbatch, of cp's ranks this one's; of the stream between products a rank
+                           of tp has T / sharing.ranks */
+    int64_t loss_rows; /* tokens whose logits exist at a time */
+    int64_t positions; /* rows of a table of angles */
+    float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
 } Model;
 
 /* A microbatch in tensor memory. */
 typedef struct Microbatch {
-    int32_t *ids, *targets, *positions, *first_key; /* [T] each */
+    int32_t *ids, *targets, *positions; /* [T] each */
+    int32_t *first_key;                 /* [T] of all ranks of cp */
 } Microbatch;
 
 /* What layers keep of the tokens of one sequence so far, for generation; tensor memory. */
@@ -84,6 +96,8 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
                       int64_t loss_rows, Error *err);
 /* It is the model of one rank of several: `vocabulary` is that of all. */
 void model_share(Model *m, Sharing sharing, int64_t vocabulary);
+/* It has some of a microbatch's tokens. */
+void model_deal(Model *m, Contexts contexts);
 void model_free(Model *m);
 /* What loss_rows 0 becomes: by the vocabulary of all ranks, since chunks are sums. */
 int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
@@ -92,7 +106,21 @@ int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
 static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->sharing.ranks; }
 /* Leaves that this rank has, and tokens in one of them. */
 static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
-static inline int64_t model_token_leaf(const Model *m) { return m->tokens / m->sharing.leaves; }
+static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->contexts.ranks; }
+/* Spans that this rank has, and how many of `tokens`, which are all that it has of something, one takes. */
+static inline int model_spans(const Model *m) {
+    return m->contexts.spans > 0 ? m->contexts.spans / m->contexts.ranks : 1;
+}
+static inline int64_t model_span(const Model *m, int64_t tokens) { return tokens / model_spans(m); }
+static inline int64_t model_token_leaf(const Model *m) {
+    return model_span(m, m->tokens) / m->sharing.leaves;
+}
+/* Whether what a product makes of a slice must be the slice of what it makes of the whole. */
+static inline bool model_is_sliced(const Model *m) { return m->sharing.leaves > 1 || m->contexts.spans > 1; }
+/* So many elements of the compute dtype on. */
+static inline void *model_at(const Model *m, const void *tensor, int64_t elements) {
+    return (char *)(uintptr_t)tensor + (size_t)elements * dtype_bytes(m->compute);
+}
 /* Of a sum over a dimension that tp cuts, its own part of it, and over `terms` that no rank shares. */
 Leaves model_leaves(const Model *m, Dim dim);
 Leaves model_one_leaf(const Model *m, int64_t terms);
@@ -105,7 +133,9 @@ void model_layout_constants(Model *m, int64_t positions, Pool *constants);
 void model_compute_constants(Model *m, Device *d);
 const float *model_angles(const Model *m, int rotation); /* [positions, R] */
 DeviceNeeds model_device_needs(const Model *m);
+/* Of this rank's tokens, with all heads; and of all tokens, with the heads that it attends by. */
 AttentionShape model_attention(const Model *m, int64_t layer);
+AttentionShape model_heads(const Model *m, int64_t layer);
 
 /* ---- what a unit is made of ---- */
 
@@ -128,6 +158,7 @@ Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
 bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
+bool unit_part_by_heads(const ModelConfig *c, int unit, int part);          /* Part.by_heads */
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -172,8 +203,13 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *     SUM      [T, h] fp32 terms of each rank  -->  [own tokens, h] fp32, in place; unit_summed rounds it
  *     RECORDS  of a chunk of logits, those of this rank's leaves  -->  of all leaves
  *
+ * Where ranks share a microbatch's tokens out, they change tokens for heads before attention, and back behind
+ * it:
+ *
+ *     SWAP     [T / ranks, all heads] c  <-->  [T, this rank's heads] c     (layer.h: Swap)
+ *
  * Places are named by the part behind them; one behind the last part is the unit's end. */
-typedef enum CrossingKind { CROSS_GATHER, CROSS_SUM, CROSS_RECORDS, CROSSINGS } CrossingKind;
+typedef enum CrossingKind { CROSS_GATHER, CROSS_SUM, CROSS_RECORDS, CROSS_SWAP, CROSSINGS } CrossingKind;
 typedef enum PassKind { PASS_FORWARD, PASS_AGAIN, PASS_BACKWARD } PassKind;
 
 /* Names one. */
@@ -185,16 +221,24 @@ typedef struct CrossingAt {
 } CrossingAt;
 
 typedef struct Crossing {
-    const void *own; /* GATHER: what this rank has */
-    void *all;       /* GATHER: where it goes; SUM: the terms; RECORDS: [leaves, rows of the chunk] */
+    const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
+    void *all;       /* GATHER, SWAP: where it goes; SUM: the terms; RECORDS: [leaves, rows of the chunk] */
     void *result;    /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;
 Crossing unit_crossing(const UnitPass *u, CrossingAt at);
+/* Bytes of a piece of a SWAP. */
+size_t unit_swap_bytes(const Model *m, int unit, int part);
+/* Before a SWAP: heads of each rank are laid side by side. Behind it: what has come, token by token. One of
+ * the two does nothing. */
+void unit_pack(const UnitPass *u, CrossingAt at);
+void unit_unpack(const UnitPass *u, CrossingAt at);
 /* The sum of this rank's tokens is there: rounds it to where it belongs, and adds the product's bias. */
 void unit_summed(const UnitPass *u, CrossingAt at);
 /* Chunks of logits, and rows of one. */
 int model_chunks(const Model *m);
 int64_t model_chunk_rows(const Model *m, int chunk);
+int64_t model_chunk_first(const Model *m, int chunk); /* its first token */
+int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of two */
 
 /* ---- costs ---- */
 

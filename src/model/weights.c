@@ -23,6 +23,15 @@ size_t gradient_place(const Gradients *g, const Param *p) {
 }
 
 /* Gradients are fp32 in every flat. */
-float *gradient_of(const Gradients *g, const Param *p) {
-    return g->units[p->unit].flats[p->flat] + gradient_place(g, p);
+float *gradient_of(const Gradients *g, const Param *p) { return gradient_of_span(g, p, 0); }
+
+float *gradient_of_span(const Gradients *g, const Param *p, int span) {
+    return g->units[p->unit].flats[p->flat] + (size_t)span * gradient_span(g, p->unit, p->flat) +
+           gradient_place(g, p);
+}
+
+/* The tied head's is laid out as the embedding's. */
+size_t gradient_span(const Gradients *g, int unit, Flat flat) {
+    size_t rows = flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
+    return rows * g->table->flats[unit < g->table->units ? unit : 0][flat];
 }

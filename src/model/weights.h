@@ -36,9 +36,12 @@ typedef struct Gradients {
     UnitGradients *units; /* [units + 1] */
     bool tied;
     int rows; /* leaves of tokens, or heads, that vectors have a row for, one after the other; 0: 1 */
-} Gradients;
+} Gradients;  /* where tokens have spans (unit.h: Contexts), a flat as often as this rank has of them */
 
 float *gradient_of(const Gradients *g, const Param *p);
+float *gradient_of_span(const Gradients *g, const Param *p, int span);
+/* Elements from one span's flat to the next one's. */
+size_t gradient_span(const Gradients *g, int unit, Flat flat);
 /* Elements before it in the gradient of its flat. */
 size_t gradient_place(const Gradients *g, const Param *p);
 

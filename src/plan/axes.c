@@ -167,11 +167,16 @@ static AxisSet cut_inside(ParamKind kind) { return axes_that(kind, DOES_CUT) & ~
 
 bool axes_reads_all(const ModelConfig *c, int unit, int part) { return cut_of(c, unit, part) == CUT_ROWS; }
 
+bool axes_swaps(const ModelConfig *c, int unit, int part) {
+    return unit_part_by_heads(c, unit, part) || unit_part_by_heads(c, unit, part - 1);
+}
+
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
     if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (cut_of(c, unit, part - 1) == CUT_COLUMNS) set |= cut_inside(KIND_COLUMNS);
+    if (axes_swaps(c, unit, part)) set |= MESH_CONTEXT;
     return embedded ? set | cut_inside(KIND_ROWS) : set;
 }
 
@@ -234,13 +239,18 @@ static bool agrees(int ranks, int leaves) {
     return ranks == 1 || (leaves % ranks == 0 && (each & (each - 1)) == 0);
 }
 
+/* "1, 2 or 4": the numbers up to `most` that will do. */
+static void put_numbers(int most, bool (*will_do)(int n, int of), int of, Text *out) {
+    int last = 1;
+    for (int n = 1; n <= most; n++)
+        if (will_do(n, of)) last = n;
+    for (int n = 1; n <= last; n++)
+        if (will_do(n, of)) text_printf(out, "%s%d", n == 1 ? "" : n == last ? " or " : ", ", n);
+}
+
 static ErrorCode refuse_degree(int ranks, int leaves, Error *err) {
     Text that = {0};
-    int last = 1;
-    for (int n = 1; n <= leaves; n++)
-        if (agrees(n, leaves)) last = n;
-    for (int n = 1; n <= last; n++)
-        if (agrees(n, leaves)) text_printf(&that, "%s%d", n == 1 ? "" : n == last ? " or " : ", ", n);
+    put_numbers(leaves, agrees, leaves, &that);
     error_set(
         err, ERR_CONFIG,
         "mesh.tp %d cannot have the bits of numerics.canonical_tp %d, the degree that a run begins with "
@@ -271,4 +281,35 @@ ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t
                          "train.context",
                          leaves == ranks ? "mesh.tp" : "numerics.canonical_tp", leaves, (long long)tokens);
     return OK;
+}
+
+/* ---- tokens shared out ---- */
+
+static bool divides(int n, int of) { return of % n == 0; }
+
+static ErrorCode refuse_contexts(const char *key, int asked, const char *what, int of, Error *err) {
+    Text that = {0};
+    put_numbers(of, divides, of, &that);
+    error_set(err, ERR_CONFIG, "%s %d does not divide %s %d: %s would", key, asked, what, of, that.data);
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+/* Sums in fixed point have no order, so any number of ranks that divides the spans will do. */
+ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, int ranks, int spans, int64_t tokens,
+                              Error *err) {
+    int heads = (int)(c->num_key_value_heads / s.ranks), pieces = (spans > 0 ? spans : ranks) * s.leaves;
+    if (ranks > 1 && (heads == 0 || heads % ranks != 0))
+        return refuse_contexts("mesh.cp", ranks,
+                               s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
+                                           : "num_key_value_heads",
+                               heads > 0 ? heads : 1, err);
+    if (spans > 0 && spans % ranks != 0)
+        return refuse_contexts("mesh.cp", ranks, "numerics.canonical_cp", spans, err);
+    if (tokens % pieces == 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s %d does not divide the %lld tokens of a microbatch%s: change train.microbatch or "
+                     "train.context",
+                     spans > ranks ? "numerics.canonical_cp" : "mesh.cp", spans > ranks ? spans : ranks,
+                     (long long)tokens, s.leaves > 1 ? " into equal parts for tp" : "");
 }

@@ -157,7 +157,8 @@ static void time_step(Forecast *f) {
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
-    f->foreseen = foresee_needed(&f->layout.mesh);
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    f->foreseen = foresee_needed(&spec, &f->layout.mesh);
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
     for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
     TRY(time_units(f, err));
@@ -195,12 +196,12 @@ size_t forecast_memory(const Forecast *f, int place) {
 
 /* Over all axes: what a rank with one network card would send. */
 static uint64_t sum_traffic(const ProgramTraffic *t) {
-    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor;
+    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context;
 }
 
 /* Over tp and cp: as the program has it, which is in `t`; by formula where there is no program yet. */
 static uint64_t passes_traffic(const RankForecast *r, const ProgramTraffic *t) {
-    return (uint64_t)((t->tensor > 0 ? 0 : r->tensor) + r->context);
+    return (uint64_t)((t->tensor > 0 ? 0 : r->tensor) + (t->context > 0 ? 0 : r->context));
 }
 
 uint64_t forecast_sent(const Forecast *f, int place) {
@@ -409,7 +410,7 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[3] = (double)r->traffic.parameters;
     value[4] = (double)r->traffic.gradients;
     value[5] = r->traffic.tensor > 0 ? (double)r->traffic.tensor : r->tensor;
-    value[6] = r->context;
+    value[6] = r->traffic.context > 0 ? (double)r->traffic.context : r->context;
     value[7] = (double)forecast_sent(f, place);
 }
 
@@ -419,7 +420,7 @@ static void put_why(const Forecast *f, Text *out) {
                                        "over dp_shard once a microbatch, over dp_replicate once a step"};
     const Program *p = &f->ranks[0].plan.program;
     const Mesh *mesh = &f->layout.mesh;
-    if (mesh_dp_degree(mesh) > 1)
+    if (mesh_size(mesh, MESH_SHARDS | MESH_REPLICAS) > 1)
         text_printf(out, "  gradients cross %s%s\n", sync[p->sync],
                     p->exact ? ", in fixed point of 8 bytes" : "");
     text_puts(out, "  0 on an axis of degree 1:");

@@ -1,5 +1,5 @@
-/* Two plans of one rank, put together. Both are of the mesh without tp, so that all that is checked of
- * programs holds of them. */
+/* Two plans of one rank, put together. Both are of the mesh without tp, whose ranks of cp are more ranks of
+ * dp_shard, so that all that is checked of programs holds of them. */
 #include "plan/foresee.h"
 
 CrossingSpec foresee_crossings(const RankSpec *spec, const Mesh *mesh) {
@@ -34,8 +34,10 @@ static ErrorCode foresee(RankPlan *p, const RankSpec *spec, const Layout *l, int
     TRY(axes_check(&spec->model, crossings.tensors, err));
     TRY(crossings_check(&crossings, spec->positions, err));
     without.mesh = mesh_without(&l->mesh, MESH_TENSOR);
+    without.mesh.degree[AXIS_DP_SHARD] *= crossings.contexts;
+    without.mesh.degree[AXIS_CP] = 1;
     held.model = axes_local(&spec->model, (Sharing){crossings.tensors, 0, crossings.tensors});
-    held.leaves = computed.leaves = 1;
+    held.leaves = computed.leaves = held.spans = computed.spans = 1;
     held.tokens = computed.tokens = spec->tokens / crossings.tensors / crossings.contexts;
     TRY(rank_plan_fullest(p, &held, &without, place, d, err));
     computed.loss_rows = rows_of_whole(p, crossings.tensors);
@@ -45,13 +47,13 @@ static ErrorCode foresee(RankPlan *p, const RankSpec *spec, const Layout *l, int
     return code;
 }
 
-bool foresee_needed(const Mesh *mesh) {
-    Error ignored = {.message = ""};
-    return mesh_check_runs(mesh, &ignored) != OK;
+bool foresee_needed(const RankSpec *spec, const Mesh *mesh) {
+    CrossingSpec s = foresee_crossings(spec, mesh);
+    return crossings_method(&s) == CONTEXT_KEYS;
 }
 
 ErrorCode foresee_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
                           Error *err) {
-    return foresee_needed(&l->mesh) ? foresee(p, spec, l, place, d, err)
-                                    : rank_plan_fullest(p, spec, l, place, d, err);
+    return foresee_needed(spec, &l->mesh) ? foresee(p, spec, l, place, d, err)
+                                          : rank_plan_fullest(p, spec, l, place, d, err);
 }

@@ -1,4 +1,4 @@
-/* Plans of ranks on meshes that no rank can run on yet: with cp, beside tp too.
+/* Plans of ranks on meshes that no rank can run on yet: with cp by keys (plan/crossings.h), beside tp too.
  *
  * Two things are true of such a rank, and each is a plan that can be made:
  *
@@ -17,7 +17,7 @@
 
 CrossingSpec foresee_crossings(const RankSpec *spec, const Mesh *mesh);
 /* Whether no rank can run on the mesh yet. */
-bool foresee_needed(const Mesh *mesh);
+bool foresee_needed(const RankSpec *spec, const Mesh *mesh);
 /* The fullest rank of a pipeline place of any mesh: rank_plan_fullest where it can run. Free it also after a
  * failure. ERR_CONFIG when the model does not fit the mesh. */
 ErrorCode foresee_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,

@@ -32,14 +32,13 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
 }
 
 bool program_crosses(const Partition *p, int unit, int part) {
-    return p->tensors > 1 && mesh_size(&p->mesh, axes_crossing(p->whole, unit, part)) > 1;
+    return p->tensors * p->contexts.ranks > 1 && mesh_size(&p->mesh, axes_crossing(p->whole, unit, part)) > 1;
 }
 
 /* ---- passes and what crosses in them ---- */
 
 static void emit_crossing(Program *p, ActionKind kind, Action pass, int part) {
-    CrossingKind what = kind == ACT_GATHER_X ? CROSS_GATHER : CROSS_SUM;
-    if (!(program_crossing(p, pass.kind, pass.unit, part) & 1u << what)) return;
+    if (!(program_crossing(p, pass.kind, pass.unit, part) & 1u << crossing_of(kind))) return;
     append(p, (Action){
                   kind, pass.unit, pass.microbatch, {part, part}, .pass = pass.kind, .before = pass.before});
 }
@@ -73,14 +72,15 @@ static bool makes_again(const Program *p, int unit, Parts parts) {
 }
 
 /* An action for each run of parts between two crossings: ascending in a forward pass, and in what is made
- * again. What a product reads is gathered before its run, what one makes is summed behind it; the head's
- * gradient too. */
+ * again. Attention gets all tokens, and gives them back; what a product reads is gathered before its run,
+ * what one makes is summed behind it; the head's gradient too. */
 static void emit_ascending(Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
     for (int first = all.first, end; first < all.end; first = end) {
         bool reads = axes_reads_all(p->model, a.unit, first);
         end = next_cut(p, a.unit, first + 1);
         a.parts = (Parts){first, end};
+        emit_crossing(p, ACT_SWAP_X, a, first);
         emit_crossing(p, ACT_GATHER_X, a, first);
         if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
             emit_slices(p, a);
@@ -99,6 +99,7 @@ static void emit_descending(Program *p, Action a) {
         for (first = end - 1; first > all.first && !p->crosses(p->partition, a.unit, first);) first--;
         a.parts = (Parts){first, end};
         bool reads = axes_reads_all(p->model, a.unit, first);
+        emit_crossing(p, ACT_SWAP_X, a, end);
         if (!axes_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_GATHER_X, a, end);
         if (reads) emit_crossing(p, ACT_GATHER_X, a, first);
         append(p, a);

@@ -43,15 +43,25 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     return at;
 }
 
+/* As often as this there is a gradient of a microbatch before it is rounded. */
+static size_t spans_of(const Program *p) { return (size_t)partition_spans(p->partition); }
+
 /* Of a kind that there is one of for each flat. */
 static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
     bool fixed = kind >= BUFFER_FLAT_FIXED;
     Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
-    return pool_round(gradient_room(p, unit, flat) * (fixed ? sizeof(int64_t) : sizeof(float)));
+    size_t room = gradient_room(p, unit, flat);
+    return pool_round(fixed ? room * sizeof(int64_t) : room * spans_of(p) * sizeof(float));
+}
+
+size_t batch_array_offset(const Model *m, int array) {
+    size_t each = pool_round((size_t)m->tokens * sizeof(int32_t)),
+           all = pool_round((size_t)model_all_tokens(m) * sizeof(int32_t));
+    return (size_t)array * each + (array > BATCH_FIRST_KEY ? all - each : 0);
 }
 
 static size_t batch_bytes(const Program *p, const Model *m) {
-    size_t tokens = (size_t)m->tokens, arrays = BATCH_ARRAYS * pool_round(tokens * sizeof(int32_t));
+    size_t tokens = (size_t)m->tokens, arrays = batch_array_offset(m, BATCH_ARRAYS);
     return pool_round(arrays + (p->evaluates ? tokens * sizeof(LossRecord) : 0));
 }
 
@@ -150,6 +160,7 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_AGAIN:
     case ACT_GATHER_X:
     case ACT_SUM_X:
+    case ACT_SWAP_X:
     case ACT_RECORDS: name_crossing(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
@@ -309,7 +320,7 @@ size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
 size_t gradient_leaf_bytes(const Program *p, int unit) {
     size_t rows = (size_t)partition_rows(p->partition);
     if (rows == 1 || unit >= p->units || !partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(rows * partition_whole(p->partition, unit, FLAT_VECTORS) * sizeof(float));
+    return pool_round(rows * spans_of(p) * partition_whole(p->partition, unit, FLAT_VECTORS) * sizeof(float));
 }
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }

@@ -14,7 +14,7 @@
 
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
-     * fp32; in an evaluation [T] LossRecord behind them */
+     * fp32; in an evaluation [T] LossRecord behind them. First keys are of all ranks of cp */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
@@ -28,7 +28,9 @@ typedef enum BufferKind {
     BUFFER_FLAT_FIXED = BUFFER_FLAT_GRADIENTS + GRADIENT_FLATS,
     BUFFER_KINDS = BUFFER_FLAT_FIXED + GRADIENT_FLATS
 } BufferKind;
-enum { BATCH_ARRAYS = 6 };
+enum { BATCH_FIRST_KEY = 3, BATCH_ARRAYS = 6 };
+/* Bytes before an array of a batch's buffer; BATCH_ARRAYS: before what is behind them. */
+size_t batch_array_offset(const Model *m, int array);
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
     return (BufferKind)((int)first + (int)flat);
 }

@@ -101,6 +101,10 @@ Sharing partition_sharing(const Mesh *mesh, int rank, int leaves) {
     return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks};
 }
 
+Contexts partition_contexts(const Mesh *mesh, int rank, int spans) {
+    return (Contexts){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), spans};
+}
+
 /* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
  * boxes'. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
@@ -127,6 +131,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
     p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
+    p->contexts = partition_contexts(mesh, rank, spec->spans);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shares(p, spec);
 }
@@ -164,6 +169,10 @@ int partition_peer(const Partition *p, int unit) {
 }
 
 int partition_rows(const Partition *p) { return p->leaves / p->tensors; }
+
+int partition_spans(const Partition *p) {
+    return p->contexts.spans > 0 ? p->contexts.spans / p->contexts.ranks : 1;
+}
 
 int partition_param_rows(const Partition *p, const Param *param) {
     return axes_any(axes_kind(p->whole, param), DOES_CUT) & MESH_TENSOR ? 1 : partition_rows(p);

@@ -50,6 +50,7 @@ typedef struct Partition {
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int leaves;                           /* of the sums that these share */
+    Contexts contexts;                    /* MESH_CONTEXT: the same, and the spans of tokens */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
     size_t owned;  /* elements of the owned arrays, the tied head's gradient not among them */
     int64_t *load; /* [shards] elements that each shard owns of the units held here */
@@ -63,6 +64,7 @@ typedef struct PartitionSpec {
     int rank;
     const Stages *stages;
     int leaves; /* of sums that tp shares; 0: as many as its ranks */
+    int spans;  /* of tokens, that cp shares out: Contexts */
 } PartitionSpec;
 
 /* Copies what it needs of mesh and stages; model and table must outlive it. */
@@ -70,6 +72,8 @@ void partition_build(Partition *p, const PartitionSpec *spec);
 void partition_free(Partition *p);
 /* How tp shares the model out, and this rank's place in that. leaves: as in the spec. */
 Sharing partition_sharing(const Mesh *mesh, int rank, int leaves);
+/* How cp shares tokens out. */
+Contexts partition_contexts(const Mesh *mesh, int rank, int spans);
 /* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
                           Error *err);
@@ -77,6 +81,8 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
  * it has one, as of parameters that are cut. */
 int partition_rows(const Partition *p);
 int partition_param_rows(const Partition *p, const Param *param);
+/* Spans of tokens that gradients of a microbatch are made of, each by itself, before they are rounded. */
+int partition_spans(const Partition *p);
 
 int partition_pipeline_rank(const Partition *p, int unit);
 bool partition_runs(const Partition *p, int unit); /* forward and backward of the unit are this rank's */

@@ -30,7 +30,15 @@ bool action_is_pass(ActionKind kind) {
 }
 
 bool action_is_crossing(ActionKind kind) {
-    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS;
+    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_SWAP_X || kind == ACT_RECORDS;
+}
+
+CrossingKind crossing_of(ActionKind kind) {
+    static const CrossingKind kinds[ACT_KINDS] = {[ACT_GATHER_X] = CROSS_GATHER,
+                                                  [ACT_SUM_X] = CROSS_SUM,
+                                                  [ACT_SWAP_X] = CROSS_SWAP,
+                                                  [ACT_RECORDS] = CROSS_RECORDS};
+    return kinds[kind];
 }
 
 Half action_half(ActionKind pass) {
@@ -66,14 +74,22 @@ bool program_adds_leaves(const Program *p, int unit) {
 /* In fast numerics a reduction of a microbatch moves what its leaves come to. */
 bool program_adds_leaves_once(const Program *p) { return p->sync == SYNC_STEP; }
 
+/* Heads for tokens both ways in each pass, but for the weight half, which finds its operands by tokens. */
+static bool swaps_in(const Program *p, ActionKind pass, int unit, int part) {
+    if (p->partition->contexts.ranks == 1 || pass == ACT_BWD_W) return false;
+    return pass != ACT_AGAIN || unit_part_again(p->model, unit, part - 1, p->recompute);
+}
+
 /* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
  * the former summed, and for the weight half what was read is gathered once more. Making again stops where
  * what it makes has to. The head's forward pass makes both gradients of its product (Part.fused). */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part) {
-    enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM };
+    enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM, SWAP = 1u << CROSS_SWAP };
     const ModelConfig *c = p->model;
-    if (p->partition->tensors == 1 || !p->crosses(p->partition, unit, part)) return NOTHING;
+    if (!p->crosses(p->partition, unit, part)) return NOTHING;
+    if (axes_swaps(c, unit, part)) return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
+    if (p->partition->tensors == 1) return NOTHING;
     bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
     bool again = unit_part_again(c, unit, reads ? part : part - 1, p->recompute);
     if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
@@ -102,9 +118,9 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",           "GATHER",     "RELEASE", "RECV_F", "FWD",      "SEND_F", "RECV_B",  "BWD",
-        "BWD_IN",         "BWD_W",      "SEND_B",  "AGAIN",  "GATHER_X", "SUM_X",  "RECORDS", "LEAVES",
-        "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",    "NORM",     "UPDATE"};
+        "LOAD",   "GATHER",         "RELEASE",    "RECV_F",  "FWD",      "SEND_F", "RECV_B", "BWD",
+        "BWD_IN", "BWD_W",          "SEND_B",     "AGAIN",   "GATHER_X", "SUM_X",  "SWAP_X", "RECORDS",
+        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",      "NORM",   "UPDATE"};
     return names[kind];
 }
 
@@ -176,14 +192,16 @@ static const char *check_crossed(Check *c, Action a) {
     static const char missing[] = "comes before what crosses between its parts";
     int first = a.parts.first, end = a.parts.end;
     for (int part = first + 1; part < end; part++)
-        if (c->p->partition->tensors > 1 && c->p->crosses(c->p->partition, a.unit, part))
-            return "runs past a place where something crosses";
+        if (program_crossing(c->p, ACT_FWD, a.unit, part)) return "runs past a place where something crosses";
+    if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_SWAP))
+        return missing;
     if (a.kind == ACT_FWD || a.kind == ACT_AGAIN)
         return has_crossed(c, a.kind, a, first, CROSS_GATHER) &&
                        (axes_reads_all(c->p->model, a.unit, first) ||
                         has_crossed(c, a.kind, a, first, CROSS_SUM))
                    ? NULL
                    : missing;
+    if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP)) return missing; /* what it reads was made again */
     bool above = axes_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                           : has_crossed(c, a.kind, a, end, CROSS_GATHER);
     bool read = !axes_reads_all(c->p->model, a.unit, first) || has_crossed(c, a.kind, a, first, CROSS_GATHER);
@@ -199,7 +217,7 @@ static const char *check_crossing(Check *c, Action a) {
         x->records = true;
         return due ? NULL : "comes where no records are";
     }
-    CrossingKind kind = a.kind == ACT_GATHER_X ? CROSS_GATHER : CROSS_SUM;
+    CrossingKind kind = crossing_of(a.kind);
     uint32_t *places = &x->places[first_row(a.pass)][kind];
     if (!(program_crossing(c->p, a.pass, a.unit, part) & 1u << kind)) return "comes where nothing crosses";
     if (*places >> part & 1) return "happens twice";
@@ -467,6 +485,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_AGAIN: return check_again(c, a);
     case ACT_GATHER_X:
     case ACT_SUM_X:
+    case ACT_SWAP_X:
     case ACT_RECORDS: return check_crossing(c, a);
     case ACT_LEAVES: return check_leaves(c, a);
     case ACT_REDUCE_SCATTER:
@@ -559,6 +578,8 @@ static uint64_t collective_bytes(const Program *p, const Model *m, Action a) {
 uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->tensors - 1;
     int64_t own = model_own_tokens(m) * m->config.hidden_size;
+    if (a.kind == ACT_SWAP_X)
+        return ((uint64_t)p->partition->contexts.ranks - 1) * unit_swap_bytes(m, a.unit, a.parts.first);
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
@@ -603,7 +624,8 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
         if (a.kind == ACT_REDUCE_SCATTER) t.gradients += collective_bytes(p, m, a);
         if (a.kind == ACT_ALL_REDUCE) t.replicas += collective_bytes(p, m, a);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
-        if (action_is_crossing(a.kind)) t.tensor += program_crossing_bytes(p, m, a);
+        if (action_is_crossing(a.kind))
+            *(a.kind == ACT_SWAP_X ? &t.context : &t.tensor) += program_crossing_bytes(p, m, a);
         if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
         if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
             t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
@@ -620,6 +642,8 @@ static void print_crossing(const Program *p, Action a, Text *out) {
     const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
     if (a.kind == ACT_RECORDS)
         text_printf(out, " chunk %d", (a.slice - 1) / 2);
+    else if (a.kind == ACT_SWAP_X)
+        text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
     else if (a.kind == ACT_SUM_X)
         text_printf(out, reads ? " gradient of what %s reads" : " what %s makes", name);
     else

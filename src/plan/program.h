@@ -16,6 +16,7 @@
  *     AGAIN  u m        make parts of unit u again for their backward pass, where something crosses in it
  *     GATHER_X u m      between parts: all-gather what each rank of tp has of a tensor's tokens
  *     SUM_X  u m        between parts: sum terms over tp, each rank gets those of its tokens
+ *     SWAP_X u m        between parts: change tokens for heads over cp, or back, around attention
  *     RECORDS u m       between a chunk's logits and its loss: all-gather their records over tp
  *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
  *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its share
@@ -43,8 +44,9 @@
  *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other,
  *     each once: ascending in a forward pass, descending in a backward pass.
  *  9. Nothing that the table of axes (plan/axes.h) calls a sum is left without an action that sums it.
- * 10. Where ranks share a unit's matrices, each of its passes stops at the places that the table names, and
- *     what crosses there has crossed when the next part runs (model/unit.h: crossings). */
+ * 10. Where ranks share a unit's matrices, or the tokens of a microbatch, each of its passes stops at the
+ *     places that the table names, and what crosses there has crossed when the next part runs (model/unit.h:
+ *     crossings). */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -72,6 +74,7 @@ typedef enum ActionKind {
     ACT_AGAIN,
     ACT_GATHER_X,
     ACT_SUM_X,
+    ACT_SWAP_X,
     ACT_RECORDS,
     ACT_LEAVES,
     ACT_REDUCE_SCATTER,
@@ -95,7 +98,8 @@ typedef struct Action {
     ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
 bool action_is_pass(ActionKind kind);     /* FWD, BWD, BWD_IN, BWD_W */
-bool action_is_crossing(ActionKind kind); /* GATHER_X, SUM_X, RECORDS */
+bool action_is_crossing(ActionKind kind); /* GATHER_X, SUM_X, SWAP_X, RECORDS */
+CrossingKind crossing_of(ActionKind kind);
 /* Which halves of a backward pass. */
 Half action_half(ActionKind pass);
 
@@ -164,8 +168,8 @@ int program_inner_ranks(const Program *p);
 
 /* Whether passes over a unit are cut anywhere. */
 bool program_cuts(const Program *p, int unit);
-/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of GATHER and SUM; 0 where no ranks share
- * the unit. Records are exchanged once a chunk of the head's forward pass. */
+/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of GATHER, SUM and SWAP; 0 where no ranks
+ * share the unit. Records are exchanged once a chunk of the head's forward pass. */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
 /* Whether the head's passes take its logits chunk by chunk. */
 bool program_slices(const Program *p, int unit);
@@ -188,6 +192,7 @@ typedef struct ProgramTraffic {
     uint64_t parameters; /* over the shards: gathers, ... */
     uint64_t gradients;  /* ... and reductions */
     uint64_t tensor;     /* over tp: crossings, and the leaves of vectors' gradients */
+    uint64_t context;    /* over cp: crossings */
 } ProgramTraffic;
 ProgramTraffic program_traffic(const Program *p, const Model *m);
 /* Bytes that the collective of one flat sends, which a GATHER, REDUCE_SCATTER or ALL_REDUCE starts: what the

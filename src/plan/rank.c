@@ -43,6 +43,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .positions = c->train.context,
                       .loss_rows = c->train.loss_rows > 0 ? c->train.loss_rows : d->loss_rows,
                       .leaves = (int)c->numerics.canonical_tp,
+                      .spans = (int)c->numerics.canonical_cp,
                       .z_loss = c->train.z_loss,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
@@ -167,6 +168,22 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
             "metrics.probe: with mesh.tp %d a rank has some of the tokens, and figures of all are "
             "not put together: leave it out, or set mesh.tp to 1",
             sharing.ranks);
+    if (p->spec.probes && p->model.contexts.ranks > 1)
+        return error_set(
+            err, ERR_CONFIG,
+            "metrics.probe: with mesh.cp %d a rank has some of the tokens, and figures of all are "
+            "not put together: leave it out, or set mesh.cp to 1",
+            p->model.contexts.ranks);
+    if (p->spec.noise && p->model.contexts.ranks > 1)
+        return error_set(
+            err, ERR_CONFIG,
+            "metrics.noise_scale: with mesh.cp %d no rank has the gradient of a microbatch: leave "
+            "it out, or set mesh.cp to 1",
+            p->model.contexts.ranks);
+    if (p->spec.noise && model_spans(&p->model) > 1)
+        return error_set(err, ERR_CONFIG,
+                         "metrics.noise_scale: sums that cp may share are in parts until they are rounded: "
+                         "set numerics.canonical_cp to 1");
     if (p->spec.noise && (sharing.ranks > 1 || sharing.leaves > 1))
         return error_set(err, ERR_CONFIG,
                          "metrics.noise_scale: sums that tp may share are in parts until the end of a step: "
@@ -202,6 +219,12 @@ static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
     return OK;
 }
 
+/* In fast numerics cp is one of the axes over which gradients are summed as they come. */
+static int spans_of(const RankSpec *s, const Mesh *mesh) {
+    if (!s->exact) return 0;
+    return s->spans > 0 ? s->spans : mesh_size(mesh, MESH_CONTEXT);
+}
+
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
@@ -209,12 +232,16 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     ModelConfig own;
     const ModelConfig *whole = &p->spec.model;
     Sharing sharing = partition_sharing(&l->mesh, rank, spec->leaves);
-    int64_t loss_rows = model_loss_rows(whole, spec->tokens, spec->loss_rows);
+    Contexts contexts = partition_contexts(&l->mesh, rank, spans_of(spec, &l->mesh));
+    int64_t tokens = spec->tokens / contexts.ranks,
+            loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
     TRY(check_device(whole, d, err));
     TRY(axes_check_leaves(whole, sharing.ranks, sharing.leaves, spec->tokens, err));
+    TRY(axes_check_contexts(whole, sharing, contexts.ranks, contexts.spans, spec->tokens, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
-    TRY(model_build(&p->model, &own, spec->compute, spec->recompute, spec->tokens, loss_rows, err));
+    TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
     model_share(&p->model, sharing, whole->vocab_size);
+    model_deal(&p->model, contexts);
     TRY(put_adapters(p, sharing, err));
     if (!spec->inference) TRY(make_groups(p, err));
     TRY(check_whole(p, sharing, err));
@@ -224,7 +251,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .mesh = &l->mesh,
                                                     .rank = rank,
                                                     .stages = &l->stages,
-                                                    .leaves = spec->leaves});
+                                                    .leaves = spec->leaves,
+                                                    .spans = contexts.spans});
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,

@@ -26,6 +26,7 @@ typedef struct RankSpec {
     int64_t loss_rows; /* 0: chosen */
     double z_loss;     /* coefficient; 0: none */
     int leaves;        /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
+    int spans;         /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks */
     bool defer_head;   /* the head's weight gradient waits for its W, and makes the logits again */
     bool inference;    /* weights and evaluation only: no gradients, no optimizer */
     bool exact;        /* gradients in fixed point */

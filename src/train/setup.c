@@ -189,7 +189,6 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
     Mesh mesh;
     int64_t sequences, microbatches;
     TRY(mesh_build(&mesh, &c->mesh, world, err));
-    TRY(mesh_check_runs(&mesh, err));
     int ranks = mesh_dp_degree(&mesh);
     if (c->train.tokens_per_step == 0 && saved && saved->train.tokens_per_step > 0)
         TRY(derive_number(set, "train.tokens_per_step", saved->train.tokens_per_step, KEPT, err));
@@ -206,8 +205,18 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
                          "derived from train.microbatch and the ranks", err);
 }
 
-/* Once for the life of a run: with another number its sums are cut in another way. */
+/* Once for the life of a run, both: with another number its sums are cut in another way. Fast sums have no
+ * spans. */
+static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+    bool exact = c->train.numerics == NUMERICS_EXACT, was = saved && saved->train.numerics == NUMERICS_EXACT;
+    if (!exact || c->numerics.canonical_cp > 0) return OK;
+    if (!was) return derive_number(set, "numerics.canonical_cp", c->mesh.cp, "derived from mesh.cp", err);
+    int64_t kept = saved->numerics.canonical_cp;
+    return derive_number(set, "numerics.canonical_cp", kept > 0 ? kept : 1, KEPT, err);
+}
+
 ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err) {
+    TRY(settle_spans(c, set, saved, err));
     if (c->numerics.canonical_tp > 0) return OK;
     if (!saved) return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
     int64_t kept = saved->numerics.canonical_tp;
@@ -234,18 +243,19 @@ static void describe_crossing(const Config *c, const Layout *l, char *out, size_
 /* Everything on which the order of fp32 sums depends, in words: equal words, equal bits. Compared on
  * resuming, shown where they differ. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
-    int ranks = mesh_dp_degree(&l->mesh);
-    char crossing[80] = "", order[120] = "";
+    int ranks = mesh_dp_degree(&l->mesh), contexts = mesh_size(&l->mesh, MESH_CONTEXT);
+    char crossing[80] = "", order[120] = "", shared[60] = "";
     if (c->train.numerics == NUMERICS_EXACT) {
         snprintf(out, size, "exact");
         return;
     }
-    if (ranks > 1) describe_crossing(c, l, crossing, sizeof crossing);
+    if (contexts > 1) snprintf(shared, sizeof shared, " x %d of mesh.cp", contexts);
+    if (ranks * contexts > 1) describe_crossing(c, l, crossing, sizeof crossing);
     if (!schedule_adds_in_order(&l->schedule))
         snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,
                  l->schedule.ranks);
-    snprintf(out, size, "fast over %d data-parallel rank%s%s%s", ranks, ranks == 1 ? "" : "s", crossing,
-             order);
+    snprintf(out, size, "fast over %d data-parallel rank%s%s%s%s", ranks, ranks == 1 ? "" : "s", shared,
+             crossing, order);
 }
 
 /* Whether the saved run's way makes its sums again here. It need not be kept where sums hang on nothing: with

@@ -37,7 +37,8 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
 /* Derives train.gradient_sync where it is auto, by configuration and mesh (plan/sync.h): as the saved run had
  * it, where its order of sums can so be had again. */
 ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err);
-/* Settles numerics.canonical_tp: what the saved run had (1, if it is older than the key), or mesh.tp. */
+/* Settles numerics.canonical_tp: what the saved run had (1, if it is older than the key), or mesh.tp; and
+ * numerics.canonical_cp in the same way, where numerics are exact. */
 ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err);
 /* Derives train.loss_rows as the plan has it: chosen where it is 0, never more than a microbatch has. */
 ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err);

@@ -177,12 +177,13 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
 
 /* Rows of logits and of states are whole on a rank where these are read. */
 static ErrorCode check_tasks(const Config *c, Error *err) {
-    if (c->mesh.tp <= 1 || c->evaluation.tasks.count == 0) return OK;
-    return error_set(
-        err, ERR_CONFIG,
-        "evaluation.tasks: with mesh.tp %lld a rank has some of the logits of a token, and what tasks "
-        "read of them is not put together: leave it out and take weft eval, or set mesh.tp to 1",
-        (long long)c->mesh.tp);
+    bool tp = c->mesh.tp > 1;
+    if ((!tp && c->mesh.cp <= 1) || c->evaluation.tasks.count == 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "evaluation.tasks: with mesh.%s %lld a rank has some of the %s, and what tasks read of them "
+                     "is not put together: leave it out and take weft eval, or set mesh.%s to 1",
+                     tp ? "tp" : "cp", (long long)(tp ? c->mesh.tp : c->mesh.cp),
+                     tp ? "logits of a token" : "tokens", tp ? "tp" : "cp");
 }
 
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */

@@ -160,6 +160,37 @@ static void test_all_gather(void) {
                 for (int uneven = 0; uneven < 2; uneven++) check_all_gather(sets[a], counts[k], uneven);
 }
 
+/* Each of a group has another piece for each. */
+static char piece_byte(int from, int to, int64_t i) { return (char)(from * 31 + to * 7 + (int)(i % 101)); }
+
+static void check_all_to_all(AxisSet set, int64_t each) {
+    int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
+    size_t bytes = (size_t)each * (size_t)n;
+    begin_pool(2 * bytes + 256);
+    char *from = take(bytes + 64), *to = take(bytes + 64), *host = malloc(bytes + 1);
+    for (int p = 0; p < n; p++)
+        for (int64_t i = 0; i < each; i++) host[p * each + i] = piece_byte(ranks[me], ranks[p], i);
+    upload(from, host, bytes);
+    CommHandle handle;
+    comm_reset_traffic(comm);
+    dawdle(bytes);
+    EXPECT_OK(comm_all_to_all(comm, set, (size_t)each, from, to, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT(comm_traffic(comm, set).bytes == (n - 1) * each);
+    download(host, to, bytes);
+    for (int p = 0; p < n; p++)
+        for (int64_t i = 0; i < each; i++) EXPECT(host[p * each + i] == piece_byte(ranks[p], ranks[me], i));
+    free(host);
+    pool_free(&pool);
+}
+
+static void test_all_to_all(void) {
+    for (int a = 0; a < SETS; a++)
+        for (int k = 0; k < COUNTS; k++)
+            if (comm_group_size(comm, sets[a]) > 1 ? counts[k] <= largest : counts[k] < 2000)
+                check_all_to_all(sets[a], counts[k]);
+}
+
 /* The expected sum is computed at every element of small parts, at some of large ones. */
 static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
 
@@ -496,6 +527,7 @@ static int number_of(const char *name, int otherwise) {
 
 static void (*const checks[])(void) = {test_places,
                                        test_all_gather,
+                                       test_all_to_all,
                                        test_sums,
                                        test_sum_of_sums,
                                        test_many_under_way,
@@ -507,6 +539,7 @@ static void (*const checks[])(void) = {test_places,
                                        test_agreement};
 static const char *const check_names[] = {"places",
                                           "all-gather",
+                                          "all-to-all",
                                           "sums",
                                           "sum of sums",
                                           "many under way",

@@ -96,8 +96,8 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 4, "mesh.dp_shard", "to 4");
 }
 
-/* Any degree is a mesh that can be planned; what cannot run yet is told by name. */
-static void test_what_runs(void **state) {
+/* cp's ranks share parameters out as dp_shard's do, and read the same data. */
+static void test_context_ranks_are_shards(void **state) {
     (void)state;
     MeshOptions o = one;
     Mesh m;
@@ -105,18 +105,13 @@ static void test_what_runs(void **state) {
     o.cp = 2;
     assert_int_equal(mesh_build(&m, &o, 6, &err), OK);
     assert_int_equal(mesh_size(&m, MESH_SHARDS), 6);
-    assert_int_equal(mesh_check_runs(&m, &err), ERR_CONFIG);
-    assert_non_null(strstr(err.message, "mesh.cp is 2: context parallelism"));
-    o.cp = 1, o.tp = 2;
-    assert_int_equal(mesh_build(&m, &o, 6, &err), OK);
     assert_int_equal(mesh_dp_degree(&m), 3);
-    assert_int_equal(mesh_check_runs(&m, &err), OK);
-    assert_int_equal(mesh_build(&m, &one, 6, &err), OK);
-    assert_int_equal(mesh_check_runs(&m, &err), OK);
+    assert_int_equal(mesh_dp_rank(&m, 2), mesh_dp_rank(&m, 3));
+    assert_int_equal(mesh_place(&m, MESH_CONTEXT, 3), 1);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_runs),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_context_ranks_are_shards),
                                        cmocka_unit_test(test_left_ranks_become_shards),
                                        cmocka_unit_test(test_places), cmocka_unit_test(test_order_of_axes),
                                        cmocka_unit_test(test_refusals_say_what_would_fit)};

@@ -62,6 +62,8 @@ cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total);
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t s);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t s);

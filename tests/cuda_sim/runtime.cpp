@@ -276,6 +276,17 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s) {
+    Lock lock(mutex);
+    bool fits = width <= to_pitch && width <= from_pitch && kind == cudaMemcpyDeviceToDevice;
+    if (!fits || !is_of_kind(to, from, kind)) return fail(cudaErrorInvalidValue);
+    sim_queue(s, [=] {
+        for (size_t i = 0; i < height; i++) memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    });
+    return cudaSuccess;
+}
+
 /* ---- streams and events ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {

@@ -260,6 +260,14 @@ static void check_elements(Device *d, Dtype c) {
         assert_int_equal(bytes[*n * 4 - 1], 0x3f);
         RUN(d, copy, x, b, (size_t)*n * dtype_bytes(c));
         assert_bits("copy", d, x, b, *n, c);
+        size_t e = dtype_bytes(c); /* all rows of three but the middle column, and those backwards */
+        RUN(d, copy_rows, *n / 3, e, (char *)x + 2 * e, 3 * e, a, 3 * e);
+        RUN(d, copy_rows, *n / 3, e, x, 3 * e, (char *)a + 2 * e, 3 * e);
+        for (int64_t i = 0; i + 2 < *n; i += 3) {
+            assert_memory_equal((char *)x + (size_t)i * e, (char *)a + (size_t)(i + 2) * e, e);
+            assert_memory_equal((char *)x + (size_t)(i + 1) * e, (char *)b + (size_t)(i + 1) * e, e);
+            assert_memory_equal((char *)x + (size_t)(i + 2) * e, (char *)a + (size_t)i * e, e);
+        }
         RUN(d, upload, x, a, (size_t)*n * dtype_bytes(c));
         RUN(d, download, x2, x, (size_t)*n * dtype_bytes(c));
         assert_bits("upload, download", d, x2, a, *n, c);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "model/families/family.h"
 #include "plan/program.h"
 
 /* Heads, key and value heads, and a vocabulary that most degrees do not divide. */
@@ -243,16 +244,16 @@ static void groups_are_those_of_the_table(void **state) {
 }
 
 /* The names of the parts of a unit before which something crosses, "norm" twice where there are two. */
-static void crossings(const ModelConfig *c, int unit, Text *out) {
+static void crossings(const ModelConfig *c, int unit, AxisSet over, Text *out) {
     Parts all = unit_parts(c, unit);
     for (int part = all.first; part <= all.end; part++)
-        if (axes_crossing(c, unit, part) & MESH_TENSOR)
+        if (axes_crossing(c, unit, part) & over)
             text_printf(out, "%s%s", out->length ? ", " : "",
                         part < all.end ? unit_part_name(c, unit, part) : "end");
 }
 
-/* Without any one of the actions that ranks of tp exchange something by, or with one of them twice, it is no
- * program: the sum that is left out shows in no loss. */
+/* Without any one of the actions that ranks of tp, or of cp, exchange something by, or with one of them
+ * twice, it is no program: the sum that is left out shows in no loss. */
 static void each_exchange_is_missed(Program *p) {
     for (int i = 0; i < p->count; i++) {
         Error err = {0};
@@ -273,25 +274,34 @@ static void each_exchange_is_missed(Program *p) {
     }
 }
 
-/* Passes are cut where the table makes something cross, and nowhere where each matrix is on one rank. */
+static void expect_crossings(const ModelConfig *c, int unit, AxisSet over, const char *expected) {
+    Text found = {0};
+    crossings(c, unit, over, &found);
+    assert_string_equal(found.length ? found.data : "", expected);
+    text_free(&found);
+}
+
+/* Passes are cut where the table makes something cross, and nowhere where each matrix, and all tokens of a
+ * microbatch, are on one rank. */
 static void passes_are_cut_at_crossings(void **state) {
     (void)state;
     ModelConfig c = shape(false), own;
-    Text block = {0}, head = {0}, embedding = {0};
-    crossings(&c, 0, &embedding);
-    crossings(&c, 1, &block);
-    crossings(&c, (int)c.num_hidden_layers + 1, &head);
-    assert_string_equal(block.data, "q k v, norm, gate and up, sum");
-    assert_string_equal(head.data, "head and loss");
-    assert_string_equal(embedding.data, "end");
-    text_free(&embedding);
-    text_free(&block);
-    text_free(&head);
-    for (int way = 0; way < 12; way++) {
+    int last = (int)c.num_hidden_layers + 1;
+    expect_crossings(&c, 0, MESH_TENSOR, "end");
+    expect_crossings(&c, 1, MESH_TENSOR, "q k v, norm, gate and up, sum");
+    expect_crossings(&c, last, MESH_TENSOR, "head and loss");
+    expect_crossings(&c, 0, MESH_CONTEXT, "");
+    expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
+    expect_crossings(&c, last, MESH_CONTEXT, "");
+    for (int way = 0; way < 36; way++) {
         Error err = {0};
-        int tp = 1 + way / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
+        int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
+        int cp = 1 + way / 12 % 2;
         bool split = way % 2;
-        Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, 1, tp);
+        c.family = way < 24 ? NULL : &family_qwen3; /* norms of heads are made again alone */
+        c.attention_bias = way < 24;
+        if (way >= 24) cp = 2;
+        Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
         Schedule schedule;
         Stages stages;
         Partition p;
@@ -316,7 +326,7 @@ static void passes_are_cut_at_crossings(void **state) {
         int forward = 0;
         for (int i = 0; i < program.count; i++)
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
-        assert_int_equal(forward, tp == 1 ? 2 : 2 * 5);
+        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? 0 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         program_free(&program);

@@ -113,14 +113,16 @@ static void bytes_over_cp_are_the_formulas(void **state) {
 
 /* ---- memory ---- */
 
-/* What tp leaves a rank of activations is what a t-th of the tokens takes, and so it is for cp. */
+/* What tp leaves a rank of activations is what a t-th of the tokens takes, and so it is for cp; but for what
+ * attention makes, which cp has by heads and by tokens, and the first keys of all tokens; and tp's ids and
+ * losses of all of theirs. Where cp is more than heads, plans are by formulas. */
 static void activations_shrink_by_tp_and_cp(void **state) {
     (void)state;
+    enum { TWICE = 4 /* layers */ * 16 * 64 * 2, KEYS = (64 - 16) * 4, ARRAYS = 5 * 16 * 4 };
     static const struct {
-        const char *mesh[2], *context;
-        int world;
-    } cases[] = {{{"mesh.tp=1", "mesh.cp=4"}, "train.context=64", 4},
-                 {{"mesh.tp=2", "mesh.cp=2"}, "train.context=64", 4}};
+        const char *mesh[2];
+        size_t more;
+    } cases[] = {{{"mesh.tp=1", "mesh.cp=4"}, TWICE + KEYS}, {{"mesh.tp=2", "mesh.cp=2"}, TWICE + KEYS + ARRAYS}};
     Planned one;
     plan(&one, 1, unknown, WORDS("train.context=16"));
     size_t expected = one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS];
@@ -132,12 +134,16 @@ static void activations_shrink_by_tp_and_cp(void **state) {
     release(&one);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Planned p;
-        plan(&p, cases[i].world, unknown, WORDS(cases[i].mesh[0], cases[i].mesh[1], cases[i].context));
-        assert_true(p.f.foreseen);
-        assert_int_equal(p.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected);
+        plan(&p, 4, unknown, WORDS(cases[i].mesh[0], cases[i].mesh[1], "train.context=64"));
+        assert_false(p.f.foreseen);
+        assert_int_equal(p.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected + cases[i].more);
         assert_true(fabs(p.f.ranks[0].flops * 4 - whole) < 1e-9 * whole);
         release(&p);
     }
+    plan(&one, 8, unknown, WORDS("mesh.cp=8", "train.context=128"));
+    assert_true(one.f.foreseen);
+    assert_int_equal(one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected);
+    release(&one);
 }
 
 /* Matrices are dealt out, norms held by all; with cp they are shared out like data-parallel ranks' are. */
@@ -159,6 +165,7 @@ static void states_are_dealt_out(void **state) {
     own = (int64_t)p.f.ranks[0].plan.partition.owned;
     assert_true(llabs(own - all / 4) < 16 * 2 * 6);
     assert_true(p.f.ranks[0].context > 0 && p.f.ranks[0].tensor <= 0);
+    assert_true(fabs(p.f.ranks[0].context - (double)p.f.ranks[0].traffic.context) < 0.5);
     assert_true(p.f.ranks[0].traffic.parameters > 0);
     release(&p);
     release(&one);

@@ -3,11 +3,12 @@
  *
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD tp TP CANONICAL [STEPS]
+ *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD cp CP TP SPANS CANONICAL [STEPS]
  *
  * Lines of equal first words must have equal second words, whatever mesh printed them
  * (tests/ranks/test_curve.sh compares). With `quick` each schedule is run once, and numerics, sums, types and
  * tied weights take turns. With `tp` sums have CANONICAL leaves, which TP ranks share, and biases, norms of
- * heads, recomputation and schedules take turns. */
+ * heads, recomputation and schedules take turns; with `cp` tokens have SPANS beside, which CP ranks share. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ typedef struct Case {
 typedef struct World {
     Comm *comm;
     Mesh mesh;
-    int rank, steps, canonical;
+    int rank, steps, canonical, spans;
 } World;
 
 static const char SHUFFLED[] = "shuffled";
@@ -58,7 +59,8 @@ static ModelConfig shape(const World *w, const Case *c) {
     ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
     m.tie_word_embeddings = c->tied;
     m.attention_bias = !c->normed;
-    if (w->canonical > 1) m.num_attention_heads = 8, m.num_key_value_heads = 4, m.mlp_bias = !c->normed;
+    if (w->canonical > 1 || w->spans > 1)
+        m.num_attention_heads = 8, m.num_key_value_heads = 4, m.mlp_bias = !c->normed;
     if (c->normed) m.family = &family_qwen3;
     if (!c->experts) return m;
     m.family = &family_qwen3_moe, m.attention_bias = false;
@@ -209,6 +211,7 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     if (w->canonical > 1) groups[0].whole = groups[2].whole = 0; /* what ranks share is not whole anywhere */
     RankSpec spec = {.model = shape(w, c),
                      .leaves = w->canonical,
+                     .spans = w->spans,
                      .compute = c->compute,
                      .recompute = c->recompute,
                      .tokens = TOKENS,
@@ -254,19 +257,19 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
 
 /* When gradients cross the network, as far as it changes the sums. */
 static GradientSync effective_sync(const World *w, const Case *c) {
-    int shards = w->mesh.degree[AXIS_DP_SHARD], replicas = w->mesh.degree[AXIS_DP_REPLICATE];
+    int shards = mesh_size(&w->mesh, MESH_SHARDS), replicas = mesh_size(&w->mesh, MESH_REPLICAS);
     if (shards * replicas == 1 || c->exact) return SYNC_STEP;
     if (c->sync != SYNC_REPLICA) return c->sync;
     return shards == 1 ? SYNC_STEP : replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
 }
 
-/* What decides the bits: with exact numerics nothing of the mesh; else the data-parallel degree and when it
- * sums. */
+/* What decides the bits: with exact numerics nothing of the mesh; else the degrees of data and context
+ * parallelism and when they sum. */
 static void report(World *w, const Case *c) {
     static const char *const syncs[] = {"step", "microbatch", "replica"};
     double change, norm;
     Text key = {0};
-    int dp = mesh_dp_degree(&w->mesh), shards = w->mesh.degree[AXIS_DP_SHARD];
+    int dp = mesh_dp_degree(&w->mesh), shards = mesh_size(&w->mesh, MESH_SHARDS);
     uint64_t digest = train(w, c, &change, &norm);
     GradientSync sync = effective_sync(w, c);
     text_printf(&key, "%s-%s-%s-%s-%s-c%d-p%g", c->exact ? "exact" : "fast", c->tied ? "tied" : "untied",
@@ -275,15 +278,18 @@ static void report(World *w, const Case *c) {
                 : c->normed ? "normed"
                             : "plain",
                 w->canonical, c->clip_norm > 0 ? c->clip_norm : 2);
-    if (!c->exact) text_printf(&key, "-dp%d-%s", dp, syncs[sync]);
+    if (c->exact && w->spans > 1) text_printf(&key, "-s%d", w->spans);
+    if (!c->exact) text_printf(&key, "-dp%d-cp%d-%s", dp, w->mesh.degree[AXIS_CP], syncs[sync]);
     if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
     if (w->rank == 0) {
-        printf("%s %016llx loss %+.3f norm %.3f tp %d pp %d %s replicate %d shard %d sync %s reshard %d "
-               "recompute "
-               "%d split %d\n",
-               key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_TP],
-               w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-", w->mesh.degree[AXIS_DP_REPLICATE],
-               shards, syncs[c->sync], c->reshard, c->recompute, c->split_backward || c->uneven);
+        printf(
+            "%s %016llx loss %+.3f norm %.3f cp %d tp %d pp %d %s replicate %d shard %d sync %s reshard %d "
+            "recompute "
+            "%d split %d\n",
+            key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_CP],
+            w->mesh.degree[AXIS_TP], w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-",
+            w->mesh.degree[AXIS_DP_REPLICATE], shards, syncs[c->sync], c->reshard, c->recompute,
+            c->split_backward || c->uneven);
         fflush(stdout);
     }
     text_free(&key);
@@ -396,13 +402,24 @@ static const Case shared[] = {
 };
 enum { SHARED = sizeof shared / sizeof *shared };
 
-static void tensors(World *w) {
+/* What ranks of cp share: mostly in fixed point, where their number is not to show. */
+static const Case dealt[] = {
+    {.exact = true, .tied = true, .compute = DTYPE_BF16, .recompute = RECOMPUTE_FULL},
+    {.exact = true, .mixed = true, .recompute = RECOMPUTE_SELECTIVE, .sync = SYNC_MICROBATCH},
+    {.exact = true, .normed = true, .split_backward = true, .reshard = RESHARD_ALWAYS},
+    {.exact = true, .normed = true, .tied = true, .recompute = RECOMPUTE_SELECTIVE},
+    {.normed = true, .split_backward = true, .recompute = RECOMPUTE_FULL, .sync = SYNC_MICROBATCH},
+    {.tied = true, .compute = DTYPE_BF16},
+};
+enum { DEALT = sizeof dealt / sizeof *dealt };
+
+static void each_of(World *w, const Case *cases, int count) {
     static const ScheduleName names[] = {PIPE_1F1B,  PIPE_ZB_H1, PIPE_INTERLEAVED_1F1B,
                                          PIPE_GPIPE, PIPE_ZBV,   PIPE_ZB_H2};
-    for (int i = 0; i < SHARED; i++) {
-        Case c = shared[i];
+    for (int i = 0; i < count; i++) {
+        Case c = cases[i];
         if (w->mesh.degree[AXIS_PP] > 1) c.schedule = schedule_name(fits(w, names[i]) ? names[i] : PIPE_1F1B);
-        if (mesh_dp_degree(&w->mesh) == 1) c.sync = SYNC_STEP;
+        if (mesh_size(&w->mesh, MESH_SHARDS | MESH_REPLICAS) == 1) c.sync = SYNC_STEP;
         report(w, &c);
     }
 }
@@ -411,9 +428,13 @@ int main(int argc, char **argv) {
     World w = {.canonical = 1};
     Error err = {.message = ""};
     MeshOptions options = {1, 1, 1, 1, 1, 1};
-    bool shares = argc > 6 && strcmp(argv[4], "tp") == 0;
+    bool shares = argc > 6 && strcmp(argv[4], "tp") == 0, deals = argc > 8 && strcmp(argv[4], "cp") == 0;
     if (argc >= 4)
         options.pp = atoi(argv[1]), options.dp_replicate = atoi(argv[2]), options.dp_shard = atoi(argv[3]);
+    if (deals) {
+        options.cp = atoi(argv[5]), options.tp = atoi(argv[6]);
+        w.spans = atoi(argv[7]), w.canonical = atoi(argv[8]), argc -= 4, argv += 4;
+    }
     if (shares) options.tp = atoi(argv[5]), w.canonical = atoi(argv[6]), argc -= 2, argv += 2;
     must(&w, comm_open(&w.comm, &err), &err);
     w.rank = comm_rank(w.comm);
@@ -421,7 +442,9 @@ int main(int argc, char **argv) {
     must(&w, comm_set_mesh(w.comm, &w.mesh, &err), &err);
     w.steps = argc > 5 ? atoi(argv[5]) : 100;
     if (shares) {
-        tensors(&w);
+        each_of(&w, shared, SHARED);
+    } else if (deals) {
+        each_of(&w, dealt, DEALT);
     } else if (argc > 4) {
         quick(&w);
     } else if (w.mesh.degree[AXIS_PP] > 1) {

@@ -29,6 +29,7 @@ typedef struct Shape {
 typedef struct Run {
     const Shape *shape;
     int tensors, leaves; /* ranks along tp; leaves of the sums that these share */
+    int contexts, spans; /* the same of cp */
     double figures[MOST][STEPS]
                   [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
 } Run;
@@ -67,7 +68,7 @@ static Batch fill(Data *d, int64_t index) {
 static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l) {
     const Shape *s = run->shape;
     Error err = {.message = ""};
-    MeshOptions o = {s->pp, s->replicas, s->shards, 1, run->tensors, 1};
+    MeshOptions o = {s->pp, s->replicas, s->shards, run->contexts, run->tensors, 1};
     if (s->pp == 1) MUST(layout_single(l, m, OWN, false, &err) == OK);
     if (s->pp > 1) {
         *l = (Layout){.microbatches = OWN};
@@ -81,13 +82,16 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
     MUST(mesh_build(&l->mesh, &o, comm_size(c), &err) == OK);
 }
 
-/* Planned is sent, to the byte. */
+/* Planned is sent, to the byte. Without dp_shard those who share parameters out are cp's ranks: one group. */
 static void check_traffic(Comm *c, const RankPlan *p) {
     Error err = {.message = ""};
     ProgramTraffic t = rank_traffic(p);
+    bool one_group = p->partition.mesh.degree[AXIS_DP_SHARD] == 1;
     MUST((uint64_t)comm_point_traffic(c).bytes == t.pipeline);
     MUST((uint64_t)comm_traffic(c, MESH_REPLICAS).bytes == t.replicas);
-    MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes == t.parameters + t.gradients);
+    MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes ==
+         t.parameters + t.gradients + (one_group ? t.context : 0));
+    if (!one_group) MUST((uint64_t)comm_traffic(c, MESH_CONTEXT).bytes == t.context);
     MUST((uint64_t)comm_traffic(c, MESH_TENSOR).bytes == t.tensor);
 }
 
@@ -140,6 +144,7 @@ static void body(Comm *c, void *context) {
     RankPlan plan;
     Engine *e;
     Error err = {.message = ""};
+    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1;
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
@@ -148,11 +153,12 @@ static void body(Comm *c, void *context) {
     RankSpec spec = {.model = tiny_model(VOCAB, LAYERS, CONTEXT),
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
-                     .loss_rows = run->tensors > 1 ? 10 : CONTEXT, /* the last chunk is shorter */
+                     .loss_rows = shared ? 10 : CONTEXT, /* the last chunk is shorter */
                      .leaves = run->leaves,
-                     .recompute = run->tensors > 1 ? RECOMPUTE_FULL : RECOMPUTE_NONE,
+                     .spans = run->spans,
+                     .recompute = shared ? RECOMPUTE_FULL : RECOMPUTE_NONE,
                      .z_loss = 1e-2,
-                     .noise = run->tensors == 1,
+                     .noise = !shared,
                      .optimizer = s->muon    ? &muon
                                   : s->whole ? &whole
                                              : &usual_optimizer,
@@ -175,9 +181,9 @@ static void body(Comm *c, void *context) {
 
 /* ---- the walk ---- */
 
-static void run_shared(const Shape *s, int tensors, Run *run) {
-    int ranks = s->pp * s->replicas * s->shards * tensors;
-    *run = (Run){.shape = s, .tensors = tensors, .leaves = tensors};
+static void run_dealt(const Shape *s, int contexts, int spans, int tensors, Run *run) {
+    int ranks = s->pp * s->replicas * s->shards * tensors * contexts;
+    *run = (Run){.shape = s, .tensors = tensors, .leaves = tensors, .contexts = contexts, .spans = spans};
     ranks_run(ranks, 11, body, run);
     for (int r = 1; r < ranks; r++)
         assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
@@ -187,6 +193,7 @@ static void run_shared(const Shape *s, int tensors, Run *run) {
     }
 }
 
+static void run_shared(const Shape *s, int tensors, Run *run) { run_dealt(s, 1, 0, tensors, run); }
 static void run_shape(const Shape *s, Run *run) { run_shared(s, 1, run); }
 
 static void expect_equal(const Shape *a, const Shape *b) {
@@ -272,10 +279,31 @@ static void test_tensors(void **state) {
     }
 }
 
+/* Ranks that share the tokens of a microbatch: in fixed point their number does not show; else each mesh
+ * sends what was planned. */
+static void test_contexts(void **state) {
+    static Run one, other;
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        Shape alone = {1, 1, 1, SYNC_STEP, true, tied, .apart = true};
+        static const int meshes[][3] = {{1, 1, 1}, {2, 1, 1}, {1, 1, 2}, {1, 2, 1}};
+        for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+            Shape s = alone;
+            s.pp = meshes[i][0], s.replicas = meshes[i][1], s.shards = meshes[i][2];
+            s.sync = i % 2 ? SYNC_MICROBATCH : SYNC_STEP;
+            run_dealt(&s, 1, 4, 1, &one);
+            run_dealt(&s, 2, 4, 1, &other);
+            assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+        }
+    }
+    run_dealt(&(Shape){1, 2, 2, SYNC_MICROBATCH, .muon = true}, 2, 0, 1, &one);
+    run_dealt(&(Shape){2, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 1, &one);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_degrees),     cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_stages),      cmocka_unit_test(test_muon),
-        cmocka_unit_test(test_count_rides), cmocka_unit_test(test_replica_sync)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees),     cmocka_unit_test(test_tensors),
+                                       cmocka_unit_test(test_contexts),    cmocka_unit_test(test_stages),
+                                       cmocka_unit_test(test_muon),        cmocka_unit_test(test_count_rides),
+                                       cmocka_unit_test(test_replica_sync)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

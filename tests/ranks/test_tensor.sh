@@ -40,7 +40,7 @@ grep -q ' tp 4 ' all || [ "${CURVE:-quick}" = brief ] || fail "no run had four r
 # The same on a device that runs ops when it must.
 for seed in 1 2; do
     WEFT_DEFER=$seed on_ranks 2 "$program" 1 1 1 tp 2 4 "$steps" >deferred 2>err || fail "deferred: $(tail -3 err)"
-    grep ' tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' | diff - deferred >/dev/null || fail "deferred, seed $seed: other bits"
+    grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' | diff - deferred >/dev/null || fail "deferred, seed $seed: other bits"
 done
 
 # ---- as users run it ----
@@ -110,6 +110,5 @@ refused 'mesh.tp 4 cannot have the bits of numerics.canonical_tp 6' -n 4 mesh.tp
 refused 'numerics.canonical_tp 3' numerics.canonical_tp=3
 refused 'a divisor of num_key_value_heads 2 would do' -n 4 mesh.tp=4 model.num_key_value_heads=2
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.tp=4 train.context=30 train.tokens_per_step=120
-refused 'context parallelism is not in this version' -n 4 mesh.tp=2 mesh.cp=2
 refused 'which mesh.tp 2 cuts' -n 2 mesh.tp=2 'optimizer.groups=[{match: proj, whole: true}]'
 conclude "tensor parallelism has the bits of one rank"

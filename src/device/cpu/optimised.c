@@ -42,6 +42,15 @@ static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32
     }
 }
 
+static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
+                      size_t from_stride) {
+    int64_t step = rows_for((int64_t)(bytes / sizeof(float)) + 1);
+    EACH_PIECE(d, first, rows, step) {
+        for (int64_t i = first; i < min_i64(rows, first + step); i++)
+            memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+    }
+}
+
 /* Pieces are columns: each row of the table is added to in the order of the tokens. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
                            EmbedRows rows, float scale, float *dtable, Dtype c) {
@@ -524,7 +533,7 @@ static void fill(Device *d, int64_t n, float value, float *out) {
  * their own. */
 size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     AttentionShape s = needs->attention;
-    int64_t qkv = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
+    int64_t qkv = max_i64(needs->qkv, (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim);
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
     size_t product = gemm_scratch_bytes(d->threads, d->native_bf16, needs->compute, needs->leaves),
@@ -564,6 +573,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.experts_combine = optimised_experts_combine;
     d->ops.experts_weigh = optimised_experts_weigh;
     d->ops.sum_parts = sum_parts;
+    d->ops.copy_rows = copy_rows;
     d->ops.sum_parts_i64 = sum_parts_i64;
     d->ops.loss_records = loss_records;
     d->ops.cross_entropy = cross_entropy;

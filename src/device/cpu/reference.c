@@ -637,6 +637,13 @@ static void copy(Device *d, void *to, const void *from, size_t bytes) {
     if (bytes) memcpy(to, from, bytes);
 }
 
+static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
+                      size_t from_stride) {
+    (void)d;
+    for (int64_t i = 0; i < rows && bytes; i++)
+        memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+}
+
 /* Tensor memory of a CPU is host memory: both transfers are copies, and have ended when they return. */
 static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
     (void)d;
@@ -699,6 +706,7 @@ void reference_fill_ops(Ops *ops) {
                  .init_normal = init_normal,
                  .fill = fill,
                  .copy = copy,
+                 .copy_rows = copy_rows,
                  .upload = upload,
                  .download = download,
                  .sum_parts = sum_parts,

@@ -48,13 +48,39 @@ static const ParamRow params[PARAMS] = {
     ADAPTER_ROWS(O, DIM_HIDDEN, DIM_QUERY),
 };
 
-/* The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies. */
-enum { QKV, ATTENDED, LSE, DQKV, DATTENDED, PLAIN_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
+/* The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies.
+ *
+ * Where ranks of cp share the tokens out, QKV, LSE and BY_HEADS are of all tokens and some heads, and the
+ * others of some tokens and all heads; it takes as many bytes. HANDED and TURNED are on the way between the
+ * two:
+ *
+ *     forward    TURNED -> HANDED =swap=> QKV  attention  BY_HEADS =swap=> HANDED -> ATTENDED
+ *     backward   DATTENDED -> HANDED =swap=> TURNED  attention  HANDED =swap=> TURNED -> DQKV */
+enum {
+    QKV,
+    ATTENDED,
+    LSE,
+    DQKV,
+    DATTENDED,
+    TURNED,
+    BY_HEADS,
+    HANDED,
+    PLAIN_TENSORS,
+    RAW = PLAIN_TENSORS,
+    NORMED_TENSORS
+};
 #define SHARED_TENSORS                                                                      \
     [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                 \
     [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */ \
         [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                 \
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH}
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                               \
+    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .dealt = true},                     \
+    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .dealt = true},                   \
+    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .dealt = true}
+static const Swap swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
+                                  [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
+                                  [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
+                                  [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
     SHARED_TENSORS,
@@ -70,6 +96,14 @@ static const Product output = {&params[O], &params[O_BIAS], 1, DIM_HIDDEN, DIM_Q
 
 /* Unit 0 is the embedding: block u is layer u - 1. */
 static AttentionShape shape_of(const LayerPass *w) { return model_attention(w->pass->model, w->unit - 1); }
+
+/* Of what attention itself sees: all tokens. */
+static AttentionShape heads_of(const LayerPass *w) { return model_heads(w->pass->model, w->unit - 1); }
+
+/* A tensor, or what stands for it where ranks share the tokens out. */
+static void *either(const LayerPass *w, int tensor, int dealt) {
+    return w->tensors[w->pass->model->contexts.ranks > 1 ? dealt : tensor];
+}
 
 /* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
  * same tables. */
@@ -87,8 +121,9 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
 /* One product for the three: their matrices lie one after the other (params.h, invariant 2), and a wide
  * product is faster than three. */
 static void qkv_forward(const LayerPass *w) {
-    product_forward(w, &qkv, w->x, w->tensors[QKV]);
-    rotate(w, w->tensors[QKV], false);
+    void *turned = either(w, QKV, TURNED);
+    product_forward(w, &qkv, w->x, turned);
+    rotate(w, turned, false);
 }
 
 static void qkv_gradients(const LayerPass *w, Half half) {
@@ -114,10 +149,11 @@ static void heads_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Arch *a = &model_family(&m->config)->arch;
+    void *turned = either(w, QKV, TURNED);
     OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
        (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, norm_of(w, Q_NORM)),
-       weights_vector(p->weights, norm_of(w, K_NORM)), w->tensors[QKV], m->compute);
-    rotate(w, w->tensors[QKV], false);
+       weights_vector(p->weights, norm_of(w, K_NORM)), turned, m->compute);
+    rotate(w, turned, false);
 }
 
 /* In reverse: turned back, then through the norms, in place. DQKV is then the gradient of RAW, which the
@@ -129,10 +165,15 @@ static void heads_backward(const LayerPass *w, Half half) {
     const Param *q = norm_of(w, Q_NORM), *k = norm_of(w, K_NORM);
     if (!(half & HALF_INPUT)) return;
     rotate(w, w->tensors[DQKV], true);
-    OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
-       (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, q),
-       weights_vector(p->weights, k), w->tensors[DQKV], gradient_of(&p->gradients, q),
-       gradient_of(&p->gradients, k), model_own_leaves(m), m->compute);
+    AttentionShape s = shape_of(w);
+    s.tokens = model_span(m, s.tokens);
+    int64_t elements = s.tokens * model_dim(&m->config, DIM_QKV);
+    for (int r = 0; r < model_spans(m); r++)
+        OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, a->qk_norm == QK_NORM_FLAT, a->norm,
+           (float)m->config.rms_norm_eps, model_at(m, w->tensors[RAW], r * elements),
+           weights_vector(p->weights, q), weights_vector(p->weights, k),
+           model_at(m, w->tensors[DQKV], r * elements), gradient_of_span(&p->gradients, q, r),
+           gradient_of_span(&p->gradients, k, r), model_own_leaves(m), m->compute);
 }
 
 /* ---- attention ---- */
@@ -163,8 +204,8 @@ static void attend(const LayerPass *w) {
     void *const *t = w->tensors;
     char *keys, *values;
     if (!p->cache) {
-        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, shape_of(w), t[QKV], p->batch.first_key,
-           t[ATTENDED], t[LSE], m->compute);
+        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, heads_of(w), t[QKV], p->batch.first_key,
+           either(w, ATTENDED, BY_HEADS), t[LSE], m->compute);
         return;
     }
     extend_cache(w, &keys, &values);
@@ -176,8 +217,9 @@ static void attend_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     if (half & HALF_INPUT)
-        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, shape_of(w), t[QKV], p->batch.first_key,
-           t[ATTENDED], t[LSE], t[DATTENDED], t[DQKV], p->model->compute);
+        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, heads_of(w), t[QKV], p->batch.first_key,
+           either(w, ATTENDED, BY_HEADS), t[LSE], either(w, DATTENDED, TURNED), either(w, DQKV, HANDED),
+           p->model->compute);
 }
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
@@ -202,9 +244,9 @@ static void output_backward(const LayerPass *w, Half half) {
 
 /* ---- the two layers ---- */
 
-#define SHARED_PARTS                                                              \
-    {"attention", LIFE_SAVED, attend, attend_backward, .more = attend_cost}, {    \
-        "output", LIFE_SAVED, output_forward, output_backward, .product = &output \
+#define SHARED_PARTS                                                                             \
+    {"attention", LIFE_SAVED, attend, attend_backward, .by_heads = true, .more = attend_cost}, { \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output                \
     }
 static const Part plain_parts[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
@@ -223,7 +265,8 @@ const Layer layer_attention = {.name = "attention",
                                .param_count = PARAMS,
                                .tensor_count = PLAIN_TENSORS,
                                .part_count = sizeof plain_parts / sizeof *plain_parts,
-                               .cached = DIM_KEY_VALUE};
+                               .cached = DIM_KEY_VALUE,
+                               .swaps = swaps};
 const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .params = params,
                                       .tensors = normed_tensors,
@@ -231,4 +274,5 @@ const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .param_count = PARAMS,
                                       .tensor_count = NORMED_TENSORS,
                                       .part_count = sizeof normed_parts / sizeof *normed_parts,
-                                      .cached = DIM_KEY_VALUE};
+                                      .cached = DIM_KEY_VALUE,
+                                      .swaps = swaps};

@@ -51,12 +51,16 @@ static void backward(const LayerPass *w, Half half) {
     const Model *m = p->model;
     const Param *tokens = table_of(m, TOKENS), *positions = table_of(m, POSITIONS);
     if (!(half & HALF_WEIGHT)) return;
-    if (tokens->flat != FLAT_FROZEN)
-        OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.ids,
-           w->dy, model_vocabulary(m), scale_of(m), gradient_of(&p->gradients, tokens), m->compute);
-    if (positions && positions->flat != FLAT_FROZEN)
-        OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->batch.positions,
-           w->dy, ALL_ROWS, 1, gradient_of(&p->gradients, positions), m->compute);
+    int64_t count = model_span(m, m->tokens), h = m->config.hidden_size;
+    for (int r = 0; r < model_spans(m); r++) {
+        const void *dy = model_at(m, w->dy, r * count * h);
+        if (tokens->flat != FLAT_FROZEN)
+            OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.ids + r * count, dy,
+               model_vocabulary(m), scale_of(m), gradient_of_span(&p->gradients, tokens, r), m->compute);
+        if (positions && positions->flat != FLAT_FROZEN)
+            OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.positions + r * count, dy,
+               ALL_ROWS, 1, gradient_of_span(&p->gradients, positions, r), m->compute);
+    }
 }
 
 static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};

@@ -47,9 +47,14 @@ static const Param *matrix(const Model *m) {
 
 /* Tied: the unit behind the last, which begins with the embedding as unit 0 does. The two gradients of the
  * one matrix meet once a step, whatever the schedule (weights.h). */
-static float *matrix_gradient(const Pass *p) {
+static float *tied_gradient(const Gradients *g, int span) {
+    return g->units[g->table->units].flats[FLAT_MATRICES] +
+           (size_t)span * gradient_span(g, g->table->units, FLAT_MATRICES);
+}
+
+static float *matrix_gradient(const Pass *p, int span) {
     const Gradients *g = &p->gradients;
-    return g->tied ? g->units[g->table->units].flats[FLAT_MATRICES] : gradient_of(g, matrix(p->model));
+    return g->tied ? tied_gradient(g, span) : gradient_of_span(g, matrix(p->model), span);
 }
 
 static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; }
@@ -58,9 +63,8 @@ static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; 
 static void clear_rest(const Pass *p) {
     size_t all = p->model->table.flats[0][FLAT_MATRICES],
            own = is_trained(p->model) ? (size_t)matrix(p->model)->count : 0;
-    if (p->gradients.tied && all > own)
-        OP(p->device, OP_ZERO, zero, p->gradients.units[p->gradients.table->units].flats[FLAT_MATRICES] + own,
-           (all - own) * sizeof(float));
+    for (int r = 0; p->gradients.tied && all > own && r < model_spans(p->model); r++)
+        OP(p->device, OP_ZERO, zero, tied_gradient(&p->gradients, r) + own, (all - own) * sizeof(float));
 }
 
 /* In fp32 whatever the compute dtype: the loss is a difference of them, which eight bits of bf16 would
@@ -78,6 +82,8 @@ static void logits_of(const Pass *p, int64_t rows, const void *normed, float *lo
 /* One chunk: which of the products to do is up to the caller. */
 typedef struct Chunk {
     int64_t first, rows;
+    int span;
+    bool begins; /* it */
     bool input, weight;
 } Chunk;
 
@@ -119,7 +125,7 @@ static void make_input(const LayerPass *w, Chunk c, const void *dlogits) {
 
 /* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
  * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
- * microbatch sets, all others add. */
+ * microbatch sets, or of each span of it; all others add. */
 static void use_logits(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -135,7 +141,7 @@ static void use_logits(const LayerPass *w, Chunk c) {
     if (c.input) make_input(w, c, dlogits);
     if (c.weight && is_trained(m))
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
-           matrix_gradient(p), DTYPE_F32, h, !(p->first && c.first == 0), model_one_leaf(m, c.rows));
+           matrix_gradient(p, c.span), DTYPE_F32, h, !(p->first && c.begins), model_one_leaf(m, c.rows));
 }
 
 /* The slice that is asked for, or all chunks. */
@@ -143,7 +149,9 @@ static void all_chunks(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
     if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
     for (int i = 0; i < model_chunks(m); i++) {
-        Chunk c = {i * m->loss_rows, model_chunk_rows(m, i), input, weight};
+        int span = model_chunk_span(m, i);
+        bool begins = i == 0 || model_chunk_span(m, i - 1) != span;
+        Chunk c = {model_chunk_first(m, i), model_chunk_rows(m, i), span, begins, input, weight};
         if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
         if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c);
     }

@@ -64,6 +64,7 @@ typedef struct TensorRow {
     Element element;
     Lifetime life;
     bool operand; /* the weight half reads it */
+    bool dealt;   /* there only where ranks share a microbatch's tokens out */
 } TensorRow;
 
 enum { LAYER_TENSORS = 16 }; /* at most */
@@ -135,10 +136,22 @@ typedef struct Part {
     void (*backward)(const LayerPass *w, Half half);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
+    bool by_heads;          /* it takes all tokens of some heads: see Swap */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
 } Part;
+
+/* Where ranks of cp share a microbatch's tokens out, and a part needs all of them of some heads
+ * (Part.by_heads): before it, and behind it, each rank hands over tokens for heads (Jacobs et al., "DeepSpeed
+ * Ulysses", 2023). Tensors by their numbers among the layer's. */
+typedef struct Swap {
+    int tokens;  /* [T / ranks, width] */
+    int heads;   /* [T, width / ranks] */
+    int through; /* as large: where what goes out, or has come, lies rank by rank */
+    Dim width;
+} Swap;
+typedef enum SwapPlace { SWAP_IN, SWAP_OUT, SWAP_OUT_GRADIENT, SWAP_IN_GRADIENT, SWAPS } SwapPlace;
 
 typedef struct Layer {
     const char *name;
@@ -150,6 +163,7 @@ typedef struct Layer {
     /* Of a layer that stands alone and has a product: the tensors that this reads, and that its gradient goes
      * to; both of own tokens. */
     int read, read_gradient;
+    const Swap *swaps; /* [SWAPS] of its part by heads; NULL: it has none */
 } Layer;
 
 extern const Layer layer_embedding;        /* ids -> y */

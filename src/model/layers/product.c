@@ -162,10 +162,12 @@ static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) 
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, p);
     bool cut = p->weight->cut == CUT_ROWS;
-    if (bias)
-        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, cut ? m->tokens : model_own_tokens(m),
-           model_dim(&m->config, p->out), cut ? dy : w->own_dy, gradient_of(&w->pass->gradients, bias),
-           cut ? m->tokens : model_token_leaf(m), m->compute);
+    int64_t out = model_dim(&m->config, p->out),
+            tokens = model_span(m, cut ? m->tokens : model_own_tokens(m));
+    for (int r = 0; bias && r < model_spans(m); r++)
+        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, tokens, out,
+           model_at(m, cut ? dy : w->own_dy, r * tokens * out),
+           gradient_of_span(&w->pass->gradients, bias, r), cut ? tokens : model_token_leaf(m), m->compute);
 }
 
 void product_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
@@ -179,21 +181,30 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
     bias_gradient(w, p, dy); /* a vector's gradient belongs to this half */
 }
 
+/* The first microbatch sets, later ones add. */
+static void weight_of_span(const LayerPass *w, const Product *p, const Param *matrix, int span,
+                           const void *dy, const void *x) {
+    const Model *m = w->pass->model;
+    int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in),
+            tokens = model_span(m, m->tokens), first = span * tokens;
+    float *gradient = gradient_of_span(&w->pass->gradients, matrix, span);
+    bool add = !w->pass->first;
+    Leaves leaves = model_one_leaf(m, tokens);
+    dy = model_at(m, dy, first * out), x = model_at(m, x, first * in);
+    if (matrix->transposed) /* dW [in, out] = X^T dY */
+        OP(w->pass->device, OP_GEMM, gemm, true, false, in, out, tokens, x, dy, m->compute, gradient,
+           DTYPE_F32, out, add, leaves);
+    else
+        OP(w->pass->device, OP_GEMM, gemm, true, false, out, in, tokens, dy, x, m->compute, gradient,
+           DTYPE_F32, in, add, leaves);
+}
+
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
     const Param *matrix = first_of(w, p->weight, p->rows);
     adapters_weight(w, p, dy, x);
     if (matrix->flat == FLAT_FROZEN) return;
-    int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    float *gradient = gradient_of(&w->pass->gradients, matrix);
-    bool add = !w->pass->first; /* the first microbatch sets, later ones add */
-    Leaves leaves = model_one_leaf(m, m->tokens);
-    if (matrix->transposed) /* dW [in, out] = X^T dY */
-        OP(w->pass->device, OP_GEMM, gemm, true, false, in, out, m->tokens, x, dy, m->compute, gradient,
-           DTYPE_F32, out, add, leaves);
-    else
-        OP(w->pass->device, OP_GEMM, gemm, true, false, out, in, m->tokens, dy, x, m->compute, gradient,
-           DTYPE_F32, in, add, leaves);
+    for (int r = 0; r < model_spans(m); r++) weight_of_span(w, p, matrix, r, dy, x);
 }
 
 /* ---- norms ---- */
@@ -215,12 +226,14 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
 void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x, const float *rstd,
                    const void *dy, void *dx, bool add) {
     const Model *m = p->model;
-    int64_t hidden = m->config.hidden_size, own = model_own_tokens(m);
+    int64_t hidden = m->config.hidden_size, own = model_span(m, model_own_tokens(m));
     const Param *w = param_of(&m->table, unit, &rows[WEIGHT]), *bias = param_of(&m->table, unit, &rows[BIAS]);
-    if (bias)
-        OP(p->device, OP_BIAS_BACKWARD, bias_backward, own, hidden, dy, gradient_of(&p->gradients, bias),
-           model_token_leaf(m), m->compute);
-    OP(p->device, OP_NORM_BACKWARD, norm_backward, model_family(&m->config)->arch.norm, own, hidden, x,
-       weights_vector(p->weights, w), rstd, dy, dx, add, gradient_of(&p->gradients, w), model_token_leaf(m),
-       m->compute);
+    for (int r = 0; bias && r < model_spans(m); r++)
+        OP(p->device, OP_BIAS_BACKWARD, bias_backward, own, hidden, model_at(m, dy, r * own * hidden),
+           gradient_of_span(&p->gradients, bias, r), model_token_leaf(m), m->compute);
+    for (int r = 0; r < model_spans(m); r++)
+        OP(p->device, OP_NORM_BACKWARD, norm_backward, model_family(&m->config)->arch.norm, own, hidden,
+           model_at(m, x, r * own * hidden), weights_vector(p->weights, w), rstd + r * own,
+           model_at(m, dy, r * own * hidden), model_at(m, dx, r * own * hidden), add,
+           gradient_of_span(&p->gradients, w, r), model_token_leaf(m), m->compute);
 }

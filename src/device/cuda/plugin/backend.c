@@ -204,6 +204,14 @@ static void copy(Device *d, void *to, const void *from, size_t bytes) {
     if (bytes) must(d, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
+static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
+                      size_t from_stride) {
+    if (bytes && rows)
+        must(d, "copy_rows",
+             cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice,
+                               cuda_stream(d)));
+}
+
 /* As much of the current segment as there is, up to *bytes; a new one where it is full. */
 static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
     if (s->used == SEGMENT) {
@@ -337,6 +345,7 @@ static void fill_ops(Ops *ops) {
     *ops = (Ops){.gemm = gemm,
                  .zero = zero,
                  .copy = copy,
+                 .copy_rows = copy_rows,
                  .upload = upload,
                  .download = download,
                  .scratch_bytes = scratch_bytes};
