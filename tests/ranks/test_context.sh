@@ -112,9 +112,9 @@ train plain numerics.canonical_cp=2 numerics.canonical_tp=2
 train crossed -n 4 mesh.cp=2 mesh.tp=2
 same crossed plain
 # Fast: cp's ranks are terms of sums, and another number of them is said to change last bits.
-train fast -n 2 mesh.cp=2 train.numerics=fast train.steps=4
+train fast -n 2 mesh.cp=2 train.numerics=fast train.steps=4 schedule.total_steps=8
 [ "$status" -eq 0 ] || fail "fast: $(tail -3 fast.err)"
-train fast train.numerics=fast
+train fast train.numerics=fast schedule.total_steps=8
 grep -q 'mesh.cp' fast.err fast.out || fail "another cp in fast numerics is not said: $(tail -5 fast.err)"
 
 refused 'mesh.cp 3 does not divide num_key_value_heads 4: 1, 2 or 4 would' -n 3 mesh.cp=3
