@@ -282,7 +282,8 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     bool fits = width <= to_pitch && width <= from_pitch && kind == cudaMemcpyDeviceToDevice;
     if (!fits || !is_of_kind(to, from, kind)) return fail(cudaErrorInvalidValue);
     sim_queue(s, [=] {
-        for (size_t i = 0; i < height; i++) memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+        for (size_t i = 0; i < height; i++)
+            memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     });
     return cudaSuccess;
 }

@@ -208,8 +208,8 @@ static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to
                       size_t from_stride) {
     if (bytes && rows)
         must(d, "copy_rows",
-             cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice,
-                               cuda_stream(d)));
+             cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows,
+                               cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
 /* As much of the current segment as there is, up to *bytes; a new one where it is full. */
