@@ -122,7 +122,8 @@ static void activations_shrink_by_tp_and_cp(void **state) {
     static const struct {
         const char *mesh[2];
         size_t more;
-    } cases[] = {{{"mesh.tp=1", "mesh.cp=4"}, TWICE + KEYS}, {{"mesh.tp=2", "mesh.cp=2"}, TWICE + KEYS + ARRAYS}};
+    } cases[] = {{{"mesh.tp=1", "mesh.cp=4"}, TWICE + KEYS},
+                 {{"mesh.tp=2", "mesh.cp=2"}, TWICE + KEYS + ARRAYS}};
     Planned one;
     plan(&one, 1, unknown, WORDS("train.context=16"));
     size_t expected = one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS];
