@@ -177,5 +177,11 @@ Mesh mesh_without(const Mesh *mesh, AxisSet set) {
     return left;
 }
 
+Mesh mesh_contexts_as_shards(const Mesh *mesh) {
+    Mesh all = *mesh;
+    all.degree[AXIS_DP_SHARD] *= all.degree[AXIS_CP], all.degree[AXIS_CP] = 1;
+    return all;
+}
+
 int mesh_dp_degree(const Mesh *mesh) { return mesh_size(mesh, MESH_DATA); }
 int mesh_dp_rank(const Mesh *mesh, int rank) { return mesh_place(mesh, MESH_DATA, rank); }

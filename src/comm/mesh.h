@@ -44,6 +44,8 @@ typedef struct Mesh {
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
 /* The mesh with one rank along the axes of the set. */
 Mesh mesh_without(const Mesh *mesh, AxisSet set);
+/* The same ranks, those along cp along dp_shard: MESH_SHARDS is what it was. */
+Mesh mesh_contexts_as_shards(const Mesh *mesh);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);

@@ -34,8 +34,7 @@ static ErrorCode foresee(RankPlan *p, const RankSpec *spec, const Layout *l, int
     TRY(axes_check(&spec->model, crossings.tensors, err));
     TRY(crossings_check(&crossings, spec->positions, err));
     without.mesh = mesh_without(&l->mesh, MESH_TENSOR);
-    without.mesh.degree[AXIS_DP_SHARD] *= crossings.contexts;
-    without.mesh.degree[AXIS_CP] = 1;
+    without.mesh = mesh_contexts_as_shards(&without.mesh);
     held.model = axes_local(&spec->model, (Sharing){crossings.tensors, 0, crossings.tensors});
     held.leaves = computed.leaves = held.spans = computed.spans = 1;
     held.tokens = computed.tokens = spec->tokens / crossings.tensors / crossings.contexts;
