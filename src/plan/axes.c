@@ -299,6 +299,11 @@ static ErrorCode refuse_contexts(const char *key, int asked, const char *what, i
 ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, int ranks, int spans, int64_t tokens,
                               Error *err) {
     int heads = (int)(c->num_key_value_heads / s.ranks), pieces = (spans > 0 ? spans : ranks) * s.leaves;
+    if (c->num_experts > 0 && (ranks > 1 || spans > 1))
+        return error_set(err, ERR_CONFIG,
+                         "%s %d: the family %s has experts, whose tokens weft does not share out yet: use 1",
+                         ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
+                         model_family(c)->model_type);
     if (ranks > 1 && (heads == 0 || heads % ranks != 0))
         return refuse_contexts("mesh.cp", ranks,
                                s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
