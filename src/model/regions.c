@@ -112,8 +112,9 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
             widest = row->rows;
     }
     if (widest == DIM_NONE) return;
-    out->inner = take(c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false});
-    out->outer = take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false});
+    out->inner =
+        take(c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false});
+    out->outer = take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false});
 }
 
 /* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the
