@@ -1,0 +1,52 @@
+#!/bin/bash
+# The checks of GPU kernels without a GPU can fail: each mutant of the plugin's sources is found by a test. Compiling takes most of the time.
+. "$(dirname "$0")/../support/prelude.sh"
+source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
+tests=$WEFT_BINARY_DIR
+export TEST_BRIEF=1
+
+# build NAME FILE SED: mutant.so, the plugin with FILE changed by SED.
+build() {
+    local name=$1 file=$2 change=$3 language=c compiler=$SIM_CC flags="-O1 -fPIC -fvisibility=hidden" objects=() object
+    sed -E "$change" "$source/$file" >"$file"
+    ! cmp -s "$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
+    case $file in *.cu) language=c++ compiler=$SIM_CXX flags=${SIM_FLAGS/-O3/-O1} ;; esac
+    # shellcheck disable=SC2086
+    "$compiler" -x "$language" $flags -w -D_GNU_SOURCE -I"$WEFT_SOURCE_DIR/tests/cuda_sim" -I"$WEFT_SOURCE_DIR/src" -c "$file" -o mutant.o ||
+        { fail "$name: it does not compile"; return 1; }
+    for object in $SIM_OBJECTS; do
+        case $object in */"$file".o) ;; *) objects+=("$object") ;; esac
+    done
+    # shellcheck disable=SC2086
+    "$SIM_CXX" ${SIM_SANITIZE:+-fsanitize=$SIM_SANITIZE} -shared "${objects[@]}" mutant.o -o mutant.so || { fail "$name: it does not link"; return 1; }
+}
+# mutant NAME FILE SED WORD...: with FILE changed by SED, the test WORD... fails.
+mutant() {
+    local name=$1
+    build "$@" || return
+    shift 3
+    ! WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1 || fail "$name is not found by $*"
+}
+# passes_over PLUGIN WORD...; passes WORD...: without a change the same test passes.
+passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
+passes() { passes_over "$CUDA_SIM" "$@"; }
+op() { echo "$tests/test_ops" cuda "$1"; }
+
+for check in test_bias test_attention test_elements test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
+passes env TEST_KIND=cuda "$tests/test_queue"
+# Nor does it fail because a file was compiled and linked here: with a comment more it passes.
+for file in norms.cu backend.c; do
+    build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
+done
+mutant "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' $(op test_bias)
+mutant "a barrier less in attention" attention.cu '/a\.row, tile, tokens, v\);/{n;d}' $(op test_attention)
+mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
+mutant "a tail of one less" elements.cu '0,/if \(i < n\)/s//if (i + 1 < n)/' $(op test_elements)
+mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
+mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
+mutant "a term behind the end of a leaf" leaves.cu 's/term < count/term <= count/' $(op test_gemm_op)
+mutant "rows of a part taken for rows of their own" optimizers.cu 's/shape\.row \+ i % /shape.cols + i % /' $(op test_muon)
+mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)
+mutant "a wait for an event less" backend.c 's/must\(d, "waiting for an event", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"
+mutant "pinned memory used again too early" backend.c 's/must\(d, "upload", cudaEventSynchronize.*//' env TEST_KIND=cuda "$tests/test_queue"
+conclude "every mutant is found"

@@ -1,0 +1,61 @@
+#!/bin/bash
+# What nvcc makes of the kernels, without a GPU: registers, stack and shared memory of each for each chip, held against
+# resources.txt, and no atomic operation on floats. RENEW=1 writes the table anew. Compiles every kernel once: half a minute.
+. "$(dirname "$0")/../support/prelude.sh"
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+[ -x "$nvcc" ] || { echo "nvcc is not here: registers and atomics of kernels are not checked"; exit 77; }
+ptxas=$(dirname "$(realpath "$nvcc")")/ptxas
+table=$WEFT_SOURCE_DIR/tests/cuda_sim/resources.txt
+chips="80 90 100"
+room=8 # registers that a compiler may take more
+
+# resources FILE.ptx: a line for each kernel and chip: KERNEL CHIP REGISTERS STACK SPILLED SHARED
+resources() {
+    local chip
+    for chip in $chips; do
+        "$ptxas" -v -arch=sm_"$chip" "$1" -o kernel.cubin 2>&1 | c++filt | awk -v chip="sm_$chip" '
+            /Compiling entry function/ { name = $0; sub(/^[^\047]*\047/, "", name); sub(/\047 for .*/, "", name)
+                gsub(/\(anonymous namespace\)::/, "", name); sub(/^void /, "", name); sub(/\(.*/, "", name); gsub(/ /, "", name) }
+            /bytes stack frame/ { stack = $1; spilled = $5 + $9 }
+            /Used [0-9]+ registers/ { shared = 0
+                for (i = 1; i < NF; i++) { if ($i == "Used") registers = $(i + 1); if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i }
+                print name, chip, registers, stack, spilled, shared }'
+    done
+}
+
+for file in "$WEFT_SOURCE_DIR"/src/device/cuda/plugin/*.cu; do
+    name=$(basename "$file" .cu)
+    "$nvcc" -ptx -std=c++17 -fmad=false -arch=compute_80 -I"$WEFT_SOURCE_DIR/src" "$file" -o "$name.ptx" ||
+        fail "$name.cu does not compile"
+    resources "$name.ptx" >>found
+done
+[ "$(wc -l <found)" -ge 60 ] || fail "only $(wc -l <found) kernels: is this ptxas's output? $(head -3 found)"
+
+# floats FILE...: atomic operations on floats.
+floats() { grep -nE '(^|[^a-z])(atom|red)\.[a-z.]*(f16|bf16|f32|f64)' "$@"; }
+! floats *.ptx >atomics || fail "atomic operations on floats: $(head -5 atomics)"
+printf 'red.global.add.f32 [%%rd1], %%f1;\n' >bad.txt
+floats bad.txt >/dev/null || fail "an atomic addition of floats is not seen"
+
+sort found >table
+if [ -n "${RENEW:-}" ]; then
+    { echo "# kernel chip registers stack spilled shared: RENEW=1 ctest -C gpu -R cuda_static"; cat table; } >"$table"
+    exit 0
+fi
+# compare TABLE FOUND: what is worse than the table says.
+compare() {
+    awk -v room="$room" 'FNR == NR { if (/^#/) next; key = $1 " " $2; r[key] = $3; s[key] = $4; p[key] = $5; m[key] = $6; next }
+        { key = $1 " " $2; seen[key] = 1 }
+        !(key in r) { print key ": not in the table"; next }
+        $3 > r[key] + room { print key ": " $3 " registers, " r[key] " in the table" }
+        $4 > s[key] { print key ": stack of " $4 " bytes, " s[key] " in the table" }
+        $5 > p[key] { print key ": " $5 " bytes spilled, " p[key] " in the table" }
+        $6 != m[key] { print key ": " $6 " bytes of shared memory, " m[key] " in the table" }
+        END { for (key in r) if (!(key in seen)) print key ": in the table, but there is no such kernel" }' "$1" "$2"
+}
+worse=$(compare "$table" table)
+[ -z "$worse" ] || fail "kernels are not as in tests/cuda_sim/resources.txt (RENEW=1 writes it):
+$worse"
+awk 'NR == 1 { $3 += 9; $5 += 4 } NR == 2 { next } { print }' table >changed
+[ "$(compare "$table" changed | wc -l)" -eq 3 ] || fail "changes of the table are not seen: $(compare "$table" changed)"
+conclude
