@@ -20,7 +20,8 @@ from interop_families import CONTEXT, FAMILIES, SKIPPED, VOCAB, check, check_log
 WEIGHT_TOLERANCE = 1e-6  # relative to the largest of a matrix: both sum in fp32 or better, and round once
 STEPS = 6
 # Of PEFT's own making: not all matrices of a kind, and a scale of another form.
-CHOSEN = {"phi3": ["qkv_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"]}
+CHOSEN = {"phi3": ["qkv_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"], "qwen3_moe": ["q_proj", "v_proj"],
+          "olmoe": ["q_proj", "v_proj"]}
 largest = {}
 
 
