@@ -53,7 +53,9 @@ def from_weft(torch, transformers, peft, args, work, family, base, ids):
     from safetensors.torch import load_file
 
     what, trained, merged = f"{family}, adapters of weft", work / f"{family}-run", work / f"{family}-merged"
-    run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={base}")
+    # Targets like gate_proj mean experts to PEFT, too: docs/tuning.md.
+    match = ["lora.match=self_attn"] if family == "qwen3_moe" else []
+    run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={base}", *match)
     losses = [record["loss"] for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines()) if record["kind"] == "train"]
     check(losses[-1] < losses[0], f"{what}: {STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}")
     checkpoint = trained / "checkpoints" / "latest"
