@@ -1,7 +1,7 @@
 #!/bin/bash
-# One config, one curve: a tiny model is trained for 100 steps on meshes of real ranks, in every schedule, kind of sharding and
+# One config, one curve: a tiny model is trained for 40 steps on meshes of real ranks, in every schedule, kind of sharding and
 # moment of summing, and what must have equal bits has: every loss, every norm, the final weights.
-#   CURVE=full tests/ranks/test_curve.sh      all meshes and all combinations (make soak)
+#   CURVE=full tests/ranks/test_curve.sh      all meshes and all combinations, 100 steps (make soak)
 #   CURVE=brief tests/ranks/test_curve.sh     a few steps, for sanitizers
 #   CURVE=guard tests/ranks/test_curve.sh     fewer, on a mesh of each kind, for the guard build, in which every op moves page protections
 # ranks: 8
@@ -17,7 +17,7 @@ full)
     meshes=("2 1 1" "1 2 1" "1 1 2" "4 1 1" "2 2 1" "2 1 2" "1 4 1" "1 1 4" "1 2 2" "8 1 1" "4 2 1" "4 1 2" "2 2 2" "2 1 4" "1 8 1" "1 2 4" "1 1 8")
     ;;
 quick | brief)
-    mode=(quick)
+    mode=(quick 40)
     [ "${CURVE:-quick}" = quick ] || { mode=(quick 10) fall=0; }
     meshes=("2 1 1" "1 2 1" "1 1 2" "2 1 2" "1 2 2" "2 2 2")
     ;;
