@@ -40,12 +40,16 @@ static bool all_frozen(const Treatment *f, int unit, const ModelConfig *c, const
     return true;
 }
 
-/* Whether all of the group that rows[i] is in are frozen: a group is one matrix for the products, or all that
- * experts have. */
+/* A group is one matrix for the products, or all that experts have. */
+static bool joins(const ParamRow *const *rows, int i) {
+    return i > 0 && (rows[i]->continues || (rows[i]->expert && rows[i - 1]->expert));
+}
+
+/* Whether all of the group that rows[i] is in are frozen. */
 static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                             int count, int i) {
-    while (rows[i]->continues || (i > 0 && rows[i]->expert && rows[i - 1]->expert)) i--;
-    for (int first = i; i < count && (i == first || rows[i]->continues || rows[i]->expert); i++)
+    while (joins(rows, i)) i--;
+    for (int first = i; i < count && (i == first || joins(rows, i)); i++)
         if (is_present(f, unit, c, rows[i]) && !all_frozen(f, unit, c, rows[i])) return false;
     return true;
 }
@@ -136,9 +140,9 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
 
 /* Rows first <= i < end of those that belong to this flat, of one expert. */
 static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, const Treatment *f,
-                     const ParamRow *const *rows, int count, int first, int end, int expert) {
+                     const ParamRow *const *rows, const Flat *flats, int first, int end, int expert) {
     for (int i = first; i < end; i++)
-        if (is_present(f, unit, c, rows[i]) && flat_of(f, unit, c, rows, count, i) == flat)
+        if (is_present(f, unit, c, rows[i]) && flats[i] == flat)
             add_param(t, rows[i], unit, expert, flat, is_frozen(f, unit, rows[i], expert), c);
 }
 
@@ -146,14 +150,16 @@ static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, c
  * experts are gone through once for each (invariant 4). */
 static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Treatment *f) {
     const ParamRow *rows[UNIT_ROWS];
+    Flat flats[UNIT_ROWS];
     int count = param_rows(c, unit, rows);
+    for (int i = 0; i < count; i++) flats[i] = flat_of(f, unit, c, rows, count, i);
     t->unit_first[unit] = t->count;
     for (int flat = 0; flat < FLATS; flat++) {
         for (int first = 0, end; first < count; first = end) {
             end = first + 1;
             while (rows[first]->expert && end < count && rows[end]->expert) end++;
             for (int e = 0; e < param_copies(c, rows[first]); e++)
-                add_rows(t, unit, (Flat)flat, c, f, rows, count, first, end, e);
+                add_rows(t, unit, (Flat)flat, c, f, rows, flats, first, end, e);
         }
         t->flats[unit][flat] = align_up(t->flats[unit][flat]);
     }
