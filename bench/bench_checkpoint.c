@@ -4,6 +4,7 @@
  * rounds.
  *
  *     bench_checkpoint [MILLIONS OF PARAMETERS [DIRECTORY [SECONDS BETWEEN UPDATES]]] */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,7 +86,7 @@ static ErrorCode measure_stall(Bench *b, CheckpointWriter *w, double between, do
     *stall = 1e30;
     for (int i = 0; i < ROUNDS; i++) {
         TRY(checkpoint_writer_begin(w, &b->save, err));
-        if (between > 0) device_matmul_peak(&b->device, DTYPE_F32, between);
+        if (between > 0) device_matmul_peak(&b->device, DTYPE_F32, between, INFINITY);
         checkpoint_writer_copied(w);
         TRY(checkpoint_writer_wait(w, err));
         if (checkpoint_writer_report(w, &report) && report.copied < *stall) *stall = report.copied;

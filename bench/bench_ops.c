@@ -353,7 +353,7 @@ int main(int argc, char **argv) {
     }
     layout(&b);
     fill_tensors(&b);
-    b.peak = device_matmul_peak(&b.d, b.c, 2);
+    b.peak = device_matmul_peak(&b.d, b.c, 2, INFINITY);
     b.copy = (double)VOCAB * HIDDEN * 8 / best_time(&b, copy);
     printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, copy %.1f GB/s\n", b.d.name,
            b.d.processor, b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.copy / 1e9);

@@ -132,7 +132,7 @@ static void close_bench(Bench *b) {
 static void measure_peak(Bench *b) {
     Error err = {.message = ""};
     must(b, comm_barrier(b->comm, &err), &err);
-    Figures f = {.peak = device_matmul_peak(&b->device, b->plan.model.compute, 1)};
+    Figures f = {.peak = device_matmul_peak(&b->device, b->plan.model.compute, 1, INFINITY)};
     combine(b, &f);
     b->best.peak = fmax(b->best.peak, f.peak);
 }

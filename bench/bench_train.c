@@ -216,11 +216,11 @@ int main(int argc, char **argv) {
     bool open = !o.microbatch || strcmp(o.compute, "best") == 0;
     if (open) start_again(choose(&d, &o), argc, argv);
     Dtype compute = strcmp(o.compute, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
-    double peak = device_matmul_peak(&d, compute, 1);
+    double peak = device_matmul_peak(&d, compute, 1, INFINITY);
     d.profiling = o.profile;
     int microbatches = (int)(STEP_TOKENS / (o.microbatch * o.context));
     Result r = measure(&d, &o, compute, o.microbatch, microbatches, o.steps);
-    peak = fmax(peak, device_matmul_peak(&d, compute, 1));
+    peak = fmax(peak, device_matmul_peak(&d, compute, 1, INFINITY));
     report(&o, &r, peak, &d);
     device_close(&d);
     return 0;

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,8 +112,8 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     f->native_bf16 = d.native_bf16;
     device_library_name(f->library);
     find_instruction_sets(f);
-    f->peak_fp32 = device_matmul_peak(&d, DTYPE_F32, seconds);
-    f->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds);
+    f->peak_fp32 = device_matmul_peak(&d, DTYPE_F32, seconds, INFINITY);
+    f->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds, INFINITY);
     device_close(&d);
     if (!device_library_has_openmp())
         advise(f, "oneDNN was built without OpenMP: its threads and weft's get in each other's way. Install "

@@ -255,19 +255,27 @@ void device_op_leave(Device *d, OpId op, double start) {
 
 /* ---- peak ---- */
 
-/* The best and not the mean: what disturbs a measurement only ever makes it slower. */
+/* What a measurement may still take. */
+typedef struct {
+    double end, flops; /* on the clock of clock_seconds */
+} PeakLimit;
+
+static double product_flops(int64_t n) { return 2.0 * (double)n * (double)n * (double)n; }
+
+/* The best and not the mean: what disturbs a measurement only ever makes it slower. Two at least, since the first
+ * prepares its kernel. */
 static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const char *b, char *c,
-                        double seconds) {
+                        double seconds, PeakLimit *limit) {
     double best = 0, end = clock_seconds() + seconds;
     bool trans_b = false; /* both ways that the forward pass and its input gradients take */
-    do {
+    for (int i = 0; i < 2 || (clock_seconds() < end && limit->flops >= product_flops(n)); i++) {
         double start = clock_seconds();
         trans_b = !trans_b;
         OP(d, OP_GEMM, gemm, false, trans_b, n, n, n, a, b, type, c, type, n, false, NO_LEAVES);
         d->runtime.finish(d, device_mark(d, ON_COMPUTE));
-        double rate = 2.0 * (double)n * (double)n * (double)n / (clock_seconds() - start);
-        if (rate > best) best = rate;
-    } while (clock_seconds() < end);
+        best = fmax(best, product_flops(n) / (clock_seconds() - start));
+        limit->flops -= product_flops(n);
+    }
     return best;
 }
 
@@ -277,7 +285,7 @@ enum { PEAK_LARGEST = 2048 };
 /* Operands and scratch of the products, one after the other. The needs are the least that there are: no
  * other op will run, and what a product without leaves takes hangs on its dtype alone. Called dry, then
  * real, as a pool wants it. */
-static char *take_operands(Pool *p, Device *d, Dtype type) {
+static char *take_operands(Pool *p, Device *d, Dtype type, size_t matrix) {
     DeviceNeeds needs = {.compute = type,
                          .tokens = 1,
                          .hidden = 2,
@@ -285,7 +293,6 @@ static char *take_operands(Pool *p, Device *d, Dtype type) {
                          .vocab = 1,
                          .logits_rows = 1,
                          .attention = {.tokens = 1, .heads = 1, .kv_heads = 1, .head_dim = 2}};
-    size_t matrix = (size_t)PEAK_LARGEST * PEAK_LARGEST * dtype_bytes(type);
     char *operands = pool_take(p, 3 * matrix);
     d->scratch_size = d->ops.scratch_bytes(d, &needs);
     d->scratch = pool_take(p, d->scratch_size);
@@ -293,34 +300,45 @@ static char *take_operands(Pool *p, Device *d, Dtype type) {
 }
 
 /* Not zeros, on which a processor may be faster: numbers of both signs, from a row of them. */
-static void fill_operands(Device *d, char *operands, Dtype type) {
+static void fill_operands(Device *d, char *operands, Dtype type, int64_t n) {
     float row[PEAK_LARGEST];
-    size_t bytes = PEAK_LARGEST * dtype_bytes(type);
-    for (int64_t i = 0; i < PEAK_LARGEST; i++) tensor_set(row, i, type, (float)(i % 251) / 251 - 0.5f);
-    for (size_t i = 0; i < 2 * PEAK_LARGEST; i++) OP(d, OP_UPLOAD, upload, operands + i * bytes, row, bytes);
+    size_t bytes = (size_t)n * dtype_bytes(type);
+    for (int64_t i = 0; i < n; i++) tensor_set(row, i, type, (float)(i % 251) / 251 - 0.5f);
+    for (int64_t i = 0; i < 2 * n; i++) OP(d, OP_UPLOAD, upload, operands + (size_t)i * bytes, row, bytes);
 }
 
-/* With memory of its own, so that the peak can be taken before anything is planned; where it cannot be
- * had, the answer is 0, and no error. Scratch and profile are put back as they were: a run in progress may
- * ask. */
-double device_matmul_peak(Device *d, Dtype type, double seconds) {
-    static const int64_t sizes[] = {1024, 1536, PEAK_LARGEST};
+/* With memory of its own, so that the peak can be taken before anything is planned. 0 where it cannot be had. */
+static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, PeakLimit *limit) {
+    size_t matrix = (size_t)n * (size_t)n * dtype_bytes(type);
+    double best = 0;
+    Pool p = {.name = "products"};
+    take_operands(&p, d, type, matrix);
+    if (pool_commit(&p, d, NULL) == OK) {
+        char *a = take_operands(&p, d, type, matrix);
+        fill_operands(d, a, type, n);
+        best = best_rate(d, type, n, a, a + matrix, a + 2 * matrix, seconds, limit);
+    }
+    pool_free(&p);
+    return best;
+}
+
+/* From small products to large ones, as far as the limits let: a slow device, or a short run, does not wait for a
+ * product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
+double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
+    static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST};
     enum { COUNT = sizeof sizes / sizeof *sizes };
-    size_t matrix = (size_t)PEAK_LARGEST * PEAK_LARGEST * dtype_bytes(type), size = d->scratch_size;
+    size_t size = d->scratch_size;
     char *scratch = d->scratch;
     bool profiling = d->profiling;
     double best = 0;
-    Pool p = {.name = "products"};
-    take_operands(&p, d, type);
-    if (pool_commit(&p, d, NULL) == OK) {
-        char *a = take_operands(&p, d, type);
-        d->profiling = false;
-        fill_operands(d, a, type);
-        for (int i = 0; i < COUNT; i++)
-            best = fmax(best, best_rate(d, type, sizes[i], a, a + matrix, a + 2 * matrix, seconds / COUNT));
+    PeakLimit limit = {clock_seconds() + seconds, flops};
+    d->profiling = false;
+    for (int i = 0; i < COUNT; i++) {
+        double two = 2 * product_flops(sizes[i]);
+        if (best > 0 && (two > limit.flops || clock_seconds() + two / best > limit.end)) break;
+        best = fmax(best, rate_of_size(d, type, sizes[i], seconds / COUNT, &limit));
     }
     d->scratch = scratch, d->scratch_size = size, d->profiling = profiling;
-    pool_free(&p);
     return best;
 }
 

@@ -526,5 +526,5 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     text_puts(out,
               "  outside: 20 to 45 MiB of libraries, heap and buffers of MPI; what was read of the token "
               "cache; before\n"
-              "           the first step 48 MiB more while the peak of the processor is measured\n");
+              "           the first step up to 48 MiB more while the peak of the processor is measured\n");
 }

@@ -249,13 +249,17 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
 }
 
 /* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
- * that. */
+ * that. A run that is itself short spends a tenth of its own work on it, and is told what that is worth. */
 static ErrorCode measure_peak(Trainer *t, Error *err) {
-    double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2);
+    double tokens = (double)(t->c->train.steps - t->state.step) * (double)t->c->train.tokens_per_step;
+    double work = tokens * t->flops_per_token / comm_size(t->comm);
+    bool brief = 0.1 * work < 5e10;
+    double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2, 0.1 * work);
     TRY(comm_combine(t->comm, &peak, sizeof peak, comm_add_double, err));
     t->peak_flops = peak;
-    log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
-             comm_size(t->comm) > 1 ? ", all ranks together" : "");
+    log_info("matrix-product peak %.3f TFLOP/s in %s%s%s", peak / 1e12, dtype_name(t->rank.model.compute),
+             comm_size(t->comm) > 1 ? ", all ranks together" : "",
+             brief ? "; of small products, since the run is short: its mfu is rough" : "");
     return OK;
 }
 
