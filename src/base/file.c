@@ -377,6 +377,13 @@ bool file_exists(const char *path) {
     return stat(path, &info) == 0;
 }
 
+bool file_holds(const char *dir, const char *name) {
+    char *path = path_join(dir, name);
+    bool there = file_exists(path);
+    free(path);
+    return there;
+}
+
 bool file_is_dir(const char *path) {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);

@@ -72,6 +72,7 @@ ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, E
  */
 ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err);
 bool file_exists(const char *path);
+bool file_holds(const char *dir, const char *name); /* such a file exists in it */
 bool file_is_dir(const char *path);
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err);
 ErrorCode file_sync_dir(const char *path, Error *err);

@@ -14,9 +14,7 @@
 #define CONFIG_LIMIT ((size_t)16 << 20)
 static const char part_a[] = ".lora_A.weight", part_b[] = ".lora_B.weight", weight[] = ".weight";
 
-double adapter_scale(const AdapterConfig *c) {
-    return c->alpha / (c->rslora ? sqrt((double)c->rank) : (double)c->rank);
-}
+double adapter_scale(const AdapterConfig *c) { return adapters_scale(c->rank, c->alpha, c->rslora); }
 
 /* ---- reading ---- */
 
@@ -151,14 +149,7 @@ void adapter_config_write(const AdapterConfig *c, const ParamTable *table, Text 
 
 /* ---- directories ---- */
 
-static bool holds(const char *dir, const char *name) {
-    char *path = path_join(dir, name);
-    bool there = file_exists(path);
-    free(path);
-    return there;
-}
-
-bool adapter_is(const char *dir) { return holds(dir, ADAPTER_CONFIG); }
+bool adapter_is(const char *dir) { return file_holds(dir, ADAPTER_CONFIG); }
 
 /* Its own directory may be moved with all that is in it, the base is a path on some machine. */
 static ErrorCode find_base(AdapterDir *a, const char *base, Error *err) {

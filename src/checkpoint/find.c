@@ -27,13 +27,6 @@ ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) 
     return code;
 }
 
-static bool holds(const char *dir, const char *name) {
-    char *path = path_join(dir, name);
-    bool there = file_exists(path);
-    free(path);
-    return there;
-}
-
 /* In this order: a model directory, a run, a directory of checkpoints. Of the latter two the newest good
  * checkpoint is meant; weights are enough. *dir is the caller's on success. */
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
@@ -41,12 +34,12 @@ ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
     CheckpointSet there = {0};
     if (!file_exists(where))
         return error_set(err, ERR_NOINPUT, "%s: no such model, checkpoint or run directory", where);
-    if (holds(where, "config.json") || adapter_is(where)) {
+    if (file_holds(where, "config.json") || adapter_is(where)) {
         *dir = mem_strdup(where);
         return OK;
     }
     char *inside = NULL;
-    if (holds(where, "checkpoints"))
+    if (file_holds(where, "checkpoints"))
         TRY(checkpoint_own_directory(where, &inside, err));
     else
         inside = mem_strdup(where);

@@ -20,21 +20,14 @@
 #include "train/setup.h"
 
 /* What a directory is, is told by what lies in it: there is no other mark. */
-static bool has(const char *dir, const char *name) {
-    char *path = path_join(dir, name);
-    bool there = file_exists(path);
-    free(path);
-    return there;
-}
-
 /* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. In this
  * order: a file, a checkpoint or model directory as it is, a run, a directory of checkpoints. *path is the
  * caller's, after a failure too. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     char *below;
     *path = mem_strdup(operand);
-    if (!file_is_dir(operand) || has(operand, MANIFEST_FILE) || has(operand, MODEL_FILE) ||
-        has(operand, MODEL_INDEX) || has(operand, ADAPTER_FILE))
+    if (!file_is_dir(operand) || file_holds(operand, MANIFEST_FILE) || file_holds(operand, MODEL_FILE) ||
+        file_holds(operand, MODEL_INDEX) || file_holds(operand, ADAPTER_FILE))
         return OK;
     TRY(checkpoint_own_directory(operand, &below, err));
     Checkpoint c;
@@ -171,7 +164,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
 static ErrorCode inspect_path(const Arguments *args, const char *path, Error *err) {
     if (file_is_dir(path) && !arguments_has(args, "--digest")) {
         printf("path        %s\n", path);
-        if (has(path, MANIFEST_FILE)) TRY(describe_manifest(path, err));
+        if (file_holds(path, MANIFEST_FILE)) TRY(describe_manifest(path, err));
         TRY(describe_config(path, err));
     }
     return inspect_files(args, path, err);

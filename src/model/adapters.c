@@ -2,6 +2,7 @@
  * out anew. The same on every rank, as the names are. */
 #include "model/adapters.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,10 +26,12 @@ static ErrorCode choose_by_pattern(const ParamTable *t, const ModelConfig *c, co
     char shown[80];
     ErrorCode code = OK;
     int count = 0;
+    const Param *last = NULL; /* every block has a matrix that can have one */
     TRY(pattern_compile(&pattern, "lora.match", match, err));
     for (int i = 0; i < t->count && code == OK; i++) {
         if (!can_have_one(&t->params[i], c)) continue;
-        code = pattern_find(pattern, t->params[i].name, &adapted[i], err);
+        last = &t->params[i];
+        code = pattern_find(pattern, last->name, &adapted[i], err);
         count += adapted[i];
         if (code == OK && adapted[i]) code = check_rank(&t->params[i], rank, err);
     }
@@ -36,8 +39,7 @@ static ErrorCode choose_by_pattern(const ParamTable *t, const ModelConfig *c, co
     if (code != OK || count > 0) return code;
     return error_set(err, ERR_CONFIG,
                      "lora.match: no matrix of a block has \"%s\" in its name; the last one is %s",
-                     error_escape(shown, sizeof shown, match, strlen(match)),
-                     t->params[t->unit_first[t->units - 1] - 1].name);
+                     error_escape(shown, sizeof shown, match, strlen(match)), last->name);
 }
 
 static ErrorCode choose_by_name(const ParamTable *t, const ModelConfig *c, const AdapterSpec *spec,
@@ -52,6 +54,10 @@ static ErrorCode choose_by_name(const ParamTable *t, const ModelConfig *c, const
         adapted[p - t->params] = true;
     }
     return OK;
+}
+
+double adapters_scale(int64_t rank, double alpha, bool stabilised) {
+    return alpha / (stabilised ? sqrt((double)rank) : (double)rank);
 }
 
 ErrorCode adapters_put(ParamTable *t, ModelConfig *c, const AdapterSpec *spec, Error *err) {

@@ -19,6 +19,8 @@ typedef struct AdapterSpec {
     int count;
 } AdapterSpec;
 
+/* s of alpha and r as PEFT means them; stabilised: Kalajdzievski's (rsLoRA), over sqrt(r). */
+double adapters_scale(int64_t rank, double alpha, bool stabilised);
 /* Puts them to the model of this shape and table: both change. Nothing happens where the rank is 0.
  * ERR_CONFIG for a pattern that is none or finds nothing, and for a rank that is not below those of the
  * matrices it finds; ERR_DATA for a name of the list that is no such matrix. */

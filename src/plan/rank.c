@@ -13,7 +13,6 @@
  * and a run makes its own in the same way. */
 #include "plan/rank.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -27,10 +26,9 @@ static Dtype compute_of(const Config *c, const Device *d) {
 }
 
 AdapterSpec rank_adapters(const Config *c) {
-    double rank = (double)c->lora.rank;
     if (c->lora.rank == 0) return (AdapterSpec){.rank = 0};
     return (AdapterSpec){.rank = c->lora.rank,
-                         .scale = c->lora.alpha / (c->lora.rslora ? sqrt(rank) : rank),
+                         .scale = adapters_scale(c->lora.rank, c->lora.alpha, c->lora.rslora),
                          .match = c->lora.match};
 }
 
@@ -148,6 +146,14 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
     return param_groups_build(&p->groups, p->spec.optimizer, t, err);
 }
 
+static ErrorCode refuse_probes(const char *key, int ranks, Error *err) {
+    return error_set(
+        err, ERR_CONFIG,
+        "metrics.probe: with %s %d a rank has some of the tokens, and figures of all are not put "
+        "together: leave it out, or set %s to 1",
+        key, ranks, key);
+}
+
 /* Gathering boxes for an update is not there; nor is a gradient of one microbatch whole where its sums are
  * shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
@@ -162,18 +168,9 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
             "optimizer.groups asks for whole matrices, which mesh.tp %d cuts: leave out `whole`, "
             "or set mesh.tp to 1",
             sharing.ranks);
-    if (p->spec.probes && sharing.ranks > 1)
-        return error_set(
-            err, ERR_CONFIG,
-            "metrics.probe: with mesh.tp %d a rank has some of the tokens, and figures of all are "
-            "not put together: leave it out, or set mesh.tp to 1",
-            sharing.ranks);
+    if (p->spec.probes && sharing.ranks > 1) return refuse_probes("mesh.tp", sharing.ranks, err);
     if (p->spec.probes && p->model.contexts.ranks > 1)
-        return error_set(
-            err, ERR_CONFIG,
-            "metrics.probe: with mesh.cp %d a rank has some of the tokens, and figures of all are "
-            "not put together: leave it out, or set mesh.cp to 1",
-            p->model.contexts.ranks);
+        return refuse_probes("mesh.cp", p->model.contexts.ranks, err);
     if (p->spec.noise && p->model.contexts.ranks > 1)
         return error_set(
             err, ERR_CONFIG,

@@ -205,22 +205,25 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
                          "derived from train.microbatch and the ranks", err);
 }
 
-/* Once for the life of a run, both: with another number its sums are cut in another way. Fast sums have no
- * spans. */
+/* What a run that is older than the key did is 1. */
+static ErrorCode keep_degree(OptionSet *set, const char *key, int64_t kept, Error *err) {
+    return derive_number(set, key, kept > 0 ? kept : 1, KEPT, err);
+}
+
+/* Fast sums have no spans. */
 static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     bool exact = c->train.numerics == NUMERICS_EXACT, was = saved && saved->train.numerics == NUMERICS_EXACT;
     if (!exact || c->numerics.canonical_cp > 0) return OK;
-    if (!was) return derive_number(set, "numerics.canonical_cp", c->mesh.cp, "derived from mesh.cp", err);
-    int64_t kept = saved->numerics.canonical_cp;
-    return derive_number(set, "numerics.canonical_cp", kept > 0 ? kept : 1, KEPT, err);
+    if (was) return keep_degree(set, "numerics.canonical_cp", saved->numerics.canonical_cp, err);
+    return derive_number(set, "numerics.canonical_cp", c->mesh.cp, "derived from mesh.cp", err);
 }
 
+/* Once for the life of a run, both: with another number its sums are cut in another way. */
 ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     TRY(settle_spans(c, set, saved, err));
     if (c->numerics.canonical_tp > 0) return OK;
-    if (!saved) return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
-    int64_t kept = saved->numerics.canonical_tp;
-    return derive_number(set, "numerics.canonical_tp", kept > 0 ? kept : 1, KEPT, err);
+    if (saved) return keep_degree(set, "numerics.canonical_tp", saved->numerics.canonical_tp, err);
+    return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
 }
 
 /* The plan has decided; it is written down so that a run that goes on keeps the same chunks. */

@@ -27,7 +27,6 @@ grep -q '"expert_imbalance": [1-3]\.[0-9]*' one/metrics.jsonl || fail "no figure
 grep -q '"dead_experts": 0' one/metrics.jsonl || fail "dead experts: $(head -1 one/metrics.jsonl)"
 has err 'experts: '
 
-mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
 exits 0 train run.yaml run.dir=threads run.threads=2
 exits 0 train run.yaml run.dir=resumed train.steps=3 schedule.total_steps=6
 mesh 2 resumed mesh.dp_shard=2

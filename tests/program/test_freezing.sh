@@ -24,7 +24,6 @@ curve free | cmp -s - one.curve && fail "freezing changes nothing"
 
 exits 0 train run.yaml run.dir=resumed train.steps=4 schedule.total_steps=8
 exits 0 train run.yaml run.dir=resumed
-mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
 mesh 2 shard mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch
 mesh 4 both mesh.dp_shard=2 mesh.pp=2

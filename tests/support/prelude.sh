@@ -31,6 +31,8 @@ on_ranks() {
     # shellcheck disable=SC2086
     timeout -k 5 1500 $mpirun -n "$@"
 }
+# mesh N DIR WORD...: a run of run.yaml over N ranks, which must end well.
+mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
 
 # one_curve FILE FALL: lines of ranks_engine. Those with equal first words have equal second ones, most of them are compared with another, and
 # losses fall by FALL nats.
