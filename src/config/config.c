@@ -698,8 +698,7 @@ const Option config_options[] = {
      .min = 0,
      .max = 65536,
      .help = "Rank of adapters (LoRA) on matrices of model.init, of which nothing else is trained; "
-             "checkpoints are "
-             "PEFT adapters; 0: none."},
+             "checkpoints are PEFT adapters; 0: none."},
     {.key = "lora.alpha",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -721,8 +720,7 @@ const Option config_options[] = {
      .offset = AT(lora.match),
      .fallback = "",
      .help = "Regular expression (PCRE2) that is found in the names of matrices that get an adapter; empty: "
-             "all of "
-             "the blocks, attention and MLP."},
+             "all of the blocks, attention and MLP."},
 
     /* What is trained on, in what order. Files are compared by fingerprint (data/fingerprint.c): they may
      * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
@@ -1028,8 +1026,7 @@ const Option config_options[] = {
      .help =
          "Spans of a microbatch's tokens whose gradients exact numerics round each by itself, on one rank as "
          "well: every mesh.cp that divides it has the same bits; 0: mesh.cp when the run begins. Fast "
-         "numerics "
-         "have none."},
+         "numerics have none."},
 
     /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
      * another mesh is other last bits, unless numerics are exact. */
@@ -1803,7 +1800,6 @@ static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error
     return OK;
 }
 
-/* Norms of both are taken in one way, and squares must add up. */
 static ErrorCode check_spans(const Config *c, Error *err) {
     if (c->numerics.canonical_cp == 0 || c->train.numerics == NUMERICS_EXACT) return OK;
     return error_set(err, ERR_CONFIG,
@@ -1812,6 +1808,7 @@ static ErrorCode check_spans(const Config *c, Error *err) {
                      (long long)c->numerics.canonical_cp);
 }
 
+/* Norms of both are taken in one way, and squares must add up. */
 static ErrorCode check_noise(const Config *c, const OptionSet *set, Error *err) {
     if (!c->metrics.noise_scale || (c->optimizer.clip_norm >= 2 && c->optimizer.clip_norm <= 2)) return OK;
     return options_fail(set, "metrics.noise_scale", err,

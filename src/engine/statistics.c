@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "base/text.h"
-
 #include "engine/execution.h"
 
 static size_t figures_bytes(const Engine *e) {

@@ -104,14 +104,16 @@ int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
 
 /* Tokens of the stream that this rank has: from sharing.place times so many on. */
 static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->sharing.ranks; }
-/* Leaves that this rank has, and tokens in one of them. */
-static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
+/* Of all ranks of cp. */
 static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->contexts.ranks; }
+/* Leaves that this rank has. */
+static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
 /* Spans that this rank has, and how many of `tokens`, which are all that it has of something, one takes. */
 static inline int model_spans(const Model *m) {
     return m->contexts.spans > 0 ? m->contexts.spans / m->contexts.ranks : 1;
 }
 static inline int64_t model_span(const Model *m, int64_t tokens) { return tokens / model_spans(m); }
+/* Tokens in a leaf. */
 static inline int64_t model_token_leaf(const Model *m) {
     return model_span(m, m->tokens) / m->sharing.leaves;
 }

@@ -31,12 +31,13 @@ typedef struct UnitGradients {
     float *flats[FLATS];
 } UnitGradients;
 
+/* Where tokens have spans (unit.h: Contexts), a flat is there as often as this rank has of them. */
 typedef struct Gradients {
     const ParamTable *table;
     UnitGradients *units; /* [units + 1] */
     bool tied;
     int rows; /* leaves of tokens, or heads, that vectors have a row for, one after the other; 0: 1 */
-} Gradients;  /* where tokens have spans (unit.h: Contexts), a flat as often as this rank has of them */
+} Gradients;
 
 float *gradient_of(const Gradients *g, const Param *p);
 float *gradient_of_span(const Gradients *g, const Param *p, int span);

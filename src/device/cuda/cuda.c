@@ -6,10 +6,8 @@
 #include "device/cuda/cuda.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

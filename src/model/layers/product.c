@@ -59,10 +59,6 @@ static bool next_adapter(const LayerPass *w, const Product *p, int *next, Adapte
     return false;
 }
 
-static void *elements_from(const Model *m, const void *tensor, int64_t first) {
-    return (char *)(uintptr_t)tensor + (size_t)first * dtype_bytes(m->compute);
-}
-
 /* inner [T, r] = x A^T */
 static void adapter_inner(const LayerPass *w, const Adapter *a, const void *x) {
     const Model *m = w->pass->model;
@@ -75,7 +71,7 @@ static void adapter_inner(const LayerPass *w, const Adapter *a, const void *x) {
 static void adapter_outer(const LayerPass *w, const Adapter *a, const void *dy) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_SCALE, scale, m->tokens, a->out, (float)m->config.adapter_scale,
-       elements_from(m, dy, a->first), a->width, w->adapters->outer, m->compute);
+       model_at(m, dy, a->first), a->width, w->adapters->outer, m->compute);
     OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a->rank, a->out, w->adapters->outer,
        weights_matrix(w->pass->weights, a->b), m->compute, w->adapters->inner, m->compute, a->rank, false,
        NO_LEAVES);
@@ -90,8 +86,8 @@ static void adapters_forward(const LayerPass *w, const Product *p, const void *x
         OP(w->pass->device, OP_SCALE, scale, m->tokens, a.rank, (float)m->config.adapter_scale,
            w->adapters->inner, a.rank, w->adapters->inner, m->compute);
         OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a.out, a.rank, w->adapters->inner,
-           weights_matrix(w->pass->weights, a.b), m->compute, elements_from(m, y, a.first), m->compute,
-           a.width, true, NO_LEAVES);
+           weights_matrix(w->pass->weights, a.b), m->compute, model_at(m, y, a.first), m->compute, a.width,
+           true, NO_LEAVES);
     }
 }
 

@@ -389,7 +389,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
 static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Error *err) {
     Backend *b = calloc(1, sizeof *b);
     const char *check = getenv("WEFT_CUDA_CHECK");
-    if (!b) return ERR_MEMORY;
+    if (!b) return failed(err, ERR_MEMORY, "the backend", cudaErrorMemoryAllocation);
     b->host = host;
     b->ordinal = ordinal;
     b->check = check && *check && strcmp(check, "0") != 0;

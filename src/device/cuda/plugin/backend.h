@@ -36,7 +36,6 @@ void attention_fill(Ops *ops);
 void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);
 void gradients_fill(Ops *ops);
-void leaves_fill(Ops *ops);
 
 /* Scratch of ops other than products. */
 size_t norms_scratch(const DeviceNeeds *needs);

@@ -113,7 +113,7 @@ INLINE float block_max(float x, float *room) {
 /* ---- the canonical tree ---- */
 
 /* Sums of base/tree.h, of terms that come one after another: like a binary counter, a finished block is added
- * to the one before it as soon as both have one size. 2^LEVELS terms at most. Indices are constants after
+ * to the one before it as soon as both have one size. Fewer than 2^LEVELS terms. Indices are constants after
  * unrolling, so that all of it stays in registers. */
 template <typename T, int LEVELS> struct Tree {
     T level[LEVELS];
