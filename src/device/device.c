@@ -262,8 +262,8 @@ typedef struct {
 
 static double product_flops(int64_t n) { return 2.0 * (double)n * (double)n * (double)n; }
 
-/* The best and not the mean: what disturbs a measurement only ever makes it slower. Two at least, since the first
- * prepares its kernel. */
+/* The best and not the mean: what disturbs a measurement only ever makes it slower. Two at least, since the
+ * first prepares its kernel. */
 static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const char *b, char *c,
                         double seconds, PeakLimit *limit) {
     double best = 0, end = clock_seconds() + seconds;
@@ -307,7 +307,8 @@ static void fill_operands(Device *d, char *operands, Dtype type, int64_t n) {
     for (int64_t i = 0; i < 2 * n; i++) OP(d, OP_UPLOAD, upload, operands + (size_t)i * bytes, row, bytes);
 }
 
-/* With memory of its own, so that the peak can be taken before anything is planned. 0 where it cannot be had. */
+/* With memory of its own, so that the peak can be taken before anything is planned. 0 where it cannot be
+ * had. */
 static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, PeakLimit *limit) {
     size_t matrix = (size_t)n * (size_t)n * dtype_bytes(type);
     double best = 0;
@@ -322,8 +323,8 @@ static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, Pea
     return best;
 }
 
-/* From small products to large ones, as far as the limits let: a slow device, or a short run, does not wait for a
- * product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
+/* From small products to large ones, as far as the limits let: a slow device, or a short run, does not wait
+ * for a product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
     static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST};
     enum { COUNT = sizeof sizes / sizeof *sizes };

@@ -634,9 +634,9 @@ void device_op_leave(Device *d, OpId op, double start);
 /* A table of the profile: calls, seconds, share of `seconds` (0: of all ops), rate. */
 void device_profile_print(const Device *d, double seconds, Text *out);
 
-/* Matrix-product peak of this device, measured: the best of square products of several sizes, in FLOP/s; 0 where
- * memory is short. Takes about `seconds` and `flops` at most: below 5e9 FLOPs the products are small ones, which
- * show less than the peak. */
+/* Matrix-product peak of this device, measured: the best of square products of several sizes, in FLOP/s; 0
+ * where memory is short. Takes about `seconds` and `flops` at most: below 5e9 FLOPs the products are small
+ * ones, which show less than the peak. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops);
 
 #endif
