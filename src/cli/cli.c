@@ -338,3 +338,36 @@ ErrorCode arguments_double(const Arguments *args, const char *name, double min, 
     *out = number;
     return OK;
 }
+
+/* ---- again ---- */
+
+/* value: NULL for a word alone, as of a switch. Every word is allocated, also where it is a constant, so
+ * that arguments_free_words can free all alike. */
+static void add_word(char **words, int *count, const char *flag, const char *value) {
+    Text word = {0};
+    text_printf(&word, value ? "%s=%s" : "%s", flag, value ? value : "");
+    words[(*count)++] = word.data;
+}
+
+char **arguments_words(const Arguments *args, const char *without, const char *last) {
+    const Flag *flags = args->verb->flags;
+    int count = 0, own = flag_count(flags);
+    char **words = mem_alloc_array((size_t)(own + args->operand_count + 8), sizeof *words);
+    add_word(words, &count, "weft", NULL);
+    add_word(words, &count, args->verb->name, NULL);
+    if (args->quiet) add_word(words, &count, "--quiet", NULL);
+    if (args->verbose) add_word(words, &count, "--verbose", NULL);
+    for (int i = 0; i < own; i++)
+        if (args->values[i] && strcmp(flags[i].name, without) != 0)
+            add_word(words, &count, flags[i].name, flags[i].argument ? args->values[i] : NULL);
+    add_word(words, &count, "--", NULL);
+    for (int i = 0; i < args->operand_count; i++) add_word(words, &count, args->operands[i], NULL);
+    if (last) add_word(words, &count, last, NULL);
+    return words;
+}
+
+/* Their array is zeroed, and so ended by NULL. */
+void arguments_free_words(char **words) {
+    for (char **w = words; *w; w++) free(*w);
+    free(words);
+}

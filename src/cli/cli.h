@@ -61,6 +61,12 @@ ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, in
 ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out,
                            Error *err);
 
+/* This command line again, for a process of its own: without one flag, and with another operand at the end
+ * unless that is NULL. Flags are in the form --name=value and operands behind "--", so that no word can be
+ * taken for another. The words, ended by NULL, are the caller's: arguments_free_words. */
+char **arguments_words(const Arguments *args, const char *without, const char *last);
+void arguments_free_words(char **words);
+
 extern const Flag common_flags[]; /* of every verb; ended by name == NULL */
 
 /* Texts made from the tables (cli/help.c, cli/man.c). Nothing in them depends on the time or the machine. */

@@ -7,18 +7,28 @@
  *     perplexity       exp(loss)
  *     bits per byte    loss in bits over the bytes of text: does not depend on the tokenizer
  *
- * Or, with --tasks, how it does at tasks (data/task.h), again by the code of a run's own evaluation. */
+ * Or, with --tasks, how it does at tasks (data/task.h), again by the code of a run's own evaluation.
+ *
+ * Ranks of any mesh share the work, as those of a run share its validation: all read the same, which they
+ * compare, and rank 0 speaks for all. `weft eval -n 4` starts such ranks, each of which is a `weft eval`. */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "cli/model.h"
 #include "checkpoint/find.h"
+#include "comm/launch.h"
 #include "engine/evaluate.h"
+#include "train/agree.h"
+#include "train/phase.h"
+#include "train/setup.h"
 #include "train/tasks.h"
 
 /* Models for 128 k positions would ask for memory that nobody meant to give. */
@@ -33,8 +43,22 @@ static const Flag flags[] = {
     {"--samples", 0, "FILE",
      "with --tasks: the log-likelihood of every choice goes there, a JSON line a document"},
     {"--json", 0, NULL, "one JSON object instead of text"},
+    {"--ranks", 'n', "N", "start N processes on this machine, joined by MPI, which share the work"},
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
+
+/* What the words behind the verb ask for, and what came of them. */
+typedef struct Job {
+    const Arguments *args;
+    const char *text; /* NULL: tasks */
+    ModelRanks ranks;
+    Config asked; /* --tasks: of it the section evaluation */
+    OptionSet set;
+    OpenModel model;
+    Doing doing;
+} Job;
+
+static bool speaks(const Job *j) { return comm_rank(j->ranks.comm) == 0; }
 
 /* In the order of SourceFormat. The choices are those of a source's format in a configuration, so that
  * what trains under a key evaluates under the same word. */
@@ -88,39 +112,55 @@ static void print_object(const Evaluation *e) {
 }
 
 /* Data is opened with the tokenizer of the model, whatever the run's data was. What the token cache maps
- * stays when its directory goes: from then on nobody has to remove anything. */
-static ErrorCode measure_with(OpenModel *m, const char *path, DataConfig *config, Evaluation *out,
-                              Error *err) {
-    Dataset *data;
+ * stays when its directory goes: from then on nobody has to remove anything. Each rank has one of its own. */
+static ErrorCode open_text(Dataset **data, const OpenModel *m, const char *path, DataConfig *config,
+                           Error *err) {
     ScratchDir scratch;
     TRY(scratch_take(&scratch, "weft-eval-", err));
     config->cache_dir = scratch.path;
-    ErrorCode code = dataset_open(&data, config, m->tokenizer, m->plan.spec.positions, 0, err);
+    ErrorCode code = dataset_open(data, config, m->tokenizer, m->plan.spec.positions, 0, err);
     config->cache_dir = NULL;
     scratch_give(&scratch);
     TRY(code);
-    code = dataset_validation_samples(data) > 0
-               ? evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err)
-               : error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
-    dataset_close(data);
+    if (dataset_validation_samples(*data) > 0) return OK;
+    return error_set(err, ERR_DATA, "%s: no text to evaluate on", path);
+}
+
+static ErrorCode agree_on_text(const Dataset *data, const OpenModel *m, Error *err) {
+    RunFacts facts = {.sums = ""};
+    dataset_fingerprint(data, facts.data);
+    tokenizer_fingerprint(m->tokenizer, facts.tokenizer);
+    dataset_mixture(data, facts.mixture);
+    return agree_on_data(m->comm, &facts, err);
+}
+
+static ErrorCode measure_with(Job *j, DataConfig *config, Evaluation *out, Error *err) {
+    OpenModel *m = &j->model;
+    Dataset *data = NULL;
+    doing_enter(&j->doing, PHASE_TOKENIZING, 0);
+    ErrorCode code = comm_agree(m->comm, open_text(&data, m, j->text, config, err), err);
+    if (code == OK) code = agree_on_text(data, m, err);
+    doing_enter(&j->doing, PHASE_VALIDATION, 0);
+    if (code == OK) code = evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err);
+    if (data) dataset_close(data);
     return code;
 }
 
 /* The text as a validation source. It is the training source too, since a dataset must have one; no sample
  * of that is drawn. Prefetch of 2: one pass is evaluated while the next is read. */
-static ErrorCode measure(const Arguments *args, OpenModel *m, Evaluation *out, Error *err) {
+static ErrorCode measure(Job *j, Evaluation *out, Error *err) {
+    const Arguments *args = j->args;
     const char *key = arguments_flag(args, "--key"), *tokenizer = arguments_flag(args, "--tokenizer");
-    DataSource source = {
-        .path = mem_strdup(args->operands[1]), .key = mem_strdup(key ? key : ""), .split = SPLIT_FILE};
+    DataSource source = {.path = mem_strdup(j->text), .key = mem_strdup(key ? key : ""), .split = SPLIT_FILE};
     DataConfig config = {.sources = {1, (char *)&source},
                          .validation_sources = {1, (char *)&source},
-                         .tokenizer = tokenizer ? (char *)(uintptr_t)tokenizer : m->dir,
+                         .tokenizer = tokenizer ? (char *)(uintptr_t)tokenizer : j->model.dir,
                          /* As training does by default. */
                          .add_bos = true,
                          .add_eos = true,
                          .prefetch = 2};
-    ErrorCode code = format_of(args, &source.format, err);
-    if (code == OK) code = measure_with(m, source.path, &config, out, err);
+    ErrorCode code = comm_agree(j->ranks.comm, format_of(args, &source.format, err), err);
+    if (code == OK) code = measure_with(j, &config, out, err);
     free(source.path);
     free(source.key);
     return code;
@@ -241,42 +281,71 @@ static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFig
     text_free(&out);
 }
 
-static ErrorCode run_tasks(const Arguments *args, OpenModel *m, const EvaluationOptions *o, Error *err) {
-    Tasks tasks = {0};
-    Text said = {0}, samples = {0};
-    const char *path = arguments_flag(args, "--samples");
-    TaskFigures *figures = mem_alloc_array(o->tasks.count, sizeof *figures);
-    ErrorCode code = tasks_open(&tasks, o, m->tokenizer, m->plan.spec.positions, err);
-    if (code == OK) {
-        tasks_describe(&tasks, m->plan.spec.positions, &said);
-        log_lines(said.data);
-        code = score_all(m, &tasks, figures, &samples, err);
-    }
-    if (code == OK && path) code = file_write_atomic(path, samples.data, samples.length, err);
-    if (code == OK) print_tasks(args, &tasks, figures);
-    tasks_close(&tasks);
+/* All ranks read them, and ask the same. */
+static ErrorCode open_tasks(Job *j, Tasks *tasks, Error *err) {
+    const OpenModel *m = &j->model;
+    Text said = {0};
+    ErrorCode code = tasks_open(tasks, &j->asked.evaluation, m->tokenizer, m->plan.spec.positions, err);
+    TRY(comm_agree(m->comm, code, err));
+    TRY(tasks_agree(tasks, m->comm, err));
+    tasks_describe(tasks, m->plan.spec.positions, &said);
+    log_lines(said.data);
     text_free(&said);
+    return OK;
+}
+
+static ErrorCode tell_of_tasks(const Job *j, const Tasks *tasks, const TaskFigures *figures,
+                               const Text *samples, Error *err) {
+    const char *path = arguments_flag(j->args, "--samples");
+    if (!speaks(j)) return OK;
+    if (path) TRY(file_write_atomic(path, samples->data, samples->length, err));
+    print_tasks(j->args, tasks, figures);
+    return OK;
+}
+
+static ErrorCode run_tasks(Job *j, Error *err) {
+    Tasks tasks = {0};
+    Text samples = {0};
+    TaskFigures *figures = mem_alloc_array(j->asked.evaluation.tasks.count, sizeof *figures);
+    ErrorCode code = open_tasks(j, &tasks, err);
+    doing_enter(&j->doing, PHASE_VALIDATION, 0);
+    if (code == OK) code = score_all(&j->model, &tasks, figures, &samples, err);
+    if (code == OK) code = comm_agree(j->ranks.comm, tell_of_tasks(j, &tasks, figures, &samples, err), err);
+    tasks_close(&tasks);
     text_free(&samples);
     free(figures);
     return code;
 }
 
-static ErrorCode measure_text(const Arguments *args, OpenModel *m, Error *err) {
+static ErrorCode measure_text(Job *j, Error *err) {
     Evaluation e;
-    TRY(measure(args, m, &e, err));
+    TRY(measure(j, &e, err));
+    if (!speaks(j)) return OK;
     if (e.nonfinite)
         log_warn("the losses of %lld of %lld tokens are not finite", (long long)e.nonfinite,
                  (long long)e.tokens);
-    if (arguments_has(args, "--json"))
+    if (arguments_has(j->args, "--json"))
         print_object(&e);
     else
         print_lines(&e);
     return OK;
 }
 
-/* A text or tasks, and not both. */
-static ErrorCode check_operands(const Arguments *args, Error *err) {
-    bool tasks = arguments_has(args, "--tasks"), text = args->operand_count > 1;
+/* ---- what is asked ---- */
+
+/* MODEL [TEXT] [mesh.KEY=N ...]: a text or tasks, and not both. */
+static ErrorCode read_operands(Job *j, Error *err) {
+    const Arguments *args = j->args;
+    int first = 1; /* key of the mesh */
+    while (first < args->operand_count && strncmp(args->operands[first], "mesh.", 5) != 0) first++;
+    bool tasks = arguments_has(args, "--tasks"), text = first > 1;
+    j->text = text ? args->operands[1] : NULL;
+    j->ranks.key_count = args->operand_count - first;
+    j->ranks.keys = args->operands + first;
+    if (first > 2)
+        return error_set(err, ERR_USAGE,
+                         "eval: expected a model and a text, and keys of mesh: \"%s\" is one too many",
+                         args->operands[2]);
     if (!tasks && arguments_has(args, "--samples"))
         return error_set(err, ERR_USAGE, "eval: --samples goes with --tasks");
     if (tasks != text) return OK;
@@ -284,45 +353,107 @@ static ErrorCode check_operands(const Arguments *args, Error *err) {
                      tasks ? "a text or --tasks, not both" : "a text to evaluate on, or --tasks FILE.yaml");
 }
 
-/* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
- * something one may want to measure. The warnings go to stderr, so --json stays one object. `o`: tasks, or
- * NULL for a text. */
-static ErrorCode run_on(const Arguments *args, const EvaluationOptions *o, Error *err) {
-    OpenModel m = {0};
-    int64_t context = 0, batch = 1;
-    TRY(arguments_int(args, "--context", 1, 1 << 24, &context, err));
-    TRY(arguments_int(args, "--batch", 1, 1 << 20, &batch, err));
-    PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
-    ErrorCode code = open_model(&m, args->operands[0], args, shape, err);
-    if (code == OK && context > m.plan.model.config.max_position_embeddings)
-        log_warn("--context is %lld: this model is for sequences of %lld, and knows no position behind them",
-                 (long long)context, (long long)m.plan.model.config.max_position_embeddings);
-    if (code == OK) code = o ? run_tasks(args, &m, o, err) : measure_text(args, &m, err);
-    close_model(&m);
-    return code;
+/* Before anything is opened, or started. */
+static ErrorCode check_mesh(const Job *j, int size, Error *err) {
+    MeshOptions mesh;
+    TRY(model_check_ranks(&j->ranks, size, &mesh, err));
+    return j->text ? OK : tasks_check_mesh(&mesh, "", err);
 }
 
 /* A whole configuration, or a file of that section alone: nothing else of it is looked at. */
-static ErrorCode run(const Arguments *args, Error *err) {
-    Config c;
-    OptionSet set;
-    const char *path = arguments_flag(args, "--tasks");
-    TRY(check_operands(args, err));
-    if (arguments_has(args, "--samples")) TRY(file_check_write(arguments_flag(args, "--samples"), err));
-    if (!path) return run_on(args, NULL, err);
-    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_model, err);
-    if (code == OK && c.evaluation.tasks.count == 0)
-        code =
-            error_set(err, ERR_CONFIG, "%s: evaluation.tasks is empty: name what to try the model on", path);
-    if (code == OK) code = run_on(args, &c.evaluation, err);
+static ErrorCode read_tasks(Job *j, Error *err) {
+    const char *path = arguments_flag(j->args, "--tasks"), *samples = arguments_flag(j->args, "--samples");
+    if (!path) return OK;
+    if (samples && speaks(j)) TRY(file_check_write(samples, err));
+    TRY(config_load(&j->asked, &j->set, path, 0, NULL, checkpoint_find_model, err));
+    if (j->asked.evaluation.tasks.count > 0) return OK;
+    return error_set(err, ERR_CONFIG, "%s: evaluation.tasks is empty: name what to try the model on", path);
+}
+
+/* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
+ * something one may want to measure. The warnings go to stderr, so --json stays one object. */
+static ErrorCode open_for(Job *j, Error *err) {
+    OpenModel *m = &j->model;
+    int64_t context = 0, batch = 1;
+    ErrorCode code = arguments_int(j->args, "--context", 1, 1 << 24, &context, err);
+    if (code == OK) code = arguments_int(j->args, "--batch", 1, 1 << 20, &batch, err);
+    TRY(comm_agree(j->ranks.comm, code, err));
+    PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
+    doing_enter(&j->doing, PHASE_LOADING, 0);
+    TRY(open_model(m, j->args->operands[0], j->args, shape, &j->ranks, err));
+    if (context > m->plan.model.config.max_position_embeddings)
+        log_warn("--context is %lld: this model is for sequences of %lld, and knows no position behind them",
+                 (long long)context, (long long)m->plan.model.config.max_position_embeddings);
+    return OK;
+}
+
+/* ---- processes ---- */
+
+/* Nothing is kept, so there is nothing to finish: 130 is the shells' number for an interrupt. The launcher
+ * passes SIGUSR1 on for it. */
+static void on_signal(int number) {
+    (void)number;
+    _exit(130);
+}
+
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal};
+    if (!launched_find().by_launcher) return;
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
+}
+
+/* Of several ranks the first alone speaks; what ends them all is said by one (comm_agree, comm_fail). */
+static ErrorCode evaluate_joined(Job *j, Error *err) {
+    doing_enter(&j->doing, PHASE_READING, 0);
+    if (!speaks(j)) log_set_level(LOG_ERROR);
+    TRY(comm_agree(j->ranks.comm, check_mesh(j, comm_size(j->ranks.comm), err), err));
+    TRY(comm_agree(j->ranks.comm, read_tasks(j, err), err));
+    ErrorCode code = open_for(j, err);
+    if (code == OK) code = j->text ? measure_text(j, err) : run_tasks(j, err);
+    close_model(&j->model);
+    return code;
+}
+
+/* How long ranks wait for each other is as a run has it by default. */
+static ErrorCode evaluate_here(Job *j, Error *err) {
+    Config c = {.data.seed = 0};
+    OptionSet set = {0};
+    TRY(options_init(&set, config_options, &c, err));
+    CommWatch watch = {c.comm.watchdog_s, doing_describe, &j->doing};
     options_free(&set);
+    catch_signals();
+    doing_start(&j->doing);
+    TRY(comm_open_watched(&j->ranks.comm, &watch, err));
+    ErrorCode code = evaluate_joined(j, err);
+    options_free(&j->set);
+    if (code != OK) comm_report(j->ranks.comm, err);
+    comm_close(j->ranks.comm);
+    return code;
+}
+
+/* 4,096 processes on one machine are more than any has cores; beyond it the number is a slip. One rank needs
+ * no launcher. */
+static ErrorCode run(const Arguments *args, Error *err) {
+    Job j = {.args = args};
+    int64_t ranks = 1;
+    TRY(read_operands(&j, err));
+    TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
+    if (ranks == 1) return evaluate_here(&j, err);
+    TRY(check_mesh(&j, (int)ranks, err));
+    Config c = {.run.threads = 0};
+    TRY(arguments_int(args, "--threads", 0, 4096, &c.run.threads, err));
+    setup_before_ranks(&c, (int)ranks);
+    char **words = arguments_words(args, "--ranks", NULL);
+    ErrorCode code = launch_ranks((int)ranks, words, err);
+    arguments_free_words(words);
     return code;
 }
 
 const Verb verb_eval = {
     .name = "eval",
     .summary = "loss, perplexity and bits per byte of a model on a text, or how it does at tasks",
-    .synopsis = "RUN|CHECKPOINT FILE | RUN|CHECKPOINT --tasks FILE.yaml",
+    .synopsis = "RUN|CHECKPOINT FILE | RUN|CHECKPOINT --tasks FILE.yaml [-n RANKS] [mesh.KEY=N ...]",
     .details =
         "The text is cut into windows; each token is predicted from those before it in its window. "
         "Bits per byte compare models with\n"
@@ -330,12 +461,16 @@ const Verb verb_eval = {
         "With --tasks the model is asked for the likelihood of answers, as EleutherAI's harness does it: "
         "accuracy, perplexity and their standard\n"
         "errors, on files that are there (docs/evaluation.md).\n\n"
+        "With -n N, or started by mpirun or srun, ranks share the work; keys of mesh say how, as they do for "
+        "weft train: by default each has a share of\n"
+        "the weights (mesh.dp_shard). The figures have the same bits on any number of them.\n\n"
         "Examples:\n"
         "  weft eval runs/demo some-text.txt\n"
         "  weft eval runs/demo held-out.jsonl.zst --context 512 --json\n"
-        "  weft eval runs/demo --tasks tasks.yaml",
+        "  weft eval runs/demo --tasks tasks.yaml\n"
+        "  weft eval runs/demo --tasks tasks.yaml -n 4 mesh.pp=2",
     .flags = flags,
     .min_operands = 1,
-    .max_operands = 2,
+    .max_operands = -1,
     .run = run,
 };

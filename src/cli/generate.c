@@ -219,7 +219,8 @@ static ErrorCode run(const Arguments *args, Error *err) {
     Request r;
     ErrorCode code = read_request(args, &r, err);
     if (code == OK)
-        code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, err);
+        code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, NULL,
+                          err);
     if (code == OK) code = write_text(&m, args, &r, err);
     close_model(&m);
     text_free(&r.prompt);

@@ -1,10 +1,13 @@
 /* Opening a model for use: directory, tokenizer, shape, plan, memory, weights, in this order; the weights'
  * headers are compared with the shape before memory is taken by it.
  *
- * For generate and eval. One rank, no optimizer, nothing kept for a backward pass: the plan says so, and
- * the memory taken is the plan's. */
+ * For generate and eval. No optimizer, nothing kept for a backward pass: the plan says so, and the memory
+ * taken is the plan's. Several ranks are laid out as those of a run that trains such a model: by a
+ * configuration that says of mesh, context and microbatch what was asked for, and of nothing else. What a
+ * rank does by itself and may fail is agreed on at once (TOGETHER), as in a run (train/trainer.c). */
 #include "cli/model.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +15,11 @@
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "model/families/family.h"
+#include "train/agree.h"
+#include "train/setup.h"
 #include "train/state.h"
+
+#define TOGETHER(m, call) TRY(comm_agree((m)->comm, (call), err))
 
 /* Only these two, which every reader of safetensors knows. */
 ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err) {
@@ -47,14 +54,13 @@ static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err)
     return tokenizer_open(&m->tokenizer, m->dir, err);
 }
 
-/* By default what the processor multiplies natively, as train.compute: auto does. */
-static ErrorCode compute_type(const Arguments *args, const Device *d, Dtype *out, Error *err) {
+/* By default what the processors multiply natively, as train.compute: auto does. */
+static ErrorCode read_compute(OpenModel *m, const Arguments *args, Error *err) {
     const char *name = arguments_flag(args, "--compute");
-    *out = d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
     if (!name) return OK;
     if (strcmp(name, "fp32") != 0 && strcmp(name, "bf16") != 0)
         return error_set(err, ERR_USAGE, "--compute is \"%s\": expected fp32 or bf16", name);
-    *out = strcmp(name, "fp32") == 0 ? DTYPE_F32 : DTYPE_BF16;
+    m->config.train.compute = strcmp(name, "fp32") == 0 ? COMPUTE_FP32 : COMPUTE_BF16;
     return OK;
 }
 
@@ -86,44 +92,123 @@ static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error 
                      (long long)positions, (long long)c->max_position_embeddings);
 }
 
-/* What was opened is in `m`, to be closed by close_model after a failure too. RECOMPUTE_FULL with
- * `inference`: nothing is kept of a pass but what the next unit reads. Headers of the weights are compared
- * with the shape before the plan is made: by a wrong config.json alone any amount of memory could be asked
- * for. */
-ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err) {
-    RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
-    int64_t threads = 0;
-    *m = (OpenModel){0};
-    TRY(arguments_int(args, "--threads", 0, 4096, &threads, err));
+/* ---- ranks ---- */
+
+static ErrorCode read_keys(OptionSet *set, const ModelRanks *ranks, Error *err) {
+    for (int i = 0; i < ranks->key_count; i++) {
+        const char *key = ranks->keys[i];
+        if (strncmp(key, "mesh.", 5) != 0)
+            return error_set(err, ERR_USAGE, "\"%s\": expected keys of mesh here, as in mesh.pp=2", key);
+        TRY(options_apply_override(set, key, err));
+    }
+    return OK;
+}
+
+ErrorCode model_check_ranks(const ModelRanks *ranks, int size, MeshOptions *mesh, Error *err) {
+    Config c = {.data.seed = 0};
+    OptionSet set = {0};
+    Mesh built;
+    ErrorCode code = options_init(&set, config_options, &c, err);
+    if (code == OK) code = read_keys(&set, ranks, err);
+    if (code == OK) code = mesh_build(&built, &c.mesh, size, err);
+    *mesh = c.mesh;
+    options_free(&set);
+    return code;
+}
+
+/* Adapters are not cut; a run has config_load to say so. */
+static ErrorCode check_adapter(const OpenModel *m, Error *err) {
+    const MeshOptions *mesh = &m->config.mesh;
+    if (!m->adapter.dir || (mesh->tp <= 1 && mesh->cp <= 1)) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "mesh.%s: the matrices of adapters are not cut: \"weft merge\" makes a model "
+                     "of them, or set it to 1",
+                     mesh->tp > 1 ? "tp" : "cp");
+}
+
+/* What all ranks must have alike: build, passes, mesh and shape; and weights. */
+static ErrorCode agree_on_model(OpenModel *m, Error *err) {
+    char base[65] = "", own[65] = "", both[132];
+    if (comm_size(m->comm) == 1) return OK;
+    TRY(agree_on_config(m->comm, &m->set, err));
+    ErrorCode code = state_sample_weights(weights_of(m), base, err);
+    if (code == OK && m->adapter.dir) code = modelfiles_sample(&m->adapter.files, own, err);
+    TOGETHER(m, code);
+    snprintf(both, sizeof both, "%s%s%s", base, *own ? " " : "", own);
+    return agree_on_file(m->comm, "the fingerprint of the model", both, "give all ranks the same weights",
+                         err);
+}
+
+/* ---- opening ---- */
+
+/* What the command line and the model's files say. Headers of the weights are compared with the shape before
+ * the plan is made: by a wrong config.json alone any amount of memory could be asked for. */
+static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
+                            const ModelRanks *ranks, RankSpec *spec, Error *err) {
+    Config *c = &m->config;
+    TRY(options_init(&m->set, config_options, c, err));
+    if (ranks) TRY(read_keys(&m->set, ranks, err));
+    TRY(arguments_int(args, "--threads", 0, 4096, &c->run.threads, err));
+    TRY(read_compute(m, args, err));
     TRY(checkpoint_find_weights(where, &m->dir, err));
     TRY(open_adapter(m, args, err));
+    TRY(check_adapter(m, err));
     TRY(open_tokenizer(m, args, err));
-    TRY(read_shape(m, &spec.model, err));
-    TRY(modelfiles_check_shape(weights_of(m), &spec.model, err));
-    spec.adapters = adapter_spec(&m->adapter);
-    TRY(device_open_cpu(&m->device, NULL, (int)threads, err));
-    TRY(compute_type(args, &m->device, &spec.compute, err));
-    spec.positions = context_of(&spec.model, shape);
-    TRY(check_positions(&spec.model, spec.positions, err));
-    spec.tokens = shape.sequences > 0 ? shape.sequences * spec.positions : shape.tokens;
-    TRY(layout_single(&m->layout, &spec.model, 1, false, err));
-    TRY(rank_plan(&m->plan, &spec, &m->layout, 0, &m->device, err));
-    TRY(comm_open_link(&m->comm, NULL, err));
-    TRY(engine_open(&m->engine, &m->plan, &m->device, m->comm, err));
+    TRY(read_shape(m, &spec->model, err));
+    TRY(modelfiles_check_shape(weights_of(m), &spec->model, err));
+    spec->adapters = adapter_spec(&m->adapter);
+    spec->positions = context_of(&spec->model, shape);
+    TRY(check_positions(&spec->model, spec->positions, err));
+    spec->tokens = shape.sequences > 0 ? shape.sequences * spec->positions : shape.tokens;
+    c->model.shape = spec->model;
+    c->train.context = spec->positions;
+    c->train.microbatch = shape.sequences > 0 ? shape.sequences : 1;
+    return OK;
+}
+
+/* The plan's mesh, and with it whose passes these are. */
+static ErrorCode plan_model(OpenModel *m, RankSpec *spec, Error *err) {
+    spec->compute = m->config.train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    TRY(layout_build(&m->layout, &m->config, comm_size(m->comm), err));
+    TRY(rank_plan(&m->plan, spec, &m->layout, comm_rank(m->comm), &m->device, err));
+    return setup_communication(&m->config, m->comm, &m->layout.mesh, &m->device, err);
+}
+
+static ErrorCode load_weights(OpenModel *m, Error *err) {
     TRY(state_load_weights(m->engine, weights_of(m), err));
     return m->adapter.dir ? state_load_adapter(m->engine, m->adapter.dir, err) : OK;
 }
 
+/* What was opened is in `m`, to be closed by close_model after a failure too. RECOMPUTE_FULL with
+ * `inference`: nothing is kept of a pass but what the next unit reads. */
+ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
+                     const ModelRanks *ranks, Error *err) {
+    RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
+    *m = (OpenModel){.comm = ranks ? ranks->comm : NULL, .alone = !ranks};
+    if (!ranks) TRY(comm_open_link(&m->comm, NULL, err));
+    TOGETHER(m, read_model(m, where, args, shape, ranks, &spec, err));
+    TOGETHER(m, setup_device(&m->config, m->comm, &m->device, err));
+    TRY(agree_on_compute(m->comm, &m->config, &m->set, &m->device, err));
+    TRY(agree_on_model(m, err));
+    TOGETHER(m, plan_model(m, &spec, err));
+    TOGETHER(m, engine_open(&m->engine, &m->plan, &m->device, m->comm, err));
+    TOGETHER(m, load_weights(m, err));
+    return OK;
+}
+
 /* In the reverse order of opening: the engine uses the plan, the device and the link. Each of these takes
- * what was never opened, so a half-opened model can be closed. */
+ * what was never opened, so a half-opened model can be closed. The link of others may add up by this model's
+ * device, which goes. */
 void close_model(OpenModel *m) {
     engine_close(m->engine);
-    comm_close(m->comm);
+    if (m->comm) comm_set_device(m->comm, NULL);
+    if (m->alone) comm_close(m->comm);
     rank_plan_free(&m->plan);
     layout_free(&m->layout);
     device_close(&m->device);
     tokenizer_free(m->tokenizer);
     adapter_close(&m->adapter);
+    options_free(&m->set);
     free(m->dir);
     *m = (OpenModel){0};
 }

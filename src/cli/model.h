@@ -4,6 +4,7 @@
 
 #include "checkpoint/adapter.h"
 #include "cli/cli.h"
+#include "config/config.h"
 #include "data/tokenizer.h"
 #include "engine/engine.h"
 
@@ -14,7 +15,11 @@ typedef struct OpenModel {
     Device device;
     Layout layout;
     RankPlan plan; /* inference only */
-    Comm *comm;    /* of this process alone */
+    /* What a run would be told of passes and ranks; the rest of it is as by default. */
+    Config config;
+    OptionSet set;
+    Comm *comm;
+    bool alone; /* comm is the model's own: of this process alone */
     Engine *engine;
 } OpenModel;
 
@@ -26,9 +31,23 @@ typedef struct PassShape {
     int64_t tokens;
 } PassShape;
 
+/* Ranks that share a model out, or its work: a Comm without a mesh as yet, and how its ranks are laid, by
+ * keys of that section: "mesh.pp=2". */
+typedef struct ModelRanks {
+    Comm *comm;
+    int key_count;
+    const char *const *keys;
+} ModelRanks;
+
+/* What the keys come to; refused unless so many ranks can be laid so. */
+ErrorCode model_check_ranks(const ModelRanks *ranks, int size, MeshOptions *mesh, Error *err);
+
 /* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
- * --tokenizer, --base, --compute, --threads of the verb are obeyed. Close it also after a failure. */
-ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape, Error *err);
+ * --tokenizer, --base, --compute, --threads of the verb are obeyed. ranks: NULL for this process alone; else
+ * all of them call it, with the same model, and a failure of one is that of all. Close it also after a
+ * failure. */
+ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
+                     const ModelRanks *ranks, Error *err);
 void close_model(OpenModel *m);
 
 /* Of --dtype: fp32 unless asked otherwise, so that what is written is what was trained, to the bit. */

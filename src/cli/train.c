@@ -8,9 +8,6 @@
  *
  * Without --restarts or -n that storey is left out. Each checks the configuration before it starts
  * anything, so that a mistake is said once and not by every rank. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "cli/cli.h"
 #include "checkpoint/find.h"
 #include "comm/comm.h"
@@ -79,41 +76,6 @@ static ErrorCode train(const Arguments *args, Error *err) {
     return code;
 }
 
-/* ---- this command line again ---- */
-
-/* value: NULL for a word alone, as of a switch. Every word is allocated, also where it is a constant, so
- * that free_words can free all alike. */
-static void add_word(char **words, int *count, const char *flag, const char *value) {
-    Text word = {0};
-    text_printf(&word, value ? "%s=%s" : "%s", flag, value ? value : "");
-    words[(*count)++] = word.data;
-}
-
-/* Without one flag, and with another operand at the end unless that is NULL. Flags in the form
- * --name=value and operands behind "--", so that no word can be taken for another. The words are the
- * caller's. */
-static char **child_words(const Arguments *args, const char *without, const char *last) {
-    int count = 0, flag_count = (int)(sizeof flags / sizeof *flags);
-    char **words = mem_alloc_array((size_t)(flag_count + args->operand_count + 8), sizeof *words);
-    add_word(words, &count, "weft", NULL);
-    add_word(words, &count, args->verb->name, NULL);
-    if (args->quiet) add_word(words, &count, "--quiet", NULL);
-    if (args->verbose) add_word(words, &count, "--verbose", NULL);
-    for (int i = 0; flags[i].name; i++)
-        if (args->values[i] && strcmp(flags[i].name, without) != 0)
-            add_word(words, &count, flags[i].name, flags[i].argument ? args->values[i] : NULL);
-    add_word(words, &count, "--", NULL);
-    for (int i = 0; i < args->operand_count; i++) add_word(words, &count, args->operands[i], NULL);
-    if (last) add_word(words, &count, last, NULL);
-    return words;
-}
-
-/* Of child_words, whose array is zeroed and so ended by NULL. */
-static void free_words(char **words) {
-    for (char **w = words; *w; w++) free(*w);
-    free(words);
-}
-
 /* ---- with --restarts ---- */
 
 /* Under the run's lock, which goes again: the first child takes it. */
@@ -138,10 +100,10 @@ static ErrorCode train_supervised(const Arguments *args, Error *err) {
     options_free(&set);
     TRY(code);
     /* A run that starts anew does so once, before its first process. */
-    char **words = child_words(args, "--restarts", "run.overwrite=false");
+    char **words = arguments_words(args, "--restarts", "run.overwrite=false");
     s.words = words;
     code = supervise(&s, err);
-    free_words(words);
+    arguments_free_words(words);
     return code;
 }
 
@@ -170,9 +132,9 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
     TRY(check(args, ranks, err));
     /* One rank needs no launcher. */
     if (ranks == 1) return train(args, err);
-    char **words = child_words(args, "--ranks", NULL);
+    char **words = arguments_words(args, "--ranks", NULL);
     ErrorCode code = launch_ranks((int)ranks, words, err);
-    free_words(words);
+    arguments_free_words(words);
     return code;
 }
 

@@ -114,6 +114,21 @@ static const Option task_options[] = {
      .min = 0,
      .max = 1e9,
      .help = "Only so many documents, the first ones; 0 means all."},
+    /* The key of lm-evaluation-harness. */
+    {.key = "num_fewshot",
+     .type = OPT_INT,
+     .offset = ON(num_fewshot),
+     .fallback = "0",
+     .min = 0,
+     .max = 1000,
+     .help =
+         "Examples with their answers before each question: the first documents of `examples`, but for what "
+         "is asked."},
+    {.key = "examples",
+     .type = OPT_STRING,
+     .offset = ON(examples),
+     .fallback = "",
+     .help = "The file that they are from, of the same kind; empty: `path`."},
     {.key = NULL}};
 
 #define OF(field) offsetof(OptimizerGroup, field)
@@ -1456,7 +1471,8 @@ const Option config_options[] = {
      .fallback = "",
      .item = task_options,
      .item_size = sizeof(TaskSource),
-     .help = "Tasks that the model is tried on: paths, or maps of path, task, name, limit."},
+     .help = "Tasks that the model is tried on: paths, or maps of path, task, name, limit, num_fewshot, "
+             "examples."},
     {.key = "evaluation.every",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,

@@ -26,10 +26,12 @@ typedef struct DataSource {
 } DataSource;
 
 typedef struct TaskSource {
-    char *path;    /* a file of documents */
-    char *task;    /* its format (data/task_format.h); "auto": by the file's name */
-    char *name;    /* of its figures; "": the file's name up to the first dot */
-    int64_t limit; /* documents; 0: all */
+    char *path;          /* a file of documents */
+    char *task;          /* its format (data/task_format.h); "auto": by the file's name */
+    char *name;          /* of its figures; "": the file's name up to the first dot */
+    int64_t limit;       /* documents; 0: all */
+    int64_t num_fewshot; /* examples before each question; 0: none */
+    char *examples;      /* the file that they are from; "": path */
 } TaskSource;
 
 typedef struct DataConfig {

@@ -18,6 +18,14 @@
 #include "base/json.h"
 #include "data/corpus.h"
 
+/* Questions with their answers, of which the first `shots` stand before each question. */
+typedef struct Examples {
+    int64_t shots;
+    bool own; /* they are the task's own documents: none is its own example */
+    size_t count, room;
+    Text *items;
+} Examples;
+
 /* What the tokens of a task are made with. */
 typedef struct Maker {
     Task *task;
@@ -26,6 +34,9 @@ typedef struct Maker {
     int32_t prefix,
         bos; /* prefix: what stands for an empty context, -1: nothing can; bos: -1: none is added */
     TokenList left, whole;
+    Examples examples;
+    Text before,
+        example; /* description and examples; of the document under way: what others would be shown */
     size_t documents, slots, requests; /* room */
 } Maker;
 
@@ -107,10 +118,10 @@ static ErrorCode begin(const Maker *m, const char *where, bool empty, TokenList 
  * others. */
 static ErrorCode add_pair(Maker *m, const char *where, const Text *context, const Text *continuation,
                           size_t slot, Error *err) {
-    const char *text = context->data ? context->data : "";
-    size_t kept = context->length - task_trailing_space(text, context->length);
     Text whole = {0};
-    text_add(&whole, text, context->length);
+    text_add(&whole, m->before.data, m->before.length);
+    text_add(&whole, context->data, context->length);
+    size_t kept = whole.length - task_trailing_space(whole.data, whole.length);
     text_add(&whole, continuation->data, continuation->length);
     ErrorCode code = begin(m, where, kept == 0, &m->left, err);
     if (code == OK) code = begin(m, where, kept == 0, &m->whole, err);
@@ -141,7 +152,43 @@ static ErrorCode add_text(Maker *m, const char *where, const Text *text, size_t 
     return OK;
 }
 
+/* ---- examples ---- */
+
+static void add_example(Maker *m, const TaskQuestion *q) {
+    Examples *e = &m->examples;
+    e->items = grow(e->items, e->count, &e->room, sizeof *e->items);
+    e->items[e->count] = (Text){0};
+    task_example(m->task->format, q, &e->items[e->count++]);
+}
+
+static bool is_same(const Text *a, const Text *b) {
+    return a->length == b->length && memcmp(a->data, b->data, a->length) == 0;
+}
+
+/* The description, then the first examples, but for those that would tell the answer. */
+static ErrorCode put_before(Maker *m, const char *where, const TaskQuestion *q, Error *err) {
+    const Examples *e = &m->examples;
+    int64_t put = 0;
+    text_clear(&m->before);
+    text_clear(&m->example);
+    text_add(&m->before, q->description.data, q->description.length);
+    if (e->shots > 0) task_example(m->task->format, q, &m->example);
+    for (size_t i = 0; i < e->count && put < e->shots; i++) {
+        if (e->own && is_same(&e->items[i], &m->example)) continue;
+        text_add(&m->before, e->items[i].data, e->items[i].length);
+        text_puts(&m->before, "\n\n");
+        put++;
+    }
+    if (put == e->shots) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: num_fewshot is %" PRId64 ", but there are only %" PRId64 " examples for it", where,
+                     e->shots, put);
+}
+
+/* ---- questions ---- */
+
 static ErrorCode add_question(Maker *m, const char *where, const TaskQuestion *q, Error *err) {
+    TRY(put_before(m, where, q, err));
     add_document(m, q);
     for (int i = 0; i < q->count; i++) {
         bool text = m->task->format->kind == TASK_TEXT;
@@ -181,37 +228,66 @@ static ErrorCode json_document(const TaskFormat *f, const char *where, const Cor
     return code;
 }
 
-static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile *file, int64_t limit,
-                                TaskQuestion *q, Error *err) {
-    Task *t = m->task;
+/* One after the other, as questions or as examples; `most` 0: all. */
+static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile *file, bool examples,
+                                int64_t most, TaskQuestion *q, Error *err) {
     bool more, json = corpus_format(file) == FORMAT_JSONL;
-    while (limit == 0 || (int64_t)t->documents < limit) {
+    int64_t count = 0;
+    for (; most == 0 || count < most; count++) {
         CorpusPiece piece;
         char where[512];
         TRY(corpus_next(reader, &piece, &more, err));
         if (!more) break;
         snprintf(where, sizeof where, "%.480s:%" PRIu64, file->path, piece.line);
         if (json)
-            TRY(json_document(t->format, where, &piece, q, err));
+            TRY(json_document(m->task->format, where, &piece, q, err));
         else
             TRY(plain_text(reader, &piece, q, err));
-        TRY(add_question(m, where, q, err));
+        if (examples)
+            add_example(m, q);
+        else
+            TRY(add_question(m, where, q, err));
     }
-    if (t->documents == 0) return error_set(err, ERR_DATA, "%s: no documents", file->path);
-    return OK;
+    return count > 0 ? OK : error_set(err, ERR_DATA, "%s: no documents", file->path);
 }
 
-static ErrorCode read_file(Maker *m, const TaskSource *source, Error *err) {
-    CorpusFile file = {.path = source->path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
+static ErrorCode read_file(Maker *m, const char *path, bool examples, int64_t most, Error *err) {
+    CorpusFile file = {.path = (char *)(uintptr_t)path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
     TaskQuestion q = {0};
     CorpusReader *reader;
     /* Only a text can be one without being said to be one. */
     if (m->task->format->kind != TASK_TEXT) file.format = FORMAT_JSONL;
     TRY(corpus_open(&reader, &file, NULL, err));
-    ErrorCode code = read_documents(m, reader, &file, source->limit, &q, err);
+    ErrorCode code = read_documents(m, reader, &file, examples, most, &q, err);
     corpus_close(reader);
     task_question_free(&q);
     return code;
+}
+
+/* Of another file as many as are shown; of its own all, since any may be left out. */
+static ErrorCode read_task(Maker *m, const TaskSource *source, Error *err) {
+    Examples *e = &m->examples;
+    bool other = source->examples && *source->examples;
+    *e = (Examples){.shots = source->num_fewshot, .own = !other};
+    if (other && e->shots == 0)
+        return error_set(err, ERR_CONFIG, "%s: examples goes with num_fewshot: say how many of %s",
+                         source->path, source->examples);
+    if (e->shots > 0 && m->task->format->kind == TASK_TEXT)
+        return error_set(err, ERR_CONFIG,
+                         "%s: num_fewshot: a text is scored from its beginning, without examples",
+                         source->path);
+    if (e->shots > 0)
+        TRY(read_file(m, other ? source->examples : source->path, true, other ? e->shots : 0, err));
+    return read_file(m, source->path, false, source->limit, err);
+}
+
+static void free_maker(Maker *m) {
+    token_list_free(&m->left);
+    token_list_free(&m->whole);
+    text_free(&m->before);
+    text_free(&m->example);
+    for (size_t i = 0; i < m->examples.count; i++) text_free(&m->examples.items[i]);
+    free(m->examples.items);
 }
 
 /* ---- opening ---- */
@@ -269,9 +345,8 @@ ErrorCode task_open(Task **task, const TaskSource *source, const Tokenizer *toke
                .context = context,
                .prefix = bos >= 0 ? bos : eos,
                .bos = add_bos ? bos : -1};
-    if (code == OK) code = read_file(&m, source, err);
-    token_list_free(&m.left);
-    token_list_free(&m.whole);
+    if (code == OK) code = read_task(&m, source, err);
+    free_maker(&m);
     if (code == OK) {
         take_print(t);
         return OK;

@@ -8,9 +8,10 @@
  *     n = tokens(context);  continuation = tokens(context + continuation)[n:]
  *     too long: tokens are dropped at the left of the context, which is counted as truncated
  *     an empty context is the BOS, or the EOS where there is none
+ *     examples (num_fewshot) stand before the context, each as question and answer and an empty line
  *     a text (TASK_TEXT) is scored in windows: each token once, with as much before it as there is room for
  *
- * Everything follows from file, tokenizer and context length: what ranks share out is the same list. */
+ * Everything follows from files, tokenizer and context length: what ranks share out is the same list. */
 #ifndef WEFT_DATA_TASK_H
 #define WEFT_DATA_TASK_H
 

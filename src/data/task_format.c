@@ -73,8 +73,8 @@ const TaskFormat task_formats[] = {
      .gold = "answerKey",
      .labels = "choices.label"},
     {.name = "mmlu",
-     .context = "The following are multiple choice questions (with answers) about {subject|spaces}.\n\n"
-                "{question|strip}\nA. {choices.0}\nB. {choices.1}\nC. {choices.2}\nD. {choices.3}\nAnswer:",
+     .description = "The following are multiple choice questions (with answers) about {subject|spaces}.\n\n",
+     .context = "{question|strip}\nA. {choices.0}\nB. {choices.1}\nC. {choices.2}\nD. {choices.3}\nAnswer:",
      .choices = "=A B C D",
      .gold = "answer"},
     {.name = "lambada", .kind = TASK_WORD, .context = "text"},
@@ -186,8 +186,9 @@ static void add_filtered(const char *filter, const char *text, Text *out) {
         if (out->data[i] == '_') out->data[i] = ' ';
 }
 
-static ErrorCode fill(const TaskFormat *f, const char *where, const cJSON *document, Text *out, Error *err) {
-    for (const char *at = f->context; *at;) {
+static ErrorCode fill(const TaskFormat *f, const char *template, const char *where, const cJSON *document,
+                      Text *out, Error *err) {
+    for (const char *at = template; *at;) {
         size_t plain = strcspn(at, "{");
         text_add(out, at, plain);
         at += plain;
@@ -330,7 +331,7 @@ static ErrorCode ask_choices(const TaskFormat *f, const char *where, const cJSON
                              Error *err) {
     TRY(take_choices(f, where, document, q, err));
     TRY(take_gold(f, where, document, q, err));
-    TRY(fill(f, where, document, &q->contexts[0], err));
+    TRY(fill(f, f->context, where, document, &q->contexts[0], err));
     tidy(f, &q->contexts[0]);
     for (int i = 0; i < q->count; i++) {
         if (i > 0) text_add(&q->contexts[i], q->contexts[0].data, q->contexts[0].length);
@@ -391,7 +392,9 @@ ErrorCode task_question(const TaskFormat *f, const char *where, const cJSON *doc
         text_clear(&q->continuations[i]);
         text_clear(&q->choices[i]);
     }
+    text_clear(&q->description);
     if (!cJSON_IsObject(document)) return error_set(err, ERR_DATA, "%s: expected an object", where);
+    if (f->description) TRY(fill(f, f->description, where, document, &q->description, err));
     switch (f->kind) {
     case TASK_CHOICE: return ask_choices(f, where, document, q, err);
     case TASK_BLANK: return ask_blank(f, where, document, q, err);
@@ -401,7 +404,16 @@ ErrorCode task_question(const TaskFormat *f, const char *where, const cJSON *doc
     return OK;
 }
 
+/* A blank between question and answer; a word has one before it already, and so two: the harness's. */
+void task_example(const TaskFormat *f, const TaskQuestion *q, Text *out) {
+    const Text *context = &q->contexts[q->gold], *answer = &q->continuations[q->gold];
+    text_add(out, context->data, context->length);
+    if (f->kind == TASK_WORD) text_puts(out, " ");
+    text_add(out, answer->data, answer->length);
+}
+
 void task_question_free(TaskQuestion *q) {
+    text_free(&q->description);
     for (int i = 0; i < TASK_CHOICES; i++) {
         text_free(&q->contexts[i]);
         text_free(&q->continuations[i]);

@@ -2,7 +2,7 @@
  *
  * A document is a JSON object in the data set's own fields. A model is asked how likely continuations are
  * after contexts, in the words of EleutherAI's lm-evaluation-harness (Gao et al., "A framework for few-shot
- * language model evaluation", 2021), without examples (zero-shot), so that its figures are those of others.
+ * language model evaluation", 2021), so that its figures are those of others.
  * A task is a row of a table; what the rows may say is all the language there is. */
 #ifndef WEFT_DATA_TASK_FORMAT_H
 #define WEFT_DATA_TASK_FORMAT_H
@@ -27,6 +27,7 @@ typedef struct TaskFormat {
      * is done to it: strip, lstrip, capitalize, spaces (for each underscore). Of TASK_BLANK, TASK_WORD and
      * TASK_TEXT the member that holds the text. */
     const char *context;
+    const char *description; /* the same, of what stands before all, examples too; NULL: nothing does */
     /* "endings[]", an array of strings; "sol1 sol2", a member each; "=no yes", words that stand here. */
     const char *choices;
     /* The member that tells the right choice: its number from `base` on, or with `labels` its place in that
@@ -50,7 +51,8 @@ enum { TASK_CHOICES = 16 };
 /* What a document asks. Zero-initialise; used again for the next document; freed by task_question_free. */
 typedef struct TaskQuestion {
     int count; /* pairs of context and continuation; TASK_TEXT: one, of which the context is empty */
-    int gold;  /* the right one of TASK_CHOICE and TASK_BLANK */
+    int gold;  /* the right one of TASK_CHOICE and TASK_BLANK; 0 of TASK_WORD */
+    Text description;
     Text contexts[TASK_CHOICES], continuations[TASK_CHOICES];
     Text choices[TASK_CHOICES]; /* as they stand in the document: what sums are divided by the length of */
 } TaskQuestion;
@@ -60,6 +62,8 @@ typedef struct TaskQuestion {
 ErrorCode task_question(const TaskFormat *f, const char *where, const cJSON *document, TaskQuestion *q,
                         Error *err);
 void task_question_free(TaskQuestion *q);
+/* The question with its right answer, as an example for others: not of TASK_TEXT. */
+void task_example(const TaskFormat *f, const TaskQuestion *q, Text *out);
 
 /* White space as Python has it, at the front and at the end of valid UTF-8, in bytes; and how often it parts
  * a text. */

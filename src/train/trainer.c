@@ -175,16 +175,10 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
-/* Rows of logits and of states are whole on a rank where these are read. */
+/* Without tasks any mesh will do. */
 static ErrorCode check_tasks(const Config *c, Error *err) {
-    bool tp = c->mesh.tp > 1;
-    if ((!tp && c->mesh.cp <= 1) || c->evaluation.tasks.count == 0) return OK;
-    return error_set(
-        err, ERR_CONFIG,
-        "evaluation.tasks: with mesh.%s %lld a rank has some of the %s, and what tasks read of them "
-        "is not put together: leave it out and take weft eval, or set mesh.%s to 1",
-        tp ? "tp" : "cp", (long long)(tp ? c->mesh.tp : c->mesh.cp), tp ? "logits of a token" : "tokens",
-        tp ? "tp" : "cp");
+    if (c->evaluation.tasks.count == 0) return OK;
+    return tasks_check_mesh(&c->mesh, "leave it out and take weft eval, or ", err);
 }
 
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */

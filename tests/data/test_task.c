@@ -12,7 +12,7 @@
 typedef struct Asked {
     const char *task, *document;
     int count, gold;
-    const char *context, *continuation; /* of the last pair */
+    const char *context, *continuation; /* of the last pair; the description stands before the context */
 } Asked;
 
 /* Words as lm-evaluation-harness has them; tests/program/test_eval_interop.sh asks the harness itself. */
@@ -85,7 +85,11 @@ static void documents_become_questions(void **state) {
         if (ask(a->task, a->document, &q, &err) != OK) fail_msg("%s: %s", a->task, err.message);
         assert_int_equal(q.count, a->count);
         assert_int_equal(q.gold, a->gold);
-        assert_string_equal(q.contexts[q.count - 1].data ? q.contexts[q.count - 1].data : "", a->context);
+        Text context = {0};
+        text_add(&context, q.description.data, q.description.length);
+        text_add(&context, q.contexts[q.count - 1].data, q.contexts[q.count - 1].length);
+        assert_string_equal(context.data ? context.data : "", a->context);
+        text_free(&context);
         assert_string_equal(q.continuations[q.count - 1].data, a->continuation);
     }
     task_question_free(&q);
@@ -203,6 +207,72 @@ static void long_contexts_lose_their_left(void **state) {
     assert_int_equal(task_open(&t, &source, tokenizer, 8, false, &err), ERR_DATA);
     assert_non_null(
         strstr(err.message, "piqa.jsonl:1: an answer of 11 tokens does not fit the context of 8"));
+    free(source.path);
+}
+
+static ErrorCode open_with(Task **t, const TaskSource *source, Error *err) {
+    return task_open(t, source, tokenizer, 200, false, err);
+}
+
+/* Of its own file: the first ones, without itself and its like. Of another: the first ones, all of them. */
+static void examples_stand_before_the_question(void **state) {
+    (void)state;
+    TaskSource source = {
+        .path = mem_strdup(files_text("piqa.jsonl", PIQA("a", "x", "y") PIQA("b", "x", "y")
+                                                        PIQA("a", "x", "z") PIQA("c", "u", "v"))),
+        .num_fewshot = 2,
+        .limit = 2};
+    Task *t;
+    Error err = {0};
+    assert_int_equal(open_with(&t, &source, &err), OK);
+    assert_int_equal(t->documents, 2);
+    expect_request(t, 1, "Question: b\nAnswer: x\n\nQuestion: c\nAnswer: u\n\nQuestion: a\nAnswer:| y");
+    expect_request(t, 2, "Question: a\nAnswer: x\n\nQuestion: a\nAnswer: x\n\nQuestion: b\nAnswer:| x");
+    task_close(t);
+    source.num_fewshot = 4;
+    assert_int_equal(open_with(&t, &source, &err), ERR_DATA);
+    assert_non_null(
+        strstr(err.message, "piqa.jsonl:1: num_fewshot is 4, but there are only 2 examples for it"));
+    source.examples = mem_strdup(files_text("other.jsonl", PIQA("a", "x", "y") PIQA("d", "m", "n")));
+    source.num_fewshot = 1;
+    assert_int_equal(open_with(&t, &source, &err), OK);
+    expect_request(t, 0, "Question: a\nAnswer: x\n\nQuestion: a\nAnswer:| x");
+    task_close(t);
+    source.num_fewshot = 0;
+    assert_int_equal(open_with(&t, &source, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "examples goes with num_fewshot"));
+    free(source.path);
+    free(source.examples);
+}
+
+static void expect_one_shot(const char *file, const char *text, const char *expected) {
+    TaskSource source = {.path = mem_strdup(files_text(file, text)), .num_fewshot = 1};
+    Task *t;
+    Error err = {0};
+    if (open_with(&t, &source, &err) != OK) fail_msg("%s: %s", file, err.message);
+    expect_request(t, 0, expected);
+    task_close(t);
+    free(source.path);
+}
+
+/* The description once; the blank filled in; two blanks before a word, as the harness has them. */
+static void examples_are_as_the_harness_has_them(void **state) {
+    (void)state;
+#define MMLU(question, answer)                                                                         \
+    "{\"subject\": \"x\", \"question\": \"" question "\", \"choices\": [\"1\", \"2\", \"3\", \"4\"], " \
+    "\"answer\": " answer "}\n"
+    expect_one_shot("mmlu.jsonl", MMLU("q", "1") MMLU("r", "2"),
+                    "The following are multiple choice questions (with answers) about x.\n\n"
+                    "r\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: C\n\nq\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:| A");
+#define WINO(sentence) \
+    "{\"sentence\": \"" sentence "\", \"option1\": \"k\", \"option2\": \"l\", \"answer\": \"2\"}\n"
+    expect_one_shot("winogrande.jsonl", WINO("a _ b") WINO("c _ d"), "c l d\n\na k| b");
+    expect_one_shot("lambada.jsonl", "{\"text\": \"a b\"}\n{\"text\": \"c d\"}\n", "c  d\n\na| b");
+    TaskSource source = {.path = mem_strdup(files_text("text.jsonl", "{\"text\": \"a\"}\n")),
+                         .num_fewshot = 1};
+    Task *t;
+    Error err = {0};
+    assert_int_equal(open_with(&t, &source, &err), ERR_CONFIG);
     free(source.path);
 }
 
@@ -329,6 +399,8 @@ int main(void) {
         cmocka_unit_test(white_space_is_pythons),
         cmocka_unit_test(borders_are_where_the_harness_has_them),
         cmocka_unit_test(long_contexts_lose_their_left),
+        cmocka_unit_test(examples_stand_before_the_question),
+        cmocka_unit_test(examples_are_as_the_harness_has_them),
         cmocka_unit_test(texts_are_scored_in_windows),
         cmocka_unit_test(files_are_read_as_far_as_asked),
         cmocka_unit_test(wrong_files_are_refused),

@@ -46,6 +46,24 @@ same pp2x2
 train pp3 -n 3 mesh.pp=3 pipeline.schedule=gpipe
 same pp3
 
+# weft eval has the same bits on any mesh: of a text, and of tasks with examples.
+sed -i 's/^evaluation: .*/evaluation: {tasks: [hellaswag.jsonl, {path: winogrande.jsonl, num_fewshot: 2}, lambada.jsonl, text.jsonl]}/' run.yaml
+evaluates() { # N WORD...
+    timeout -k 5 600 "$weft" eval one "${@:2}" --compute fp32 --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
+}
+evaluates 1 text.txt >text1.json
+evaluates 1 --tasks run.yaml --samples samples1 >tasks1.json
+for keys in "3" "4 mesh.dp_replicate=2" "4 mesh.pp=2 mesh.dp_replicate=2"; do
+    # shellcheck disable=SC2086
+    set -- $keys
+    evaluates "$1" text.txt "${@:2}" | cmp - text1.json || fail "a text on the ranks $keys"
+    evaluates "$1" --tasks run.yaml --samples samples "${@:2}" | cmp - tasks1.json && cmp samples samples1 || fail "tasks on the ranks $keys"
+done
+exits 78 eval one --tasks run.yaml -n 2 mesh.tp=2
+has err "with mesh.tp 2 a rank has some of the logits"
+exits 78 eval one text.txt -n 2 mesh.pp=3
+exits 2 eval one text.txt mesh.pp=2 nonsense
+
 # Ranks that would ask unlike things end with one error.
 printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n' >piqa-0.jsonl
 printf '{"goal": "a", "sol1": "b", "sol2": "d", "label": 0}\n' >piqa-1.jsonl
