@@ -46,7 +46,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     Doing doing;
     Error unread;
     /* Before MPI, which may take seconds: a Ctrl-C meanwhile is a request to stop like any other. */
-    trainer_catch_signals();
+    TRY(trainer_take_signals(err));
     doing_start(&doing);
     /* Before the ranks join: it says for how long they wait for each other. What is wrong with it they say
      * together. */

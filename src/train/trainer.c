@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,32 +109,24 @@ static void enter(Trainer *t, Phase phase) {
     strike_phase(t->inject, &place);
 }
 
+/* Written by the thread that takes signals (base/signals.h), and the second by the one that trains. */
+static atomic_bool stop_requested, ending;
+
 /* First signal: stop after this step. A second SIGINT (of ranks, the launcher's SIGUSR2): at once; whatever
  * was saved stays. */
-static volatile sig_atomic_t stop_requested;
-
-/* Nothing but what may be called in a handler. */
 static void on_signal(int number) {
+    if (ending) return;
     if (number == SIGUSR2 || (stop_requested && number == SIGINT)) _exit(130);
-    stop_requested = 1;
+    stop_requested = true;
 }
 
-void trainer_catch_signals(void) {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigset_t to_stop;
-    signals_to_stop(&to_stop);
-    for (int number = 1; number < NSIG; number++)
-        if (sigismember(&to_stop, number) == 1) sigaction(number, &action, NULL);
-    /* Not among the signals to stop: only the launcher sends it, for the user's second SIGINT. */
-    sigaction(SIGUSR2, &action, NULL);
+ErrorCode trainer_take_signals(Error *err) {
     signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
+    return signals_take(on_signal, err);
 }
 
 /* From here on the run ends by itself, and a second Ctrl-C must not cut off what it says. */
-void trainer_ignore_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) signal(numbers[i], SIG_IGN);
-}
+void trainer_ignore_signals(void) { ending = true; }
 
 /* With the source of each value: what was resolved, and why. The next start compares with what the
  * checkpoint holds, not with this file. */

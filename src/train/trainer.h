@@ -22,7 +22,7 @@
 /* From now on SIGINT, SIGTERM and SIGUSR1 are requests to stop after the first step that ends; a second
  * SIGINT, or SIGUSR2, ends the process. To be called before ranks join, which takes a while: a request that
  * comes meanwhile is kept. */
-void trainer_catch_signals(void);
+ErrorCode trainer_take_signals(Error *err);
 /* For the end of a run, when its last word is about to be said: no signal changes it any more. */
 void trainer_ignore_signals(void);
 
