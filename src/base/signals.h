@@ -15,9 +15,10 @@ void signals_to_stop(sigset_t *set);
  * own calls `taken` with each that comes, until the process ends. To be called once, before there are other
  * threads. ERR_UNAVAILABLE where no thread can be had.
  *
- * Not a handler: AVX2 and AVX-512 kernels of oneDNN keep the stack pointer in a workspace on the heap where a
- * sum is long (in all versions up to 3.11), and the frame of a handler that comes meanwhile is written over
- * whatever lies before it (uxlfoundation/oneDNN, issue 4845). No handler may run on a thread that computes. */
+ * Not a handler: AVX2 and AVX-512 kernels of oneDNN keep the stack pointer in a workspace on the heap where
+ * a sum is long (in all versions up to 3.11), and the frame of a handler that comes meanwhile is written
+ * over whatever lies before it (uxlfoundation/oneDNN, issue 4845). No handler may run on a thread that
+ * computes. */
 ErrorCode signals_take(void (*taken)(int number), Error *err);
 
 #endif
