@@ -164,7 +164,9 @@ void man_write(Text *out) {
               ".TP\n.B OMP_NUM_THREADS\nnumber of threads, where the configuration does not say\n"
               ".TP\n.B WEFT_CPU\nkernels to use in place of the best for the processor\n"
               ".TP\n.B WEFT_CUDA\nthe plugin for GPUs, in place of weft\\-cuda.so beside the program\n"
-              ".TP\n.B WEFT_CUDA_CHECK\n1: waits after each launch on a GPU, and names the op that failed\n");
+              ".TP\n.B WEFT_CUDA_CHECK\n1: waits after each launch on a GPU, and names the op that failed\n"
+              ".TP\n.B WEFT_NCCL\nthe library for wires between GPUs, in place of libnccl.so.2; none: they "
+              "are not used\n");
 }
 
 /* ---- bash ---- */

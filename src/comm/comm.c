@@ -7,6 +7,7 @@
  *
  *     comm.c      checks, takes the lock, makes an operation, hands out its handle
  *     transfer.c  cuts it into messages and buckets, adds up what arrives: order
+ *     wires.c     the same from GPU to GPU; relay.c takes tensors of GPUs through the host
  *     link.h      carries messages: mpi/, loopback/
  *     small.c     barriers, records, broadcasts: messages of the same kind, waited for
  *     failure.c   notices of failures, and the watchdog
@@ -50,7 +51,9 @@ ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    return error_set(&c->failure, code, "%s", message);
+    error_set(&c->failure, code, "%s", message);
+    wires_give_up(c);
+    return code;
 }
 
 ErrorCode comm_link_failure(Comm *c, int error, const char *what) {
@@ -77,14 +80,17 @@ static ErrorCode join(Comm *c, const char *what, int colour, int place, int size
     return comm_refused(c, err);
 }
 
+ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err) {
+    return join(c, what, 0, c->rank, c->size, channel, err);
+}
+
 /* Three channels of all ranks, so that small operations, messages of stages, and notices never meet each
  * other, whatever their tags. */
 static ErrorCode open_channels(Comm *c, Error *err) {
     int *const channels[] = {&c->small, &c->point, &c->control};
     ErrorCode code = OK;
     comm_blocked(c, "MPI start");
-    for (int i = 0; i < 3 && code == OK; i++)
-        code = join(c, "making a group", 0, c->rank, c->size, channels[i], err);
+    for (int i = 0; i < 3 && code == OK; i++) code = comm_join(c, "making a group", channels[i], err);
     comm_blocked(c, NULL);
     TRY(code);
     comm_lock(c);
@@ -227,6 +233,7 @@ int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
 
 void comm_set_device(Comm *c, Device *device) {
+    if (atomic_load(&c->wired)) wires_close(c);
     if (c->device) relay_close(c);
     c->device = device;
 }
@@ -387,13 +394,14 @@ static void settle(Comm *c) {
     if (c->device) device_finish(c->device, device_mark(c->device, ON_COMPUTE), WAIT_LINK);
 }
 
-/* On the stream of communication, and waited for: the operation that follows sends from there. */
+/* Waited for, since the operation that follows sends from there; wires follow what the program enqueues. */
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     Device *d = device_of(c);
+    bool wired = atomic_load(&c->wired) != NULL;
     if (to == from || bytes == 0) return;
-    DeviceStream before = device_on(ON_COMM);
+    DeviceStream before = device_on(wired ? ON_COMPUTE : ON_COMM);
     OP(d, OP_COPY, copy, to, from, bytes);
-    device_finish(d, device_mark(d, ON_COMM), WAIT_LINK);
+    if (!wired) device_finish(d, device_mark(d, ON_COMM), WAIT_LINK);
     device_on(before);
 }
 
@@ -412,7 +420,8 @@ static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_
     op->group = g;
     op->stride = stride;
     op->total = total;
-    op->bucket = bucket_of(arrivals, stride);
+    /* A wire cuts by itself what is not to be added up. */
+    op->bucket = g->wire && !op_reduces(op) ? stride : bucket_of(arrivals, stride);
     op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
     /* The k-th operation of a group is the k-th on all its ranks: that is what their messages are matched
      * by. */
@@ -432,6 +441,7 @@ static void set_streams(Op *op) {
 static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
     if (op) {
         if (op->group) set_streams(op);
+        if (op->group && op->group->wire) wires_start(c, op);
         *handle = op_handle(c, op);
         transfer_progress(c, device_of(c));
         if (op_ended(c, *handle)) *handle = 0;
@@ -442,10 +452,11 @@ static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
 }
 
 /* After OK the lock is held. */
-static ErrorCode enter(Comm *c, CommHandle *handle, Error *err) {
-    CHECK(c->has_mesh);
+static ErrorCode enter(Comm *c, const Group *g, CommHandle *handle, Error *err) {
+    bool wired = atomic_load(&c->wired) != NULL;
+    CHECK(!wired || g->size == 1 || g->wire);
     *handle = 0;
-    settle(c);
+    if (!wired) settle(c);
     comm_lock(c);
     ErrorCode code = comm_refused(c, err);
     if (code != OK) comm_unlock(c);
@@ -465,7 +476,7 @@ static Op *begin_parts(Comm *c, OpKind kind, Group *g, const CommPart *parts, si
 
 ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t width, void *all,
                           CommHandle *handle, Error *err) {
-    TRY(enter(c, handle, err));
+    TRY(enter(c, group_of(c, set), handle, err));
     Op *op = begin_parts(c, OP_ALL_GATHER, group_of(c, set), parts, width);
     if (op) op->source = op->target = all;
     return launch(c, op, handle, err);
@@ -473,7 +484,7 @@ ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t wi
 
 ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, void *to, CommHandle *handle,
                           Error *err) {
-    TRY(enter(c, handle, err));
+    TRY(enter(c, group_of(c, set), handle, err));
     Group *g = group_of(c, set);
     size_t own = (size_t)g->rank * each, total;
     CHECK(size_multiply(each, (size_t)g->size, &total));
@@ -508,7 +519,7 @@ static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType 
 
 ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPart *parts, const void *in,
                               void *out, void *workspace, CommHandle *handle, Error *err) {
-    TRY(enter(c, handle, err));
+    TRY(enter(c, group_of(c, set), handle, err));
     return reduce_scatter(c, group_of(c, set), NULL, type, parts, in, out, workspace, handle, err);
 }
 
@@ -543,7 +554,7 @@ static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type
 
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64_t count, void *workspace,
                           CommHandle *handle, Error *err) {
-    TRY(enter(c, handle, err));
+    TRY(enter(c, group_of(c, set), handle, err));
     return all_reduce(c, group_of(c, set), NULL, type, data, count, workspace, handle, err);
 }
 
@@ -558,7 +569,7 @@ static void check_order(AxisSet inner, AxisSet outer) {
 ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
                          void *data, void *workspace, CommHandle *handle, Error *err) {
     check_order(inner, outer);
-    TRY(enter(c, handle, err));
+    TRY(enter(c, group_of(c, inner), handle, err));
     Group *g = group_of(c, inner);
     char *own = (char *)data + (size_t)parts[g->rank].first * type_bytes(type);
     return reduce_scatter(c, g, group_of(c, outer), type, parts, data, own, workspace, handle, err);
@@ -567,7 +578,7 @@ ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, c
 ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
                          void *data, void *workspace, CommHandle *handle, Error *err) {
     check_order(inner, outer);
-    TRY(enter(c, handle, err));
+    TRY(enter(c, group_of(c, outer), handle, err));
     Inner in = {group_of(c, inner), parts, data};
     const CommPart *own = &parts[in.group->rank];
     return all_reduce(c, group_of(c, outer), &in, type, (char *)data + (size_t)own->first * type_bytes(type),
@@ -579,10 +590,14 @@ ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, c
 static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, void *data, size_t bytes,
                                CommHandle *handle, Error *err) {
     CHECK(peer >= 0 && peer < c->size && peer != c->rank);
+    Way *way = bytes ? wires_way(c, peer, kind == OP_SEND) : NULL;
+    Op *op = NULL;
     *handle = 0;
-    settle(c);
+    if (!way) settle(c);
     comm_lock(c);
-    Op *op = comm_refused(c, err) == OK ? message_begin(c, kind, c->point, peer, key, data, bytes) : NULL;
+    if (comm_refused(c, err) == OK)
+        op = way ? wires_message(c, way, kind, key, data, bytes)
+                 : message_begin(c, kind, c->point, peer, key, data, bytes);
     if (op && kind == OP_SEND) {
         c->point_traffic.bytes += COMM_HEADER + (int64_t)bytes;
         c->point_traffic.messages++;
@@ -624,8 +639,8 @@ ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
         comm_lock(c);
         c->waiting_for = handle;
         if (transfer_progress(c, device_of(c))) idle = 0;
-        ended = op_ended(c, handle);
         code = comm_refused(c, err);
+        ended = op_ended(c, handle) || (code == OK && wires_follow(c, handle));
         comm_unlock(c);
         if (!ended && code == OK) rest(idle);
     }

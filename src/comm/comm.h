@@ -21,8 +21,8 @@
  *  6. Calls come from one thread; the progress thread and the watchdog are this module's own.
  *
  * Pointers are tensor memory in the asynchronous operations, plain memory in the small blocking ones. What a
- * device has in memory of its own goes through the host's (relay.c). Sizes are elements or bytes, as named;
- * any size works, 0 too. */
+ * device has in memory of its own goes over wires (wires.c), or through the host's (relay.c). Sizes are
+ * elements or bytes, as named; any size works, 0 too. */
 #ifndef WEFT_COMM_COMM_H
 #define WEFT_COMM_COMM_H
 
@@ -85,6 +85,13 @@ int comm_group_size(Comm *c, AxisSet set);
 /* Whose sum_parts adds up what arrives while the program polls or waits; without one, or in the progress
  * thread, a single-threaded device of this module's own does. The bits are the same. */
 void comm_set_device(Comm *c, Device *device); /* NULL before it closes */
+
+/* After comm_set_mesh and comm_set_device, by all ranks: from here on tensors go from GPU to GPU, where every
+ * rank has one of its own and wires (device.h) to the others. `problem`: why they do not, "" where they do
+ * or the device is a CPU. Then the host waits for no operation: it runs behind what ON_COMPUTE had when it
+ * was started, and comm_wait lets ON_COMPUTE follow it. Sets other than those of MESH_SHARDS to MESH_CONTEXT
+ * have no wires, and may have no operations. Until comm_set_device. */
+ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err);
 
 /* ---- asynchronous operations ---- */
 

@@ -223,10 +223,18 @@ static bool has_slept(const Comm *c, long long now) {
     return looked && limit_of(c) && now - looked > limit_of(c) / 2 + tick_of(c);
 }
 
+/* Since when the program waits: for a communication, or for its device, which waits for those of others where
+ * there are wires; 0: it does not. */
+static long long waits_since(const Comm *c) {
+    long long since = atomic_load(&c->waits_since);
+    Device *d = atomic_load(&c->wired);
+    return since || !d ? since : atomic_load(&d->waits_since);
+}
+
 /* Nanoseconds for which the program has been waiting, awake, and nothing has come, nor word of work that it
  * waits for; 0: it does not wait. */
 static long long stalled(const Comm *c) {
-    long long now = comm_nanoseconds(), from = atomic_load(&c->waits_since);
+    long long now = comm_nanoseconds(), from = waits_since(c);
     if (from == 0 || has_slept(c, now)) return 0;
     const long long later[] = {atomic_load(&c->moved_at), atomic_load(&c->awake_since),
                                atomic_load(&c->excused_at)};
@@ -276,7 +284,7 @@ static void answer_stall(Comm *c, int peer) {
     NoticeKind kind = NOTICE_WAITS;
     long long now = comm_nanoseconds(), awake = atomic_load(&c->awake_since);
     if (has_slept(c, now) || (awake && now - awake < limit_of(c) / 2)) return;
-    if (atomic_load(&c->waits_since)) {
+    if (waits_since(c)) {
         describe_wait(c, line, sizeof line);
         if (!*line) kind = NOTICE_WORKS; /* something has just come: what the others wait for may follow */
         atomic_store(&c->excused_at, now);
@@ -446,12 +454,22 @@ static void count_beats(Comm *c, long long now) {
     c->beats = beats;
 }
 
+/* A program that waits for its device looks at nothing. When others have failed, what it waits for does not
+ * come; else all that comes shows that it moves on. */
+static void look_at_wires(Comm *c) {
+    const Device *d = atomic_load(&c->wired);
+    if (!d || !atomic_load(&d->waits_since) || pthread_mutex_trylock(&c->mutex) != 0) return;
+    transfer_progress(c, c->device);
+    pthread_mutex_unlock(&c->mutex);
+}
+
 /* The time of the look before is compared first: a thread that was asleep looks late. */
 static void look(Comm *c) {
     long long now = comm_nanoseconds();
     if (has_slept(c, now)) atomic_store(&c->awake_since, now);
     atomic_store(&c->looked_at, now);
     count_beats(c, now);
+    look_at_wires(c);
     bool asks = limit_of(c) > 0 && stalled(c) > limit_of(c);
     if (atomic_load(&c->blocked_in)) {
         if (asks && stalled(c) > LEAST_BLOCKED_S * 1000000000LL) end_blocked(c);

@@ -27,6 +27,7 @@ enum {
 typedef struct Group {
     AxisSet set;
     int channel;
+    DeviceStream wire; /* ON_COMPUTE: it has none */
     int rank, size;
     uint64_t started; /* operations so far: their tags */
     struct Op *queue; /* under way, in the order of their start */
@@ -55,6 +56,16 @@ typedef enum OpKind {
  * group. */
 _Static_assert(COMM_EVENTS >= OPS_MAX * MESSAGE_WINDOW + MESH_SETS * COMM_TURNS * STREAMS * WINDOW + 1024,
                "the table of posts is too small");
+
+/* A wire for messages in one direction (wires.c). */
+typedef struct Way {
+    int peer; /* rank */
+    bool sends;
+    DeviceStream wire;
+    uint64_t next;      /* number of the next message */
+    struct Op *waiting; /* have a number, and those before have not come */
+} Way;
+enum { WAYS = 4 };
 
 typedef struct Op {
     OpKind kind;
@@ -88,7 +99,21 @@ typedef struct Op {
     uint64_t key, header[COMM_HEADER / sizeof(uint64_t)];
     char *data;
     size_t bytes;
+
+    /* Over a wire. */
+    Event event; /* of its end; 0: it is not enqueued */
+    Way *way;    /* of a message */
+    Event after; /* what the program had enqueued before it */
+    uint64_t number, ready[COMM_HEADER / sizeof(uint64_t)];
 } Op;
+
+/* An item of a collective's stream. */
+typedef struct Piece {
+    int peer; /* its place in the group */
+    bool receives;
+    char *data;
+    size_t bytes; /* 0: there is nothing to move */
+} Piece;
 
 /* What an open post belongs to. Its place in the table is the link's event. */
 typedef struct Transfer {
@@ -138,10 +163,16 @@ struct Comm {
     const void **parts;  /* [size] addresses for sum_parts */
     RelaySlot *slots;
     int slot_count;
+    _Atomic(Device *) wired; /* the device, where its tensors go over wires */
+    int ready;               /* channel on which receivers say that they are */
+    Way ways[WAYS];
+    int way_count;
 
     pthread_mutex_t mutex; /* guards all below and every call of the link */
     Op *ops, *free_ops;
     int under_way;       /* operations */
+    Op *issued;          /* messages on wires */
+    bool given_up;       /* what is on wires */
     Transfer *transfers; /* [COMM_EVENTS] by event */
     int fresh_transfers; /* those from here on were never used */
     int free_transfer;   /* the first of the list, or -1 */
@@ -190,6 +221,8 @@ ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) PR
 ErrorCode comm_link_failure(Comm *c, int error, const char *what);
 ErrorCode comm_refused(const Comm *c, Error *err); /* the failure that there is, or OK */
 
+ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err); /* a channel of all ranks */
+
 /* transfer.c; the mutex is held. */
 void transfer_setup(Comm *c);
 void transfer_free(Comm *c);
@@ -216,6 +249,24 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
 bool transfer_test(Comm *c, int event);
 /* Moves everything on; true when anything happened. */
 bool transfer_progress(Comm *c, Device *device);
+
+Piece transfer_piece(const Op *op, StreamId id, int64_t item);
+/* Adds up the next bucket of this rank's own part, on a stream. */
+void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on);
+void transfer_check_header(Comm *c, const Op *op);
+void transfer_item_done(Stream *s, int64_t item);
+
+/* wires.c: the mutex is held, but for closing. */
+void wires_close(Comm *c);
+void wires_start(Comm *c, Op *op);             /* enqueues a collective whole */
+Way *wires_way(Comm *c, int peer, bool sends); /* NULL: there is none */
+Op *wires_message(Comm *c, Way *way, OpKind kind, uint64_t key, void *data, size_t bytes);
+void wires_item_ended(Comm *c, Op *op, int64_t item);
+bool wires_reached(Comm *c, const Op *op);
+bool wires_progress(Comm *c); /* true when anything has ended */
+/* Whether the operation is on a wire; what the program enqueues from now on then follows it. */
+bool wires_follow(Comm *c, CommHandle handle);
+void wires_give_up(Comm *c);
 
 /* relay.c: the mutex is held, but for the last. */
 bool relay_needed(const Comm *c);

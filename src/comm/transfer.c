@@ -133,6 +133,7 @@ static void fail_transfer(Comm *c, const Transfer *t, int error) {
 static bool is_tensor(const Comm *c, const Transfer *t) {
     if (!t->op) return false;
     bool message = t->op->kind == OP_SEND || t->op->kind == OP_RECV;
+    if (t->op->way) return false;
     return !message || (t->op->channel == c->point && t->item > 0);
 }
 
@@ -159,7 +160,7 @@ static bool window_open(const Stream *s, int window) {
 
 /* Items may end out of order within the window, which is at most 64: the bits say which have; `first`
  * moves over those that ended in a row. */
-static void item_done(Stream *s, int64_t item) {
+void transfer_item_done(Stream *s, int64_t item) {
     s->done |= UINT64_C(1) << (item - s->first);
     while (s->done & 1) {
         s->done >>= 1;
@@ -278,6 +279,15 @@ static char *place(const Op *op, StreamId id, Item at) {
     return NULL;
 }
 
+Piece transfer_piece(const Op *op, StreamId id, int64_t item) {
+    Item at = item_of(op, id, item);
+    bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
+    return (Piece){.peer = at.peer,
+                   .receives = id == REDUCE_RECV || id == GATHER_RECV,
+                   .data = place(op, id, at),
+                   .bytes = bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket)};
+}
+
 /* Posts item t.item of stream t.stream. */
 static void post(Comm *c, Transfer t, char *data) {
     Group *g = t.op->group;
@@ -296,15 +306,13 @@ static void post(Comm *c, Transfer t, char *data) {
 static void post_next(Comm *c, Op *op, StreamId id) {
     Stream *s = &op->streams[id];
     int64_t item = s->next++;
-    Item at = item_of(op, id, item);
-    bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
-    size_t bytes = bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
-    if (bytes == 0) {
-        item_done(s, item);
+    Piece p = transfer_piece(op, id, item);
+    Transfer t = {
+        .op = op, .stream = id, .item = item, .peer = p.peer, .bytes = p.bytes, .receives = p.receives};
+    if (p.bytes == 0) {
+        transfer_item_done(s, item);
     } else {
-        Transfer t = {.op = op, .stream = id, .item = item, .peer = at.peer, .bytes = bytes};
-        t.receives = id == REDUCE_RECV || id == GATHER_RECV;
-        post(c, t, place(op, id, at));
+        post(c, t, p.data);
     }
 }
 
@@ -401,11 +409,11 @@ static char *fold(Fold *f, TreeBlock block, char *out) {
 
 /* One bucket of this rank's own part. Another thread may be adding up for another operation, never for
  * this one: the lock is held. */
-static void add_up(Comm *c, Op *op, Device *device) {
+void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on) {
     int64_t b = op->summed++;
     size_t bytes = bucket_bytes(op, op->group->rank, b);
     if (bytes == 0) return;
-    DeviceStream before = device_on(ON_COMM);
+    DeviceStream before = device_on(on);
     if (!op->leaves) {
         add_whole(c, op, device, b, bytes);
     } else if (!is_outer(op)) {
@@ -415,7 +423,8 @@ static void add_up(Comm *c, Op *op, Device *device) {
         char *out = op->target + part_start(op, op->group->rank) + (size_t)b * op->bucket;
         fold(&f, (TreeBlock){0, op->leaves}, out);
     }
-    device_finish(device, device_mark(device, ON_COMM), WAIT_LINK); /* MPI sends it from there */
+    /* A wire goes on by itself; MPI sends it from there. */
+    if (on == ON_COMM) device_finish(device, device_mark(device, ON_COMM), WAIT_LINK);
     device_on(before);
 }
 
@@ -446,7 +455,7 @@ static bool advance(Comm *c, Op *op, Device *device) {
                 again = true;
             }
         if (can_add_up(op)) {
-            add_up(c, op, device);
+            transfer_add_up(c, op, device, ON_COMM);
             again = true;
         }
         moved |= again;
@@ -466,8 +475,9 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
     int active = 0;
     for (Op **at = &g->queue; *at && active < COMM_TURNS && c->failure.code == OK;) {
         Op *op = *at;
-        if (!held_back(g, op)) moved |= advance(c, op, device);
-        if (collective_ended(op)) {
+        bool wired = op->event != 0;
+        if (!wired && !held_back(g, op)) moved |= advance(c, op, device);
+        if (wired ? wires_reached(c, op) : collective_ended(op)) {
             *at = op->next;
             op_end(c, op);
             moved = true;
@@ -512,7 +522,7 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
 }
 
 /* A bug of weft's, or two builds: it is found at the first message, before its data is used. */
-static void check_header(Comm *c, const Op *op) {
+void transfer_check_header(Comm *c, const Op *op) {
     if (op->header[0] != op->key) {
         comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected message %llx from rank %d, which sent %llx",
                           c->rank, (unsigned long long)op->key, op->peer, (unsigned long long)op->header[0]);
@@ -524,8 +534,12 @@ static void check_header(Comm *c, const Op *op) {
 }
 
 static void piece_ended(Comm *c, Op *op, int64_t item) {
-    if (op->kind == OP_RECV && item == 0) check_header(c, op);
-    item_done(&op->pieces, item);
+    if (op->way) {
+        wires_item_ended(c, op, item);
+        return;
+    }
+    if (op->kind == OP_RECV && item == 0) transfer_check_header(c, op);
+    transfer_item_done(&op->pieces, item);
     advance_message(c, op);
     if (op->pieces.first == op->pieces.items) op_end(c, op);
 }
@@ -557,7 +571,7 @@ static void take_end(Comm *c, const LinkEnd *end) {
     } else if (t.op->kind == OP_SEND || t.op->kind == OP_RECV) {
         piece_ended(c, t.op, t.item);
     } else {
-        item_done(&t.op->streams[t.stream], t.item);
+        transfer_item_done(&t.op->streams[t.stream], t.item);
     }
 }
 
@@ -581,6 +595,7 @@ bool transfer_progress(Comm *c, Device *device) {
     if (c->failure.code != OK || !c->joined) return false;
     c->link->kind->begin(c->link);
     bool moved = take_ends(c);
+    if (atomic_load(&c->wired)) moved |= wires_progress(c);
     for (int set = 1; set < MESH_SETS; set++)
         if (c->groups[set].queue) moved |= advance_group(c, &c->groups[set], device);
     c->link->kind->end(c->link);

@@ -225,7 +225,9 @@ void device_follow(Device *d, DeviceStream s, Event e) { d->runtime.follow(d, s,
 /* Counted by reason, since tests hold a step to one or two of them. */
 void device_finish(Device *d, Event e, DeviceWait why) {
     atomic_fetch_add_explicit(&d->waits[why], 1, memory_order_relaxed);
+    if (d->wires) atomic_store(&d->waits_since, (long long)(clock_seconds() * 1e9));
     d->runtime.finish(d, e);
+    if (d->wires) atomic_store(&d->waits_since, 0);
 }
 
 /* Without OP: other threads than the one that trains may ask, and the profile is that one's. */

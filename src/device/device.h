@@ -533,7 +533,15 @@ struct DeviceNeeds {
 
 /* ---- streams, events, memory ---- */
 
-typedef enum DeviceStream { ON_COMPUTE, ON_COMM, ON_COPY, DEVICE_STREAMS } DeviceStream;
+/* ON_WIRES and those behind it are wires (see DeviceWires). */
+enum { DEVICE_WIRES = 8 };
+typedef enum DeviceStream {
+    ON_COMPUTE,
+    ON_COMM,
+    ON_COPY,
+    ON_WIRES,
+    DEVICE_STREAMS = ON_WIRES + DEVICE_WIRES
+} DeviceStream;
 
 /* A ticket that device_mark gives out; 0 has always been reached. Nothing to free. */
 typedef uint64_t Event;
@@ -555,6 +563,33 @@ typedef struct DeviceRuntime {
     void (*close)(Device *d); /* of what opening has made; also half way */
 } DeviceRuntime;
 
+/* Wires: how tensors get from the memory of one rank's device into that of another's without the host (NCCL).
+ * A wire is a stream that some ranks have in common, each at its place of 0 .. n-1. Between two places of a
+ * wire the k-th send meets the k-th receive: there are no tags, and whoever enqueues in another order than
+ * its peers waits for ever. Calls of one rank come one at a time. */
+enum { WIRE_KEY = 128, WIRE_IDENTITY = 64 };
+typedef struct DeviceWires {
+    /* What tells this device from every other; ERR_UNAVAILABLE says why it has no wires. */
+    ErrorCode (*identify)(Device *d, char identity[WIRE_IDENTITY], Error *err);
+    /* One rank makes what all of them open their wires with. */
+    ErrorCode (*key)(Device *d, char key[WIRE_KEY], Error *err);
+    ErrorCode (*open)(Device *d, const char key[WIRE_KEY], int ranks, int rank, Error *err);
+    /* All ranks call it, as often and in the same order; those of one colour get a wire, each at its
+     * place of 0 .. places-1. Colour -1: none, and *wire is ON_COMPUTE. Takes all memory that the wire will
+     * need. */
+    ErrorCode (*join)(Device *d, int colour, int place, int places, DeviceStream *wire, Error *err);
+    /* What stands between begin and end goes at a time; nobody waits in between. */
+    void (*begin)(Device *d);
+    void (*send)(Device *d, DeviceStream wire, int place, const void *data, size_t bytes);
+    void (*receive)(Device *d, DeviceStream wire, int place, void *data, size_t bytes);
+    ErrorCode (*end)(Device *d, Error *err);
+    /* ERR_PEER where a wire has failed; never waits. */
+    ErrorCode (*look)(Device *d, Error *err);
+    bool (*reached)(Device *d, Event e); /* never waits */
+    /* Gives up what waits for a peer, so that waits of the host end; the wires are of no use any more. */
+    void (*abort)(Device *d);
+} DeviceWires;
+
 typedef struct OpProfile {
     int64_t calls;
     double seconds;
@@ -564,8 +599,9 @@ typedef struct OpProfile {
 struct Device {
     Ops ops;
     DeviceRuntime runtime;
-    const char *name;    /* of CPU_KERNELS, or "cuda" */
-    char processor[128]; /* the processor's own name, or the GPU's */
+    const DeviceWires *wires; /* NULL: there are none */
+    const char *name;         /* of CPU_KERNELS, or "cuda" */
+    char processor[128];      /* the processor's own name, or the GPU's */
     int threads;
     bool native_bf16;  /* bf16 matrix products are at least as fast as fp32 ones */
     uint64_t memory;   /* bytes of its own; 0: tensor memory is the machine's */
@@ -574,6 +610,7 @@ struct Device {
     char *scratch;
     size_t scratch_size;
     atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */
+    atomic_llong waits_since; /* of wires: nanoseconds of a monotonic clock; 0: no call is under way */
     bool profiling;
     OpProfile profile[OP_COUNT];
     void *impl;         /* private to the implementation */

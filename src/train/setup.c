@@ -370,6 +370,10 @@ ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Dev
     bool core_left = local_cores(comm) > comm_local_size(comm) * d->threads;
     TRY(comm_set_mesh(comm, mesh, err));
     comm_set_device(comm, d);
+    char problem[256];
+    TRY(comm_open_wires(comm, mesh, problem, sizeof problem, err));
+    if (*problem && comm_rank(comm) == 0)
+        log_info("What ranks send goes through the memory of the host: %s", problem);
     bool wanted = asked == PROGRESS_TRUE || (asked == PROGRESS_AUTO && core_left);
     return wanted ? comm_start_progress(comm, err) : OK;
 }

@@ -20,7 +20,7 @@
 namespace {
 
 struct Work {
-    std::function<void()> run; /* empty: only waits */
+    std::function<bool()> run; /* empty: only waits; false: it is not done, and is to be tried again */
     cudaStream_t after;        /* NULL: for nothing */
     uint64_t number;
 };
@@ -60,15 +60,19 @@ size_t pages(size_t bytes) {
     return (bytes + page - 1) / page * page;
 }
 
-/* Open while work runs, shut while the host does. */
+/* Open while work runs, shut while the host does; several threads may be running it in turn. */
 void open_memory(bool open) {
+    static int running;
+    running += open ? 1 : -1;
+    if (running != (open ? 1 : 0)) return;
     for (auto &m : device_memory)
         mprotect(m.first, pages(m.second), open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 bool reached(const Work &w) { return !w.after || w.after->run >= w.number; }
 
-void run_one(void) {
+/* The first that can go on, from one that is drawn; false when those that could wait for other processes. */
+bool run_one(void) {
     std::vector<cudaStream_t> ready;
     for (cudaStream_t s : streams)
         if (!s->works.empty() && reached(s->works.front())) ready.push_back(s);
@@ -76,18 +80,31 @@ void run_one(void) {
         fprintf(stderr, "cuda_sim: streams wait for each other\n");
         abort();
     }
-    cudaStream_t s = ready[sim_draw(draws++) % ready.size()];
-    Work w = std::move(s->works.front());
-    s->works.pop_front();
-    if (w.run) w.run();
-    s->run++;
+    size_t begin = sim_draw(draws++) % ready.size();
+    for (size_t i = 0; i < ready.size(); i++) {
+        cudaStream_t s = ready[(begin + i) % ready.size()];
+        const Work &w = s->works.front();
+        if (w.run && !w.run()) continue;
+        s->works.pop_front();
+        s->run++;
+        return true;
+    }
+    return false;
+}
+
+/* Meanwhile other threads may give up what is waited for. */
+void rest(void) {
+    mutex.unlock();
+    usleep(50);
+    mutex.lock();
 }
 
 /* What is behind it in any queue stays where it is, so that whoever reads too early finds out. */
 cudaError_t run_until(cudaStream_t s, uint64_t number) {
     if (s->run < number) {
         open_memory(true);
-        while (s->run < number) run_one();
+        while (s->run < number)
+            if (!run_one()) rest();
         open_memory(false);
     }
     return sticky;
@@ -126,10 +143,14 @@ uint64_t sim_draw(uint64_t n) {
     return x ^ x >> 31;
 }
 
-void sim_queue(cudaStream_t s, std::function<void()> work) {
+void sim_queue_until(cudaStream_t s, std::function<bool()> work) {
     Lock lock(mutex);
     s->works.push_back({std::move(work), NULL, 0});
     s->queued++;
+}
+
+void sim_queue(cudaStream_t s, std::function<void()> work) {
+    sim_queue_until(s, [=] { return work(), true; });
 }
 
 void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s,
@@ -161,12 +182,12 @@ cudaError_t cudaGetDeviceCount(int *count) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
-    (void)device;
     *p = {};
     snprintf(p->name, sizeof p->name, "simulated GPU");
     p->totalGlobalMem = MEMORY;
     p->sharedMemPerBlockOptin = SHARED_MOST;
     p->major = 8;
+    p->uuid.bytes[0] = (char)(device + 1);
     return cudaSuccess;
 }
 
@@ -183,6 +204,7 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorNotReady: return "device not ready";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     }
     return "unknown error";
@@ -340,6 +362,17 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     Lock lock(mutex);
     return e->stream ? run_until(e->stream, e->number) : sticky;
+}
+
+/* A GPU goes on by itself; here it does while somebody looks. */
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+    enum { STEPS = 64 };
+    Lock lock(mutex);
+    if (sticky != cudaSuccess || !e->stream) return sticky;
+    open_memory(true);
+    for (int i = 0; i < STEPS && e->stream->run < e->number && run_one(); i++) {}
+    open_memory(false);
+    return sticky != cudaSuccess ? sticky : e->stream->run >= e->number ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value) {

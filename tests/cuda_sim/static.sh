@@ -37,6 +37,29 @@ floats() { grep -nE '(^|[^a-z])(atom|red)\.[a-z.]*(f16|bf16|f32|f64)' "$@"; }
 printf 'red.global.add.f32 [%%rd1], %%f1;\n' >bad.txt
 floats bad.txt >/dev/null || fail "an atomic addition of floats is not seen"
 
+# What src/device/cuda/plugin/nccl.h says of NCCL, against NVIDIA's header where that is.
+cat >nccl.c <<'END'
+#include <nccl.h>
+#define NcclComm OurComm
+#define ncclComm ourComm
+#include "device/cuda/plugin/nccl.h"
+_Static_assert(NCCL_OK == ncclSuccess && NCCL_IN_PROGRESS == ncclInProgress && NCCL_BYTES == ncclInt8, "numbers");
+_Static_assert(NCCL_NO_COLOUR == NCCL_SPLIT_NOCOLOR && sizeof(NcclKey) == sizeof(ncclUniqueId), "sizes");
+ncclResult_t (*split)(ncclComm_t, int, int, ncclComm_t *, ncclConfig_t *) = ncclCommSplit;
+ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int) = ncclCommInitRank;
+ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) = ncclSend;
+ncclResult_t (*receive)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) = ncclRecv;
+ncclResult_t (*look)(ncclComm_t, ncclResult_t *) = ncclCommGetAsyncError;
+END
+include=$(dirname "$(realpath "$nvcc")")/../include
+if [ -e "$include/nccl.h" ]; then
+    "$SIM_CC" -std=gnu11 -Werror -c nccl.c -o nccl.o -isystem "$include" -I"$WEFT_SOURCE_DIR/src" || fail "nccl.h of the plugin is not NVIDIA's"
+    sed "s/sizeof(NcclKey)/sizeof(NcclKey) + 1/" nccl.c >wrong.c
+    ! "$SIM_CC" -std=gnu11 -c wrong.c -o nccl.o -isystem "$include" -I"$WEFT_SOURCE_DIR/src" 2>/dev/null || fail "another nccl.h is not seen"
+else
+    echo "nccl.h is not here: what is called of NCCL is not checked"
+fi
+
 sort found >table
 if [ -n "${RENEW:-}" ]; then
     { echo "# kernel chip registers stack spilled shared: RENEW=1 ctest -C gpu -R cuda_static"; cat table; } >"$table"

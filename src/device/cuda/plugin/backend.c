@@ -22,7 +22,7 @@
 
 #include "device/cuda/plugin/products.h"
 
-enum { RING = 256, SEGMENTS = 4, SEGMENT = 1 << 20 };
+enum { RING = 1024, SEGMENTS = 4, SEGMENT = 1 << 20 };
 
 /* Below some 1,000 rows the head's products are bound by memory: its weight gradient is read and written
  * once for each group of rows. */
@@ -43,8 +43,10 @@ typedef struct Backend {
     Pinned pinned[DEVICE_STREAMS];
     pthread_mutex_t mutex;
     Products *products;
+    Wires *wires;
     int ordinal;
-    bool check; /* WEFT_CUDA_CHECK: wait after each op */
+    char identity[16]; /* no other GPU has it */
+    bool check;        /* WEFT_CUDA_CHECK: wait after each op */
 } Backend;
 
 static Backend *backend_of(const Device *d) { return d->impl; }
@@ -59,6 +61,16 @@ void cuda_fatal(Device *d, const char *format, ...) {
     va_end(list);
     backend_of(d)->host->fatal(ERR_UNAVAILABLE, message);
     abort(); /* fatal does not return */
+}
+
+ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) {
+    va_list list;
+    if (!err) return code;
+    *err = (Error){.code = code};
+    va_start(list, format);
+    vsnprintf(err->message, sizeof err->message, format, list);
+    va_end(list);
+    return code;
 }
 
 /* Of calls that fail only where the device has failed. */
@@ -95,11 +107,14 @@ static void choose_gpu(const Backend *b) {
     chosen = b->ordinal;
 }
 
-cudaStream_t cuda_stream(Device *d) {
-    const Backend *b = backend_of(d);
-    choose_gpu(b);
-    return b->streams[b->host->stream()];
+void cuda_choose(Device *d) { choose_gpu(backend_of(d)); }
+Wires **cuda_wires(Device *d) { return &backend_of(d)->wires; }
+
+cudaStream_t cuda_stream_of(Device *d, DeviceStream s) {
+    choose_gpu(backend_of(d));
+    return backend_of(d)->streams[s];
 }
+cudaStream_t cuda_stream(Device *d) { return cuda_stream_of(d, backend_of(d)->host->stream()); }
 
 void *cuda_scratch(Device *d, size_t bytes) {
     if (bytes > d->scratch_size)
@@ -146,9 +161,23 @@ static void finish(Device *d, Event e) {
     if (e != 0) must(d, "waiting for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
 }
 
+bool cuda_reached(Device *d, Event e) {
+    choose_gpu(backend_of(d));
+    cudaError_t error = e == 0 ? cudaSuccess : cudaEventQuery(event_of(backend_of(d), e));
+    if (error != cudaErrorNotReady) must(d, "looking for a result", error);
+    return error == cudaSuccess;
+}
+
+void cuda_identity(Device *d, char out[WIRE_IDENTITY]) {
+    memset(out, 0, WIRE_IDENTITY);
+    memcpy(out, backend_of(d)->identity, sizeof backend_of(d)->identity);
+}
+
+/* Wires that were never joined have no stream. */
 static void finish_all(Device *d) {
+    const Backend *b = backend_of(d);
     for (int s = 0; s < DEVICE_STREAMS; s++)
-        must(d, "waiting for the end", cudaStreamSynchronize(backend_of(d)->streams[s]));
+        if (b->streams[s]) must(d, "waiting for the end", cudaStreamSynchronize(b->streams[s]));
 }
 
 /* ---- memory ---- */
@@ -175,7 +204,7 @@ static void give(Device *d, void *memory, size_t bytes) {
 
 static size_t available(const Device *d) {
     size_t there = 0, total = 0;
-    (void)d;
+    choose_gpu(backend_of(d));
     return cudaMemGetInfo(&there, &total) == cudaSuccess ? there : 0;
 }
 
@@ -277,15 +306,17 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
 
 /* ---- facts ---- */
 
-static void describe(CudaDeviceFacts *f, int ordinal) {
-    struct cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, ordinal) != cudaSuccess) return;
-    snprintf(f->name, sizeof f->name, "%.127s", p.name);
-    f->memory = p.totalGlobalMem;
-    f->major = p.major, f->minor = p.minor;
+static cudaError_t describe(CudaDeviceFacts *f, int ordinal, struct cudaDeviceProp *p) {
+    cudaError_t e = cudaGetDeviceProperties(p, ordinal);
+    if (e != cudaSuccess) return e;
+    snprintf(f->name, sizeof f->name, "%.127s", p->name);
+    f->memory = p->totalGlobalMem;
+    f->major = p->major, f->minor = p->minor;
+    return e;
 }
 
 static void facts(CudaFacts *f) {
+    struct cudaDeviceProp p;
     *f = (CudaFacts){.products = products_version()};
     cudaDriverGetVersion(&f->driver);
     cudaRuntimeGetVersion(&f->runtime);
@@ -297,35 +328,40 @@ static void facts(CudaFacts *f) {
     } else if (f->devices == 0) {
         snprintf(f->problem, sizeof f->problem, "the driver sees no GPU");
     }
-    for (int i = 0; i < f->devices && i < CUDA_DEVICES_MAX; i++) describe(&f->device[i], i);
+    for (int i = 0; i < f->devices && i < CUDA_DEVICES_MAX; i++) describe(&f->device[i], i, &p);
 }
 
 /* ---- opening ---- */
 
 static ErrorCode failed(Error *err, ErrorCode code, const char *what, cudaError_t e) {
-    if (err) {
-        *err = (Error){.code = code};
-        snprintf(err->message, sizeof err->message, "run.device: cuda: %s: %s", what, cudaGetErrorString(e));
-    }
-    return code;
+    return cuda_refuse(err, code, "run.device: cuda: %s: %s", what, cudaGetErrorString(e));
 }
 
-static cudaError_t open_stream(Backend *b, int s) {
-    Pinned *pinned = &b->pinned[s];
+static cudaError_t open_pinned(Pinned *p) {
+    cudaError_t e = cudaHostAlloc((void **)&p->memory, (size_t)SEGMENTS * SEGMENT, cudaHostAllocDefault);
+    for (int i = 0; i < SEGMENTS && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&p->free[i], cudaEventDisableTiming);
+    return e;
+}
+
+/* Nothing is uploaded on wires. */
+static cudaError_t open_stream(Backend *b, DeviceStream s) {
     cudaError_t e = cudaStreamCreateWithFlags(&b->streams[s], cudaStreamNonBlocking);
     for (int i = 0; i < RING && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&b->ring[s][i], cudaEventDisableTiming);
-    for (int i = 0; i < SEGMENTS && e == cudaSuccess; i++)
-        e = cudaEventCreateWithFlags(&pinned->free[i], cudaEventDisableTiming);
-    if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&pinned->memory, (size_t)SEGMENTS * SEGMENT, cudaHostAllocDefault);
-    return e;
+    return e == cudaSuccess && s < ON_WIRES ? open_pinned(&b->pinned[s]) : e;
+}
+
+ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
+    cudaError_t e = open_stream(backend_of(d), s);
+    return e == cudaSuccess ? OK : failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
 }
 
 /* Also of a backend that was opened only half way. */
 static void close_backend(Device *d) {
     Backend *b = backend_of(d);
     if (!b) return;
+    wires_close(d);
     for (int s = 0; s < DEVICE_STREAMS; s++) {
         if (b->streams[s]) cudaStreamSynchronize(b->streams[s]);
         for (int i = 0; i < RING; i++)
@@ -363,25 +399,17 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
     struct cudaDeviceProp p;
     choose_gpu(b); /* which hears of no error */
     cudaError_t e = cudaSetDevice(ordinal);
-    if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, ordinal);
+    if (e == cudaSuccess) e = describe(&f, ordinal, &p);
     if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "no GPU can be used", e);
-    describe(&f, ordinal);
     d->widest_head = attention_widest(p.sharedMemPerBlockOptin);
     snprintf(d->processor, sizeof d->processor, "%s", f.name);
     d->memory = f.memory;
-    if (f.major < 8) {
-        if (err) {
-            *err = (Error){.code = ERR_UNAVAILABLE};
-            snprintf(err->message, sizeof err->message,
-                     "run.device: cuda: %s has compute capability %d.%d; 8.0 or newer is needed", f.name,
-                     f.major, f.minor);
-        }
-        return ERR_UNAVAILABLE;
-    }
-    for (int s = 0; s < DEVICE_STREAMS; s++) {
-        e = open_stream(b, s);
-        if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
-    }
+    memcpy(b->identity, &p.uuid, sizeof b->identity);
+    if (f.major < 8)
+        return cuda_refuse(err, ERR_UNAVAILABLE,
+                           "run.device: cuda: %s has compute capability %d.%d; 8.0 or newer is needed",
+                           f.name, f.major, f.minor);
+    for (DeviceStream s = ON_COMPUTE; s < ON_WIRES; s++) PASS_ON(cuda_open_stream(d, s, err));
     b->products = products_open(f.major, err);
     return b->products ? OK : ERR_UNAVAILABLE;
 }
@@ -389,6 +417,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
 static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Error *err) {
     Backend *b = calloc(1, sizeof *b);
     const char *check = getenv("WEFT_CUDA_CHECK");
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* see wires.c */
     if (!b) return failed(err, ERR_MEMORY, "the backend", cudaErrorMemoryAllocation);
     b->host = host;
     b->ordinal = ordinal;
@@ -398,6 +427,7 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
     d->name = "cuda";
     d->native_bf16 = true;
     d->loss_rows = LOSS_ROWS;
+    d->wires = wires_table();
     d->runtime = (DeviceRuntime){.mark = mark,
                                  .follow = follow,
                                  .finish = finish,

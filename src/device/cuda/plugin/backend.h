@@ -28,6 +28,27 @@ void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes);
 /* Ends the process with the message: for faults of the device, which are sticky. */
 void cuda_fatal(Device *d, const char *format, ...) PRINTF_LIKE(2, 3);
 
+/* Sets err, and returns the code: of what is said before anything has begun. */
+ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
+
+/* As TRY, which calls the program. */
+#define PASS_ON(call)                  \
+    do {                               \
+        ErrorCode code_ = (call);      \
+        if (code_ != OK) return code_; \
+    } while (0)
+
+/* For wires.c. */
+typedef struct Wires Wires;
+Wires **cuda_wires(Device *d); /* where the device keeps them; NULL there: none yet */
+void cuda_choose(Device *d);   /* this thread's calls of CUDA go to the device's GPU */
+cudaStream_t cuda_stream_of(Device *d, DeviceStream s);
+ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err);
+bool cuda_reached(Device *d, Event e);
+void cuda_identity(Device *d, char out[WIRE_IDENTITY]);
+const DeviceWires *wires_table(void);
+void wires_close(Device *d);
+
 /* One a file. */
 void elements_fill(Ops *ops);
 void norms_fill(Ops *ops);

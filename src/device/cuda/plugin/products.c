@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/cuda/plugin/backend.h"
+
 enum { ALIGNMENT = 256, HOPPER = 9 };
 
 typedef struct Plan {
@@ -40,11 +42,8 @@ Products *products_open(int major, Error *err) {
         return p;
     }
     free(p);
-    if (err) {
-        *err = (Error){.code = ERR_UNAVAILABLE};
-        snprintf(err->message, sizeof err->message, "run.device: cuda: cuBLASLt does not start: %s",
-                 cublasLtGetStatusString(s));
-    }
+    cuda_refuse(err, ERR_UNAVAILABLE, "run.device: cuda: cuBLASLt does not start: %s",
+                cublasLtGetStatusString(s));
     return NULL;
 }
 

@@ -1,0 +1,310 @@
+/* Operations over wires, where all devices have them (device.h, DeviceWires): tensors go from GPU to GPU,
+ * and the host waits for none of it.
+ *
+ *     comm_all_gather ...    enqueued whole, behind what the program has enqueued so far: for each bucket a
+ *                            group of sends and receives, and its sum, by the op that adds up everywhere
+ *     comm_wait              what the program enqueues from then on follows the operation
+ *
+ * Sums so have the bits that they have over any link (rule 3 of comm.h). A wire has no tags, so both sides
+ * must enqueue in one order:
+ *
+ *  1. Each group of ranks has a wire of its own. They start the same operations in the same order.
+ *  2. Messages may be sent in one order and be waited for in another. Each pair of neighbours in a pipeline
+ *     has a wire for each direction, a *way*, and talks through the link first:
+ *
+ *         receiver   ready: key, bytes ----------.                    .---> in the order of numbers: wire
+ *         sender                                  `---> wire, number --'  header: key, bytes, number
+ *
+ *     What has a number has a receiver that is ready, so that nothing on a way waits for what is behind it.
+ *  3. A message to who is no neighbour goes through the host (relay.c), and so do all where two ranks share
+ *     a GPU, or there is no NCCL. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/internal.h"
+
+/* Number of a message in a header, beside its bytes; numbers may wrap around, sizes stay below. */
+enum { NUMBER_SHIFT = 40 };
+#define BYTES_MASK ((UINT64_C(1) << NUMBER_SHIFT) - 1)
+#define NUMBER_MASK (UINT64_MAX >> NUMBER_SHIFT)
+
+/* ---- opening ---- */
+
+/* What a rank brings: who its device is, or why that has no wires. */
+typedef struct Offer {
+    char identity[WIRE_IDENTITY];
+    char problem[192];
+} Offer;
+
+/* What rank 0 makes of it. */
+typedef struct Verdict {
+    char problem[256]; /* "": wires are opened, with this */
+    char key[WIRE_KEY];
+} Verdict;
+
+static void judge(Comm *c, const Offer *offers, Verdict *v) {
+    Error err = {.code = OK};
+    for (int p = 0; p < c->size && !*v->problem; p++)
+        if (*offers[p].problem) snprintf(v->problem, sizeof v->problem, "rank %d: %s", p, offers[p].problem);
+    for (int p = 1; p < c->size && !*v->problem; p++)
+        for (int q = 0; q < p && !*v->problem; q++)
+            if (memcmp(offers[p].identity, offers[q].identity, WIRE_IDENTITY) == 0)
+                snprintf(v->problem, sizeof v->problem, "ranks %d and %d share a GPU", q, p);
+    if (!*v->problem && c->device->wires->key(c->device, v->key, &err) != OK)
+        snprintf(v->problem, sizeof v->problem, "%.250s", err.message);
+}
+
+static ErrorCode agree_on_wires(Comm *c, Verdict *v, Error *err) {
+    Offer own = {.problem = ""};
+    Error problem = {.code = OK};
+    char *all;
+    size_t *lengths = mem_alloc_array((size_t)c->size, sizeof *lengths);
+    if (c->device->wires->identify(c->device, own.identity, &problem) != OK)
+        snprintf(own.problem, sizeof own.problem, "%.190s", problem.message);
+    *v = (Verdict){.problem = ""};
+    ErrorCode code = comm_gather(c, &own, sizeof own, &all, lengths, err);
+    if (code == OK && all) judge(c, (const Offer *)(const void *)all, v);
+    if (code == OK) code = comm_broadcast(c, v, sizeof *v, 0, err);
+    free(all);
+    free(lengths);
+    return code;
+}
+
+/* One wire for the ranks of a set, though it may have several names: without cp, say, shards are dp_shard. */
+static ErrorCode join_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
+    Group *g = &c->groups[set & c->used];
+    if (g->size == 1 || g->wire) return OK;
+    return c->device->wires->join(c->device, mesh_member(mesh, g->set, c->rank, 0), g->rank, g->size,
+                                  &g->wire, err);
+}
+
+/* The way of a pipeline's place `from` to place `to`; ranks of none of both take part by no colour. */
+static ErrorCode join_way(Comm *c, const Mesh *mesh, int from, int to, Error *err) {
+    const Group *g = &c->groups[MESH_PIPELINE];
+    bool sends = g->rank == from, takes_part = sends || g->rank == to;
+    Way way = {.sends = sends, .peer = mesh_member(mesh, MESH_PIPELINE, c->rank, sends ? to : from)};
+    int colour = takes_part ? mesh_member(mesh, MESH_PIPELINE, c->rank, from) : -1;
+    TRY(c->device->wires->join(c->device, colour, sends ? 0 : 1, 2, &way.wire, err));
+    if (takes_part) c->ways[c->way_count++] = way;
+    return OK;
+}
+
+/* A stage's neighbours, those of the last and the first stage too: parameters that both have are exchanged.
+ * */
+static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err) {
+    static const AxisSet sets[] = {MESH_SHARDS, MESH_REPLICAS, MESH_TENSOR, MESH_CONTEXT};
+    int stages = mesh_size(mesh, MESH_PIPELINE);
+    TRY(c->device->wires->open(c->device, key, c->size, c->rank, err));
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) TRY(join_group(c, mesh, sets[i], err));
+    for (int p = 0; p < stages && stages > 1; p++) {
+        TRY(join_way(c, mesh, p, (p + 1) % stages, err));
+        if (stages > 2) TRY(join_way(c, mesh, p, (p + stages - 1) % stages, err));
+    }
+    return OK;
+}
+
+ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err) {
+    Verdict v;
+    snprintf(problem, size, "%s", "");
+    if (!c->joined || !relay_needed(c)) return OK;
+    TRY(agree_on_wires(c, &v, err));
+    snprintf(problem, size, "%s", v.problem);
+    if (*v.problem) return OK;
+    TRY(comm_join(c, "making groups", &c->ready, err));
+    comm_blocked(c, "joining the GPUs of all ranks");
+    ErrorCode code = join_all(c, mesh, v.key, err);
+    comm_blocked(c, NULL);
+    TRY(comm_agree(c, code, err));
+    atomic_store(&c->wired, c->device);
+    return OK;
+}
+
+/* What is under way is waited for, unless it has been given up. */
+void wires_close(Comm *c) {
+    comm_lock(c);
+    Device *d = atomic_exchange(&c->wired, NULL);
+    for (int set = 0; set < MESH_SETS && c->failure.code == OK; set++)
+        if (c->groups[set].wire) device_finish(d, device_mark(d, c->groups[set].wire), WAIT_LINK);
+    for (int i = 0; i < c->way_count && c->failure.code == OK; i++)
+        device_finish(d, device_mark(d, c->ways[i].wire), WAIT_LINK);
+    for (int set = 0; set < MESH_SETS; set++) c->groups[set].wire = ON_COMPUTE;
+    c->way_count = 0;
+    comm_unlock(c);
+}
+
+/* ---- collectives ---- */
+
+static void post(Comm *c, Op *op, StreamId id, int64_t item) {
+    Piece p = transfer_piece(op, id, item);
+    const DeviceWires *w = c->device->wires;
+    if (p.bytes == 0) return;
+    if (p.receives) {
+        w->receive(c->device, op->group->wire, p.peer, p.data, p.bytes);
+    } else {
+        w->send(c->device, op->group->wire, p.peer, p.data, p.bytes);
+        op->group->traffic.bytes += (int64_t)p.bytes;
+        op->group->traffic.messages++;
+    }
+}
+
+static void end_group(Comm *c) {
+    Error err;
+    if (c->device->wires->end(c->device, &err) != OK)
+        comm_keep_failure(c, err.code, "rank %d: %s", c->rank, err.message);
+}
+
+/* One bucket, from each to each. */
+static void move(Comm *c, Op *op, int64_t bucket, StreamId sends, StreamId receives) {
+    const StreamId both[] = {receives, sends};
+    c->device->wires->begin(c->device);
+    for (int i = 0; i < 2; i++) {
+        int64_t count = op->streams[both[i]].per_bucket;
+        for (int64_t k = 0; k < count; k++) post(c, op, both[i], bucket * count + k);
+    }
+    end_group(c);
+}
+
+void wires_start(Comm *c, Op *op) {
+    Device *d = c->device;
+    DeviceStream wire = op->group->wire;
+    device_follow(d, wire, device_mark(d, ON_COMPUTE));
+    for (int64_t b = 0; b < op->buckets && c->failure.code == OK; b++) {
+        if (op_reduces(op)) {
+            move(c, op, b, REDUCE_SEND, REDUCE_RECV);
+            transfer_add_up(c, op, d, wire);
+        }
+        if (op_gathers(op)) move(c, op, b, GATHER_SEND, GATHER_RECV);
+    }
+    op->event = device_mark(d, wire);
+}
+
+/* ---- messages ---- */
+
+Way *wires_way(Comm *c, int peer, bool sends) {
+    for (int i = 0; i < c->way_count; i++)
+        if (c->ways[i].peer == peer && c->ways[i].sends == sends) return &c->ways[i];
+    return NULL;
+}
+
+enum { READY, HEADER, ITEMS };
+
+/* Through the link. */
+static void post_item(Comm *c, Op *op, int item) {
+    Transfer t = {.op = op, .stream = STREAMS, .item = item, .peer = op->peer, .bytes = COMM_HEADER};
+    t.receives = (op->kind == OP_RECV) == (item == HEADER);
+    transfer_post(c, t, item == READY ? c->ready : op->channel, (int64_t)(op->key % (uint64_t)c->link->tags),
+                  item == READY ? op->ready : op->header);
+}
+
+Op *wires_message(Comm *c, Way *way, OpKind kind, uint64_t key, void *data, size_t bytes) {
+    Op *op = op_begin(c, kind);
+    if (!op) return NULL;
+    CHECK(bytes <= BYTES_MASK);
+    op->way = way;
+    op->channel = c->point, op->peer = way->peer;
+    op->key = op->header[0] = op->ready[0] = key;
+    op->bytes = op->header[1] = op->ready[1] = bytes;
+    op->data = data;
+    op->after = device_mark(c->device, ON_COMPUTE);
+    op->pieces.items = op->pieces.next = ITEMS;
+    c->link->kind->begin(c->link);
+    post_item(c, op, READY);
+    if (kind == OP_RECV) post_item(c, op, HEADER);
+    c->link->kind->end(c->link);
+    return op;
+}
+
+/* The other side does the same, with the message of this number. */
+static void issue(Comm *c, Op *op) {
+    Device *d = c->device;
+    const Way *way = op->way;
+    device_follow(d, way->wire, op->after);
+    d->wires->begin(d);
+    if (way->sends) {
+        d->wires->send(d, way->wire, 1, op->data, op->bytes);
+    } else {
+        d->wires->receive(d, way->wire, 0, op->data, op->bytes);
+    }
+    end_group(c);
+    op->event = device_mark(d, way->wire);
+    op->next = c->issued;
+    c->issued = op;
+}
+
+/* The receiver is ready: the message gets its number. */
+static void send_numbered(Comm *c, Op *op) {
+    if (op->ready[0] != op->key || op->ready[1] != op->bytes) {
+        comm_keep_failure(c, ERR_INTERNAL, "rank %d: rank %d waits for %llu bytes of a message of %zu",
+                          c->rank, op->peer, (unsigned long long)op->ready[1], op->bytes);
+        return;
+    }
+    op->header[1] |= (op->way->next++ & NUMBER_MASK) << NUMBER_SHIFT;
+    issue(c, op);
+    post_item(c, op, HEADER);
+}
+
+/* Headers may be told in any order, messages come in that of their numbers. */
+static void receive_numbered(Comm *c, Op *op) {
+    Way *way = op->way;
+    op->number = op->header[1] >> NUMBER_SHIFT;
+    op->header[1] &= BYTES_MASK;
+    transfer_check_header(c, op);
+    op->next = way->waiting;
+    way->waiting = op;
+    for (Op **at = &way->waiting; *at && c->failure.code == OK;) {
+        Op *waits = *at;
+        if (waits->number != (way->next & NUMBER_MASK)) {
+            at = &waits->next;
+            continue;
+        }
+        *at = waits->next;
+        way->next++;
+        issue(c, waits);
+        at = &way->waiting;
+    }
+}
+
+void wires_item_ended(Comm *c, Op *op, int64_t item) {
+    transfer_item_done(&op->pieces, item);
+    if (op->kind == OP_SEND && item == READY) send_numbered(c, op);
+    if (op->kind == OP_RECV && item == HEADER) receive_numbered(c, op);
+}
+
+/* ---- what has ended ---- */
+
+bool wires_reached(Comm *c, const Op *op) { return c->device->wires->reached(c->device, op->event); }
+
+bool wires_progress(Comm *c) {
+    bool moved = false;
+    Error err;
+    if (c->device->wires->look(c->device, &err) != OK)
+        comm_keep_failure(c, err.code, "rank %d: %s", c->rank, err.message);
+    for (Op **at = &c->issued; *at && c->failure.code == OK;) {
+        Op *op = *at;
+        if (op->pieces.first < op->pieces.items || !wires_reached(c, op)) {
+            at = &op->next;
+            continue;
+        }
+        *at = op->next;
+        op_end(c, op);
+        moved = true;
+    }
+    return moved;
+}
+
+bool wires_follow(Comm *c, CommHandle handle) {
+    const Op *op = &c->ops[(uint32_t)handle - 1];
+    if (op->event == 0) return false;
+    device_follow(c->device, ON_COMPUTE, op->event);
+    return true;
+}
+
+/* The host may be waiting for what will not come. Nobody else is inside a call of the wires: the lock is
+ * held. */
+void wires_give_up(Comm *c) {
+    Device *d = atomic_load(&c->wired);
+    if (!d || c->given_up) return;
+    c->given_up = true;
+    d->wires->abort(d);
+}
