@@ -64,6 +64,15 @@ static ErrorCode read_compute(OpenModel *m, const Arguments *args, Error *err) {
     return OK;
 }
 
+/* As run.device: what the option table takes, and says of what it does not. */
+static ErrorCode read_device(OpenModel *m, const Arguments *args, Error *err) {
+    const char *name = arguments_flag(args, "--device");
+    char key[256];
+    if (!name) return OK;
+    snprintf(key, sizeof key, "run.device=%s", name);
+    return options_apply_override(&m->set, key, err);
+}
+
 /* A token beyond the embedding would be read out of bounds. */
 static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) {
     char *path = path_join(weights_of(m), "config.json");
@@ -150,6 +159,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     if (ranks) TRY(read_keys(&m->set, ranks, err));
     TRY(arguments_int(args, "--threads", 0, 4096, &c->run.threads, err));
     TRY(read_compute(m, args, err));
+    TRY(read_device(m, args, err));
     TRY(checkpoint_find_weights(where, &m->dir, err));
     TRY(open_adapter(m, args, err));
     TRY(check_adapter(m, err));

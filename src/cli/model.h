@@ -43,7 +43,7 @@ typedef struct ModelRanks {
 ErrorCode model_check_ranks(const ModelRanks *ranks, int size, MeshOptions *mesh, Error *err);
 
 /* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
- * --tokenizer, --base, --compute, --threads of the verb are obeyed. ranks: NULL for this process alone; else
+ * --tokenizer, --base, --compute, --device, --threads of the verb are obeyed. ranks: NULL for this process alone; else
  * all of them call it, with the same model, and a failure of one is that of all. Close it also after a
  * failure. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
@@ -56,12 +56,13 @@ ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);
 /* clang-format off */
 #define BASE_FLAG {"--base", 0, "DIR", "of an adapter: where its base model is, when not where it says itself"}
 /* clang-format on */
-#define MODEL_FLAGS                                                                                       \
-    {"--tokenizer", 0, "SPEC",                                                                            \
-     "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"},                 \
-        BASE_FLAG,                                                                                        \
-        {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, { \
-        "--threads", 't', "N", "threads; 0, the default, means one per core"                              \
+#define MODEL_FLAGS                                                                                     \
+    {"--tokenizer", 0, "SPEC",                                                                          \
+     "tokenizer, when it is not beside the model: bytes, tokenizer.json or a rank file"},               \
+        BASE_FLAG,                                                                                      \
+        {"--compute", 0, "TYPE", "fp32 or bf16; the default is what the processor multiplies fastest"}, \
+        {"--device", 0, "KIND", "auto, cpu or cuda, as run.device; the default is the CPU"}, {          \
+        "--threads", 't', "N", "threads; 0, the default, means one per core"                            \
     }
 
 #endif

@@ -65,6 +65,18 @@ template <typename T> T __shfl_xor_sync(unsigned mask, T value, int apart) {
     return value;
 }
 
+/* Of all lanes of the warp. */
+inline unsigned __ballot_sync(unsigned mask, int vote) {
+    (void)mask;
+    SimLane *lanes = sim_lanes();
+    lanes[sim_lane()].bytes[0] = vote != 0;
+    sim_meet_warp();
+    unsigned votes = 0;
+    for (int i = 0; i < 32; i++) votes |= (unsigned)(lanes[i].bytes[0] == 1) << i;
+    return votes;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
 /* ---- shared memory ---- */
 
 /* The same for all threads of a block; `key` is one address for each declaration. */
@@ -105,6 +117,7 @@ inline long long __double_as_longlong(double x) {
 inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) {
     return __atomic_fetch_add(p, x, __ATOMIC_RELAXED);
 }
+inline unsigned atomicAdd(unsigned *p, unsigned x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 inline unsigned long long sim_replace(unsigned long long *p, unsigned long long x, bool larger) {
     unsigned long long before = __atomic_load_n(p, __ATOMIC_RELAXED);
     if (larger ? x > before : x < before) __atomic_store_n(p, x, __ATOMIC_RELAXED);

@@ -76,17 +76,34 @@ near moved cpu
 train exact_cpu run.device=cpu train.numerics=exact
 train exact run.device=cuda train.numerics=exact
 near exact exact_cpu
+experts="model.family=olmoe model.num_key_value_heads=4 model.num_experts=4 model.num_experts_per_tok=2"
+train experts_cpu run.device=cpu $experts
+train experts run.device=cuda $experts
+near experts experts_cpu
+expect 0 generate base --prompt light --tokens 3 --temperature 0 --compute fp32 --device cuda
+cp out said
+expect 0 generate base --prompt light --tokens 3 --temperature 0 --compute fp32
+cmp -s out said || fail "generation differs: $(cat out said)"
+expect 78 generate base --prompt light --device gpu
+has err "run.device"
 
-# ---- ranks: what they send goes through the host's memory ----
+# ---- ranks: what they send goes from GPU to GPU, or through the host's memory ----
 
 needs_ranks
 export WEFT_SIM_DEVICES=2
 train fsdp run.device=cuda -n 2 mesh.dp_shard=2
-train ddp run.device=cuda -n 2 mesh.dp_replicate=2
+! grep -q "through the memory of the host" fsdp.out fsdp.err || fail "no wires: $(cat fsdp.err)"
+WEFT_SIM_SEED=7 train ddp run.device=cuda -n 2 mesh.dp_replicate=2
 same ddp fsdp
 near fsdp cpu
-train stages run.device=cuda -n 2 mesh.pp=2
+WEFT_NCCL=none train relayed run.device=cuda -n 2 mesh.dp_shard=2
+same relayed fsdp
+grep -q "through the memory of the host: rank 0: WEFT_NCCL=none" relayed.out relayed.err || fail "the relay is not named"
+WEFT_SIM_SEED=8 train stages run.device=cuda -n 2 mesh.pp=2
 same stages base
+WEFT_SIM_DEVICES=1 train crowded run.device=cuda -n 2 mesh.pp=2
+same crowded base
+grep -q "through the memory of the host: ranks 0 and 1 share a GPU" crowded.out crowded.err || fail "a shared GPU is not named"
 train shared run.device=cuda numerics.canonical_tp=2
 train tensor run.device=cuda numerics.canonical_tp=2 -n 2 mesh.tp=2
 same tensor shared
@@ -96,8 +113,6 @@ unset WEFT_SIM_DEVICES
 
 expect 78 plan run.yaml run.device=cuda model.head_dim=258
 has err "attention heads of 258 elements (head_dim); at most 256 are done on this GPU"
-expect 78 plan run.yaml run.device=cuda model.family=olmoe
-has err "the family olmoe has experts, for which there are no kernels yet: take run.device=cpu"
 
 WEFT_CUDA_CHECK=1 WEFT_SIM_FAULT=100 exits 69 train run.yaml run.device=cuda run.dir=fault
 has err "the GPU failed in "

@@ -388,6 +388,7 @@ static void fill_ops(Ops *ops) {
     elements_fill(ops);
     norms_fill(ops);
     embedding_fill(ops);
+    experts_fill(ops);
     attention_fill(ops);
     loss_fill(ops);
     optimizers_fill(ops);

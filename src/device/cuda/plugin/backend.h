@@ -53,6 +53,7 @@ void wires_close(Device *d);
 void elements_fill(Ops *ops);
 void norms_fill(Ops *ops);
 void embedding_fill(Ops *ops);
+void experts_fill(Ops *ops);
 void attention_fill(Ops *ops);
 void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);

@@ -1,0 +1,404 @@
+/* Experts: where tokens go, and what is done to rows that are sorted by expert.
+ *
+ * How many rows an expert has is known to the GPU alone: grids cover the most that there can be, and blocks
+ * find out what they are for. Products are fp32 chains along the inner dimension in ascending order, in
+ * whatever tile a row lies; choices and rows are whole numbers and those of the CPU, as are combined rows. */
+#include "device/cuda/plugin/kernels.cuh"
+
+namespace {
+
+/* ---- routing ---- */
+
+constexpr uint64_t TAKEN = 0;
+
+/* Larger for larger logits, of equal ones for lower experts; 0 is none. NaN is smaller than any number. */
+INLINE uint64_t order_of(float logit, int expert) {
+    uint32_t bits = __float_as_uint(logit == 0 ? 0.0f : logit),
+             below = (uint32_t)(0xffffffffu - (unsigned)expert);
+    uint32_t order = logit != logit ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (uint64_t)order << 32 | below;
+}
+INLINE int expert_of(uint64_t order) { return (int)(0xffffffffu - (uint32_t)order); }
+
+INLINE uint64_t block_most(uint64_t x, uint64_t *room) {
+    for (int apart = WARP / 2; apart > 0; apart /= 2) {
+        uint64_t other = __shfl_xor_sync(0xffffffffu, x, apart);
+        if (other > x) x = other;
+    }
+    if (lane() == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    for (int i = 0; i < BLOCK / WARP; i++)
+        if (room[i] > x) x = room[i];
+    __syncthreads();
+    return x;
+}
+
+INLINE double chosen_sum(RouteShape s, const float *scores, const int32_t *chosen) {
+    double sum = 0;
+    for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
+    return sum;
+}
+
+/* A block has a token. Its choices are found one after another, then put in ascending order. */
+__global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
+    DYNAMIC_SHARED(room);
+    SHARED(uint64_t, orders, BLOCK / WARP);
+    SHARED(float, maxima, BLOCK / WARP);
+    SHARED(double, sums, BLOCK / WARP);
+    int32_t *found = (int32_t *)room;
+    unsigned char *taken = (unsigned char *)(found + s.chosen);
+    int64_t t = blockIdx.x;
+    float *scores = r.scores + t * s.experts;
+    int32_t *chosen = r.chosen + t * s.chosen;
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) taken[e] = 0;
+    __syncthreads();
+    for (int i = 0; i < s.chosen; i++) {
+        uint64_t best = TAKEN;
+        for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) {
+            uint64_t order = taken[e] ? TAKEN : order_of(scores[e], e);
+            if (order > best) best = order;
+        }
+        int expert = expert_of(block_most(best, orders));
+        if (threadIdx.x == 0) found[i] = expert, taken[expert] = 1;
+        __syncthreads();
+    }
+    for (int i = (int)threadIdx.x; i < s.chosen; i += BLOCK) {
+        int before = 0;
+        for (int j = 0; j < s.chosen; j++) before += found[j] < found[i];
+        chosen[before] = found[i];
+    }
+    float most = -INFINITY;
+    double sum = 0;
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) most = fmaxf(most, scores[e]);
+    most = block_max(most, maxima);
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) sum += exp((double)scores[e] - (double)most);
+    sum = block_sum(sum, sums);
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK)
+        scores[e] = (float)(exp((double)scores[e] - (double)most) / sum);
+    __syncthreads();
+    double whole = s.normalise ? chosen_sum(s, scores, chosen) : 1;
+    for (int i = (int)threadIdx.x; i < s.chosen; i += BLOCK)
+        r.weights[t * s.chosen + i] = (float)((double)scores[chosen[i]] / whole);
+}
+
+/* first[e + 1] = how many choices are of expert e, a block's. */
+__global__ void __launch_bounds__(BLOCK) count_choices_kernel(int64_t choices, Routes r) {
+    SHARED(int, sums, BLOCK / WARP);
+    int count = 0, e = (int)blockIdx.x;
+    for (int64_t i = threadIdx.x; i < choices; i += BLOCK) count += r.chosen[i] == e;
+    count = block_sum(count, sums);
+    if (threadIdx.x == 0) r.first[e + 1] = count;
+}
+
+/* One thread: there are few experts. */
+__global__ void first_rows_kernel(int experts, Routes r, int64_t *counts) {
+    int32_t row = 0;
+    r.first[0] = 0;
+    for (int e = 0; e < experts; e++) {
+        int32_t count = r.first[e + 1];
+        if (counts) counts[e] += count;
+        r.first[e + 1] = row += count;
+    }
+}
+
+/* A block has an expert, and deals its rows out to its choices in their order. */
+__global__ void __launch_bounds__(BLOCK) order_rows_kernel(int64_t choices, int k, Routes r) {
+    SHARED(int, counts, BLOCK / WARP);
+    int e = (int)blockIdx.x, warp = (int)threadIdx.x / WARP;
+    int32_t next = r.first[e];
+    for (int64_t at = 0; at < choices; at += BLOCK) {
+        int64_t i = at + threadIdx.x;
+        bool mine = i < choices && r.chosen[i] == e;
+        unsigned votes = __ballot_sync(0xffffffffu, mine);
+        if (lane() == 0) counts[warp] = __popc(votes);
+        __syncthreads();
+        int32_t row = next + __popc(votes & ((1u << lane()) - 1));
+        for (int w = 0; w < BLOCK / WARP; w++) {
+            if (w < warp) row += counts[w];
+            next += counts[w];
+        }
+        if (mine) r.row[i] = row, r.token[row] = (int32_t)(i / k);
+        __syncthreads();
+    }
+}
+
+void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+    int64_t choices = s.tokens * s.chosen;
+    if (s.experts > EXPERTS_MAX)
+        cuda_fatal(d, "route: %d experts; at most %d are done", s.experts, EXPERTS_MAX);
+    size_t room = (size_t)s.chosen * sizeof(int32_t) + (size_t)s.experts;
+    if (s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, (unsigned)s.tokens, BLOCK, room, s, r);
+    LAUNCH(d, OP_ROUTE, count_choices_kernel, (unsigned)s.experts, BLOCK, 0, choices, r);
+    LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, s.experts, r, counts);
+    LAUNCH(d, OP_ROUTE, order_rows_kernel, (unsigned)s.experts, BLOCK, 0, choices, s.chosen, r);
+}
+
+/* ---- backward ---- */
+
+constexpr int TOKENS = 32; /* of a block, a warp each in turn */
+
+/* The gradient of a token's score of expert e. */
+struct ScoreGradient {
+    RouteShape s;
+    const int32_t *chosen;
+    const float *dweights;
+    double slope, along, sum; /* slope: of the balance loss for each choice of the sequence, times scale */
+    INLINE double of(int e, unsigned count) const {
+        double d = slope * count;
+        for (int i = 0; i < s.chosen; i++)
+            if (chosen[i] == e) d += ((double)dweights[i] - along) / sum;
+        return d;
+    }
+};
+
+/* blockIdx.y: the sequence, whose choices each of its blocks counts; blockIdx.x: tokens of it. */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
+    route_backward_kernel(RouteShape s, Routes r, const float *dweights, const float *scale, float *balance,
+                          T *dlogits) {
+    DYNAMIC_SHARED(room);
+    unsigned *counts = (unsigned *)room;
+    int64_t first = (int64_t)blockIdx.y * s.sequence, tokens = smaller(s.sequence, s.tokens - first);
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) counts[e] = 0;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < tokens * s.chosen; i += BLOCK)
+        atomicAdd(&counts[r.chosen[first * s.chosen + i]], 1u);
+    __syncthreads();
+    double each = (double)s.balance * s.experts / (double)tokens;
+    int64_t end = smaller(tokens, ((int64_t)blockIdx.x + 1) * TOKENS);
+    for (int64_t i = (int64_t)blockIdx.x * TOKENS + threadIdx.x / WARP; i < end; i += BLOCK / WARP) {
+        int64_t t = first + i, at = t * s.chosen;
+        const float *scores = r.scores + t * s.experts;
+        ScoreGradient g = {s, r.chosen + at, dweights + at, each * (double)*scale, 0, 1};
+        if (s.normalise) g.sum = chosen_sum(s, scores, g.chosen);
+        for (int j = 0; j < s.chosen && s.normalise; j++)
+            g.along += (double)dweights[at + j] * (double)r.weights[at + j];
+        double value = 0, mean = 0;
+        for (int e = lane(); e < s.experts; e += WARP) {
+            value += each * counts[e] * (double)scores[e];
+            mean += (double)scores[e] * g.of(e, counts[e]);
+        }
+        value = lanes_sum(value, WARP);
+        mean = lanes_sum(mean, WARP);
+        for (int e = lane(); e < s.experts; e += WARP)
+            store(dlogits, t * s.experts + e, (float)((double)scores[e] * (g.of(e, counts[e]) - mean)));
+        if (lane() == 0) balance[t] = (float)value;
+    }
+}
+
+void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                    float *balance, void *dlogits, Dtype c) {
+    if (s.tokens == 0) return;
+    dim3 grid(blocks_of(smaller(s.sequence, s.tokens), TOKENS), blocks_of(s.tokens, s.sequence));
+    size_t room = (size_t)s.experts * sizeof(unsigned);
+    BY_DTYPE(c, T, auto kernel = route_backward_kernel<T>;
+             LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, room, s, r, dweights, scale, balance,
+                    (T *)dlogits));
+}
+
+/* ---- products ---- */
+
+/* A block makes a tile of TILE x TILE elements, 4 x 4 a thread: rows y, y + SIDE, ..., columns x, x + SIDE,
+ * ... */
+constexpr int TILE = 64, SIDE = 16, EACH = TILE / SIDE, DEPTH = 16, PITCH = TILE + 1;
+
+struct Sums {
+    float of[EACH][EACH];
+    INLINE void clear(void) {
+#pragma unroll
+        for (int r = 0; r < EACH; r++)
+            for (int c = 0; c < EACH; c++) of[r][c] = 0;
+    }
+    /* From [term][row] and [term][column]. */
+    INLINE void add(const float *left, const float *right, int x, int y) {
+        for (int p = 0; p < DEPTH; p++)
+#pragma unroll
+            for (int r = 0; r < EACH; r++)
+#pragma unroll
+                for (int c = 0; c < EACH; c++)
+                    of[r][c] =
+                        FUSED(left[p * PITCH + y + r * SIDE], right[p * PITCH + x + c * SIDE], of[r][c]);
+    }
+};
+
+/* DEPTH terms from `term` on of TILE vectors from `vector` on: [term][vector], zeros behind both ends. A
+ * vector's terms are `apart` elements from each other, vectors `step`. */
+template <typename T>
+INLINE void load_terms(const T *from, int64_t vector, int64_t vectors, int64_t step, int64_t term,
+                       int64_t terms, int64_t apart, float *to) {
+    for (int e = (int)threadIdx.x; e < TILE * DEPTH; e += BLOCK) {
+        /* Neighbouring threads read neighbouring elements, whichever way they lie. */
+        int v = apart == 1 ? e / DEPTH : e % TILE, p = apart == 1 ? e % DEPTH : e / TILE;
+        bool there = vector + v < vectors && term + p < terms;
+        to[p * PITCH + v] = there ? load(from, (vector + v) * step + (term + p) * apart) : 0;
+    }
+}
+
+/* The expert and the first row of the tile that this block has among those of all experts. */
+struct Tile {
+    int expert; /* -1: none is left */
+    int64_t row, end;
+};
+INLINE Tile tile_of(ExpertRows e, int64_t tile) {
+    for (int i = 0; i < e.experts; i++) {
+        int64_t first = e.first[i], end = e.first[i + 1], tiles = (end - first + TILE - 1) / TILE;
+        if (tile < tiles) return {i, first + tile * TILE, end};
+        tile -= tiles;
+    }
+    return {-1, 0, 0};
+}
+
+template <typename T, typename C>
+__global__ void __launch_bounds__(BLOCK)
+    gemm_experts_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k, const T *a, const T *b, C *c) {
+    SHARED(float, left, DEPTH *PITCH);
+    SHARED(float, right, DEPTH *PITCH);
+    int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
+    Tile tile = tile_of(e, blockIdx.y);
+    if (tile.expert < 0) return; /* the whole block */
+    const T *matrix = b + tile.expert * e.step;
+    int64_t column = (int64_t)blockIdx.x * TILE;
+    Sums sums;
+    sums.clear();
+    for (int64_t p = 0; p < k; p += DEPTH) {
+        load_terms(a, tile.row, tile.end, k, p, k, 1, left);
+        load_terms(matrix, column, n, trans_b ? k : 1, p, k, trans_b ? 1 : n, right);
+        __syncthreads();
+        sums.add(left, right, x, y);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int r = 0; r < EACH; r++)
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int64_t row = tile.row + y + r * SIDE, j = column + x + i * SIDE;
+            if (row < tile.end && j < n) store(c, row * n + j, sums.of[r][i]);
+        }
+}
+
+/* blockIdx.y: tiles of m of the first expert, then of the second, ... */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
+    gemm_experts_weight_kernel(ExpertRows e, int64_t m, int64_t n, const T *a, const T *b, float *c,
+                               bool accumulate) {
+    SHARED(float, left, DEPTH *PITCH);
+    SHARED(float, right, DEPTH *PITCH);
+    int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
+    unsigned tiles = gridDim.y / (unsigned)e.experts, expert = blockIdx.y / tiles;
+    int64_t first_row = (int64_t)(blockIdx.y % tiles) * TILE, column = (int64_t)blockIdx.x * TILE;
+    int64_t end = e.first[expert + 1];
+    float *matrix = c + expert * e.step;
+    Sums sums;
+    sums.clear();
+    for (int64_t p = e.first[expert]; p < end; p += DEPTH) {
+        load_terms(a, first_row, m, 1, p, end, m, left);
+        load_terms(b, column, n, 1, p, end, n, right);
+        __syncthreads();
+        sums.add(left, right, x, y);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int r = 0; r < EACH; r++)
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int64_t row = first_row + y + r * SIDE, j = column + x + i * SIDE;
+            if (row >= m || j >= n) continue;
+            float sum = sums.of[r][i];
+            matrix[row * n + j] = accumulate ? matrix[row * n + j] + sum : sum;
+        }
+}
+
+/* The most that a grid's y may be. */
+void check_grid(Device *d, const char *op, int64_t tiles) {
+    if (tiles > 65535) cuda_fatal(d, "%s: %lld tiles; at most 65535 are done", op, (long long)tiles);
+}
+
+void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a, const void *b,
+                  Dtype ab_type, void *c, Dtype c_type) {
+    if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)k;
+    if (e.rows == 0 || n == 0) return;
+    /* Each expert may have one tile that is not full. */
+    int64_t tiles = e.rows / TILE + e.experts;
+    check_grid(d, "gemm_experts", tiles);
+    dim3 grid(blocks_of(n, TILE), (unsigned)tiles);
+    BY_DTYPE(ab_type, T,
+             BY_DTYPE(c_type, C, auto kernel = gemm_experts_kernel<T, C>;
+                      LAUNCH(d, OP_GEMM_EXPERTS, kernel, grid, BLOCK, 0, e, trans_b, n, k, (const T *)a,
+                             (const T *)b, (C *)c)));
+}
+
+void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                         Dtype ab_type, float *c, bool accumulate) {
+    if (d->profiling)
+        d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
+    if (m == 0 || n == 0) return;
+    int64_t tiles = (int64_t)blocks_of(m, TILE) * e.experts;
+    check_grid(d, "gemm_experts_weight", tiles);
+    dim3 grid(blocks_of(n, TILE), (unsigned)tiles);
+    BY_DTYPE(ab_type, T, auto kernel = gemm_experts_weight_kernel<T>;
+             LAUNCH(d, OP_GEMM_EXPERTS_WEIGHT, kernel, grid, BLOCK, 0, e, m, n, (const T *)a, (const T *)b, c,
+                    accumulate));
+}
+
+/* ---- rows ---- */
+
+template <typename T>
+__global__ void experts_combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *rows, bool weighed,
+                                       bool add, T *y) {
+    int64_t at = element();
+    if (at >= s.tokens * hidden) return;
+    int64_t t = at / hidden, i = at % hidden;
+    float sum = add ? load(y, at) : 0;
+    for (int64_t j = t * s.chosen; j < (t + 1) * s.chosen; j++) {
+        float x = load(rows, r.row[j] * hidden + i);
+        sum += weighed ? r.weights[j] * x : x;
+    }
+    store(y, at, sum);
+}
+
+void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
+                     bool add, void *y, Dtype c) {
+    int64_t n = s.tokens * hidden;
+    if (n == 0) return;
+    BY_DTYPE(c, T, auto kernel = experts_combine_kernel<T>;
+             LAUNCH(d, OP_EXPERTS_COMBINE, kernel, blocks_of(n, BLOCK), BLOCK, 0, s, r, hidden,
+                    (const T *)rows, weighed, add, (T *)y));
+}
+
+/* A block has a choice. Each thread reads and writes elements of its own. */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
+    experts_weigh_kernel(Routes r, int64_t inter, T *act, T *dact, float *dweights) {
+    SHARED(double, sums, BLOCK / WARP);
+    int64_t j = blockIdx.x, first = r.row[j] * inter;
+    float weight = r.weights[j];
+    double sum = 0;
+    for (int64_t i = first + threadIdx.x; i < first + inter; i += BLOCK) {
+        float x = load(act, i), dx = load(dact, i);
+        sum += (double)x * (double)dx;
+        store(act, i, weight * x);
+        store(dact, i, weight * dx);
+    }
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) dweights[j] = (float)sum;
+}
+
+void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact, float *dweights,
+                   Dtype c) {
+    int64_t choices = s.tokens * s.chosen;
+    if (choices == 0) return;
+    BY_DTYPE(c, T, auto kernel = experts_weigh_kernel<T>;
+             LAUNCH(d, OP_EXPERTS_WEIGH, kernel, (unsigned)choices, BLOCK, 0, r, inter, (T *)act, (T *)dact,
+                    dweights));
+}
+
+} // namespace
+
+extern "C" void experts_fill(Ops *ops) {
+    ops->route = route;
+    ops->route_backward = route_backward;
+    ops->gemm_experts = gemm_experts;
+    ops->gemm_experts_weight = gemm_experts_weight;
+    ops->experts_combine = experts_combine;
+    ops->experts_weigh = experts_weigh;
+}
