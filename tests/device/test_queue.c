@@ -1,5 +1,7 @@
 /* The contract of the queue, on a deferred CPU, which shows when it is broken; and on one that is not, where
- * nothing can be. With TEST_KIND=cuda on the plugin for GPUs in place of a deferred CPU. */
+ * nothing can be. With TEST_KIND=cuda on the plugin for GPUs in place of a deferred CPU; with TEST_REAL=1
+ * that is a GPU, whose orders nobody draws: there what is right must come out, and what is wrong need not
+ * show. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -57,6 +59,8 @@ static float first_of(Bench *t, const float *tensor) {
     device_fetch(&t->d, host, tensor, sizeof host);
     return host[0];
 }
+
+static bool shows_mistakes(void) { return !getenv("TEST_REAL"); }
 
 static bool is(float x, float value) { return x >= value && x <= value; }
 
@@ -132,7 +136,7 @@ static void test_download(void **state) {
         assert_non_null(host);
         fill(&t, t.a, 2);
         OP(&t.d, OP_DOWNLOAD, download, host, t.a, N * sizeof *host);
-        assert_true(seed ? isnan(host[0]) : is(host[0], 2));
+        if (shows_mistakes()) assert_true(seed ? isnan(host[0]) : is(host[0], 2));
         device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
         assert_true(is(host[0], 2) && is(host[N - 1], 2));
         t.d.runtime.host_give(&t.d, host);
@@ -184,7 +188,8 @@ static void test_streams(void **state) {
         early += is(found, 1), late += is(found, 2);
         assert_true(is(copied(seed, true), 2));
     }
-    assert_true(early > 0 && late > 0 && early + late == SEEDS);
+    assert_int_equal(early + late, SEEDS);
+    if (shows_mistakes()) assert_true(early > 0 && late > 0);
     assert_true(is(copied(0, false), 2));
 }
 
