@@ -43,9 +43,9 @@ typedef struct ModelRanks {
 ErrorCode model_check_ranks(const ModelRanks *ranks, int size, MeshOptions *mesh, Error *err);
 
 /* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
- * --tokenizer, --base, --compute, --device, --threads of the verb are obeyed. ranks: NULL for this process alone; else
- * all of them call it, with the same model, and a failure of one is that of all. Close it also after a
- * failure. */
+ * --tokenizer, --base, --compute, --device, --threads of the verb are obeyed. ranks: NULL for this process
+ * alone; else all of them call it, with the same model, and a failure of one is that of all. Close it also
+ * after a failure. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                      const ModelRanks *ranks, Error *err);
 void close_model(OpenModel *m);
