@@ -51,6 +51,9 @@ FAMILIES = {
                                 "mlp_only_layers": [1], "norm_topk_prob": True},
                                {"num_experts": 4, "num_experts_per_tok": 4, "decoder_sparse_step": 2, "attention_bias": True}]),
     "olmoe": ("Olmoe", [{"num_experts": 6, "num_experts_per_tok": 2}, {"num_experts": 5, "norm_topk_prob": True, "num_experts_per_tok": 1}]),
+    "gpt_oss": ("GptOss", [{"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 12, "sliding_window": 5},
+                           {"num_local_experts": 3, "num_experts_per_tok": 1, "head_dim": 8, "sliding_window": 64,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}]),
 }
 SAME_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                "head_dim", "sliding_window", "layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings", "rms_norm_eps",

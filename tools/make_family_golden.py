@@ -57,8 +57,11 @@ MODELS = {
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "head_dim": 12,
                                "mlp_only_layers": [1], "norm_topk_prob": True}),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2}),
+    "gpt_oss": ("GptOss", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 12, "sliding_window": 5,
+                           "intermediate_size": 12, "rope_parameters": {**YARN, "truncate": False}}),
 }
-EXPERTS = ("mixtral", "qwen3_moe", "olmoe")
+# Their routes are kept beside the rest: rounding in bf16 may change a choice.
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 MARGIN = 1e-3  # of logits: closer choices might be others in float32
 # A tiny model in bf16 may have a tensor whose gradient is mostly rounding: these have none.
 SEEDS = {"olmo3": 3, "phi3": 5}
@@ -74,7 +77,7 @@ def make_model(name, options):
     """All weights random, norms and biases too, so that none is missed, and rounded to float32 as the files are."""
     config_class, model_class = classes_of(name)
     sizes = {} if name == "GPT2" else SIZES
-    eager = {"experts_implementation": "eager"} if name in ("Mixtral", "Qwen3Moe", "Olmoe") else {}
+    eager = {"experts_implementation": "eager"} if name in ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss") else {}
     model = model_class(config_class(**{**sizes, **options}, attn_implementation="eager", **eager)).train()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -90,8 +93,11 @@ def make_model(name, options):
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def published(tensors, mixtral):
-    named = {}
+def published(tensors, model):
+    kind, named = type(model).__name__, {}
+    mixtral = kind == "MixtralForCausalLM"
+    if kind == "GptOssForCausalLM":  # whose files have one, too
+        return tensors
     for name, value in tensors.items():
         if ".experts." not in name:
             named[name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if mixtral else name] = value
@@ -107,15 +113,22 @@ def published(tensors, mixtral):
 
 def weights(model):
     tensors = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
-    return published(tensors, type(model).__name__ == "MixtralForCausalLM")
+    return published(tensors, model)
+
+
+ROUTERS = ("mlp.gate", "mlp.router", "block_sparse_moe.gate")
+
+
+def logits_of(router, states):
+    return torch.nn.functional.linear(states.reshape(-1, states.shape[-1]), router.weight, getattr(router, "bias", None))
 
 
 def closest_choice(model, tokens):
     """How far the last expert that is chosen is from the first that is not, at the closest, in logits."""
     k, closest = model.config.num_experts_per_tok, float("inf")
     scores = []
-    hooks = [module.register_forward_hook(lambda m, i, o: scores.append(torch.nn.functional.linear(i[0].reshape(-1, i[0].shape[-1]), m.weight)))
-             for name, module in model.named_modules() if name.endswith("mlp.gate") or name.endswith("block_sparse_moe.gate")]
+    hooks = [module.register_forward_hook(lambda m, i, o: scores.append(logits_of(m, i[0])))
+             for name, module in model.named_modules() if name.endswith(ROUTERS)]
     with torch.no_grad():
         for batch in tokens:
             model(batch[:, :-1], use_cache=False)
@@ -132,6 +145,16 @@ def norm(gradients, p):
     return torch.linalg.vector_norm(flat, p).item()
 
 
+def keep_routes(model, routes):
+    """Experts of each token, ascending, of each layer with experts, in the order of the passes."""
+    for name, module in model.named_modules():
+        if name.endswith(ROUTERS):
+            layer = routes.setdefault(f"model.layers.{name.split('.')[2]}.mlp.gate.routes", [])
+            k = model.config.num_experts_per_tok
+            module.register_forward_hook(lambda m, i, o, layer=layer: layer.append(
+                logits_of(m, i[0]).topk(k, dim=-1).indices.sort(dim=-1).values.detach().numpy()))
+
+
 def train(model, tokens):
     """Loss over all targets of a step; gradients of step 1 before they are clipped."""
     o, steps, first = OPTIMIZER, [], None
@@ -142,8 +165,7 @@ def train(model, tokens):
         logits = model(batch[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
         loss.backward()
-        gradients = published({name: parameter.grad.numpy().copy() for name, parameter in model.named_parameters()},
-                              type(model).__name__ == "MixtralForCausalLM")
+        gradients = published({name: parameter.grad.numpy().copy() for name, parameter in model.named_parameters()}, model)
         first = first or gradients
         size = norm(gradients, 2)
         clip = min(1.0, o["clip"] / (size + 1e-6))
@@ -167,7 +189,9 @@ def write(out, name, seed):
         seed += 1
     directory = pathlib.Path(out) / name
     directory.mkdir(parents=True, exist_ok=True)
-    before = weights(model)
+    before, routes = weights(model), {}
+    if name in EXPERTS:
+        keep_routes(model, routes)
     steps, gradients = train(model, tokens)
     config = model.config.to_dict()
     for key in ("_name_or_path", "dtype", "torch_dtype", "task_specific_params"):
@@ -179,6 +203,8 @@ def write(out, name, seed):
     write_tensors(directory / "grads.safetensors", to_fp32(gradients))
     write_tensors(directory / "final.safetensors", to_fp32(weights(model)))
     write_tensors(directory / "batch.safetensors", {"tokens": tokens.numpy()})
+    if routes:
+        write_tensors(directory / "routes.safetensors", {key: numpy.stack(value) for key, value in routes.items()})
     print(f"{name}: {sum(value.size for value in before.values())} parameters, loss {steps[0]['loss']:.6f}")
 
 

@@ -165,11 +165,12 @@ ErrorCode modelfiles_check(const ModelFiles *m, const TensorList *list, Error *e
 }
 
 /* As fp32, from which any float in the file can become it: only names and shapes are of interest. */
-static ErrorCode check_table(const ModelFiles *m, const ParamTable *table, Error *err) {
+static ErrorCode check_table(const ModelFiles *m, const ModelConfig *c, const ParamTable *table, Error *err) {
     TensorDesc *tensors = mem_alloc_array((size_t)table->count, sizeof *tensors);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        tensors[i] = (TensorDesc){p->name, SAFE_F32, SAFE_F32, p->cols ? 2 : 1, {p->rows, p->cols}};
+        tensors[i] = (TensorDesc){.name = p->name, .memory = SAFE_F32, .stored = SAFE_F32};
+        tensors[i].rank = param_shape(c, p, tensors[i].shape);
     }
     ErrorCode code = modelfiles_check(m, &(TensorList){.count = table->count, .tensors = tensors}, err);
     free(tensors);
@@ -190,7 +191,7 @@ ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *e
                          m.where, c->num_hidden_layers, m.count);
     if (code == OK) code = param_table_build(&table, c, err);
     if (code == OK) {
-        code = check_table(&m, &table, err);
+        code = check_table(&m, c, &table, err);
         param_table_free(&table);
     }
     modelfiles_close(&m);

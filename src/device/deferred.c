@@ -225,6 +225,8 @@ static void host_give(Device *d, void *host) {
       (const void *, out), (const float *, lse), (const void *, dout), (void *, dqkv), (Dtype, c))          \
     X(attention_decode, (AttentionShape, s), (int64_t, start), (const void *, qkv),                         \
       (const void *, k_cache), (const void *, v_cache), (void *, out), (Dtype, c))                          \
+    X(sinks_backward, (AttentionShape, s), (const void *, out), (const float *, lse), (const void *, dout), \
+      (float *, dsinks), (Dtype, c))                                                                        \
     X(activation_forward, (Activation, f), (bool, gated), (int64_t, tokens), (int64_t, inter),              \
       (const void *, x), (void *, act), (Dtype, c))                                                         \
     X(activation_backward, (Activation, f), (bool, gated), (int64_t, tokens), (int64_t, inter),             \
@@ -244,6 +246,9 @@ static void host_give(Device *d, void *host) {
       (bool, weighed), (bool, add), (void *, y), (Dtype, c))                                                \
     X(experts_weigh, (RouteShape, s), (Routes, r), (int64_t, inter), (void *, act), (void *, dact),         \
       (float *, dweights), (Dtype, c))                                                                      \
+    X(experts_bias_forward, (ExpertRows, e), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))  \
+    X(experts_bias_backward, (RouteShape, s), (Routes, r), (int64_t, n), (const void *, dy),                \
+      (bool, weighed), (const float *, bias), (float *, dbias), (float *, dweights), (Dtype, c))            \
     X(loss_records, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),        \
       (const int32_t *, targets), (VocabLeaves, leaves), (LossRecord *, records))                           \
     X(cross_entropy, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),       \

@@ -60,13 +60,15 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(ROPE, rope)                                                                                      \
     X(BIAS_FORWARD, bias_forward)               X(BIAS_BACKWARD, bias_backward)                        \
     X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
-    X(ATTENTION_DECODE, attention_decode)                                                              \
+    X(ATTENTION_DECODE, attention_decode)       X(SINKS_BACKWARD, sinks_backward)                      \
     X(ACTIVATION_FORWARD, activation_forward)   X(ACTIVATION_BACKWARD, activation_backward)            \
     X(ADD, add)                                 X(SCALE, scale)                                        \
     X(SOFTCAP, softcap)                                                                                \
     X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
     X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
     X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
+    X(EXPERTS_BIAS_FORWARD, experts_bias_forward)                                                      \
+    X(EXPERTS_BIAS_BACKWARD, experts_bias_backward)                                                    \
     X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
     X(LOSS_SUM, loss_sum)                                                                              \
     X(ADAMW, adamw)                             X(SGD, sgd)                                            \
@@ -95,6 +97,7 @@ typedef struct AttentionShape {
     float scale;                   /* of scores; 0: 1 / sqrt(D) */
     float cap;                     /* scores become cap * tanh(score / cap); 0: they stay */
     int64_t window;                /* a token sees at most so many keys, itself the last; 0: no limit */
+    const float *sinks;            /* [H] tensor memory: see attention_forward; NULL: none */
 } AttentionShape;
 
 /* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
@@ -178,8 +181,12 @@ typedef enum NormKind { NORM_RMS, NORM_RMS_PLUS_ONE, NORM_LAYER } NormKind;
 
 /*   SILU       z / (1 + exp(-z))
  *   GELU_TANH  z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2
- * Hendrycks & Gimpel, "Gaussian error linear units", 2016. */
-typedef enum Activation { ACT_SILU, ACT_GELU_TANH } Activation;
+ *   CLAMPED    of a gate g and an up u, (1 + max(min(u, 7), -7)) z / (1 + exp(-1.702 z)) with z = min(g, 7):
+ *              always gated, and g and u alternate: g, u, g, u, ...
+ * Hendrycks & Gimpel, "Gaussian error linear units", 2016; the last: OpenAI, "gpt-oss model card", 2025. */
+typedef enum Activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED } Activation;
+#define CLAMPED_LIMIT 7.0f
+#define CLAMPED_SLOPE 1.702f
 
 /* Of an optimizer, what stays as it is ... */
 typedef struct AdamW {
@@ -339,8 +346,10 @@ typedef struct Ops {
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t, of them to the last
      * s.window; first_key never decreases. The score matrix never exists whole; lse keeps log sum exp of each
-     * row, natural log. Scores are scaled, then capped, by s. Dao, "FlashAttention-2", 2023; of windows
-     * Beltagy et al., "Longformer", 2020; of caps Gemma team, "Gemma 2", 2024. */
+     * row, natural log. Scores are scaled, then capped, by s. With s.sinks a head has one more score, the same
+     * for all tokens, of a key that has no value: weights sum to less than 1, and lse counts it. Dao,
+     * "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma team, "Gemma 2",
+     * 2024; of sinks Xiao et al., "Efficient streaming language models with attention sinks", 2023. */
     void (*attention_forward)(Device *d, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
                               const int32_t *first_key /* [T] */, void *out /* [T, H*D] c */,
                               float *lse /* [H, T] */, Dtype c);
@@ -354,6 +363,11 @@ typedef struct Ops {
     void (*attention_decode)(Device *d, AttentionShape s, int64_t start,
                              const void *qkv /* [T, (H+2G)*D] c */, const void *k_cache /* [P, G*D] c */,
                              const void *v_cache /* [P, G*D] c */, void *out /* [T, H*D] c */, Dtype c);
+
+    /* dsinks[x] -= sum over tokens of exp(s.sinks[x] - lse) (dout . out), of head x. */
+    void (*sinks_backward)(Device *d, AttentionShape s, const void *out /* [T, H*D] c */,
+                           const float *lse /* [H, T] */, const void *dout /* [T, H*D] c */,
+                           float *dsinks /* [H] */, Dtype c);
 
     /* act = f(x); gated: f(gate) * up, with x = [gate | up] per token. W is I, or 2I where gated.
      * Shazeer, "GLU variants improve transformer", 2020. */
@@ -411,6 +425,16 @@ typedef struct Ops {
     /* Of each choice, with its row: dweights = act . dact; then act and dact times its weight. */
     void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, void *act /* [T k, I] c */,
                           void *dact /* [T k, I] c */, float *dweights /* [T, k] */, Dtype c);
+
+    /* y[r] += the bias of its expert. */
+    void (*experts_bias_forward)(Device *d, ExpertRows e /* step: unused */, int64_t n,
+                                 void *y /* [rows, n] c */, const float *bias /* [E, n] */, Dtype c);
+    /* dbias_e += sum over the rows of e of dy. `weighed`: of dy times the weight of its choice, by which what
+     * the bias was added to is multiplied; then the gradient of that weight, dweights += dy . bias_e. */
+    void (*experts_bias_backward)(Device *d, RouteShape s, Routes r, int64_t n,
+                                  const void *dy /* [T k, n] c */, bool weighed,
+                                  const float *bias /* [E, n] */, float *dbias /* [E, n] */,
+                                  float *dweights /* [T, k]; NULL where not weighed */, Dtype c);
 
     /* Cross-entropy of R `rows` tokens, fused with its gradient: loss[r] = logsumexp(logits[r]) - logits[r,
      * target[r]], 0 where target < 0 (ignored). With dlogits: (softmax - onehot) * scale, zero rows where

@@ -9,7 +9,7 @@
 #include "model/internal.h"
 
 int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
-    int64_t rows = model_dim(c, row->rows);
+    int64_t rows = (row->stacked ? c->num_experts : 1) * model_dim(c, row->rows);
     return row->cols == DIM_NONE ? rows : rows * model_dim(c, row->cols);
 }
 
@@ -23,7 +23,9 @@ static unsigned facts_of(const ModelConfig *c) {
            (a->fused_qkv ? WHEN_QKV_FUSED : WHEN_QKV_APART) | (a->no_gate ? 0 : WHEN_GATED) |
            (a->fused_gate_up ? WHEN_GATE_UP_FUSED : WHEN_GATE_UP_APART) |
            (a->qk_norm != QK_NORM_NONE ? WHEN_QK_NORM : 0) | (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
-           (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0);
+           (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0) | (a->sinks ? WHEN_SINKS : 0) |
+           (a->stacked_experts ? WHEN_EXPERTS_STACKED : WHEN_EXPERTS_APART) |
+           (a->expert_bias ? WHEN_EXPERT_BIAS : 0);
 }
 
 bool param_present(const ModelConfig *c, const ParamRow *row) {
@@ -36,6 +38,11 @@ typedef struct Counting {
     bool active;   /* of experts those that a token goes to */
 } Counting;
 
+/* Elements of what a unit has of a row, told for one expert if it is of experts. */
+static int64_t elements_of(const ModelConfig *c, const ParamRow *row) {
+    return param_elements(c, row) / (row->stacked ? c->num_experts : 1);
+}
+
 /* Of the units first <= u < end; INT64_MAX when there are more than that. */
 static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end, Counting what) {
     int64_t sum = 0;
@@ -43,12 +50,11 @@ static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end
         const ParamRow *rows[UNIT_ROWS];
         int n = param_rows(c, (int)u, rows);
         for (int i = 0; i < n; i++) {
-            int64_t copies =
-                        what.active && rows[i]->expert ? c->num_experts_per_tok : param_copies(c, rows[i]),
-                    elements;
+            bool experts = rows[i]->expert || rows[i]->stacked;
+            int64_t copies = !experts ? 1 : what.active ? c->num_experts_per_tok : c->num_experts, elements;
             if (!param_present(c, rows[i]) && !(what.tied_too && rows[i]->when == WHEN_UNTIED)) continue;
             /* check_sizes keeps one parameter in range; their sum may leave it. */
-            if (__builtin_mul_overflow(copies, param_elements(c, rows[i]), &elements) ||
+            if (__builtin_mul_overflow(copies, elements_of(c, rows[i]), &elements) ||
                 __builtin_add_overflow(sum, elements, &sum))
                 return INT64_MAX;
         }
@@ -91,7 +97,8 @@ static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t 
     if (part->product) {
         double product =
             2 * (double)model_dim(c, part->product->out) * (double)model_dim(c, part->product->in);
-        if (part->product->weight->expert) product *= (double)c->num_experts_per_tok;
+        if (part->product->weight->expert || part->product->weight->stacked)
+            product *= (double)c->num_experts_per_tok;
         cost = part->fused ? (Cost){3 * product, 0, 0} : (Cost){product, product, product};
     }
     if (part->more) {

@@ -62,7 +62,8 @@ static double base_of(const Start *s, const Param *p, const ModelConfig *c, doub
     case SCALE_GIVEN: return given;
     case SCALE_FIXED: return s->fixed;
     case SCALE_HIDDEN: return 1 / sqrt((double)c->hidden_size);
-    case SCALE_INTER: return 1 / sqrt((double)model_dim(c, p->row->expert ? DIM_EXPERT : DIM_INTER));
+    case SCALE_INTER:
+        return 1 / sqrt((double)model_dim(c, p->row->expert || p->row->stacked ? DIM_EXPERT : DIM_INTER));
     }
     return 0;
 }

@@ -72,16 +72,9 @@ static void add_run(const Model *m, Leaves *l, Dim dim) {
  * and gate and up of some elements. Others are one run. */
 Leaves model_leaves(const Model *m, Dim dim) {
     Leaves l = NO_LEAVES;
-    if (!model_is_sliced(m)) return l;
-    if (dim == DIM_QKV) {
-        add_run(m, &l, DIM_QUERY), add_run(m, &l, DIM_KEY), add_run(m, &l, DIM_KEY);
-    } else if (dim == DIM_GATE_UP) {
-        bool gated = model_dim(&m->config, DIM_GATE_UP) > m->config.intermediate_size;
-        add_run(m, &l, DIM_INTER);
-        if (gated) add_run(m, &l, DIM_INTER);
-    } else {
-        add_run(m, &l, dim);
-    }
+    Dim outputs[PARAM_MATRICES];
+    int count = param_outputs(&m->config, dim, outputs);
+    for (int i = 0; i < count && model_is_sliced(m); i++) add_run(m, &l, outputs[i]);
     return l;
 }
 
@@ -189,12 +182,12 @@ AttentionShape model_heads(const Model *m, int64_t layer) {
 }
 
 /* The first layer stands for all: they differ in windows, which change what attention visits and not what
- * it needs. */
+ * it needs. A router's bias is as wide as there are experts. */
 DeviceNeeds model_device_needs(const Model *m) {
     const ModelConfig *c = &m->config;
     return (DeviceNeeds){.compute = m->compute,
                          .tokens = m->tokens,
-                         .hidden = c->hidden_size,
+                         .hidden = c->hidden_size > c->num_experts ? c->hidden_size : c->num_experts,
                          .intermediate = c->intermediate_size,
                          .vocab = c->vocab_size,
                          .logits_rows = m->loss_rows,

@@ -62,14 +62,13 @@ static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const Pa
     return group_is_frozen(f, unit, c, rows, count, i) ? FLAT_FROZEN : FLAT_MATRICES;
 }
 
-/* Outputs of the matrices that a row's parameter is made of; returns how many. */
-static int matrix_outputs(const ModelConfig *c, Dim rows, Dim out[PARAM_MATRICES]) {
-    out[0] = rows;
-    if (rows == DIM_QKV) {
+int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
+    out[0] = width;
+    if (width == DIM_QKV) {
         out[0] = DIM_QUERY, out[1] = out[2] = DIM_KEY;
         return 3;
     }
-    if (rows != DIM_GATE_UP || model_family(c)->arch.no_gate) return 1;
+    if (width != DIM_GATE_UP || model_family(c)->arch.no_gate) return 1;
     out[0] = out[1] = DIM_INTER;
     return 2;
 }
@@ -79,10 +78,10 @@ static void find_matrices(Param *p, const ModelConfig *c) {
     Dim outputs[PARAM_MATRICES];
     int64_t at = 0;
     if (p->cols == 0) return;
-    p->matrix_count = matrix_outputs(c, p->row->rows, outputs);
+    p->matrix_count = param_outputs(c, p->row->rows, outputs);
     for (int k = 0; k < p->matrix_count; k++) {
         int64_t n = model_dim(c, outputs[k]);
-        p->matrices[k] = p->transposed ? (ParamMatrix){at, p->rows, n, p->cols}
+        p->matrices[k] = p->transposed ? (ParamMatrix){at, p->rows / p->stack, n, p->cols}
                                        : (ParamMatrix){at * p->cols, n, p->cols, p->cols};
         at += n;
     }
@@ -118,14 +117,17 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     const char *name = family_parameter_name(f, row->adapts ? row->adapts : row);
     /* Only linear layers are transposed: an embedding is read by rows in every family, and adapters are as
      * PEFT has them. */
-    bool transposed = in_block && f->arch.transposed && row->cols != DIM_NONE && !row->adapts;
+    bool transposed =
+        row->cols != DIM_NONE && (row->stacked || (in_block && f->arch.transposed && !row->adapts));
+    int64_t stack = row->stacked ? c->num_experts : 1;
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,
                  .layer = in_block ? unit - 1 : -1,
                  .expert = expert,
-                 .rows = model_dim(c, transposed ? row->cols : row->rows),
+                 .rows = stack * model_dim(c, transposed ? row->cols : row->rows),
                  .cols = model_dim(c, transposed ? row->rows : row->cols),
+                 .stack = stack,
                  .transposed = transposed,
                  .count = param_elements(c, row),
                  .frozen = frozen,
@@ -224,6 +226,22 @@ void param_table_free(ParamTable *t) {
     *t = (ParamTable){0};
 }
 
+int param_matrices(const Param *p) { return p->matrix_count * (int)p->stack; }
+
+ParamMatrix param_matrix(const Param *p, int k) {
+    ParamMatrix m = p->matrices[k % p->matrix_count];
+    m.first += k / p->matrix_count * (p->count / p->stack);
+    return m;
+}
+
+int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]) {
+    int rank = 0;
+    if (p->row->stacked) shape[rank++] = p->stack;
+    shape[rank++] = model_dim(c, p->transposed ? p->row->cols : p->row->rows);
+    if (p->cols) shape[rank++] = model_dim(c, p->transposed ? p->row->rows : p->row->cols);
+    return rank;
+}
+
 size_t param_unit_size(const ParamTable *t, int unit) {
     size_t sum = 0;
     for (int f = 0; f < FLATS; f++) sum += t->flats[unit][f];
@@ -260,6 +278,7 @@ const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row,
 }
 
 int64_t param_expert_step(const ParamTable *t, const Param *first) {
+    if (first->row->stacked) return first->count / first->stack;
     const Param *next = next_expert(t, first);
     return next ? (int64_t)(next->place - first->place) : 0;
 }

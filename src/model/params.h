@@ -37,7 +37,11 @@ typedef enum When {
     WHEN_GATE_UP_FUSED = 256,
     WHEN_QK_NORM = 512,
     WHEN_LAYER_NORM = 1024, /* norms have biases */
-    WHEN_LEARNED_POSITIONS = 2048
+    WHEN_LEARNED_POSITIONS = 2048,
+    WHEN_SINKS = 4096,         /* of attention */
+    WHEN_EXPERTS_APART = 8192, /* each has parameters of its own, or one parameter has those of all */
+    WHEN_EXPERTS_STACKED = 16384,
+    WHEN_EXPERT_BIAS = 32768 /* and of their router */
 } When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
@@ -80,13 +84,14 @@ typedef struct ParamRow {
     bool decays;    /* weight decay is for it, unless asked otherwise */
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
+    bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs] */
     /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
      * where adapters were put to it (param_table_adapt), never by its config.json. */
     const struct ParamRow *adapts;
 } ParamRow;
 
 /* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
- * and v; gate and up): rows and columns as stored, rows lie `row` elements apart. */
+ * and v; gate and up; those of all experts): rows and columns as stored, rows lie `row` elements apart. */
 typedef struct ParamMatrix {
     int64_t first; /* element of the parameter */
     int64_t rows, cols, row;
@@ -99,13 +104,14 @@ typedef struct Param {
     int unit, layer;    /* layer is -1 outside blocks */
     int expert;         /* 0 for what is no expert's */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
+    int64_t stack;      /* experts whose rows these are, as many each; 1: it is no stack */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
     bool frozen; /* not trained. A frozen vector, and a frozen matrix whose group is trained, has a gradient
                            all the same, which nobody looks at */
     Flat flat;
-    size_t place; /* elements before it in its flat */
-    int matrix_count;
+    size_t place;     /* elements before it in its flat */
+    int matrix_count; /* of each of the stack */
     ParamMatrix
         matrices[PARAM_MATRICES]; /* [matrix_count] itself, or what it is made of; a vector has none */
 } Param;
@@ -117,6 +123,17 @@ typedef struct ParamTable {
     int *unit_first;        /* [units + 1] index of each unit's first parameter */
     int64_t elements;       /* sum of count: the model's parameters */
 } ParamTable;
+
+/* Outputs of the matrices that a group of parameters, or one parameter of such a width, is made of: q, k, v;
+ * gate, up; else itself. Returns how many. */
+int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]);
+/* Its matrices, in the order of their elements. */
+int param_matrices(const Param *p);
+ParamMatrix param_matrix(const Param *p, int k);
+/* In files of the model c, of which p may be what one rank has: [rows], [rows, cols], of stacks [stack, ...];
+ * returns how many dimensions. */
+enum { PARAM_RANK = 3 };
+int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]);
 
 /* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
@@ -131,7 +148,8 @@ const Param *param_find(const ParamTable *t, const char *name); /* NULL if none 
 /* NULL if the unit has none. Of experts' rows: the first expert's, or that expert's. */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row);
 const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert);
-/* Elements from what the first expert has of a row to what the next one has (invariant 4); 0: it is alone. */
+/* Elements from what the first expert has of a row to what the next one has (invariant 4), be they one
+ * parameter; 0: it is alone. */
 int64_t param_expert_step(const ParamTable *t, const Param *first);
 /* A or B of the matrix's adapter; NULL where it has none. */
 typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;

@@ -286,26 +286,20 @@ size_t unit_swap_bytes(const Model *m, int unit, int part) {
     return (size_t)(m->tokens * width) * dtype_bytes(m->compute);
 }
 
-/* Runs of a row that are dealt out each by itself: queries, keys and values; returns how many. */
-static int runs_of(const ModelConfig *c, Dim width, int64_t run[3]) {
-    run[0] = model_dim(c, DIM_QUERY);
-    run[1] = run[2] = model_dim(c, DIM_KEY);
-    return width == DIM_QKV ? 3 : 1;
-}
-
-/* Between rows of all heads, and for each rank rows of its own heads: a p-th of each run. */
+/* Between rows of all heads, and for each rank rows of its own heads: a p-th of queries, keys and values. */
 static void move_heads(const Run *r, const Handing *h) {
     const Pass *p = r->u->pass;
     const Model *m = p->model;
-    int ranks = m->contexts.ranks, runs;
+    int ranks = m->contexts.ranks;
     bool out = goes_to_heads(h->place);
-    int64_t run[3], first = 0;
+    Dim outputs[PARAM_MATRICES];
+    int64_t first = 0;
     size_t e = dtype_bytes(m->compute), wide = (size_t)model_dim(&m->config, h->swap->width) * e,
            narrow = wide / (size_t)ranks;
-    runs = runs_of(&m->config, h->swap->width, run);
-    for (int i = 0; i < runs; first += run[i++])
+    int count = param_outputs(&m->config, h->swap->width, outputs);
+    for (int i = 0; i < count; first += model_dim(&m->config, outputs[i++]))
         for (int rank = 0; rank < ranks; rank++) {
-            size_t bytes = (size_t)(run[i] / ranks) * e;
+            size_t bytes = (size_t)(model_dim(&m->config, outputs[i]) / ranks) * e;
             char *row = (char *)h->tensors[h->swap->tokens] + (size_t)first * e + (size_t)rank * bytes;
             char *piece = (char *)h->tensors[h->swap->through] + (size_t)rank * (size_t)m->tokens * narrow +
                           (size_t)(first / ranks) * e;

@@ -143,5 +143,8 @@ static void update_matrix(Device *d, const OptimizerSettings *s, const Optimizer
 /* Matrices that are stored as one parameter are still several: q, k and v turn apart. */
 void muon_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
     CHECK(r->of && r->count == r->of->count);
-    for (int k = 0; k < r->of->matrix_count; k++) update_matrix(d, s, step, r, &r->of->matrices[k]);
+    for (int k = 0; k < param_matrices(r->of); k++) {
+        ParamMatrix m = param_matrix(r->of, k);
+        update_matrix(d, s, step, r, &m);
+    }
 }

@@ -93,8 +93,9 @@ size_t optimizer_state_bytes(const OptimizerSettings *s) {
 
 size_t optimizer_scratch_bytes(const Optimizer *o, const Param *p) {
     size_t most = 0;
-    for (int k = 0; o->matrices && k < p->matrix_count; k++) {
-        size_t bytes = o->matrices->scratch(&p->matrices[k]);
+    for (int k = 0; o->matrices && k < param_matrices(p); k++) {
+        ParamMatrix m = param_matrix(p, k);
+        size_t bytes = o->matrices->scratch(&m);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -102,6 +103,9 @@ size_t optimizer_scratch_bytes(const Optimizer *o, const Param *p) {
 
 double optimizer_flops(const Optimizer *o, const Param *p) {
     double sum = o->flops * (double)p->count;
-    for (int k = 0; o->matrices && k < p->matrix_count; k++) sum += o->matrices->flops(&p->matrices[k]);
+    for (int k = 0; o->matrices && k < param_matrices(p); k++) {
+        ParamMatrix m = param_matrix(p, k);
+        sum += o->matrices->flops(&m);
+    }
     return sum;
 }

@@ -109,6 +109,7 @@ Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
 Held axes_box(const ModelConfig *c, const Param *p, Sharing s) {
     int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
     if (p->transposed) rows = model_dim(c, p->row->cols), columns = model_dim(c, p->row->rows);
+    rows *= p->stack;
     Held h = {.box = {0, rows, 0, columns, columns}, .copy = s.place};
     ParamKind kind = axes_kind(c, p);
     if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return h;

@@ -33,16 +33,11 @@ static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const 
 /* As the model file has it, whatever this rank's box of it is. A vector has no columns. The name is the
  * list's own, freed with it. */
 static void describe(Tensors *t, const Param *p, const char *prefix, SafeType memory, SafeType stored) {
-    const ModelConfig *whole = &engine_plan(t->engine)->spec.model;
+    TensorDesc *d = &t->descriptions[t->list.count++];
     Text name = {0};
     text_printf(&name, "%s%s%s", prefix, *prefix ? "." : "", p->name);
-    t->descriptions[t->list.count++] =
-        (TensorDesc){.name = name.data,
-                     .memory = memory,
-                     .stored = stored,
-                     .rank = p->cols ? 2 : 1,
-                     .shape = {model_dim(whole, p->transposed ? p->row->cols : p->row->rows),
-                               model_dim(whole, p->transposed ? p->row->rows : p->row->cols)}};
+    *d = (TensorDesc){.name = name.data, .memory = memory, .stored = stored};
+    d->rank = param_shape(&engine_plan(t->engine)->spec.model, p, d->shape);
 }
 
 static Piece piece_of(const Engine *e, const Param *p) {

@@ -437,6 +437,13 @@ static void set_first_keys(int32_t *first, int64_t tokens, int pattern) {
     }
 }
 
+/* In every second case, below all scores or above them; none where a device has no kernels for them. */
+static const float *sinks_for(const Device *d, AttentionShape s, int64_t number) {
+    if (!d->ops.sinks_backward || number % 2 == 0) return NULL;
+    return number % 4 == 1 ? random_tensor(s.heads, DTYPE_F32, -2, 2)
+                           : random_tensor(s.heads, DTYPE_F32, 30, 200);
+}
+
 static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtype c) {
     int64_t t = s.tokens, wide = t * qkv_row(s), n = t * s.heads * s.head_dim;
     void *qkv = random_tensor(wide, c, -2, 2), *dout = random_tensor(n, c, -1, 1);
@@ -444,6 +451,7 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
     set_first_keys(first, t, pattern);
     void *out = tensor(n, c), *out2 = tensor(n, c), *grad = tensor(wide, c), *grad2 = tensor(wide, c);
     float *lse = tensor(s.heads * t, DTYPE_F32), *lse2 = tensor(s.heads * t, DTYPE_F32);
+    s.sinks = sinks_for(d, s, pattern);
     RUN(d, attention_forward, s, qkv, first, out, lse, c);
     reference.ops.attention_forward(&reference, s, qkv, first, out2, lse2, c);
     double terms = s.head_dim; /* of a score; what is summed over keys has weights that come to 1 */
@@ -452,6 +460,12 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
     RUN(d, attention_backward, s, qkv, first, out2, lse2, dout, grad, c);
     reference.ops.attention_backward(&reference, s, qkv, first, out2, lse2, dout, grad2, c);
     assert_sums("attention gradient", d, grad, grad2, wide, c, terms, 1);
+    if (s.sinks) {
+        float *dsinks = random_tensor(s.heads, DTYPE_F32, -1, 1), *want = copy_of(dsinks, s.heads, DTYPE_F32);
+        RUN(d, sinks_backward, s, out2, lse2, dout, dsinks, c);
+        reference.ops.sinks_backward(&reference, s, out2, lse2, dout, want, c);
+        assert_sums("sinks", d, dsinks, want, s.heads, DTYPE_F32, terms, 1);
+    }
     drop_all();
 }
 
@@ -487,6 +501,7 @@ static void check_decode(Device *d, Dtype c) {
         void *qkv = random_tensor(*t * qkv_row(s), c, -2, 2), *k = random_tensor(keys, c, -2, 2),
              *v = random_tensor(keys, c, -1, 1);
         void *out = tensor(n, c), *want = tensor(n, c);
+        s.sinks = sinks_for(d, s, i + *t);
         RUN(d, attention_decode, s, *start, qkv, k, v, out, c);
         reference.ops.attention_decode(&reference, s, *start, qkv, k, v, want, c);
         assert_sums("attention_decode", d, out, want, n, c, s.head_dim, 1);
@@ -517,6 +532,8 @@ static void check_activation(Device *d, Dtype c) {
     EACH(w, widths)
     for (int bits = 0; bits < 4; bits++)
         check_activation_kind(d, bits & 1 ? ACT_GELU_TANH : ACT_SILU, !(bits & 2), *t, *w, c);
+    if (!d->ops.experts_bias_forward) return; /* models of such experts are refused there */
+    EACH(t, token_counts) EACH(w, widths) check_activation_kind(d, ACT_CLAMPED, true, *t, *w, c);
 }
 static void test_activation(void **state) { (void)state, on_all(check_activation); }
 
@@ -752,6 +769,28 @@ static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c
     drop_all();
 }
 
+static void check_experts_bias(Device *d, RouteShape s, int64_t h, Dtype c) {
+    Routes r = new_routes(s);
+    int64_t choices = s.tokens * s.chosen, biases = s.experts * h;
+    RUN(&reference, route, s, r, NULL);
+    ExpertRows e = {.rows = choices, .experts = s.experts, .first = r.first};
+    void *y = random_tensor(choices * h, c, -1, 1), *want_y = copy_of(y, choices * h, c);
+    float *bias = random_tensor(biases, DTYPE_F32, -1, 1);
+    RUN(d, experts_bias_forward, e, h, y, bias, c);
+    RUN(&reference, experts_bias_forward, e, h, want_y, bias, c);
+    assert_near("experts_bias", d, y, want_y, choices * h, c);
+    for (int weighed = 0; weighed < 2; weighed++) {
+        float *db = random_tensor(biases, DTYPE_F32, -1, 1), *want_db = copy_of(db, biases, DTYPE_F32),
+              *dw = random_tensor(choices, DTYPE_F32, -1, 1), *want_dw = copy_of(dw, choices, DTYPE_F32);
+        RUN(d, experts_bias_backward, s, r, h, y, weighed, bias, db, weighed ? dw : NULL, c);
+        RUN(&reference, experts_bias_backward, s, r, h, y, weighed, bias, want_db, weighed ? want_dw : NULL,
+            c);
+        assert_sums("experts' bias gradient", d, db, want_db, biases, DTYPE_F32, (double)choices, 1);
+        assert_sums("its weights", d, dw, want_dw, choices, DTYPE_F32, (double)h, 1);
+    }
+    drop_all();
+}
+
 static void check_experts_rows(Device *d, Dtype c) {
     if (!d->ops.experts_combine) return;
     DeviceNeeds needs = small_needs(c, 65, 521);
@@ -759,6 +798,9 @@ static void check_experts_rows(Device *d, Dtype c) {
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         check_experts_rows_shape(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                                  widths[i], c);
+        if (d->ops.experts_bias_forward)
+            check_experts_bias(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
+                               widths[i], c);
         check_experts_rows_shape(d, (RouteShape){.tokens = 3, .sequence = 3, .experts = 1, .chosen = 1},
                                  widths[i], c);
     }
@@ -1387,6 +1429,32 @@ static void act_backward(const float *x, const float *dy, float *dx) {
                                       DTYPE_F32);
 }
 
+/* x is qkv, then the sinks. */
+static void sink_forward(const float *x, float *y) {
+    probe_shape.sinks = x + PROBE_WIDE;
+    attend_forward(x, y);
+}
+static void sink_backward(const float *x, const float *dy, float *dx) {
+    float lse[7 * 4], y[PROBE_OUT];
+    probe_shape.sinks = x + PROBE_WIDE;
+    attend_backward(x, dy, dx);
+    reference.ops.attention_forward(&reference, probe_shape, x, probe_first, y, lse, DTYPE_F32);
+    memset(dx + PROBE_WIDE, 0, 4 * sizeof *dx);
+    reference.ops.sinks_backward(&reference, probe_shape, y, lse, dy, dx + PROBE_WIDE, DTYPE_F32);
+}
+
+/* As the activation, with some gates and ups beyond the limit. */
+static void clamped_forward(const float *x, float *y) {
+    float wide[60];
+    for (int i = 0; i < 60; i++) wide[i] = x[i] + (float)(i % 5 - 2) * 4.5f;
+    act_forward(wide, y);
+}
+static void clamped_backward(const float *x, const float *dy, float *dx) {
+    float wide[60];
+    for (int i = 0; i < 60; i++) wide[i] = x[i] + (float)(i % 5 - 2) * 4.5f;
+    act_backward(wide, dy, dx);
+}
+
 static const int32_t rope_positions[3] = {0, 3, 1};
 static void rotate(const float *x, float *y, bool inverse) {
     float angles[4 * 8];
@@ -1469,6 +1537,10 @@ static void test_differences(void **state) {
     probe_shape.scale = 0.4f, probe_shape.cap = 1.5f, probe_shape.window = 3;
     check_differences("attention, capped, in windows",
                       &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
+    check_differences("attention with sinks",
+                      &(Probe){PROBE_WIDE + 4, PROBE_OUT, sink_forward, sink_backward});
+    probe_activation = ACT_CLAMPED, probe_gated = true;
+    check_differences("clamped activation", &(Probe){60, 30, clamped_forward, clamped_backward});
     check_differences("rope", &(Probe){96, 96, rope_forward, rope_backward});
     check_differences("cross_entropy", &(Probe){19, 1, loss_forward, loss_backward});
     probe_cap = 1.5f;

@@ -4,7 +4,9 @@
  * one is exceeded.
  *
  *     config.json  model.safetensors  expected.json  grads.safetensors  final.safetensors
- *     batch.safetensors: tokens [steps, rows, context + 1], and targets [steps, rows, context] or none */
+ *     batch.safetensors: tokens [steps, rows, context + 1], and targets [steps, rows, context] or none
+ *     routes.safetensors, of models with experts, or none: model.layers.N.mlp.gate.routes [steps, tokens, k],
+ *     the experts that each token goes to, ascending */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +16,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "checkpoint/safetensors.h"
+#include "device/cpu/cpu.h"
 #include "engine/engine.h"
 
 typedef struct Golden {
@@ -29,6 +32,26 @@ typedef struct Golden {
     Comm *comm;
     Engine *engine;
 } Golden;
+
+/* Where tokens go in bf16. A router's logits are off by rounding there, so that tokens whose choice is close go
+ * elsewhere than in float64, and gradients of single experts are then off by their own size: what is to be
+ * compared is all but the choice. Layers are asked for in ascending order, once a step. */
+static struct {
+    int64_t *layers[64]; /* [steps, tokens, k] */
+    int count, asked;
+} given;
+
+static void given_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+    int64_t choices = s.tokens * s.chosen;
+    const int64_t *chosen = given.layers[given.asked % given.count] + given.asked / given.count * choices;
+    (void)d, given.asked++;
+    for (int64_t i = 0; i < choices; i++) r.chosen[i] = (int32_t)chosen[i];
+    for (int64_t t = 0; t < s.tokens; t++) {
+        route_score(s, r.scores + t * s.experts);
+        route_weigh(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
+    }
+    route_order(s, r, counts);
+}
 
 /* One comparison: worst deviation seen, and its limit. */
 typedef struct Verdict {
@@ -63,6 +86,44 @@ static ErrorCode read_batches(Golden *g, Error *err) {
     }
     safe_close(&f);
     return code;
+}
+
+static ErrorCode read_routes(Golden *g, Error *err) {
+    const ModelConfig *c = &g->plan.spec.model;
+    SafeFile f;
+    char *path = path_join(g->dir, "routes.safetensors"), name[64];
+    ErrorCode code = safe_open(&f, path, err);
+    free(path);
+    TRY(code);
+    for (int64_t layer = 0; layer < c->num_hidden_layers && code == OK; layer++) {
+        const SafeTensor *t;
+        if (!model_block(c, layer).experts) continue;
+        snprintf(name, sizeof name, "model.layers.%d.mlp.gate.routes", (int)layer);
+        code = read_i64(&f, name, &given.layers[given.count], &t, err);
+        if (code == OK && (!t || (int64_t)t->shape[2] != c->num_experts_per_tok || given.count == 63))
+            code = error_set(err, ERR_DATA, "%s: no routes of layer %d", f.where, (int)layer);
+        else
+            given.count++;
+    }
+    safe_close(&f);
+    return code;
+}
+
+static void forget_routes(void) {
+    for (int i = 0; i < given.count; i++) free(given.layers[i]);
+    given.count = given.asked = 0;
+}
+
+/* On other devices than the CPU at work, and without a file of routes, tokens go where the router says. */
+static ErrorCode give_routes(Golden *g, Dtype compute, Error *err) {
+    char *path = path_join(g->dir, "routes.safetensors");
+    bool there = file_exists(path),
+         here = g->device.ops.route && g->device.memory == 0 && !g->device.deferred;
+    free(path);
+    if (compute == DTYPE_F32 || !there || !here || g->plan.spec.model.num_experts == 0) return OK;
+    TRY(read_routes(g, err));
+    g->device.ops.route = given_route;
+    return OK;
 }
 
 static ErrorCode number(const cJSON *object, const char *key, double *out, Error *err) {
@@ -200,10 +261,10 @@ static void worsen(double *worst, double found, double expected) {
 
 enum { LOSS, NORM, COEFFICIENT, GRADIENT, WEIGHT, VERDICTS };
 
-/* With experts, in bf16: a token whose logits are close goes to another expert than in float64, and gradients
- * of single experts are then off by their own size. The loss is what can be compared. */
+/* Without given routes the loss is what can be compared of experts in bf16. */
 static bool compares(const Golden *g, Dtype compute, int verdict) {
-    return verdict == LOSS || compute == DTYPE_F32 || g->plan.spec.model.num_experts == 0;
+    bool routed = g->plan.spec.model.num_experts == 0 || given.count > 0;
+    return verdict == LOSS || compute == DTYPE_F32 || routed;
 }
 
 static ErrorCode run_step(Golden *g, int step, Verdict v[VERDICTS], Error *err) {
@@ -234,6 +295,7 @@ static ErrorCode reproduce(Golden *g, Dtype compute, Verdict v[VERDICTS], Error 
     TRY(read_batches(g, err));
     TRY(read_expected(g, err));
     TRY(open_engine(g, compute, err));
+    TRY(give_routes(g, compute, err));
     TRY(each_tensor(g, "model.safetensors", load_weight, NULL, err));
     engine_refresh(g->engine);
     for (int s = 0; s < g->steps; s++) TRY(run_step(g, s, v, err));
@@ -263,6 +325,7 @@ static int check(const char *dir, Dtype compute) {
     bool told[VERDICTS];
     for (int i = 0; i < VERDICTS; i++) told[i] = compares(&g, compute, i);
     release(&g);
+    forget_routes();
     if (code != OK) {
         fprintf(stderr, "golden: %s\n", err.message);
         return (int)code;

@@ -510,7 +510,9 @@ static void adapters_are_parameters_like_others(void **state) {
     for_each_adapted_case(check_table);
     for_each_adapted_case(check_bits);
     for_each_adapted_case(check_bits_bf16);
+    all_experts = true;
     for_each_adapted_case(check_differences);
+    all_experts = false;
 }
 
 /* ---- FLOPs ---- */

@@ -63,6 +63,19 @@ exits 0 train run.yaml run.dir=mixtral model.family=mixtral model.dense_period=0
 exits 0 inspect mixtral/checkpoints/step-00000002
 has out 'model.layers.2.block_sparse_moe.experts.5.w2.weight'
 
+# gpt-oss: one tensor a layer, biases, sinks; on a mesh with Muon as alone.
+gpt='model.family=gpt_oss model.head_dim=8 model.intermediate_size=20 model.moe_intermediate_size=0 model.dense_period=0 model.dense_layers=0
+  model.sliding_window=9 model.router_aux_loss_coef=0.01 optimizer.kind=muon train.steps=3'
+exits 0 train run.yaml run.dir=gpt $gpt || cat err
+mesh 4 gpt4 $gpt mesh.dp_shard=2 mesh.pp=2
+curve gpt >gpt.curve
+curve gpt4 | cmp -s - gpt.curve && [ "$(digest gpt4)" = "$(digest gpt)" ] || fail "gpt_oss differs on a mesh"
+exits 0 inspect gpt/checkpoints/step-00000003
+grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
+has out 'model.layers.0.self_attn.sinks'
+exits 0 train run.yaml run.dir=from model.init=gpt/checkpoints/step-00000003 train.steps=4 optimizer.kind=muon
+exits 0 generate gpt --prompt abc --tokens 4 --temperature 0
+
 exits 78 train run.yaml run.dir=no model.num_experts_per_tok=7
 has err 'num_experts_per_tok is 7, expected a number from 1 to 6'
 exits 78 train run.yaml run.dir=no model.family=llama model.head_dim=8

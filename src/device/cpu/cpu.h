@@ -92,11 +92,23 @@ static inline float muon_factor(const GradStats *squares, float slack) {
     return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
 }
 
-/* Order of a token's experts, and of rows; experts.c. */
+/* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose; then
+ * the order of rows; experts.c. */
 void route_choose(RouteShape s, const float *logits, int32_t *chosen);
+void route_score(RouteShape s, float *scores);
+void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights);
+/* What weights are divided by. */
+double route_divisor(RouteShape s, const float *scores, const int32_t *chosen);
 void route_order(RouteShape s, Routes r, int64_t *counts);
 /* How often a sequence chooses each expert. */
 void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts);
+
+/* The choice that stands in a row of expert e. */
+static inline int64_t route_choice(RouteShape s, Routes r, int64_t row, int e) {
+    int64_t at = (int64_t)r.token[row] * s.chosen;
+    while (r.chosen[at] != e) at++;
+    return at;
+}
 
 /* memory.c */
 void *cpu_take(Device *d, size_t bytes);
@@ -116,6 +128,8 @@ void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, 
                                   const void *out, const float *lse, const void *dout, void *dqkv, Dtype c);
 void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c);
+void reference_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
+                              const void *dout, float *dsinks, Dtype c);
 
 /* reference_experts.c */
 void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts);
@@ -129,5 +143,8 @@ void reference_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden
                                bool weighed, bool add, void *y, Dtype c);
 void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
                              float *dweights, Dtype c);
+void reference_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c);
+void reference_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
+                                     bool weighed, const float *bias, float *dbias, float *dweights, Dtype c);
 
 #endif

@@ -123,6 +123,59 @@ INLINE void activation_backward_typed(int64_t rows, int64_t inter, const void *x
     }
 }
 
+/* Gates and ups that alternate, of which a vector of each is taken apart at a time. */
+typedef struct Pairs {
+    Vec gate, up;
+} Pairs;
+
+INLINE Pairs get_pairs(const void *x, int64_t i, int64_t left, Dtype c) {
+    float gate[VLEN] = {0}, up[VLEN] = {0};
+    for (int64_t k = 0; k < left && k < VLEN; k++) {
+        gate[k] = tensor_get(x, 2 * (i + k), c);
+        up[k] = tensor_get(x, 2 * (i + k) + 1, c);
+    }
+    return (Pairs){vec_load(gate), vec_load(up)};
+}
+
+INLINE void put_pairs(void *x, int64_t i, int64_t left, Pairs p, Dtype c) {
+    float gate[VLEN], up[VLEN];
+    vec_store(gate, p.gate), vec_store(up, p.up);
+    for (int64_t k = 0; k < left && k < VLEN; k++) {
+        tensor_set(x, 2 * (i + k), c, gate[k]);
+        tensor_set(x, 2 * (i + k) + 1, c, up[k]);
+    }
+}
+
+/* Of a pair: what it makes, and what the gradient is multiplied by for either. */
+typedef struct Clamped {
+    Vec value;
+    Pairs slope;
+} Clamped;
+
+INLINE Clamped clamp_pair(Pairs p) {
+    Vec limit = vec_set(CLAMPED_LIMIT), zero = {0};
+    Vec z = vec_select((VecInt)(p.gate > limit), limit, p.gate);
+    Vec u = vec_select((VecInt)(p.up > limit), limit, p.up);
+    u = 1.0f + vec_select((VecInt)(u < -limit), -limit, u);
+    Vec s = sigmoid(CLAMPED_SLOPE * z), zs = z * s;
+    Vec gate = u * (s + CLAMPED_SLOPE * zs * (1.0f - s));
+    VecInt out = (VecInt)(p.up > limit) | (VecInt)(p.up < -limit);
+    return (Clamped){u * zs, {vec_select((VecInt)(p.gate > limit), zero, gate), vec_select(out, zero, zs)}};
+}
+
+INLINE void clamped_forward_typed(int64_t n, const void *x, void *act, Dtype c) {
+    EACH_VECTOR(i, left, n) put(act, i, left, c, clamp_pair(get_pairs(x, i, left, c)).value);
+}
+
+INLINE void clamped_backward_typed(int64_t n, const void *x, const void *dact, void *dx, void *act, Dtype c) {
+    EACH_VECTOR(i, left, n) {
+        Clamped y = clamp_pair(get_pairs(x, i, left, c));
+        Vec grad = get(dact, i, left, c);
+        put_pairs(dx, i, left, (Pairs){grad * y.slope.gate, grad * y.slope.up}, c);
+        put(act, i, left, c, y.value);
+    }
+}
+
 /* Calls body(..., f, gated, dtype) with constants: each kind gets code of its own. */
 #define BY_ACTIVATION(f, gated, type, body, ...)                     \
     do {                                                             \
@@ -138,9 +191,15 @@ INLINE void activation_backward_typed(int64_t rows, int64_t inter, const void *x
 
 static void activation_forward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
                                void *act, Dtype c) {
-    BY_ACTIVATION(f, gated, c, activation_forward_typed, rows, inter, x, act);
+    if (f == ACT_CLAMPED)
+        BY_DTYPE(c, clamped_forward_typed, rows * inter, x, act);
+    else
+        BY_ACTIVATION(f, gated, c, activation_forward_typed, rows, inter, x, act);
 }
 static void activation_backward(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
                                 const void *dact, void *dx, void *act, Dtype c) {
-    BY_ACTIVATION(f, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
+    if (f == ACT_CLAMPED)
+        BY_DTYPE(c, clamped_backward_typed, rows * inter, x, dact, dx, act);
+    else
+        BY_ACTIVATION(f, gated, c, activation_backward_typed, rows, inter, x, dact, dx, act);
 }

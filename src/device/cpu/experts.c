@@ -1,5 +1,7 @@
-/* What the implementations of a CPU share of routing: choices and their order, which are whole numbers. What
- * is chosen is told by logits as they are stored, so that no implementation's exponential can show. */
+/* What the implementations of a CPU share of routing: choices and their order, which are whole numbers, and
+ * what a token's scores and weights are, in double: rows are short, and this is no place to save time. */
+#include <math.h>
+
 #include "device/cpu/cpu.h"
 
 /* Whether expert e has been chosen among the first `count`. */
@@ -33,6 +35,27 @@ static void sort_ascending(int32_t *x, int count) {
 void route_choose(RouteShape s, const float *logits, int32_t *chosen) {
     for (int i = 0; i < s.chosen; i++) chosen[i] = (int32_t)best_left(logits, s.experts, chosen, i);
     sort_ascending(chosen, s.chosen);
+}
+
+static void softmax(int n, float *x) {
+    double sum = 0;
+    float top = x[0];
+    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
+    for (int i = 0; i < n; i++) sum += exp((double)x[i] - (double)top);
+    for (int i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - (double)top) / sum);
+}
+
+void route_score(RouteShape s, float *scores) { softmax(s.experts, scores); }
+
+double route_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
+    double sum = 0;
+    for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
+    return s.normalise ? sum : 1;
+}
+
+void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights) {
+    double divisor = route_divisor(s, scores, chosen);
+    for (int i = 0; i < s.chosen; i++) weights[i] = (float)((double)scores[chosen[i]] / divisor);
 }
 
 void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts) {

@@ -50,6 +50,13 @@ INLINE float score_factor(const Flash *f) {
 }
 INLINE float cap_factor(const Flash *f) { return 1.44269504f * f->s.cap; }
 
+/* Where the maximum and the sum of a row begin. Without a sink the first is finite, so that -inf minus it is
+ * -inf and not NaN. */
+INLINE float sink_score(const Flash *f, int64_t head) {
+    return f->s.sinks ? 1.44269504f * f->s.sinks[head] : -1e30f;
+}
+INLINE float sink_total(const Flash *f) { return f->s.sinks ? 1 : 0; }
+
 /* ---- forward ---- */
 
 /* State of a block of queries: lanes are queries. */
@@ -80,8 +87,8 @@ static void forward_start(ForwardBlock *b, float *scratch) {
         int64_t t = b->first + min_i64(i, b->count - 1);
         b->last_key[i] = (int32_t)(f->offset + t);
         b->first_key[i] = (int32_t)flash_first(f, t);
-        b->top[i] = -1e30f; /* finite, so that -inf minus it is -inf and not NaN */
-        b->total[i] = 0;
+        b->top[i] = sink_score(f, b->head);
+        b->total[i] = sink_total(f);
     }
 }
 
@@ -368,7 +375,7 @@ INLINE float dot_rows(const void *a, const void *b, int64_t dim, Dtype c) {
 INLINE void decode_typed(const Flash *f, int64_t head, int64_t query, Dtype c) {
     int64_t dim = f->s.head_dim, keys = f->offset + query + 1, kv = head / (f->s.heads / f->s.kv_heads) * dim;
     const void *q = tensor_at(f->q, query * f->q_row + head * dim, c);
-    float scores[B], sums[HEAD_DIM_MAX] = {0}, top = -1e30f, total = 0;
+    float scores[B], sums[HEAD_DIM_MAX] = {0}, top = sink_score(f, head), total = sink_total(f);
     for (int64_t first = flash_first(f, query); first < keys; first += B) {
         int64_t count = min_i64(B, keys - first);
         float old = top;

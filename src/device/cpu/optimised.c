@@ -561,6 +561,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.attention_forward = optimised_attention_forward;
     d->ops.attention_backward = optimised_attention_backward;
     d->ops.attention_decode = optimised_attention_decode;
+    d->ops.sinks_backward = optimised_sinks_backward;
     d->ops.activation_forward = activation_forward;
     d->ops.activation_backward = activation_backward;
     d->ops.add = add;
@@ -572,6 +573,8 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.gemm_experts_weight = optimised_gemm_experts_weight;
     d->ops.experts_combine = optimised_experts_combine;
     d->ops.experts_weigh = optimised_experts_weigh;
+    d->ops.experts_bias_forward = optimised_experts_bias_forward;
+    d->ops.experts_bias_backward = optimised_experts_bias_backward;
     d->ops.sum_parts = sum_parts;
     d->ops.copy_rows = copy_rows;
     d->ops.sum_parts_i64 = sum_parts_i64;

@@ -42,6 +42,8 @@ void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, 
                                   const void *out, const float *lse, const void *dout, void *dqkv, Dtype c);
 void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c);
+void optimised_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
+                              const void *dout, float *dsinks, Dtype c);
 size_t optimised_attention_scratch(const Device *d, AttentionShape s);
 
 /* optimised_experts.c */
@@ -56,5 +58,8 @@ void optimised_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden
                                bool weighed, bool add, void *y, Dtype c);
 void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
                              float *dweights, Dtype c);
+void optimised_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c);
+void optimised_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
+                                     bool weighed, const float *bias, float *dbias, float *dweights, Dtype c);
 
 #endif

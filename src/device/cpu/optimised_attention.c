@@ -1,4 +1,5 @@
 /* Attention: blocks of queries (forward) or keys (backward) handed to threads, longest first. */
+#include <math.h>
 #include <omp.h>
 
 #include "base/error.h"
@@ -167,4 +168,25 @@ void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, 
     prepare_backward(d, &f, &areas);
     run_backward(d, &f, &areas);
     write_query_gradients(d, &f);
+}
+
+/* ---- sinks ---- */
+
+/* A head is one thread's, so that its sum has one order; a pass over two tensors, no product. */
+static double sink_gradient(AttentionShape s, int64_t head, const void *out, const float *lse,
+                            const void *dout, Dtype c) {
+    double sum = 0;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        int64_t at = (t * s.heads + head) * s.head_dim;
+        double delta = 0;
+        for (int64_t i = at; i < at + s.head_dim; i++)
+            delta += (double)tensor_get(out, i, c) * (double)tensor_get(dout, i, c);
+        sum += exp((double)s.sinks[head] - (double)lse[head * s.tokens + t]) * delta;
+    }
+    return sum;
+}
+
+void optimised_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
+                              const void *dout, float *dsinks, Dtype c) {
+    EACH_PIECE(d, head, s.heads, 1) dsinks[head] -= (float)sink_gradient(s, head, out, lse, dout, c);
 }

@@ -2,35 +2,16 @@
  * the speed of memory, in plain C: rows and tokens know nothing of each other, so pieces of them cannot show.
  * Choosing takes E k comparisons a token; sorting the choices, which is one thread's, some nanoseconds
  * each. */
-#include <math.h>
-
 #include "device/cpu/optimised.h"
 
 /* ---- routing ---- */
 
-/* In double: rows are short, and this is no place to save time. */
-static void softmax(int n, float *x) {
-    double sum = 0;
-    float top = x[0];
-    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
-    for (int i = 0; i < n; i++) sum += exp((double)x[i] - (double)top);
-    for (int i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - (double)top) / sum);
-}
-
-/* What a token's weights are divided by. */
-static double weight_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
-    double sum = 0;
-    for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
-    return s.normalise ? sum : 1;
-}
-
 static void route_token(RouteShape s, Routes r, int64_t t) {
-    float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
+    float *scores = r.scores + t * s.experts;
     int32_t *chosen = r.chosen + t * s.chosen;
     route_choose(s, scores, chosen);
-    softmax(s.experts, scores);
-    double divisor = weight_divisor(s, scores, chosen);
-    for (int i = 0; i < s.chosen; i++) weights[i] = (float)((double)scores[chosen[i]] / divisor);
+    route_score(s, scores);
+    route_weigh(s, scores, chosen, r.weights + t * s.chosen);
 }
 
 void optimised_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
@@ -48,7 +29,7 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     const float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
     const int32_t *chosen = r.chosen + t * s.chosen;
     const float *dw = dweights + t * s.chosen;
-    double divisor = weight_divisor(s, scores, chosen);
+    double divisor = route_divisor(s, scores, chosen);
     for (int e = 0; e < s.experts; e++) {
         ds[e] = (double)slopes[e] * scale;
         value += (double)slopes[e] * (double)scores[e];
@@ -161,5 +142,50 @@ void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
             int64_t at = r.row[j] * inter;
             dweights[j] = weigh_row(d, inter, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
         }
+    }
+}
+
+/* ---- biases ---- */
+
+void optimised_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
+    int64_t step = rows_for(n);
+    for (int i = 0; i < e.experts; i++) {
+        int64_t begin = e.first[i], end = e.first[i + 1];
+        EACH_PIECE(d, row, end - begin, step)
+        kernels_of(d)->bias_forward(min_i64(step, end - begin - row), n, tensor_to(y, (begin + row) * n, c),
+                                    bias + i * n, c);
+    }
+}
+
+/* Columns first .. first+count-1 of expert e: one thread's, in double, so that neither the number of rows nor
+ * that of threads shows. */
+static void bias_columns(RouteShape s, Routes r, int e, int64_t n, int64_t first, int64_t count,
+                         const void *dy, bool weighed, float *dbias, Dtype c) {
+    double sum[COLUMNS] = {0};
+    for (int64_t row = r.first[e]; row < r.first[e + 1]; row++) {
+        double weight = weighed ? (double)r.weights[route_choice(s, r, row, e)] : 1;
+        for (int64_t i = 0; i < count; i++) sum[i] += weight * (double)tensor_get(dy, row * n + first + i, c);
+    }
+    for (int64_t i = 0; i < count; i++) dbias[e * n + first + i] += (float)sum[i];
+}
+
+static float dot_bias(int64_t n, const void *dy, const float *bias, Dtype c) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)tensor_get(dy, i, c) * (double)bias[i];
+    return (float)sum;
+}
+
+void optimised_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
+                                     bool weighed, const float *bias, float *dbias, float *dweights,
+                                     Dtype c) {
+    int64_t columns = leaves_of(n, COLUMNS), step = rows_for(n);
+    EACH_PIECE(d, i, s.experts * columns, 1) {
+        int64_t first = i % columns * COLUMNS;
+        bias_columns(s, r, (int)(i / columns), n, first, min_i64(COLUMNS, n - first), dy, weighed, dbias, c);
+    }
+    if (!weighed) return;
+    EACH_PIECE(d, first, s.tokens * s.chosen, step) {
+        for (int64_t j = first; j < min_i64(s.tokens * s.chosen, first + step); j++)
+            dweights[j] += dot_bias(n, tensor_at(dy, r.row[j] * n, c), bias + r.chosen[j] * n, c);
     }
 }

@@ -331,11 +331,46 @@ static double activation_slope(Activation f, double z) {
     return (1 + t) / 2 + z * (1 - t * t) * inner / 2;
 }
 
+/* A pair of gate and up by the last formula, and what its gradient is multiplied by for either. */
+typedef struct Clamped {
+    double value, gate, up;
+} Clamped;
+
+static Clamped clamped(double gate, double up) {
+    double limit = (double)CLAMPED_LIMIT, slope = (double)CLAMPED_SLOPE;
+    double z = gate > limit ? limit : gate, u = 1 + (up > limit ? limit : up < -limit ? -limit : up);
+    double s = 1 / (1 + exp(-slope * z));
+    return (Clamped){.value = u * z * s,
+                     .gate = gate <= limit ? u * (s + slope * z * s * (1 - s)) : 0,
+                     .up = fabs(up) <= limit ? z * s : 0};
+}
+
+static void clamped_forward(int64_t n, const void *x, void *act, Dtype c) {
+    for (int64_t i = 0; i < n; i++)
+        tensor_set(
+            act, i, c,
+            (float)clamped((double)tensor_get(x, 2 * i, c), (double)tensor_get(x, 2 * i + 1, c)).value);
+}
+
+static void clamped_backward(int64_t n, const void *x, const void *dact, void *dx, void *act, Dtype c) {
+    for (int64_t i = 0; i < n; i++) {
+        Clamped y = clamped((double)tensor_get(x, 2 * i, c), (double)tensor_get(x, 2 * i + 1, c));
+        double grad = (double)tensor_get(dact, i, c);
+        tensor_set(dx, 2 * i, c, (float)(grad * y.gate));
+        tensor_set(dx, 2 * i + 1, c, (float)(grad * y.up));
+        tensor_set(act, i, c, (float)y.value);
+    }
+}
+
 /* A token's row is its gate, then its up, as the product of both leaves them. */
 static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
                                const void *x, void *act, Dtype c) {
     (void)d;
     int64_t wide = gated ? 2 * inter : inter;
+    if (f == ACT_CLAMPED) {
+        clamped_forward(tokens * inter, x, act, c);
+        return;
+    }
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < inter; i++) {
             double up = gated ? (double)tensor_get(x, t * wide + inter + i, c) : 1;
@@ -350,6 +385,10 @@ static void activation_backward(Device *d, Activation f, bool gated, int64_t tok
                                 const void *x, const void *dact, void *dx, void *act, Dtype c) {
     (void)d;
     int64_t wide = gated ? 2 * inter : inter;
+    if (f == ACT_CLAMPED) {
+        clamped_backward(tokens * inter, x, dact, dx, act, c);
+        return;
+    }
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < inter; i++) {
             int64_t at = t * wide + i;
@@ -677,6 +716,7 @@ void reference_fill_ops(Ops *ops) {
                  .attention_forward = reference_attention_forward,
                  .attention_backward = reference_attention_backward,
                  .attention_decode = reference_attention_decode,
+                 .sinks_backward = reference_sinks_backward,
                  .activation_forward = activation_forward,
                  .activation_backward = activation_backward,
                  .add = add,
@@ -688,6 +728,8 @@ void reference_fill_ops(Ops *ops) {
                  .gemm_experts_weight = reference_gemm_experts_weight,
                  .experts_combine = reference_experts_combine,
                  .experts_weigh = reference_experts_weigh,
+                 .experts_bias_forward = reference_experts_bias_forward,
+                 .experts_bias_backward = reference_experts_bias_backward,
                  .loss_records = loss_records,
                  .cross_entropy = cross_entropy,
                  .loss_sum = loss_sum,

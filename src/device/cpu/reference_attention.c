@@ -8,6 +8,8 @@
  * with cap(s) = c tanh(s / c) and cap' = 1 - (s_j / c)^2; without a cap they are s and 1. Keys before the
  * window are as those before first_key[q].
  *
+ * A sink is one more score, which adds to the sum of exponentials and to nothing else.
+ *
  * Heads of queries share keys and values in groups of H / G. In qkv a token's row is q of all heads, then
  * k, then v. */
 #include <math.h>
@@ -32,11 +34,12 @@ static double score(AttentionShape s, const void *q, const void *k, Dtype c) {
 /* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. Scores are made
  * twice, once for their maximum: kept, they would need memory of the sequence's length. `k` and `v` begin
  * at the first key that is seen, so nothing is masked; there is one at least, the query's own. */
-static double attend(AttentionShape s, const void *q, const void *k, const void *v, int64_t stride,
-                     int64_t keys, void *out, Dtype c) {
-    double max = -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
+static double attend(AttentionShape s, int64_t head, const void *q, const void *k, const void *v,
+                     int64_t stride, int64_t keys, void *out, Dtype c) {
+    double max = s.sinks ? (double)s.sinks[head] : -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
     int64_t dim = s.head_dim;
     for (int64_t j = 0; j < keys; j++) max = fmax(max, score(s, q, tensor_at(k, j * stride, c), c));
+    if (s.sinks) sum = exp((double)s.sinks[head] - max);
     for (int64_t j = 0; j < keys; j++) {
         double p = exp(score(s, q, tensor_at(k, j * stride, c), c) - max);
         sum += p;
@@ -58,7 +61,7 @@ void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, c
             const void *k = tensor_at(qkv, first * row + (s.heads + head / group) * dim, c);
             const void *v = tensor_at(k, s.kv_heads * dim, c);
             void *o = tensor_to(out, (t * s.heads + head) * dim, c);
-            lse[head * s.tokens + t] = (float)attend(s, q, k, v, row, t + 1 - first, o, c);
+            lse[head * s.tokens + t] = (float)attend(s, head, q, k, v, row, t + 1 - first, o, c);
         }
     }
 }
@@ -74,7 +77,7 @@ void reference_attention_decode(Device *d, AttentionShape s, int64_t start, cons
         for (int64_t head = 0; head < s.heads; head++) {
             int64_t keys = s.kv_heads * dim, first = window_first(s, start + t, 0);
             int64_t at = first * keys + head / group * dim;
-            attend(s, tensor_at(qkv, t * row + head * dim, c), tensor_at(k_cache, at, c),
+            attend(s, head, tensor_at(qkv, t * row + head * dim, c), tensor_at(k_cache, at, c),
                    tensor_at(v_cache, at, c), keys, start + t + 1 - first,
                    tensor_to(out, (t * s.heads + head) * dim, c), c);
         }
@@ -161,5 +164,19 @@ void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, 
             void *dk = tensor_to(dqkv, t * row + (s.heads + kv) * dim, c);
             key_gradient(&b, kv, t, first_key, dk, tensor_to(dk, s.kv_heads * dim, c));
         }
+    }
+}
+
+/* The weight of the sink is exp(sink - lse); it has no value, so its score's gradient is what the softmax
+ * takes from all of them alike. */
+void reference_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
+                              const void *dout, float *dsinks, Dtype c) {
+    (void)d;
+    Backward b = {.s = s, .out = out, .dout = dout, .lse = lse, .c = c};
+    for (int64_t head = 0; head < s.heads; head++) {
+        double sum = 0;
+        for (int64_t t = 0; t < s.tokens; t++)
+            sum += exp((double)s.sinks[head] - (double)lse[head * s.tokens + t]) * delta_of(&b, head, t);
+        dsinks[head] -= (float)sum;
     }
 }

@@ -1,33 +1,16 @@
 /* The textbook of experts: as reference.c, sums and exponentials in double, one rounding. */
-#include <math.h>
-
 #include "device/cpu/cpu.h"
 
 /* ---- routing ---- */
 
-static void softmax(int n, float *x) {
-    double top = -HUGE_VAL, sum = 0;
-    for (int i = 0; i < n; i++) top = fmax(top, (double)x[i]);
-    for (int i = 0; i < n; i++) sum += exp((double)x[i] - top);
-    for (int i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - top) / sum);
-}
-
-/* Of the scores of what a token has chosen. */
-static double chosen_sum(RouteShape s, const float *scores, const int32_t *chosen) {
-    double sum = 0;
-    for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
-    return sum;
-}
-
 void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     (void)d;
     for (int64_t t = 0; t < s.tokens; t++) {
-        float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
+        float *scores = r.scores + t * s.experts;
         int32_t *chosen = r.chosen + t * s.chosen;
         route_choose(s, scores, chosen);
-        softmax(s.experts, scores);
-        double sum = s.normalise ? chosen_sum(s, scores, chosen) : 1;
-        for (int i = 0; i < s.chosen; i++) weights[i] = (float)((double)scores[chosen[i]] / sum);
+        route_score(s, scores);
+        route_weigh(s, scores, chosen, r.weights + t * s.chosen);
     }
     route_order(s, r, counts);
 }
@@ -37,7 +20,7 @@ void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
 static double score_gradients(RouteShape s, const float *scores, const int32_t *chosen, const float *weights,
                               const float *dweights, const int32_t *counts, int64_t sequence, double scale,
                               double *ds) {
-    double along = 0, value = 0, sum = s.normalise ? chosen_sum(s, scores, chosen) : 1;
+    double along = 0, value = 0, sum = route_divisor(s, scores, chosen);
     for (int e = 0; e < s.experts; e++) {
         double slope = (double)s.balance * s.experts * counts[e] / (double)sequence;
         ds[e] = slope * scale;
@@ -132,5 +115,37 @@ void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
             tensor_set(dact, i, c, r.weights[j] * dx);
         }
         dweights[j] = (float)sum;
+    }
+}
+
+void reference_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
+    (void)d;
+    for (int i = 0; i < e.experts; i++)
+        for (int64_t x = e.first[i] * n; x < e.first[i + 1] * n; x++)
+            tensor_set(y, x, c, tensor_get(y, x, c) + bias[i * n + x % n]);
+}
+
+static double bias_gradient(RouteShape s, Routes r, int e, int64_t n, int64_t i, const void *dy, bool weighed,
+                            Dtype c) {
+    double sum = 0;
+    for (int64_t row = r.first[e]; row < r.first[e + 1]; row++) {
+        double weight = weighed ? (double)r.weights[route_choice(s, r, row, e)] : 1;
+        sum += weight * (double)tensor_get(dy, row * n + i, c);
+    }
+    return sum;
+}
+
+void reference_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
+                                     bool weighed, const float *bias, float *dbias, float *dweights,
+                                     Dtype c) {
+    (void)d;
+    for (int e = 0; e < s.experts; e++)
+        for (int64_t i = 0; i < n; i++)
+            dbias[e * n + i] += (float)bias_gradient(s, r, e, n, i, dy, weighed, c);
+    for (int64_t j = 0; weighed && j < s.tokens * s.chosen; j++) {
+        double sum = 0;
+        for (int64_t i = 0; i < n; i++)
+            sum += (double)tensor_get(dy, r.row[j] * n + i, c) * (double)bias[r.chosen[j] * n + i];
+        dweights[j] += (float)sum;
     }
 }

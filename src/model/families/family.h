@@ -33,6 +33,9 @@ typedef struct Arch {
     bool local_rotation;    /* layers with windows turn by rope_local_theta, unscaled */
     bool partial_rotation;  /* partial_rotary_factor is one of its keys */
     bool heads_divide;      /* transformers demands that heads divide hidden_size */
+    bool sinks;             /* of attention */
+    bool stacked_experts;   /* matrices of all experts are stored as one, as [inputs, outputs] */
+    bool expert_bias;       /* experts have biases, and their router */
 } Arch;
 
 typedef enum KeyKind {
@@ -51,6 +54,7 @@ typedef enum KeyKind {
     KEY_ACTIVATION, /* the family's, or what means the same: written, not held */
     KEY_ZERO,       /* 0: written, not held */
     KEY_DROPOUT,    /* any probability, which a warning says is not used: written as 0 */
+    KEY_ONLY,       /* the number of the rule, or absent: written, not held */
     KEY_FALSE,      /* false, null or absent: not written */
     KEY_TRUE,       /* true or absent: not written */
     KEY_NONE,       /* null or absent: not written */
@@ -60,7 +64,7 @@ typedef enum KeyKind {
 typedef struct KeyRule {
     const char *name;
     KeyKind kind;
-    size_t offset; /* in ModelConfig */
+    size_t offset; /* in ModelConfig; of KEY_ONLY thousandths of the number */
     bool required; /* else the family's defaults have its value */
 } KeyRule;
 
@@ -107,13 +111,14 @@ typedef struct Family {
 
 extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
     family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2, family_mixtral,
-    family_qwen3_moe, family_olmoe;
+    family_qwen3_moe, family_olmoe, family_gpt_oss;
 
 /* All of them; ends with NULL. */
 extern const Family *const families[];
 /* Their names in that order: what an option table takes. */
-#define FAMILY_NAMES \
-    "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe"
+#define FAMILY_NAMES                                                                                      \
+    "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe|" \
+    "gpt_oss"
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */

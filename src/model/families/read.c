@@ -55,12 +55,21 @@ static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
     return OK;
 }
 
+/* Weights that are not floats of their own: MXFP4 of gpt-oss, blocks of FP8 of DeepSeek, and others. */
+static ErrorCode check_plain(const cJSON *root, const char *where, Error *err) {
+    const cJSON *quantized = family_member(root, "quantization_config");
+    const char *method = "of no quant_method";
+    if (quantized == NULL) return OK;
+    if (cJSON_IsObject(quantized))
+        TRY(json_get_string(quantized, where, "quant_method", false, &method, err));
+    return family_refuse(where, "quantization_config", method,
+                         "weights as bf16 or fp32: convert them, and leave the key out", err);
+}
+
 /* Keys of any family that select another model than the one weft computes. */
 static ErrorCode check_root(const Family *f, const cJSON *root, const char *where, Error *err) {
     TRY(check_architecture(f, root, where, err));
-    if (family_member(root, "quantization_config") != NULL)
-        return error_set(err, ERR_CONFIG, "%s: quantization_config is not supported, expected plain weights",
-                         where);
+    TRY(check_plain(root, where, err));
     return check_dtype(root, where, err);
 }
 
@@ -95,7 +104,7 @@ static const char *const gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_f
 static ErrorCode read_activation(const Family *f, const cJSON *root, const char *where, const char *key,
                                  Error *err) {
     const char *name = family_activation(f);
-    const char *const *known = f->arch.activation == ACT_SILU ? silu : gelu_tanh;
+    const char *const *known = f->arch.activation == ACT_GELU_TANH ? gelu_tanh : silu;
     TRY(json_get_string(root, where, key, false, &name, err));
     for (int i = 0; known[i]; i++)
         if (strcmp(name, known[i]) == 0) return OK;
@@ -119,6 +128,14 @@ static ErrorCode read_dropout(const cJSON *root, const char *where, const char *
         return error_set(err, ERR_CONFIG, "%s: %s is %g, expected a probability", where, key, value);
     if (value > 0) log_warn("%s: %s is %g: weft trains without dropout", where, key, value);
     return OK;
+}
+
+/* A number of which weft does this one. */
+static ErrorCode read_number_only(const cJSON *root, const char *where, const KeyRule *k, Error *err) {
+    double only = (double)k->offset / 1000, value = only;
+    TRY(json_get_double(root, where, k->name, false, &value, err));
+    if (value >= only && value <= only) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected %g", where, k->name, value, only);
 }
 
 /* A switch that only this value of is implemented; null stands for absent. */
@@ -181,6 +198,7 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);
     case KEY_DROPOUT: return read_dropout(root, where, k->name, err);
+    case KEY_ONLY: return read_number_only(root, where, k, err);
     case KEY_FALSE: return read_only(root, where, k->name, false, err);
     case KEY_TRUE: return read_only(root, where, k->name, true, err);
     case KEY_PAD: return OK;

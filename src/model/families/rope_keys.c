@@ -188,15 +188,19 @@ static void write_members(JsonWriter *w, const RopeScaling *s) {
     if (!s->truncate) json_put_bool(w, "truncate", false);
 }
 
-/* null where there is none: "factor": 1 would be a kind that does nothing. */
-static void write_scaling(JsonWriter *w, const RopeScaling *s) {
+/* null where there is none: "factor": 1 would be a kind that does nothing. Families that scale where a file
+ * says nothing are told so. */
+static void write_scaling(JsonWriter *w, const Family *f, const RopeScaling *s) {
     json_key(w, "rope_scaling");
-    if (s->factor <= 1.0) {
+    if (s->factor <= 1.0 && f->defaults.rope_scaling.factor <= 1.0) {
         json_null(w);
         return;
     }
     json_begin_object(w);
-    write_members(w, s);
+    if (s->factor > 1.0)
+        write_members(w, s);
+    else
+        json_put_string(w, "rope_type", "default");
     json_end_object(w);
 }
 
@@ -225,7 +229,7 @@ static void write_local(const ModelConfig *c, JsonWriter *w) {
 void rope_keys_write(const ModelConfig *c, JsonWriter *w) {
     const Arch *a = &model_family(c)->arch;
     family_write_double(w, "rope_theta", c->rope_theta);
-    write_scaling(w, &c->rope_scaling);
+    write_scaling(w, model_family(c), &c->rope_scaling);
     if (a->partial_rotation) family_write_double(w, "partial_rotary_factor", c->partial_rotary_factor);
     if (a->local_rotation) write_local(c, w);
 }

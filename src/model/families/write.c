@@ -26,7 +26,7 @@ static void write_token(JsonWriter *w, const char *key, int64_t id) {
 }
 
 const char *family_activation(const Family *f) {
-    if (f->arch.activation == ACT_SILU) return "silu";
+    if (f->arch.activation != ACT_GELU_TANH) return "silu";
     return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh"; /* one function, by the name of its time */
 }
 
@@ -63,6 +63,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_ACTIVATION: json_put_string(w, k->name, family_activation(model_family(c))); break;
     case KEY_ZERO:
     case KEY_DROPOUT: family_write_double(w, k->name, 0); break;
+    case KEY_ONLY: family_write_double(w, k->name, (double)k->offset / 1000); break;
     case KEY_PAD: json_put_null(w, k->name); break;
     case KEY_FALSE:
     case KEY_TRUE:

@@ -7,6 +7,8 @@
  *     attention   a = softmax(cap(scale q k^T)) v, inside documents and windows
  *     output      y = a Wo^T
  *
+ * With sinks the softmax has one more score, a parameter of each head, of a key without a value.
+ *
  * Shapes: T tokens, h hidden, Q = H*D, K = G*D. Generation keeps K keys and K values of each token.
  *
  * There are two layers of one text. Without norms of q and k, turning is done in place at the end of the
@@ -16,7 +18,7 @@
 #include "model/families/family.h"
 #include "model/unit.h"
 
-enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, MATRICES };
+enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, SINKS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, MATRICES };
 enum { Q_A = MATRICES, Q_B, K_A, K_B, V_A, V_B, QKV_WEIGHT_A, QKV_WEIGHT_B, O_A, O_B, PARAMS };
 enum { QKV_ROWS = 4 }; /* of which the product's matrix is made: three, or one */
 static const ParamRow params[PARAMS] = {
@@ -29,6 +31,7 @@ static const ParamRow params[PARAMS] = {
     [QKV_BIAS] = {"self_attn.qkv_proj.bias", DIM_QKV, .when = WHEN_QKV_BIAS | WHEN_QKV_FUSED, .cut = CUT_ROWS,
                   .init = ROLE_ZEROS},
     [O_BIAS] = {"self_attn.o_proj.bias", DIM_HIDDEN, .when = WHEN_OUT_BIAS, .init = ROLE_ZEROS},
+    [SINKS] = {"self_attn.sinks", DIM_HEADS, .when = WHEN_SINKS, .init = ROLE_INNER},
     [Q_NORM] = {"self_attn.q_norm.weight", DIM_QUERY_NORM, .when = WHEN_QK_NORM, .init = ROLE_NORM},
     [K_NORM] = {"self_attn.k_norm.weight", DIM_KEY_NORM, .when = WHEN_QK_NORM, .init = ROLE_NORM},
     [Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
@@ -97,8 +100,17 @@ static const Product output = {&params[O], &params[O_BIAS], 1, DIM_HIDDEN, DIM_Q
 /* Unit 0 is the embedding: block u is layer u - 1. */
 static AttentionShape shape_of(const LayerPass *w) { return model_attention(w->pass->model, w->unit - 1); }
 
+static const Param *sinks_of(const LayerPass *w) {
+    return param_of(&w->pass->model->table, w->unit, &params[SINKS]);
+}
+
 /* Of what attention itself sees: all tokens. */
-static AttentionShape heads_of(const LayerPass *w) { return model_heads(w->pass->model, w->unit - 1); }
+static AttentionShape heads_of(const LayerPass *w) {
+    AttentionShape s = model_heads(w->pass->model, w->unit - 1);
+    const Param *sinks = sinks_of(w);
+    if (sinks) s.sinks = weights_vector(w->pass->weights, sinks);
+    return s;
+}
 
 /* A tensor, or what stands for it where ranks share the tokens out. */
 static void *either(const LayerPass *w, int tensor, int dealt) {
@@ -209,17 +221,21 @@ static void attend(const LayerPass *w) {
         return;
     }
     extend_cache(w, &keys, &values);
-    OP(p->device, OP_ATTENTION_DECODE, attention_decode, shape_of(w), p->cache->start, t[QKV], keys, values,
+    OP(p->device, OP_ATTENTION_DECODE, attention_decode, heads_of(w), p->cache->start, t[QKV], keys, values,
        t[ATTENDED], m->compute);
 }
 
 static void attend_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    if (half & HALF_INPUT)
-        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, heads_of(w), t[QKV], p->batch.first_key,
-           either(w, ATTENDED, BY_HEADS), t[LSE], either(w, DATTENDED, TURNED), either(w, DQKV, HANDED),
-           p->model->compute);
+    const Param *sinks = sinks_of(w);
+    if (!(half & HALF_INPUT)) return;
+    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, heads_of(w), t[QKV], p->batch.first_key,
+       either(w, ATTENDED, BY_HEADS), t[LSE], either(w, DATTENDED, TURNED), either(w, DQKV, HANDED),
+       p->model->compute);
+    if (sinks)
+        OP(p->device, OP_SINKS_BACKWARD, sinks_backward, heads_of(w), t[ATTENDED], t[LSE], t[DATTENDED],
+           gradient_of(&p->gradients, sinks), p->model->compute);
 }
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and

@@ -7,6 +7,8 @@
  *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
  *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
  *
+ * In gpt-oss all of them have biases, gate and up alternate, and one parameter has the matrices of all experts.
+ *
  * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
  * sorted by expert, tokens ascending, and a token adds its k results in the order of experts, so that nothing
  * hangs on who is done first. One expert may get all tokens, another none: its gradient is then zero, and
@@ -17,15 +19,25 @@
 #include "model/families/family.h"
 #include "model/unit.h"
 
-enum { ROUTER, GATE, UP, DOWN, PARAMS };
+enum { ROUTER_BIAS, GATE_UP_BIAS, DOWN_BIAS, ROUTER, GATE_UP_STACK, GATE, UP, DOWN, DOWN_STACK, PARAMS };
+enum { GATE_UP_ROWS = 3, DOWN_ROWS = 2 }; /* of which products take those that are there */
 static const ParamRow params[PARAMS] = {
+    [ROUTER_BIAS] = {"mlp.gate.bias", DIM_EXPERTS, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS},
+    [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
+                      .init = ROLE_ZEROS, .stacked = true},
+    [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
+                   .stacked = true},
     [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true},
-    [GATE] = {"mlp.experts.*.gate_proj.weight", DIM_EXPERT, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
-              .expert = true},
-    [UP] = {"mlp.experts.*.up_proj.weight", DIM_EXPERT, DIM_HIDDEN, .init = ROLE_UP, .decays = true,
-            .continues = true, .expert = true},
-    [DOWN] = {"mlp.experts.*.down_proj.weight", DIM_HIDDEN, DIM_EXPERT, .init = ROLE_DOWN, .decays = true,
-              .expert = true},
+    [GATE_UP_STACK] = {"mlp.experts.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN,
+                       .when = WHEN_EXPERTS_STACKED, .init = ROLE_UP, .decays = true, .stacked = true},
+    [GATE] = {"mlp.experts.*.gate_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_APART,
+              .init = ROLE_INNER, .decays = true, .expert = true},
+    [UP] = {"mlp.experts.*.up_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_APART,
+            .init = ROLE_UP, .decays = true, .continues = true, .expert = true},
+    [DOWN] = {"mlp.experts.*.down_proj.weight", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_APART,
+              .init = ROLE_DOWN, .decays = true, .expert = true},
+    [DOWN_STACK] = {"mlp.experts.down_proj", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_STACKED,
+                    .init = ROLE_DOWN, .decays = true, .stacked = true},
 };
 
 enum {
@@ -63,9 +75,9 @@ static const TensorRow tensors[TENSORS] = {
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
 };
 
-static const Product router = {&params[ROUTER], NULL, 1, DIM_EXPERTS, DIM_HIDDEN};
-static const Product gate_up = {&params[GATE], NULL, 1, DIM_EXPERT_GATE_UP, DIM_HIDDEN};
-static const Product down = {&params[DOWN], NULL, 1, DIM_HIDDEN, DIM_EXPERT};
+static const Product router = {&params[ROUTER], &params[ROUTER_BIAS], 1, DIM_EXPERTS, DIM_HIDDEN};
+static const Product gate_up = {&params[GATE_UP_STACK], NULL, GATE_UP_ROWS, DIM_EXPERT_GATE_UP, DIM_HIDDEN};
+static const Product down = {&params[DOWN], NULL, DOWN_ROWS, DIM_HIDDEN, DIM_EXPERT};
 
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
@@ -84,10 +96,6 @@ static Routes routes_of(const LayerPass *w) {
     return (Routes){t[SCORES], t[CHOSEN], t[WEIGHTS], t[ROW], t[TOKEN], t[FIRST]};
 }
 
-static const Param *matrix_of(const LayerPass *w, const Product *p) {
-    return param_of(&w->pass->model->table, w->unit, p->weight);
-}
-
 static int64_t choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 
 static ExpertRows rows_of(const LayerPass *w, const Param *first) {
@@ -98,21 +106,49 @@ static ExpertRows rows_of(const LayerPass *w, const Param *first) {
 
 /* ---- products of experts: [choices, in] to [choices, out], and back ---- */
 
+/* Stacks are stored [inputs, outputs], matrices of single experts the other way round. */
 static void expert_product(const LayerPass *w, const Product *p, bool back, const void *x, void *y) {
     const Model *m = w->pass->model;
-    const Param *first = matrix_of(w, p);
+    const Param *first = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, first), !back, back ? in : out,
-       back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y, m->compute);
+    OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, first), back == first->transposed,
+       back ? in : out, back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y,
+       m->compute);
 }
 
 static void expert_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
-    const Param *first = matrix_of(w, p);
+    const Param *first = product_matrix(w, p);
+    int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
+    bool turned = first->transposed;
     if (first->flat == FLAT_FROZEN) return;
-    OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, first),
-       model_dim(&m->config, p->out), model_dim(&m->config, p->in), dy, x, m->compute,
+    OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, first), turned ? in : out,
+       turned ? out : in, turned ? x : dy, turned ? dy : x, m->compute,
        gradient_of(&w->pass->gradients, first), !w->pass->first);
+}
+
+/* ---- their biases ---- */
+
+static const Param *bias_of(const LayerPass *w, int row) {
+    return param_of(&w->pass->model->table, w->unit, &params[row]);
+}
+
+static void add_bias(const LayerPass *w, int row, Dim width, void *y /* [choices, width] c */) {
+    const Model *m = w->pass->model;
+    const Param *bias = bias_of(w, row);
+    if (bias)
+        OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, bias),
+           model_dim(&m->config, width), y, weights_vector(w->pass->weights, bias), m->compute);
+}
+
+static void bias_gradient(const LayerPass *w, int row, Dim width, const void *dy /* [choices, width] c */,
+                          bool weighed) {
+    const Model *m = w->pass->model;
+    const Param *bias = bias_of(w, row);
+    if (bias)
+        OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w), routes_of(w),
+           model_dim(&m->config, width), dy, weighed, weights_vector(w->pass->weights, bias),
+           gradient_of(&w->pass->gradients, bias), weighed ? w->tensors[DWEIGHTS] : NULL, m->compute);
 }
 
 /* ROWS = x of each row's token: rows are looked up as an embedding's are. */
@@ -137,8 +173,12 @@ static void router_forward(const LayerPass *w) {
     const Model *m = p->model;
     const ModelConfig *c = &m->config;
     OP(p->device, OP_GEMM, gemm, false, true, m->tokens, c->num_experts, c->hidden_size, w->x,
-       weights_matrix(p->weights, matrix_of(w, &router)), m->compute, w->tensors[SCORES], DTYPE_F32,
+       weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->tensors[SCORES], DTYPE_F32,
        c->num_experts, false, NO_LEAVES);
+    const Param *bias = product_bias(w, &router);
+    if (bias)
+        OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, c->num_experts, w->tensors[SCORES],
+           weights_vector(p->weights, bias), DTYPE_F32);
     OP(p->device, OP_ROUTE, route, shape_of(w), routes_of(w),
        p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
 }
@@ -153,8 +193,12 @@ static void router_input(const LayerPass *w) {
     if (p->balance && s.balance > 0)
         OP(p->device, OP_LOSS_SUM, loss_sum, s.tokens, w->tensors[BALANCE], p->balance);
     OP(p->device, OP_GEMM, gemm, false, false, s.tokens, m->config.hidden_size, m->config.num_experts,
-       w->tensors[DLOGITS], weights_matrix(p->weights, matrix_of(w, &router)), m->compute, w->dx, m->compute,
-       m->config.hidden_size, true, NO_LEAVES);
+       w->tensors[DLOGITS], weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx,
+       m->compute, m->config.hidden_size, true, NO_LEAVES);
+    const Param *bias = product_bias(w, &router);
+    if (bias)
+        OP(p->device, OP_BIAS_BACKWARD, bias_backward, s.tokens, m->config.num_experts, w->tensors[DLOGITS],
+           gradient_of(&p->gradients, bias), s.tokens, m->compute);
 }
 
 static void router_backward(const LayerPass *w, Half half) {
@@ -167,6 +211,7 @@ static void router_backward(const LayerPass *w, Half half) {
 static void gate_up_forward(const LayerPass *w) {
     gather(w, w->x);
     expert_product(w, &gate_up, false, w->tensors[ROWS], w->tensors[GATE_UP]);
+    add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, w->tensors[GATE_UP]);
 }
 
 /* ROWS are x for the one half, then the gradient of that. */
@@ -176,6 +221,7 @@ static void gate_up_backward(const LayerPass *w, Half half) {
         expert_weight(w, &gate_up, w->tensors[DGATE_UP], w->tensors[ROWS]);
     }
     if (half & HALF_INPUT) {
+        bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, w->tensors[DGATE_UP], false);
         expert_product(w, &gate_up, true, w->tensors[DGATE_UP], w->tensors[ROWS]);
         combine(w, false, w->dx);
     }
@@ -192,6 +238,7 @@ static void activate(const LayerPass *w) {
 static void down_forward(const LayerPass *w) {
     activate(w);
     expert_product(w, &down, false, w->tensors[ACT], w->tensors[ROWS]);
+    add_bias(w, DOWN_BIAS, DIM_HIDDEN, w->tensors[ROWS]);
     combine(w, true, w->y);
 }
 
@@ -207,6 +254,7 @@ static void down_input(const LayerPass *w) {
     activate(w);
     OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, shape_of(w), routes_of(w), inter, t[ACT], t[DACT],
        t[DWEIGHTS], m->compute);
+    bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, t[ROWS], true);
     OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
        true, choices(m), inter, t[GATE_UP], t[DACT], t[DGATE_UP], t[DACT], m->compute);
 }

@@ -176,6 +176,9 @@ extern const Layer layer_head;             /* the state -> losses, or logits */
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
 bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */
 bool product_makes_terms(const struct Model *m, const Product *p); /* by columns */
+/* The parameter that begins its matrix, and its bias; NULL: it has none. */
+const Param *product_matrix(const LayerPass *w, const Product *p);
+const Param *product_bias(const LayerPass *w, const Product *p);
 void product_forward(const LayerPass *w, const Product *p, const void *x /* [T, in] c */,
                      void *y /* [T, out] c */);
 void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,

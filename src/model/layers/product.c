@@ -14,7 +14,8 @@ static const Param *first_of(const LayerPass *w, const ParamRow *rows, int count
     return p;
 }
 
-static const Param *bias_of(const LayerPass *w, const Product *p) { return first_of(w, p->bias, p->rows); }
+const Param *product_matrix(const LayerPass *w, const Product *p) { return first_of(w, p->weight, p->rows); }
+const Param *product_bias(const LayerPass *w, const Product *p) { return first_of(w, p->bias, p->rows); }
 
 /* By rows of its matrix (outputs) a product is shared without a sum forward, by columns (inputs) without one
  * backward; the other way each rank makes terms of a sum. Rows of k, v and up are cut as those of q and gate
@@ -125,7 +126,7 @@ static void adapters_weight(const LayerPass *w, const Product *p, const void *dy
 
 static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void *y) {
     const Model *m = w->pass->model;
-    const Param *bias = bias_of(w, p);
+    const Param *bias = product_bias(w, p);
     if (bias)
         OP(w->pass->device, OP_BIAS_FORWARD, bias_forward, tokens, model_dim(&m->config, p->out), y,
            weights_vector(w->pass->weights, bias), m->compute);
@@ -135,7 +136,7 @@ static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void 
  * own over y; what is a sum over ranks gets it when it is one. */
 void product_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
     const Model *m = w->pass->model;
-    const Param *matrix = first_of(w, p->weight, p->rows);
+    const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     bool terms = product_makes_terms(m, p);
     OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, m->tokens, out, in, x,
@@ -156,7 +157,7 @@ void product_summed(const LayerPass *w, const Product *p, const float *terms, vo
  * those that are its own: by leaves of them, as that of a norm. */
 static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) {
     const Model *m = w->pass->model;
-    const Param *bias = bias_of(w, p);
+    const Param *bias = product_bias(w, p);
     bool cut = p->weight->cut == CUT_ROWS;
     int64_t out = model_dim(&m->config, p->out),
             tokens = model_span(m, cut ? m->tokens : model_own_tokens(m));
@@ -168,7 +169,7 @@ static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) 
 
 void product_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
     const Model *m = w->pass->model;
-    const Param *matrix = first_of(w, p->weight, p->rows);
+    const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, m->tokens, in, out, dy,
        weights_matrix(w->pass->weights, matrix), m->compute, dx,
@@ -197,7 +198,7 @@ static void weight_of_span(const LayerPass *w, const Product *p, const Param *ma
 
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     const Model *m = w->pass->model;
-    const Param *matrix = first_of(w, p->weight, p->rows);
+    const Param *matrix = product_matrix(w, p);
     adapters_weight(w, p, dy, x);
     if (matrix->flat == FLAT_FROZEN) return;
     for (int r = 0; r < model_spans(m); r++) weight_of_span(w, p, matrix, r, dy, x);
