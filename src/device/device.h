@@ -346,10 +346,11 @@ typedef struct Ops {
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t, of them to the last
      * s.window; first_key never decreases. The score matrix never exists whole; lse keeps log sum exp of each
-     * row, natural log. Scores are scaled, then capped, by s. With s.sinks a head has one more score, the same
-     * for all tokens, of a key that has no value: weights sum to less than 1, and lse counts it. Dao,
-     * "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma team, "Gemma 2",
-     * 2024; of sinks Xiao et al., "Efficient streaming language models with attention sinks", 2023. */
+     * row, natural log. Scores are scaled, then capped, by s. With s.sinks a head has one more score, the
+     * same for all tokens, of a key that has no value: weights sum to less than 1, and lse counts it.
+     * Dao, "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma team,
+     * "Gemma 2", 2024; of sinks Xiao et al., "Efficient streaming language models with attention sinks",
+     * 2023. */
     void (*attention_forward)(Device *d, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
                               const int32_t *first_key /* [T] */, void *out /* [T, H*D] c */,
                               float *lse /* [H, T] */, Dtype c);

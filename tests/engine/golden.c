@@ -33,8 +33,8 @@ typedef struct Golden {
     Engine *engine;
 } Golden;
 
-/* Where tokens go in bf16. A router's logits are off by rounding there, so that tokens whose choice is close go
- * elsewhere than in float64, and gradients of single experts are then off by their own size: what is to be
+/* Where tokens go in bf16. A router's logits are off by rounding there, so that tokens whose choice is close
+ * go elsewhere than in float64, and gradients of single experts are then off by their own size: what is to be
  * compared is all but the choice. Layers are asked for in ascending order, once a step. */
 static struct {
     int64_t *layers[64]; /* [steps, tokens, k] */

@@ -92,8 +92,8 @@ static inline float muon_factor(const GradStats *squares, float slack) {
     return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
 }
 
-/* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose; then
- * the order of rows; experts.c. */
+/* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose;
+ * then the order of rows; experts.c. */
 void route_choose(RouteShape s, const float *logits, int32_t *chosen);
 void route_score(RouteShape s, float *scores);
 void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights);

@@ -1,10 +1,10 @@
-/* gpt-oss: experts in every layer, whose gates are clamped, with biases throughout; windows on every other layer;
- * heads that may attend to nothing, by a sink; yarn from the start (OpenAI, "gpt-oss-120b & gpt-oss-20b model
- * card", 2025).
+/* gpt-oss: experts in every layer, whose gates are clamped, with biases throughout; windows on every other
+ * layer; heads that may attend to nothing, by a sink; yarn from the start (OpenAI, "gpt-oss-120b and
+ * gpt-oss-20b model card", 2025).
  *
- * A token's weights are a softmax over the logits of the experts that it chose, which is that over all divided
- * by their sum. Published experts are quantized (MXFP4), which is refused by name: weights as bf16, which
- * transformers writes, are read. */
+ * A token's weights are a softmax over the logits of the experts that it chose, which is that over all,
+ * divided by their sum. Published experts are quantized (MXFP4), which is refused by name: weights as bf16,
+ * which transformers writes, are read. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {

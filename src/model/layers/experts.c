@@ -7,7 +7,8 @@
  *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
  *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
  *
- * In gpt-oss all of them have biases, gate and up alternate, and one parameter has the matrices of all experts.
+ * In gpt-oss all of them have biases, gate and up alternate, and one parameter has the matrices of all
+ * experts.
  *
  * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
  * sorted by expert, tokens ascending, and a token adds its k results in the order of experts, so that nothing
