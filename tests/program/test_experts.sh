@@ -73,7 +73,7 @@ curve gpt4 | cmp -s - gpt.curve && [ "$(digest gpt4)" = "$(digest gpt)" ] || fai
 exits 0 inspect gpt/checkpoints/step-00000003
 grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
 has out 'model.layers.0.self_attn.sinks'
-exits 0 train run.yaml run.dir=from model.init=gpt/checkpoints/step-00000003 train.steps=4 optimizer.kind=muon
+exits 0 train run.yaml run.dir=gpt_from $gpt model.init=gpt/checkpoints/step-00000003
 exits 0 generate gpt --prompt abc --tokens 4 --temperature 0
 
 exits 78 train run.yaml run.dir=no model.num_experts_per_tok=7
