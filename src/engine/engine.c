@@ -102,7 +102,9 @@ static void allocate_tables(Engine *e) {
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
                                e->plan->partition.tied, partition_rows(&e->plan->partition)};
-    e->traffic.tokens = mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.tokens);
+    for (int i = 0; i < 2; i++)
+        e->traffic.crossing_parts[i] =
+            mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.crossing_parts[i]);
     e->step.leaves = mem_alloc_array(units + 1, sizeof *e->step.leaves);
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
@@ -154,7 +156,7 @@ void engine_close(Engine *e) {
     free(e->traffic.reductions);
     free(e->traffic.receives);
     free(e->traffic.sends);
-    free(e->traffic.tokens);
+    for (int i = 0; i < 2; i++) free(e->traffic.crossing_parts[i]);
     free(e->step.leaves);
     free(e->weights.units);
     free(e->gradients.units);
@@ -337,9 +339,10 @@ UnitPass execution_unit(const Execution *x, Action a) {
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
     ActionKind pass = action_is_crossing(a.kind) ? a.pass : a.kind;
     if (pass == ACT_AGAIN) pass = a.before;
-    Half half = action_half(pass);
+    Half half = pass_half(pass);
     UnitPass unit = {.pass = &x->pass,
                      .unit = u,
+                     .together = half == HALF_BOTH,
                      .slice = a.slice,
                      .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
                      .keep = e->work.keep,
@@ -429,14 +432,15 @@ static void act(Execution *x, Action a) {
     case ACT_SEND_F:
     case ACT_SEND_B: boundary_send(x, a); break;
     case ACT_FWD: forward(x, a); break;
-    case ACT_BWD: backward(x, a, HALF_BOTH); break;
-    case ACT_BWD_IN: backward(x, a, HALF_INPUT); break;
-    case ACT_BWD_W: backward(x, a, HALF_WEIGHT); break;
+    case ACT_BWD:
+    case ACT_BWD_IN:
+    case ACT_BWD_W: backward(x, a, action_half(a)); break;
     case ACT_AGAIN: again(x, a); break;
     case ACT_GATHER_X:
     case ACT_SUM_X:
     case ACT_SWAP_X:
-    case ACT_RECORDS: crossing_run(x, a); break;
+    case ACT_RECORDS: crossing_start(x, a); break;
+    case ACT_CROSSED: crossing_end(x, a); break;
     case ACT_LEAVES: gradients_add_leaves(x, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE: gradients_reduce(x, a); break;

@@ -4,7 +4,7 @@
  *     parameters.c  GATHER, RELEASE
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
- *     crossings.c   GATHER_X, SUM_X, SWAP_X, RECORDS
+ *     crossings.c   GATHER_X, SUM_X, SWAP_X, RECORDS, CROSSED
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
  *     probe.c       figures of activations and weights, on steps that are probed */
@@ -71,12 +71,13 @@ typedef struct Statistics {
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
-    CommHandle (*gathers)[FLATS];    /* [units] */
-    CommHandle (*reductions)[FLATS]; /* [units + 1] */
-    CommHandle *receives;            /* [2, units, microbatches] forward, backward */
-    CommHandle *sends;               /* [2, units] the last of each boundary */
-    unsigned turn[2];                /* reductions started: scatters, and all-reduces */
-    CommPart *tokens;                /* [ranks of tp] of the crossing under way */
+    CommHandle (*gathers)[FLATS];                    /* [units] */
+    CommHandle (*reductions)[FLATS];                 /* [units + 1] */
+    CommHandle *receives;                            /* [2, units, microbatches] forward, backward */
+    CommHandle *sends;                               /* [2, units] the last of each boundary */
+    unsigned turn[2];                                /* reductions started: scatters, and all-reduces */
+    CommHandle crossings[CROSSINGS][UNIT_PARTS + 1]; /* by place in the unit at work */
+    CommPart *crossing_parts[2]; /* [ranks of tp] each: of the stream's tokens; of a chunk's records */
 } Traffic;
 
 typedef struct Progress {
@@ -140,8 +141,9 @@ UnitPass execution_unit(const Execution *x, Action a);
 /* Passes over several microbatches are interleaved, so each action says anew which of them it is about. */
 void execution_enter(Execution *x, int microbatch);
 
-/* Starts what crosses between two parts of a unit over tp or cp, and waits for it. */
-void crossing_run(Execution *x, Action a);
+/* Starts what crosses between two parts of a unit over tp or cp; waits for it, and puts it where it is read. */
+void crossing_start(Execution *x, Action a);
+void crossing_end(Execution *x, Action a);
 
 /* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);

@@ -159,8 +159,9 @@ static void backward_layer(const Run *r, const Step *step, Half half) {
     const Shared *shared = &r->tensors.shared;
     bool alone = sublayer_alone(s);
     LayerPass w = layer_pass(r, step, NULL);
-    if (half == HALF_INPUT && step->last && !alone && !s->out) keep_gradient(r, step->sublayer);
-    w.own_dy = result_gradient(r, step->sublayer, half);
+    Half pass = r->u->together ? HALF_BOTH : half;
+    if (pass == HALF_INPUT && step->last && !alone && !s->out) keep_gradient(r, step->sublayer);
+    w.own_dy = result_gradient(r, step->sublayer, pass);
     w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
     w.dx = alone ? r->u->dx : is_shared(r) ? (void *)shared->terms : r->tensors.dn;
     step->part->backward(&w, half);

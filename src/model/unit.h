@@ -182,6 +182,9 @@ typedef struct UnitPass {
     /* Of the part that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or what follows
      * from them (2j + 2). Between the two ranks exchange records. */
     int slice;
+    /* Of a backward pass one half of which is run: the other half of the same parts runs before or behind it in
+     * the same pass, while dx is what it was; else the weight half comes when dx has long gone on. */
+    bool together;
     void *out; /* [T, h] forward: the unit's output; the head has none */
     /* [T, h] backward: gradient of the unit's output on entry, of its input on return. The embedding only
      * reads it, the head only writes it; HALF_WEIGHT alone leaves it alone in a block and in the head. */
@@ -249,5 +252,7 @@ int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of 
  * As they are done: what is recomputed is in the input half of the backward pass, and the head makes both its
  * gradients with its forward pass. */
 void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context, Cost *units);
+/* The same of a part, without what is made again. */
+Cost unit_part_cost(const ModelConfig *c, int unit, int part, int64_t context);
 
 #endif

@@ -167,6 +167,9 @@ static Cut cut_of(const ModelConfig *c, int unit, int part) {
 static AxisSet cut_inside(ParamKind kind) { return axes_that(kind, DOES_CUT) & ~(AxisSet)MESH_PIPELINE; }
 
 bool axes_reads_all(const ModelConfig *c, int unit, int part) { return cut_of(c, unit, part) == CUT_ROWS; }
+bool axes_makes_terms(const ModelConfig *c, int unit, int part) {
+    return cut_of(c, unit, part) == CUT_COLUMNS;
+}
 
 bool axes_swaps(const ModelConfig *c, int unit, int part) {
     return unit_part_by_heads(c, unit, part) || unit_part_by_heads(c, unit, part - 1);
@@ -176,7 +179,7 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
     if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
-    if (cut_of(c, unit, part - 1) == CUT_COLUMNS) set |= cut_inside(KIND_COLUMNS);
+    if (axes_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
     if (axes_swaps(c, unit, part)) set |= MESH_CONTEXT;
     return embedded ? set | cut_inside(KIND_ROWS) : set;
 }

@@ -10,10 +10,11 @@
  * puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. They are apart
  * because what is used next is known only when everything is written down.
  *
- * Three things are put elsewhere than where they are thought of first, so that what is slow has time: gathers
- * are started one unit early, the second half of a reduction is written behind the start of the next one, and
- * what must be complete for the norm is waited for at the end. Nothing else of the order is this file's: it
- * is the schedule's. */
+ * Some things are put elsewhere than where they are thought of first, so that what is slow has time: gathers
+ * are started one unit early, the second half of a reduction is written behind the start of the next one,
+ * what must be complete for the norm is waited for at the end, and in backward passes that are cut weight
+ * halves of products run while something crosses. Nothing else of the order is this file's: it is the
+ * schedule's. */
 #include <stdlib.h>
 
 #include "plan/program.h"
@@ -37,10 +38,40 @@ bool program_crosses(const Partition *p, int unit, int part) {
 
 /* ---- passes and what crosses in them ---- */
 
+/* The start of a crossing of a pass at a place, and its end. */
+static void append_crossing(Program *p, ActionKind kind, Action pass, int part) {
+    Action a = {.kind = kind,
+                .unit = pass.unit,
+                .microbatch = pass.microbatch,
+                .parts = {part, part},
+                .slice = pass.slice,
+                .pass = pass.kind,
+                .before = pass.before};
+    append(p, a);
+}
+
+static void append_crossed(Program *p, ActionKind kind, Action pass, int part) {
+    append_crossing(p, ACT_CROSSED, pass, part);
+    p->actions[p->count - 1].start = kind;
+}
+
+/* The same, if the pass has one of this kind there. */
+static bool start_crossing(Program *p, ActionKind kind, Action pass, int part) {
+    bool crosses =
+        program_crossing(p, pass.kind, pass.unit, part) & 1u << crossing_of((Action){.kind = kind});
+    if (crosses) append_crossing(p, kind, pass, part);
+    return crosses;
+}
+
+static void end_crossing(Program *p, ActionKind kind, Action pass, int part) {
+    bool crosses =
+        program_crossing(p, pass.kind, pass.unit, part) & 1u << crossing_of((Action){.kind = kind});
+    if (crosses) append_crossed(p, kind, pass, part);
+}
+
 static void emit_crossing(Program *p, ActionKind kind, Action pass, int part) {
-    if (!(program_crossing(p, pass.kind, pass.unit, part) & 1u << crossing_of(kind))) return;
-    append(p, (Action){
-                  kind, pass.unit, pass.microbatch, {part, part}, .pass = pass.kind, .before = pass.before});
+    start_crossing(p, kind, pass, part);
+    end_crossing(p, kind, pass, part);
 }
 
 /* The head's logits chunk by chunk, records of each between the two halves of it. */
@@ -48,10 +79,8 @@ static void emit_slices(Program *p, Action a) {
     for (int chunk = 0; chunk < p->chunks; chunk++) {
         a.slice = 2 * chunk + 1;
         append(p, a);
-        append(
-            p,
-            (Action){
-                ACT_RECORDS, a.unit, a.microbatch, {a.parts.first, a.parts.first}, a.slice, .pass = a.kind});
+        append_crossing(p, ACT_RECORDS, a, a.parts.first);
+        append_crossed(p, ACT_RECORDS, a, a.parts.first);
         a.slice++;
         append(p, a);
     }
@@ -91,32 +120,160 @@ static void emit_ascending(Program *p, Action a) {
     }
 }
 
-/* Descending: before a run the gradient of what its last part has made, and what its first part reads; behind
- * it the gradient of that. */
-static void emit_descending(Program *p, Action a) {
-    Parts all = unit_parts(p->model, a.unit);
+/* ---- backward passes ---- */
+
+/* A backward pass on its way down, and what it has put off: the weight half of a product is what nobody waits
+ * for, so it runs while something crosses.
+ *
+ *     gradient of the result ==gather==> down, gate and up: input half ==sum==> norm ==gather==> output, ...
+ *              what is made again              weight half of down   ^   weight half of gate and up
+ *
+ * Products in pairs make that fit: one that is cut by columns reads the gradient of the layer's result, which
+ * stays what it is until the norm before the layer adds to it; one that is cut by rows reads the layer's
+ * input, gathered anew behind the input halves of both. So no tensor has to wait for what it holds, and what
+ * is under way has the memory that it had before. */
+typedef struct Descent {
+    Program *p;
+    Action pass;
+    bool again;    /* what is made again for it has still to be */
+    unsigned late; /* parts whose weight halves have still to run, a bit each */
+} Descent;
+
+/* Whether the product of a part is one of a pair; the head's has its weight half in its forward pass. */
+static bool may_be_late(const Descent *d, int part) {
+    const ModelConfig *c = d->p->model;
+    if (d->pass.kind != ACT_BWD || unit_part_fused(c, d->pass.unit, part)) return false;
+    if (axes_reads_all(c, d->pass.unit, part)) return true;
+    if (!axes_makes_terms(c, d->pass.unit, part)) return false;
+    while (--part >= 0 && !axes_makes_terms(c, d->pass.unit, part))
+        if (axes_reads_all(c, d->pass.unit, part)) return true;
+    return false;
+}
+
+/* The uppermost of those that are late, or all of them; of the columns': that read a result's gradient. */
+static void run_late(Descent *d, bool columns, bool all) {
+    const ModelConfig *c = d->p->model;
+    for (int part = unit_parts(c, d->pass.unit).end - 1; part >= 0; part--) {
+        bool reads = axes_reads_all(c, d->pass.unit, part);
+        if (!(d->late >> part & 1) || (columns && reads)) continue;
+        if (reads) end_crossing(d->p, ACT_GATHER_X, d->pass, part);
+        Action a = d->pass;
+        a.parts = (Parts){part, part + 1}, a.half = HALF_WEIGHT;
+        append(d->p, a);
+        d->late &= ~(1u << part);
+        if (!all) return;
+    }
+}
+
+static void make_again(Descent *d) {
+    Action a = {
+        .kind = ACT_AGAIN, .unit = d->pass.unit, .microbatch = d->pass.microbatch, .before = d->pass.kind};
+    if (d->again) emit_ascending(d->p, a);
+    d->again = false;
+}
+
+/* The gradient of what the part below a place has made, and something to do meanwhile. */
+static void cross_down(Descent *d, int place) {
+    bool gathers = !axes_reads_all(d->p->model, d->pass.unit, place);
+    bool swapped = start_crossing(d->p, ACT_SWAP_X, d->pass, place),
+         gathered = gathers && start_crossing(d->p, ACT_GATHER_X, d->pass, place);
+    if (!swapped && !gathered) return;
+    if (d->again)
+        make_again(d);
+    else
+        run_late(d, false, false);
+    append_crossed(d->p, swapped ? ACT_SWAP_X : ACT_GATHER_X, d->pass, place);
+}
+
+/* Behind the input half of a layer's first product. What the layer has left is run here, if no crossing of
+ * the unit comes any more that it could run beside. */
+static void end_layer(Descent *d, int place) {
+    int below = place - 1;
+    while (below >= 0 && !axes_reads_all(d->p->model, d->pass.unit, below)) below--;
+    bool sums = start_crossing(d->p, ACT_SUM_X, d->pass, place);
+    run_late(d, below >= 0, true);
+    if (sums) append_crossed(d->p, ACT_SUM_X, d->pass, place);
+}
+
+/* The sum at a block's end hands its gradient on, and needs nothing. */
+static bool hands_on(const Descent *d, Parts parts) {
+    int end = unit_parts(d->p->model, d->pass.unit).end;
+    return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first);
+}
+
+static void run_down(Descent *d, Parts parts) {
+    bool reads = axes_reads_all(d->p->model, d->pass.unit, parts.first);
+    Action a = d->pass;
+    if (!hands_on(d, parts)) make_again(d);
+    if (reads) {
+        run_late(d, false, true);
+        start_crossing(d->p, ACT_GATHER_X, d->pass, parts.first);
+    }
+    a.parts = parts;
+    for (int part = parts.first; part < parts.end; part++)
+        if (may_be_late(d, part)) d->late |= 1u << part, a.half = HALF_INPUT;
+    append(d->p, a);
+    if (reads) end_layer(d, parts.first);
+}
+
+/* Where the gradient comes from another rank, what is made again has been by the time it is there. */
+static void emit_descending(Program *p, Action pass) {
+    Descent d = {.p = p, .pass = pass, .again = true};
+    Parts all = unit_parts(p->model, pass.unit);
+    if (!partition_runs(p->partition, pass.unit + 1)) make_again(&d);
     for (int end = all.end, first; end > all.first; end = first) {
-        for (first = end - 1; first > all.first && !p->crosses(p->partition, a.unit, first);) first--;
-        a.parts = (Parts){first, end};
-        bool reads = axes_reads_all(p->model, a.unit, first);
-        emit_crossing(p, ACT_SWAP_X, a, end);
-        if (!axes_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_GATHER_X, a, end);
-        if (reads) emit_crossing(p, ACT_GATHER_X, a, first);
-        append(p, a);
-        if (reads) emit_crossing(p, ACT_SUM_X, a, first);
+        first = end - 1;
+        while (first > all.first && !p->crosses(p->partition, pass.unit, first) &&
+               !axes_reads_all(p->model, pass.unit, first))
+            first--;
+        cross_down(&d, end);
+        run_down(&d, (Parts){first, end});
+    }
+}
+
+/* Where what the weight half of a part reads is gathered; -1: it is here. */
+static int gathered_at(const Program *p, Action pass, int part) {
+    const ModelConfig *c = p->model;
+    bool reads = axes_reads_all(c, pass.unit, part);
+    int place = reads ? part : part + 1;
+    if (!reads && axes_reads_all(c, pass.unit, place)) return -1;
+    return program_crossing(p, pass.kind, pass.unit, place) & 1u << CROSS_GATHER ? place : -1;
+}
+
+/* Weight halves alone: what one reads is gathered while the one above runs, unless both read from the same
+ * place. */
+static void emit_weights(Program *p, Action pass) {
+    Parts all = unit_parts(p->model, pass.unit);
+    int started = -1;
+    for (int end = all.end, first; end > all.first; end = first) {
+        for (first = end - 1; first > all.first && gathered_at(p, pass, first) < 0 &&
+                              !p->crosses(p->partition, pass.unit, first);)
+            first--;
+        int place = gathered_at(p, pass, first), next = first - 1, below = -1;
+        if (place >= 0) {
+            while (next >= all.first && (below = gathered_at(p, pass, next)) < 0) next--;
+            if (place != started) append_crossing(p, ACT_GATHER_X, pass, place);
+            if (below >= 0 &&
+                axes_reads_all(p->model, pass.unit, next) != axes_reads_all(p->model, pass.unit, first))
+                append_crossing(p, ACT_GATHER_X, pass, started = below);
+            append_crossed(p, ACT_GATHER_X, pass, place);
+        }
+        pass.parts = (Parts){first, end};
+        append(p, pass);
     }
 }
 
 /* A pass that is not cut makes again what it needs by itself (engine.c); one that is has actions for that. */
 static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
-    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch};
-    Action again = {.kind = ACT_AGAIN, .unit = unit, .microbatch = microbatch, .before = kind};
-    if (kind == ACT_FWD) {
+    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch, .parts = unit_parts(p->model, unit)};
+    if (kind == ACT_FWD)
         emit_ascending(p, a);
-        return;
-    }
-    if (kind != ACT_BWD_W && program_cuts(p, unit)) emit_ascending(p, again);
-    emit_descending(p, a);
+    else if (!program_cuts(p, unit))
+        append(p, a);
+    else if (kind == ACT_BWD_W)
+        emit_weights(p, a);
+    else
+        emit_descending(p, a);
 }
 
 typedef struct Lowering {

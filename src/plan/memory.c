@@ -161,7 +161,8 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_GATHER_X:
     case ACT_SUM_X:
     case ACT_SWAP_X:
-    case ACT_RECORDS: name_crossing(&n, a); break;
+    case ACT_RECORDS:
+    case ACT_CROSSED: name_crossing(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
     case ACT_RECV_B:

@@ -30,24 +30,29 @@ bool action_is_pass(ActionKind kind) {
 }
 
 bool action_is_crossing(ActionKind kind) {
-    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_SWAP_X || kind == ACT_RECORDS;
+    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_SWAP_X || kind == ACT_RECORDS ||
+           kind == ACT_CROSSED;
 }
 
-CrossingKind crossing_of(ActionKind kind) {
+CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {[ACT_GATHER_X] = CROSS_GATHER,
                                                   [ACT_SUM_X] = CROSS_SUM,
                                                   [ACT_SWAP_X] = CROSS_SWAP,
                                                   [ACT_RECORDS] = CROSS_RECORDS};
-    return kinds[kind];
+    return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
-Half action_half(ActionKind pass) {
+Half pass_half(ActionKind pass) {
     return pass == ACT_BWD_IN ? HALF_INPUT : pass == ACT_BWD_W ? HALF_WEIGHT : HALF_BOTH;
 }
 
-/* Backward passes take the parts in reverse: their first action has the last part. */
+Half action_half(Action a) { return a.kind == ACT_BWD && a.half ? a.half : pass_half(a.kind); }
+
+/* Backward passes take the parts in reverse: their first action has the last part. A weight half that comes
+ * late is neither the first nor the last. */
 bool program_begins_unit(const Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
+    if (a.kind == ACT_BWD && a.half == HALF_WEIGHT) return false;
     return a.kind == ACT_FWD ? a.parts.first == all.first : a.parts.end == all.end;
 }
 
@@ -95,8 +100,7 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
     if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
     if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
-    unsigned halves =
-        (action_half(pass) & HALF_INPUT ? SUM : 0) | (action_half(pass) & HALF_WEIGHT ? GATHER : 0);
+    unsigned halves = (pass_half(pass) & HALF_INPUT ? SUM : 0) | (pass_half(pass) & HALF_WEIGHT ? GATHER : 0);
     return reads ? halves : GATHER;
 }
 
@@ -118,9 +122,9 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",   "GATHER",         "RELEASE",    "RECV_F",  "FWD",      "SEND_F", "RECV_B", "BWD",
-        "BWD_IN", "BWD_W",          "SEND_B",     "AGAIN",   "GATHER_X", "SUM_X",  "SWAP_X", "RECORDS",
-        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",      "NORM",   "UPDATE"};
+        "LOAD",    "GATHER", "RELEASE",        "RECV_F",     "FWD",      "SEND_F", "RECV_B", "BWD",
+        "BWD_IN",  "BWD_W",  "SEND_B",         "AGAIN",      "GATHER_X", "SUM_X",  "SWAP_X", "RECORDS",
+        "CROSSED", "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED",  "TIE",    "NORM",   "UPDATE"};
     return names[kind];
 }
 
@@ -141,32 +145,48 @@ enum {
 enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4, LEFT = 8 /* its leaves are added up */ };
 typedef enum Way { WAY_FORWARD, WAY_INPUT, WAY_WEIGHT, WAYS } Way; /* in which parts are run */
 
-/* Of a (unit, microbatch): places where something has crossed, a bit each. */
+/* Of a (unit, microbatch): places where something has started to cross, and has crossed, a bit each. */
 typedef struct Crossed {
-    uint32_t places[WAYS + 1][CROSSINGS]; /* the last row: of AGAIN */
-    int slice;    /* of the head: the last that has run; records count as half a one */
-    bool records; /* of the chunk whose logits have been made */
+    uint32_t started[WAYS + 1][CROSSINGS], places[WAYS + 1][CROSSINGS]; /* the last row: of AGAIN */
+    uint32_t again;                                                     /* parts that have been made again */
+    int slice;               /* of the head: the last that has run; records count as half a one */
+    bool called_up, records; /* of the chunk whose logits have been made: started, there */
 } Crossed;
+
+/* What ranks of tp exchange goes to tensors that all units share (model/layers/layer.h: Shared), one thing at a
+ * time: what was gathered stays until it has been read, terms until they are summed. */
+typedef struct GatheredFor {
+    int part;     /* that reads it */
+    unsigned due; /* halves of it that have still to, or DUE_FORWARD; 0: none */
+} GatheredFor;
+enum { DUE_FORWARD = 4 };
 
 typedef struct Check {
     const Program *p;
-    unsigned char *done;    /* [units, microbatches] */
-    short *parts[WAYS];     /* [units, microbatches] parts that have run */
-    Crossed *crossed;       /* [units, microbatches] */
-    unsigned char *reduced; /* [units + 1, microbatches + 1] of the microbatches, and of the step */
-    int *last_weight;       /* [units] microbatch of the last weight half */
-    unsigned char *loaded;  /* [microbatches] */
-    bool *gathered;         /* [units] */
-    int phase;              /* 0 microbatches, 1 tied, 2 norm, 3 update */
-    int updated;            /* last unit updated */
+    unsigned char *done;         /* [units, microbatches] */
+    uint32_t *parts[WAYS];       /* [units, microbatches] parts that have run, a bit each */
+    Crossed *crossed;            /* [units, microbatches] */
+    GatheredFor gathered_for[2]; /* the layer's input, the gradient of its result: Shared.whole, dwhole */
+    int crossing;                /* have started, and have not been waited for; */
+    bool summing;                /* ... among them a sum */
+    unsigned char *reduced;      /* [units + 1, microbatches + 1] of the microbatches, and of the step */
+    int *last_weight;            /* [units] microbatch of the last weight half */
+    unsigned char *loaded;       /* [microbatches] */
+    bool *gathered;              /* [units] */
+    int phase;                   /* 0 microbatches, 1 tied, 2 norm, 3 update */
+    int updated;                 /* last unit updated */
 } Check;
 
 /* Marks are kept for units of other ranks too, and stay empty: indexing is simple, and they are bytes. */
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
 
-static short *parts_done(Check *c, Way way, Action a) {
+static uint32_t *parts_done(Check *c, Way way, Action a) {
     return &c->parts[way][a.unit * c->p->microbatches + a.microbatch];
 }
+
+/* first <= i < end, a bit each. */
+static uint32_t bits(int first, int end) { return (uint32_t)((UINT64_C(1) << end) - (UINT64_C(1) << first)); }
+static uint32_t bits_of(Parts parts) { return bits(parts.first, parts.end); }
 
 static Crossed *crossed(Check *c, Action a) {
     return &c->crossed[a.unit * c->p->microbatches + a.microbatch];
@@ -186,8 +206,8 @@ static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingK
     return crossed(c, a)->places[first_row(pass)][kind] >> part & 1;
 }
 
-/* Before a run of parts: forward, what lies at its beginning; backward, what was above it, and what its last
- * part reads. */
+/* Before a run of parts: forward, what lies at its beginning; backward, what was above it, and for the weight
+ * half what its first part reads. */
 static const char *check_crossed(Check *c, Action a) {
     static const char missing[] = "comes before what crosses between its parts";
     int first = a.parts.first, end = a.parts.end;
@@ -204,25 +224,94 @@ static const char *check_crossed(Check *c, Action a) {
     if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP)) return missing; /* what it reads was made again */
     bool above = axes_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                           : has_crossed(c, a.kind, a, end, CROSS_GATHER);
-    bool read = !axes_reads_all(c->p->model, a.unit, first) || has_crossed(c, a.kind, a, first, CROSS_GATHER);
-    return above && read ? NULL : missing;
+    bool reads = (action_half(a) & HALF_WEIGHT) && axes_reads_all(c->p->model, a.unit, first);
+    return above && (!reads || has_crossed(c, a.kind, a, first, CROSS_GATHER)) ? NULL : missing;
 }
 
-/* Something crosses once, where and when the table says. */
-static const char *check_crossing(Check *c, Action a) {
-    Crossed *x = crossed(c, a);
-    int part = a.parts.first;
-    if (a.kind == ACT_RECORDS) {
-        bool due = program_slices(c->p, a.unit) && x->slice % 2 == 1 && a.slice == x->slice && !x->records;
-        x->records = true;
-        return due ? NULL : "comes where no records are";
+/* Where what is gathered at a place goes: the layer's input, or the gradient of its result. */
+static GatheredFor *gathered_for(Check *c, Action a, int place) {
+    return &c->gathered_for[axes_reads_all(c->p->model, a.unit, place) ? 0 : 1];
+}
+
+/* What is gathered at a place is for the part behind it, or for both halves of the one below; where it goes
+ * nothing may lie that is still to be read. */
+static bool hold(Check *c, Action a) {
+    int place = a.parts.first;
+    bool reads = axes_reads_all(c->p->model, a.unit, place), ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN;
+    GatheredFor *to = gathered_for(c, a, place);
+    bool free = to->due == 0;
+    *to = (GatheredFor){reads ? place : place - 1, ahead   ? DUE_FORWARD
+                                                   : reads ? HALF_WEIGHT
+                                                           : (unsigned)pass_half(a.pass)};
+    if (a.unit == 0) to->due = HALF_WEIGHT; /* the embedding has no other */
+    return free;
+}
+
+/* An action has read what was gathered for its parts. The head reads it chunk by chunk, to the last. */
+static void let_go(Check *c, Action a) {
+    unsigned done = a.kind == ACT_FWD || a.kind == ACT_AGAIN ? DUE_FORWARD : (unsigned)action_half(a);
+    for (int i = 0; i < 2; i++) {
+        GatheredFor *g = &c->gathered_for[i];
+        if (a.parts.first <= g->part && g->part < a.parts.end) g->due &= ~done;
     }
-    CrossingKind kind = crossing_of(a.kind);
-    uint32_t *places = &x->places[first_row(a.pass)][kind];
-    if (!(program_crossing(c->p, a.pass, a.unit, part) & 1u << kind)) return "comes where nothing crosses";
-    if (*places >> part & 1) return "happens twice";
-    *places |= 1u << part;
+}
+
+/* Whether a run of parts makes terms of a sum over tp: not while others are on their way. */
+static bool makes_terms(const Check *c, Action a) {
+    const ModelConfig *m = c->p->model;
+    bool forward = a.kind == ACT_FWD || a.kind == ACT_AGAIN, input = !forward && action_half(a) & HALF_INPUT;
+    if (c->p->partition->tensors == 1) return false;
+    for (int i = a.parts.first; i < a.parts.end; i++) {
+        bool reads = axes_reads_all(m, a.unit, i), fused = unit_part_fused(m, a.unit, i);
+        if (forward && (a.unit == 0 || fused || axes_makes_terms(m, a.unit, i))) return true;
+        if (input && reads && !fused) return true;
+    }
+    return false;
+}
+
+/* What crosses at a place in a pass has been made. What is gathered anew for the weight half, or to make parts
+ * again, is there from the forward pass on, or made again by others. */
+static bool is_made(Check *c, Action a) {
+    Parts all = unit_parts(c->p->model, a.unit);
+    int place = a.parts.first;
+    bool reads = axes_reads_all(c->p->model, a.unit, place), sum = crossing_of(a) == CROSS_SUM;
+    uint32_t done = *parts_done(c, a.pass == ACT_FWD ? WAY_FORWARD : WAY_INPUT, a), needed = 0;
+    if (a.pass == ACT_FWD)
+        needed = bits(all.first, place + (sum && reads));
+    else if (a.pass == ACT_BWD_W)
+        needed = bits_of(all);
+    else if (a.pass != ACT_AGAIN)
+        needed = sum ? bits(place, all.end) : reads ? 0 : bits(place, all.end);
+    return (done & needed) == needed;
+}
+
+/* Records of a chunk, between its logits and its loss. */
+static const char *check_records(Check *c, Action a) {
+    Crossed *x = crossed(c, a);
+    bool here = program_slices(c->p, a.unit) && x->slice % 2 == 1 && a.slice == x->slice,
+         ends = a.kind == ACT_CROSSED;
+    if (!here || x->records || x->called_up != ends) return "comes where no records are";
+    *(ends ? &x->records : &x->called_up) = true;
     return NULL;
+}
+
+/* Something crosses once, where and when the table says: it is started, and then waited for. */
+static const char *check_crossing(Check *c, Action a) {
+    CrossingKind kind = crossing_of(a);
+    bool ends = a.kind == ACT_CROSSED;
+    c->crossing += ends ? -1 : 1;
+    if (kind == CROSS_RECORDS) return check_records(c, a);
+    int part = a.parts.first;
+    uint32_t bit = 1u << part, *started = &crossed(c, a)->started[first_row(a.pass)][kind],
+             *there = &crossed(c, a)->places[first_row(a.pass)][kind];
+    if (!(program_crossing(c->p, a.pass, a.unit, part) & 1u << kind)) return "comes where nothing crosses";
+    if (*(ends ? there : started) & bit) return "happens twice";
+    if (ends && !(*started & bit)) return "waits for what has not been started";
+    *(ends ? there : started) |= bit;
+    if (kind == CROSS_SUM) c->summing = !ends;
+    if (ends) return NULL;
+    if (!is_made(c, a)) return "comes before what it sends";
+    return kind == CROSS_GATHER && !hold(c, a) ? "goes where something has still to be read" : NULL;
 }
 
 /* The head by chunks: logits, records, loss; then the next chunk. */
@@ -233,23 +322,35 @@ static const char *run_slice(Check *c, Action a) {
     if (sliced != (a.slice > 0)) return sliced ? "takes all chunks at once" : "has chunks where none are";
     if (!sliced) return NULL;
     if (a.slice != x->slice + 1 || (a.slice % 2 == 0 && !x->records)) return "takes chunks out of order";
-    x->slice = a.slice, x->records = false;
+    x->slice = a.slice, x->records = x->called_up = false;
     return NULL;
 }
 
-/* The parts of an action follow those that ran before it; the last of them completes the unit. */
+/* Parts without a weight half have none that could come late. */
+static uint32_t weightless(const Check *c, Action a) {
+    uint32_t none = 0;
+    for (int i = a.parts.first; i < a.parts.end && a.unit > 0; i++)
+        if (!unit_part_product(c->p->model, a.unit, i)) none |= 1u << i;
+    return none;
+}
+
+/* The parts of an action follow those that ran before it, in the order of its way; weight halves of a pass
+ * that has both may come late. The last of them completes the unit. */
 static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
     Parts all = unit_parts(c->p->model, a.unit);
-    short *done = parts_done(c, way, a);
-    int next = way == WAY_FORWARD ? a.parts.first - all.first : all.end - a.parts.end;
+    uint32_t *done = parts_done(c, way, a), own = bits_of(a.parts), before;
     if (a.parts.first < all.first || a.parts.end > all.end || a.parts.first >= a.parts.end)
         return "names no parts of its unit";
-    if (next != *done) return "runs twice, or skips parts";
+    before = way == WAY_FORWARD ? bits(all.first, a.parts.first) : bits(a.parts.end, all.end);
+    if (way == WAY_WEIGHT && a.kind == ACT_BWD) before = *done & ~own;
+    if (*done != before) return "runs twice, or skips parts";
     const char *wrong = run_slice(c, a);
     if (!wrong) wrong = check_crossed(c, a);
+    if (!wrong && c->summing && makes_terms(c, a)) wrong = "makes terms while others are on their way";
     if (wrong || (a.slice > 0 && a.slice < 2 * c->p->chunks)) return wrong;
-    *done = (short)(*done + a.parts.end - a.parts.first);
-    if (program_ends_unit(c->p, a)) *mark(c, a.unit, a.microbatch) |= (unsigned char)flag;
+    *done |= own;
+    let_go(c, a);
+    if (*done == bits_of(all)) *mark(c, a.unit, a.microbatch) |= (unsigned char)flag;
     return NULL;
 }
 
@@ -278,6 +379,17 @@ static const char *check_forward(Check *c, Action a) {
     return wrong ? wrong : check_gathered(c, u);
 }
 
+/* All that the policy drops of a unit, before its backward pass reads any of it; the sum at a block's end does
+ * not. */
+static bool is_made_again(Check *c, Action a) {
+    Parts all = unit_parts(c->p->model, a.unit);
+    if (a.parts.first == all.end - 1 && !unit_part_product(c->p->model, a.unit, a.parts.first)) return true;
+    for (int i = all.first; i < all.end; i++)
+        if (unit_part_again(c->p->model, a.unit, i, c->p->recompute) && !(crossed(c, a)->again >> i & 1))
+            return !program_cuts(c->p, a.unit);
+    return true;
+}
+
 /* The head has no unit above, and the embedding and it have nothing that must be gathered again for this
  * half. */
 static const char *check_input(Check *c, Action a) {
@@ -286,6 +398,7 @@ static const char *check_input(Check *c, Action a) {
     if (ready && u < c->p->units - 1)
         ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_INPUT : *mark(c, u, m) & GOT_GRADIENT;
     if (!ready) return "comes before the gradient of its output";
+    if (!is_made_again(c, a)) return "comes before what it reads is made again";
     const char *wrong = run_parts(c, WAY_INPUT, a, DONE_INPUT);
     if (wrong) return wrong;
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
@@ -295,20 +408,41 @@ static const char *check_input(Check *c, Action a) {
 static const char *check_again(Check *c, Action a) {
     if (!(*mark(c, a.unit, a.microbatch) & DONE_FORWARD)) return "comes before its forward pass";
     const char *wrong = check_crossed(c, a);
+    if (!wrong && c->summing && makes_terms(c, a)) wrong = "makes terms while others are on their way";
+    let_go(c, a);
+    crossed(c, a)->again |= bits_of(a.parts);
     return wrong ? wrong : check_gathered(c, a.unit);
 }
 
-/* Its order is what makes the bits: first microbatch sets, later ones add (invariant 3). Part by part it may
- * not overtake the input half, whose operands it reads. */
+/* Part by part it may not overtake the input half, whose operands it reads. */
 static const char *check_weight(Check *c, Action a) {
-    int u = a.unit, m = a.microbatch;
     const char *wrong = run_parts(c, WAY_WEIGHT, a, DONE_WEIGHT);
     if (wrong) return wrong;
-    if (*parts_done(c, WAY_WEIGHT, a) > *parts_done(c, WAY_INPUT, a)) return "comes before its input half";
+    bool early = *parts_done(c, WAY_WEIGHT, a) & ~*parts_done(c, WAY_INPUT, a);
+    return early ? "comes before its input half" : NULL;
+}
+
+/* A pass that adds to gradients of weights: its order is what makes the bits, the first microbatch sets, later
+ * ones add (invariant 3). */
+static const char *check_order(Check *c, Action a) {
     if (!program_begins_unit(c->p, a)) return NULL;
-    if (c->p->ordered && m != c->last_weight[u] + 1) return "adds to weight gradients out of order";
-    c->last_weight[u] = m;
+    if (c->p->ordered && a.microbatch != c->last_weight[a.unit] + 1)
+        return "adds to weight gradients out of order";
+    c->last_weight[a.unit] = a.microbatch;
     return NULL;
+}
+
+/* Both halves, or one of them: the weight half of a part that has one may come late, but when the last action
+ * of the unit is done everything is. */
+static const char *check_backward(Check *c, Action a) {
+    Half half = action_half(a);
+    const char *wrong = check_order(c, a);
+    if (!wrong && half & HALF_INPUT) wrong = check_input(c, a);
+    if (!wrong && half & HALF_WEIGHT) wrong = check_weight(c, a);
+    if (wrong) return wrong;
+    if (half == HALF_INPUT) *parts_done(c, WAY_WEIGHT, a) |= weightless(c, a);
+    bool ends = half & HALF_INPUT && program_ends_unit(c->p, a);
+    return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WEIGHT) ? "comes before what is late" : NULL;
 }
 
 /* A transfer happens once, between two ranks, and what is sent is there. */
@@ -434,6 +568,7 @@ static bool passes_complete(Check *c) {
  * when the one before is complete. An update before the norm of all could not be clipped, nor taken back. */
 static const char *check_phase(Check *c, int phase) {
     if (c->phase == 0 && !passes_complete(c)) return "comes before all gradients are complete";
+    if (c->crossing != 0) return "comes while something crosses";
     if (c->phase == 0 && !reductions_complete(c)) return "comes before all gradients are reduced";
     if (sums_are_left(c->p->partition)) return "comes though gradients are not summed over all axes";
     const Partition *p = c->p->partition;
@@ -479,14 +614,15 @@ static const char *check_action(Check *c, Action a) {
     case ACT_GATHER:
     case ACT_RELEASE: return check_gather(c, a);
     case ACT_FWD: return check_forward(c, a);
-    case ACT_BWD: return (wrong = check_input(c, a)) ? wrong : check_weight(c, a);
+    case ACT_BWD: return check_backward(c, a);
     case ACT_BWD_IN: return check_input(c, a);
-    case ACT_BWD_W: return check_weight(c, a);
+    case ACT_BWD_W: return (wrong = check_weight(c, a)) ? wrong : check_order(c, a);
     case ACT_AGAIN: return check_again(c, a);
     case ACT_GATHER_X:
     case ACT_SUM_X:
     case ACT_SWAP_X:
-    case ACT_RECORDS: return check_crossing(c, a);
+    case ACT_RECORDS:
+    case ACT_CROSSED: return check_crossing(c, a);
     case ACT_LEAVES: return check_leaves(c, a);
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
@@ -624,7 +760,7 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
         if (a.kind == ACT_REDUCE_SCATTER) t.gradients += collective_bytes(p, m, a);
         if (a.kind == ACT_ALL_REDUCE) t.replicas += collective_bytes(p, m, a);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
-        if (action_is_crossing(a.kind))
+        if (action_is_crossing(a.kind) && a.kind != ACT_CROSSED)
             *(a.kind == ACT_SWAP_X ? &t.context : &t.tensor) += program_crossing_bytes(p, m, a);
         if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
         if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
@@ -640,11 +776,13 @@ static void print_crossing(const Program *p, Action a, Text *out) {
     int part = a.parts.first;
     bool reads = axes_reads_all(p->model, a.unit, part), back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
     const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
-    if (a.kind == ACT_RECORDS)
+    ActionKind kind = a.kind == ACT_CROSSED ? a.start : a.kind;
+    if (a.kind == ACT_CROSSED) text_printf(out, " %s", action_name(kind));
+    if (kind == ACT_RECORDS)
         text_printf(out, " chunk %d", (a.slice - 1) / 2);
-    else if (a.kind == ACT_SWAP_X)
+    else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
-    else if (a.kind == ACT_SUM_X)
+    else if (kind == ACT_SUM_X)
         text_printf(out, reads ? " gradient of what %s reads" : " what %s makes", name);
     else
         text_printf(out,
@@ -668,6 +806,8 @@ static void print_action(const Program *p, int first, int last, Text *out) {
     if (action_is_crossing(a.kind)) print_crossing(p, a, out);
     for (int i = a.parts.first; !whole && i < a.parts.end; i++)
         text_printf(out, "%s %s", i > a.parts.first ? "," : "", unit_part_name(p->model, a.unit, i));
+    if (a.kind == ACT_BWD && a.half && a.half != HALF_BOTH)
+        text_puts(out, a.half == HALF_INPUT ? ": input half" : ": weight half");
     if (a.slice > 0 && parts)
         text_printf(out, ", chunk %d: %s", (a.slice - 1) / 2, a.slice % 2 ? "logits" : "loss");
     text_puts(out, "\n");

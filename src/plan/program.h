@@ -14,10 +14,11 @@
  *     BWD_W  u m        backward, only the gradient of the weights
  *     SEND_B u m        send the gradient of unit u's input to the stage before
  *     AGAIN  u m        make parts of unit u again for their backward pass, where something crosses in it
- *     GATHER_X u m      between parts: all-gather what each rank of tp has of a tensor's tokens
- *     SUM_X  u m        between parts: sum terms over tp, each rank gets those of its tokens
- *     SWAP_X u m        between parts: change tokens for heads over cp, or back, around attention
- *     RECORDS u m       between a chunk's logits and its loss: all-gather their records over tp
+ *     GATHER_X u m      between parts: start to all-gather what each rank of tp has of a tensor's tokens
+ *     SUM_X  u m        between parts: start to sum terms over tp, each rank gets those of its tokens
+ *     SWAP_X u m        between parts: start to change tokens for heads over cp, or back, around attention
+ *     RECORDS u m       between a chunk's logits and its loss: start to all-gather their records over tp
+ *     CROSSED u m       wait until what one of these four has started is there
  *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
  *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its share
  *     ALL_REDUCE u      start summing unit u's (share of the) gradient over dp_replicate
@@ -42,11 +43,13 @@
  * last addition and before it is used.
  *  7. TIE, NORM, UPDATE come once, in this order, after everything else.
  *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other,
- *     each once: ascending in a forward pass, descending in a backward pass.
+ *     each once: ascending in a forward pass, descending in a backward pass. In a BWD of several actions a
+ *     part's weight half may come later than its input half, not later than the last action.
  *  9. Nothing that the table of axes (plan/axes.h) calls a sum is left without an action that sums it.
  * 10. Where ranks share a unit's matrices, or the tokens of a microbatch, each of its passes stops at the
- *     places that the table names, and what crosses there has crossed when the next part runs (model/unit.h:
- *     crossings). */
+ *     places that the table names, and what crosses there has crossed when a part runs that reads it
+ *     (model/unit.h: crossings). It starts when what it sends has been made, and what lies where it goes has
+ *     been read; and it ends in the pass that it belongs to. */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -76,6 +79,7 @@ typedef enum ActionKind {
     ACT_SUM_X,
     ACT_SWAP_X,
     ACT_RECORDS,
+    ACT_CROSSED,
     ACT_LEAVES,
     ACT_REDUCE_SCATTER,
     ACT_ALL_REDUCE,
@@ -94,14 +98,17 @@ typedef struct Action {
      * crossing: from its place, and none. */
     Parts parts;
     int slice;         /* of what the head does by chunks: UnitPass.slice; 0: all of it */
+    Half half;         /* of BWD: which halves of its parts it runs; 0: both */
     ActionKind pass;   /* of a crossing: FWD, AGAIN, BWD, BWD_IN, BWD_W */
+    ActionKind start;  /* of CROSSED: what started it: GATHER_X, SUM_X, SWAP_X, RECORDS */
     ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
 bool action_is_pass(ActionKind kind);     /* FWD, BWD, BWD_IN, BWD_W */
-bool action_is_crossing(ActionKind kind); /* GATHER_X, SUM_X, SWAP_X, RECORDS */
-CrossingKind crossing_of(ActionKind kind);
-/* Which halves of a backward pass. */
-Half action_half(ActionKind pass);
+bool action_is_crossing(ActionKind kind); /* GATHER_X, SUM_X, SWAP_X, RECORDS: its start; CROSSED: its end */
+CrossingKind crossing_of(Action a);
+/* Which halves a backward pass has, and which of them an action of it runs. */
+Half pass_half(ActionKind pass);
+Half action_half(Action a);
 
 /* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2,
  * ZeRO-1). Auto: always, but never under pipelines, where each microbatch would gather anew. */
@@ -198,7 +205,7 @@ ProgramTraffic program_traffic(const Program *p, const Model *m);
 /* Bytes that the collective of one flat sends, which a GATHER, REDUCE_SCATTER or ALL_REDUCE starts: what the
  * links will have counted afterwards, to the byte (tests/ranks/test_layouts.c). */
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat);
-/* Of a crossing. */
+/* Of a crossing, which its start counts. */
 uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a);
 /* Runs of a unit's vectors whose gradients are sums over tp, one after the other in its flat: from parameter
  * *next on, which is moved behind them; false: there is none left. `first` and `count` are elements. */

@@ -87,6 +87,12 @@ static SpanKind span_of(ActionKind kind) {
     return kind == ACT_BWD_IN ? SPAN_I : SPAN_W;
 }
 
+/* For other stages. Who waits for what crosses between the parts of a unit is not held up by the schedule: that
+ * is of the pass, as planned times have it too. */
+static double waited_for_others(const TimedAction *a) {
+    return a->action.kind == ACT_CROSSED ? 0 : a->waited;
+}
+
 /* What a rank has done since `mark`, without what it waited, ends where it ended: waiting comes first, as the
  * data that a pass needs is waited for before it. */
 static void close_span(Timeline *out, Span span, double mark, double waited) {
@@ -123,7 +129,7 @@ static void add_rank(const TimedRank *r, int row, Timeline *out) {
     for (int i = next_pass(r, 0); i < r->count;) {
         const TimedAction *a = &r->actions[i];
         int next = next_pass(r, i + 1);
-        for (; from <= i; from++) waited += r->actions[from].waited;
+        for (; from <= i; from++) waited += waited_for_others(&r->actions[from]);
         if (next == r->count || !same_cell(a, &r->actions[next])) {
             close_span(out, (Span){row, span_of(a->action.kind), a->stage, a->action.microbatch, 0, a->end},
                        mark, waited);

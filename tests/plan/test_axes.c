@@ -252,13 +252,14 @@ static void crossings(const ModelConfig *c, int unit, AxisSet over, Text *out) {
                         part < all.end ? unit_part_name(c, unit, part) : "end");
 }
 
-/* Without any one of the actions that ranks of tp, or of cp, exchange something by, or with one of them
- * twice, it is no program: the sum that is left out shows in no loss. */
+/* Without any one of the actions that ranks of tp, or of cp, exchange something by, start or end, or that make
+ * again what is dropped, or with one of them twice, it is no program: the sum that is left out shows in no loss.
+ */
 static void each_exchange_is_missed(Program *p) {
     for (int i = 0; i < p->count; i++) {
         Error err = {0};
         Action a = p->actions[i];
-        if (!action_is_crossing(a.kind) && a.kind != ACT_LEAVES) continue;
+        if (!action_is_crossing(a.kind) && a.kind != ACT_LEAVES && a.kind != ACT_AGAIN) continue;
         memmove(&p->actions[i], &p->actions[i + 1], (size_t)(p->count - i - 1) * sizeof a);
         p->count--;
         if (program_check(p, &err) == OK)
@@ -268,10 +269,83 @@ static void each_exchange_is_missed(Program *p) {
         p->actions[i] = a;
         p->count++;
         Action next = p->actions[i + 1];
-        p->actions[i + 1] = a; /* in place of the next */
+        if (a.kind == ACT_AGAIN) continue; /* twice is no harm */
+        p->actions[i + 1] = a;             /* in place of the next */
         assert_int_equal(program_check(p, &err), ERR_INTERNAL);
         p->actions[i + 1] = next;
     }
+}
+
+/* Action `from` before action `to`, which comes earlier; and back. */
+static void move_up(Program *p, int from, int to) {
+    Action a = p->actions[from];
+    memmove(&p->actions[to + 1], &p->actions[to], (size_t)(from - to) * sizeof a);
+    p->actions[to] = a;
+}
+
+static void move_down(Program *p, int from, int to) {
+    Action a = p->actions[from];
+    memmove(&p->actions[from], &p->actions[from + 1], (size_t)(to - from) * sizeof a);
+    p->actions[to] = a;
+}
+
+static bool same_pass(Action a, Action b) {
+    return a.pass == b.pass && a.unit == b.unit && a.microbatch == b.microbatch;
+}
+
+/* The gather before one, in its pass, that goes to the same tensor; -1: none. */
+static int gather_before(const Program *p, int i) {
+    Action a = p->actions[i];
+    bool reads = axes_reads_all(p->model, a.unit, a.parts.first);
+    while (--i >= 0) {
+        Action b = p->actions[i];
+        if (b.kind == ACT_GATHER_X && same_pass(a, b) &&
+            axes_reads_all(p->model, b.unit, b.parts.first) == reads)
+            return i;
+    }
+    return -1;
+}
+
+/* What is sent has been made, what is gathered has been read before other things go there, and a pass is not
+ * over before all of its halves are. */
+static void nothing_starts_too_early(Program *p) {
+    Error err = {0};
+    for (int i = 1; i < p->count; i++) {
+        Action a = p->actions[i], above = p->actions[i - 1];
+        int gather = a.kind == ACT_GATHER_X ? gather_before(p, i) : -1;
+        if (a.kind == ACT_SUM_X && a.pass != ACT_AGAIN && action_is_pass(above.kind)) {
+            move_up(p, i, i - 1);
+            assert_int_equal(program_check(p, &err), ERR_INTERNAL);
+            move_down(p, i - 1, i);
+        }
+        if (gather >= 0 && gather < i - 1) {
+            move_up(p, i, gather + 1);
+            assert_int_equal(program_check(p, &err), ERR_INTERNAL);
+            move_down(p, gather + 1, i);
+        }
+        if (a.kind == ACT_BWD && a.parts.first == 0 && above.kind == ACT_BWD && above.unit == a.unit) {
+            move_up(p, i, i - 1);
+            assert_int_equal(program_check(p, &err), ERR_INTERNAL);
+            move_down(p, i - 1, i);
+        }
+    }
+    assert_int_equal(program_check(p, &err), OK);
+}
+
+/* In a backward pass of both halves something is computed while sums are on their way, and during three of a
+ * block's four gathers at least; during that of its result's gradient only where parts are made again. */
+static void something_runs_meanwhile(const Program *p, int blocks) {
+    int hidden = 0, gathers = 0;
+    for (int i = 0; i + 1 < p->count; i++) {
+        Action a = p->actions[i], next = p->actions[i + 1];
+        if (!action_is_crossing(a.kind) || a.kind == ACT_CROSSED || a.pass != ACT_BWD) continue;
+        bool waits = next.kind == ACT_CROSSED && next.start == a.kind && next.parts.first == a.parts.first;
+        if (a.unit == 0 || a.unit > blocks) continue;
+        gathers += a.kind == ACT_GATHER_X, hidden += a.kind == ACT_GATHER_X && !waits;
+        if (a.kind == ACT_SUM_X) assert_false(waits);
+    }
+    int exposed = gathers / 4; /* of 4 gathers in a block */
+    assert_true(hidden >= gathers - exposed);
 }
 
 static void expect_crossings(const ModelConfig *c, int unit, AxisSet over, const char *expected) {
@@ -329,6 +403,8 @@ static void passes_are_cut_at_crossings(void **state) {
         assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? 0 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
+        nothing_starts_too_early(&program);
+        something_runs_meanwhile(&program, last - 1);
         program_free(&program);
         partition_free(&p);
         stages_free(&stages);

@@ -127,6 +127,12 @@ typedef struct LayerPass {
 typedef struct Cost {
     double forward, input, weight;
 } Cost;
+static inline Cost cost_scaled(Cost c, double by) {
+    return (Cost){c.forward * by, c.input * by, c.weight * by};
+}
+static inline Cost cost_plus(Cost a, Cost b) {
+    return (Cost){a.forward + b.forward, a.input + b.input, a.weight + b.weight};
+}
 
 typedef struct Part {
     const char *name;
