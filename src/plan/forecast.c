@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/exposed.h"
 #include "plan/sync.h"
 
 /* ---- planning ---- */
@@ -80,17 +81,29 @@ static double message_seconds(const Forecast *f) {
 /* Of a second, in the measure of the simulation: FLOPs that a rank does in it, unless it counts seconds. */
 static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
 
+/* What crosses inside the passes of units and no work hides, when a byte takes so many FLOPs: by the programs
+ * of ranks; all of it, by formula, where there are none yet. */
+static void count_exposed(const Forecast *f, double tokens, double byte, Cost *units) {
+    const ModelConfig *model = &f->config->model.shape;
+    ExposedSpec spec = {model, f->config->train.context, tokens, byte};
+    if (byte <= 0) return;
+    for (int i = 0; i < f->places && !f->foreseen; i++)
+        exposed_crossings(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
+    for (int u = 0; u < model->num_hidden_layers + 2 && f->foreseen; u++)
+        units[u] = cost_scaled(
+            cost_plus(crossings_tensor(&f->crossings, u), crossings_context(&f->crossings, u)), byte);
+}
+
 /* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
 static void count_units(Forecast *f, Cost *units) {
+    size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
+    Cost *flops = mem_alloc_array(n, sizeof *flops);
     double tokens = (double)(f->layout.sequences * f->config->train.context) / sharing(f);
     double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
-    layout_unit_costs(f->config, units);
-    for (int u = 0; u < f->config->model.shape.num_hidden_layers + 2; u++) {
-        Cost tp = crossings_tensor(&f->crossings, u), cp = crossings_context(&f->crossings, u);
-        units[u].forward = units[u].forward * tokens + (tp.forward + cp.forward) * byte;
-        units[u].input = units[u].input * tokens + (tp.input + cp.input) * byte;
-        units[u].weight = units[u].weight * tokens + (tp.weight + cp.weight) * byte;
-    }
+    layout_unit_costs(f->config, flops);
+    count_exposed(f, tokens, byte, units);
+    for (size_t u = 0; u < n; u++) units[u] = cost_plus(units[u], cost_scaled(flops[u], tokens));
+    free(flops);
 }
 
 static ErrorCode time_units(Forecast *f, Error *err) {
@@ -564,9 +577,9 @@ void forecast_print_time(const Forecast *f, Text *out) {
     text_printf(out, "  memory of rank %d: %s of %g GiB; on its host %s more, the copy for checkpoints\n",
                 f->ranks[f->fullest].first, text_bytes((double)forecast_memory(f, f->fullest), whole),
                 h->memory.gib, text_bytes((double)rank_memory(&f->ranks[f->fullest].plan)->staging, each));
-    text_puts(
-        out, "  assumed, not measured: these figures; nothing hides what crosses over tp and cp; no time for "
-             "loading,\n           launching and saving\n");
+    text_puts(out,
+              "  assumed, not measured: these figures; all that crosses over tp and cp counts; no time for "
+              "loading,\n           launching and saving\n");
 }
 
 void forecast_print_foreseen(const Forecast *f, Text *out) {

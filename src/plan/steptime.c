@@ -15,11 +15,6 @@ enum { LOGIT_TOUCHES = 2, DLOGIT_TOUCHES = 3 };
 /* A parameter in the update: its gradient read for the norm and for the step, its weight read and written. */
 enum { UPDATE_TOUCHES = 4 };
 
-static Cost scaled(Cost c, double by) { return (Cost){c.forward * by, c.input * by, c.weight * by}; }
-static Cost plus(Cost a, Cost b) {
-    return (Cost){a.forward + b.forward, a.input + b.input, a.weight + b.weight};
-}
-
 /* ---- passes ---- */
 
 /* FLOPs that grow with the context are attention's; what is left without one are products. */
@@ -30,7 +25,7 @@ static void count_flops(const CrossingSpec *s, int64_t context, UnitTime *units)
     model_unit_costs(s->model, s->recompute, 0, products);
     for (size_t u = 0; u < n; u++) {
         units[u].products = products[u];
-        units[u].attention = plus(all[u], scaled(products[u], -1));
+        units[u].attention = cost_plus(all[u], cost_scaled(products[u], -1));
     }
     free(all);
     free(products);
@@ -43,7 +38,7 @@ static void count_bytes(const CrossingSpec *s, const Model *kept, UnitTime *unit
     double again = s->recompute == RECOMPUTE_FULL ? FORWARD_TOUCHES : s->recompute == RECOMPUTE_SELECTIVE;
     for (int u = 0; u < last; u++) {
         double bytes = (double)unit_slab_bytes(kept, u) / (double)kept->tokens;
-        units[u].memory = scaled((Cost){FORWARD_TOUCHES, INPUT_TOUCHES + again, WEIGHT_TOUCHES}, bytes);
+        units[u].memory = cost_scaled((Cost){FORWARD_TOUCHES, INPUT_TOUCHES + again, WEIGHT_TOUCHES}, bytes);
     }
     double logit = LOGIT_TOUCHES * 4 + DLOGIT_TOUCHES * (double)dtype_bytes(s->compute);
     units[last].memory.forward = (double)s->model->vocab_size * logit;
@@ -56,7 +51,7 @@ static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, Ax
     double sum = bytes.forward + bytes.input;
     if (sum <= 0) return (Cost){0, 0, 0};
     double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, over));
-    return scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
+    return cost_scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
 }
 
 ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t context, UnitTime *units,
@@ -71,9 +66,9 @@ ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t conte
     model_free(&kept);
     for (int u = 0; u <= last; u++) {
         double speed = u == last ? hardware_head(h, s->compute) : hardware_products(h, s->compute);
-        units[u].products = scaled(units[u].products, own / speed);
-        units[u].attention = scaled(units[u].attention, own / hardware_attention(h, s->compute));
-        units[u].memory = scaled(units[u].memory, own / hardware_bandwidth(h));
+        units[u].products = cost_scaled(units[u].products, own / speed);
+        units[u].attention = cost_scaled(units[u].attention, own / hardware_attention(h, s->compute));
+        units[u].memory = cost_scaled(units[u].memory, own / hardware_bandwidth(h));
         units[u].tensor = crossing_time(h, s, u, MESH_TENSOR);
         units[u].context = crossing_time(h, s, u, MESH_CONTEXT);
     }
@@ -81,7 +76,8 @@ ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t conte
 }
 
 Cost steptime_sum(const UnitTime *t) {
-    return plus(plus(plus(t->products, t->attention), t->memory), plus(t->tensor, t->context));
+    return cost_plus(cost_plus(cost_plus(t->products, t->attention), t->memory),
+                     cost_plus(t->tensor, t->context));
 }
 
 /* ---- collectives ---- */

@@ -2,7 +2,7 @@
  * not know of.
  *
  *     pass of a unit    FLOPs by what products and attention reach, bytes of activations by what memory does,
- *                       and the crossings of tp and cp inside it, which nothing hides
+ *                       and the crossings of tp and cp inside it, in full
  *     collectives       of parameters and gradients, one after the other on each axis, as the program starts
  *                       and awaits them: what passes do not hide counts
  *     update            bytes of weights, gradients and states, by memory

@@ -1,0 +1,64 @@
+/* Of the first microbatch, which all others are like: inside the passes of a unit nothing of another one runs. */
+#include "plan/exposed.h"
+
+#include <math.h>
+
+enum { OVER_TENSOR, OVER_CONTEXT, NETWORKS };
+
+typedef struct Walk {
+    const ExposedSpec *s;
+    const Program *p;
+    const Model *m;
+    double now;
+    double free[NETWORKS]; /* when an axis has sent what it was given */
+    double there[CROSSINGS]
+                [UNIT_PARTS + 1]; /* when what was started at a place of the unit at work is there */
+} Walk;
+
+static bool is_pass(ActionKind kind) { return action_is_pass(kind) || kind == ACT_AGAIN; }
+
+/* The logits of a chunk are a third of what the head does with it. */
+static double share_of_slice(const Walk *w, Action a) {
+    return a.slice == 0 ? 1 : (a.slice % 2 ? 1.0 / 3 : 2.0 / 3) / w->p->chunks;
+}
+
+static double work_of(const Walk *w, Action a) {
+    Half half = action_half(a);
+    double sum = 0;
+    for (int i = a.parts.first; i < a.parts.end; i++) {
+        Cost c = unit_part_cost(w->s->model, a.unit, i, w->s->context);
+        if (a.kind == ACT_FWD)
+            sum += c.forward * share_of_slice(w, a);
+        else if (a.kind == ACT_AGAIN)
+            sum += unit_part_again(w->s->model, a.unit, i, w->p->recompute) ? c.forward : 0;
+        else
+            sum += (half & HALF_INPUT ? c.input : 0) + (half & HALF_WEIGHT ? c.weight : 0);
+    }
+    return sum * w->s->tokens;
+}
+
+static void start(Walk *w, Action a) {
+    double *link = &w->free[a.kind == ACT_SWAP_X ? OVER_CONTEXT : OVER_TENSOR];
+    *link = fmax(*link, w->now) + (double)program_crossing_bytes(w->p, w->m, a) * w->s->byte;
+    w->there[crossing_of(a)][a.parts.first] = *link;
+}
+
+static void wait(Walk *w, Action a, Cost *unit) {
+    double waited = fmax(0, w->there[crossing_of(a)][a.parts.first] - w->now);
+    w->now += waited;
+    *(a.pass == ACT_FWD ? &unit->forward : a.pass == ACT_BWD_W ? &unit->weight : &unit->input) += waited;
+}
+
+void exposed_crossings(const ExposedSpec *s, const Program *p, const Model *m, Cost *units) {
+    Walk w = {.s = s, .p = p, .m = m};
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        if (a.microbatch != 0 || a.unit < 0 || a.unit >= p->units) continue;
+        if (is_pass(a.kind))
+            w.now += work_of(&w, a);
+        else if (a.kind == ACT_CROSSED)
+            wait(&w, a, &units[a.unit]);
+        else if (action_is_crossing(a.kind))
+            start(&w, a);
+    }
+}
