@@ -1,12 +1,12 @@
 /* Training speed on a mesh of ranks: whole steps on random tokens, laid out as a configuration says.
  *
  *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--steps N] [--name TEXT] [--profile]
- *                                              [section.key=value ...]
+ *                                              [--cold] [section.key=value ...]
  *
  * Any key of `weft train` may be given; train.tokens_per_step is 16384 and train.context 1024 unless told
- * otherwise. A forward pass warms up; of the steps the fastest counts. Rank 0 prints one JSON object on
- * stdout and a readable line on stderr, with --profile also what took its time. The peak is the sum of
- * what all ranks reach in matrix products at the same time. */
+ * otherwise. A forward pass warms up, unless --cold; of the steps the fastest counts. Rank 0 prints one JSON
+ * object on stdout and a readable line on stderr, with --profile also what took its time. The peak is the sum
+ * of what all ranks reach in matrix products at the same time. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ typedef struct Options {
     const Size *size;
     const char *name;
     int steps;
-    bool profile;
+    bool profile, cold;
     int word_count;
     const char *words[WORDS_MAX];
 } Options;
@@ -139,9 +139,15 @@ static void measure_peak(Bench *b) {
 
 static void count_bytes(const Bench *b, Figures *f) {
     ProgramTraffic plan = rank_traffic(&b->plan);
+    /* Parameters are shared out over dp_shard and cp together: shown with the one that has ranks. */
+    const Mesh *mesh = &b->layout.mesh;
+    bool with_cp = mesh->degree[AXIS_DP_SHARD] == 1 && mesh->degree[AXIS_CP] > 1;
+    double shares = (double)(plan.parameters + plan.gradients);
     const double planned[AXES] = {[AXIS_PP] = (double)plan.pipeline,
                                   [AXIS_DP_REPLICATE] = (double)plan.replicas,
-                                  [AXIS_DP_SHARD] = (double)(plan.parameters + plan.gradients)};
+                                  [AXIS_DP_SHARD] = with_cp ? 0 : shares,
+                                  [AXIS_CP] = (double)plan.context + (with_cp ? shares : 0),
+                                  [AXIS_TP] = (double)plan.tensor};
     for (int axis = 0; axis < AXES; axis++) {
         CommTraffic sent = axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_traffic(b->comm, 1u << axis);
         f->sent[axis] = (double)sent.bytes;
@@ -208,7 +214,7 @@ static void warm_up(Bench *b) {
 
 static void measure(Bench *b) {
     double peak = b->best.peak;
-    warm_up(b);
+    if (!b->options->cold) warm_up(b);
     b->device.profiling = true;
     b->best.seconds = INFINITY;
     for (int s = 0; s < b->options->steps; s++) {
@@ -336,6 +342,8 @@ static bool parse(Options *o, int argc, char **argv) {
     for (int i = 1; ok && i < argc; i++) {
         if (strcmp(argv[i], "--profile") == 0)
             o->profile = true;
+        else if (strcmp(argv[i], "--cold") == 0)
+            o->cold = true;
         else if (strncmp(argv[i], "--", 2) == 0)
             ok = i + 1 < argc && take_flag(o, argv[i], argv[i + 1]), i++;
         else
@@ -347,9 +355,9 @@ static bool parse(Options *o, int argc, char **argv) {
 int main(int argc, char **argv) {
     Options o;
     if (!parse(&o, argc, argv)) {
-        fprintf(stderr,
-                "usage: bench_ranks [--size " WORKLOAD_SIZES "] [--steps N] [--name TEXT] [--profile]\n"
-                "                   [section.key=value ...]\n");
+        fprintf(stderr, "usage: bench_ranks [--size " WORKLOAD_SIZES
+                        "] [--steps N] [--name TEXT] [--profile] [--cold]\n"
+                        "                   [section.key=value ...]\n");
         return 2;
     }
     Bench b = {.options = &o};

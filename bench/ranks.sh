@@ -33,7 +33,10 @@ words() {
     fsdp-always) echo mesh.dp_shard=2 train.reshard_after_forward=always ;;
     fsdp-never) echo mesh.dp_shard=2 train.reshard_after_forward=never ;;
     pp) echo mesh.pp=2 ;;
-    *) echo "bench: unknown layout \"$1\"; there are ddp, ddp-exact, fsdp-always, fsdp-never, pp and one-exact" >&2; return 2 ;;
+    tp) echo mesh.tp=2 ;;
+    cp) echo mesh.cp=2 ;;
+    one-leaves) echo numerics.canonical_tp=8 ;;
+    *) echo "bench: unknown layout \"$1\"; there are ddp, ddp-exact, fsdp-always, fsdp-never, pp, tp, cp, one-exact and one-leaves" >&2; return 2 ;;
     esac
 }
 

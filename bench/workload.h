@@ -11,7 +11,7 @@ typedef struct Size {
     int64_t hidden, layers, heads, kv_heads, intermediate, vocab;
 } Size;
 
-#define WORKLOAD_SIZES "5M|15M|50M|125M|125M-gqa"
+#define WORKLOAD_SIZES "5M|15M|50M|125M|125M-gqa|125M-16h"
 const Size *workload_size(const char *name); /* NULL: there is none of that name */
 ModelConfig workload_model(const Size *s, int64_t context);
 extern const OptimizerOptions workload_optimizer; /* AdamW */

@@ -1,0 +1,23 @@
+#!/bin/sh
+# What it costs to share matrices (tp 2) and tokens (cp 2): two ranks of one thread beside one process of two, and one process whose sums
+# have 8 leaves (numerics.canonical_tp) beside one without, in pairs as in bench/ranks.sh, whose table it prints for each size. The column to
+# judge by is the second "median": of the ratios to the run just before. (8 leaves need 8 heads: 125M has 12, 125M-16h has 16.)
+#
+#     bench/shared.sh
+#     SIZES=50M ROUNDS=5 STEPS=3 bench/shared.sh
+#
+# SIZES, CONTEXT, TOKENS (a step), MICROBATCH (sequences), STEPS (of which the fastest counts), ROUNDS (pairs) and BUILD narrow it down.
+set -eu
+cd "$(dirname "$0")/.."
+: "${CONTEXT:=1024}" "${TOKENS:=8192}" "${MICROBATCH:=2}" "${STEPS:=2}" "${ROUNDS:=5}"
+export CONTEXT TOKENS MICROBATCH STEPS ROUNDS
+
+for size in ${SIZES:-50M 125M 125M-16h}; do
+    case $size in
+    125M) layouts="tp cp" ;;
+    125M-16h) layouts="one-leaves" ;;
+    *) layouts="tp cp one-leaves" ;;
+    esac
+    echo "$size, context $CONTEXT, $TOKENS tokens a step, microbatches of $MICROBATCH"
+    SIZE=$size LAYOUTS=$layouts BANDWIDTH=no bench/ranks.sh 2>&1 >/dev/null | grep -v ' a rank  waited '
+done
