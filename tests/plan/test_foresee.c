@@ -376,6 +376,32 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
     release(&one);
 }
 
+/* With a speed of messages the passes of a unit take what is exposed of its crossings: forward all of them,
+ * backward what weight halves do not hide, which is all but their work when links are slow, and next to
+ * nothing of the sums when they are fast. */
+static void a_link_counts_what_is_exposed(void **state) {
+    (void)state;
+    enum { BLOCK = 1 };
+    Planned free;
+    plan(&free, 2, (ForecastSpeed){.tflops = 1}, WORDS("mesh.tp=2", "train.tokens_per_step=256"));
+    Cost work = free.f.units[BLOCK];
+    for (double speed = 1e-6; speed < 1e6; speed *= 1000) {
+        Planned p;
+        plan(&p, 2, (ForecastSpeed){.tflops = 1, .link = speed},
+             WORDS("mesh.tp=2", "train.tokens_per_step=256"));
+        Cost took = p.f.units[BLOCK], bytes = crossings_tensor(&p.f.crossings, BLOCK);
+        double byte = 1e12 / (speed * 1e9), forward = took.forward - work.forward,
+               back = took.input - work.input;
+        assert_true(fabs(forward - bytes.forward * byte) <= 1e-9 * took.forward);
+        assert_true(back >= bytes.input * byte - work.input - work.weight - 1e-9 * took.input);
+        assert_true(back < bytes.input * byte);
+        /* Of four gathers and two sums of twice a gather's bytes one gather cannot be hidden. */
+        if (speed > 1e4) assert_true(back < bytes.input * byte / 6);
+        release(&p);
+    }
+    release(&free);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_over_tp_are_the_formulas),
                                        cmocka_unit_test(bytes_over_cp_are_the_formulas),
@@ -389,6 +415,7 @@ int main(void) {
                                        cmocka_unit_test(collectives_cross_machines),
                                        cmocka_unit_test(a_step_is_its_flops),
                                        cmocka_unit_test(exposed_is_what_work_does_not_hide),
-                                       cmocka_unit_test(ranks_of_tp_and_cp_share_the_work)};
+                                       cmocka_unit_test(ranks_of_tp_and_cp_share_the_work),
+                                       cmocka_unit_test(a_link_counts_what_is_exposed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
