@@ -34,8 +34,8 @@ static const Flag flags[] = {
      "memory of a rank, such as 80GiB, to hold the plan against; default with one rank: this machine's"},
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
     {"--link", 'l', "GB_PER_S",
-     "with --tflops: speed of a message between stages, which then takes its bytes by that; default: no "
-     "time"},
+     "with --tflops: speed of a message between stages, and of what crosses over tp and cp, which then take "
+     "their bytes by that, as far as no work hides them; default: no time"},
     {"--hardware", 'H', "WHAT",
      "h100, h200, b200, or a YAML file of figures (docs/planning.md): time of a step, tokens/s and MFU that "
      "they make, and the memory that the plan is held against"},

@@ -2,13 +2,13 @@
  * SWAP_X (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
- *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32        CROSSED --round, bias--> result
+ *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32      CROSSED --round, bias--> result
  *     RECORDS    own leaves of all ==all-gather==> all
- *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads        and back, unpacked by CROSSED
+ *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads      and back, unpacked by CROSSED
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
- * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and end
- * touches none of these tensors: programs that would are refused (plan/program.c). */
+ * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
+ * end touches none of these tensors: programs that would are refused (plan/program.c). */
 #include "engine/execution.h"
 
 enum { PARTS_OF_STREAM, PARTS_OF_RECORDS };

@@ -182,8 +182,8 @@ typedef struct UnitPass {
     /* Of the part that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or what follows
      * from them (2j + 2). Between the two ranks exchange records. */
     int slice;
-    /* Of a backward pass one half of which is run: the other half of the same parts runs before or behind it in
-     * the same pass, while dx is what it was; else the weight half comes when dx has long gone on. */
+    /* Of a backward pass one half of which is run: the other half of the same parts runs before or behind it
+     * in the same pass, while dx is what it was; else the weight half comes when dx has long gone on. */
     bool together;
     void *out; /* [T, h] forward: the unit's output; the head has none */
     /* [T, h] backward: gradient of the unit's output on entry, of its input on return. The embedding only

@@ -71,8 +71,8 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 /* Whether tokens are changed for heads there, or back: attention looks at tokens of all ranks of cp. */
 bool axes_swaps(const ModelConfig *c, int unit, int part);
-/* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by rows.
- */
+/* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by
+ * rows. */
 bool axes_reads_all(const ModelConfig *c, int unit, int part);
 /* Of a part: its matrix is cut by columns. */
 bool axes_makes_terms(const ModelConfig *c, int unit, int part);

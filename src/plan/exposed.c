@@ -1,4 +1,5 @@
-/* Of the first microbatch, which all others are like: inside the passes of a unit nothing of another one runs. */
+/* Of the first microbatch, which all others are like: inside the passes of a unit nothing of another one
+ * runs. */
 #include "plan/exposed.h"
 
 #include <math.h>

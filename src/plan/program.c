@@ -153,8 +153,8 @@ typedef struct Crossed {
     bool called_up, records; /* of the chunk whose logits have been made: started, there */
 } Crossed;
 
-/* What ranks of tp exchange goes to tensors that all units share (model/layers/layer.h: Shared), one thing at a
- * time: what was gathered stays until it has been read, terms until they are summed. */
+/* What ranks of tp exchange goes to tensors that all units share (model/layers/layer.h: Shared), one thing at
+ * a time: what was gathered stays until it has been read, terms until they are summed. */
 typedef struct GatheredFor {
     int part;     /* that reads it */
     unsigned due; /* halves of it that have still to, or DUE_FORWARD; 0: none */
@@ -269,8 +269,8 @@ static bool makes_terms(const Check *c, Action a) {
     return false;
 }
 
-/* What crosses at a place in a pass has been made. What is gathered anew for the weight half, or to make parts
- * again, is there from the forward pass on, or made again by others. */
+/* What crosses at a place in a pass has been made. What is gathered anew for the weight half, or to make
+ * parts again, is there from the forward pass on, or made again by others. */
 static bool is_made(Check *c, Action a) {
     Parts all = unit_parts(c->p->model, a.unit);
     int place = a.parts.first;
@@ -338,9 +338,10 @@ static uint32_t weightless(const Check *c, Action a) {
  * that has both may come late. The last of them completes the unit. */
 static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
     Parts all = unit_parts(c->p->model, a.unit);
-    uint32_t *done = parts_done(c, way, a), own = bits_of(a.parts), before;
+    uint32_t *done = parts_done(c, way, a), own, before;
     if (a.parts.first < all.first || a.parts.end > all.end || a.parts.first >= a.parts.end)
         return "names no parts of its unit";
+    own = bits_of(a.parts);
     before = way == WAY_FORWARD ? bits(all.first, a.parts.first) : bits(a.parts.end, all.end);
     if (way == WAY_WEIGHT && a.kind == ACT_BWD) before = *done & ~own;
     if (*done != before) return "runs twice, or skips parts";
@@ -379,8 +380,8 @@ static const char *check_forward(Check *c, Action a) {
     return wrong ? wrong : check_gathered(c, u);
 }
 
-/* All that the policy drops of a unit, before its backward pass reads any of it; the sum at a block's end does
- * not. */
+/* All that the policy drops of a unit, before its backward pass reads any of it; the sum at a block's end
+ * does not. */
 static bool is_made_again(Check *c, Action a) {
     Parts all = unit_parts(c->p->model, a.unit);
     if (a.parts.first == all.end - 1 && !unit_part_product(c->p->model, a.unit, a.parts.first)) return true;
@@ -422,8 +423,8 @@ static const char *check_weight(Check *c, Action a) {
     return early ? "comes before its input half" : NULL;
 }
 
-/* A pass that adds to gradients of weights: its order is what makes the bits, the first microbatch sets, later
- * ones add (invariant 3). */
+/* A pass that adds to gradients of weights: its order is what makes the bits, the first microbatch sets,
+ * later ones add (invariant 3). */
 static const char *check_order(Check *c, Action a) {
     if (!program_begins_unit(c->p, a)) return NULL;
     if (c->p->ordered && a.microbatch != c->last_weight[a.unit] + 1)

@@ -87,8 +87,8 @@ static SpanKind span_of(ActionKind kind) {
     return kind == ACT_BWD_IN ? SPAN_I : SPAN_W;
 }
 
-/* For other stages. Who waits for what crosses between the parts of a unit is not held up by the schedule: that
- * is of the pass, as planned times have it too. */
+/* For other stages. Who waits for what crosses between the parts of a unit is not held up by the schedule:
+ * that is of the pass, as planned times have it too. */
 static double waited_for_others(const TimedAction *a) {
     return a->action.kind == ACT_CROSSED ? 0 : a->waited;
 }

@@ -2,9 +2,10 @@
  *
  * A rank is busy or it waits for others: its time from one cell's end to the next one's, less what it waited,
  * belongs to that next cell, so that loading, posting messages and moving communication on count with the
- * passes they serve; so does waiting for what crosses over tp and cp inside a pass. Hence the spans of a measured timeline are what a rank was busy, what lies between them
- * is waiting, and mean spans are the costs with which simulate() must come to the measured step, but for
- * waiting that a schedule does not explain: noise, and communication that computing did not hide.
+ * passes they serve; so does waiting for what crosses over tp and cp inside a pass. Hence the spans of a
+ * measured timeline are what a rank was busy, what lies between them is waiting, and mean spans are the costs
+ * with which simulate() must come to the measured step, but for waiting that a schedule does not explain:
+ * noise, and communication that computing did not hide.
  *
  * Ranks are those of the mesh, pipeline outermost: rank = pipeline rank * pipelines + pipeline. A `pipeline`
  * is the ranks that work on the same microbatches; one pipeline rank is a pipeline too. */

@@ -252,9 +252,9 @@ static void crossings(const ModelConfig *c, int unit, AxisSet over, Text *out) {
                         part < all.end ? unit_part_name(c, unit, part) : "end");
 }
 
-/* Without any one of the actions that ranks of tp, or of cp, exchange something by, start or end, or that make
- * again what is dropped, or with one of them twice, it is no program: the sum that is left out shows in no loss.
- */
+/* Without any one of the actions that ranks of tp, or of cp, exchange something by, start or end, or that
+ * make again what is dropped, or with one of them twice, it is no program: the sum that is left out shows in
+ * no loss. */
 static void each_exchange_is_missed(Program *p) {
     for (int i = 0; i < p->count; i++) {
         Error err = {0};
