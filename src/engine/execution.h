@@ -141,7 +141,7 @@ UnitPass execution_unit(const Execution *x, Action a);
 /* Passes over several microbatches are interleaved, so each action says anew which of them it is about. */
 void execution_enter(Execution *x, int microbatch);
 
-/* Starts what crosses between two parts of a unit over tp or cp; waits for it, and puts it where it belongs. */
+/* Starts what crosses between two parts of a unit over tp or cp; waits for it, and puts it in its place. */
 void crossing_start(Execution *x, Action a);
 void crossing_end(Execution *x, Action a);
 
