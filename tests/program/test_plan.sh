@@ -281,8 +281,8 @@ has out "  gradients      passes"
 has out "GATHER_X       u1 m0 what q k v reads"
 has out "SUM_X          u1 m0 what output makes"
 # Start and end stand apart on the way back, with a weight half between them.
-grep -A2 '^SUM_X          u1 m0 gradient of what gate and up reads' out | grep -v SUM_X | tr '\n' '|' |
-    grep -q '^BWD            u1 m0 down: weight half|CROSSED        u1 m0 SUM_X gradient of what gate and up reads|' ||
+awk '/^SUM_X +u1 m0 gradient of what gate and up reads/ { getline first; getline second }
+    END { exit !(first ~ /^BWD +u1 m0 down: weight half$/ && second ~ /^CROSSED +u1 m0 SUM_X gradient of what gate and up reads$/) }' out ||
     fail "nothing runs beside the sum of a gradient: $(grep -A3 '^SUM_X .*gradient of what gate' out | head -4)"
 has out "RECORDS        u9 m0 chunk 0"
 has out "LEAVES         u1"
