@@ -142,15 +142,24 @@ static void gate_up_dx_leaves(Bench *b) {
     leaves_product(b, false, HIDDEN, (Leaves){2, {{INTER, INTER / LEAVES}, {INTER, INTER / LEAVES}}});
 }
 
+/* Behind the queries of a row. */
+static void *keys_of(const Bench *b, void *qkv) {
+    AttentionShape s = shape(b);
+    return (char *)qkv + (size_t)(s.heads * s.head_dim) * dtype_bytes(b->c);
+}
+
 static void attend(Bench *b) {
     Device *d = &b->d;
-    OP(d, OP_ATTENTION_FORWARD, attention_forward, shape(b), b->x, b->first, b->z, b->lse, b->c);
+    AttentionShape s = shape(b);
+    OP(d, OP_ATTENTION_FORWARD, attention_forward, s, attention_whole(s), b->x, keys_of(b, b->x), b->first,
+       b->z, b->lse, b->c);
 }
 static void attend_back(Bench *b) {
     Device *d = &b->d;
     char *grad = b->z + (size_t)b->t * HIDDEN * dtype_bytes(b->c);
-    OP(d, OP_ATTENTION_BACKWARD, attention_backward, shape(b), b->x, b->first, b->z, b->lse, b->y, grad,
-       b->c);
+    AttentionShape s = shape(b);
+    OP(d, OP_ATTENTION_BACKWARD, attention_backward, s, attention_whole(s), b->x, keys_of(b, b->x), b->first,
+       b->z, b->lse, b->y, grad, keys_of(b, grad), b->c);
 }
 static void rms(Bench *b) {
     Device *d = &b->d;

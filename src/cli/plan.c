@@ -162,7 +162,7 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
                                Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
     describe_work(c, &f->layout, &f->ranks[0].plan, d, out);
-    forecast_print_foreseen(f, out);
+    forecast_print_context(f, out);
     forecast_print_memory(f, q->memory, out);
     forecast_print_work(f, out);
     forecast_print_place(f, place, out);
@@ -220,13 +220,6 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
                            Device *d, Error *err) {
     Text out = {0};
     bool mesh = f->layout.mesh.world > 1;
-    /* A program without its crossings is none that anybody would run. */
-    if (arguments_has(args, "--program") && f->foreseen)
-        return error_set(
-            err, ERR_CONFIG,
-            "plan: --program: mesh.cp %d is more than the key and value heads can be dealt out to, "
-            "and attention by keys is planned by formulas: there is no program of it yet",
-            f->crossings.contexts);
     ErrorCode code = mesh ? describe_mesh(c, q, f, d, &out, err) : describe_single(c, q, f, d, &out, err);
     if (code == OK && arguments_has(args, "--program")) print_program(args, q, f, &out);
     if (code == OK) code = terminal_print(&out, err);

@@ -1040,8 +1040,9 @@ const Option config_options[] = {
      .max = 4096,
      .help =
          "Spans of a microbatch's tokens whose gradients exact numerics round each by itself, on one rank as "
-         "well: every mesh.cp that divides it has the same bits; 0: mesh.cp when the run begins. Fast "
-         "numerics have none."},
+         "well: every mesh.cp that divides it has the same bits, by keys where that takes two of them or "
+         "more, in "
+         "powers of two; 0: mesh.cp when the run begins, twice that by keys. Fast numerics have none."},
 
     /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
      * another mesh is other last bits, unless numerics are exact. */
@@ -1085,7 +1086,7 @@ const Option config_options[] = {
      .max = 1e6,
      .help =
          "Context-parallel ranks: they share the tokens of each sequence, and what a rank holds as dp_shard "
-         "does; at most as many as key and value heads."},
+         "does; see parallel.context."},
     {.key = "mesh.tp",
      .type = OPT_INT,
      .effect = EFFECT_NOTHING,
@@ -1104,6 +1105,18 @@ const Option config_options[] = {
      .min = 1,
      .max = 1e6,
      .help = "Expert-parallel ranks; more than 1 is not there yet."},
+    /* In exact numerics both have the same bits. */
+    {.key = "parallel.context",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_SUMS,
+     .offset = AT(parallel.context),
+     .fallback = "auto",
+     .choices = "auto|heads|keys",
+     .help = "How ranks of mesh.cp attend to each other's tokens: heads: they change tokens for heads, at "
+             "most as "
+             "many ranks as key and value heads; keys: each gathers keys and values of all, any number of "
+             "ranks; auto: "
+             "what sends fewer bytes, of those that can be."},
     /* Many MPI libraries move data only while a call into them is going on: without a thread, transfers
      * that ought to be hidden behind products would wait for the end of these. */
     {.key = "comm.progress_thread",

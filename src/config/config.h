@@ -1,5 +1,5 @@
 /* The configuration of a run: one struct, one option table. Sections follow the house: model, data, train,
- * numerics, mesh, comm, pipeline, optimizer, schedule, checkpoint, metrics, run. */
+ * numerics, mesh, parallel, comm, pipeline, optimizer, schedule, checkpoint, metrics, run. */
 #ifndef WEFT_CONFIG_CONFIG_H
 #define WEFT_CONFIG_CONFIG_H
 
@@ -68,8 +68,13 @@ typedef struct TrainOptions {
 /* How sums are cut that ranks may share, whatever the mesh. */
 typedef struct NumericsOptions {
     int64_t canonical_tp; /* leaves of those that mesh.tp shares; 0: its degree when the run began */
-    int64_t canonical_cp; /* spans of a microbatch's tokens, of exact sums; 0: as mesh.cp then */
+    int64_t canonical_cp; /* spans of a microbatch's tokens, of exact sums; 0: what mesh.cp needs then */
 } NumericsOptions;
+
+/* How work is shared, where there are several ways. */
+typedef struct ParallelOptions {
+    int context; /* ContextMethod of plan/crossings.h */
+} ParallelOptions;
 
 typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;
 typedef struct CommOptions {
@@ -184,6 +189,7 @@ typedef struct Config {
     TrainOptions train;
     NumericsOptions numerics;
     MeshOptions mesh;
+    ParallelOptions parallel;
     CommOptions comm;
     PipelineOptions pipeline;
     OptimizerOptions optimizer;

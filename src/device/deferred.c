@@ -219,10 +219,11 @@ static void host_give(Device *d, void *host) {
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \
     X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, leaf),   \
       (Dtype, c))                                                                                           \
-    X(attention_forward, (AttentionShape, s), (const void *, qkv), (const int32_t *, first_key),            \
-      (void *, out), (float *, lse), (Dtype, c))                                                            \
-    X(attention_backward, (AttentionShape, s), (const void *, qkv), (const int32_t *, first_key),           \
-      (const void *, out), (const float *, lse), (const void *, dout), (void *, dqkv), (Dtype, c))          \
+    X(attention_forward, (AttentionShape, s), (AttentionRun, r), (const void *, q), (const void *, kv),     \
+      (const int32_t *, first_key), (void *, out), (float *, lse), (Dtype, c))                              \
+    X(attention_backward, (AttentionShape, s), (AttentionRun, r), (const void *, q), (const void *, kv),    \
+      (const int32_t *, first_key), (const void *, out), (const float *, lse), (const void *, dout),        \
+      (void *, dq), (void *, dkv), (Dtype, c))                                                              \
     X(attention_decode, (AttentionShape, s), (int64_t, start), (const void *, qkv),                         \
       (const void *, k_cache), (const void *, v_cache), (void *, out), (Dtype, c))                          \
     X(sinks_backward, (AttentionShape, s), (const void *, out), (const float *, lse), (const void *, dout), \

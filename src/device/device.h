@@ -100,6 +100,20 @@ typedef struct AttentionShape {
     const float *sinks;            /* [H] tensor memory: see attention_forward; NULL: none */
 } AttentionShape;
 
+/* Which queries attention is about, and which keys: the T queries of tokens first .. first + T - 1 of `keys`
+ * tokens; and how many elements lie between rows of queries, and of keys, behind whose G*D are the values'.
+ * The gradients of keys and values are complete where all queries are here; else they are terms of a sum. */
+typedef struct AttentionRun {
+    int64_t first, keys, q_row, kv_row;
+    bool terms; /* gradients of keys and values go to [keys, 2G*D] fp32, not to rows of kv_row of c */
+} AttentionRun;
+/* All queries; queries, keys and values of a token in one row. */
+static inline AttentionRun attention_whole(AttentionShape s) {
+    int64_t row = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
+    AttentionRun r = {0, s.tokens, row, row, false};
+    return r;
+}
+
 /* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
  * leaf is summed by itself; the sums of leaves are added in the canonical tree of base/tree.h. A rank that
  * holds some of the leaves gets their part of the tree (fp32, not yet rounded to c), and what the ranks have
@@ -348,16 +362,18 @@ typedef struct Ops {
      * s.window; first_key never decreases. The score matrix never exists whole; lse keeps log sum exp of each
      * row, natural log. Scores are scaled, then capped, by s. With s.sinks a head has one more score, the
      * same for all tokens, of a key that has no value: weights sum to less than 1, and lse counts it.
-     * Dao, "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma team,
-     * "Gemma 2", 2024; of sinks Xiao et al., "Efficient streaming language models with attention sinks",
-     * 2023. */
-    void (*attention_forward)(Device *d, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
-                              const int32_t *first_key /* [T] */, void *out /* [T, H*D] c */,
-                              float *lse /* [H, T] */, Dtype c);
-    void (*attention_backward)(Device *d, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
-                               const int32_t *first_key /* [T] */, const void *out /* [T, H*D] c */,
-                               const float *lse /* [H, T] */, const void *dout /* [T, H*D] c */,
-                               void *dqkv /* [T, (H+2G)*D] c */, Dtype c);
+     * What a query makes does not hang on the run that it is in; dkv is set, also where no query of the run
+     * looks. Dao, "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma
+     * team, "Gemma 2", 2024; of sinks Xiao et al., "Efficient streaming language models with attention
+     * sinks", 2023. */
+    void (*attention_forward)(Device *d, AttentionShape s, AttentionRun r, const void *q /* [T, H*D] c */,
+                              const void *kv /* [keys, 2G*D] c */, const int32_t *first_key /* [keys] */,
+                              void *out /* [T, H*D] c */, float *lse /* [H, T] */, Dtype c);
+    void (*attention_backward)(Device *d, AttentionShape s, AttentionRun r, const void *q /* [T, H*D] c */,
+                               const void *kv /* [keys, 2G*D] c */, const int32_t *first_key /* [keys] */,
+                               const void *out /* [T, H*D] c */, const float *lse /* [H, T] */,
+                               const void *dout /* [T, H*D] c */, void *dq /* as q */,
+                               void *dkv /* [keys, 2G*D] */, Dtype c);
     /* Generation: s.tokens new tokens at positions start .. start+T-1 of one sequence whose keys and values
      * are in the cache (the new ones too); query t attends to cache rows 0 .. start+t, of them to the last
      * s.window. */

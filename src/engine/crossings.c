@@ -1,10 +1,13 @@
 /* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS; over those of cp:
- * SWAP_X (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
+ * SWAP_X, GATHER_KV, SUM_KV (model/unit.h says which tensors these are, and where they lie). CROSSED waits
+ * for it, and ends it.
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
  *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32      CROSSED --round, bias--> result
  *     RECORDS    own leaves of all ==all-gather==> all
  *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads      and back, unpacked by CROSSED
+ *     GATHER_KV  own keys --pack--> own rows of all ==all-gather==> all
+ *     SUM_KV     terms of all ==reduce-scatter==> own rows, fp32
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
@@ -44,7 +47,34 @@ static ErrorCode sum_terms(Engine *e, const Crossing *c, CommHandle *handle, Err
     int64_t own = own_elements(e);
     float *terms = c->all, *mine = terms + e->plan->partition.tensor * own;
     return comm_reduce_scatter(e->comm, MESH_TENSOR, COMM_F32, parts_of(e, PARTS_OF_STREAM, own), terms, mine,
-                               e->work.tensor, handle, err);
+                               e->work.crossing, handle, err);
+}
+
+/* Parts of what has `each` elements of a token, for the i-th of the stretches that ranks have. */
+static const CommPart *stretch(Engine *e, int i, int64_t each) {
+    const Model *m = &e->model;
+    CommPart *parts = e->traffic.stretches[i];
+    for (int r = 0; r < m->contexts.ranks; r++)
+        parts[r] = (CommPart){model_stretch_first(m, r, i) * each, model_stretch(m) * each};
+    return parts;
+}
+
+static ErrorCode gather_keys(Engine *e, const Crossing *c, Error *err) {
+    for (int i = 0; i < model_stretches(&e->model); i++)
+        TRY(comm_all_gather(e->comm, MESH_CONTEXT, stretch(e, i, 1), unit_key_bytes(&e->model), c->all,
+                            &e->traffic.keys[i], err));
+    return OK;
+}
+
+static ErrorCode sum_keys(Engine *e, const Crossing *c, Error *err) {
+    int64_t each = model_dim(&e->model.config, DIM_KEY_VALUE);
+    for (int i = 0; i < model_stretches(&e->model); i++) {
+        const CommPart *parts = stretch(e, i, each);
+        float *own = (float *)c->all + parts[e->model.contexts.place].first;
+        TRY(comm_reduce_scatter(e->comm, MESH_CONTEXT, COMM_F32, parts, c->all, own, e->work.crossing,
+                                &e->traffic.keys[i], err));
+    }
+    return OK;
 }
 
 static CrossingAt place_of(Action a) {
@@ -76,6 +106,11 @@ void crossing_start(Execution *x, Action a) {
         code = comm_all_to_all(e->comm, MESH_CONTEXT, unit_swap_bytes(&e->model, a.unit, at.part), c.own,
                                c.all, handle, &err);
         break;
+    case CROSS_KEYS:
+        unit_pack(&unit, at);
+        code = gather_keys(e, &c, &err);
+        break;
+    case CROSS_KEY_SUM: code = sum_keys(e, &c, &err); break;
     case CROSSINGS: break;
     }
     execution_must(e, code, &err);
@@ -85,6 +120,7 @@ void crossing_end(Execution *x, Action a) {
     CrossingAt at = place_of(a);
     execution_enter(x, a.microbatch);
     execution_wait(x->engine, handle_of(x->engine, at));
+    for (int i = 0; i < 2; i++) execution_wait(x->engine, &x->engine->traffic.keys[i]);
     UnitPass unit = execution_unit(x, a);
     if (at.kind == CROSS_SUM) {
         parameters_ready(x, a.unit); /* a bias */

@@ -53,7 +53,7 @@ static void layout(Engine *e) {
     e->state.copy =
         plan->copy ? pool_take(&e->pools[POOL_COPY], e->plan->partition.owned * sizeof(uint16_t)) : NULL;
     if (!e->plan->spec.inference) layout_training(e);
-    e->work.tensor = pool_take(&e->pools[POOL_COMMUNICATION], plan->tensor);
+    e->work.crossing = pool_take(&e->pools[POOL_COMMUNICATION], plan->crossing);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
     statistics_layout(e);
     probe_layout(e);
@@ -105,6 +105,9 @@ static void allocate_tables(Engine *e) {
     for (int i = 0; i < 2; i++)
         e->traffic.crossing_parts[i] =
             mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.crossing_parts[i]);
+    for (int i = 0; i < 2; i++)
+        e->traffic.stretches[i] =
+            mem_alloc_array((size_t)e->plan->partition.contexts.ranks, sizeof *e->traffic.stretches[i]);
     e->step.leaves = mem_alloc_array(units + 1, sizeof *e->step.leaves);
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
@@ -156,7 +159,7 @@ void engine_close(Engine *e) {
     free(e->traffic.reductions);
     free(e->traffic.receives);
     free(e->traffic.sends);
-    for (int i = 0; i < 2; i++) free(e->traffic.crossing_parts[i]);
+    for (int i = 0; i < 2; i++) free(e->traffic.crossing_parts[i]), free(e->traffic.stretches[i]);
     free(e->step.leaves);
     free(e->weights.units);
     free(e->gradients.units);
@@ -302,13 +305,16 @@ static void load(Execution *x, int m) {
     Device *d = x->engine->device;
     const Model *model = &x->engine->model;
     CHECK(is_within(b, x->engine->plan));
-    int64_t first = model->contexts.place * model->tokens;
-    size_t bytes = (size_t)model->tokens * sizeof(int32_t);
+    int64_t each = model_stretch(model);
+    size_t bytes = (size_t)each * sizeof(int32_t);
     execution_enter(x, m);
     const Microbatch *to = &x->pass.batch;
-    OP(d, OP_UPLOAD, upload, to->ids, b->inputs + first, bytes);
-    OP(d, OP_UPLOAD, upload, to->targets, b->targets + first, bytes);
-    OP(d, OP_UPLOAD, upload, to->positions, b->positions + first, bytes);
+    for (int i = 0; i < model_stretches(model); i++) {
+        int64_t first = model_stretch_first(model, model->contexts.place, i), at = i * each;
+        OP(d, OP_UPLOAD, upload, to->ids + at, b->inputs + first, bytes);
+        OP(d, OP_UPLOAD, upload, to->targets + at, b->targets + first, bytes);
+        OP(d, OP_UPLOAD, upload, to->positions + at, b->positions + first, bytes);
+    }
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
 }
 
@@ -439,6 +445,8 @@ static void act(Execution *x, Action a) {
     case ACT_GATHER_X:
     case ACT_SUM_X:
     case ACT_SWAP_X:
+    case ACT_GATHER_KV:
+    case ACT_SUM_KV:
     case ACT_RECORDS: crossing_start(x, a); break;
     case ACT_CROSSED: crossing_end(x, a); break;
     case ACT_LEAVES: gradients_add_leaves(x, a); break;

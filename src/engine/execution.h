@@ -4,7 +4,7 @@
  *     parameters.c  GATHER, RELEASE
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
- *     crossings.c   GATHER_X, SUM_X, SWAP_X, RECORDS, CROSSED
+ *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS, CROSSED
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
  *     probe.c       figures of activations and weights, on steps that are probed */
@@ -48,7 +48,7 @@ typedef struct Workspace {
     char *arena[ARENAS], *keep, *scratch;
     char *bucket;      /* of collectives */
     float *tie_buffer; /* the other rank's share of a tied gradient */
-    char *tensor;      /* of what crosses over tp */
+    char *crossing;    /* of sums inside passes, over tp or cp: one at a time */
 } Workspace;
 
 /* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
@@ -78,6 +78,8 @@ typedef struct Traffic {
     unsigned turn[2];                                /* reductions started: scatters, and all-reduces */
     CommHandle crossings[CROSSINGS][UNIT_PARTS + 1]; /* by place in the unit at work */
     CommPart *crossing_parts[2]; /* [ranks of tp] each: of the stream's tokens; of a chunk's records */
+    CommHandle keys[2];          /* of GATHER_KV or SUM_KV: of each stretch; one of these crosses at a time */
+    CommPart *stretches[2];      /* [ranks of cp] each */
 } Traffic;
 
 typedef struct Progress {

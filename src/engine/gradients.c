@@ -134,7 +134,7 @@ static void sum_over_tensor(Execution *x, int unit, char *to) {
         CommHandle handle;
         execution_must(e,
                        comm_all_reduce(e->comm, MESH_TENSOR, type, to + (size_t)run.first * width, run.count,
-                                       e->work.tensor, &handle, &err),
+                                       e->work.crossing, &handle, &err),
                        &err);
         execution_wait(e, &handle);
     }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/text.h"
+#include "base/tree.h"
 #include "model/rotation.h"
 #include "model/unit.h"
 
@@ -177,9 +178,27 @@ AttentionShape model_attention(const Model *m, int64_t layer) {
 AttentionShape model_heads(const Model *m, int64_t layer) {
     AttentionShape s = model_attention(m, layer);
     int ranks = m->contexts.ranks;
-    s.tokens *= ranks, s.heads /= ranks, s.kv_heads /= ranks;
+    if (model_swaps(m)) s.tokens *= ranks, s.heads /= ranks, s.kv_heads /= ranks;
     return s;
 }
+
+/* By heads a rank attends for all tokens, and so by the spans of all. */
+int model_query_runs(const Model *m) {
+    int spans = m->contexts.spans;
+    if (!m->contexts.keys) return spans > 0 ? spans : 1;
+    return spans > 0 ? spans / m->contexts.ranks : model_stretches(m);
+}
+
+int model_query_run(const Model *m, int i) { return i % 2 ? model_query_runs(m) - 1 - i / 2 : i / 2; }
+
+/* The right half of a block is made while the left one waits. */
+static int depth_of(int runs) {
+    if (runs == 1) return 1;
+    int half = tree_half(runs), left = depth_of(half), right = 1 + depth_of(runs - half);
+    return left > right ? left : right;
+}
+
+int model_term_depth(const Model *m) { return depth_of(model_query_runs(m)); }
 
 /* The first layer stands for all: they differ in windows, which change what attention visits and not what
  * it needs. A router's bias is as wide as there are experts. */

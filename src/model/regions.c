@@ -28,18 +28,23 @@ typedef struct Cursor {
 
 /* Of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. What a norm after
  * the layer reads is saved: it is the layer's last product, which is not cheap. */
-static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false, false},
-                       n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true, false},
-                       dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, false},
-                       result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false, false},
-                       dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false},
-                       whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false},
-                       terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32, LIFE_SCRATCH, false, false};
+static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false, NEED_ALWAYS},
+                       n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true, NEED_ALWAYS},
+                       dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, NEED_ALWAYS},
+                       result_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SAVED, false, NEED_ALWAYS},
+                       dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS},
+                       whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE,
+                                    LIFE_SCRATCH,  false,      NEED_ALWAYS},
+                       terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
+                                    LIFE_SCRATCH,  false,      NEED_ALWAYS};
 
 /* Without a norm before it, the layer reads the stream: then that is the operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {
-    return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in, false};
+    return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in, NEED_ALWAYS};
 }
+
+/* By heads there are fewer of them, of more tokens: as many elements as of own tokens with all heads. */
+static int64_t keys_of(const Model *m) { return m->contexts.keys ? model_all_tokens(m) : m->tokens; }
 
 static int64_t rows_of(const Model *m, Extent rows) {
     switch (rows) {
@@ -47,9 +52,20 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_OWN: return model_own_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
     case EXTENT_CHOICES: return m->tokens * m->config.num_experts_per_tok;
+    case EXTENT_KEYS: return keys_of(m);
+    case EXTENT_TERMS: return keys_of(m) * model_term_depth(m);
     case EXTENT_ONE: return 1;
     }
     return 0;
+}
+
+static bool is_needed(const Model *m, Need need) {
+    switch (need) {
+    case NEED_ALWAYS: break;
+    case NEED_SWAP: return model_swaps(m);
+    case NEED_TERMS: return model_query_runs(m) > 1;
+    }
+    return true;
 }
 
 /* In whole cache lines, so that each tensor begins at one. A narrow tensor is none where the compute dtype
@@ -58,7 +74,7 @@ static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     bool narrow = row->element == ELEMENT_COMPUTE || row->element == ELEMENT_NARROW;
     size_t element = narrow ? dtype_bytes(m->compute) : sizeof(float);
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
-    if (row->dealt && m->contexts.ranks == 1) return 0;
+    if (!is_needed(m, row->need)) return 0;
     return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);
 }
 
@@ -112,9 +128,10 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
             widest = row->rows;
     }
     if (widest == DIM_NONE) return;
-    out->inner =
-        take(c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false});
-    out->outer = take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false, false});
+    out->inner = take(
+        c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
+    out->outer =
+        take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
 /* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the

@@ -230,7 +230,7 @@ typedef struct Handing {
 } Handing;
 
 static Handing handing(const Run *r, CrossingAt at) {
-    bool in = at.part < r->count && r->steps[at.part].kind == STEP_LAYER && r->steps[at.part].part->by_heads;
+    bool in = at.part < r->count && r->steps[at.part].kind == STEP_LAYER && r->steps[at.part].part->attends;
     int sublayer = r->steps[at.part - 1].sublayer;
     SwapPlace place =
         at.pass != PASS_BACKWARD ? (in ? SWAP_IN : SWAP_OUT) : (in ? SWAP_IN_GRADIENT : SWAP_OUT_GRADIENT);
@@ -248,10 +248,19 @@ static Crossing swapping(const Run *r, CrossingAt at) {
                                   : (Crossing){.own = heads, .all = through};
 }
 
+/* At the part that attends. */
+static void *key_tensor(const Run *r, CrossingAt at, bool terms) {
+    int sublayer = r->steps[at.part].sublayer;
+    const KeysOfAll *keys = r->sublayers[sublayer].layer->keys;
+    return r->tensors.sublayers[sublayer].layer[terms ? keys->terms : keys->all];
+}
+
 Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
     CHECK(at.part >= 0 && at.part <= r.count);
     if (at.kind == CROSS_SWAP) return swapping(&r, at);
+    if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM)
+        return (Crossing){.all = key_tensor(&r, at, at.kind == CROSS_KEY_SUM)};
     CHECK(is_shared(&r));
     const Step *step = step_at(&r, at.part);
     switch (at.kind) {
@@ -259,6 +268,8 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_SUM: return summing(&r, step, at);
     case CROSS_RECORDS: return (Crossing){.all = r.tensors.shared.records};
     case CROSS_SWAP:
+    case CROSS_KEYS:
+    case CROSS_KEY_SUM:
     case CROSSINGS: break;
     }
     CHECK(false);
@@ -282,7 +293,7 @@ void unit_summed(const UnitPass *u, CrossingAt at) {
 /* ---- tokens for heads ---- */
 
 size_t unit_swap_bytes(const Model *m, int unit, int part) {
-    bool in = unit_part_by_heads(&m->config, unit, part);
+    bool in = unit_part_attends(&m->config, unit, part);
     int64_t width = model_dim(&m->config, in ? DIM_QKV : DIM_QUERY) / m->contexts.ranks;
     return (size_t)(m->tokens * width) * dtype_bytes(m->compute);
 }
@@ -309,8 +320,33 @@ static void move_heads(const Run *r, const Handing *h) {
         }
 }
 
+/* ---- keys of all ---- */
+
+size_t unit_key_bytes(const Model *m) {
+    return (size_t)model_dim(&m->config, DIM_KEY_VALUE) * dtype_bytes(m->compute);
+}
+
+/* Each stretch where it lies among all tokens. */
+static void place_keys(const Run *r, CrossingAt at) {
+    const Pass *p = r->u->pass;
+    const Model *m = p->model;
+    int sublayer = r->steps[at.part].sublayer;
+    const char *own = r->tensors.sublayers[sublayer].layer[r->sublayers[sublayer].layer->keys->own];
+    size_t bytes = unit_key_bytes(m), e = dtype_bytes(m->compute),
+           row = (size_t)model_dim(&m->config, DIM_QKV) * e;
+    int64_t rows = model_stretch(m);
+    for (int i = 0; i < model_stretches(m); i++)
+        OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
+           (char *)key_tensor(r, at, false) + (size_t)model_stretch_first(m, m->contexts.place, i) * bytes,
+           bytes, own + (size_t)(i * rows) * row + (size_t)model_dim(&m->config, DIM_QUERY) * e, row);
+}
+
 void unit_pack(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
+    if (at.kind == CROSS_KEYS) {
+        place_keys(&r, at);
+        return;
+    }
     Handing h = handing(&r, at);
     if (goes_to_heads(h.place)) move_heads(&r, &h);
 }

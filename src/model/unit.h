@@ -33,14 +33,22 @@ typedef struct Sharing {
 } Sharing;
 #define ALONE ((Sharing){1, 0, 1})
 
-/* How cp shares the tokens of a microbatch out: its ranks, and this one's place among them, which is that of
- * its tokens; and the spans that all of them together cut these tokens into, a multiple of ranks. Where
- * gradients are summed in fixed point each span's is rounded by itself, so that the sum does not depend on
- * who has which; where they are not, spans are 0, and what a rank has is summed as one. */
+/* How cp shares the tokens of a microbatch out: its ranks, and this one's place among them; and the spans
+ * that all of them together cut these tokens into, a multiple of ranks. Where gradients are summed in fixed
+ * point each span's is rounded by itself, so that the sum does not depend on who has which; where they are
+ * not, spans are 0, and what a rank has is summed as one.
+ *
+ * For attention ranks either change tokens for heads, or each has its own queries and keys of all. Queries
+ * look at keys before them, so there a rank has two stretches of the tokens, as far from the beginning as
+ * from the end: the work of all is the same. By heads it has one.
+ *
+ *     heads   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
+ *     keys    0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 */
 typedef struct Contexts {
     int ranks, place, spans;
+    bool keys; /* by keys, and not by heads; never with one rank */
 } Contexts;
-#define ALL_TOKENS ((Contexts){1, 0, 0})
+#define ALL_TOKENS ((Contexts){1, 0, 0, false})
 
 typedef struct Model {
     ModelConfig config; /* of this rank: heads, width of the MLP and vocabulary are what it has of them */
@@ -106,6 +114,14 @@ int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
 static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->sharing.ranks; }
 /* Of all ranks of cp. */
 static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->contexts.ranks; }
+/* Stretches of the tokens of all ranks that this rank has, one behind the other; where the i-th begins. */
+static inline int model_stretches(const Model *m) { return m->contexts.keys ? 2 : 1; }
+static inline int64_t model_stretch(const Model *m) { return m->tokens / model_stretches(m); }
+static inline int64_t model_stretch_first(const Model *m, int place, int i) {
+    return (i == 0 ? place : 2 * m->contexts.ranks - 1 - place) * model_stretch(m);
+}
+/* Whether tokens are changed for heads. */
+static inline bool model_swaps(const Model *m) { return m->contexts.ranks > 1 && !m->contexts.keys; }
 /* Leaves that this rank has. */
 static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
 /* Spans that this rank has, and how many of `tokens`, which are all that it has of something, one takes. */
@@ -135,9 +151,17 @@ void model_layout_constants(Model *m, int64_t positions, Pool *constants);
 void model_compute_constants(Model *m, Device *d);
 const float *model_angles(const Model *m, int rotation); /* [positions, R] */
 DeviceNeeds model_device_needs(const Model *m);
-/* Of this rank's tokens, with all heads; and of all tokens, with the heads that it attends by. */
+/* Of this rank's tokens, with all heads; and as it attends: by heads of all tokens, with its own heads. */
 AttentionShape model_attention(const Model *m, int64_t layer);
 AttentionShape model_heads(const Model *m, int64_t layer);
+/* Runs of equally many queries by which a rank attends: gradients of keys and values are sums over all of
+ * them, so these are cut as ranks of cp may share them, into spans. Where there are none, one; by keys, a run
+ * is a stretch. Spans are added in the canonical tree, the first and the last, the second and the last but
+ * one, ...: so each rank has a block of it. */
+int model_query_runs(const Model *m);
+int model_query_run(const Model *m, int i); /* the i-th in that order */
+/* Terms that are there at once while they are added up. */
+int model_term_depth(const Model *m);
 
 /* ---- what a unit is made of ---- */
 
@@ -160,7 +184,7 @@ Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
 bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
-bool unit_part_by_heads(const ModelConfig *c, int unit, int part);          /* Part.by_heads */
+bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -213,8 +237,22 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *
  *     SWAP     [T / ranks, all heads] c  <-->  [T, this rank's heads] c     (layer.h: Swap)
  *
+ * or they gather keys and values before it, and sum their gradients behind it on the way back, both of all
+ * ranks' tokens in their order, of which each has its stretches (layer.h: KeysOfAll):
+ *
+ *     KEYS     [stretch, 2G*D] c of each rank  -->  of all
+ *     KEY_SUM  [all, 2G*D] fp32 terms of each rank  -->  [stretch, 2G*D], in place
+ *
  * Places are named by the part behind them; one behind the last part is the unit's end. */
-typedef enum CrossingKind { CROSS_GATHER, CROSS_SUM, CROSS_RECORDS, CROSS_SWAP, CROSSINGS } CrossingKind;
+typedef enum CrossingKind {
+    CROSS_GATHER,
+    CROSS_SUM,
+    CROSS_RECORDS,
+    CROSS_SWAP,
+    CROSS_KEYS,
+    CROSS_KEY_SUM,
+    CROSSINGS
+} CrossingKind;
 typedef enum PassKind { PASS_FORWARD, PASS_AGAIN, PASS_BACKWARD } PassKind;
 
 /* Names one. */
@@ -227,14 +265,17 @@ typedef struct CrossingAt {
 
 typedef struct Crossing {
     const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    void *all;       /* GATHER, SWAP: where it goes; SUM: the terms; RECORDS: [leaves, rows of the chunk] */
-    void *result;    /* SUM: where unit_summed puts it, [own tokens, h] c */
+    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM: the terms; RECORDS: [leaves, rows of the chunk] */
+    void *all;
+    void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;
 Crossing unit_crossing(const UnitPass *u, CrossingAt at);
+/* Bytes of a token's keys and values. */
+size_t unit_key_bytes(const Model *m);
 /* Bytes of a piece of a SWAP. */
 size_t unit_swap_bytes(const Model *m, int unit, int part);
 /* Before a SWAP: heads of each rank are laid side by side. Behind it: what has come, token by token. One of
- * the two does nothing. */
+ * the two does nothing. Before KEYS: this rank's are put to their places among all. */
 void unit_pack(const UnitPass *u, CrossingAt at);
 void unit_unpack(const UnitPass *u, CrossingAt at);
 /* The sum of this rank's tokens is there: rounds it to where it belongs, and adds the product's bias. */

@@ -172,7 +172,7 @@ bool axes_makes_terms(const ModelConfig *c, int unit, int part) {
 }
 
 bool axes_swaps(const ModelConfig *c, int unit, int part) {
-    return unit_part_by_heads(c, unit, part) || unit_part_by_heads(c, unit, part - 1);
+    return unit_part_attends(c, unit, part) || unit_part_attends(c, unit, part - 1);
 }
 
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
@@ -299,26 +299,65 @@ static ErrorCode refuse_contexts(const char *key, int asked, const char *what, i
     return ERR_CONFIG;
 }
 
-/* Sums in fixed point have no order, so any number of ranks that divides the spans will do. */
-ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, int ranks, int spans, int64_t tokens,
+bool axes_deals_heads(const ModelConfig *c, Sharing s, int ranks) {
+    int64_t heads = c->num_key_value_heads / s.ranks;
+    return heads > 0 && heads % ranks == 0;
+}
+
+bool axes_deals_spans(int ranks, int spans) {
+    return ranks == 1 || spans == 0 || (spans % (2 * ranks) == 0 && agrees(ranks, spans));
+}
+
+static bool deals_spans(int n, int of) { return axes_deals_spans(n, of); }
+
+static ErrorCode refuse_spans(int ranks, int spans, Error *err) {
+    Text that = {0};
+    put_numbers(spans, deals_spans, spans, &that);
+    error_set(
+        err, ERR_CONFIG,
+        "mesh.cp %d by keys cannot have the bits of numerics.canonical_cp %d, of which a rank takes 2, 4, 8, "
+        "...: mesh.cp %s would%s",
+        ranks, spans, that.data, spans % ranks == 0 ? ", or parallel.context: heads" : "");
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+static ErrorCode refuse_heads(int ranks, Sharing s, int heads, Error *err) {
+    refuse_contexts("mesh.cp", ranks,
+                    s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
+                                : "num_key_value_heads",
+                    heads > 0 ? heads : 1, err);
+    return error_context(err, "parallel.context: heads, which keys has no need of");
+}
+
+/* Sums of gradients in fixed point have no order: any number of ranks that divides the spans will do. */
+static ErrorCode check_spans(Contexts contexts, Error *err) {
+    int ranks = contexts.ranks, spans = contexts.spans;
+    if (contexts.keys && !axes_deals_spans(ranks, spans)) return refuse_spans(ranks, spans, err);
+    if (spans > 0 && spans % ranks != 0)
+        return refuse_contexts("mesh.cp", ranks, "numerics.canonical_cp", spans, err);
+    return OK;
+}
+
+ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens,
                               Error *err) {
-    int heads = (int)(c->num_key_value_heads / s.ranks), pieces = (spans > 0 ? spans : ranks) * s.leaves;
+    int ranks = contexts.ranks, spans = contexts.spans, stretches = contexts.keys ? 2 * ranks : ranks,
+        pieces = (spans > stretches ? spans : stretches) * s.leaves;
     if (c->num_experts > 0 && (ranks > 1 || spans > 1))
         return error_set(err, ERR_CONFIG,
                          "%s %d: the family %s has experts, whose tokens weft does not share out yet: use 1",
                          ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
                          model_family(c)->model_type);
-    if (ranks > 1 && (heads == 0 || heads % ranks != 0))
-        return refuse_contexts("mesh.cp", ranks,
-                               s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
-                                           : "num_key_value_heads",
-                               heads > 0 ? heads : 1, err);
-    if (spans > 0 && spans % ranks != 0)
-        return refuse_contexts("mesh.cp", ranks, "numerics.canonical_cp", spans, err);
+    if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
+        return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
+    TRY(check_spans(contexts, err));
     if (tokens % pieces == 0) return OK;
-    return error_set(err, ERR_CONFIG,
-                     "%s %d does not divide the %lld tokens of a microbatch%s: change train.microbatch or "
-                     "train.context",
-                     spans > ranks ? "numerics.canonical_cp" : "mesh.cp", spans > ranks ? spans : ranks,
-                     (long long)tokens, s.leaves > 1 ? " into equal parts for tp" : "");
+    return error_set(
+        err, ERR_CONFIG,
+        "%s %d%s does not divide the %lld tokens of a microbatch%s%s: change train.microbatch or "
+        "train.context, to a multiple of %d",
+        spans > stretches ? "numerics.canonical_cp" : "mesh.cp", spans > stretches ? spans : ranks,
+        spans <= stretches && contexts.keys ? " by keys" : "", (long long)tokens,
+        spans <= stretches && contexts.keys ? " into two parts a rank" : "",
+        s.leaves > 1 ? ", each equal for tp" : "", pieces);
 }

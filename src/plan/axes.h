@@ -69,7 +69,8 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
  * makes a term of its sum on each rank: its output is reduce-scattered; so is what an embedding of which a
  * rank has some rows finds in them. Backward passes cross at the same places, the other way round. */
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
-/* Whether tokens are changed for heads there, or back: attention looks at tokens of all ranks of cp. */
+/* Whether that is before attention, or behind it, which looks at tokens of all ranks of cp: by heads
+ * something crosses at both places, by keys (model/unit.h: Contexts) at the first alone. */
 bool axes_swaps(const ModelConfig *c, int unit, int part);
 /* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by
  * rows. */
@@ -86,9 +87,12 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
  * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many
  * leaves, and a microbatch whose tokens do not divide into them. */
 ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t tokens, Error *err);
-/* The same of cp, whose ranks share the tokens of a microbatch out, and the heads for attention, of which tp
- * leaves them some. spans: as in Contexts. */
-ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, int ranks, int spans, int64_t tokens,
-                              Error *err);
+/* The same of cp, whose ranks share the tokens of a microbatch out, and, by heads, the heads for attention,
+ * of which tp leaves them some. By keys a rank must have a block of the tree of spans, of two or more. */
+ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens, Error *err);
+/* Whether whole heads of keys and values can be dealt out to so many ranks of cp. */
+bool axes_deals_heads(const ModelConfig *c, Sharing s, int ranks);
+/* Whether ranks of cp can have the bits of so many spans by keys; 0: any number can. */
+bool axes_deals_spans(int ranks, int spans);
 
 #endif

@@ -2,6 +2,8 @@
  * So a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32. */
 #include "plan/crossings.h"
 
+#include "plan/axes.h"
+
 enum { RECORD = 16 }; /* bytes of a row's record of the loss */
 
 static double others(int ranks) { return (double)(ranks - 1) / ranks; }
@@ -18,17 +20,6 @@ static int64_t key_heads(const CrossingSpec *s) {
     return own > 0 ? own : 1;
 }
 static int64_t query_heads(const CrossingSpec *s) { return s->model->num_attention_heads / s->tensors; }
-
-ContextMethod crossings_method(const CrossingSpec *s) {
-    if (s->contexts == 1) return CONTEXT_NONE;
-    bool whole = key_heads(s) % s->contexts == 0 && query_heads(s) % s->contexts == 0;
-    return whole ? CONTEXT_HEADS : CONTEXT_KEYS;
-}
-
-const char *context_method_name(ContextMethod method) {
-    static const char *const names[] = {"none", "heads", "keys"};
-    return names[method];
-}
 
 /* Gathers and reductions of the two halves of a block: see the table of docs/planning.md. Where a block is
  * computed again, what its products read is gathered on that way, and not once more for their weights. */
@@ -51,18 +42,60 @@ Cost crossings_tensor(const CrossingSpec *s, int unit) {
     return (Cost){gathers[0] * gather + sums[0] * sum, gathers[1] * gather + sums[1] * sum, 0};
 }
 
+static Cost by_heads(const CrossingSpec *s) {
+    double head = (double)s->model->head_dim * (double)dtype_bytes(s->compute),
+           all = 2 * (double)(query_heads(s) + key_heads(s)) * head,
+           once = others(s->contexts) / s->contexts * (double)s->tokens * all;
+    return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
+}
+
+static Cost by_keys(const CrossingSpec *s) {
+    double e = (double)dtype_bytes(s->compute), keys = 2 * (double)key_heads(s) * (double)s->model->head_dim,
+           sent = others(s->contexts) * (double)s->tokens * keys;
+    return (Cost){sent * e, sent * (e + (double)s->partial), 0};
+}
+
+/* ---- which method ---- */
+
+static bool heads_fit(const CrossingSpec *s) {
+    return axes_deals_heads(s->model, (Sharing){s->tensors, 0, s->tensors}, s->contexts);
+}
+
+/* Two stretches a rank, each of which ranks of tp share. */
+static bool keys_fit(const CrossingSpec *s) {
+    return axes_deals_spans(s->contexts, s->spans) &&
+           s->tokens % (2 * (int64_t)s->contexts * s->tensors) == 0;
+}
+
+static double both(Cost c) { return c.forward + c.input; }
+
+ContextMethod crossings_method(const CrossingSpec *s) {
+    if (s->contexts == 1) return CONTEXT_HEADS;
+    if (s->asked != CONTEXT_AUTO) return s->asked;
+    if (!heads_fit(s)) return CONTEXT_KEYS;
+    return keys_fit(s) && both(by_keys(s)) < both(by_heads(s)) ? CONTEXT_KEYS : CONTEXT_HEADS;
+}
+
+void crossings_describe(const CrossingSpec *s, Text *out) {
+    bool keys = crossings_method(s) == CONTEXT_KEYS;
+    char taken[32], other[32];
+    text_printf(out, "by %s", keys ? "keys" : "heads");
+    if (s->asked != CONTEXT_AUTO)
+        text_puts(out, " (parallel.context)");
+    else if (!heads_fit(s))
+        text_printf(out, " (auto: %d ranks cannot share %lld key and value heads)", s->contexts,
+                    (long long)key_heads(s));
+    else if (!keys_fit(s))
+        text_puts(out, " (auto: the tokens of a microbatch, or their spans, cannot be shared out by keys)");
+    else
+        text_printf(out, " (auto: %s a block and microbatch, by %s %s)",
+                    text_bytes(both(keys ? by_keys(s) : by_heads(s)), taken), keys ? "heads" : "keys",
+                    text_bytes(both(keys ? by_heads(s) : by_keys(s)), other));
+}
+
 Cost crossings_context(const CrossingSpec *s, int unit) {
-    double e = (double)dtype_bytes(s->compute), f = others(s->contexts), tokens = (double)s->tokens,
-           head = (double)s->model->head_dim, keys = 2 * (double)key_heads(s) * head,
-           all = 2 * (double)query_heads(s) * head + keys;
-    double heads = f / s->contexts * tokens * all * e, again = s->recompute == RECOMPUTE_FULL ? heads : 0;
-    if (!is_block(s, unit)) return (Cost){0, 0, 0};
-    switch (crossings_method(s)) {
-    case CONTEXT_NONE: break;
-    case CONTEXT_HEADS: return (Cost){heads, heads + again, 0};
-    case CONTEXT_KEYS: return (Cost){f * tokens * keys * e, f * tokens * keys * (e + (double)s->partial), 0};
-    }
-    return (Cost){0, 0, 0};
+    if (!is_block(s, unit) || s->contexts == 1) return (Cost){0, 0, 0};
+    return crossings_method(s) == CONTEXT_KEYS ? by_keys(s) : by_heads(s);
 }
 
 int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
@@ -72,36 +105,7 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
         if (s->tensors == 1) return 0;
         return is_block(s, unit) ? gathers[0] + gathers[1] + sums[0] + sums[1] : unit == 0 ? 2 : 3;
     }
-    if (!is_block(s, unit)) return 0;
-    switch (crossings_method(s)) {
-    case CONTEXT_NONE: break;
-    case CONTEXT_HEADS: return s->recompute == RECOMPUTE_FULL ? 6 : 4;
-    case CONTEXT_KEYS: return 3;
-    }
-    return 0;
-}
-
-size_t crossings_memory(const CrossingSpec *s) {
-    double e = (double)dtype_bytes(s->compute), tokens = (double)s->tokens, head = (double)s->model->head_dim,
-           keys = 2 * (double)key_heads(s) * head, all = (double)query_heads(s) * head + keys, bytes = 0;
-    if (s->tensors > 1) bytes += elements(s) * (e + (double)s->partial);
-    switch (crossings_method(s)) {
-    case CONTEXT_NONE: break;
-    case CONTEXT_HEADS: bytes += 2 * tokens / s->contexts * all * e; break;
-    case CONTEXT_KEYS: bytes += tokens * keys * (e + (double)s->partial); break;
-    }
-    return (size_t)bytes;
-}
-
-/* Each rank of cp has two runs of a sequence, one from either end, so that all see as many keys. */
-ErrorCode crossings_check(const CrossingSpec *s, int64_t context, Error *err) {
-    int64_t runs = s->contexts > 1 ? 2 * (int64_t)s->contexts : 1, shards = runs * s->tensors;
-    int64_t below = context / shards * shards;
-    if (context % shards == 0) return OK;
-    return error_set(
-        err, ERR_CONFIG,
-        "train.context is %lld, which mesh.cp %d and mesh.tp %d do not deal out evenly: %lld or %lld "
-        "would fit",
-        (long long)context, s->contexts, s->tensors, (long long)(below > 0 ? below : 2 * shards),
-        (long long)(below + shards));
+    if (!is_block(s, unit) || s->contexts == 1) return 0;
+    if (crossings_method(s) == CONTEXT_KEYS) return 3 * 2; /* one for each stretch */
+    return s->recompute == RECOMPUTE_FULL ? 6 : 4;
 }

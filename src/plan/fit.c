@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "plan/foresee.h"
+#include "plan/rank.h"
 
 #define GIB 1073741824.0
 
@@ -102,7 +102,7 @@ static ErrorCode plan_place(const Config *c, const Layout *l, const Device *d, i
                             double *bytes, Error *err) {
     RankPlan p;
     RankSpec spec = rank_spec(c, l, d);
-    ErrorCode code = foresee_fullest(&p, &spec, l, place, d, err);
+    ErrorCode code = rank_plan_fullest(&p, &spec, l, place, d, err);
     if (code == OK) *bytes = fmax(*bytes, (double)count(rank_memory(&p)));
     rank_plan_free(&p);
     return code;

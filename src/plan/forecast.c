@@ -56,11 +56,11 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     r->count = f->layout.mesh.world / f->places;
     r->first = place * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
-    f->crossings = foresee_crossings(&spec, &f->layout.mesh);
+    f->crossings = rank_crossings(&spec, &f->layout.mesh);
     if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
         f->crossings.partial = dtype_bytes(spec.compute);
     f->crossings.model = &f->config->model.shape; /* the specification's own is gone when this returns */
-    TRY(foresee_fullest(&r->plan, &spec, &f->layout, place, d, err));
+    TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
     count_crossings(f, r);
@@ -82,16 +82,13 @@ static double message_seconds(const Forecast *f) {
 static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
 
 /* What crosses inside the passes of units and no work hides, when a byte takes so many FLOPs: by the programs
- * of ranks; all of it, by formula, where there are none yet. */
+ * of ranks. */
 static void count_exposed(const Forecast *f, double tokens, double byte, Cost *units) {
     const ModelConfig *model = &f->config->model.shape;
     ExposedSpec spec = {model, f->config->train.context, tokens, byte};
     if (byte <= 0) return;
-    for (int i = 0; i < f->places && !f->foreseen; i++)
+    for (int i = 0; i < f->places; i++)
         exposed_crossings(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
-    for (int u = 0; u < model->num_hidden_layers + 2 && f->foreseen; u++)
-        units[u] = cost_scaled(
-            cost_plus(crossings_tensor(&f->crossings, u), crossings_context(&f->crossings, u)), byte);
 }
 
 /* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
@@ -170,8 +167,6 @@ static void time_step(Forecast *f) {
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
-    RankSpec spec = rank_spec(f->config, &f->layout, d);
-    f->foreseen = foresee_needed(&spec, &f->layout.mesh);
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
     for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
     TRY(time_units(f, err));
@@ -212,15 +207,7 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
     return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context;
 }
 
-/* Over tp and cp: as the program has it, which is in `t`; by formula where there is no program yet. */
-static uint64_t passes_traffic(const RankForecast *r, const ProgramTraffic *t) {
-    return (uint64_t)((t->tensor > 0 ? 0 : r->tensor) + (t->context > 0 ? 0 : r->context));
-}
-
-uint64_t forecast_sent(const Forecast *f, int place) {
-    const RankForecast *r = &f->ranks[place];
-    return sum_traffic(&r->traffic) + passes_traffic(r, &r->traffic);
-}
+uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
 
 /* Seconds where a speed was given, TFLOP else (forecast_unit). */
 double forecast_time(const Forecast *f, double measure) {
@@ -478,11 +465,10 @@ typedef struct Other {
 static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const RankSpec *spec, Other *out,
                             Error *err) {
     RankPlan p;
-    ErrorCode code = foresee_fullest(&p, spec, &f->layout, place, d, err);
+    ErrorCode code = rank_plan_fullest(&p, spec, &f->layout, place, d, err);
     if (code == OK) {
         ProgramTraffic t = rank_traffic(&p);
-        const RankForecast *r = &f->ranks[place];
-        *out = (Other){(double)memory_plan_pools(&p.memory), sum_traffic(&t) + passes_traffic(r, &t)};
+        *out = (Other){(double)memory_plan_pools(&p.memory), sum_traffic(&t)};
     }
     rank_plan_free(&p);
     return code;
@@ -582,16 +568,11 @@ void forecast_print_time(const Forecast *f, Text *out) {
               "loading,\n           launching and saving\n");
 }
 
-void forecast_print_foreseen(const Forecast *f, Text *out) {
-    const CrossingSpec *s = &f->crossings;
-    ContextMethod method = crossings_method(s);
-    if (!f->foreseen) return;
-    text_printf(
-        out,
-        "planned, not to be run by this version: mesh.tp %d, mesh.cp %d%s%s; memory of passes and bytes "
-        "over tp and cp are from formulas\n",
-        s->tensors, s->contexts, method == CONTEXT_NONE ? "" : " by ",
-        method == CONTEXT_NONE ? "" : context_method_name(method));
+void forecast_print_context(const Forecast *f, Text *out) {
+    if (f->crossings.contexts == 1) return;
+    text_printf(out, "context parallelism over %d ranks ", f->crossings.contexts);
+    crossings_describe(&f->crossings, out);
+    text_puts(out, "\n");
 }
 
 /* ---- pipelines ---- */

@@ -1,5 +1,5 @@
-/* What every rank of a mesh would do, hold and send, planned without starting any of them; meshes that cannot
- * run yet too (plan/foresee.h). With --hardware, in which time (plan/steptime.h).
+/* What every rank of a mesh would do, hold and send, planned without starting any of them; with --hardware,
+ * in which time (plan/steptime.h).
  *
  * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run
  * programs of the same form, so one of them stands for all: there is one RankForecast for each pipeline rank.
@@ -8,17 +8,15 @@
 #define WEFT_PLAN_FORECAST_H
 
 #include "plan/draw.h"
-#include "plan/foresee.h"
+#include "plan/rank.h"
 #include "plan/steptime.h"
 
 typedef struct RankForecast {
     RankPlan plan;    /* of the first rank of the place */
     int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
     ProgramTraffic traffic;
-    double flops; /* of a step, recomputation among them */
-    double tensor,
-        context; /* bytes of a step over tp and cp, by formula (plan/crossings.h): of times, and where
-                             * there is no program to count */
+    double flops;           /* of a step, recomputation among them */
+    double tensor, context; /* bytes of a step over tp and cp, by formula (plan/crossings.h): of times */
 } RankForecast;
 
 /* How fast the ranks are thought to be. */
@@ -44,7 +42,6 @@ typedef struct Forecast {
     int places;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
-    bool foreseen;       /* no rank can run on this mesh yet */
     CrossingSpec crossings;
     Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the measure of `timing` */
     UnitTime *unit_time; /* [layers + 2] where hardware is known */
@@ -80,7 +77,7 @@ ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, con
 /* Step time, tokens/s and MFU on the hardware, and what they are made of. Nothing without hardware. */
 void forecast_print_time(const Forecast *f, Text *out);
 /* One line on a mesh that cannot run yet; nothing on others. */
-void forecast_print_foreseen(const Forecast *f, Text *out);
+void forecast_print_context(const Forecast *f, Text *out);
 
 /* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of
  * their activations. Only where layout_is_pipeline. */

@@ -33,7 +33,9 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
 }
 
 bool program_crosses(const Partition *p, int unit, int part) {
-    return p->tensors * p->contexts.ranks > 1 && mesh_size(&p->mesh, axes_crossing(p->whole, unit, part)) > 1;
+    AxisSet over = axes_crossing(p->whole, unit, part);
+    if (p->contexts.keys && !unit_part_attends(p->whole, unit, part)) over &= ~(AxisSet)MESH_CONTEXT;
+    return p->tensors * p->contexts.ranks > 1 && mesh_size(&p->mesh, over) > 1;
 }
 
 /* ---- passes and what crosses in them ---- */
@@ -101,8 +103,8 @@ static bool makes_again(const Program *p, int unit, Parts parts) {
 }
 
 /* An action for each run of parts between two crossings: ascending in a forward pass, and in what is made
- * again. Attention gets all tokens, and gives them back; what a product reads is gathered before its run,
- * what one makes is summed behind it; the head's gradient too. */
+ * again. Attention gets all tokens, and gives them back, or their keys; what a product reads is gathered
+ * before its run, what one makes is summed behind it; the head's gradient too. */
 static void emit_ascending(Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
     for (int first = all.first, end; first < all.end; first = end) {
@@ -110,6 +112,7 @@ static void emit_ascending(Program *p, Action a) {
         end = next_cut(p, a.unit, first + 1);
         a.parts = (Parts){first, end};
         emit_crossing(p, ACT_SWAP_X, a, first);
+        emit_crossing(p, ACT_GATHER_KV, a, first);
         emit_crossing(p, ACT_GATHER_X, a, first);
         if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
             emit_slices(p, a);
@@ -201,9 +204,17 @@ static bool hands_on(const Descent *d, Parts parts) {
     return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first);
 }
 
+/* Keys and values of attention, or the sums of their gradients. */
+static void cross_keys(Descent *d, ActionKind kind, int place) {
+    if (!start_crossing(d->p, kind, d->pass, place)) return;
+    run_late(d, false, false);
+    append_crossed(d->p, kind, d->pass, place);
+}
+
 static void run_down(Descent *d, Parts parts) {
     bool reads = axes_reads_all(d->p->model, d->pass.unit, parts.first);
     Action a = d->pass;
+    unsigned late = 0;
     if (!hands_on(d, parts)) make_again(d);
     if (reads) {
         run_late(d, false, true);
@@ -211,8 +222,11 @@ static void run_down(Descent *d, Parts parts) {
     }
     a.parts = parts;
     for (int part = parts.first; part < parts.end; part++)
-        if (may_be_late(d, part)) d->late |= 1u << part, a.half = HALF_INPUT;
+        if (may_be_late(d, part)) late |= 1u << part, a.half = HALF_INPUT;
+    cross_keys(d, ACT_GATHER_KV, parts.first);
     append(d->p, a);
+    d->late |= late;
+    cross_keys(d, ACT_SUM_KV, parts.first);
     if (reads) end_layer(d, parts.first);
 }
 

@@ -161,6 +161,8 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_GATHER_X:
     case ACT_SUM_X:
     case ACT_SWAP_X:
+    case ACT_GATHER_KV:
+    case ACT_SUM_KV:
     case ACT_RECORDS:
     case ACT_CROSSED: name_crossing(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
@@ -346,16 +348,21 @@ static size_t reduction_bytes(const Program *p, const Share *s) {
     return pool_round(scatter > all ? scatter : all);
 }
 
+static size_t most_of(size_t a, size_t b) { return a > b ? a : b; }
+
 /* Of the sums between parts, and of those of vectors' gradients: one is under way at a time. */
-static size_t tensor_bytes(const Program *p, const Model *m, bool training) {
+static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
     int ranks = p->partition->tensors;
-    int64_t own = model_own_tokens(m) * m->config.hidden_size;
-    size_t most = comm_reduce_scatter_workspace(ranks, COMM_F32, own);
+    int64_t own = model_own_tokens(m) * m->config.hidden_size,
+            keys = model_stretch(m) * model_dim(&m->config, DIM_KEY_VALUE);
+    size_t most = ranks > 1 ? comm_reduce_scatter_workspace(ranks, COMM_F32, own) : 0;
     VectorRun run;
-    for (int u = 0; training && u < p->units; u++)
+    if (training && p->partition->contexts.keys)
+        most = most_of(most, comm_reduce_scatter_workspace(p->partition->contexts.ranks, COMM_F32, keys));
+    for (int u = 0; ranks > 1 && training && u < p->units; u++)
         for (int next = 0; partition_holds(p->partition, u) && program_next_sum(p, u, &next, &run);) {
             size_t bytes = comm_all_reduce_workspace(ranks, p->exact ? COMM_I64 : COMM_F32, run.count);
-            if (bytes > most) most = bytes;
+            most = most_of(most, bytes);
         }
     return pool_round(most);
 }
@@ -437,7 +444,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     int64_t routed = spec->optimizer ? step_routed(&m->config) : 0;
     plan->statistics = pool_round(step_scalars_bytes(groups)) +
                        pool_round(step_statistics_bytes(figures, spec->noise, routed));
-    if (p->partition->tensors > 1) plan->tensor = tensor_bytes(p, m, spec->optimizer != NULL);
+    plan->crossing = crossing_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
 }
@@ -469,7 +476,7 @@ size_t memory_plan_buckets(const MemoryPlan *plan) {
 }
 
 size_t memory_plan_communication(const MemoryPlan *plan) {
-    return memory_plan_buckets(plan) + plan->tie + plan->tensor;
+    return memory_plan_buckets(plan) + plan->tie + plan->crossing;
 }
 
 size_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_pools(plan) + plan->staging; }

@@ -85,7 +85,7 @@ typedef struct MemoryPlan {
     size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
     int reductions;   /* axes that do */
     size_t tie;       /* the other rank's share of a tied gradient */
-    size_t tensor;    /* workspace of what crosses over tp */
+    size_t crossing;  /* workspace of sums inside passes, over tp or cp */
     size_t device_scratch;
     size_t staging; /* beside the pools: host copy for checkpoints that are written while training */
 } MemoryPlan;

@@ -101,8 +101,8 @@ Sharing partition_sharing(const Mesh *mesh, int rank, int leaves) {
     return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks};
 }
 
-Contexts partition_contexts(const Mesh *mesh, int rank, int spans) {
-    return (Contexts){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), spans};
+Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys) {
+    return (Contexts){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), spans, keys};
 }
 
 /* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
@@ -131,7 +131,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
     p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
-    p->contexts = partition_contexts(mesh, rank, spec->spans);
+    p->contexts = partition_contexts(mesh, rank, spec->spans, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shares(p, spec);
 }

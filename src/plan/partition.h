@@ -65,6 +65,7 @@ typedef struct PartitionSpec {
     const Stages *stages;
     int leaves; /* of sums that tp shares; 0: as many as its ranks */
     int spans;  /* of tokens, that cp shares out: Contexts */
+    bool keys;  /* the same */
 } PartitionSpec;
 
 /* Copies what it needs of mesh and stages; model and table must outlive it. */
@@ -73,7 +74,7 @@ void partition_free(Partition *p);
 /* How tp shares the model out, and this rank's place in that. leaves: as in the spec. */
 Sharing partition_sharing(const Mesh *mesh, int rank, int leaves);
 /* How cp shares tokens out. */
-Contexts partition_contexts(const Mesh *mesh, int rank, int spans);
+Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys);
 /* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
                           Error *err);

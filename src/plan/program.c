@@ -30,15 +30,18 @@ bool action_is_pass(ActionKind kind) {
 }
 
 bool action_is_crossing(ActionKind kind) {
-    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_SWAP_X || kind == ACT_RECORDS ||
-           kind == ACT_CROSSED;
+    return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS || kind == ACT_CROSSED ||
+           action_crosses_contexts(kind);
+}
+
+bool action_crosses_contexts(ActionKind kind) {
+    return kind == ACT_SWAP_X || kind == ACT_GATHER_KV || kind == ACT_SUM_KV;
 }
 
 CrossingKind crossing_of(Action a) {
-    static const CrossingKind kinds[ACT_KINDS] = {[ACT_GATHER_X] = CROSS_GATHER,
-                                                  [ACT_SUM_X] = CROSS_SUM,
-                                                  [ACT_SWAP_X] = CROSS_SWAP,
-                                                  [ACT_RECORDS] = CROSS_RECORDS};
+    static const CrossingKind kinds[ACT_KINDS] = {
+        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
+        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_RECORDS] = CROSS_RECORDS};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -85,6 +88,17 @@ static bool swaps_in(const Program *p, ActionKind pass, int unit, int part) {
     return pass != ACT_AGAIN || unit_part_again(p->model, unit, part - 1, p->recompute);
 }
 
+/* Keys of all are scratch: gathered once for a forward pass, and once for the way back, where attention is
+ * made again or where its gradients are. */
+static unsigned keys_in(const Program *p, ActionKind pass, int unit, int part) {
+    bool again = unit_part_again(p->model, unit, part, p->recompute);
+    unsigned keys = 1u << CROSS_KEYS, sum = 1u << CROSS_KEY_SUM;
+    if (pass == ACT_BWD_W) return 0;
+    if (pass == ACT_FWD) return keys;
+    if (pass == ACT_AGAIN) return again ? keys : 0;
+    return again ? sum : keys | sum;
+}
+
 /* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
  * the former summed, and for the weight half what was read is gathered once more. Making again stops where
@@ -93,7 +107,9 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM, SWAP = 1u << CROSS_SWAP };
     const ModelConfig *c = p->model;
     if (!p->crosses(p->partition, unit, part)) return NOTHING;
-    if (axes_swaps(c, unit, part)) return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
+    if (p->partition->contexts.keys && unit_part_attends(c, unit, part)) return keys_in(p, pass, unit, part);
+    if (!p->partition->contexts.keys && axes_swaps(c, unit, part))
+        return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
     if (p->partition->tensors == 1) return NOTHING;
     bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
     bool again = unit_part_again(c, unit, reads ? part : part - 1, p->recompute);
@@ -122,9 +138,10 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",    "GATHER", "RELEASE",        "RECV_F",     "FWD",      "SEND_F", "RECV_B", "BWD",
-        "BWD_IN",  "BWD_W",  "SEND_B",         "AGAIN",      "GATHER_X", "SUM_X",  "SWAP_X", "RECORDS",
-        "CROSSED", "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED",  "TIE",    "NORM",   "UPDATE"};
+        "LOAD",       "GATHER",    "RELEASE", "RECV_F",  "FWD",     "SEND_F",   "RECV_B",
+        "BWD",        "BWD_IN",    "BWD_W",   "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",
+        "SWAP_X",     "GATHER_KV", "SUM_KV",  "RECORDS", "CROSSED", "LEAVES",   "REDUCE_SCATTER",
+        "ALL_REDUCE", "REDUCED",   "TIE",     "NORM",    "UPDATE"};
     return names[kind];
 }
 
@@ -215,13 +232,17 @@ static const char *check_crossed(Check *c, Action a) {
         if (program_crossing(c->p, ACT_FWD, a.unit, part)) return "runs past a place where something crosses";
     if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_SWAP))
         return missing;
+    if (!has_crossed(c, a.kind, a, first, CROSS_KEYS)) return missing;
     if (a.kind == ACT_FWD || a.kind == ACT_AGAIN)
         return has_crossed(c, a.kind, a, first, CROSS_GATHER) &&
                        (axes_reads_all(c->p->model, a.unit, first) ||
                         has_crossed(c, a.kind, a, first, CROSS_SUM))
                    ? NULL
                    : missing;
-    if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP)) return missing; /* what it reads was made again */
+    if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM)) return missing;
+    /* What it reads was made again. */
+    if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) || !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS))
+        return missing;
     bool above = axes_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                           : has_crossed(c, a.kind, a, end, CROSS_GATHER);
     bool reads = (action_half(a) & HALF_WEIGHT) && axes_reads_all(c->p->model, a.unit, first);
@@ -274,7 +295,9 @@ static bool makes_terms(const Check *c, Action a) {
 static bool is_made(Check *c, Action a) {
     Parts all = unit_parts(c->p->model, a.unit);
     int place = a.parts.first;
-    bool reads = axes_reads_all(c->p->model, a.unit, place), sum = crossing_of(a) == CROSS_SUM;
+    CrossingKind kind = crossing_of(a);
+    bool sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM,
+         reads = kind == CROSS_KEYS || axes_reads_all(c->p->model, a.unit, place);
     uint32_t done = *parts_done(c, a.pass == ACT_FWD ? WAY_FORWARD : WAY_INPUT, a), needed = 0;
     if (a.pass == ACT_FWD)
         needed = bits(all.first, place + (sum && reads));
@@ -622,6 +645,8 @@ static const char *check_action(Check *c, Action a) {
     case ACT_GATHER_X:
     case ACT_SUM_X:
     case ACT_SWAP_X:
+    case ACT_GATHER_KV:
+    case ACT_SUM_KV:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
     case ACT_LEAVES: return check_leaves(c, a);
@@ -711,12 +736,20 @@ static uint64_t collective_bytes(const Program *p, const Model *m, Action a) {
     return sum;
 }
 
+/* Of a token: gathered as they are, summed in fp32. */
+static size_t key_bytes(const Model *m, ActionKind kind) {
+    return kind == ACT_GATHER_KV ? unit_key_bytes(m)
+                                 : (size_t)model_dim(&m->config, DIM_KEY_VALUE) * sizeof(float);
+}
+
 /* Everybody has equally many tokens, and so the same part of what is gathered or summed. */
 uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->tensors - 1;
     int64_t own = model_own_tokens(m) * m->config.hidden_size;
     if (a.kind == ACT_SWAP_X)
         return ((uint64_t)p->partition->contexts.ranks - 1) * unit_swap_bytes(m, a.unit, a.parts.first);
+    if (a.kind == ACT_GATHER_KV || a.kind == ACT_SUM_KV)
+        return ((uint64_t)p->partition->contexts.ranks - 1) * (uint64_t)m->tokens * key_bytes(m, a.kind);
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
@@ -762,7 +795,7 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
         if (a.kind == ACT_ALL_REDUCE) t.replicas += collective_bytes(p, m, a);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
         if (action_is_crossing(a.kind) && a.kind != ACT_CROSSED)
-            *(a.kind == ACT_SWAP_X ? &t.context : &t.tensor) += program_crossing_bytes(p, m, a);
+            *(action_crosses_contexts(a.kind) ? &t.context : &t.tensor) += program_crossing_bytes(p, m, a);
         if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
         if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
             t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
@@ -775,14 +808,18 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
 /* What crosses: a tensor of the stream before the part that reads it, or what the part before has made. */
 static void print_crossing(const Program *p, Action a, Text *out) {
     int part = a.parts.first;
-    bool reads = axes_reads_all(p->model, a.unit, part), back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
-    const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
     ActionKind kind = a.kind == ACT_CROSSED ? a.start : a.kind;
+    bool keys = kind == ACT_GATHER_KV || kind == ACT_SUM_KV;
+    bool reads = keys || axes_reads_all(p->model, a.unit, part),
+         back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
+    const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
     if (a.kind == ACT_CROSSED) text_printf(out, " %s", action_name(kind));
     if (kind == ACT_RECORDS)
         text_printf(out, " chunk %d", (a.slice - 1) / 2);
     else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
+    else if (keys)
+        text_printf(out, " %skeys and values that %s reads", kind == ACT_SUM_KV ? "gradient of " : "", name);
     else if (kind == ACT_SUM_X)
         text_printf(out, reads ? " gradient of what %s reads" : " what %s makes", name);
     else

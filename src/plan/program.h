@@ -17,8 +17,11 @@
  *     GATHER_X u m      between parts: start to all-gather what each rank of tp has of a tensor's tokens
  *     SUM_X  u m        between parts: start to sum terms over tp, each rank gets those of its tokens
  *     SWAP_X u m        between parts: start to change tokens for heads over cp, or back, around attention
+ *     GATHER_KV u m     before attention: start to all-gather the keys and values of each rank of cp
+ *     SUM_KV u m        behind its way back: start to sum their gradients over cp, each rank gets those of
+ *                       its tokens
  *     RECORDS u m       between a chunk's logits and its loss: start to all-gather their records over tp
- *     CROSSED u m       wait until what one of these four has started is there
+ *     CROSSED u m       wait until what one of these has started is there
  *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
  *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its share
  *     ALL_REDUCE u      start summing unit u's (share of the) gradient over dp_replicate
@@ -78,6 +81,8 @@ typedef enum ActionKind {
     ACT_GATHER_X,
     ACT_SUM_X,
     ACT_SWAP_X,
+    ACT_GATHER_KV,
+    ACT_SUM_KV,
     ACT_RECORDS,
     ACT_CROSSED,
     ACT_LEAVES,
@@ -100,11 +105,13 @@ typedef struct Action {
     int slice;         /* of what the head does by chunks: UnitPass.slice; 0: all of it */
     Half half;         /* of BWD: which halves of its parts it runs; 0: both */
     ActionKind pass;   /* of a crossing: FWD, AGAIN, BWD, BWD_IN, BWD_W */
-    ActionKind start;  /* of CROSSED: what started it: GATHER_X, SUM_X, SWAP_X, RECORDS */
+    ActionKind start;  /* of CROSSED: what started it */
     ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
-bool action_is_pass(ActionKind kind);     /* FWD, BWD, BWD_IN, BWD_W */
-bool action_is_crossing(ActionKind kind); /* GATHER_X, SUM_X, SWAP_X, RECORDS: its start; CROSSED: its end */
+bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
+/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS: its start; CROSSED: its end. */
+bool action_is_crossing(ActionKind kind);
+bool action_crosses_contexts(ActionKind kind); /* SWAP_X, GATHER_KV, SUM_KV: over cp; the others over tp */
 CrossingKind crossing_of(Action a);
 /* Which halves a backward pass has, and which of them an action of it runs. */
 Half pass_half(ActionKind pass);
@@ -175,7 +182,7 @@ int program_inner_ranks(const Program *p);
 
 /* Whether passes over a unit are cut anywhere. */
 bool program_cuts(const Program *p, int unit);
-/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of GATHER, SUM and SWAP; 0 where no ranks
+/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS; 0 where no ranks
  * share the unit. Records are exchanged once a chunk of the head's forward pass. */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
 /* Whether the head's passes take its logits chunk by chunk. */

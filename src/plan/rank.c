@@ -42,6 +42,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .loss_rows = c->train.loss_rows > 0 ? c->train.loss_rows : d->loss_rows,
                       .leaves = (int)c->numerics.canonical_tp,
                       .spans = (int)c->numerics.canonical_cp,
+                      .context = (ContextMethod)c->parallel.context,
                       .z_loss = c->train.z_loss,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
@@ -222,10 +223,37 @@ static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
     return OK;
 }
 
+CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh) {
+    return (CrossingSpec){.model = &spec->model,
+                          .compute = spec->compute,
+                          .recompute = spec->recompute,
+                          .tokens = spec->tokens,
+                          .tensors = mesh_size(mesh, MESH_TENSOR),
+                          .contexts = mesh_size(mesh, MESH_CONTEXT),
+                          .asked = spec->context,
+                          .spans = spec->exact ? spec->spans : 0,
+                          .partial = sizeof(float)};
+}
+
+CrossingSpec rank_crossings_of(const Config *c) {
+    bool exact = c->train.numerics == NUMERICS_EXACT;
+    return (CrossingSpec){.model = &c->model.shape,
+                          .compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32,
+                          .recompute = (Recompute)c->train.recompute,
+                          .tokens = c->train.microbatch * c->train.context,
+                          .tensors = (int)c->mesh.tp,
+                          .contexts = (int)c->mesh.cp,
+                          .asked = (ContextMethod)c->parallel.context,
+                          .spans = exact ? (int)c->numerics.canonical_cp : 0,
+                          .partial = sizeof(float)};
+}
+
 /* In fast numerics cp is one of the axes over which gradients are summed as they come. */
-static int spans_of(const RankSpec *s, const Mesh *mesh) {
-    if (!s->exact) return 0;
-    return s->spans > 0 ? s->spans : mesh_size(mesh, MESH_CONTEXT);
+static Contexts contexts_of(const RankSpec *s, const Mesh *mesh, int rank) {
+    CrossingSpec crossings = rank_crossings(s, mesh);
+    bool keys = crossings_method(&crossings) == CONTEXT_KEYS;
+    int least = keys ? 2 * crossings.contexts : crossings.contexts;
+    return partition_contexts(mesh, rank, !s->exact ? 0 : s->spans > 0 ? s->spans : least, keys);
 }
 
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
@@ -235,12 +263,12 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     ModelConfig own;
     const ModelConfig *whole = &p->spec.model;
     Sharing sharing = partition_sharing(&l->mesh, rank, spec->leaves);
-    Contexts contexts = partition_contexts(&l->mesh, rank, spans_of(spec, &l->mesh));
+    Contexts contexts = contexts_of(spec, &l->mesh, rank);
     int64_t tokens = spec->tokens / contexts.ranks,
             loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
     TRY(check_device(whole, d, err));
     TRY(axes_check_leaves(whole, sharing.ranks, sharing.leaves, spec->tokens, err));
-    TRY(axes_check_contexts(whole, sharing, contexts.ranks, contexts.spans, spec->tokens, err));
+    TRY(axes_check_contexts(whole, sharing, contexts, spec->tokens, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
     model_share(&p->model, sharing, whole->vocab_size);
@@ -255,7 +283,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .rank = rank,
                                                     .stages = &l->stages,
                                                     .leaves = spec->leaves,
-                                                    .spans = contexts.spans});
+                                                    .spans = contexts.spans,
+                                                    .keys = contexts.keys});
     DeviceNeeds needs = model_device_needs(&p->model);
     size_t scratch = d->ops.scratch_bytes(d, &needs);
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,

@@ -10,6 +10,7 @@
 #include "device/device.h"
 #include "model/adapters.h"
 #include "model/unit.h"
+#include "plan/crossings.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
 #include "plan/partition.h"
@@ -26,12 +27,13 @@ typedef struct RankSpec {
     int64_t loss_rows; /* 0: chosen */
     double z_loss;     /* coefficient; 0: none */
     int leaves;        /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
-    int spans;         /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks */
-    bool defer_head;   /* the head's weight gradient waits for its W, and makes the logits again */
-    bool inference;    /* weights and evaluation only: no gradients, no optimizer */
-    bool exact;        /* gradients in fixed point */
-    bool probes;       /* steps may be probed */
-    bool noise;        /* of gradients is measured */
+    int spans;         /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
+    ContextMethod context;
+    bool defer_head; /* the head's weight gradient waits for its W, and makes the logits again */
+    bool inference;  /* weights and evaluation only: no gradients, no optimizer */
+    bool exact;      /* gradients in fixed point */
+    bool probes;     /* steps may be probed */
+    bool noise;      /* of gradients is measured */
     GradientSync sync;
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference alone */
@@ -62,6 +64,10 @@ typedef struct RankPlan {
 AdapterSpec rank_adapters(const Config *c);
 /* As the configuration says; of the device, only what it multiplies best. */
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
+
+/* What crosses inside its passes; of a configuration, once its microbatch and compute are settled. */
+CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh);
+CrossingSpec rank_crossings_of(const Config *c);
 
 /* Layout and optimizer need not outlive the call. Of the device only scratch_bytes is asked: one that
  * device_describe_cpu made will do. ERR_CONFIG for a model that cannot be built, and for groups of parameters

@@ -215,7 +215,10 @@ static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *sav
     bool exact = c->train.numerics == NUMERICS_EXACT, was = saved && saved->train.numerics == NUMERICS_EXACT;
     if (!exact || c->numerics.canonical_cp > 0) return OK;
     if (was) return keep_degree(set, "numerics.canonical_cp", saved->numerics.canonical_cp, err);
-    return derive_number(set, "numerics.canonical_cp", c->mesh.cp, "derived from mesh.cp", err);
+    CrossingSpec crossings = rank_crossings_of(c);
+    bool twice = c->mesh.cp > 1 && crossings_method(&crossings) == CONTEXT_KEYS;
+    return derive_number(set, "numerics.canonical_cp", (twice ? 2 : 1) * c->mesh.cp,
+                         twice ? "derived from mesh.cp, by keys" : "derived from mesh.cp", err);
 }
 
 /* Once for the life of a run, both: with another number its sums are cut in another way. */
@@ -252,7 +255,9 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
         snprintf(out, size, "exact");
         return;
     }
-    if (contexts > 1) snprintf(shared, sizeof shared, " x %d of mesh.cp", contexts);
+    CrossingSpec crossings = rank_crossings_of(c);
+    bool keys = contexts > 1 && crossings_method(&crossings) == CONTEXT_KEYS;
+    if (contexts > 1) snprintf(shared, sizeof shared, " x %d of mesh.cp%s", contexts, keys ? " by keys" : "");
     if (ranks * contexts > 1) describe_crossing(c, l, crossing, sizeof crossing);
     if (!schedule_adds_in_order(&l->schedule))
         snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,

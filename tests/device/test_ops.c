@@ -444,6 +444,32 @@ static const float *sinks_for(const Device *d, AttentionShape s, int64_t number)
                            : random_tensor(s.heads, DTYPE_F32, 30, 200);
 }
 
+/* Some of the queries: terms of the gradients of all keys and values, zeros where none looks. */
+static void check_attention_run(Device *d, AttentionShape s, const void *qkv, const int32_t *first,
+                                const void *out, const float *lse, const void *dout, Dtype c) {
+    int64_t t = s.tokens, query = s.heads * s.head_dim, width = 2 * (int64_t)s.kv_heads * s.head_dim;
+    AttentionRun r = attention_whole(s);
+    AttentionShape some = s;
+    r.first = t / 3, some.tokens = (t + 1) / 2, r.terms = true;
+    int64_t end = r.first + some.tokens, n = some.tokens * query;
+    float *lse_some = tensor(s.heads * some.tokens, DTYPE_F32),
+          *dkv = random_tensor(t * width, DTYPE_F32, 1, 2), *dkv2 = tensor(t * width, DTYPE_F32);
+    for (int h = 0; h < s.heads; h++)
+        memcpy(lse_some + h * some.tokens, lse + h * t + r.first, (size_t)some.tokens * sizeof *lse);
+    void *dq = tensor(some.tokens * r.q_row, c), *dq2 = tensor(some.tokens * r.q_row, c), *got = tensor(n, c);
+    const void *q = tensor_at(qkv, r.first * r.q_row, c), *kv = tensor_at(qkv, query, c),
+               *o = tensor_at(out, r.first * query, c), *dout_some = tensor_at(dout, r.first * query, c);
+    float *lse2 = tensor(s.heads * some.tokens, DTYPE_F32);
+    RUN(d, attention_forward, some, r, q, kv, first, got, lse2, c);
+    assert_sums("attention of a run", d, got, o, n, c, s.head_dim, 1);
+    assert_sums("lse of a run", d, lse2, lse_some, s.heads * some.tokens, DTYPE_F32, s.head_dim, 1);
+    RUN(d, attention_backward, some, r, q, kv, first, o, lse_some, dout_some, dq, dkv, c);
+    reference.ops.attention_backward(&reference, some, r, q, kv, first, o, lse_some, dout_some, dq2, dkv2, c);
+    assert_sums("attention gradient of a run's queries", d, dq, dq2, some.tokens * r.q_row, c, s.head_dim, 1);
+    assert_sums("terms of a run", d, dkv, dkv2, t * width, DTYPE_F32, s.head_dim, 1);
+    for (int64_t i = end * width; i < t * width; i++) assert_true(dkv[i] == 0);
+}
+
 static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtype c) {
     int64_t t = s.tokens, wide = t * qkv_row(s), n = t * s.heads * s.head_dim;
     void *qkv = random_tensor(wide, c, -2, 2), *dout = random_tensor(n, c, -1, 1);
@@ -452,13 +478,18 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
     void *out = tensor(n, c), *out2 = tensor(n, c), *grad = tensor(wide, c), *grad2 = tensor(wide, c);
     float *lse = tensor(s.heads * t, DTYPE_F32), *lse2 = tensor(s.heads * t, DTYPE_F32);
     s.sinks = sinks_for(d, s, pattern);
-    RUN(d, attention_forward, s, qkv, first, out, lse, c);
-    reference.ops.attention_forward(&reference, s, qkv, first, out2, lse2, c);
+    AttentionRun whole = attention_whole(s);
+    int64_t query = s.heads * s.head_dim;
+    const void *kv = tensor_at(qkv, query, c);
+    RUN(d, attention_forward, s, whole, qkv, kv, first, out, lse, c);
+    reference.ops.attention_forward(&reference, s, whole, qkv, kv, first, out2, lse2, c);
     double terms = s.head_dim; /* of a score; what is summed over keys has weights that come to 1 */
     assert_sums("attention", d, out, out2, n, c, terms, 1);
     assert_sums("lse", d, lse, lse2, s.heads * t, DTYPE_F32, terms, 1);
-    RUN(d, attention_backward, s, qkv, first, out2, lse2, dout, grad, c);
-    reference.ops.attention_backward(&reference, s, qkv, first, out2, lse2, dout, grad2, c);
+    RUN(d, attention_backward, s, whole, qkv, kv, first, out2, lse2, dout, grad, tensor_to(grad, query, c),
+        c);
+    reference.ops.attention_backward(&reference, s, whole, qkv, kv, first, out2, lse2, dout, grad2,
+                                     tensor_to(grad2, query, c), c);
     assert_sums("attention gradient", d, grad, grad2, wide, c, terms, 1);
     if (s.sinks) {
         float *dsinks = random_tensor(s.heads, DTYPE_F32, -1, 1), *want = copy_of(dsinks, s.heads, DTYPE_F32);
@@ -466,6 +497,7 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
         reference.ops.sinks_backward(&reference, s, out2, lse2, dout, want, c);
         assert_sums("sinks", d, dsinks, want, s.heads, DTYPE_F32, terms, 1);
     }
+    check_attention_run(d, s, qkv, first, out2, lse2, dout, c);
     drop_all();
 }
 
@@ -1408,14 +1440,18 @@ static void heads_backward(const float *x, const float *dy, float *dx) {
 static AttentionShape probe_shape = SHAPE(7, 4, 2, 8);
 enum { PROBE_WIDE = 7 * 8 * 8, PROBE_OUT = 7 * 4 * 8 };
 static const int32_t probe_first[7] = {0, 0, 0, 2, 2, 5, 5};
+enum { PROBE_KEYS = 4 * 8 }; /* of a row, before its keys */
 static void attend_forward(const float *x, float *y) {
     float lse[7 * 4];
-    reference.ops.attention_forward(&reference, probe_shape, x, probe_first, y, lse, DTYPE_F32);
+    reference.ops.attention_forward(&reference, probe_shape, attention_whole(probe_shape), x, x + PROBE_KEYS,
+                                    probe_first, y, lse, DTYPE_F32);
 }
 static void attend_backward(const float *x, const float *dy, float *dx) {
     float lse[7 * 4], y[PROBE_OUT];
-    reference.ops.attention_forward(&reference, probe_shape, x, probe_first, y, lse, DTYPE_F32);
-    reference.ops.attention_backward(&reference, probe_shape, x, probe_first, y, lse, dy, dx, DTYPE_F32);
+    reference.ops.attention_forward(&reference, probe_shape, attention_whole(probe_shape), x, x + PROBE_KEYS,
+                                    probe_first, y, lse, DTYPE_F32);
+    reference.ops.attention_backward(&reference, probe_shape, attention_whole(probe_shape), x, x + PROBE_KEYS,
+                                     probe_first, y, lse, dy, dx, dx + PROBE_KEYS, DTYPE_F32);
 }
 
 static Activation probe_activation;
@@ -1438,7 +1474,8 @@ static void sink_backward(const float *x, const float *dy, float *dx) {
     float lse[7 * 4], y[PROBE_OUT];
     probe_shape.sinks = x + PROBE_WIDE;
     attend_backward(x, dy, dx);
-    reference.ops.attention_forward(&reference, probe_shape, x, probe_first, y, lse, DTYPE_F32);
+    reference.ops.attention_forward(&reference, probe_shape, attention_whole(probe_shape), x, x + PROBE_KEYS,
+                                    probe_first, y, lse, DTYPE_F32);
     memset(dx + PROBE_WIDE, 0, 4 * sizeof *dx);
     reference.ops.sinks_backward(&reference, probe_shape, y, lse, dy, dx + PROBE_WIDE, DTYPE_F32);
 }
@@ -1589,8 +1626,12 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     RUN(d, fill, width, 0, r->dw);
     RUN(d, fill, width, 0, r->db);
     RUN(d, fill, 9 * width, 0, r->dtable);
-    RUN(d, attention_forward, s, qkv, first, r->out, r->lse, c);
-    RUN(d, attention_backward, s, qkv, first, r->out, r->lse, r->out, r->dqkv, c);
+    AttentionRun all = attention_whole(s);
+    int64_t query = s.heads * s.head_dim;
+    const void *kv = tensor_at(qkv, query, c);
+    RUN(d, attention_forward, s, all, qkv, kv, first, r->out, r->lse, c);
+    RUN(d, attention_backward, s, all, qkv, kv, first, r->out, r->lse, r->out, r->dqkv,
+        tensor_to(r->dqkv, query, c), c);
     float *w = tensor(width, DTYPE_F32);
     RUN(d, fill, width, 1, w);
     RUN(d, norm_backward, NORM_RMS, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, t, c);

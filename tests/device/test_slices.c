@@ -343,9 +343,13 @@ static Attended attend(Device *d, AttentionShape s, void *qkv, const void *dout,
     int64_t t = s.tokens, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     Attended a = {qkv, tensor(t * s.heads * s.head_dim, c), tensor(t * wide, c),
                   tensor(t * s.heads, DTYPE_F32)};
+    AttentionRun r = attention_whole(s);
+    int64_t query = s.heads * s.head_dim;
+    const void *kv = tensor_at(qkv, query, c);
     RUN(d, rope, s, qkv, positions, angles, false, c);
-    RUN(d, attention_forward, s, qkv, first, a.out, a.lse, c);
-    RUN(d, attention_backward, s, qkv, first, a.out, a.lse, dout, a.dqkv, c);
+    RUN(d, attention_forward, s, r, qkv, kv, first, a.out, a.lse, c);
+    RUN(d, attention_backward, s, r, qkv, kv, first, a.out, a.lse, dout, a.dqkv, tensor_to(a.dqkv, query, c),
+        c);
     RUN(d, rope, s, a.dqkv, positions, angles, true, c);
     return a;
 }
@@ -365,6 +369,41 @@ static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void
     assert_columns(d, "attention of heads", whole->out, t, s.heads * dim, &out, got.out, c);
     assert_columns(d, "attention gradient of heads", whole->dqkv, t, wide, &in, got.dqkv, c);
     assert_box(d, "lse of heads", whole->lse, t, r * part.heads, 0, got.lse, part.heads, t, DTYPE_F32);
+}
+
+/* Runs of queries, whose keys lie elsewhere: what they make is a slice of the whole, wherever they begin; the
+ * terms of all queries at once are what the whole has, before it is rounded. */
+static void check_runs(Device *d, AttentionShape s, const void *qkv, const void *dout, const int32_t *first,
+                       Dtype c) {
+    int64_t dim = s.head_dim, query = s.heads * dim, width = 2 * (int64_t)s.kv_heads * dim, t = s.tokens;
+    AttentionRun all = attention_whole(s);
+    const void *kv = columns_of(qkv, t, all.q_row, &(Columns){1, {query}, {width}}, c);
+    void *out = tensor(t * query, c), *dqkv = tensor(t * all.q_row, c);
+    float *lse = tensor(t * s.heads, DTYPE_F32), *terms = tensor(t * width, DTYPE_F32);
+    RUN(d, attention_forward, s, all, qkv, tensor_at(qkv, query, c), first, out, lse, c);
+    RUN(d, attention_backward, s, all, qkv, tensor_at(qkv, query, c), first, out, lse, dout, dqkv,
+        tensor_to(dqkv, query, c), c);
+    for (int64_t from = 0, n = t; from < t; from += n, n = 11 + from) {
+        if (from + n > t) n = t - from;
+        AttentionShape part = s;
+        AttentionRun r = {from, t, all.q_row, width, true};
+        part.tokens = n;
+        const void *q = tensor_at(qkv, from * all.q_row, c), *dout2 = tensor_at(dout, from * query, c);
+        void *out2 = tensor(n * query, c), *dq = tensor(n * all.q_row, c);
+        float *lse2 = tensor(n * s.heads, DTYPE_F32);
+        memcpy(dq, tensor_at(dqkv, from * all.q_row, c), (size_t)(n * all.q_row) * dtype_bytes(c));
+        RUN(d, attention_forward, part, r, q, kv, first, out2, lse2, c);
+        assert_box(d, "attention of a run", out, query, from, 0, out2, n, query, c);
+        assert_box(d, "lse of a run", lse, t, 0, from, lse2, s.heads, n, DTYPE_F32);
+        RUN(d, attention_backward, part, r, q, kv, first, out2, lse2, dout2, dq, terms, c);
+        assert_box(d, "gradient of a run's queries", dqkv, all.q_row, from, 0, dq, n, all.q_row, c);
+        if (n < t) continue;
+        void *rounded = tensor(t * width, c);
+        RUN(d, cast, t * width, terms, DTYPE_F32, rounded, c);
+        assert_columns(d, "terms of all queries", dqkv, t, all.q_row, &(Columns){1, {query}, {width}},
+                       rounded, c);
+        from = -1, n = 1; /* then shorter ones */
+    }
 }
 
 /* Norms of heads: a row of the weight's gradient for each run of heads, wherever the others are. */
@@ -408,6 +447,7 @@ static void check_heads(Device *d, Dtype c) {
         Attended whole = attend(d, s, rotated, dout, first, positions, angles, c);
         for (int n = 2; n <= s.kv_heads; n *= 2)
             check_heads_of(d, s, n, n - 1, qkv, dout, &whole, first, positions, angles, c);
+        check_runs(d, s, qkv, dout, first, c);
         drop_all();
     }
 }

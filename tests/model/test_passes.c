@@ -573,7 +573,7 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
                        : row->rows == EXTENT_ONE     ? 1
                                                      : TOKENS,
                 width = model_dim(&m->config, row->width);
-        bool none = row->dealt || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
+        bool none = row->need != NEED_ALWAYS || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
     }
 }

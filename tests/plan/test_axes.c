@@ -367,13 +367,13 @@ static void passes_are_cut_at_crossings(void **state) {
     expect_crossings(&c, 0, MESH_CONTEXT, "");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
     expect_crossings(&c, last, MESH_CONTEXT, "");
-    for (int way = 0; way < 36; way++) {
+    for (int way = 0; way < 60; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
         int cp = 1 + way / 12 % 2;
-        bool split = way % 2;
-        c.family = way < 24 ? NULL : &family_qwen3; /* norms of heads are made again alone */
-        c.attention_bias = way < 24;
+        bool split = way % 2, keys = way >= 36, normed = way >= 24 && way < 48;
+        c.family = normed ? &family_qwen3 : NULL; /* norms of heads are made again alone */
+        c.attention_bias = !normed;
         if (way >= 24) cp = 2;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
         Schedule schedule;
@@ -386,9 +386,12 @@ static void passes_are_cut_at_crossings(void **state) {
         assert_int_equal(schedule_make(&schedule, split ? PIPE_ZB_H1 : PIPE_1F1B, 1, 2, 1, &err), OK);
         assert_int_equal(schedule_add_transfers(&schedule, &err), OK);
         stages_single(&stages, table.units);
-        partition_build(
-            &p, &(PartitionSpec){
-                    .model = &c, .table = &table, .mesh = &mesh, .stages = &stages, .leaves = leaves});
+        partition_build(&p, &(PartitionSpec){.model = &c,
+                                             .table = &table,
+                                             .mesh = &mesh,
+                                             .stages = &stages,
+                                             .leaves = leaves,
+                                             .keys = keys});
         program_lower(&program, &(ProgramSpec){.model = &own,
                                                .partition = &p,
                                                .schedule = &schedule,
@@ -400,7 +403,7 @@ static void passes_are_cut_at_crossings(void **state) {
         int forward = 0;
         for (int i = 0; i < program.count; i++)
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
-        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? 0 : 2));
+        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? 0 : keys ? 1 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         nothing_starts_too_early(&program);

@@ -1,5 +1,5 @@
-/* What is planned of meshes that cannot run yet, and how long steps should take: against the published
- * formulas in numbers, and against what any such plan must keep. */
+/* What is planned of ranks that share tokens and matrices, and how long steps should take: against the
+ * published formulas in numbers, and against what any such plan must keep. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -81,7 +81,7 @@ static double both(Cost c) { return c.forward + c.input + c.weight; }
 static void bytes_over_tp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 4};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, CONTEXT_AUTO, 0, 4};
     assert_true(fabs(both(crossings_tensor(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
     s.partial = 2;
     assert_true(fabs(both(crossings_tensor(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
@@ -95,11 +95,12 @@ static void bytes_over_tp_are_the_formulas(void **state) {
 }
 
 /* 131,072 tokens on 8 ranks: 1.88 GB a block to gather keys and values and to sum their gradients in fp32,
- * 0.59 GB by heads, which the model allows up to its 8 heads of keys. */
+ * 0.59 GB by heads, which the model allows up to its 8 heads of keys. Two ranks send less by keys; where keys
+ * do not fit, or spans do not, heads are taken, and what was asked for is. */
 static void bytes_over_cp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 4};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, CONTEXT_AUTO, 0, 4};
     assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
     assert_true(fabs(both(crossings_context(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) <
                 1);
@@ -109,21 +110,31 @@ static void bytes_over_cp_are_the_formulas(void **state) {
     assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
     assert_true(fabs(both(crossings_context(&s, 1)) - 15.0 / 16 * 131072 * 2 * 8 * 128 * (2 + 2 + 4)) < 1);
     assert_true(both(crossings_context(&s, 0)) <= 0 && both(crossings_context(&s, 33)) <= 0);
+    s.contexts = 2;
+    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
+    s.spans = 2;
+    assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
+    s.spans = 8, s.tokens = 131074;
+    assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
+    s.tokens = 131072, s.contexts = 8, s.asked = CONTEXT_KEYS, s.spans = 0;
+    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
 }
 
 /* ---- memory ---- */
 
 /* What tp leaves a rank of activations is what a t-th of the tokens takes, and so it is for cp; but for what
- * attention makes, which cp has by heads and by tokens, and the first keys of all tokens; and tp's ids and
- * losses of all of theirs. Where cp is more than heads, plans are by formulas. */
+ * attention makes, which cp has by heads and by tokens (by keys it has it once), and the first keys of all
+ * tokens; and tp's ids and losses of all of theirs. */
 static void activations_shrink_by_tp_and_cp(void **state) {
     (void)state;
     enum { TWICE = 4 /* layers */ * 16 * 64 * 2, KEYS = (64 - 16) * 4, ARRAYS = 5 * 16 * 4 };
     static const struct {
-        const char *mesh[2];
+        const char *mesh[3];
         size_t more;
-    } cases[] = {{{"mesh.tp=1", "mesh.cp=4"}, TWICE + KEYS},
-                 {{"mesh.tp=2", "mesh.cp=2"}, TWICE + KEYS + ARRAYS}};
+    } cases[] = {{{"mesh.tp=1", "mesh.cp=4", "parallel.context=heads"}, TWICE + KEYS},
+                 {{"mesh.tp=1", "mesh.cp=4", "parallel.context=keys"}, KEYS},
+                 {{"mesh.tp=2", "mesh.cp=2", "parallel.context=heads"}, TWICE + KEYS + ARRAYS},
+                 {{"mesh.tp=2", "mesh.cp=2", "parallel.context=keys"}, KEYS + ARRAYS}};
     Planned one;
     plan(&one, 1, unknown, WORDS("train.context=16"));
     size_t expected = one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS];
@@ -135,15 +146,13 @@ static void activations_shrink_by_tp_and_cp(void **state) {
     release(&one);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Planned p;
-        plan(&p, 4, unknown, WORDS(cases[i].mesh[0], cases[i].mesh[1], "train.context=64"));
-        assert_false(p.f.foreseen);
+        plan(&p, 4, unknown, WORDS(cases[i].mesh[0], cases[i].mesh[1], cases[i].mesh[2], "train.context=64"));
         assert_int_equal(p.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected + cases[i].more);
         assert_true(fabs(p.f.ranks[0].flops * 4 - whole) < 1e-9 * whole);
         release(&p);
     }
     plan(&one, 8, unknown, WORDS("mesh.cp=8", "train.context=128"));
-    assert_true(one.f.foreseen);
-    assert_int_equal(one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected);
+    assert_int_equal(one.f.ranks[0].plan.memory.arena[ARENA_ACTIVATIONS], expected + (128 - 16) * 4);
     release(&one);
 }
 
@@ -155,20 +164,24 @@ static void states_are_dealt_out(void **state) {
     const Partition *whole = &one.f.ranks[0].plan.partition;
     int64_t norms = 64 * (2 * 4 + 1), all = (int64_t)whole->owned;
     plan(&p, 4, unknown, WORDS("mesh.tp=4"));
-    assert_false(p.f.foreseen); /* it runs: the plan is that of its program, not of formulas */
     assert_true(p.f.ranks[0].traffic.tensor > 0);
     int64_t own = (int64_t)p.f.ranks[0].plan.partition.owned;
     assert_true(llabs(own - (norms + (all - norms) / 4)) < 16 * 2 * 6);
     assert_true(p.f.ranks[0].tensor > 0 && p.f.ranks[0].context <= 0);
     assert_int_equal(p.f.ranks[0].traffic.parameters, 0);
     release(&p);
-    plan(&p, 4, unknown, WORDS("mesh.cp=4"));
-    own = (int64_t)p.f.ranks[0].plan.partition.owned;
-    assert_true(llabs(own - all / 4) < 16 * 2 * 6);
-    assert_true(p.f.ranks[0].context > 0 && p.f.ranks[0].tensor <= 0);
-    assert_true(fabs(p.f.ranks[0].context - (double)p.f.ranks[0].traffic.context) < 0.5);
-    assert_true(p.f.ranks[0].traffic.parameters > 0);
-    release(&p);
+    for (int way = 0; way < 6; way++) {
+        static const char *const methods[] = {"parallel.context=heads", "parallel.context=keys"},
+                                 *const policies[] = {"train.recompute=none", "train.recompute=selective",
+                                                      "train.recompute=full"};
+        plan(&p, 4, unknown, WORDS("mesh.cp=4", methods[way % 2], policies[way / 2]));
+        own = (int64_t)p.f.ranks[0].plan.partition.owned;
+        assert_true(llabs(own - all / 4) < 16 * 2 * 6);
+        assert_true(p.f.ranks[0].context > 0 && p.f.ranks[0].tensor <= 0);
+        assert_true(fabs(p.f.ranks[0].context - (double)p.f.ranks[0].traffic.context) < 0.5);
+        assert_true(p.f.ranks[0].traffic.parameters > 0);
+        release(&p);
+    }
     release(&one);
 }
 
@@ -183,8 +196,15 @@ static void expect_refusal(int world, const char *said, int count, const char *c
 static void what_does_not_fit_is_named(void **state) {
     (void)state;
     expect_refusal(3, "mesh.tp 3 does not fit num_attention_heads 8", WORDS("mesh.tp=3"));
-    expect_refusal(3, "train.context is 64, which mesh.cp 3 and mesh.tp 1 do not deal out evenly: 60 or 66",
+    expect_refusal(3,
+                   "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: "
+                   "change train.microbatch or train.context, to a multiple of 6",
                    WORDS("mesh.cp=3"));
+    expect_refusal(
+        4,
+        "mesh.cp 4 by keys cannot have the bits of numerics.canonical_cp 4, of which a rank takes "
+        "2, 4, 8, ...: mesh.cp 1 or 2 would, or parallel.context: heads",
+        WORDS("mesh.cp=4", "parallel.context=keys", "train.numerics=exact", "numerics.canonical_cp=4"));
     expect_refusal(5, "does not divide 5 ranks", WORDS("mesh.tp=2"));
 }
 

@@ -3,12 +3,13 @@
  *
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD tp TP CANONICAL [STEPS]
- *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD cp CP TP SPANS CANONICAL [STEPS]
+ *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD heads|keys CP TP SPANS CANONICAL [STEPS]
  *
  * Lines of equal first words must have equal second words, whatever mesh printed them
  * (tests/ranks/test_curve.sh compares). With `quick` each schedule is run once, and numerics, sums, types and
  * tied weights take turns. With `tp` sums have CANONICAL leaves, which TP ranks share, and biases, norms of
- * heads, recomputation and schedules take turns; with `cp` tokens have SPANS beside, which CP ranks share. */
+ * heads, recomputation and schedules take turns; with `heads` and `keys` tokens have SPANS beside, which CP
+ * ranks share, and attend in that way. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +44,7 @@ typedef struct World {
     Comm *comm;
     Mesh mesh;
     int rank, steps, canonical, spans;
+    ContextMethod method;
 } World;
 
 static const char SHUFFLED[] = "shuffled";
@@ -212,6 +214,7 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     RankSpec spec = {.model = shape(w, c),
                      .leaves = w->canonical,
                      .spans = w->spans,
+                     .context = w->method,
                      .compute = c->compute,
                      .recompute = c->recompute,
                      .tokens = TOKENS,
@@ -279,14 +282,17 @@ static void report(World *w, const Case *c) {
                             : "plain",
                 w->canonical, c->clip_norm > 0 ? c->clip_norm : 2);
     if (c->exact && w->spans > 1) text_printf(&key, "-s%d", w->spans);
-    if (!c->exact) text_printf(&key, "-dp%d-cp%d-%s", dp, w->mesh.degree[AXIS_CP], syncs[sync]);
+    if (!c->exact)
+        text_printf(&key, "-dp%d-cp%d%s-%s", dp, w->mesh.degree[AXIS_CP],
+                    w->mesh.degree[AXIS_CP] > 1 && w->method == CONTEXT_KEYS ? "keys" : "", syncs[sync]);
     if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
     if (w->rank == 0) {
         printf(
-            "%s %016llx loss %+.3f norm %.3f cp %d tp %d pp %d %s replicate %d shard %d sync %s reshard %d "
+            "%s %016llx loss %+.3f norm %.3f cp %d%s tp %d pp %d %s replicate %d shard %d sync %s reshard %d "
             "recompute "
             "%d split %d\n",
             key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_CP],
+            w->mesh.degree[AXIS_CP] > 1 && w->method == CONTEXT_KEYS ? " by keys" : "",
             w->mesh.degree[AXIS_TP], w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-",
             w->mesh.degree[AXIS_DP_REPLICATE], shards, syncs[c->sync], c->reshard, c->recompute,
             c->split_backward || c->uneven);
@@ -428,11 +434,13 @@ int main(int argc, char **argv) {
     World w = {.canonical = 1};
     Error err = {.message = ""};
     MeshOptions options = {1, 1, 1, 1, 1, 1};
-    bool shares = argc > 6 && strcmp(argv[4], "tp") == 0, deals = argc > 8 && strcmp(argv[4], "cp") == 0;
+    bool shares = argc > 6 && strcmp(argv[4], "tp") == 0, keys = argc > 8 && strcmp(argv[4], "keys") == 0,
+         deals = keys || (argc > 8 && strcmp(argv[4], "heads") == 0);
     if (argc >= 4)
         options.pp = atoi(argv[1]), options.dp_replicate = atoi(argv[2]), options.dp_shard = atoi(argv[3]);
     if (deals) {
         options.cp = atoi(argv[5]), options.tp = atoi(argv[6]);
+        w.method = keys ? CONTEXT_KEYS : CONTEXT_HEADS;
         w.spans = atoi(argv[7]), w.canonical = atoi(argv[8]), argc -= 4, argv += 4;
     }
     if (shares) options.tp = atoi(argv[5]), w.canonical = atoi(argv[6]), argc -= 2, argv += 2;

@@ -30,6 +30,7 @@ typedef struct Run {
     const Shape *shape;
     int tensors, leaves; /* ranks along tp; leaves of the sums that these share */
     int contexts, spans; /* the same of cp */
+    ContextMethod method;
     double figures[MOST][STEPS]
                   [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
 } Run;
@@ -156,6 +157,7 @@ static void body(Comm *c, void *context) {
                      .loss_rows = shared ? 10 : CONTEXT, /* the last chunk is shorter */
                      .leaves = run->leaves,
                      .spans = run->spans,
+                     .context = run->method,
                      .recompute = shared ? RECOMPUTE_FULL : RECOMPUTE_NONE,
                      .z_loss = 1e-2,
                      .noise = !shared,
@@ -181,9 +183,14 @@ static void body(Comm *c, void *context) {
 
 /* ---- the walk ---- */
 
-static void run_dealt(const Shape *s, int contexts, int spans, int tensors, Run *run) {
+static void run_by(ContextMethod method, const Shape *s, int contexts, int spans, int tensors, Run *run) {
     int ranks = s->pp * s->replicas * s->shards * tensors * contexts;
-    *run = (Run){.shape = s, .tensors = tensors, .leaves = tensors, .contexts = contexts, .spans = spans};
+    *run = (Run){.shape = s,
+                 .tensors = tensors,
+                 .leaves = tensors,
+                 .contexts = contexts,
+                 .spans = spans,
+                 .method = method};
     ranks_run(ranks, 11, body, run);
     for (int r = 1; r < ranks; r++)
         assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
@@ -191,6 +198,10 @@ static void run_dealt(const Shape *s, int contexts, int spans, int tensors, Run 
         const double *f = run->figures[0][i];
         assert_true(f[0] > 0 && f[2] > 0 && f[3] > 0);
     }
+}
+
+static void run_dealt(const Shape *s, int contexts, int spans, int tensors, Run *run) {
+    run_by(CONTEXT_HEADS, s, contexts, spans, tensors, run);
 }
 
 static void run_shared(const Shape *s, int tensors, Run *run) { run_dealt(s, 1, 0, tensors, run); }
@@ -292,12 +303,15 @@ static void test_contexts(void **state) {
             s.pp = meshes[i][0], s.replicas = meshes[i][1], s.shards = meshes[i][2];
             s.sync = i % 2 ? SYNC_MICROBATCH : SYNC_STEP;
             run_dealt(&s, 1, 4, 1, &one);
-            run_dealt(&s, 2, 4, 1, &other);
-            assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+            for (int method = CONTEXT_HEADS; method <= CONTEXT_KEYS; method++) {
+                run_by((ContextMethod)method, &s, 2, 4, 1, &other);
+                assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+            }
         }
     }
     run_dealt(&(Shape){1, 2, 2, SYNC_MICROBATCH, .muon = true}, 2, 0, 1, &one);
     run_dealt(&(Shape){2, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 1, &one);
+    run_by(CONTEXT_KEYS, &(Shape){1, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 2, &one);
 }
 
 int main(void) {

@@ -5,6 +5,7 @@
 #   CURVE=brief tests/ranks/test_tensor.sh     fewer, for sanitizers
 # ranks: 8
 . "$(dirname "$0")/../support/prelude.sh"
+. "$(dirname "$0")/../support/degrees.sh"
 needs_ranks
 program=$WEFT_BINARY_DIR/ranks_engine
 
@@ -45,65 +46,7 @@ done
 
 # ---- as users run it ----
 
-awk 'BEGIN { srand(7); split("the light and dark of day night sea land was made good very many seed tree fruit", w, " ")
-    for (p = 0; p < 300; p++) { n = 3 + int(rand() * 40); for (i = 0; i < n; i++) printf "%s ", w[int(rand() * 16) + 1]; printf "\n\n" } }' >text.txt
-cat >run.yaml <<EOF
-model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4, tie_word_embeddings: true}
-data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, document_mask: true, validation_fraction: 0.1}
-train: {steps: 8, context: 32, microbatch: 1, tokens_per_step: 128, compute: fp32, numerics: exact}
-optimizer: {lr: 3e-3}
-schedule: {warmup_steps: 2}
-validation: {every: 4, samples: 5}
-checkpoint: {every: 4}
-metrics: {log_freq: 1, tensorboard: false}
-check: {replicas_every: 2}
-run: {threads: 1}
-EOF
-train() {
-    local dir=$1
-    shift
-    status=0
-    timeout -k 5 900 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
-}
-# All digits of every loss and norm, and of every validation.
-curve() {
-    sed -n -e 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' \
-        -e 's/.*"kind": "validation", "step": \([0-9]*\),.*"loss": \([^,]*\),.*"tokens": \([0-9]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"
-}
-# same DIR BASE: a run went as another, to the last byte of its model file.
-same() {
-    [ "$status" -eq 0 ] || { fail "$1: exit status $status: $(tail -3 "$1.err")"; return; }
-    [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
-    cmp -s "$1/checkpoints/latest/model.safetensors" "$2/checkpoints/latest/model.safetensors" || fail "$1 writes another model file than $2"
-}
-refused() {
-    local text=$1
-    shift
-    train bad "$@"
-    [ "$status" -eq 78 ] || fail "$*: exit status $status, expected 78: $(tail -2 bad.err)"
-    grep -qF -- "$text" bad.err || fail "$*: no \"$text\" in: $(tail -3 bad.err)"
-    rm -rf bad
-}
-
-train one numerics.canonical_tp=4
-[ "$status" -eq 0 ] || { cat one.err; exit 1; }
-[ "$(curve one | wc -l)" -eq 11 ] || fail "8 steps and 3 validations make $(curve one | wc -l) records"
-train four -n 4 mesh.tp=4
-same four one
-train both -n 4 mesh.tp=2 numerics.canonical_tp=4 train.recompute=full train.gradient_sync=microbatch
-same both one
-train piped -n 4 mesh.pp=2 mesh.tp=2 numerics.canonical_tp=4 pipeline.schedule=zb_h1
-same piped one
-# A run that began with four goes on with one, then with two and shards: numerics.canonical_tp is kept.
-train moved -n 4 mesh.tp=4 train.steps=4 schedule.total_steps=8
-[ "$status" -eq 0 ] || fail "moved: $(tail -3 moved.err)"
-train moved schedule.total_steps=8 train.steps=6
-[ "$status" -eq 0 ] || fail "moved to one rank: $(tail -3 moved.err)"
-grep -q 'canonical_tp: 4' moved/config.yaml || fail "canonical_tp is not kept: $(grep canonical moved/config.yaml)"
-train moved -n 4 mesh.tp=2 schedule.total_steps=8
-[ "$status" -eq 0 ] || fail "moved to two: $(tail -3 moved.err)"
-cmp -s moved/checkpoints/latest/model.safetensors one/checkpoints/latest/model.safetensors || fail "moved ends with other weights"
-"$weft" eval one text.txt >one.eval 2>/dev/null && "$weft" eval four text.txt >four.eval 2>/dev/null && cmp -s one.eval four.eval || fail "weft eval"
+degrees tp 4
 
 refused 'mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would' -n 3 mesh.tp=3
 refused 'mesh.tp 4 cannot have the bits of numerics.canonical_tp 6' -n 4 mesh.tp=4 numerics.canonical_tp=6

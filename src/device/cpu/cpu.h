@@ -122,10 +122,11 @@ void deferred_close(Device *d);
 
 /* reference.c, reference_attention.c */
 void reference_fill_ops(Ops *ops);
-void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                                 void *out, float *lse, Dtype c);
-void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c);
+void reference_attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                                 const int32_t *first_key, void *out, float *lse, Dtype c);
+void reference_attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                                  const int32_t *first_key, const void *out, const float *lse,
+                                  const void *dout, void *dq, void *dkv, Dtype c);
 void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c);
 void reference_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,

@@ -7,7 +7,8 @@
  * block and serve all its queries). Scores are in units of log 2.
  *
  * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask
- * is applied only in blocks that a limit cuts. */
+ * is applied only in blocks that a limit cuts. They begin at multiples of FLASH_BLOCK wherever queries do, so
+ * that a query's sums are the same whichever others are in its block. */
 
 enum { B = FLASH_BLOCK };
 
@@ -181,7 +182,7 @@ static void flash_forward(const Flash *f, int64_t head, int64_t block, float *sc
         .f = f, .first = block * B, .head = head, .kv_head = head / (f->s.heads / f->s.kv_heads)};
     b.count = min_i64(B, f->s.tokens - b.first);
     forward_start(&b, scratch);
-    int64_t start = b.first_key[0], end = b.last_key[B - 1] + 1;
+    int64_t start = b.first_key[0] / B * B, end = b.last_key[B - 1] + 1;
     for (int64_t key = start; key < end; key += B) forward_keys(&b, key, min_i64(B, end - key), key == start);
     forward_finish(&b);
 }
@@ -242,7 +243,8 @@ INLINE void backward_row(const BackwardBlock *b, int64_t t, int64_t r, float lse
         Vec p = vec_exp2((capped ? part * cap : score) - lse);
         if (masked) {
             VecInt key = vec_load_int(index) + (int32_t)(b->first + i);
-            VecInt seen = (VecInt)(key <= (int32_t)t) & (VecInt)(key >= (int32_t)flash_first(b->f, t));
+            VecInt seen =
+                (VecInt)(key <= (int32_t)(b->f->offset + t)) & (VecInt)(key >= (int32_t)flash_first(b->f, t));
             p = (Vec)(seen & (VecInt)p);
         }
         vec_store(b->p + r * B + i, p);
@@ -253,8 +255,8 @@ INLINE void backward_row(const BackwardBlock *b, int64_t t, int64_t r, float lse
 
 static void backward_softmax(const BackwardBlock *b, int64_t head, int64_t first, int64_t count) {
     const float *lse = b->f->kept_lse + head * b->f->s.tokens, *delta = b->f->delta + head * b->f->s.tokens;
-    bool masked =
-        first < b->first + b->count || b->count < B || flash_first(b->f, first + count - 1) > b->first;
+    bool masked = b->f->offset + first < b->first + b->count || b->count < B ||
+                  flash_first(b->f, first + count - 1) > b->first;
     for (int64_t r = 0; r < count; r++) {
         int64_t t = first + r;
         float row_lse = lse[t] * 1.44269504f;
@@ -345,15 +347,16 @@ static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, float
     int64_t dim = f->s.head_dim, group = f->s.heads / f->s.kv_heads;
     BackwardBlock b = {
         .f = f, .first = block * B, .kv_head = kv_head, .block = block, .padded = flash_padded(dim)};
-    b.count = min_i64(B, f->s.tokens - b.first);
+    b.count = min_i64(B, f->keys - b.first);
     backward_start(&b, scratch);
-    for (int64_t q = block; q * B < f->s.tokens && flash_first(f, q * B) < b.first + b.count; q++)
+    int64_t query = b.first > f->offset ? (b.first - f->offset) / B : 0; /* the first block that sees it */
+    for (int64_t q = query; q * B < f->s.tokens && flash_first(f, q * B) < b.first + b.count; q++)
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
             backward_queries(&b, head, q);
-    int64_t at = b.first * f->kv_row + kv_head * dim;
-    float scale = score_scale(f->s);
-    write_rows(b.dk, b.padded, b.count, dim, scale, tensor_to(f->dk, at, f->c), f->kv_row, f->c);
-    write_rows(b.dv, b.padded, b.count, dim, 1, tensor_to(f->dv, at, f->c), f->kv_row, f->c);
+    int64_t at = b.first * f->dkv_row + kv_head * dim, row = f->dkv_row;
+    Dtype type = f->dkv_type;
+    write_rows(b.dk, b.padded, b.count, dim, score_scale(f->s), tensor_to(f->dk, at, type), row, type);
+    write_rows(b.dv, b.padded, b.count, dim, 1, tensor_to(f->dv, at, type), row, type);
 }
 
 static void flash_query(const Flash *f, int64_t head, int64_t block) {

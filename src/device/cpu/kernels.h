@@ -42,13 +42,14 @@ typedef struct ProductRun {
 } ProductRun;
 enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 
-/* What attention reads and writes. Rows of q, k, v (and of their gradients) are q_row and kv_row elements
- * apart; the keys of query t end at offset + t, and begin where flash_first says; first_key NULL means 0. */
+/* What attention reads and writes. Rows of q (and of its gradient) are q_row elements apart, those of k and v
+ * kv_row, of their gradients dkv_row; the keys of query t end at offset + t, and begin where flash_first
+ * says; first_key, of queries, NULL means 0. */
 typedef struct Flash {
     AttentionShape s;
     Dtype c;
     const void *q, *k, *v;
-    int64_t q_row, kv_row, offset;
+    int64_t q_row, kv_row, offset, keys;
     const int32_t *first_key;
     void *out;
     float *lse; /* NULL: not wanted */
@@ -56,6 +57,8 @@ typedef struct Flash {
     const void *kept, *dout; /* forward's output, and the gradient of it */
     const float *kept_lse;
     void *dq, *dk, *dv;
+    int64_t dkv_row;
+    Dtype dkv_type;
     float *delta;         /* [H, T] rowsum(dout * out) */
     float *dq_sum;        /* [H, T, D rounded up to 16] */
     atomic_int *progress; /* [H, blocks of T]: key blocks that dq_sum of a query block holds */

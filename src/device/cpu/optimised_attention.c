@@ -10,20 +10,20 @@
  * through the softmax to the next, and 64 queries are whole vectors of any length that there is. */
 static int64_t blocks_of(int64_t tokens) { return (tokens + FLASH_BLOCK - 1) / FLASH_BLOCK; }
 
-/* q, k and v are places in the same rows: a head's is found by the kernels. */
-static Flash flash_of(AttentionShape s, const void *qkv, const int32_t *first_key, void *out, Dtype c) {
+/* Heads are places in rows: the kernels find them. */
+static Flash flash_of(AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                      const int32_t *first_key, Dtype c) {
     CHECK(s.head_dim <= HEAD_DIM_MAX);
-    int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim;
-    const void *k = tensor_at(qkv, s.heads * dim, c);
     return (Flash){.s = s,
                    .c = c,
-                   .q = qkv,
-                   .k = k,
-                   .v = tensor_at(k, s.kv_heads * dim, c),
-                   .q_row = row,
-                   .kv_row = row,
-                   .first_key = first_key,
-                   .out = out};
+                   .q = q,
+                   .k = kv,
+                   .v = tensor_at(kv, (int64_t)s.kv_heads * s.head_dim, c),
+                   .q_row = r.q_row,
+                   .kv_row = r.kv_row,
+                   .offset = r.first,
+                   .keys = r.keys,
+                   .first_key = first_key + r.first};
 }
 
 /* Query-key pairs of the blocks that are visited, all heads, for the profile. */
@@ -86,9 +86,10 @@ static void run_forward(Device *d, const Flash *f) {
 }
 
 /* FLOPs of two products, q k and p v; the way back has five: q k again, do v, and those of dq, dk and dv. */
-void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                                 void *out, float *lse, Dtype c) {
-    Flash f = flash_of(s, qkv, first_key, out, c);
+void optimised_attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                                 const int32_t *first_key, void *out, float *lse, Dtype c) {
+    Flash f = flash_of(s, r, q, kv, first_key, c);
+    f.out = out;
     f.lse = lse;
     count_flops(d, OP_ATTENTION_FORWARD, &f, 2);
     run_forward(d, &f);
@@ -99,11 +100,16 @@ void optimised_attention_forward(Device *d, AttentionShape s, const void *qkv, c
 void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
                                 const void *k_cache, const void *v_cache, void *out, Dtype c) {
     enum { FEW = 8 }; /* queries that do not fill the lanes of a block */
-    Flash f = flash_of(s, qkv, NULL, out, c);
-    f.k = k_cache;
-    f.v = v_cache;
-    f.kv_row = (int64_t)s.kv_heads * s.head_dim;
-    f.offset = start;
+    CHECK(s.head_dim <= HEAD_DIM_MAX);
+    Flash f = {.s = s,
+               .c = c,
+               .q = qkv,
+               .k = k_cache,
+               .v = v_cache,
+               .q_row = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim,
+               .kv_row = (int64_t)s.kv_heads * s.head_dim,
+               .offset = start,
+               .out = out};
     count_flops(d, OP_ATTENTION_DECODE, &f, 2);
     if (s.tokens >= FEW) {
         run_forward(d, &f);
@@ -137,7 +143,7 @@ static void prepare_backward(Device *d, Flash *f, const Areas *a) {
  * it. */
 static void run_backward(Device *d, const Flash *f, const Areas *areas) {
     const Kernels *kernels = optimised_of(d)->kernels;
-    int64_t kv_heads = f->s.kv_heads, tasks = blocks_of(f->s.tokens) * kv_heads;
+    int64_t kv_heads = f->s.kv_heads, tasks = blocks_of(f->keys) * kv_heads;
     atomic_llong next = 0;
 #pragma omp parallel num_threads(d->threads) if (tasks > 1)
     for (int64_t t = atomic_fetch_add(&next, 1); t < tasks; t = atomic_fetch_add(&next, 1))
@@ -152,16 +158,19 @@ static void write_query_gradients(Device *d, const Flash *f) {
     for (int64_t t = 0; t < tasks; t++) kernels->flash_query(f, t / blocks, t % blocks);
 }
 
-void optimised_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
-    Flash f = flash_of(s, qkv, first_key, NULL, c);
-    int64_t dim = s.head_dim;
+void optimised_attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                                  const int32_t *first_key, const void *out, const float *lse,
+                                  const void *dout, void *dq, void *dkv, Dtype c) {
+    Flash f = flash_of(s, r, q, kv, first_key, c);
+    int64_t width = (int64_t)s.kv_heads * s.head_dim;
     f.kept = out;
     f.kept_lse = lse;
     f.dout = dout;
-    f.dq = dqkv;
-    f.dk = tensor_to(dqkv, s.heads * dim, c);
-    f.dv = tensor_to(f.dk, s.kv_heads * dim, c);
+    f.dq = dq;
+    f.dkv_type = r.terms ? DTYPE_F32 : c;
+    f.dkv_row = r.terms ? 2 * width : r.kv_row;
+    f.dk = dkv;
+    f.dv = tensor_to(dkv, width, f.dkv_type);
     Areas areas = areas_of(d, s);
     CHECK(d->scratch_size >= areas.bytes);
     count_flops(d, OP_ATTENTION_BACKWARD, &f, 5);

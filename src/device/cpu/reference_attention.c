@@ -10,8 +10,8 @@
  *
  * A sink is one more score, which adds to the sum of exponentials and to nothing else.
  *
- * Heads of queries share keys and values in groups of H / G. In qkv a token's row is q of all heads, then
- * k, then v. */
+ * Heads of queries share keys and values in groups of H / G. Queries are those of a run of tokens: q below
+ * is the token's number among all, and its rows are found by its number in the run. */
 #include <math.h>
 
 #include "base/error.h"
@@ -49,19 +49,19 @@ static double attend(AttentionShape s, int64_t head, const void *q, const void *
     return max + log(sum);
 }
 
-void reference_attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                                 void *out, float *lse, Dtype c) {
+void reference_attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                                 const int32_t *first_key, void *out, float *lse, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
-    int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
+    int64_t dim = s.head_dim, group = s.heads / s.kv_heads;
     for (int64_t head = 0; head < s.heads; head++) {
-        for (int64_t t = 0; t < s.tokens; t++) {
-            int64_t first = window_first(s, t, first_key[t]);
-            const void *q = tensor_at(qkv, t * row + head * dim, c);
-            const void *k = tensor_at(qkv, first * row + (s.heads + head / group) * dim, c);
+        for (int64_t i = 0; i < s.tokens; i++) {
+            int64_t t = r.first + i, first = window_first(s, t, first_key[t]);
+            const void *query = tensor_at(q, i * r.q_row + head * dim, c);
+            const void *k = tensor_at(kv, first * r.kv_row + head / group * dim, c);
             const void *v = tensor_at(k, s.kv_heads * dim, c);
-            void *o = tensor_to(out, (t * s.heads + head) * dim, c);
-            lse[head * s.tokens + t] = (float)attend(s, head, q, k, v, row, t + 1 - first, o, c);
+            void *o = tensor_to(out, (i * s.heads + head) * dim, c);
+            lse[head * s.tokens + i] = (float)attend(s, head, query, k, v, r.kv_row, t + 1 - first, o, c);
         }
     }
 }
@@ -91,80 +91,94 @@ typedef struct Pair {
 
 typedef struct Backward {
     AttentionShape s;
-    int64_t row; /* elements of a row of qkv */
-    const void *qkv, *out, *dout;
+    AttentionRun r;
+    const void *q, *kv, *out, *dout;
+    const int32_t *first_key;
     const float *lse;
     Dtype c;
 } Backward;
 
+/* Rows of token t, which is a query of the run; of the key j that its head looks at. */
+static const void *query_of(const Backward *b, int64_t head, int64_t t) {
+    return tensor_at(b->q, (t - b->r.first) * b->r.q_row + head * b->s.head_dim, b->c);
+}
+static const void *key_of(const Backward *b, int64_t head, int64_t j) {
+    return tensor_at(b->kv, j * b->r.kv_row + head / (b->s.heads / b->s.kv_heads) * b->s.head_dim, b->c);
+}
+static int64_t result_of(const Backward *b, int64_t head, int64_t t) {
+    return ((t - b->r.first) * b->s.heads + head) * b->s.head_dim;
+}
+
 /* The probability comes from the kept lse, without another sum over keys. The scale is in ds, so both
  * gradients that are made of it have it. */
 static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, double delta) {
-    int64_t dim = b->s.head_dim, kv = b->s.heads + head / (b->s.heads / b->s.kv_heads);
-    const void *q = tensor_at(b->qkv, t * b->row + head * dim, b->c),
-               *k = tensor_at(b->qkv, j * b->row + kv * dim, b->c);
+    int64_t dim = b->s.head_dim;
+    const void *q = query_of(b, head, t), *k = key_of(b, head, j);
     const void *v = tensor_at(k, b->s.kv_heads * dim, b->c),
-               *grad = tensor_at(b->dout, (t * b->s.heads + head) * dim, b->c);
+               *grad = tensor_at(b->dout, result_of(b, head, t), b->c);
     double scale = b->s.scale > 0 ? (double)b->s.scale : 1 / sqrt((double)dim), cap = (double)b->s.cap;
     double x = score(b->s, q, k, b->c), slope = cap > 0 ? 1 - x / cap * (x / cap) : 1;
-    double p = exp(x - (double)b->lse[head * b->s.tokens + t]);
+    double p = exp(x - (double)b->lse[head * b->s.tokens + t - b->r.first]);
     return (Pair){p, p * (dot(grad, v, dim, b->c) - delta) * slope * scale};
 }
 
 /* do . o, which is sum_j p_j (do . v_j): the part of the softmax's gradient that all keys share (Dao,
  * "FlashAttention-2", 2023). */
 static double delta_of(const Backward *b, int64_t head, int64_t t) {
-    int64_t at = (t * b->s.heads + head) * b->s.head_dim;
+    int64_t at = result_of(b, head, t);
     return dot(tensor_at(b->out, at, b->c), tensor_at(b->dout, at, b->c), b->s.head_dim, b->c);
 }
 
 static void query_gradient(const Backward *b, int64_t head, int64_t t, int64_t first, void *dq) {
-    int64_t dim = b->s.head_dim, kv = b->s.heads + head / (b->s.heads / b->s.kv_heads);
+    int64_t dim = b->s.head_dim;
     double sum[HEAD_DIM_MAX] = {0}, delta = delta_of(b, head, t);
     for (int64_t j = first; j <= t; j++) {
         double ds = pair_of(b, head, t, j, delta).ds;
-        for (int64_t i = 0; i < dim; i++)
-            sum[i] += ds * (double)tensor_get(b->qkv, j * b->row + kv * dim + i, b->c);
+        const void *k = key_of(b, head, j);
+        for (int64_t i = 0; i < dim; i++) sum[i] += ds * (double)tensor_get(k, i, b->c);
     }
     for (int64_t i = 0; i < dim; i++) tensor_set(dq, i, b->c, (float)sum[i]);
 }
 
 /* Of all queries that see key j: first keys never decrease, so the first query that does not see it any
  * more ends the walk. All heads of the group add to their one key. */
-static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, const int32_t *first_key, void *dk,
-                         void *dv) {
-    int64_t dim = b->s.head_dim, group = b->s.heads / b->s.kv_heads;
+static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, void *dk, void *dv, Dtype type) {
+    int64_t dim = b->s.head_dim, group = b->s.heads / b->s.kv_heads, end = b->r.first + b->s.tokens,
+            start = j > b->r.first ? j : b->r.first;
     double dk_sum[HEAD_DIM_MAX] = {0}, dv_sum[HEAD_DIM_MAX] = {0};
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        for (int64_t t = j; t < b->s.tokens && window_first(b->s, t, first_key[t]) <= j; t++) {
+        for (int64_t t = start; t < end && window_first(b->s, t, b->first_key[t]) <= j; t++) {
             Pair w = pair_of(b, head, t, j, delta_of(b, head, t));
+            const void *q = query_of(b, head, t), *dout = tensor_at(b->dout, result_of(b, head, t), b->c);
             for (int64_t i = 0; i < dim; i++) {
-                dk_sum[i] += w.ds * (double)tensor_get(b->qkv, t * b->row + head * dim + i, b->c);
-                dv_sum[i] += w.p * (double)tensor_get(b->dout, (t * b->s.heads + head) * dim + i, b->c);
+                dk_sum[i] += w.ds * (double)tensor_get(q, i, b->c);
+                dv_sum[i] += w.p * (double)tensor_get(dout, i, b->c);
             }
         }
     }
-    for (int64_t i = 0; i < dim; i++) tensor_set(dk, i, b->c, (float)dk_sum[i]);
-    for (int64_t i = 0; i < dim; i++) tensor_set(dv, i, b->c, (float)dv_sum[i]);
+    for (int64_t i = 0; i < dim; i++) tensor_set(dk, i, type, (float)dk_sum[i]);
+    for (int64_t i = 0; i < dim; i++) tensor_set(dv, i, type, (float)dv_sum[i]);
 }
 
-/* Every element of dqkv is one sum that is stored once, so probabilities are made anew for each walk: more
- * work, and no order of additions to care for. */
-void reference_attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                                  const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
+/* Every element of dq and dkv is one sum that is stored once, so probabilities are made anew for each walk:
+ * more work, and no order of additions to care for. */
+void reference_attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                                  const int32_t *first_key, const void *out, const float *lse,
+                                  const void *dout, void *dq, void *dkv, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
-    int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim;
-    Backward b = {.s = s, .row = row, .qkv = qkv, .out = out, .dout = dout, .lse = lse, .c = c};
-    for (int64_t t = 0; t < s.tokens; t++) {
+    Dtype type = r.terms ? DTYPE_F32 : c;
+    int64_t dim = s.head_dim, width = s.kv_heads * dim, row = r.terms ? 2 * width : r.kv_row;
+    Backward b = {s, r, q, kv, out, dout, first_key, lse, c};
+    for (int64_t i = 0; i < s.tokens; i++)
         for (int64_t head = 0; head < s.heads; head++)
-            query_gradient(&b, head, t, window_first(s, t, first_key[t]),
-                           tensor_to(dqkv, t * row + head * dim, c));
-        for (int64_t kv = 0; kv < s.kv_heads; kv++) {
-            void *dk = tensor_to(dqkv, t * row + (s.heads + kv) * dim, c);
-            key_gradient(&b, kv, t, first_key, dk, tensor_to(dk, s.kv_heads * dim, c));
+            query_gradient(&b, head, r.first + i, window_first(s, r.first + i, first_key[r.first + i]),
+                           tensor_to(dq, i * r.q_row + head * dim, c));
+    for (int64_t j = 0; j < r.keys; j++)
+        for (int64_t head = 0; head < s.kv_heads; head++) {
+            void *dk = tensor_to(dkv, j * row + head * dim, type);
+            key_gradient(&b, head, j, dk, tensor_to(dk, width, type), type);
         }
-    }
 }
 
 /* The weight of the sink is exp(sink - lse); it has no value, so its score's gradient is what the softmax

@@ -15,6 +15,7 @@
  * product's part: undoing it needs angles only. A norm's way back needs what was normed, so where there are
  * norms the product's result stays as it is (raw), and what attention reads is made from it, cheaply enough
  * to be made again. */
+#include "base/tree.h"
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -53,12 +54,20 @@ static const ParamRow params[PARAMS] = {
 
 /* The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies.
  *
- * Where ranks of cp share the tokens out, QKV, LSE and BY_HEADS are of all tokens and some heads, and the
- * others of some tokens and all heads; it takes as many bytes. HANDED and TURNED are on the way between the
- * two:
+ * Where ranks of cp share the tokens out by heads, QKV, LSE and BY_HEADS are of all tokens and some heads,
+ * and the others of some tokens and all heads; it takes as many bytes. HANDED and TURNED are on the way
+ * between the two:
  *
  *     forward    TURNED -> HANDED =swap=> QKV  attention  BY_HEADS =swap=> HANDED -> ATTENDED
- *     backward   DATTENDED -> HANDED =swap=> TURNED  attention  HANDED =swap=> TURNED -> DQKV */
+ *     backward   DATTENDED -> HANDED =swap=> TURNED  attention  HANDED =swap=> TURNED -> DQKV
+ *
+ * By keys, queries are those of QKV, keys and values those of KEYS; TERMS are of their gradients, which are
+ * rounded in KEYS and then go to DQKV:
+ *
+ *     forward    QKV -> KEYS =gather=> KEYS  attention
+ *     backward   QKV -> KEYS =gather=> KEYS  attention  TERMS =sum=> TERMS -> KEYS -> DQKV
+ *
+ * TERMS and KEYS are there, for that way back alone, wherever queries come in several runs. */
 enum {
     QKV,
     ATTENDED,
@@ -68,22 +77,31 @@ enum {
     TURNED,
     BY_HEADS,
     HANDED,
+    KEYS,
+    TERMS,
     PLAIN_TENSORS,
     RAW = PLAIN_TENSORS,
     NORMED_TENSORS
 };
-#define SHARED_TENSORS                                                                      \
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                 \
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */ \
-        [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                 \
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                               \
-    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .dealt = true},                     \
-    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .dealt = true},                   \
-    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .dealt = true}
+#define SHARED_TENSORS                                                                                 \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                            \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */            \
+        [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                            \
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                          \
+    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                            \
+    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                          \
+    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP}, [KEYS] = {EXTENT_KEYS,     \
+                                                                                      DIM_KEY_VALUE,   \
+                                                                                      ELEMENT_COMPUTE, \
+                                                                                      LIFE_SCRATCH,    \
+                                                                                      false,           \
+                                                                                      NEED_TERMS},     \
+    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_TERMS}
 static const Swap swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
                                   [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
                                   [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
                                   [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
+static const KeysOfAll keys_of_all = {.own = QKV, .all = KEYS, .terms = TERMS};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
     SHARED_TENSORS,
@@ -104,7 +122,7 @@ static const Param *sinks_of(const LayerPass *w) {
     return param_of(&w->pass->model->table, w->unit, &params[SINKS]);
 }
 
-/* Of what attention itself sees: all tokens. */
+/* Of what attention itself is about. */
 static AttentionShape heads_of(const LayerPass *w) {
     AttentionShape s = model_heads(w->pass->model, w->unit - 1);
     const Param *sinks = sinks_of(w);
@@ -112,9 +130,32 @@ static AttentionShape heads_of(const LayerPass *w) {
     return s;
 }
 
-/* A tensor, or what stands for it where ranks share the tokens out. */
-static void *either(const LayerPass *w, int tensor, int dealt) {
-    return w->tensors[w->pass->model->contexts.ranks > 1 ? dealt : tensor];
+/* A tensor, or what stands for it where tokens are changed for heads. */
+static void *either(const LayerPass *w, int tensor, int swapped) {
+    return w->tensors[model_swaps(w->pass->model) ? swapped : tensor];
+}
+
+/* Of `rows` tokens from `first` of TERMS on: gradients of keys and values are rounded, and put behind those
+ * of queries in the row `at` of dqkv and those below. */
+static void take_terms(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    AttentionShape s = heads_of(w);
+    int64_t width = 2 * (int64_t)s.kv_heads * s.head_dim, row = attention_whole(s).q_row;
+    size_t e = dtype_bytes(m->compute), bytes = (size_t)width * e;
+    const float *terms = w->tensors[TERMS];
+    OP(p->device, OP_CAST, cast, rows * width, terms + first * width, DTYPE_F32, w->tensors[KEYS],
+       m->compute);
+    OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
+       model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), (size_t)row * e, w->tensors[KEYS], bytes);
+}
+
+/* By keys the sums of this rank's tokens have come after attention's own part. */
+static void take_sums(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    int64_t rows = model_stretch(m);
+    for (int i = 0; m->contexts.keys && i < model_stretches(m); i++)
+        take_terms(w, model_stretch_first(m, m->contexts.place, i), rows, w->tensors[DQKV], i * rows);
 }
 
 /* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
@@ -145,7 +186,7 @@ static void qkv_gradients(const LayerPass *w, Half half) {
 
 /* Turned back in the input half alone. The weight half comes after it, and finds the gradient turned. */
 static void qkv_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) rotate(w, w->tensors[DQKV], true);
+    if (half & HALF_INPUT) take_sums(w), rotate(w, w->tensors[DQKV], true);
     qkv_gradients(w, half);
 }
 
@@ -176,6 +217,7 @@ static void heads_backward(const LayerPass *w, Half half) {
     const Arch *a = &model_family(&m->config)->arch;
     const Param *q = norm_of(w, Q_NORM), *k = norm_of(w, K_NORM);
     if (!(half & HALF_INPUT)) return;
+    take_sums(w);
     rotate(w, w->tensors[DQKV], true);
     AttentionShape s = shape_of(w);
     s.tokens = model_span(m, s.tokens);
@@ -208,6 +250,52 @@ static void extend_cache(const LayerPass *w, char **keys, char **values) {
     }
 }
 
+/* A run of queries; `at`: its first row in tensors that have one for each query. */
+typedef struct Queries {
+    AttentionShape s;
+    AttentionRun r;
+    int64_t at;
+} Queries;
+
+static Queries queries_of(const LayerPass *w, int run) {
+    const Model *m = w->pass->model;
+    Queries q = {.s = heads_of(w)};
+    q.r = attention_whole(q.s);
+    q.s.tokens /= model_query_runs(m);
+    q.r.first = q.at = run * q.s.tokens;
+    q.r.terms = model_query_runs(m) > 1;
+    if (!m->contexts.keys) return q;
+    int64_t stretch = model_stretch(m), in = q.at / stretch;
+    q.r.first = model_stretch_first(m, m->contexts.place, (int)in) + q.at % stretch;
+    q.r.keys = model_all_tokens(m), q.r.kv_row = model_dim(&m->config, DIM_KEY_VALUE);
+    return q;
+}
+
+static const void *queries_at(const LayerPass *w, const Queries *q) {
+    return model_at(w->pass->model, w->tensors[QKV], q->at * q->r.q_row);
+}
+static const void *keys_of(const LayerPass *w, const Queries *q) {
+    const Model *m = w->pass->model;
+    return m->contexts.keys ? w->tensors[KEYS]
+                            : model_at(m, w->tensors[QKV], (int64_t)q->s.heads * q->s.head_dim);
+}
+/* Of a tensor [queries, H*D]. */
+static void *results_at(const LayerPass *w, const Queries *q, const void *tensor) {
+    return model_at(w->pass->model, tensor, q->at * q->s.heads * q->s.head_dim);
+}
+/* [H, queries of the run] each. */
+static float *sums_at(const LayerPass *w, const Queries *q) {
+    return (float *)w->tensors[LSE] + q->at * q->s.heads;
+}
+
+static void attend_run(const LayerPass *w, int run) {
+    const Pass *p = w->pass;
+    Queries q = queries_of(w, run);
+    OP(p->device, OP_ATTENTION_FORWARD, attention_forward, q.s, q.r, queries_at(w, &q), keys_of(w, &q),
+       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, BY_HEADS)), sums_at(w, &q),
+       p->model->compute);
+}
+
 /* Training attends within the microbatch, by first_key; generation to the cache, which has one sequence
  * and so needs none. Values are not turned, and the cache holds keys as they were turned. */
 static void attend(const LayerPass *w) {
@@ -216,8 +304,7 @@ static void attend(const LayerPass *w) {
     void *const *t = w->tensors;
     char *keys, *values;
     if (!p->cache) {
-        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, heads_of(w), t[QKV], p->batch.first_key,
-           either(w, ATTENDED, BY_HEADS), t[LSE], m->compute);
+        for (int i = 0; i < model_query_runs(m); i++) attend_run(w, i);
         return;
     }
     extend_cache(w, &keys, &values);
@@ -225,17 +312,54 @@ static void attend(const LayerPass *w) {
        t[ATTENDED], m->compute);
 }
 
-static void attend_backward(const LayerPass *w, Half half) {
+static void run_backward(const LayerPass *w, int run, void *dkv) {
     const Pass *p = w->pass;
-    void *const *t = w->tensors;
+    const Model *m = p->model;
+    Queries q = queries_of(w, run);
+    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, q.s, q.r, queries_at(w, &q), keys_of(w, &q),
+       p->batch.first_key, results_at(w, &q, either(w, ATTENDED, BY_HEADS)), sums_at(w, &q),
+       results_at(w, &q, either(w, DATTENDED, TURNED)),
+       model_at(m, either(w, DQKV, HANDED), q.at * q.r.q_row), dkv, m->compute);
+}
+
+/* The terms of `count` runs, added up as the canonical tree has them, in `to` and in what is behind it. */
+static void add_terms(const LayerPass *w, int first, int count, float *to) {
+    const Model *m = w->pass->model;
+    if (count == 1) {
+        run_backward(w, model_query_run(m, first), to);
+        return;
+    }
+    Queries q = queries_of(w, 0);
+    int64_t elements = q.r.keys * 2 * q.s.kv_heads * q.s.head_dim;
+    int half = tree_half(count);
+    const float *parts[2] = {to, to + elements};
+    add_terms(w, first, half, to);
+    add_terms(w, first + half, count - half, to + elements);
+    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, parts, to);
+}
+
+/* Families that have them do not share tokens out (plan/axes.c). */
+static void sinks_backward(const LayerPass *w) {
+    const Pass *p = w->pass;
     const Param *sinks = sinks_of(w);
-    if (!(half & HALF_INPUT)) return;
-    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, heads_of(w), t[QKV], p->batch.first_key,
-       either(w, ATTENDED, BY_HEADS), t[LSE], either(w, DATTENDED, TURNED), either(w, DQKV, HANDED),
-       p->model->compute);
     if (sinks)
-        OP(p->device, OP_SINKS_BACKWARD, sinks_backward, heads_of(w), t[ATTENDED], t[LSE], t[DATTENDED],
-           gradient_of(&p->gradients, sinks), p->model->compute);
+        OP(p->device, OP_SINKS_BACKWARD, sinks_backward, heads_of(w), w->tensors[ATTENDED], w->tensors[LSE],
+           w->tensors[DATTENDED], gradient_of(&p->gradients, sinks), p->model->compute);
+}
+
+static void attend_backward(const LayerPass *w, Half half) {
+    const Model *m = w->pass->model;
+    Queries q = queries_of(w, 0);
+    char *dqkv = either(w, DQKV, HANDED);
+    int runs = model_query_runs(m);
+    if (!(half & HALF_INPUT)) return;
+    if (runs == 1) {
+        run_backward(w, 0, model_at(m, dqkv, (int64_t)q.s.heads * q.s.head_dim));
+        sinks_backward(w);
+        return;
+    }
+    add_terms(w, 0, runs, w->tensors[TERMS]);
+    if (!m->contexts.keys) take_terms(w, 0, q.r.keys, dqkv, 0);
 }
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
@@ -260,9 +384,9 @@ static void output_backward(const LayerPass *w, Half half) {
 
 /* ---- the two layers ---- */
 
-#define SHARED_PARTS                                                                             \
-    {"attention", LIFE_SAVED, attend, attend_backward, .by_heads = true, .more = attend_cost}, { \
-        "output", LIFE_SAVED, output_forward, output_backward, .product = &output                \
+#define SHARED_PARTS                                                                            \
+    {"attention", LIFE_SAVED, attend, attend_backward, .attends = true, .more = attend_cost}, { \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output               \
     }
 static const Part plain_parts[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
@@ -282,7 +406,8 @@ const Layer layer_attention = {.name = "attention",
                                .tensor_count = PLAIN_TENSORS,
                                .part_count = sizeof plain_parts / sizeof *plain_parts,
                                .cached = DIM_KEY_VALUE,
-                               .swaps = swaps};
+                               .swaps = swaps,
+                               .keys = &keys_of_all};
 const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .params = params,
                                       .tensors = normed_tensors,
@@ -291,4 +416,5 @@ const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .tensor_count = NORMED_TENSORS,
                                       .part_count = sizeof normed_parts / sizeof *normed_parts,
                                       .cached = DIM_KEY_VALUE,
-                                      .swaps = swaps};
+                                      .swaps = swaps,
+                                      .keys = &keys_of_all};

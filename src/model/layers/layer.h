@@ -47,15 +47,24 @@ typedef enum Extent {
     EXTENT_OWN,
     EXTENT_LOGITS,
     EXTENT_CHOICES,
+    EXTENT_KEYS,
+    EXTENT_TERMS,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
-             experts; one */
+             experts; of keys that attention looks at, of terms of their gradients (model_term_depth); one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
     ELEMENT_INDEX, /* int32_t */
     ELEMENT_NARROW /* the compute dtype; no tensor at all where that is fp32 */
 } Element;
+
+/* Where a tensor is there at all. */
+typedef enum Need {
+    NEED_ALWAYS,
+    NEED_SWAP, /* ranks of cp change tokens for heads */
+    NEED_TERMS /* gradients of keys are sums of terms: several runs of queries look at them */
+} Need;
 
 /* A tensor of a layer's passes: [rows, width]. */
 typedef struct TensorRow {
@@ -64,7 +73,7 @@ typedef struct TensorRow {
     Element element;
     Lifetime life;
     bool operand; /* the weight half reads it */
-    bool dealt;   /* there only where ranks share a microbatch's tokens out */
+    Need need;
 } TensorRow;
 
 enum { LAYER_TENSORS = 16 }; /* at most */
@@ -142,15 +151,15 @@ typedef struct Part {
     void (*backward)(const LayerPass *w, Half half);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
-    bool by_heads;          /* it takes all tokens of some heads: see Swap */
+    bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
 } Part;
 
-/* Where ranks of cp share a microbatch's tokens out, and a part needs all of them of some heads
- * (Part.by_heads): before it, and behind it, each rank hands over tokens for heads (Jacobs et al., "DeepSpeed
- * Ulysses", 2023). Tensors by their numbers among the layer's. */
+/* Where ranks of cp share a microbatch's tokens out, and those of a part look at others (Part.attends):
+ * before it, and behind it, each rank hands over tokens for heads (Jacobs et al., "DeepSpeed Ulysses", 2023).
+ * Tensors by their numbers among the layer's. */
 typedef struct Swap {
     int tokens;  /* [T / ranks, width] */
     int heads;   /* [T, width / ranks] */
@@ -158,6 +167,15 @@ typedef struct Swap {
     Dim width;
 } Swap;
 typedef enum SwapPlace { SWAP_IN, SWAP_OUT, SWAP_OUT_GRADIENT, SWAP_IN_GRADIENT, SWAPS } SwapPlace;
+
+/* The other way: before it each rank gathers keys and values of all tokens, for the queries of its own; on
+ * the way back it has terms of their gradients, of which each rank gets the sums of its own tokens (Llama
+ * team, "The Llama 3 herd of models", 2024). */
+typedef struct KeysOfAll {
+    int own;   /* [T, (H+2G)*D] c: of this rank, behind its queries */
+    int all;   /* [tokens of all ranks, 2G*D] c */
+    int terms; /* [tokens of all ranks, 2G*D] fp32 */
+} KeysOfAll;
 
 typedef struct Layer {
     const char *name;
@@ -169,7 +187,8 @@ typedef struct Layer {
     /* Of a layer that stands alone and has a product: the tensors that this reads, and that its gradient goes
      * to; both of own tokens. */
     int read, read_gradient;
-    const Swap *swaps; /* [SWAPS] of its part by heads; NULL: it has none */
+    const Swap *swaps; /* [SWAPS] of its part that attends; NULL: it has none */
+    const KeysOfAll *keys;
 } Layer;
 
 extern const Layer layer_embedding;        /* ids -> y */

@@ -1,11 +1,11 @@
 /* Attention in tiles of TILE queries and TILE keys, for every even head dimension up to WIDEST and both
  * dtypes: plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas.
  *
- * Tiles of keys lie at multiples of TILE whatever the queries are, and are taken in ascending order, so that
- * a query's sums do not hang on which tile it is in. first_key never decreases: a tile's first query sees
- * furthest back. A block has 16 x 16 threads; thread (x, y) has the scores of queries y, y + 16 with keys
- * x, x + 16, and of a tile of results rows y, y + 16, columns x, x + 16, ... Sixteen neighbouring lanes have
- * a row, and share its maximum and sum.
+ * Tiles of keys lie at multiples of TILE whichever run the queries are of, and are taken in ascending order,
+ * so that a query's sums do not hang on which tile it is in. first_key never decreases: a tile's first query
+ * sees furthest back. A block has 16 x 16 threads; thread (x, y) has the scores of queries y, y + 16 with
+ * keys x, x + 16, and of a tile of results rows y, y + 16, columns x, x + 16, ... Sixteen neighbouring lanes
+ * have a row, and share its maximum and sum.
  *
  * The backward pass has no atomics: one kernel has a tile of keys to itself, and walks over all heads of its
  * group and their queries; the other has a tile of queries. Both make the scores again. */
@@ -19,7 +19,7 @@ constexpr int TILE = 32, SIDE = 16, WEIGHTS = TILE * (TILE + 1), WIDEST = 256;
 struct Attention {
     AttentionShape s;
     float scale;
-    int64_t row; /* elements of a token in qkv */
+    AttentionRun r;
 };
 
 /* Rows of tiles are a float longer than heads, so that columns are spread over banks. */
@@ -96,29 +96,30 @@ struct Softmax {
 
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
-    attention_forward_kernel(Attention a, const T *qkv, const int32_t *first_key, T *out, float *lse) {
+    attention_forward_kernel(Attention a, const T *queries, const T *keys, const int32_t *first_key, T *out,
+                             float *lse) {
     DYNAMIC_SHARED(room);
     int pitch = pitch_of(a), dim = a.s.head_dim;
     float *q = (float *)room, *k = q + TILE * pitch, *v = k + TILE * pitch, *weights = v + TILE * pitch;
     /* The longest rows first. */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
-    int64_t kv = a.s.heads + head / (a.s.heads / a.s.kv_heads);
+    int64_t kv = head / (a.s.heads / a.s.kv_heads);
     Place at = place();
-    load_tile(a, qkv + head * dim, a.row, first, tokens, q);
+    load_tile(a, queries + head * dim, a.r.q_row, first, tokens, q);
     Sums<COLUMNS> o;
     Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
     int64_t lowest[2];
     o.clear();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int64_t t = smaller(first + at.y + r * SIDE, tokens - 1);
+        int64_t t = a.r.first + smaller(first + at.y + r * SIDE, tokens - 1);
         lowest[r] = window_first(a.s, t, first_key[t]);
     }
-    int64_t start = window_first(a.s, first, first_key[first]) / TILE * TILE,
-            end = smaller(first + TILE, tokens);
+    int64_t from = a.r.first + first, start = window_first(a.s, from, first_key[from]) / TILE * TILE,
+            end = a.r.first + smaller(first + TILE, tokens);
     for (int64_t tile = start; tile < end; tile += TILE) {
-        load_tile(a, qkv + kv * dim, a.row, tile, tokens, k);
-        load_tile(a, qkv + (kv + a.s.kv_heads) * dim, a.row, tile, tokens, v);
+        load_tile(a, keys + kv * dim, a.r.kv_row, tile, a.r.keys, k);
+        load_tile(a, keys + (kv + a.s.kv_heads) * dim, a.r.kv_row, tile, a.r.keys, v);
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(BLOCK)
             float score[2];
             for (int c = 0; c < 2; c++) {
                 int64_t key = tile + at.x + c * SIDE;
-                bool seen = key <= first + row && key >= lowest[r];
+                bool seen = key <= from + row && key >= lowest[r];
                 float x = a.scale * dot(a, q + row * pitch, k + (at.x + c * SIDE) * pitch);
                 score[c] = seen ? capped(a, x) : -INFINITY;
             }
@@ -187,13 +188,13 @@ INLINE void write_weights(Attention a, Place at, Tiles tiles, int64_t queries, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = at.y + r * SIDE;
-        int64_t t = queries + row;
+        int64_t t = queries + row, token = a.r.first + t;
         bool there = t < a.s.tokens;
-        int64_t lowest = there ? window_first(a.s, t, first_key[t]) : 0;
+        int64_t lowest = there ? window_first(a.s, token, first_key[token]) : 0;
         for (int c = 0; c < 2; c++) {
             int column = at.x + c * SIDE;
             int64_t key = keys + column;
-            bool seen = there && key <= t && key >= lowest;
+            bool seen = there && key <= token && key >= lowest;
             float x = capped(a, a.scale * dot(a, tiles.q + row * pitch, tiles.k + column * pitch));
             float slope = a.s.cap > 0 ? 1 - x / a.s.cap * (x / a.s.cap) : 1;
             float p = seen ? expf(x - lse[t]) : 0;
@@ -206,23 +207,23 @@ INLINE void write_weights(Attention a, Place at, Tiles tiles, int64_t queries, i
 
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
-    query_gradient_kernel(Attention a, const T *qkv, const int32_t *first_key, const float *lse,
-                          const float *delta, const T *dout, T *dqkv) {
+    query_gradient_kernel(Attention a, const T *queries, const T *keys, const int32_t *first_key,
+                          const float *lse, const float *delta, const T *dout, T *dq_out) {
     DYNAMIC_SHARED(room);
     int dim = a.s.head_dim;
     Tiles tiles = tiles_of(a, room);
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
-    int64_t kv = a.s.heads + head / (a.s.heads / a.s.kv_heads);
+    int64_t kv = head / (a.s.heads / a.s.kv_heads);
     Place at = place();
     Sums<COLUMNS> dq;
     dq.clear();
-    load_tile(a, qkv + head * dim, a.row, first, tokens, tiles.q);
+    load_tile(a, queries + head * dim, a.r.q_row, first, tokens, tiles.q);
     load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, first, tokens, tiles.dout);
-    int64_t start = window_first(a.s, first, first_key[first]) / TILE * TILE,
-            end = smaller(first + TILE, tokens);
+    int64_t from = a.r.first + first, start = window_first(a.s, from, first_key[from]) / TILE * TILE,
+            end = a.r.first + smaller(first + TILE, tokens);
     for (int64_t tile = start; tile < end; tile += TILE) {
-        load_tile(a, qkv + kv * dim, a.row, tile, tokens, tiles.k);
-        load_tile(a, qkv + (kv + a.s.kv_heads) * dim, a.row, tile, tokens, tiles.v);
+        load_tile(a, keys + kv * dim, a.r.kv_row, tile, a.r.keys, tiles.k);
+        load_tile(a, keys + (kv + a.s.kv_heads) * dim, a.r.kv_row, tile, a.r.keys, tiles.v);
         __syncthreads();
         write_weights(a, at, tiles, first, tile, first_key, lse + head * tokens, delta + head * tokens);
         __syncthreads();
@@ -233,29 +234,32 @@ __global__ void __launch_bounds__(BLOCK)
         __syncthreads();
     }
     const float one[2] = {1, 1};
-    dq.write(a, at, one, dqkv + head * dim, a.row, first, tokens);
+    dq.write(a, at, one, dq_out + head * dim, a.r.q_row, first, tokens);
 }
 
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(BLOCK)
-    key_gradient_kernel(Attention a, const T *qkv, const int32_t *first_key, const float *lse,
-                        const float *delta, const T *dout, T *dqkv) {
+    key_gradient_kernel(Attention a, const T *queries, const T *keys, const int32_t *first_key,
+                        const float *lse, const float *delta, const T *dout, void *dkv) {
     DYNAMIC_SHARED(room);
     int dim = a.s.head_dim, group = a.s.heads / a.s.kv_heads;
     Tiles tiles = tiles_of(a, room);
-    int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * TILE, kv = blockIdx.y,
-            last = smaller(first + TILE, tokens) - 1;
-    const T *keys = qkv + (a.s.heads + kv) * dim;
+    int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * TILE, kv = blockIdx.y, end = a.r.keys,
+            last = smaller(first + TILE, end) - 1, width = (int64_t)a.s.kv_heads * dim;
+    int64_t start =
+        first > a.r.first ? (first - a.r.first) / TILE * TILE : 0; /* the first tile that sees it */
     Place at = place();
     Sums<COLUMNS> dk, dv;
     dk.clear();
     dv.clear();
-    load_tile(a, keys, a.row, first, tokens, tiles.k);
-    load_tile(a, keys + (int64_t)a.s.kv_heads * dim, a.row, first, tokens, tiles.v);
+    load_tile(a, keys + kv * dim, a.r.kv_row, first, end, tiles.k);
+    load_tile(a, keys + kv * dim + width, a.r.kv_row, first, end, tiles.v);
     for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
-        for (int64_t tile = first; tile < tokens; tile += TILE) {
-            if (window_first(a.s, tile, first_key[tile]) > last) break; /* nor does any later one see them */
-            load_tile(a, qkv + head * dim, a.row, tile, tokens, tiles.q);
+        for (int64_t tile = start; tile < tokens; tile += TILE) {
+            int64_t token = a.r.first + tile;
+            if (window_first(a.s, token, first_key[token]) > last)
+                break; /* nor does any later one see them */
+            load_tile(a, queries + head * dim, a.r.q_row, tile, tokens, tiles.q);
             load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, tile, tokens, tiles.dout);
             __syncthreads();
             write_weights(a, at, tiles, tile, first, first_key, lse + head * tokens, delta + head * tokens);
@@ -270,9 +274,15 @@ __global__ void __launch_bounds__(BLOCK)
         }
     }
     const float one[2] = {1, 1};
-    T *to = dqkv + (a.s.heads + kv) * dim;
-    dk.write(a, at, one, to, a.row, first, tokens);
-    dv.write(a, at, one, to + (int64_t)a.s.kv_heads * dim, a.row, first, tokens);
+    if (a.r.terms) {
+        float *to = (float *)dkv + kv * dim;
+        dk.write(a, at, one, to, 2 * width, first, end);
+        dv.write(a, at, one, to + width, 2 * width, first, end);
+    } else {
+        T *to = (T *)dkv + kv * dim;
+        dk.write(a, at, one, to, a.r.kv_row, first, end);
+        dv.write(a, at, one, to + width, a.r.kv_row, first, end);
+    }
 }
 
 /* ---- one query at a time, over a cache ---- */
@@ -287,7 +297,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
     int dim = a.s.head_dim, i = (int)threadIdx.x;
     int64_t t = blockIdx.x, head = blockIdx.y, apart = (int64_t)a.s.kv_heads * dim;
     int64_t kv = head / (a.s.heads / a.s.kv_heads) * dim, end = start + t + 1;
-    if (i < dim) q[i] = load(qkv, t * a.row + head * dim + i);
+    if (i < dim) q[i] = load(qkv, t * a.r.q_row + head * dim + i);
     __syncthreads();
     float most = -INFINITY, sum = 0, o = 0;
     for (int64_t chunk = window_first(a.s, start + t, 0); chunk < end; chunk += BLOCK) {
@@ -311,12 +321,11 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
 
 /* ---- slots ---- */
 
-Attention attention_of(Device *d, AttentionShape s) {
+Attention attention_of(Device *d, AttentionShape s, AttentionRun r) {
     if (s.head_dim > d->widest_head)
         cuda_fatal(d, "attention: heads of %d elements; at most %d are done: a bug", s.head_dim,
                    d->widest_head);
-    return {s, s.scale > 0 ? s.scale : 1 / sqrtf((float)s.head_dim),
-            (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim};
+    return {s, s.scale > 0 ? s.scale : 1 / sqrtf((float)s.head_dim), r};
 }
 
 size_t tile_bytes(AttentionShape s, int tiles, int weights) {
@@ -346,47 +355,50 @@ size_t tile_bytes(AttentionShape s, int tiles, int weights) {
         LAUNCH((d), (op), kernel_, (grid), BLOCK, (bytes), __VA_ARGS__); \
     } while (0)
 
-void attention_forward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key, void *out,
-                       float *lse, Dtype c) {
+void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                       const int32_t *first_key, void *out, float *lse, Dtype c) {
     if (s.tokens == 0) return;
-    Attention a = attention_of(d, s);
+    Attention a = attention_of(d, s, r);
     dim3 grid(blocks_of(s.tokens, TILE), (unsigned)s.heads);
     BY_DTYPE(c, T,
              BY_WIDTH(s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
                       LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, tile_bytes(s, 3, 1), a,
-                                   (const T *)qkv, first_key, (T *)out, lse)));
+                                   (const T *)q, (const T *)kv, first_key, (T *)out, lse)));
 }
 
 /* delta [H, T] goes through scratch. */
 template <typename T, int COLUMNS>
-void run_backward(Device *d, Attention a, const T *qkv, const int32_t *first_key, const T *out,
-                  const float *lse, const T *dout, T *dqkv) {
+void run_backward(Device *d, Attention a, const T *q, const T *kv, const int32_t *first_key, const T *out,
+                  const float *lse, const T *dout, T *dq, void *dkv) {
     int64_t pairs = a.s.tokens * a.s.heads;
     float *delta = (float *)cuda_scratch(d, (size_t)pairs * sizeof *delta);
     size_t bytes = tile_bytes(a.s, 4, 2);
-    dim3 queries(blocks_of(a.s.tokens, TILE), (unsigned)a.s.heads), keys(queries.x, (unsigned)a.s.kv_heads);
+    dim3 queries(blocks_of(a.s.tokens, TILE), (unsigned)a.s.heads),
+        keys(blocks_of(a.r.keys, TILE), (unsigned)a.s.kv_heads);
     LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
            delta);
     auto of_queries = query_gradient_kernel<T, COLUMNS>;
     auto of_keys = key_gradient_kernel<T, COLUMNS>;
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, bytes, a, qkv, first_key, lse, delta, dout,
-                 dqkv);
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, bytes, a, qkv, first_key, lse, delta, dout, dqkv);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, bytes, a, q, kv, first_key, lse, delta, dout,
+                 dq);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, bytes, a, q, kv, first_key, lse, delta, dout, dkv);
 }
 
-void attention_backward(Device *d, AttentionShape s, const void *qkv, const int32_t *first_key,
-                        const void *out, const float *lse, const void *dout, void *dqkv, Dtype c) {
+void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                        const int32_t *first_key, const void *out, const float *lse, const void *dout,
+                        void *dq, void *dkv, Dtype c) {
     if (s.tokens == 0) return;
-    Attention a = attention_of(d, s);
-    BY_DTYPE(c, T,
-             BY_WIDTH(s.head_dim, run_backward<T, COLUMNS>(d, a, (const T *)qkv, first_key, (const T *)out,
-                                                           lse, (const T *)dout, (T *)dqkv)));
+    Attention a = attention_of(d, s, r);
+    BY_DTYPE(
+        c, T,
+        BY_WIDTH(s.head_dim, run_backward<T, COLUMNS>(d, a, (const T *)q, (const T *)kv, first_key,
+                                                      (const T *)out, lse, (const T *)dout, (T *)dq, dkv)));
 }
 
 void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
                       const void *v_cache, void *out, Dtype c) {
     if (s.tokens == 0) return;
-    Attention a = attention_of(d, s);
+    Attention a = attention_of(d, s, attention_whole(s));
     dim3 grid((unsigned)s.tokens, (unsigned)s.heads);
     BY_DTYPE(c, T,
              LAUNCH(d, OP_ATTENTION_DECODE, attention_decode_kernel<T>, grid, BLOCK, 0, a, start,
