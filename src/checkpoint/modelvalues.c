@@ -18,6 +18,7 @@
 #include "base/hash.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/modelfiles.h"
+#include "checkpoint/packed.h"
 #include "model/params.h"
 
 #define CHUNK ((uint64_t)1 << 20) /* elements */
@@ -80,12 +81,36 @@ static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const 
 /* Both ways round: all that is wanted is there (here), and nothing else is (check_nothing_else). */
 static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Error *err) {
     for (int i = 0; i < list->count; i++) {
-        const ModelTensor *t = find_tensor(m, list->tensors[i].name);
-        if (t == NULL)
-            return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, list->tensors[i].name);
-        TRY(check_match(m, &list->tensors[i], t->tensor, err));
+        const TensorDesc *want = &list->tensors[i];
+        const ModelTensor *t = find_tensor(m, want->name);
+        Packed packed = packed_find(m, want->name);
+        bool there = packed.blocks || packed.scales;
+        if (!t && !there) return error_set(err, ERR_DATA, "%s: tensor %s is missing", m->where, want->name);
+        if (t && there)
+            return error_set(err, ERR_DATA, "%s: tensor %s is there twice, as it is and packed", m->where,
+                             want->name);
+        TRY(t ? check_match(m, want, t->tensor, err) : packed_check(m, want, packed, err));
     }
     return OK;
+}
+
+/* Of a tensor that is not there by its name, but packed. */
+static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int piece, Buffers *b, Error *err) {
+    TensorPiece p = tensor_piece(list, piece);
+    const TensorDesc *want = &list->tensors[p.tensor];
+    uint64_t first = (uint64_t)p.first, count = (uint64_t)p.count,
+             out = (uint64_t)safe_type_bits(want->memory) / 8;
+    PackedReader r = {0};
+    ErrorCode code = OK;
+    for (uint64_t done = 0, n; done < count && code == OK; done += n) {
+        n = count - done < CHUNK ? count - done : CHUNK;
+        code = packed_read(&r, m, want, packed_find(m, want->name), first + done, n, b->wide, err);
+        if (code != OK) break;
+        convert_from_f32(want->memory, b->wide, b->narrow, n);
+        code = list->store(list->ctx, piece, done * out, n * out, b->narrow, err);
+    }
+    packed_close(&r);
+    return code;
 }
 
 /* The tensor is there and matches (modelfiles_check). Values that need no conversion go through without
@@ -94,6 +119,7 @@ static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int pie
     TensorPiece p = tensor_piece(list, piece);
     const TensorDesc *want = &list->tensors[p.tensor];
     const ModelTensor *t = find_tensor(m, want->name);
+    if (t == NULL) return load_packed(m, list, piece, b, err);
     SafeType type = t->tensor->type;
     uint64_t in = (uint64_t)safe_type_bits(type) / 8, out = (uint64_t)safe_type_bits(want->memory) / 8;
     uint64_t first = (uint64_t)p.first, count = (uint64_t)p.count;
@@ -129,14 +155,16 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* By its name, or by that with what files may leave out. */
+/* By its name, or by that with what files may leave out; a part of a packed one by that of the whole. */
 static bool is_wanted(const char **names, int count, const char *name) {
-    char whole[128];
+    char whole[128], *stem = packed_stem(name);
     snprintf(whole, sizeof whole, "%s%s", inner, name);
-    const char *tries[] = {name, whole};
-    for (int i = 0; i < 2; i++)
-        if (bsearch(&tries[i], names, (size_t)count, sizeof *names, compare_names)) return true;
-    return false;
+    const char *tries[] = {name, whole, stem ? stem : name};
+    bool found = false;
+    for (int i = 0; i < 3 && !found; i++)
+        found = bsearch(&tries[i], names, (size_t)count, sizeof *names, compare_names) != NULL;
+    free(stem);
+    return found;
 }
 
 /* A tensor nobody asked for belongs to a model that computes something else. */

@@ -244,9 +244,12 @@ static void keys_of_experts_are_read(void **state) {
     check_refused("{\"model_type\":\"olmoe\",\"num_local_experts\":7," MOE_SIZES "}", "contradict");
     check_refused("{\"model_type\":\"qwen2_moe\"," MOE_SIZES "}", "qwen2_moe");
     check_refused("{\"model_type\":\"gpt_oss\",\"swiglu_limit\":5.0," MOE_SIZES "}", "swiglu_limit is 5");
-    check_refused(
-        "{\"model_type\":\"gpt_oss\",\"quantization_config\":{\"quant_method\":\"mxfp4\"}," MOE_SIZES "}",
-        "mxfp4");
+    check_refused("{\"model_type\":\"gpt_oss\","
+                  "\"quantization_config\":{\"quant_method\":\"fp8\"}," MOE_SIZES "}",
+                  "fp8");
+    check_refused("{\"model_type\":\"olmoe\","
+                  "\"quantization_config\":{\"quant_method\":\"mxfp4\"}," MOE_SIZES "}",
+                  "mxfp4");
     ModelConfig llama = shape_of(&family_llama, family_llama.sizes);
     llama.num_experts = 4, llama.num_experts_per_tok = 2;
     assert_int_equal(model_config_complete(&llama, "run", &err), ERR_CONFIG);

@@ -3,8 +3,7 @@
  * gpt-oss-20b model card", 2025).
  *
  * A token's weights are a softmax over the logits of the experts that it chose, which is that over all,
- * divided by their sum. Published experts are quantized (MXFP4), which is refused by name: weights as bf16,
- * which transformers writes, are read. */
+ * divided by their sum. Published experts are MXFP4, which is read (checkpoint/packed.h) and not written. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {
