@@ -5,7 +5,7 @@
 #
 #     bench/long.sh                                        # 125M, 32,768 and 131,072 tokens: minutes, and hours
 #     CONTEXTS=32768 STEPS=2 bench/long.sh
-#     SIZE=5M CONTEXTS=2048 STEPS=2 bench/long.sh          # in seconds
+#     SIZE=50M CONTEXTS=512 bench/long.sh                  # in seconds
 #
 # SIZE, CONTEXTS, STEPS, RANKS (meshes of so many along cp), THREADS (of each rank; of one rank as many as all others together have) and BUILD.
 set -eu
@@ -16,6 +16,8 @@ if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     launcher="$launcher --oversubscribe --bind-to none"
     [ "$(id -u)" -ne 0 ] || launcher="$launcher --allow-run-as-root"
 fi
+part=$(mktemp)
+trap 'rm -f "$part" "$part".err' EXIT
 most=1
 for ranks in $meshes; do [ "$ranks" -le "$most" ] || most=$ranks; done
 
@@ -25,12 +27,12 @@ measure() {
     # shellcheck disable=SC2086
     $start "$build/bench_ranks" --size "$size" --steps "$steps" --cold --name "cp $2" run.threads="$own" mesh.cp="$2" \
         train.context="$1" train.tokens_per_step="$1" train.microbatch=1 train.recompute=full train.loss_rows=512 \
-        train.numerics=exact numerics.canonical_cp="$most" 2>/dev/null |
-        awk -v context="$1" -v ranks="$2" '
-        function number(key) { match($0, "\"" key "\": [^,}]*"); s = substr($0, RSTART, RLENGTH); sub(/.*: /, "", s); return s }
-        function gib(key) { return number(key) / 1073741824 }
-        { printf "%8d %4d %14.2f GiB %14.2f GiB %14.2f GiB %12.1f  %s\n", context, ranks, gib("planned_bytes_of_a_rank"),
-              gib("planned_bytes"), gib("peak_rss_bytes"), number("step_seconds"), number("loss") }'
+        train.numerics=exact numerics.canonical_cp="$most" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
+    awk -v context="$1" -v ranks="$2" '
+    function number(key) { match($0, "\"" key "\": [^,}]*"); s = substr($0, RSTART, RLENGTH); sub(/.*: /, "", s); return s }
+    function gib(key) { return number(key) / 1073741824 }
+    { printf "%8d %4d %14.2f GiB %14.2f GiB %14.2f GiB %12.1f  %s\n", context, ranks, gib("planned_bytes_of_a_rank"),
+          gib("planned_bytes"), gib("peak_rss_bytes"), number("step_seconds"), number("loss") }' "$part"
 }
 
 printf '%8s %4s %18s %18s %18s %12s  %s\n' context cp "a rank, planned" "all, planned" "all, used" "seconds" "loss of step $steps"

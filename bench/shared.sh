@@ -11,6 +11,8 @@ set -eu
 cd "$(dirname "$0")/.."
 : "${CONTEXT:=1024}" "${TOKENS:=8192}" "${MICROBATCH:=2}" "${STEPS:=2}" "${ROUNDS:=5}"
 export CONTEXT TOKENS MICROBATCH STEPS ROUNDS
+table=$(mktemp)
+trap 'rm -f "$table"' EXIT
 
 for size in ${SIZES:-50M 125M 125M-16h}; do
     case $size in
@@ -19,5 +21,6 @@ for size in ${SIZES:-50M 125M 125M-16h}; do
     *) layouts="tp cp one-leaves" ;;
     esac
     echo "$size, context $CONTEXT, $TOKENS tokens a step, microbatches of $MICROBATCH"
-    SIZE=$size LAYOUTS=$layouts BANDWIDTH=no bench/ranks.sh 2>&1 >/dev/null | grep -v ' a rank  waited '
+    SIZE=$size LAYOUTS=$layouts BANDWIDTH=no bench/ranks.sh >/dev/null 2>"$table" || { cat "$table" >&2; exit 1; }
+    grep -v ' a rank  waited ' "$table"
 done

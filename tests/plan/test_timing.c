@@ -190,6 +190,26 @@ static void waiting_is_idle_and_nothing_else_is(void **state) {
     timing_free(&t);
 }
 
+/* What crosses inside a pass holds up the pass, not the schedule: the simulator does not know of it. */
+static void waiting_for_a_crossing_is_the_pass_s(void **state) {
+    (void)state;
+    Timing t;
+    Prediction p;
+    Made m = {0};
+    act(&m, ACT_FWD, 0, 0, 0, 1, 0);
+    act(&m, ACT_CROSSED, 0, 0, 1, 3, 2);
+    act(&m, ACT_FWD, 0, 0, 3, 4, 0);
+    act(&m, ACT_BWD, 0, 0, 4, 6, 0);
+    timing_start(&t, 1, 1, 1);
+    timing_set(timing_add(&t, 1, 0), 0, m.actions, m.count);
+    assert_int_equal(timing_predict(&p, &t, &err), OK);
+    assert_near(p.seconds, 6);
+    assert_near(p.costs[0].forward, 4);
+    assert_near(timing_figures(&t, 0).bubble, 0);
+    prediction_free(&p);
+    timing_free(&t);
+}
+
 static void what_is_no_pipeline_is_refused(void **state) {
     (void)state;
     Timing t;
@@ -407,6 +427,7 @@ int main(void) {
         cmocka_unit_test(predictions_are_what_ran),
         cmocka_unit_test(whole_backwards_have_costs_of_their_own),
         cmocka_unit_test(waiting_is_idle_and_nothing_else_is),
+        cmocka_unit_test(waiting_for_a_crossing_is_the_pass_s),
         cmocka_unit_test(what_is_no_pipeline_is_refused),
         cmocka_unit_test(the_file_is_whole_and_in_order),
         cmocka_unit_test(what_was_written_reads_back),
