@@ -83,7 +83,9 @@ static void must(Device *d, const char *what, cudaError_t e) {
 void cuda_launched(Device *d, OpId op) {
     const Backend *b = backend_of(d);
     cudaError_t e = cudaGetLastError();
-    if (e == cudaSuccess && b->check) e = cudaStreamSynchronize(b->streams[b->host->stream()]);
+    DeviceStream s = b->host->stream();
+    /* A wire may be waiting for what its peer sends when this returns. */
+    if (e == cudaSuccess && b->check && s < ON_WIRES) e = cudaStreamSynchronize(b->streams[s]);
     if (e != cudaSuccess)
         cuda_fatal(d, "the GPU failed in %s: %s", b->host->op_name(op), cudaGetErrorString(e));
 }
