@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(BLOCK)
 void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
                     float *balance, void *dlogits, Dtype c) {
     if (s.tokens == 0) return;
-    dim3 grid(blocks_of(smaller(s.sequence, s.tokens), TOKENS), blocks_of(s.tokens, s.sequence));
+    dim3 grid(blocks_of(s.sequence < s.tokens ? s.sequence : s.tokens, TOKENS),
+              blocks_of(s.tokens, s.sequence));
     size_t room = (size_t)s.experts * sizeof(unsigned);
     BY_DTYPE(c, T, auto kernel = route_backward_kernel<T>;
              LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, room, s, r, dweights, scale, balance,
