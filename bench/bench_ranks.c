@@ -139,17 +139,17 @@ static void measure_peak(Bench *b) {
 
 static void count_bytes(const Bench *b, Figures *f) {
     ProgramTraffic plan = rank_traffic(&b->plan);
-    /* Parameters are shared out over dp_shard and cp together: shown with the one that has ranks. */
-    const Mesh *mesh = &b->layout.mesh;
-    bool with_cp = mesh->degree[AXIS_DP_SHARD] == 1 && mesh->degree[AXIS_CP] > 1;
-    double shares = (double)(plan.parameters + plan.gradients);
     const double planned[AXES] = {[AXIS_PP] = (double)plan.pipeline,
                                   [AXIS_DP_REPLICATE] = (double)plan.replicas,
-                                  [AXIS_DP_SHARD] = with_cp ? 0 : shares,
-                                  [AXIS_CP] = (double)plan.context + (with_cp ? shares : 0),
+                                  [AXIS_DP_SHARD] = (double)(plan.parameters + plan.gradients),
+                                  [AXIS_CP] = (double)plan.context,
                                   [AXIS_TP] = (double)plan.tensor};
+    static const AxisSet sets[AXES] = {[AXIS_DP_REPLICATE] = MESH_REPLICAS,
+                                       [AXIS_DP_SHARD] = MESH_SHARDS,
+                                       [AXIS_CP] = MESH_CONTEXT,
+                                       [AXIS_TP] = MESH_TENSOR};
     for (int axis = 0; axis < AXES; axis++) {
-        CommTraffic sent = axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_traffic(b->comm, 1u << axis);
+        CommTraffic sent = axis == AXIS_PP ? comm_point_traffic(b->comm) : comm_traffic(b->comm, sets[axis]);
         f->sent[axis] = (double)sent.bytes;
         f->planned[axis] = planned[axis];
     }

@@ -417,7 +417,7 @@ static void enqueue(Group *g, Op *op) {
 static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_t total, int arrivals) {
     Op *op = op_begin(c, kind);
     if (!op) return NULL;
-    op->group = g;
+    op->group = g, op->asked = c->asked;
     op->stride = stride;
     op->total = total;
     /* A wire cuts by itself what is not to be added up. */
@@ -452,13 +452,15 @@ static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
 }
 
 /* After OK the lock is held. */
-static ErrorCode enter(Comm *c, const Group *g, CommHandle *handle, Error *err) {
+static ErrorCode enter(Comm *c, AxisSet set, CommHandle *handle, Error *err) {
+    const Group *g = group_of(c, set);
     bool wired = atomic_load(&c->wired) != NULL;
     CHECK(!wired || g->size == 1 || g->wire);
     *handle = 0;
     if (!wired) settle(c);
     comm_lock(c);
     ErrorCode code = comm_refused(c, err);
+    c->asked = set;
     if (code != OK) comm_unlock(c);
     return code;
 }
@@ -476,7 +478,7 @@ static Op *begin_parts(Comm *c, OpKind kind, Group *g, const CommPart *parts, si
 
 ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t width, void *all,
                           CommHandle *handle, Error *err) {
-    TRY(enter(c, group_of(c, set), handle, err));
+    TRY(enter(c, set, handle, err));
     Op *op = begin_parts(c, OP_ALL_GATHER, group_of(c, set), parts, width);
     if (op) op->source = op->target = all;
     return launch(c, op, handle, err);
@@ -484,7 +486,7 @@ ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t wi
 
 ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, void *to, CommHandle *handle,
                           Error *err) {
-    TRY(enter(c, group_of(c, set), handle, err));
+    TRY(enter(c, set, handle, err));
     Group *g = group_of(c, set);
     size_t own = (size_t)g->rank * each, total;
     CHECK(size_multiply(each, (size_t)g->size, &total));
@@ -519,7 +521,7 @@ static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType 
 
 ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPart *parts, const void *in,
                               void *out, void *workspace, CommHandle *handle, Error *err) {
-    TRY(enter(c, group_of(c, set), handle, err));
+    TRY(enter(c, set, handle, err));
     return reduce_scatter(c, group_of(c, set), NULL, type, parts, in, out, workspace, handle, err);
 }
 
@@ -554,7 +556,7 @@ static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type
 
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64_t count, void *workspace,
                           CommHandle *handle, Error *err) {
-    TRY(enter(c, group_of(c, set), handle, err));
+    TRY(enter(c, set, handle, err));
     return all_reduce(c, group_of(c, set), NULL, type, data, count, workspace, handle, err);
 }
 
@@ -569,7 +571,7 @@ static void check_order(AxisSet inner, AxisSet outer) {
 ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
                          void *data, void *workspace, CommHandle *handle, Error *err) {
     check_order(inner, outer);
-    TRY(enter(c, group_of(c, inner), handle, err));
+    TRY(enter(c, inner, handle, err));
     Group *g = group_of(c, inner);
     char *own = (char *)data + (size_t)parts[g->rank].first * type_bytes(type);
     return reduce_scatter(c, g, group_of(c, outer), type, parts, data, own, workspace, handle, err);
@@ -578,7 +580,7 @@ ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, c
 ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
                          void *data, void *workspace, CommHandle *handle, Error *err) {
     check_order(inner, outer);
-    TRY(enter(c, group_of(c, outer), handle, err));
+    TRY(enter(c, outer, handle, err));
     Inner in = {group_of(c, inner), parts, data};
     const CommPart *own = &parts[in.group->rank];
     return all_reduce(c, group_of(c, outer), &in, type, (char *)data + (size_t)own->first * type_bytes(type),
@@ -714,12 +716,12 @@ static CommTraffic read_traffic(Comm *c, const CommTraffic *traffic) {
     return now;
 }
 
-CommTraffic comm_traffic(Comm *c, AxisSet set) { return read_traffic(c, &group_of(c, set)->traffic); }
+CommTraffic comm_traffic(Comm *c, AxisSet set) { return read_traffic(c, &c->traffic[set]); }
 CommTraffic comm_point_traffic(Comm *c) { return read_traffic(c, &c->point_traffic); }
 
 void comm_reset_traffic(Comm *c) {
     comm_lock(c);
-    for (int set = 0; set < MESH_SETS; set++) c->groups[set].traffic = (CommTraffic){0};
+    for (int set = 0; set < MESH_SETS; set++) c->traffic[set] = (CommTraffic){0};
     c->point_traffic = (CommTraffic){0};
     comm_unlock(c);
 }

@@ -217,7 +217,7 @@ void comm_fail(Comm *c, const Error *err);
 typedef struct CommTraffic {
     int64_t bytes, messages;
 } CommTraffic;
-CommTraffic comm_traffic(Comm *c, AxisSet set); /* collectives over it */
+CommTraffic comm_traffic(Comm *c, AxisSet set); /* collectives that were asked for over it */
 CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
 /* Elements that the rank at `place` of a group sends: what the counters must show. Its part goes to everyone

@@ -31,7 +31,6 @@ typedef struct Group {
     int rank, size;
     uint64_t started; /* operations so far: their tags */
     struct Op *queue; /* under way, in the order of their start */
-    CommTraffic traffic;
 } Group;
 
 /* A sequence of messages posted in order, of which at most WINDOW are open. */
@@ -76,6 +75,7 @@ typedef struct Op {
     /* Collectives: part p of the group is what `parts` says, in elements of `width` bytes; or, where that is
      * NULL, `stride` bytes from p * stride on, cut off at `total`. It moves in buckets. */
     Group *group;
+    AxisSet asked; /* of which that is the group: what it sends is counted there */
     CommType type;
     const CommPart *parts;
     size_t width;
@@ -157,7 +157,9 @@ struct Comm {
     bool has_mesh;
     AxisSet used; /* axes with more than one rank */
     Group groups[MESH_SETS];
-    uint64_t small_started; /* small operations so far: their tags */
+    uint64_t small_started;         /* small operations so far: their tags */
+    AxisSet asked;                  /* by who has the lock */
+    CommTraffic traffic[MESH_SETS]; /* of collectives, by what was asked for */
     CommTraffic point_traffic;
     Device own, *device; /* own: single-threaded; device: the program's, or NULL */
     const void **parts;  /* [size] addresses for sum_parts */

@@ -296,8 +296,8 @@ static void post(Comm *c, Transfer t, char *data) {
     uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
              tag = (2 * t.op->turn + phase) % (uint64_t)c->link->tags;
     if (!t.receives) {
-        g->traffic.bytes += (int64_t)t.bytes;
-        g->traffic.messages++;
+        c->traffic[t.op->asked].bytes += (int64_t)t.bytes;
+        c->traffic[t.op->asked].messages++;
     }
     transfer_post(c, t, g->channel, (int64_t)tag, data);
 }

@@ -143,8 +143,8 @@ static void post(Comm *c, Op *op, StreamId id, int64_t item) {
         w->receive(c->device, op->group->wire, p.peer, p.data, p.bytes);
     } else {
         w->send(c->device, op->group->wire, p.peer, p.data, p.bytes);
-        op->group->traffic.bytes += (int64_t)p.bytes;
-        op->group->traffic.messages++;
+        c->traffic[op->asked].bytes += (int64_t)p.bytes;
+        c->traffic[op->asked].messages++;
     }
 }
 

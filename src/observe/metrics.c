@@ -60,6 +60,8 @@ static const Field step_fields[] = {
     STEP_FIELD(sent_pp, FIELD_INT),
     STEP_FIELD(sent_dp_replicate, FIELD_INT),
     STEP_FIELD(sent_dp_shard, FIELD_INT),
+    STEP_FIELD(sent_cp, FIELD_INT),
+    STEP_FIELD(sent_tp, FIELD_INT),
     STEP_FIELD(pause_seconds, FIELD_DOUBLE),
     STEP_FIELD(tokens_per_second, FIELD_DOUBLE),
     STEP_FIELD(flops_per_second, FIELD_DOUBLE),

@@ -696,6 +696,8 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     m.sent_pp = comm_point_traffic(t->comm).bytes;
     m.sent_dp_replicate = comm_traffic(t->comm, MESH_REPLICAS).bytes;
     m.sent_dp_shard = comm_traffic(t->comm, MESH_SHARDS).bytes;
+    m.sent_cp = comm_traffic(t->comm, MESH_CONTEXT).bytes;
+    m.sent_tp = comm_traffic(t->comm, MESH_TENSOR).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));
     TRY(record_probe(t, &options, err));

@@ -83,16 +83,15 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
     MUST(mesh_build(&l->mesh, &o, comm_size(c), &err) == OK);
 }
 
-/* Planned is sent, to the byte. Without dp_shard those who share parameters out are cp's ranks: one group. */
+/* Planned is sent, to the byte, and counted by what it was sent for, also where cp's ranks are those of
+ * MESH_SHARDS. */
 static void check_traffic(Comm *c, const RankPlan *p) {
     Error err = {.message = ""};
     ProgramTraffic t = rank_traffic(p);
-    bool one_group = p->partition.mesh.degree[AXIS_DP_SHARD] == 1;
     MUST((uint64_t)comm_point_traffic(c).bytes == t.pipeline);
     MUST((uint64_t)comm_traffic(c, MESH_REPLICAS).bytes == t.replicas);
-    MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes ==
-         t.parameters + t.gradients + (one_group ? t.context : 0));
-    if (!one_group) MUST((uint64_t)comm_traffic(c, MESH_CONTEXT).bytes == t.context);
+    MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes == t.parameters + t.gradients);
+    MUST((uint64_t)comm_traffic(c, MESH_CONTEXT).bytes == t.context);
     MUST((uint64_t)comm_traffic(c, MESH_TENSOR).bytes == t.tensor);
 }
 

@@ -52,6 +52,10 @@ degrees() {
     [ "$(curve one | wc -l)" -eq 11 ] || fail "8 steps and 3 validations make $(curve one | wc -l) records"
     train four -n 4 "mesh.$axis=4" "$@"
     same four one
+    # What a step sends along the axis is what was planned, as far as that is printed.
+    "$weft" plan four/config.yaml -n 4 run.dir=none | awk '/^work and bytes/ { on = 1 } on && $1 ~ /^0/ && NF > 4 { print $(NF - 3), $(NF - 2); exit }' >planned
+    sed -n "s/.*\"sent_$axis\": \([0-9]*\).*/\1/p" four/metrics.jsonl | tail -1 | awk '{ printf "%.2f KiB\n", $1 / 1024 }' | diff planned - ||
+        fail "sent_$axis is not what was planned: $(cat planned)"
     train both -n 4 "mesh.$axis=2" "$key" train.recompute=full train.gradient_sync=microbatch "$@"
     same both one
     train piped -n 4 mesh.pp=2 "mesh.$axis=2" "$key" pipeline.schedule=zb_h1
