@@ -497,6 +497,28 @@ ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, v
     return launch(c, op, handle, err);
 }
 
+/* Ranks know their own pieces alone, so buckets must be of one size whatever these are; and who has nothing
+ * to move takes part, since turns are counted. */
+ErrorCode comm_exchange(Comm *c, AxisSet set, size_t width, const CommPart *out, const void *from,
+                        const CommPart *in, void *to, CommHandle *handle, Error *err) {
+    TRY(enter(c, set, handle, err));
+    Group *g = group_of(c, set);
+    int64_t largest = comm_largest(out, g->size), comes = comm_largest(in, g->size);
+    CommPart own = out[g->rank], here = in[g->rank];
+    CHECK(own.count == here.count);
+    copy(c, (char *)to + (size_t)here.first * width, (const char *)from + (size_t)own.first * width,
+         (size_t)own.count * width);
+    Op *op = NULL;
+    size_t stride = (size_t)(largest > comes ? largest : comes) * width;
+    if (g->size > 1 && (op = begin_collective(c, OP_EXCHANGE, g, stride, stride, g->size - 1))) {
+        op->bucket = bucket_of(g->size - 1, SIZE_MAX / 2);
+        op->buckets = (int64_t)((stride + op->bucket - 1) / op->bucket);
+        op->parts = out, op->arriving = in, op->width = width;
+        op->source = from, op->target = to;
+    }
+    return launch(c, op, handle, err);
+}
+
 /* outer NULL: the group is the whole sum. */
 static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const CommPart *parts,
                                 const void *in, void *out, void *workspace, CommHandle *handle, Error *err) {

@@ -59,7 +59,7 @@ ErrorCode comm_open_watched(Comm **c, const CommWatch *watch, Error *err);
 /* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL:
  * alone. Watched, from when all ranks are there. */
 typedef struct Link Link;
-enum { COMM_EVENTS = 21504 };
+enum { COMM_EVENTS = 25600 };
 ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
 ErrorCode comm_open_link_watched(Comm **c, Link *link, const CommWatch *watch, Error *err);
 /* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls
@@ -123,6 +123,11 @@ ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [co
 /* Each rank has an equal piece for each, and gets one from each: to[p] = the piece of rank p for this one. */
 ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each /* bytes */, const void *from /* [ranks, each] */,
                           void *to /* [ranks, each], elsewhere */, CommHandle *handle, Error *err);
+/* Each rank has a piece of any size for each, none too: out[p] says which elements of `from` go to rank p,
+ * in[p] which of `to` come from there. Both are [size of the group], and must stay until it has ended; what
+ * one rank sends another, that one expects. */
+ErrorCode comm_exchange(Comm *c, AxisSet set, size_t width, const CommPart *out, const void *from,
+                        const CommPart *in, void *to, CommHandle *handle, Error *err);
 /* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be
  * some time apart: comm_sum_inner leaves this rank's part of the sum over inner, comm_sum_outer makes it
  * the sum over both. Then the part has the bits of one sum over inner | outer; all else of `data` is used up

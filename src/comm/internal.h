@@ -47,6 +47,7 @@ typedef enum OpKind {
     OP_REDUCE_SCATTER,
     OP_ALL_REDUCE,
     OP_ALL_TO_ALL,
+    OP_EXCHANGE,
     OP_SEND,
     OP_RECV
 } OpKind;
@@ -78,6 +79,7 @@ typedef struct Op {
     AxisSet asked; /* of which that is the group: what it sends is counted there */
     CommType type;
     const CommPart *parts;
+    const CommPart *arriving; /* of an exchange: what comes; `parts` is what goes */
     size_t width;
     size_t stride, total, bucket; /* stride: bytes of the largest part */
     int64_t buckets;

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LINK_CHANNELS = 40, LINK_ANY = -1 /* peer of a receive */, LINK_OK = 0 };
+enum { LINK_CHANNELS = 72, LINK_ANY = -1 /* peer of a receive */, LINK_OK = 0 };
 
 typedef struct Link Link;
 

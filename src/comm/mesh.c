@@ -1,7 +1,7 @@
 /* Coordinates of ranks, by division with remainder from the innermost axis outwards, and the checks that a
  * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would.
  *
- *     rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T + tp     with R, S, C, T the degrees
+ *     rank = ((((pp * R + dp_replicate) * S + dp_shard) * E + ep) * C + cp) * T + tp    (R, ...: degrees)
  *
  * So neighbours in rank differ in the innermost axis, whose traffic is the heaviest, and lie on one
  * machine where a launcher fills machines one after the other. A group is a set of axes: the ranks whose
@@ -14,7 +14,7 @@
 
 /* As the options of section mesh are called; any number may be asked for, since names go into messages. */
 const char *axis_name(Axis axis) {
-    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "ep", "cp", "tp"};
     return (unsigned)axis < AXES ? names[axis] : "unknown";
 }
 
@@ -38,21 +38,13 @@ static ErrorCode check_degree(const char *name, int64_t degree, Error *err) {
                      name[0] == 'd' && name[3] == 's' ? ", or -1 for the ranks that are left" : "");
 }
 
-/* By name, not as an unknown key: the axis has its place, the code behind it does not yet. */
-static ErrorCode refuse(const char *name, const char *what, int64_t degree, Error *err) {
-    TRY(check_degree(name, degree, err));
-    if (degree == 1) return OK;
-    return error_set(err, ERR_CONFIG, "mesh.%s is %lld: %s is not in this version; leave it at 1", name,
-                     (long long)degree, what);
-}
-
 static ErrorCode check_each(const MeshOptions *o, Error *err) {
     TRY(check_degree("pp", o->pp, err));
     TRY(check_degree("dp_replicate", o->dp_replicate, err));
     if (o->dp_shard != -1) TRY(check_degree("dp_shard", o->dp_shard, err));
     TRY(check_degree("cp", o->cp, err));
     TRY(check_degree("tp", o->tp, err));
-    return refuse("ep", "expert parallelism", o->ep, err);
+    return check_degree("ep", o->ep, err);
 }
 
 /* Product of degrees, or more than any world when it would not fit. Degrees come from a file and may be
@@ -104,6 +96,33 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
         name_others(o, names), (long long)o->dp_shard, (long long)ranks, world, (long long)ranks, instead);
 }
 
+/* Sums over the ranks of a group of ep are taken by one of them, and must be blocks of the canonical tree
+ * over all (base/tree.h). */
+static bool lies_over(int64_t ep, int64_t shards) { return shards % ep == 0 && (ep & (ep - 1)) == 0; }
+
+/* Of the ranks along dp_shard, which are known by now. */
+static ErrorCode check_experts(const MeshOptions *o, Error *err) {
+    char that[256];
+    size_t at = 0;
+    int64_t last = 1;
+    if (o->ep > 1 && o->cp * o->tp > 1)
+        return error_set(err, ERR_CONFIG,
+                         "mesh.ep %lld beside mesh.%s %lld is not in this version: use 1 of it",
+                         (long long)o->ep, o->cp > 1 ? "cp" : "tp", (long long)(o->cp > 1 ? o->cp : o->tp));
+    if (lies_over(o->ep, o->dp_shard)) return OK;
+    while (lies_over(2 * last, o->dp_shard)) last *= 2;
+    for (int64_t n = 1; n <= last; n *= 2)
+        at += (size_t)snprintf(that + at, sizeof that - at, "%s%lld",
+                               n == 1      ? ""
+                               : n == last ? " or "
+                                           : ", ",
+                               (long long)n);
+    return error_set(err, ERR_CONFIG,
+                     "mesh.ep %lld is laid over mesh.dp_shard %lld, in groups of a power of two that divides "
+                     "it: %s would do",
+                     (long long)o->ep, (long long)o->dp_shard, that);
+}
+
 /* Each degree by itself first: products of what is no degree would say nothing. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err) {
     CHECK(world >= 1);
@@ -113,8 +132,14 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
         TRY(ranks_left(options, world, &o.dp_shard, err));
     else
         TRY(check_product(&o, world, err));
-    *mesh = (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)o.dp_shard, (int)o.cp, (int)o.tp}, world};
+    TRY(check_experts(&o, err));
+    *mesh = (Mesh){
+        {(int)o.pp, (int)o.dp_replicate, (int)(o.dp_shard / o.ep), (int)o.ep, (int)o.cp, (int)o.tp}, world};
     return OK;
+}
+
+int mesh_degree(const Mesh *mesh, Axis axis) {
+    return mesh->degree[axis] * (axis == AXIS_DP_SHARD ? mesh->degree[AXIS_EP] : 1);
 }
 
 /* ---- places ---- */

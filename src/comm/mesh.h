@@ -1,9 +1,13 @@
 /* Where a rank stands: coordinates of ranks on the axes of parallelism. Pure arithmetic; nothing here knows
  * of processes.
  *
- * Axes from outer to inner: pp, dp_replicate, dp_shard, cp, tp. The inner ones vary fastest, so that those
- * who talk most are neighbours: rank = (((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp)
- * * TP + tp. */
+ * Axes from outer to inner: pp, dp_replicate, dp_shard, ep, cp, tp. The inner ones vary fastest, so that
+ * those who talk most are neighbours:
+ *     rank = ((((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * EP + ep) * CP + cp) * TP + tp
+ *
+ * ep is laid over dp_shard: of the ranks that mesh.dp_shard asks for, each mesh.ep neighbours are a group
+ * that shares a layer's experts out. So mesh.dp_shard is the product of two axes here, of which only
+ * experts tell one from the other. */
 #ifndef WEFT_COMM_MESH_H
 #define WEFT_COMM_MESH_H
 
@@ -11,19 +15,23 @@
 
 #include "base/error.h"
 
-typedef enum Axis { AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD, AXIS_CP, AXIS_TP, AXES } Axis;
+typedef enum Axis { AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD, AXIS_EP, AXIS_CP, AXIS_TP, AXES } Axis;
 const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
 
 /* Ranks talk in groups, and a group is a set of axes: those ranks that differ on these axes alone, in the
  * order of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
 typedef uint32_t AxisSet; /* bit a: Axis a */
 enum {
-    MESH_PIPELINE = 1 << AXIS_PP,                    /* the stages of one pipeline */
-    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,          /* those with equal shares of the parameters */
-    MESH_SHARDS = 1 << AXIS_DP_SHARD | 1 << AXIS_CP, /* those that share the parameters out */
+    MESH_PIPELINE = 1 << AXIS_PP,           /* the stages of one pipeline */
+    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE, /* those with equal shares of the parameters */
+    MESH_EXPERTS = 1 << AXIS_EP,            /* those that share a layer's experts out */
+    MESH_EXPERT_SHARDS =
+        1 << AXIS_DP_SHARD | 1 << AXIS_CP,           /* those that share the same experts' parameters */
+    MESH_SHARDS = MESH_EXPERT_SHARDS | MESH_EXPERTS, /* those that share all other parameters out */
     MESH_TENSOR = 1 << AXIS_TP,                      /* those that share single matrices out */
     MESH_CONTEXT = 1 << AXIS_CP,                     /* those that share the tokens of a sequence out */
-    MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD, /* those that read different data */
+    /* those that read different data */
+    MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD | 1 << AXIS_EP,
     MESH_SETS = 1 << AXES
 };
 /* "dp_replicate x dp_shard" into out; returns out. */
@@ -39,9 +47,10 @@ typedef struct Mesh {
     int world;
 } Mesh;
 
-/* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would; degrees of ep above 1
- * are refused by name. */
+/* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
+/* The degree of an axis as an option says it: dp_shard's has ep in it. */
+int mesh_degree(const Mesh *mesh, Axis axis);
 /* The mesh with one rank along the axes of the set. */
 Mesh mesh_without(const Mesh *mesh, AxisSet set);
 /* The same ranks, those along cp along dp_shard: MESH_SHARDS is what it was. */

@@ -82,7 +82,8 @@ bool op_ended(const Comm *c, CommHandle handle) {
 }
 
 void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
-    static const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "all-to-all"};
+    static const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "all-to-all",
+                                        "exchange"};
     char set[64];
     (void)c;
     if (op->name) {
@@ -96,6 +97,7 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
     case OP_REDUCE_SCATTER:
     case OP_ALL_REDUCE:
     case OP_ALL_TO_ALL:
+    case OP_EXCHANGE:
         snprintf(out, size, "%s of %zu bytes over %s", names[op->kind], op->total,
                  mesh_set_name(op->group->set, set));
     }
@@ -180,11 +182,16 @@ static size_t part_bytes(const Op *op, int part) {
     return op->total - start < op->stride ? op->total - start : op->stride;
 }
 
-/* Bytes of bucket b of a part. */
-static size_t bucket_bytes(const Op *op, int part, int64_t b) {
-    size_t whole = part_bytes(op, part), start = (size_t)b * op->bucket;
+/* Bytes of bucket b of so many. */
+static size_t bytes_in_bucket(const Op *op, size_t whole, int64_t b) {
+    size_t start = (size_t)b * op->bucket;
     if (start >= whole) return 0;
     return whole - start < op->bucket ? whole - start : op->bucket;
+}
+
+/* Of a part. */
+static size_t bucket_bytes(const Op *op, int part, int64_t b) {
+    return bytes_in_bucket(op, part_bytes(op, part), b);
 }
 
 /* ---- blocks of a two-step sum ---- */
@@ -250,6 +257,11 @@ static Item item_of(const Op *op, StreamId id, int64_t item) {
     return at;
 }
 
+/* Whose piece goes, or comes: of an exchange as the two lists say, else of one list. */
+static const CommPart *exchanged(const Op *op, StreamId id, Item at) {
+    return &(id == GATHER_SEND ? op->parts : op->arriving)[at.peer];
+}
+
 /* Where another rank's share (or a block of it) of bucket b of this rank's part is kept. Two buckets in
  * turn: b and b + 1 are there at a time, b + 2 only when b has been added up (ready). */
 static char *arrival(const Op *op, int64_t b, int from, int block) {
@@ -269,6 +281,9 @@ static char *place(const Op *op, StreamId id, Item at) {
     size_t offset = (size_t)at.bucket * op->bucket, theirs = part_start(op, at.peer),
            own = part_start(op, op->group->rank);
     char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
+    if (op->kind == OP_EXCHANGE)
+        return (id == GATHER_SEND ? source : op->target) + (size_t)exchanged(op, id, at)->first * op->width +
+               offset;
     switch (id) {
     case REDUCE_SEND: return (is_outer(op) ? block_place(op, at.block) : source) + theirs + offset;
     case REDUCE_RECV: return arrival(op, at.bucket, at.peer, at.block);
@@ -279,13 +294,19 @@ static char *place(const Op *op, StreamId id, Item at) {
     return NULL;
 }
 
+static size_t item_bytes(const Op *op, StreamId id, Item at) {
+    bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
+    if (op->kind == OP_EXCHANGE)
+        return bytes_in_bucket(op, (size_t)exchanged(op, id, at)->count * op->width, at.bucket);
+    return bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
+}
+
 Piece transfer_piece(const Op *op, StreamId id, int64_t item) {
     Item at = item_of(op, id, item);
-    bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
     return (Piece){.peer = at.peer,
                    .receives = id == REDUCE_RECV || id == GATHER_RECV,
                    .data = place(op, id, at),
-                   .bytes = bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket)};
+                   .bytes = item_bytes(op, id, at)};
 }
 
 /* Posts item t.item of stream t.stream. */

@@ -967,6 +967,16 @@ const Option config_options[] = {
      .help = "Coefficient of the squared log of the softmax's denominator, a loss beside the cross-entropy "
              "that is "
              "trained on and told apart; 0 for none, 1e-4 is usual."},
+    {.key = "train.expert_capacity",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(train.expert_capacity),
+     .fallback = "1.25",
+     .min = 1,
+     .max = 64,
+     .help = "With mesh.ep: rows that a rank's experts have memory for at a time, as a multiple of those of "
+             "its own "
+             "tokens. What is more comes in further rounds: nothing is dropped, and the bits are the same."},
     /* The halves compute what the whole does, element by element: a schedule may set the one for the
      * weights aside until a rank has nothing else to do. */
     {.key = "train.split_backward",
@@ -1075,8 +1085,6 @@ const Option config_options[] = {
      .max = 1e6,
      .help = "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that "
              "are left."},
-    /* ep is refused by name where a run begins (comm/mesh.c). Better a key that says "not yet" than one that
-     * is unknown: configurations written for other trainers name it. */
     {.key = "mesh.cp",
      .type = OPT_INT,
      .effect = EFFECT_SUMS,
@@ -1104,7 +1112,9 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Expert-parallel ranks; more than 1 is not there yet."},
+     .help = "Expert-parallel ranks: of those of dp_shard, so many neighbours share the experts of each "
+             "layer out, and "
+             "send them each other's tokens; a power of two. The curve has the same bits."},
     /* In exact numerics both have the same bits. */
     {.key = "parallel.context",
      .type = OPT_CHOICE,

@@ -58,6 +58,7 @@ typedef struct TrainOptions {
     int recompute;           /* Recompute */
     int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
     double z_loss;           /* coefficient; 0: none */
+    double expert_capacity;  /* rows of a round of visits, over those of a rank's own choices */
     int64_t stop_after_bad;  /* non-finite steps in a row */
     bool split_backward;
     int numerics;      /* Numerics */

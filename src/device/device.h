@@ -439,7 +439,8 @@ typedef struct Ops {
     void (*experts_combine)(Device *d, RouteShape s, Routes r, int64_t hidden,
                             const void *rows /* [T k, h] c */, bool weighed, bool add, void *y /* [T, h] c */,
                             Dtype c);
-    /* Of each choice, with its row: dweights = act . dact; then act and dact times its weight. */
+    /* Of each choice, with its row: dweights = act . dact; then act and dact times its weight. Without r.row
+     * choices are rows. dweights may be r.weights. */
     void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, void *act /* [T k, I] c */,
                           void *dact /* [T k, I] c */, float *dweights /* [T, k] */, Dtype c);
 

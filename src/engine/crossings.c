@@ -111,6 +111,7 @@ void crossing_start(Execution *x, Action a) {
         code = gather_keys(e, &c, &err);
         break;
     case CROSS_KEY_SUM: code = sum_keys(e, &c, &err); break;
+    case CROSS_VISIT:
     case CROSSINGS: break;
     }
     execution_must(e, code, &err);

@@ -108,6 +108,7 @@ static void allocate_tables(Engine *e) {
     for (int i = 0; i < 2; i++)
         e->traffic.stretches[i] =
             mem_alloc_array((size_t)e->plan->partition.contexts.ranks, sizeof *e->traffic.stretches[i]);
+    visits_open(e);
     e->step.leaves = mem_alloc_array(units + 1, sizeof *e->step.leaves);
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
@@ -154,6 +155,7 @@ void engine_close(Engine *e) {
     if (!e) return;
     statistics_close(e);
     probe_close(e);
+    visits_close(e);
     for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
     free(e->traffic.gathers);
     free(e->traffic.reductions);
@@ -449,6 +451,7 @@ static void act(Execution *x, Action a) {
     case ACT_SUM_KV:
     case ACT_RECORDS: crossing_start(x, a); break;
     case ACT_CROSSED: crossing_end(x, a); break;
+    case ACT_VISIT_X: visit_run(x, a); break;
     case ACT_LEAVES: gradients_add_leaves(x, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE: gradients_reduce(x, a); break;

@@ -5,6 +5,7 @@
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
  *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS, CROSSED
+ *     visits.c      VISIT_X
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
  *     probe.c       figures of activations and weights, on steps that are probed */
@@ -75,12 +76,22 @@ typedef struct Traffic {
     CommHandle (*reductions)[FLATS];                 /* [units + 1] */
     CommHandle *receives;                            /* [2, units, microbatches] forward, backward */
     CommHandle *sends;                               /* [2, units] the last of each boundary */
-    unsigned turn[2];                                /* reductions started: scatters, and all-reduces */
+    unsigned turn[3];                                /* reductions started, by the group that they are over */
     CommHandle crossings[CROSSINGS][UNIT_PARTS + 1]; /* by place in the unit at work */
     CommPart *crossing_parts[2]; /* [ranks of tp] each: of the stream's tokens; of a chunk's records */
     CommHandle keys[2];          /* of GATHER_KV or SUM_KV: of each stretch; one of these crosses at a time */
     CommPart *stretches[2];      /* [ranks of cp] each */
 } Traffic;
+
+/* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
+typedef struct Visiting {
+    int32_t *runs;         /* [ranks, E + 1] rows by expert, of each rank */
+    int32_t *own_runs;     /* [ranks, own experts + 1] of these, the experts here */
+    int *round;            /* [ranks, ranks] in which rows go from the second to the first, */
+    int64_t *first;        /* and where they lie there */
+    CommPart *home, *away; /* of the exchange under way */
+    CommPart *parts;       /* of the gathering of runs */
+} Visiting;
 
 typedef struct Progress {
     _Atomic(const Action *) current; /* what it is doing; other threads look */
@@ -106,6 +117,7 @@ struct Engine {
     Workspace work;
     Statistics statistics;
     Traffic traffic;
+    Visiting visiting;
     StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
     Progress progress;
     Targets next;
@@ -146,6 +158,11 @@ void execution_enter(Execution *x, int microbatch);
 /* Starts what crosses between two parts of a unit over tp or cp; waits for it, and puts it in its place. */
 void crossing_start(Execution *x, Action a);
 void crossing_end(Execution *x, Action a);
+
+/* Runs parts whose rows visit the ranks of their experts. */
+void visit_run(Execution *x, Action a);
+void visits_open(Engine *e);
+void visits_close(Engine *e);
 
 /* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);

@@ -26,6 +26,9 @@
  * Where cp may share the tokens of a microbatch (numerics.canonical_cp), a slot has as many gradients as this
  * rank has spans of them; each is rounded by itself.
  *
+ * Where ranks share experts out (mesh.ep), there are gradients of these for the tokens of each rank of ep,
+ * one behind the other: rounded each by itself, or added up before they are reduced.
+ *
  * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this
  * step is a bit of `started`, since what nobody has written yet must be set, and not added to. */
 #include "engine/execution.h"
@@ -72,10 +75,10 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
                : slots ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
                        : x->engine->step.sums[unit][flat];
     if (leaves) elements *= (size_t)partition_rows(&x->engine->plan->partition);
-    elements *= (size_t)partition_spans(&x->engine->plan->partition);
+    elements *= (size_t)partition_gradients(&x->engine->plan->partition, flat);
     bool fresh = slots || start_sums(x, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
-    if (flat == FLAT_MATRICES) x->pass.first = fresh;
+    if (flat != FLAT_VECTORS) x->pass.first = fresh;
     if (fresh && (flat == FLAT_VECTORS || unit == 0))
         OP(x->engine->device, OP_ZERO, zero, to, elements * sizeof(float));
 }
@@ -92,7 +95,7 @@ static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
         const Param *p = &t->params[i];
         int rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
         const float *first = g->units[unit].flats[flat] + gradient_place(g, p);
-        for (int r = 0; p->flat == flat && r < rows * partition_spans(partition); r++)
+        for (int r = 0; p->flat == flat && !p->away && r < rows * partition_gradients(partition, flat); r++)
             OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count,
                first + (size_t)(r / rows) * span + (size_t)(r % rows) * (size_t)p->count, sum + p->place,
                set && r == 0, x->limit, x->engine->statistics.refused + i);
@@ -147,42 +150,68 @@ void gradients_add_leaves(Execution *x, Action a) {
     if (e->plan->partition.tensors > 1) sum_over_tensor(x, a.unit, r.all);
 }
 
-/* ---- Reductions ---- */
+/* ---- Experts ---- */
 
-/* Each axis has workspaces of its own, used in turn: the operations wait for each other, not this rank for
- * them. */
-static char *workspace(Engine *e, ActionKind kind) {
-    bool second = kind == ACT_ALL_REDUCE && e->plan->partition.shards > 1;
-    size_t turn = e->traffic.turn[second]++ % COMM_TURNS;
-    return e->work.bucket + ((second ? COMM_TURNS : 0) + turn) * e->plan->memory.reduction;
+/* Gradients of the tokens of each rank of ep are leaves of the sum over all ranks: those that are here become
+ * the block of the canonical tree that they are (base/tree.h). */
+static void add_visitors(Execution *x, Region r) {
+    const Partition *p = &x->engine->plan->partition;
+    const float *parts[LEAVES_MAX], *all = (const float *)(const void *)r.all;
+    for (int i = 0; i < p->experts; i++) parts[i] = all + i * r.share->whole;
+    OP(x->engine->device, OP_SUM_PARTS, sum_parts, r.share->whole, p->experts, parts, (float *)(void *)r.all);
 }
 
-static void reduce(Execution *x, Action a, Flat flat, void *space) {
+/* ---- Reductions ---- */
+
+/* Each group has workspaces of its own, used in turn: the operations wait for each other, not this rank for
+ * them. */
+typedef enum Place { OVER_SHARDS, OVER_REPLICAS, OVER_EXPERT_SHARDS } Place;
+
+static Place place_of(const Partition *p, ActionKind kind, Flat flat) {
+    if (kind == ACT_ALL_REDUCE) return OVER_REPLICAS;
+    return flat == FLAT_EXPERTS && partition_splits_shards(p) ? OVER_EXPERT_SHARDS : OVER_SHARDS;
+}
+
+static char *workspace(Engine *e, Place place) {
+    const Partition *p = &e->plan->partition;
+    size_t turn = e->traffic.turn[place] % COMM_TURNS,
+           before =
+               place == OVER_SHARDS ? 0 : (place == OVER_EXPERT_SHARDS && p->replicas > 1) + (p->shards > 1);
+    return e->work.bucket + (before * COMM_TURNS + turn) * e->plan->memory.reduction;
+}
+
+static void reduce(Execution *x, Action a, Flat flat) {
     Engine *e = x->engine;
+    void *space = workspace(e, place_of(&e->plan->partition, a.kind, flat));
     Error err = {.message = ""};
     Region r = region_of(x, a.unit, flat, a.microbatch);
     CommType type = x->program->exact ? COMM_I64 : COMM_F32;
     CommHandle *handle = &e->traffic.reductions[a.unit][flat];
     execution_wait(e, handle);
     if (!r.all) return;
+    if (flat == FLAT_EXPERTS && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
+        !x->program->exact)
+        add_visitors(x, r);
     /* What microbatches left over the shards is added up before it goes over the replicas: these are two
      * sums. */
     bool apart = x->program->sync == SYNC_REPLICA;
     const CommPart *parts = r.share->parts;
     ErrorCode code;
     if (a.kind == ACT_REDUCE_SCATTER)
-        code = comm_sum_inner(e->comm, MESH_SHARDS, apart ? 0 : MESH_REPLICAS, type, parts, r.all, space,
+        code = comm_sum_inner(e->comm, r.share->axes, apart ? 0 : MESH_REPLICAS, type, parts, r.all, space,
                               handle, &err);
     else if (apart)
         code = comm_all_reduce(e->comm, MESH_REPLICAS, type, r.own, r.share->count, space, handle, &err);
     else
-        code = comm_sum_outer(e->comm, MESH_SHARDS, MESH_REPLICAS, type, parts, r.all, space, handle, &err);
+        code = comm_sum_outer(e->comm, r.share->axes, MESH_REPLICAS, type, parts, r.all, space, handle, &err);
     execution_must(e, code, &err);
 }
 
 void gradients_reduce(Execution *x, Action a) {
-    void *space = workspace(x->engine, a.kind);
-    for (int f = 0; f < GRADIENT_FLATS; f++) reduce(x, a, (Flat)f, space);
+    const Partition *p = &x->engine->plan->partition;
+    for (int f = 0; f < GRADIENT_FLATS; f++) reduce(x, a, (Flat)f);
+    x->engine->traffic.turn[place_of(p, a.kind, FLAT_VECTORS)]++;
+    if (a.kind == ACT_REDUCE_SCATTER) x->engine->traffic.turn[OVER_EXPERT_SHARDS]++;
 }
 
 /* sums += what was reduced. */

@@ -15,7 +15,7 @@ static void gather(Execution *x, int unit, Flat flat, char *all) {
     if (s->count > 0)
         OP(e->device, OP_CAST, cast, s->count, e->state.master + s->start, DTYPE_F32, mine, type);
     CommHandle *handle = &e->traffic.gathers[unit][flat];
-    execution_must(e, comm_all_gather(e->comm, MESH_SHARDS, s->parts, width, all, handle, &err), &err);
+    execution_must(e, comm_all_gather(e->comm, s->axes, s->parts, width, all, handle, &err), &err);
 }
 
 /* The gathers of a unit's flats are under way at the same time; each has its own handle, since vectors come

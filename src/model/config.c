@@ -42,6 +42,8 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_EXPERTS: return c->num_experts;
     case DIM_CHOSEN: return c->num_experts_per_tok;
     case DIM_RUNS: return c->num_experts + 1;
+    case DIM_ALL_RUNS: return model_expert_ranks(c) * (c->num_experts + 1);
+    case DIM_OWN_RUNS: return model_expert_ranks(c) * (model_own_experts(c) + 1);
     case DIM_EXPERT: return expert_width(c);
     case DIM_EXPERT_GATE_UP: return 2 * expert_width(c);
     case DIM_ADAPTER: return c->adapter_rank;

@@ -72,7 +72,20 @@ typedef struct ModelConfig {
     /* Of the adapters that were put to it (model/adapters.h): in no config.json. rank 0: there are none. */
     int64_t adapter_rank;
     double adapter_scale;
+    /* Of a rank's model: how many ranks share the experts of a layer out, and its place among them, which is
+     * that of its experts. In no config.json either; 0 ranks: all are here. */
+    int64_t expert_ranks, expert_place;
 } ModelConfig;
+/* Ranks that share experts out, and how many of a layer each has. */
+static inline int64_t model_expert_ranks(const ModelConfig *c) {
+    return c->expert_ranks > 0 ? c->expert_ranks : 1;
+}
+static inline int64_t model_own_experts(const ModelConfig *c) {
+    return c->num_experts / model_expert_ranks(c);
+}
+static inline int64_t model_first_expert(const ModelConfig *c) {
+    return c->expert_place * model_own_experts(c);
+}
 
 bool layer_set_has(LayerSet s, int64_t layer);
 /* The shortest pattern that says `has` [layers]; false if none does that is not too long. */
@@ -108,6 +121,8 @@ typedef enum Dim {
     DIM_EXPERTS,        /* E */
     DIM_CHOSEN,         /* k, experts of a token */
     DIM_RUNS,           /* E + 1 */
+    DIM_ALL_RUNS,       /* that of each rank that shares the experts out */
+    DIM_OWN_RUNS,       /* of each of these ranks, experts of this one + 1 */
     DIM_EXPERT,         /* width of an expert */
     DIM_EXPERT_GATE_UP, /* twice that */
     DIM_ADAPTER         /* r, the rank of adapters */

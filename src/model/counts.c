@@ -121,7 +121,10 @@ static Cost unit_cost(const ModelConfig *c, int unit, Recompute recompute, int64
     for (int i = 0; i < n; i++) {
         if (steps[i].kind != STEP_LAYER) continue;
         Cost cost = part_cost(c, unit, steps[i].part, context);
-        double again = lifetime_stays(steps[i].makes, recompute) ? 0 : cost.forward;
+        bool visited = steps[i].part->by_experts && model_expert_ranks(c) > 1;
+        double again = lifetime_stays(steps[i].makes, recompute) && !visited ? 0 : cost.forward;
+        if (visited && steps[i].last) again = 0;
+        if (visited) cost.input += cost.weight, cost.weight = 0;
         sum = (Cost){sum.forward + cost.forward, sum.input + cost.input + again, sum.weight + cost.weight};
     }
     return sum;

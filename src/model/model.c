@@ -114,6 +114,12 @@ int64_t model_chunk_rows(const Model *m, int chunk) {
     return left < m->loss_rows ? left : m->loss_rows;
 }
 
+void model_visit(Model *m, double capacity) {
+    if (model_expert_ranks(&m->config) == 1) return;
+    m->visitors = (int64_t)ceil(capacity * (double)model_choices(m));
+    CHECK(m->visitors >= model_choices(m));
+}
+
 void model_free(Model *m) {
     param_table_free(&m->table);
     *m = (Model){0};

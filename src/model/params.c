@@ -59,7 +59,9 @@ static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, 
 static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                     int count, int i) {
     if (rows[i]->cols == DIM_NONE) return FLAT_VECTORS;
-    return group_is_frozen(f, unit, c, rows, count, i) ? FLAT_FROZEN : FLAT_MATRICES;
+    bool frozen = group_is_frozen(f, unit, c, rows, count, i);
+    if (rows[i]->expert) return frozen ? FLAT_FROZEN_EXPERTS : FLAT_EXPERTS;
+    return frozen ? FLAT_FROZEN : FLAT_MATRICES;
 }
 
 int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
@@ -120,11 +122,14 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     bool transposed =
         row->cols != DIM_NONE && (row->stacked || (in_block && f->arch.transposed && !row->adapts));
     int64_t stack = row->stacked ? c->num_experts : 1;
+    int64_t first = model_first_expert(c);
+    bool away = row->expert && (expert < first || expert >= first + model_own_experts(c));
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,
                  .layer = in_block ? unit - 1 : -1,
                  .expert = expert,
+                 .away = away,
                  .rows = stack * model_dim(c, transposed ? row->cols : row->rows),
                  .cols = model_dim(c, transposed ? row->rows : row->cols),
                  .stack = stack,
@@ -132,12 +137,12 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
                  .count = param_elements(c, row),
                  .frozen = frozen,
                  .flat = flat,
-                 .place = *size};
+                 .place = away ? 0 : *size};
     set_name(p, f, name);
     if (row->adapts) name_adapter(p);
     find_matrices(p, c);
-    *size += (size_t)p->count;
     t->elements += p->count;
+    if (!away) *size += (size_t)p->count;
 }
 
 /* Rows first <= i < end of those that belong to this flat, of one expert. */
@@ -280,7 +285,7 @@ const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row,
 int64_t param_expert_step(const ParamTable *t, const Param *first) {
     if (first->row->stacked) return first->count / first->stack;
     const Param *next = next_expert(t, first);
-    return next ? (int64_t)(next->place - first->place) : 0;
+    return next && !next->away ? (int64_t)(next->place - first->place) : 0;
 }
 
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which) {

@@ -13,8 +13,10 @@
  *     the group as one parameter. Groups start at multiples of 16 elements.
  *  3. The table is ascending by (unit, flat, place); padding belongs to no parameter and stays zero.
  *  4. Experts follow each other, each with all its matrices: the k-th parameter of expert e is e steps behind
- *     that of the first expert, in the table as in the flat. They are in one flat: frozen are those of all
- *     experts, or all have gradients. */
+ *     that of the first expert, in the table as in the flat. They have a flat of their own: frozen are those
+ *     of all experts, or all have gradients.
+ *  5. A table has all parameters of the model, so that numbers mean the same on every rank. Experts that are
+ *     on other ranks of ep are away: they have no place here. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
 
@@ -68,7 +70,9 @@ typedef enum InitRole {
 typedef enum Flat {
     FLAT_VECTORS,  /* norms and biases: read in fp32 */
     FLAT_MATRICES, /* read by products, in the compute dtype */
+    FLAT_EXPERTS,  /* so are these: ranks that share experts out hold other ones each */
     FLAT_FROZEN,   /* matrices that are not trained: they have no gradient */
+    FLAT_FROZEN_EXPERTS,
     FLATS,
     GRADIENT_FLATS = FLAT_FROZEN /* those before it have one */
 } Flat;
@@ -103,6 +107,7 @@ typedef struct Param {
     const ParamRow *row;
     int unit, layer;    /* layer is -1 outside blocks */
     int expert;         /* 0 for what is no expert's */
+    bool away;          /* an expert of another rank: it has no place here (invariant 5) */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
     int64_t stack;      /* experts whose rows these are, as many each; 1: it is no stack */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
@@ -110,7 +115,7 @@ typedef struct Param {
     bool frozen; /* not trained. A frozen vector, and a frozen matrix whose group is trained, has a gradient
                            all the same, which nobody looks at */
     Flat flat;
-    size_t place;     /* elements before it in its flat */
+    size_t place;     /* elements before it in its flat; 0 where it is away */
     int matrix_count; /* of each of the stack */
     ParamMatrix
         matrices[PARAM_MATRICES]; /* [matrix_count] itself, or what it is made of; a vector has none */
@@ -148,8 +153,8 @@ const Param *param_find(const ParamTable *t, const char *name); /* NULL if none 
 /* NULL if the unit has none. Of experts' rows: the first expert's, or that expert's. */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row);
 const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert);
-/* Elements from what the first expert has of a row to what the next one has (invariant 4), be they one
- * parameter; 0: it is alone. */
+/* Elements from what an expert has of a row to what the next one has (invariant 4), be they one parameter; 0:
+ * there is none here. */
 int64_t param_expert_step(const ParamTable *t, const Param *first);
 /* A or B of the matrix's adapter; NULL where it has none. */
 typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;
@@ -157,6 +162,7 @@ const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart
 /* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);
 bool param_table_is_adapted(const ParamTable *t);
+static inline bool flat_of_experts(Flat flat) { return flat == FLAT_EXPERTS || flat == FLAT_FROZEN_EXPERTS; }
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);
 

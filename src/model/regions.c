@@ -51,7 +51,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_TOKENS: return m->tokens;
     case EXTENT_OWN: return model_own_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
-    case EXTENT_CHOICES: return m->tokens * m->config.num_experts_per_tok;
+    case EXTENT_CHOICES: return model_choices(m);
+    case EXTENT_WORKED: return m->visitors > 0 ? m->visitors : model_choices(m);
     case EXTENT_KEYS: return keys_of(m);
     case EXTENT_TERMS: return keys_of(m) * model_term_depth(m);
     case EXTENT_ONE: return 1;
@@ -64,6 +65,7 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_ALWAYS: break;
     case NEED_SWAP: return model_swaps(m);
     case NEED_TERMS: return model_query_runs(m) > 1;
+    case NEED_VISITS: return m->visitors > 0;
     }
     return true;
 }
@@ -78,11 +80,17 @@ static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);
 }
 
+/* Where rows visit, nothing of them stays beyond their round. */
+static Region region_of(const Model *m, const TensorRow *row) {
+    if (row->rows == EXTENT_WORKED && m->visitors > 0) return REGION_SCRATCH;
+    return lifetime_stays(row->life, m->recompute) ? REGION_SLAB
+           : row->operand                          ? REGION_KEEP
+                                                   : REGION_SCRATCH;
+}
+
 /* NULL where the region has no memory, in a dry walk as for a unit that needs none there. */
 static void *take(Cursor *c, const Model *m, const TensorRow *row) {
-    Region r = lifetime_stays(row->life, m->recompute) ? REGION_SLAB
-               : row->operand                          ? REGION_KEEP
-                                                       : REGION_SCRATCH;
+    Region r = region_of(m, row);
     char *p = c->base[r] ? c->base[r] + c->used[r] : NULL;
     c->used[r] += tensor_bytes(m, row);
     return p;

@@ -158,6 +158,12 @@ bool unit_part_attends(const ModelConfig *c, int unit, int part) {
     return step.kind == STEP_LAYER && step.part->attends;
 }
 
+bool unit_part_by_experts(const ModelConfig *c, int unit, int part) {
+    if (part < 0 || part >= unit_parts(c, unit).end) return false;
+    Step step = step_of(c, unit, part);
+    return step.kind == STEP_LAYER && step.part->by_experts;
+}
+
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {
     return !lifetime_stays(step_of(c, unit, part).makes, policy);
 }

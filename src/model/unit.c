@@ -270,6 +270,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_SWAP:
     case CROSS_KEYS:
     case CROSS_KEY_SUM:
+    case CROSS_VISIT:
     case CROSSINGS: break;
     }
     CHECK(false);
@@ -288,6 +289,77 @@ void unit_summed(const UnitPass *u, CrossingAt at) {
         OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, c.result, p->model->compute);
     else
         product_summed(&w, step->part->product, sum, c.result);
+}
+
+/* ---- visits ---- */
+
+static const Visits *visits_at(const Run *r, int part) {
+    const Visits *v = r->sublayers[r->steps[part].sublayer].layer->visits;
+    CHECK(v != NULL && r->steps[part].part->by_experts);
+    return v;
+}
+
+static size_t carried_bytes(const Model *m, const Carried *c) {
+    size_t element = c->element == ELEMENT_COMPUTE ? dtype_bytes(m->compute) : sizeof(float);
+    return (size_t)model_dim(&m->config, c->width) * element;
+}
+
+VisitTensors unit_visit(const UnitPass *u, int part, VisitWay way) {
+    Run r = start(u);
+    const Visits *v = visits_at(&r, part);
+    const Visit *visit = &v->way[way];
+    void *const *t = r.tensors.sublayers[r.steps[part].sublayer].layer;
+    VisitTensors out = {.runs = t[v->runs],
+                        .all_runs = t[v->all_runs],
+                        .own_runs = t[v->own_runs],
+                        .out_count = visit->out_count,
+                        .back_count = visit->back_count};
+    for (int i = 0; i < CARRIED; i++) {
+        const Carried *go = &visit->out[i], *come = &visit->back[i];
+        out.out[i].home = t[go->home], out.out[i].away = t[go->away];
+        out.out[i].bytes = carried_bytes(u->pass->model, go);
+        out.back[i].home = t[come->home], out.back[i].away = t[come->away];
+        out.back[i].bytes = carried_bytes(u->pass->model, come);
+    }
+    return out;
+}
+
+size_t unit_visit_bytes(const Model *m, int unit, int part, VisitWay way) {
+    Pass pass = {.model = m};
+    Run r = start(&(UnitPass){.pass = &pass, .unit = unit});
+    const Visit *visit = &visits_at(&r, part)->way[way];
+    size_t sum = 0;
+    for (int i = 0; i < visit->out_count; i++) sum += carried_bytes(m, &visit->out[i]);
+    for (int i = 0; i < visit->back_count; i++) sum += carried_bytes(m, &visit->back[i]);
+    return sum;
+}
+
+/* What the parts read and make at home, as if they ran here; both halves of a backward pass at once. */
+static LayerPass visit_pass(const Run *r, int part, VisitWay way) {
+    const Step *step = &r->steps[part];
+    LayerPass w = layer_pass(r, step, r->u->out ? r->u->out : r->tensors.dn);
+    if (way == VISIT_FORWARD) return w;
+    w.own_dy = w.dy = result_gradient(r, step->sublayer, HALF_BOTH);
+    w.dx = r->tensors.dn;
+    return w;
+}
+
+void unit_leave(const UnitPass *u, int part, VisitWay way) {
+    Run r = start(u);
+    LayerPass w = visit_pass(&r, part, way);
+    visits_at(&r, part)->way[way].leave(&w);
+}
+
+void unit_work(const UnitPass *u, int part, VisitWay way, const Visitors *v) {
+    Run r = start(u);
+    LayerPass w = visit_pass(&r, part, way);
+    visits_at(&r, part)->way[way].work(&w, v);
+}
+
+void unit_arrive(const UnitPass *u, int part, VisitWay way) {
+    Run r = start(u);
+    LayerPass w = visit_pass(&r, part, way);
+    visits_at(&r, part)->way[way].arrive(&w);
 }
 
 /* ---- tokens for heads ---- */

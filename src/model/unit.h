@@ -60,6 +60,7 @@ typedef struct Model {
     Contexts contexts;
     int64_t tokens;    /* T of a microbatch, of cp's ranks this one's; of the stream between products a rank
                            of tp has T / sharing.ranks */
+    int64_t visitors;  /* rows of other ranks' choices that a round of visits has room for; 0: none visit */
     int64_t loss_rows; /* tokens whose logits exist at a time */
     int64_t positions; /* rows of a table of angles */
     float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
@@ -106,6 +107,9 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
 void model_share(Model *m, Sharing sharing, int64_t vocabulary);
 /* It has some of a microbatch's tokens. */
 void model_deal(Model *m, Contexts contexts);
+/* Its experts are some of a layer's (ModelConfig.expert_ranks): other ranks' rows visit them, in rounds of as
+ * many as `capacity` times its own choices, at least 1: what one rank may send at most. No-op else. */
+void model_visit(Model *m, double capacity);
 void model_free(Model *m);
 /* What loss_rows 0 becomes: by the vocabulary of all ranks, since chunks are sums. */
 int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
@@ -122,6 +126,8 @@ static inline int64_t model_stretch_first(const Model *m, int place, int i) {
 }
 /* Whether tokens are changed for heads. */
 static inline bool model_swaps(const Model *m) { return m->contexts.ranks > 1 && !m->contexts.keys; }
+/* Choices of this rank's tokens. */
+static inline int64_t model_choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 /* Leaves that this rank has. */
 static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
 /* Spans that this rank has, and how many of `tokens`, which are all that it has of something, one takes. */
@@ -185,6 +191,7 @@ const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
 bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
 bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */
+bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -251,6 +258,7 @@ typedef enum CrossingKind {
     CROSS_SWAP,
     CROSS_KEYS,
     CROSS_KEY_SUM,
+    CROSS_VISIT, /* of parts: below */
     CROSSINGS
 } CrossingKind;
 typedef enum PassKind { PASS_FORWARD, PASS_AGAIN, PASS_BACKWARD } PassKind;
@@ -285,6 +293,27 @@ int model_chunks(const Model *m);
 int64_t model_chunk_rows(const Model *m, int chunk);
 int64_t model_chunk_first(const Model *m, int chunk); /* its first token */
 int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of two */
+
+/* ---- visits ---- */
+
+/* Rows of choices and the ranks of their experts (layer.h: Visits), of the parts by experts that begin with
+ * `part`. Addresses are tensor memory. */
+typedef struct VisitTensors {
+    const int32_t *runs; /* [E + 1] */
+    int32_t *all_runs;   /* [ranks, E + 1] */
+    int32_t *own_runs;   /* [ranks, own experts + 1] */
+    struct {
+        char *home, *away; /* rows */
+        size_t bytes;      /* of one */
+    } out[CARRIED], back[CARRIED];
+    int out_count, back_count;
+} VisitTensors;
+VisitTensors unit_visit(const UnitPass *u, int part, VisitWay way);
+/* Bytes that a choice sends away, and gets back. */
+size_t unit_visit_bytes(const Model *m, int unit, int part, VisitWay way);
+void unit_leave(const UnitPass *u, int part, VisitWay way);
+void unit_work(const UnitPass *u, int part, VisitWay way, const Visitors *v);
+void unit_arrive(const UnitPass *u, int part, VisitWay way);
 
 /* ---- costs ---- */
 

@@ -9,32 +9,42 @@
 
 enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
 
-/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind (experts, a router) a
- * row. */
+/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind a row. */
 static const int table[KINDS][AXES] = {
     [KIND_WHOLE] = {[AXIS_PP] = DOES_CUT,
                     [AXIS_DP_REPLICATE] = COPY_SUM,
                     [AXIS_DP_SHARD] = CUT_SUM,
+                    [AXIS_EP] = CUT_SUM,
                     [AXIS_CP] = CUT_SUM,
                     [AXIS_TP] = COPY_SUM},
     [KIND_ROWS] = {[AXIS_PP] = DOES_CUT,
                    [AXIS_DP_REPLICATE] = COPY_SUM,
                    [AXIS_DP_SHARD] = CUT_SUM,
+                   [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT},
     [KIND_COLUMNS] = {[AXIS_PP] = DOES_CUT,
                       [AXIS_DP_REPLICATE] = COPY_SUM,
                       [AXIS_DP_SHARD] = CUT_SUM,
+                      [AXIS_EP] = CUT_SUM,
                       [AXIS_CP] = CUT_SUM,
                       [AXIS_TP] = DOES_CUT},
+    [KIND_EXPERTS] = {[AXIS_PP] = DOES_CUT,
+                      [AXIS_DP_REPLICATE] = COPY_SUM,
+                      [AXIS_DP_SHARD] = CUT_SUM,
+                      [AXIS_EP] = DOES_CUT,
+                      [AXIS_CP] = CUT_SUM,
+                      [AXIS_TP] = COPY_SUM},
     [KIND_TIED] = {[AXIS_PP] = COPY_SUM,
                    [AXIS_DP_REPLICATE] = COPY_SUM,
                    [AXIS_DP_SHARD] = CUT_SUM,
+                   [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT},
     [KIND_BESIDE_TIED] = {[AXIS_PP] = COPY_SUM,
                           [AXIS_DP_REPLICATE] = COPY_SUM,
                           [AXIS_DP_SHARD] = CUT_SUM,
+                          [AXIS_EP] = CUT_SUM,
                           [AXIS_CP] = CUT_SUM,
                           [AXIS_TP] = COPY_SUM},
 };
@@ -45,6 +55,7 @@ ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && c->tie_word_embeddings;
+    if (p->row->expert) return KIND_EXPERTS;
     if (!tied) return kind[p->row->cut];
     return p->row->init == ROLE_EMBEDDING ? KIND_TIED : KIND_BESIDE_TIED;
 }
@@ -175,12 +186,17 @@ bool axes_swaps(const ModelConfig *c, int unit, int part) {
     return unit_part_attends(c, unit, part) || unit_part_attends(c, unit, part - 1);
 }
 
+bool axes_visits(const ModelConfig *c, int unit, int part) {
+    return unit_part_by_experts(c, unit, part) != unit_part_by_experts(c, unit, part - 1);
+}
+
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
     if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (axes_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
     if (axes_swaps(c, unit, part)) set |= MESH_CONTEXT;
+    if (axes_visits(c, unit, part)) set |= cut_inside(KIND_EXPERTS);
     return embedded ? set | cut_inside(KIND_ROWS) : set;
 }
 
@@ -231,6 +247,31 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
     error_set(err, ERR_CONFIG, "mesh.tp %d does not fit %s %lld%s: %s would", ranks, r->name,
               (long long)grains(c, r), r->uneven ? ", for a rank would have none of them" : "", fitting.data);
     text_free(&fitting);
+    return ERR_CONFIG;
+}
+
+/* ---- experts ---- */
+
+ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
+    Text that = {0};
+    int64_t last = 1;
+    bool stacked = model_family(c)->arch.stacked_experts;
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !stacked))
+        return OK;
+    if (c->num_experts == 0)
+        return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
+                         ranks, model_family(c)->model_type);
+    if (stacked)
+        return error_set(err, ERR_CONFIG,
+                         "mesh.ep %d: the family %s stores a layer's experts as one tensor, which weft does "
+                         "not share out yet: use 1",
+                         ranks, model_family(c)->model_type);
+    while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
+    for (int64_t n = 1; n <= last; n *= 2)
+        text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
+    error_set(err, ERR_CONFIG, "mesh.ep %d does not deal num_experts %lld out: %s would", ranks,
+              (long long)c->num_experts, that.data);
+    text_free(&that);
     return ERR_CONFIG;
 }
 

@@ -1,21 +1,23 @@
 /* What each kind of parameter does on each axis of the mesh: the one table that partition, norm, checks,
  * checkpoints, lowering and tests read.
  *
- *                       pp           dp_replicate   dp_shard, cp   tp
- *     whole             cut          copied, sum    cut, sum       copied, sum
- *     rows, columns     cut          copied, sum    cut, sum       cut
- *     tied embedding    copied, sum  copied, sum    cut, sum       cut
- *     beside a tied one copied, sum  copied, sum    cut, sum       copied, sum   (learned positions)
+ *                       pp           dp_replicate   dp_shard, cp   ep         tp
+ *     whole             cut          copied, sum    cut, sum       cut, sum   copied, sum
+ *     rows, columns     cut          copied, sum    cut, sum       cut, sum   cut
+ *     experts           cut          copied, sum    cut, sum       cut        copied, sum
+ *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut
+ *     beside a tied one copied, sum  copied, sum    cut, sum       cut, sum   copied, sum
  *
  *   cut      ranks along the axis hold different elements of it
  *   copied   they hold the same elements, which the first of them counts
  *   sum      the gradients that they make are terms of one sum, and no rank has the others' terms
  *
  * What is cut and summed is reduce-scattered, what is copied and summed is all-reduced, and what is cut alone
- * is complete where it was made. On pp a parameter is with its unit. "Whole" are norms, and biases that are
- * added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that
- * their gradients are sums; this is what other trainers have forgotten most often. So are adapters, beside
- * which tp is refused.
+ * is complete where it was made. On pp a parameter is with its unit. Experts are cut over ep each as a whole,
+ * and their gradients complete there, since the rows of all ranks of ep visit them. "Whole" are norms, and
+ * biases that are added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al.
+ * 2022), so that their gradients are sums; this is what other trainers have forgotten most often. So are
+ * adapters, beside which tp is refused.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else. Key and value heads that are fewer than the ranks are held
@@ -30,7 +32,15 @@
 #include "comm/mesh.h"
 #include "model/unit.h"
 
-typedef enum ParamKind { KIND_WHOLE, KIND_ROWS, KIND_COLUMNS, KIND_TIED, KIND_BESIDE_TIED, KINDS } ParamKind;
+typedef enum ParamKind {
+    KIND_WHOLE,
+    KIND_ROWS,
+    KIND_COLUMNS,
+    KIND_EXPERTS,
+    KIND_TIED,
+    KIND_BESIDE_TIED,
+    KINDS
+} ParamKind;
 enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
 
 ParamKind axes_kind(const ModelConfig *c, const Param *p);
@@ -72,6 +82,8 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 /* Whether that is before attention, or behind it, which looks at tokens of all ranks of cp: by heads
  * something crosses at both places, by keys (model/unit.h: Contexts) at the first alone. */
 bool axes_swaps(const ModelConfig *c, int unit, int part);
+/* Whether rows of choices visit the ranks of their experts there, or have come back. */
+bool axes_visits(const ModelConfig *c, int unit, int part);
 /* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by
  * rows. */
 bool axes_reads_all(const ModelConfig *c, int unit, int part);
@@ -82,6 +94,9 @@ bool axes_makes_terms(const ModelConfig *c, int unit, int part);
 ModelConfig axes_local(const ModelConfig *c, Sharing s);
 /* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
+
+/* The same of ep: ranks have equally many experts. */
+ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err);
 
 /* The degrees that have the bits of `leaves`: one rank, and those whose share of them is a power of two. A
  * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many

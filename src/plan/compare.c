@@ -3,7 +3,8 @@
  *
  * A candidate is the configuration with another schedule and another cut of the same step into microbatches:
  * powers of two that divide it, and the configured number; or with other degrees of tp and cp, at the cost of
- * dp_shard. All train the same curve up to sums; they differ in time, bubble, memory and bytes sent. */
+ * dp_shard, and of ep, which is a part of it. All train the same curve up to sums; they differ in time,
+ * bubble, memory and bytes sent. */
 #include "plan/compare.h"
 
 #include <math.h>
@@ -20,7 +21,7 @@ enum { MACHINE = 8, MOST_CONTEXTS = 64, SHOWN = 24, MOST_CELLS = 1 << 20 };
 typedef struct Candidate {
     const char *schedule;
     int64_t sequences; /* of a microbatch */
-    int microbatches, stages_per_rank, tp, cp, dp;
+    int microbatches, stages_per_rank, tp, cp, ep, dp;
     double time, bubble; /* time as it is printed */
     size_t memory;       /* of the fullest rank */
     uint64_t sent;       /* most of a rank */
@@ -35,8 +36,8 @@ typedef struct Compare {
     /* Of the degrees that are tried now: sequences of a step, of each data-parallel rank. */
     int64_t total;
     MeshOptions mesh;
-    int tp, cp, dp;
-    int configured, configured_tp, configured_cp, pp;
+    int tp, cp, ep, dp;
+    int configured, configured_tp, configured_cp, configured_ep, pp;
     Candidate *found;
     int count, capacity;
     Text reasons;
@@ -76,6 +77,7 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
     *a = (Candidate){.schedule = schedule,
                      .tp = p->tp,
                      .cp = p->cp,
+                     .ep = p->ep,
                      .dp = p->dp,
                      .sequences = f->layout.sequences,
                      .microbatches = f->layout.microbatches,
@@ -87,7 +89,7 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
         if (forecast_sent(f, i) > a->sent) a->sent = forecast_sent(f, i);
     a->fits = p->q->memory <= 0 || (double)a->memory <= p->q->memory;
     a->configured = a->microbatches == p->configured && a->tp == p->configured_tp &&
-                    a->cp == p->configured_cp &&
+                    a->cp == p->configured_cp && a->ep == p->configured_ep &&
                     (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
 }
 
@@ -158,7 +160,7 @@ static void try_all(Compare *p) {
     if (!schedule_find(p->c->pipeline.schedule, &ignored)) try_schedule(p, p->c->pipeline.schedule);
 }
 
-/* ---- degrees of tp and cp ---- */
+/* ---- degrees of tp, cp and ep ---- */
 
 /* Without a limit of memory nothing speaks for them, and without speeds of links nothing against. */
 static bool tries_degrees(const Compare *p) {
@@ -166,26 +168,33 @@ static bool tries_degrees(const Compare *p) {
 }
 
 /* Whether the ranks, the model and the tokens of a step can be dealt out so; from then on they are. */
-static bool take_degrees(Compare *p, int tp, int cp) {
+static bool take_degrees(Compare *p, int tp, int cp, int ep) {
     MeshOptions o = p->c->mesh;
     Mesh mesh;
     Error ignored = {.message = ""};
     const ModelConfig *m = &p->c->model.shape;
-    o.tp = tp, o.cp = cp, o.dp_shard = -1;
+    o.tp = tp, o.cp = cp, o.ep = ep, o.dp_shard = -1;
     if (mesh_build(&mesh, &o, p->q->world, &ignored) != OK || axes_check(m, tp, &ignored) != OK ||
-        p->c->train.context % (2 * cp * tp) != 0 || p->step % mesh_dp_degree(&mesh) != 0)
+        axes_check_experts(m, ep, &ignored) != OK || p->c->train.context % (2 * cp * tp) != 0 ||
+        p->step % mesh_dp_degree(&mesh) != 0)
         return false;
-    p->mesh = o, p->tp = tp, p->cp = cp, p->dp = mesh_dp_degree(&mesh);
+    p->mesh = o, p->tp = tp, p->cp = cp, p->ep = ep, p->dp = mesh_dp_degree(&mesh);
     p->total = p->step / p->dp;
     return true;
 }
 
+/* Their tokens are not shared out by cp. */
+static bool has_experts(const Compare *p) { return p->c->model.shape.num_experts > 0; }
+
 static void try_degrees(Compare *p) {
     int machine = p->q->speed.hardware ? (int)p->q->speed.hardware->links.ranks : MACHINE;
+    int contexts = has_experts(p) ? 1 : MOST_CONTEXTS, experts = has_experts(p) ? LEAVES_MAX : 1;
     for (int tp = 1; tp <= machine; tp *= 2)
-        for (int cp = 1; cp <= MOST_CONTEXTS; cp *= 2)
-            if ((tp != p->configured_tp || cp != p->configured_cp) && take_degrees(p, tp, cp))
-                try_schedule(p, p->c->pipeline.schedule);
+        for (int cp = 1; cp <= contexts; cp *= 2)
+            for (int ep = 1; ep <= experts; ep *= 2)
+                if ((tp != p->configured_tp || cp != p->configured_cp || ep != p->configured_ep) &&
+                    take_degrees(p, tp, cp, ep))
+                    try_schedule(p, p->c->pipeline.schedule);
 }
 
 /* ---- the table ---- */
@@ -200,6 +209,7 @@ static int better(const void *a, const void *b) {
     if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
     if (x->tp != y->tp) return x->tp - y->tp;
     if (x->cp != y->cp) return x->cp - y->cp;
+    if (x->ep != y->ep) return x->ep - y->ep;
     return strcmp(x->schedule, y->schedule) != 0 ? strcmp(x->schedule, y->schedule)
                                                  : x->microbatches - y->microbatches;
 }
@@ -208,7 +218,9 @@ static int better(const void *a, const void *b) {
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
     text_printf(out, "%c ", a->configured ? '*' : ' ');
-    if (tries_degrees(p)) text_printf(out, "%3d %3d %5d  ", a->tp, a->cp, a->dp);
+    if (tries_degrees(p)) text_printf(out, "%3d %3d ", a->tp, a->cp);
+    if (tries_degrees(p) && has_experts(p)) text_printf(out, "%3d ", a->ep);
+    if (tries_degrees(p)) text_printf(out, "%5d  ", a->dp);
     text_printf(out, "%-23s %6d %12d %9lld %11.5g %7.1f%% %11s %11s%s\n",
                 p->pp > 1 ? a->schedule : "(no pipeline)", a->stages_per_rank, a->microbatches,
                 (long long)a->sequences, a->time, 100 * a->bubble, text_bytes((double)a->memory, memory),
@@ -227,7 +239,7 @@ static void put_chain(ForecastSpeed speed, bool degrees, Text *out) {
         text_printf(out,
                     "%s of the longest chain of work, with messages between stages%s at %g GB/s; collectives "
                     "take no time\n",
-                    unit, degrees ? ", and what crosses over tp and cp," : "", speed.link);
+                    unit, degrees ? ", and what crosses over tp, cp and ep," : "", speed.link);
     else
         text_printf(out,
                     "%s of the longest chain of work: messages and collectives take no time here; --tflops X "
@@ -244,7 +256,7 @@ static const Candidate *first_of(const Compare *p, bool (*keeps)(const Compare *
 
 static bool is_plain(const Compare *p, const Candidate *a) {
     (void)p;
-    return a->tp == 1 && a->cp == 1;
+    return a->tp == 1 && a->cp == 1 && a->ep == 1;
 }
 static bool is_configured(const Compare *p, const Candidate *a) {
     (void)p;
@@ -261,10 +273,17 @@ static void put_reason(const Candidate *taken, const Candidate *other, const cha
         text_printf(out, "; %s %s are needed", name, text_bytes((double)other->memory, memory));
 }
 
+/* ", ep 4", of models that have experts. */
+static const char *name_experts(const Compare *p, const Candidate *a, char out[32]) {
+    *out = 0;
+    if (has_experts(p)) snprintf(out, 32, ", ep %d", a->ep);
+    return out;
+}
+
 /* What is taken, and what it is better than. */
 static void put_taken(const Compare *p, Text *out) {
     const Candidate *a = p->found;
-    char memory[32];
+    char memory[32], experts[32];
     int fitting = 0;
     if (!tries_degrees(p) || p->count == 0) return;
     for (int i = 0; i < p->count; i++) fitting += p->found[i].fits;
@@ -272,14 +291,16 @@ static void put_taken(const Compare *p, Text *out) {
         for (int i = 0; i < p->count; i++)
             if (p->found[i].memory < a->memory) a = &p->found[i];
         text_printf(out,
-                    "takes nothing: none of %d fits; tp %d, cp %d with %d microbatches is smallest, %s\n",
-                    p->count, a->tp, a->cp, a->microbatches, text_bytes((double)a->memory, memory));
+                    "takes nothing: none of %d fits; tp %d, cp %d%s with %d microbatches is smallest, %s\n",
+                    p->count, a->tp, a->cp, name_experts(p, a, experts), a->microbatches,
+                    text_bytes((double)a->memory, memory));
         return;
     }
-    text_printf(out, "takes tp %d, cp %d, %s%s%d microbatch%s: the fastest of %d that fit", a->tp, a->cp,
-                p->pp > 1 ? a->schedule : "", p->pp > 1 ? " with " : "", a->microbatches,
-                a->microbatches == 1 ? "" : "es", fitting);
-    put_reason(a, a->tp * a->cp > 1 ? first_of(p, is_plain) : NULL, "without tp and cp", out);
+    text_printf(out, "takes tp %d, cp %d%s, %s%s%d microbatch%s: the fastest of %d that fit", a->tp, a->cp,
+                name_experts(p, a, experts), p->pp > 1 ? a->schedule : "", p->pp > 1 ? " with " : "",
+                a->microbatches, a->microbatches == 1 ? "" : "es", fitting);
+    put_reason(a, a->tp * a->cp * a->ep > 1 ? first_of(p, is_plain) : NULL,
+               has_experts(p) ? "without ep" : "without tp and cp", out);
     put_reason(a, first_of(p, is_configured), "as configured", out);
     text_puts(out, "\n");
 }
@@ -288,7 +309,7 @@ static void put_table(Compare *p, Text *out) {
     int shown = p->q->whole || p->count <= SHOWN ? p->count : SHOWN, left_out = 0;
     char limit[32];
     qsort(p->found, (size_t)p->count, sizeof *p->found, better);
-    text_puts(out, tries_degrees(p) ? "   tp  cp    dp" : "");
+    text_puts(out, !tries_degrees(p) ? "" : has_experts(p) ? "   tp  cp  ep    dp" : "   tp  cp    dp");
     text_printf(
         out,
         "  schedule                stages microbatches sequences  %10s   bubble      memory        sent%s\n",
@@ -319,6 +340,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
     p->dp = mesh_dp_degree(&mesh), p->pp = mesh_size(&mesh, MESH_PIPELINE);
     p->tp = p->configured_tp = mesh_size(&mesh, MESH_TENSOR),
     p->cp = p->configured_cp = mesh_size(&mesh, MESH_CONTEXT);
+    p->ep = p->configured_ep = mesh_size(&mesh, MESH_EXPERTS);
     TRY(config_geometry(p->c, p->dp, &sequences, &microbatches, err));
     p->configured = (int)microbatches, p->total = sequences * microbatches;
     p->step = p->total * p->dp;

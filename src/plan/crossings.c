@@ -98,6 +98,15 @@ Cost crossings_context(const CrossingSpec *s, int unit) {
     return crossings_method(s) == CONTEXT_KEYS ? by_keys(s) : by_heads(s);
 }
 
+/* Rows of x and of results; then rows of x, of dy, and weights, and gradients of the first and the last. */
+Cost crossings_experts(const CrossingSpec *s, int unit) {
+    const ModelConfig *c = s->model;
+    double rows = others(s->experts) * (double)s->tokens * (double)c->num_experts_per_tok,
+           row = (double)c->hidden_size * (double)dtype_bytes(s->compute);
+    if (s->experts <= 1 || !is_block(s, unit) || !model_block(c, unit - 1).experts) return (Cost){0, 0, 0};
+    return (Cost){rows * 2 * row, rows * (3 * row + 2 * sizeof(float)), 0};
+}
+
 int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
     int gathers[2], sums[2];
     count_block(s->recompute, gathers, sums);
@@ -105,6 +114,7 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
         if (s->tensors == 1) return 0;
         return is_block(s, unit) ? gathers[0] + gathers[1] + sums[0] + sums[1] : unit == 0 ? 2 : 3;
     }
+    if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
     if (!is_block(s, unit) || s->contexts == 1) return 0;
     if (crossings_method(s) == CONTEXT_KEYS) return 3 * 2; /* one for each stretch */
     return s->recompute == RECOMPUTE_FULL ? 6 : 4;

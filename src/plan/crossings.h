@@ -1,4 +1,4 @@
-/* What crosses between ranks inside the passes of units, over tp and over cp, by formula: for the time of a
+/* What crosses between ranks inside the passes of units, over tp, cp and ep, by formula: for the time of a
  * pass, and for what parallel.context: auto takes. Programs are counted action by action, and tests hold the
  * two against each other.
  *
@@ -14,7 +14,9 @@
  *     keys    keys and values of all tokens are gathered by everybody (Llama team 2024): no limit by heads
  *
  * By heads a rank sends the less the more ranks there are, by keys the less the fewer heads they have. auto
- * takes what sends fewer bytes, of those that the model, the tokens and the spans allow. */
+ * takes what sends fewer bytes, of those that the model, the tokens and the spans allow.
+ *
+ * ep sends the rows of choices to the ranks of their experts and back (layers/layer.h: Visits). */
 #ifndef WEFT_PLAN_CROSSINGS_H
 #define WEFT_PLAN_CROSSINGS_H
 
@@ -35,6 +37,7 @@ typedef struct CrossingSpec {
     ContextMethod asked;
     int spans;      /* numerics.canonical_cp of exact sums; 0: any */
     size_t partial; /* bytes of a partial sum on its way: 4 */
+    int experts;    /* ranks of ep; 0: 1 */
 } CrossingSpec;
 
 /* With one rank along cp it is CONTEXT_HEADS, of all of them. */
@@ -46,7 +49,9 @@ void crossings_describe(const CrossingSpec *s, Text *out);
  * the weight half stand with the input half. */
 Cost crossings_tensor(const CrossingSpec *s, int unit);
 Cost crossings_context(const CrossingSpec *s, int unit);
+Cost crossings_experts(const CrossingSpec *s, int unit); /* where tokens go evenly */
 /* Collectives of these passes, for their latency: forward and backward together. */
-int crossings_operations(const CrossingSpec *s, int unit, AxisSet over); /* MESH_TENSOR or MESH_CONTEXT */
+int crossings_operations(const CrossingSpec *s, int unit,
+                         AxisSet over); /* MESH_TENSOR, MESH_CONTEXT or MESH_EXPERTS */
 
 #endif

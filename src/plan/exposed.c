@@ -54,7 +54,7 @@ void exposed_crossings(const ExposedSpec *s, const Program *p, const Model *m, C
     Walk w = {.s = s, .p = p, .m = m};
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        if (a.microbatch != 0 || a.unit < 0 || a.unit >= p->units) continue;
+        if (a.microbatch != 0 || a.unit < 0 || a.unit >= p->units || a.kind == ACT_VISIT_X) continue;
         if (is_pass(a.kind))
             w.now += work_of(&w, a);
         else if (a.kind == ACT_CROSSED)

@@ -99,7 +99,10 @@ static void count_units(Forecast *f, Cost *units) {
     double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
     layout_unit_costs(f->config, flops);
     count_exposed(f, tokens, byte, units);
-    for (size_t u = 0; u < n; u++) units[u] = cost_plus(units[u], cost_scaled(flops[u], tokens));
+    for (size_t u = 0; u < n; u++) {
+        Cost visits = cost_scaled(crossings_experts(&f->crossings, (int)u), byte); /* nothing hides them */
+        units[u] = cost_plus(cost_plus(units[u], visits), cost_scaled(flops[u], tokens));
+    }
     free(flops);
 }
 
@@ -141,6 +144,7 @@ static ForecastTime passes_of(const Forecast *f, int place) {
         t.memory += over_steps(unit->memory, &f->layout);
         t.tensor += over_steps(unit->tensor, &f->layout);
         t.context += over_steps(unit->context, &f->layout);
+        t.experts += over_steps(unit->experts, &f->layout);
     }
     return t;
 }
@@ -204,7 +208,7 @@ size_t forecast_memory(const Forecast *f, int place) {
 
 /* Over all axes: what a rank with one network card would send. */
 static uint64_t sum_traffic(const ProgramTraffic *t) {
-    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context;
+    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context + t->experts;
 }
 
 uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
@@ -225,7 +229,7 @@ double forecast_step(const Forecast *f) {
 
 /* ---- tables: a row for neighbouring places with the same figures ---- */
 
-enum { COLUMNS = 8, MEMORY_COLUMNS = 7 };
+enum { COLUMNS = 9, MEMORY_COLUMNS = 7 };
 
 /* Writes all COLUMNS figures of a place: rows are compared by their bytes, so none may be left as it was. */
 typedef void Fill(const Forecast *f, int place, double *value);
@@ -330,7 +334,7 @@ static void fill_memory(const Forecast *f, int place, double *value) {
     value[3] = (double)m->optimizer;
     value[4] = (double)m->arena[ARENA_ACTIVATIONS];
     value[6] = (double)forecast_memory(f, place);
-    value[7] = 0;
+    value[7] = value[8] = 0;
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
@@ -411,7 +415,8 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[4] = (double)r->traffic.gradients;
     value[5] = r->traffic.tensor > 0 ? (double)r->traffic.tensor : r->tensor;
     value[6] = r->traffic.context > 0 ? (double)r->traffic.context : r->context;
-    value[7] = (double)forecast_sent(f, place);
+    value[7] = (double)r->traffic.experts;
+    value[8] = (double)forecast_sent(f, place);
 }
 
 /* What the figures hang on that the table does not show. */
@@ -425,29 +430,38 @@ static void put_why(const Forecast *f, Text *out) {
                     p->exact ? ", in fixed point of 8 bytes" : "");
     text_puts(out, "  0 on an axis of degree 1:");
     for (int a = 0; a < AXES; a++)
-        if (mesh->degree[a] == 1) text_printf(out, " %s", axis_name((Axis)a));
+        if (mesh_degree(mesh, (Axis)a) == 1) text_printf(out, " %s", axis_name((Axis)a));
     text_puts(out, "\n");
+    if (mesh_size(mesh, MESH_EXPERTS) > 1)
+        text_printf(
+            out,
+            "  visits of ep: where tokens go evenly; memory has room for %.4g times a rank's own choices "
+            "at a time\n",
+            f->config->train.expert_capacity);
 }
 
 /* FLOPs and bytes of one step; that all ranks of a place do the same makes one row of them. */
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
-    bool tp = mesh_size(&f->layout.mesh, MESH_TENSOR) > 1, cp = mesh_size(&f->layout.mesh, MESH_CONTEXT) > 1;
+    const Mesh *mesh = &f->layout.mesh;
+    bool tp = mesh_size(mesh, MESH_TENSOR) > 1, cp = mesh_size(mesh, MESH_CONTEXT) > 1,
+         ep = mesh_size(mesh, MESH_EXPERTS) > 1;
     int n = make_rows(f, fill_work, false, rows);
     int64_t each = f->layout.sequences * f->layout.microbatches * f->config->train.context;
     text_printf(
         out,
         "work and bytes sent of a rank in a step, %s tokens\n"
-        "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:%s%s       total\n"
-        "                           boundaries   gradients  parameters   gradients%s%s\n",
+        "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:%s%s%s       total\n"
+        "                           boundaries   gradients  parameters   gradients%s%s%s\n",
         text_count(each, tokens), tp ? "          tp" : "", cp ? "          cp" : "",
-        tp ? "      passes" : "", cp ? "      passes" : "");
+        ep ? "          ep" : "", tp ? "      passes" : "", cp ? "      passes" : "",
+        ep ? "      visits" : "");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
         text_printf(out, " %11.4g", rows[i].value[0]);
         for (int k = 1; k < COLUMNS; k++)
-            if ((k != 5 || tp) && (k != 6 || cp)) put_bytes(rows[i].value[k], out);
+            if ((k != 5 || tp) && (k != 6 || cp) && (k != 7 || ep)) put_bytes(rows[i].value[k], out);
         text_puts(out, "\n");
     }
     free(rows);
@@ -538,6 +552,7 @@ static void put_parts(const ForecastTime *t, Text *out) {
     put_seconds("activations in memory", t->memory, &gap, out);
     put_seconds("tp", t->tensor, &gap, out);
     put_seconds("cp", t->context, &gap, out);
+    put_seconds("ep", t->experts, &gap, out);
     put_seconds("waiting in the pipeline", t->waiting, &gap, out);
     put_seconds("gathers and reductions not hidden", t->exposed, &gap, out);
     put_seconds("update", t->update, &gap, out);

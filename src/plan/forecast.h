@@ -28,8 +28,9 @@ typedef struct ForecastSpeed {
 
 /* Of a rank, in seconds of a step, where hardware is known. */
 typedef struct ForecastTime {
-    double products, attention, memory, tensor, context; /* passes, of the rank that has most of them */
-    double waiting;                                      /* in the pipeline */
+    double products, attention, memory, tensor, context,
+        experts;            /* passes, of the rank that has most of them */
+    double waiting;         /* in the pipeline */
     double exposed, update; /* gathers and reductions that passes do not hide; of the rank that has most */
     double step;
 } ForecastTime;

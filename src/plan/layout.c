@@ -147,7 +147,9 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 
 /* One measure for all: splits, simulations, forecasts and balance count in these FLOPs of a token. */
 void layout_unit_costs(const Config *c, StageCost *units) {
-    model_unit_costs(&c->model.shape, (Recompute)c->train.recompute, c->train.context, units);
+    ModelConfig m = c->model.shape;
+    m.expert_ranks = c->mesh.ep; /* what visits is made again, and both halves of its backward pass are one */
+    model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
 }
 
 /* ---- the split ---- */
@@ -335,7 +337,8 @@ static void describe_mesh(const Mesh *m, Text *out) {
     if (m->world == 1) return;
     text_printf(out, "mesh    %d ranks:", m->world);
     for (int a = 0; a < AXES; a++)
-        if (m->degree[a] > 1) text_printf(out, " %s %d", axis_name((Axis)a), m->degree[a]);
+        if (mesh_degree(m, (Axis)a) > 1)
+            text_printf(out, " %s %d", axis_name((Axis)a), mesh_degree(m, (Axis)a));
     text_puts(out, "\n");
 }
 

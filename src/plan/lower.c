@@ -35,7 +35,7 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
 bool program_crosses(const Partition *p, int unit, int part) {
     AxisSet over = axes_crossing(p->whole, unit, part);
     if (p->contexts.keys && !unit_part_attends(p->whole, unit, part)) over &= ~(AxisSet)MESH_CONTEXT;
-    return p->tensors * p->contexts.ranks > 1 && mesh_size(&p->mesh, over) > 1;
+    return p->tensors * p->contexts.ranks * p->experts > 1 && mesh_size(&p->mesh, over) > 1;
 }
 
 /* ---- passes and what crosses in them ---- */
@@ -102,6 +102,15 @@ static bool makes_again(const Program *p, int unit, Parts parts) {
     return false;
 }
 
+/* The parts that rows visit other ranks for are run there. They make again what they need away from home by
+ * themselves: only what they bring back may have to be made again. */
+static void emit_visit(Program *p, Action a) {
+    Action visit = a;
+    visit.kind = ACT_VISIT_X, visit.pass = a.kind;
+    if (a.kind == ACT_AGAIN && !unit_part_again(p->model, a.unit, a.parts.end - 1, p->recompute)) return;
+    append(p, visit);
+}
+
 /* An action for each run of parts between two crossings: ascending in a forward pass, and in what is made
  * again. Attention gets all tokens, and gives them back, or their keys; what a product reads is gathered
  * before its run, what one makes is summed behind it; the head's gradient too. */
@@ -114,7 +123,9 @@ static void emit_ascending(Program *p, Action a) {
         emit_crossing(p, ACT_SWAP_X, a, first);
         emit_crossing(p, ACT_GATHER_KV, a, first);
         emit_crossing(p, ACT_GATHER_X, a, first);
-        if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
+        if (program_visits(p, a.unit, first))
+            emit_visit(p, a);
+        else if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
             emit_slices(p, a);
         else if (a.kind == ACT_FWD || makes_again(p, a.unit, a.parts))
             append(p, a);
@@ -142,10 +153,12 @@ typedef struct Descent {
     unsigned late; /* parts whose weight halves have still to run, a bit each */
 } Descent;
 
-/* Whether the product of a part is one of a pair; the head's has its weight half in its forward pass. */
+/* Whether the product of a part is one of a pair; the head's has its weight half in its forward pass. Where
+ * rows visit experts nothing else crosses that one could run beside. */
 static bool may_be_late(const Descent *d, int part) {
     const ModelConfig *c = d->p->model;
     if (d->pass.kind != ACT_BWD || unit_part_fused(c, d->pass.unit, part)) return false;
+    if (d->p->partition->experts > 1) return false;
     if (axes_reads_all(c, d->pass.unit, part)) return true;
     if (!axes_makes_terms(c, d->pass.unit, part)) return false;
     while (--part >= 0 && !axes_makes_terms(c, d->pass.unit, part))
@@ -224,7 +237,10 @@ static void run_down(Descent *d, Parts parts) {
     for (int part = parts.first; part < parts.end; part++)
         if (may_be_late(d, part)) late |= 1u << part, a.half = HALF_INPUT;
     cross_keys(d, ACT_GATHER_KV, parts.first);
-    append(d->p, a);
+    if (program_visits(d->p, a.unit, parts.first))
+        emit_visit(d->p, a);
+    else
+        append(d->p, a);
     d->late |= late;
     cross_keys(d, ACT_SUM_KV, parts.first);
     if (reads) end_layer(d, parts.first);
@@ -254,14 +270,20 @@ static int gathered_at(const Program *p, Action pass, int part) {
     return program_crossing(p, pass.kind, pass.unit, place) & 1u << CROSS_GATHER ? place : -1;
 }
 
+/* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do. */
+static bool stops_weights(const Program *p, int unit, int part) {
+    if (p->partition->experts > 1 && axes_visits(p->model, unit, part)) return false;
+    return p->crosses(p->partition, unit, part);
+}
+
 /* Weight halves alone: what one reads is gathered while the one above runs, unless both read from the same
  * place. */
 static void emit_weights(Program *p, Action pass) {
     Parts all = unit_parts(p->model, pass.unit);
     int started = -1;
     for (int end = all.end, first; end > all.first; end = first) {
-        for (first = end - 1; first > all.first && gathered_at(p, pass, first) < 0 &&
-                              !p->crosses(p->partition, pass.unit, first);)
+        for (first = end - 1;
+             first > all.first && gathered_at(p, pass, first) < 0 && !stops_weights(p, pass.unit, first);)
             first--;
         int place = gathered_at(p, pass, first), next = first - 1, below = -1;
         if (place >= 0) {
@@ -410,7 +432,7 @@ static void finish(Lowering *l) {
  * and a tied one reads the embedding for them. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
-    bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN ||
+    bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_VISIT_X ||
                 ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
     bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
     if (pass || logits_again) out[n++] = a.unit;

@@ -43,15 +43,17 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     return at;
 }
 
-/* As often as this there is a gradient of a microbatch before it is rounded. */
-static size_t spans_of(const Program *p) { return (size_t)partition_spans(p->partition); }
+/* As often as this there is a gradient of a flat before it is rounded, or added up. */
+static size_t gradients_of(const Program *p, Flat flat) {
+    return (size_t)partition_gradients(p->partition, flat);
+}
 
 /* Of a kind that there is one of for each flat. */
 static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
     bool fixed = kind >= BUFFER_FLAT_FIXED;
     Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
     size_t room = gradient_room(p, unit, flat);
-    return pool_round(fixed ? room * sizeof(int64_t) : room * spans_of(p) * sizeof(float));
+    return pool_round(fixed ? room * sizeof(int64_t) : room * gradients_of(p, flat) * sizeof(float));
 }
 
 size_t batch_array_offset(const Model *m, int array) {
@@ -163,6 +165,7 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_SWAP_X:
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
+    case ACT_VISIT_X:
     case ACT_RECORDS:
     case ACT_CROSSED: name_crossing(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
@@ -299,7 +302,7 @@ size_t gradient_room(const Program *p, int unit, Flat flat) {
     const Partition *part = p->partition;
     const Share *s = &part->share[unit][flat];
     CommType type = p->exact ? COMM_I64 : COMM_F32;
-    return (size_t)(s->whole + comm_sum_spare(program_inner_ranks(p), part->replicas, part->shard,
+    return (size_t)(s->whole + comm_sum_spare(program_inner_ranks(p, s), part->replicas, s->shard,
                                               part->replica, type, s->parts));
 }
 
@@ -309,8 +312,9 @@ bool gradient_sums_are_whole(const Program *p) { return p->sync == SYNC_STEP; }
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
+    size_t each = p->exact ? 1 : gradients_of(p, flat); /* spans are of exact numerics alone, and rounded */
     if (!partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(element * (gradient_sums_are_whole(p) ? gradient_room(p, unit, flat)
+    return pool_round(element * (gradient_sums_are_whole(p) ? each * gradient_room(p, unit, flat)
                                                             : (size_t)p->partition->share[unit][flat].count));
 }
 
@@ -323,7 +327,8 @@ size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
 size_t gradient_leaf_bytes(const Program *p, int unit) {
     size_t rows = (size_t)partition_rows(p->partition);
     if (rows == 1 || unit >= p->units || !partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(rows * spans_of(p) * partition_whole(p->partition, unit, FLAT_VECTORS) * sizeof(float));
+    return pool_round(rows * gradients_of(p, FLAT_VECTORS) *
+                      partition_whole(p->partition, unit, FLAT_VECTORS) * sizeof(float));
 }
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
@@ -340,10 +345,10 @@ size_t step_statistics_bytes(int parameters, bool noise, int64_t routed) {
 static size_t reduction_bytes(const Program *p, const Share *s) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
-    int64_t largest = comm_largest(s->parts, part->shards);
-    size_t scatter = part->shards > 1 ? comm_reduce_scatter_workspace(part->shards, type, largest) : 0;
+    int64_t largest = comm_largest(s->parts, s->shards);
+    size_t scatter = s->shards > 1 ? comm_reduce_scatter_workspace(s->shards, type, largest) : 0;
     size_t all = part->replicas > 1
-                     ? comm_sum_outer_workspace(program_inner_ranks(p), part->replicas, type, s->count)
+                     ? comm_sum_outer_workspace(program_inner_ranks(p, s), part->replicas, type, s->count)
                      : 0;
     return pool_round(scatter > all ? scatter : all);
 }
@@ -370,7 +375,7 @@ static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
 static void plan_communication(MemoryPlan *plan, const Program *p) {
     const Partition *part = p->partition;
     bool embedding = partition_runs(part, 0), head = partition_runs(part, p->units - 1);
-    plan->reductions = (part->shards > 1) + (part->replicas > 1);
+    plan->reductions = (part->shards > 1) + (part->replicas > 1) + partition_splits_shards(part);
     if (part->tied && embedding != head)
         plan->tie = pool_round((size_t)part->share[0][FLAT_MATRICES].count * sizeof(float));
 }

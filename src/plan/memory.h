@@ -82,8 +82,8 @@ typedef struct MemoryPlan {
             slots; /* GradStats of each unit's output and its gradient, a microbatch, and of each parameter */
         size_t wide; /* [T, h] fp32, where states are bf16 */
     } probe;
-    size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each axis that sums gradients */
-    int reductions;   /* axes that do */
+    size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each group that sums gradients */
+    int reductions;   /* groups that do */
     size_t tie;       /* the other rank's share of a tied gradient */
     size_t crossing;  /* workspace of sums inside passes, over tp or cp */
     size_t device_scratch;
@@ -101,7 +101,7 @@ typedef struct MemorySpec {
 } MemorySpec;
 
 /* At most this many buffers does one action touch. */
-#define ACTION_BUFFERS 8
+#define ACTION_BUFFERS 12
 /* Names the buffers that an action touches; returns how many. `bytes` of each is filled too. */
 int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]);
 /* The unit that names the buffer of gradients which travel through `unit`. */

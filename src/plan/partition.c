@@ -58,10 +58,24 @@ static int find_stretches(const PartitionSpec *spec, int unit, Flat flat,
     int count = 0;
     for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
-        if (p->flat == flat && param_stays_whole(spec->groups, i, p))
+        if (p->flat == flat && !p->away && param_stays_whole(spec->groups, i, p))
             out[count++] = (Stretch){(int64_t)p->place, (int64_t)p->place + p->count};
     }
     return count;
+}
+
+/* Which shard of a flat a place among MESH_SHARDS has: of experts, ranks of different ep have the same one,
+ * of other experts. */
+static int shard_at(const Partition *p, const Share *s, int place) {
+    return mesh_place(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, place));
+}
+
+/* Elements so far of those that have each shard, all together: the same on all of them. */
+static void assign_shares(const Partition *p, Share *s) {
+    int64_t *load = mem_alloc_array((size_t)s->shards, sizeof *load);
+    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->load[i];
+    cut_assign(s->parts, s->shards, load);
+    free(load);
 }
 
 /* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:
@@ -71,13 +85,15 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
     const int *first = spec->table->unit_first;
     Stretch *stretches = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *stretches);
     int count = find_stretches(spec, unit, flat, stretches);
+    s->axes = flat_of_experts(flat) ? MESH_EXPERT_SHARDS : MESH_SHARDS;
+    s->shards = mesh_size(&p->mesh, s->axes), s->shard = mesh_place(&p->mesh, s->axes, p->rank);
     s->whole = (int64_t)spec->table->flats[unit][flat];
-    s->parts = mem_alloc_array((size_t)p->shards, sizeof *s->parts);
-    cut_evenly(s->whole, stretches, count, p->shards, s->parts);
+    s->parts = mem_alloc_array((size_t)s->shards, sizeof *s->parts);
+    cut_evenly(s->whole, stretches, count, s->shards, s->parts);
     free(stretches);
-    if (count > 0) cut_assign(s->parts, p->shards, p->load);
-    for (int i = 0; i < p->shards; i++) p->load[i] += s->parts[i].count;
-    s->first = s->parts[p->shard].first, s->count = s->parts[p->shard].count;
+    if (count > 0) assign_shares(p, s);
+    for (int i = 0; i < p->shards; i++) p->load[i] += s->parts[shard_at(p, s, i)].count;
+    s->first = s->parts[s->shard].first, s->count = s->parts[s->shard].count;
     s->start = p->owned;
     p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
 }
@@ -110,8 +126,11 @@ Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys) {
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
                           Error *err) {
     Sharing s = partition_sharing(mesh, rank, leaves);
+    int experts = mesh_size(mesh, MESH_EXPERTS);
     TRY(axes_check(whole, s.ranks, err));
+    TRY(axes_check_experts(whole, experts, err));
     *own = axes_local(whole, s);
+    if (experts > 1) own->expert_ranks = experts, own->expert_place = mesh_place(mesh, MESH_EXPERTS, rank);
     return OK;
 }
 
@@ -131,6 +150,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
     p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
+    p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_place(mesh, MESH_EXPERTS, rank);
     p->contexts = partition_contexts(mesh, rank, spec->spans, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shares(p, spec);
@@ -174,6 +194,12 @@ int partition_spans(const Partition *p) {
     return p->contexts.spans > 0 ? p->contexts.spans / p->contexts.ranks : 1;
 }
 
+bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
+
+int partition_gradients(const Partition *p, Flat flat) {
+    return flat == FLAT_EXPERTS && p->experts > 1 ? p->experts : partition_spans(p);
+}
+
 int partition_param_rows(const Partition *p, const Param *param) {
     return axes_any(axes_kind(p->whole, param), DOES_CUT) & MESH_TENSOR ? 1 : partition_rows(p);
 }
@@ -183,7 +209,7 @@ int partition_param_rows(const Partition *p, const Param *param) {
 /* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
-    if (!partition_holds(p, param->unit)) return (Piece){.count = 0};
+    if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
     Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves}).box;
     CHECK(box.rows * box.columns == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
@@ -237,7 +263,7 @@ size_t partition_whole(const Partition *p, int unit, Flat flat) { return (size_t
 /* Of a matrix that stays whole, where its first element is the rest is too. */
 int partition_owner(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
-    for (int i = 0; i < p->shards; i++)
+    for (int i = 0; i < s->shards; i++)
         if (s->parts[i].first + s->parts[i].count > (int64_t)param->place &&
             s->parts[i].first <= (int64_t)param->place)
             return i;
@@ -258,7 +284,7 @@ static void put_owners(const Partition *p, const ParamGroups *g, int unit, Text 
     const char *gap = "";
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *param = &t->params[i];
-        if (!param_stays_whole(g, i, param)) continue;
+        if (param->away || !param_stays_whole(g, i, param)) continue;
         const char *name = param->row->name, *end = strstr(name, ".weight");
         text_printf(out, "%s%.*s %d", gap, end ? (int)(end - name) : (int)strlen(name), name,
                     partition_owner(p, param));

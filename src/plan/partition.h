@@ -1,6 +1,7 @@
 /* What a rank holds of a model: the units of its pipeline stages; of each parameter of these a box of rows
  * and columns, which tp leaves it (plan/axes.h); of each flat that the boxes make up, its share over
- * dp_shard (and cp).
+ * dp_shard (and cp). Experts that ep leaves it are a flat of their own, shared out over what is left of
+ * dp_shard without ep.
  *
  * Shares are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
  * lie between those, each matrix lives on one shard, and who has least takes the largest share of a flat
@@ -32,6 +33,8 @@ int stages_of_unit(const Stages *s, int unit);
 
 /* Of a flat of a unit that is held here, or whose gradient is made here; all zero of others. */
 typedef struct Share {
+    AxisSet axes;         /* that share it out: MESH_SHARDS, of experts MESH_EXPERT_SHARDS */
+    int shards, shard;    /* their size, and this rank's place */
     CommPart *parts;      /* [shards] what each shard has */
     int64_t whole;        /* elements of the flat */
     int64_t first, count; /* of this rank's part: parts[shard] */
@@ -49,6 +52,7 @@ typedef struct Partition {
     int pipe;                             /* place in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
+    int experts, expert;                  /* MESH_EXPERTS: the same */
     int leaves;                           /* of the sums that these share */
     Contexts contexts;                    /* MESH_CONTEXT: the same, and the spans of tokens */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
@@ -82,8 +86,13 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
  * it has one, as of parameters that are cut. */
 int partition_rows(const Partition *p);
 int partition_param_rows(const Partition *p, const Param *param);
+/* Whether experts' parameters are summed over a group that is neither that of the others nor one rank. */
+bool partition_splits_shards(const Partition *p);
 /* Spans of tokens that gradients of a microbatch are made of, each by itself, before they are rounded. */
 int partition_spans(const Partition *p);
+/* Gradients of a flat that passes make each by itself: of each span; of experts, of the tokens of each rank
+ * of ep. */
+int partition_gradients(const Partition *p, Flat flat);
 
 int partition_pipeline_rank(const Partition *p, int unit);
 bool partition_runs(const Partition *p, int unit); /* forward and backward of the unit are this rank's */

@@ -31,7 +31,7 @@ bool action_is_pass(ActionKind kind) {
 
 bool action_is_crossing(ActionKind kind) {
     return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS || kind == ACT_CROSSED ||
-           action_crosses_contexts(kind);
+           kind == ACT_VISIT_X || action_crosses_contexts(kind);
 }
 
 bool action_crosses_contexts(ActionKind kind) {
@@ -41,7 +41,8 @@ bool action_crosses_contexts(ActionKind kind) {
 CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {
         [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
-        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_RECORDS] = CROSS_RECORDS};
+        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_RECORDS] = CROSS_RECORDS,
+        [ACT_VISIT_X] = CROSS_VISIT};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -70,6 +71,10 @@ bool program_cuts(const Program *p, int unit) {
     for (int part = all.first + 1; part <= all.end; part++)
         if (p->crosses(p->partition, unit, part)) return true;
     return false;
+}
+
+bool program_visits(const Program *p, int unit, int part) {
+    return p->partition->experts > 1 && unit_part_by_experts(p->model, unit, part);
 }
 
 bool program_slices(const Program *p, int unit) { return unit == p->units - 1 && p->partition->tensors > 1; }
@@ -130,7 +135,8 @@ bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_ST
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
     bool weight = whole || a.kind == ACT_BWD_W;
-    if (flat == FLAT_VECTORS) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
+    bool early = flat == FLAT_VECTORS || (flat == FLAT_EXPERTS && p->partition->experts > 1);
+    if (early) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
     if (head && !p->defer_head) weight = a.kind == ACT_FWD;
     if (!weight) return -1;
     return head && p->partition->tied ? p->units : a.unit;
@@ -138,10 +144,10 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",       "GATHER",    "RELEASE", "RECV_F",  "FWD",     "SEND_F",   "RECV_B",
-        "BWD",        "BWD_IN",    "BWD_W",   "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",
-        "SWAP_X",     "GATHER_KV", "SUM_KV",  "RECORDS", "CROSSED", "LEAVES",   "REDUCE_SCATTER",
-        "ALL_REDUCE", "REDUCED",   "TIE",     "NORM",    "UPDATE"};
+        "LOAD",   "GATHER",  "RELEASE", "RECV_F",  "FWD",      "SEND_F",         "RECV_B",     "BWD",
+        "BWD_IN", "BWD_W",   "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",          "SWAP_X",     "GATHER_KV",
+        "SUM_KV", "VISIT_X", "RECORDS", "CROSSED", "LEAVES",   "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED",
+        "TIE",    "NORM",    "UPDATE"};
     return names[kind];
 }
 
@@ -228,8 +234,13 @@ static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingK
 static const char *check_crossed(Check *c, Action a) {
     static const char missing[] = "comes before what crosses between its parts";
     int first = a.parts.first, end = a.parts.end;
-    for (int part = first + 1; part < end; part++)
-        if (program_crossing(c->p, ACT_FWD, a.unit, part)) return "runs past a place where something crosses";
+    for (int part = first; part < end; part++) {
+        if (part > first && program_crossing(c->p, ACT_FWD, a.unit, part))
+            return "runs past a place where something crosses";
+        /* The weight half has nothing to do there. */
+        if (a.kind != ACT_BWD_W && program_visits(c->p, a.unit, part) != (a.pass == a.kind))
+            return "runs experts that are elsewhere, or visits what is here";
+    }
     if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_SWAP))
         return missing;
     if (!has_crossed(c, a.kind, a, first, CROSS_KEYS)) return missing;
@@ -403,13 +414,19 @@ static const char *check_forward(Check *c, Action a) {
     return wrong ? wrong : check_gathered(c, u);
 }
 
+/* What is made away from home is made again there, but for what comes back of it. */
+static bool is_needed_again(const Check *c, int unit, int part) {
+    if (program_visits(c->p, unit, part) && program_visits(c->p, unit, part + 1)) return false;
+    return unit_part_again(c->p->model, unit, part, c->p->recompute);
+}
+
 /* All that the policy drops of a unit, before its backward pass reads any of it; the sum at a block's end
  * does not. */
 static bool is_made_again(Check *c, Action a) {
     Parts all = unit_parts(c->p->model, a.unit);
     if (a.parts.first == all.end - 1 && !unit_part_product(c->p->model, a.unit, a.parts.first)) return true;
     for (int i = all.first; i < all.end; i++)
-        if (unit_part_again(c->p->model, a.unit, i, c->p->recompute) && !(crossed(c, a)->again >> i & 1))
+        if (is_needed_again(c, a.unit, i) && !(crossed(c, a)->again >> i & 1))
             return !program_cuts(c->p, a.unit);
     return true;
 }
@@ -467,6 +484,16 @@ static const char *check_backward(Check *c, Action a) {
     if (half == HALF_INPUT) *parts_done(c, WAY_WEIGHT, a) |= weightless(c, a);
     bool ends = half & HALF_INPUT && program_ends_unit(c->p, a);
     return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WEIGHT) ? "comes before what is late" : NULL;
+}
+
+/* Runs its parts as the pass would that it belongs to. */
+static const char *check_visit(Check *c, Action a) {
+    a.kind = a.pass;
+    if (a.pass == ACT_FWD) return check_forward(c, a);
+    if (a.pass == ACT_AGAIN) return check_again(c, a);
+    if (a.pass == ACT_BWD_IN) return check_input(c, a);
+    if (a.pass != ACT_BWD) return "belongs to no pass";
+    return check_backward(c, a);
 }
 
 /* A transfer happens once, between two ranks, and what is sent is there. */
@@ -649,6 +676,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_SUM_KV:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
+    case ACT_VISIT_X: return check_visit(c, a);
     case ACT_LEAVES: return check_leaves(c, a);
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
@@ -709,25 +737,24 @@ ErrorCode program_check(const Program *p, Error *err) {
 
 /* Where the sums of microbatches are added up before they cross the replicas, that crossing is a sum of its
  * own: its tree has the replicas alone as leaves. */
-int program_inner_ranks(const Program *p) { return p->sync == SYNC_REPLICA ? 1 : p->partition->shards; }
+int program_inner_ranks(const Program *p, const Share *s) { return p->sync == SYNC_REPLICA ? 1 : s->shards; }
 
-static uint64_t all_reduce_bytes(const Program *p, int64_t count) {
+static uint64_t all_reduce_bytes(const Program *p, const Share *s) {
     const Partition *part = p->partition;
-    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p), part->replicas, part->replica,
-                                            p->exact ? COMM_I64 : COMM_F32, count);
+    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p, s), part->replicas, part->replica,
+                                            p->exact ? COMM_I64 : COMM_F32, s->count);
 }
 
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat) {
-    const Partition *part = p->partition;
-    const Share *s = &part->share[a.unit][flat];
+    const Share *s = &p->partition->share[a.unit][flat];
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
-        return (uint64_t)comm_gather_traffic(s->parts, part->shards, part->shard) *
+        return (uint64_t)comm_gather_traffic(s->parts, s->shards, s->shard) *
                (flat == FLAT_VECTORS ? sizeof(float) : dtype_bytes(m->compute));
     if (flat >= GRADIENT_FLATS) return 0;
     if (a.kind == ACT_REDUCE_SCATTER)
-        return (uint64_t)comm_scatter_traffic(s->parts, part->shards, part->shard) * gradient;
-    return a.kind == ACT_ALL_REDUCE ? all_reduce_bytes(p, s->count) : 0;
+        return (uint64_t)comm_scatter_traffic(s->parts, s->shards, s->shard) * gradient;
+    return a.kind == ACT_ALL_REDUCE ? all_reduce_bytes(p, s) : 0;
 }
 
 static uint64_t collective_bytes(const Program *p, const Model *m, Action a) {
@@ -742,10 +769,22 @@ static size_t key_bytes(const Model *m, ActionKind kind) {
                                  : (size_t)model_dim(&m->config, DIM_KEY_VALUE) * sizeof(float);
 }
 
+/* Of rows that go evenly to all, those for other ranks' experts, and as many that come back; a forward pass
+ * tells first how many there are. */
+static uint64_t visit_bytes(const Program *p, const Model *m, Action a) {
+    uint64_t others = (uint64_t)p->partition->experts - 1;
+    bool back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
+    uint64_t rows = (uint64_t)model_choices(m) * others / (others + 1),
+             runs = a.pass == ACT_FWD ? others * (uint64_t)model_dim(&m->config, DIM_RUNS) : 0;
+    return rows * unit_visit_bytes(m, a.unit, a.parts.first, back ? VISIT_BACKWARD : VISIT_FORWARD) +
+           runs * sizeof(int32_t);
+}
+
 /* Everybody has equally many tokens, and so the same part of what is gathered or summed. */
 uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->tensors - 1;
     int64_t own = model_own_tokens(m) * m->config.hidden_size;
+    if (a.kind == ACT_VISIT_X) return visit_bytes(p, m, a);
     if (a.kind == ACT_SWAP_X)
         return ((uint64_t)p->partition->contexts.ranks - 1) * unit_swap_bytes(m, a.unit, a.parts.first);
     if (a.kind == ACT_GATHER_KV || a.kind == ACT_SUM_KV)
@@ -795,7 +834,9 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
         if (a.kind == ACT_ALL_REDUCE) t.replicas += collective_bytes(p, m, a);
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
         if (action_is_crossing(a.kind) && a.kind != ACT_CROSSED)
-            *(action_crosses_contexts(a.kind) ? &t.context : &t.tensor) += program_crossing_bytes(p, m, a);
+            *(a.kind == ACT_VISIT_X             ? &t.experts
+              : action_crosses_contexts(a.kind) ? &t.context
+                                                : &t.tensor) += program_crossing_bytes(p, m, a);
         if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
         if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
             t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
@@ -839,9 +880,12 @@ static void print_action(const Program *p, int first, int last, Text *out) {
         text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
     if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE)
         text_printf(out, " m%d", a.microbatch);
-    bool parts = action_is_pass(a.kind) || a.kind == ACT_AGAIN;
+    bool parts = action_is_pass(a.kind) || a.kind == ACT_AGAIN || a.kind == ACT_VISIT_X;
     bool whole = !parts || (program_begins_unit(p, a) && program_ends_unit(p, a));
-    if (action_is_crossing(a.kind)) print_crossing(p, a, out);
+    if (a.kind == ACT_VISIT_X)
+        text_printf(out, " %s", action_name(a.pass));
+    else if (action_is_crossing(a.kind))
+        print_crossing(p, a, out);
     for (int i = a.parts.first; !whole && i < a.parts.end; i++)
         text_printf(out, "%s %s", i > a.parts.first ? "," : "", unit_part_name(p->model, a.unit, i));
     if (a.kind == ACT_BWD && a.half && a.half != HALF_BOTH)

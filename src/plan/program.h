@@ -83,6 +83,7 @@ typedef enum ActionKind {
     ACT_SWAP_X,
     ACT_GATHER_KV,
     ACT_SUM_KV,
+    ACT_VISIT_X,
     ACT_RECORDS,
     ACT_CROSSED,
     ACT_LEAVES,
@@ -100,7 +101,7 @@ typedef struct Action {
     int unit;       /* -1 where there is none */
     int microbatch; /* -1 where there is none; of GATHER and RELEASE: the how-manieth gather of this unit */
     /* Of a pass, and of AGAIN: those of the unit that it runs; nothing crosses between ranks inside one. Of a
-     * crossing: from its place, and none. */
+     * crossing: from its place, and none, but of VISIT_X: those that rows visit other ranks for. */
     Parts parts;
     int slice;         /* of what the head does by chunks: UnitPass.slice; 0: all of it */
     Half half;         /* of BWD: which halves of its parts it runs; 0: both */
@@ -109,9 +110,9 @@ typedef struct Action {
     ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
 bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
-/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS: its start; CROSSED: its end. */
+/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS: its start; CROSSED: its end; VISIT_X: both. */
 bool action_is_crossing(ActionKind kind);
-bool action_crosses_contexts(ActionKind kind); /* SWAP_X, GATHER_KV, SUM_KV: over cp; the others over tp */
+bool action_crosses_contexts(ActionKind kind); /* SWAP_X, GATHER_KV, SUM_KV: over cp */
 CrossingKind crossing_of(Action a);
 /* Which halves a backward pass has, and which of them an action of it runs. */
 Half pass_half(ActionKind pass);
@@ -176,14 +177,17 @@ ErrorCode program_check(const Program *p, Error *err);
 /* Whether gradients of a microbatch have memory of their own (else they are added to those of the step at
  * once). */
 bool program_has_slots(const Program *p);
-/* Ranks of the inner step of a sum whose outer step is over the replicas (comm_sum_outer). 1 where the
+/* Ranks of the inner step of a flat's sum whose outer step is over the replicas (comm_sum_outer). 1 where the
  * replicas' sum is one of its own: of what many microbatches left. */
-int program_inner_ranks(const Program *p);
+int program_inner_ranks(const Program *p, const Share *s);
 
 /* Whether passes over a unit are cut anywhere. */
 bool program_cuts(const Program *p, int unit);
-/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS; 0 where no ranks
- * share the unit. Records are exchanged once a chunk of the head's forward pass. */
+/* Whether rows visit other ranks for a part, whose experts they share out: it runs in VISIT_X, which makes
+ * the gradients of experts with the input half of a backward pass. */
+bool program_visits(const Program *p, int unit, int part);
+/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS and VISIT; 0 where no
+ * ranks share the unit. Records are exchanged once a chunk of the head's forward pass. */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
 /* Whether the head's passes take its logits chunk by chunk. */
 bool program_slices(const Program *p, int unit);
@@ -207,6 +211,8 @@ typedef struct ProgramTraffic {
     uint64_t gradients;  /* ... and reductions */
     uint64_t tensor;     /* over tp: crossings, and the leaves of vectors' gradients */
     uint64_t context;    /* over cp: crossings */
+    uint64_t
+        experts; /* over ep: visits, where tokens go evenly to all ranks; what a step sends hangs on them */
 } ProgramTraffic;
 ProgramTraffic program_traffic(const Program *p, const Model *m);
 /* Bytes that the collective of one flat sends, which a GATHER, REDUCE_SCATTER or ALL_REDUCE starts: what the

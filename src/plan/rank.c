@@ -44,6 +44,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .spans = (int)c->numerics.canonical_cp,
                       .context = (ContextMethod)c->parallel.context,
                       .z_loss = c->train.z_loss,
+                      .capacity = c->train.expert_capacity,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
                       .probes = c->metrics.probe > 0,
@@ -172,6 +173,12 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.probes && sharing.ranks > 1) return refuse_probes("mesh.tp", sharing.ranks, err);
     if (p->spec.probes && p->model.contexts.ranks > 1)
         return refuse_probes("mesh.cp", p->model.contexts.ranks, err);
+    if (p->spec.noise && p->model.visitors > 0)
+        return error_set(
+            err, ERR_CONFIG,
+            "metrics.noise_scale: with mesh.ep %lld the gradient of a microbatch is on several ranks: "
+            "leave it out, or set mesh.ep to 1",
+            (long long)model_expert_ranks(&p->model.config));
     if (p->spec.noise && p->model.contexts.ranks > 1)
         return error_set(
             err, ERR_CONFIG,
@@ -230,6 +237,7 @@ CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh) {
                           .tokens = spec->tokens,
                           .tensors = mesh_size(mesh, MESH_TENSOR),
                           .contexts = mesh_size(mesh, MESH_CONTEXT),
+                          .experts = mesh_size(mesh, MESH_EXPERTS),
                           .asked = spec->context,
                           .spans = spec->exact ? spec->spans : 0,
                           .partial = sizeof(float)};
@@ -273,6 +281,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
     model_share(&p->model, sharing, whole->vocab_size);
     model_deal(&p->model, contexts);
+    model_visit(&p->model, spec->capacity > 1 ? spec->capacity : 1);
     TRY(put_adapters(p, sharing, err));
     if (!spec->inference) TRY(make_groups(p, err));
     TRY(check_whole(p, sharing, err));

@@ -29,6 +29,7 @@ typedef struct RankSpec {
     int leaves;        /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
     int spans;         /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
     ContextMethod context;
+    double capacity; /* rows of a round of visits over those of its own choices; 0: 1 */
     bool defer_head; /* the head's weight gradient waits for its W, and makes the logits again */
     bool inference;  /* weights and evaluation only: no gradients, no optimizer */
     bool exact;      /* gradients in fixed point */

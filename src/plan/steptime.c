@@ -21,8 +21,10 @@ enum { UPDATE_TOUCHES = 4 };
 static void count_flops(const CrossingSpec *s, int64_t context, UnitTime *units) {
     size_t n = (size_t)s->model->num_hidden_layers + 2;
     Cost *all = mem_alloc_array(n, sizeof *all), *products = mem_alloc_array(n, sizeof *products);
-    model_unit_costs(s->model, s->recompute, context, all);
-    model_unit_costs(s->model, s->recompute, 0, products);
+    ModelConfig model = *s->model;
+    model.expert_ranks = s->experts; /* what visits is made again */
+    model_unit_costs(&model, s->recompute, context, all);
+    model_unit_costs(&model, s->recompute, 0, products);
     for (size_t u = 0; u < n; u++) {
         units[u].products = products[u];
         units[u].attention = cost_plus(all[u], cost_scaled(products[u], -1));
@@ -45,9 +47,16 @@ static void count_bytes(const CrossingSpec *s, const Model *kept, UnitTime *unit
 }
 
 static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, AxisSet over) {
-    bool tensor = over == MESH_TENSOR;
-    int ranks = tensor ? s->tensors : s->contexts, stride = tensor ? 1 : s->tensors;
-    Cost bytes = tensor ? crossings_tensor(s, unit) : crossings_context(s, unit);
+    bool tensor = over == MESH_TENSOR, experts = over == MESH_EXPERTS;
+    int ranks = tensor    ? s->tensors
+                : experts ? s->experts
+                          : s->contexts,
+        stride = tensor    ? 1
+                 : experts ? s->tensors * s->contexts
+                           : s->tensors;
+    Cost bytes = tensor    ? crossings_tensor(s, unit)
+                 : experts ? crossings_experts(s, unit)
+                           : crossings_context(s, unit);
     double sum = bytes.forward + bytes.input;
     if (sum <= 0) return (Cost){0, 0, 0};
     double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, over));
@@ -71,13 +80,14 @@ ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t conte
         units[u].memory = cost_scaled(units[u].memory, own / hardware_bandwidth(h));
         units[u].tensor = crossing_time(h, s, u, MESH_TENSOR);
         units[u].context = crossing_time(h, s, u, MESH_CONTEXT);
+        units[u].experts = crossing_time(h, s, u, MESH_EXPERTS);
     }
     return OK;
 }
 
 Cost steptime_sum(const UnitTime *t) {
     return cost_plus(cost_plus(cost_plus(t->products, t->attention), t->memory),
-                     cost_plus(t->tensor, t->context));
+                     cost_plus(cost_plus(t->tensor, t->context), t->experts));
 }
 
 /* ---- collectives ---- */

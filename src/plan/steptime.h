@@ -17,7 +17,7 @@
 
 /* Of a unit's passes over a microbatch, in seconds. */
 typedef struct UnitTime {
-    Cost products, attention, memory, tensor, context;
+    Cost products, attention, memory, tensor, context, experts;
 } UnitTime;
 
 /* All units of the mesh's model, [layers + 2]. */

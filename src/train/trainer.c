@@ -656,6 +656,12 @@ static ErrorCode report_trace(Trainer *t, Error *err) {
     return t->chief ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
 }
 
+/* Over dp_shard, of which ep is a part: experts' own parameters, and visits, among them. */
+static int64_t sent_to_shards(Comm *c) {
+    return comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes +
+           comm_traffic(c, MESH_EXPERTS).bytes;
+}
+
 /* In this order: what goes into the record of the step, the step, what its record brought; then the counts,
  * and from them what is written. Nothing is written of a step before it is counted, so that records and
  * state tell of the same step. */
@@ -695,7 +701,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     StepMetrics m = metrics_of(t, &r, t->c->optimizer.settings.lr * options.lr_factor);
     m.sent_pp = comm_point_traffic(t->comm).bytes;
     m.sent_dp_replicate = comm_traffic(t->comm, MESH_REPLICAS).bytes;
-    m.sent_dp_shard = comm_traffic(t->comm, MESH_SHARDS).bytes;
+    m.sent_dp_shard = sent_to_shards(t->comm);
     m.sent_cp = comm_traffic(t->comm, MESH_CONTEXT).bytes;
     m.sent_tp = comm_traffic(t->comm, MESH_TENSOR).bytes;
     TRY(judge(t, &r, &m, err));

@@ -191,6 +191,48 @@ static void test_all_to_all(void) {
                 check_all_to_all(sets[a], counts[k]);
 }
 
+/* Pieces of any size, none too: as large as (from * 3 + to) % 5 says. What has gone lies in the order of
+ * ranks, what comes in reverse. */
+static int64_t exchanged(int from, int to, int64_t each) { return (from * 3 + to) % 5 * each / 4; }
+
+static void check_exchange(AxisSet set, int64_t each) {
+    int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
+    CommPart out[64], in[64];
+    int64_t goes = 0, comes = 0, sent = 0;
+    for (int p = 0; p < n; p++) {
+        int q = n - 1 - p;
+        out[p] = (CommPart){goes, exchanged(ranks[me], ranks[p], each)};
+        in[q] = (CommPart){comes, exchanged(ranks[q], ranks[me], each)};
+        goes += out[p].count, comes += in[q].count, sent += p == me ? 0 : out[p].count;
+    }
+    size_t all = (size_t)(goes + comes) * 3 + 1;
+    begin_pool(all + 256);
+    char *from = take((size_t)goes * 3 + 64), *to = take((size_t)comes * 3 + 64), *host = malloc(all);
+    for (int p = 0; p < n; p++)
+        for (int64_t i = 0; i < 3 * out[p].count; i++)
+            host[3 * out[p].first + i] = piece_byte(ranks[me], ranks[p], i);
+    upload(from, host, (size_t)goes * 3);
+    CommHandle handle;
+    comm_reset_traffic(comm);
+    dawdle((size_t)each);
+    EXPECT_OK(comm_exchange(comm, set, 3, out, from, in, to, &handle, &err));
+    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT(comm_traffic(comm, set).bytes == 3 * sent);
+    download(host, to, (size_t)comes * 3);
+    for (int p = 0; p < n; p++)
+        for (int64_t i = 0; i < 3 * in[p].count; i++)
+            EXPECT(host[3 * in[p].first + i] == piece_byte(ranks[p], ranks[me], i));
+    free(host);
+    pool_free(&pool);
+}
+
+static void test_exchange(void) {
+    for (int a = 0; a < SETS; a++)
+        for (int k = 0; k < COUNTS; k++)
+            if (comm_group_size(comm, sets[a]) == 2 ? counts[k] <= largest : counts[k] < 2000)
+                check_exchange(sets[a], counts[k]);
+}
+
 /* The expected sum is computed at every element of small parts, at some of large ones. */
 static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
 
@@ -528,6 +570,7 @@ static int number_of(const char *name, int otherwise) {
 static void (*const checks[])(void) = {test_places,
                                        test_all_gather,
                                        test_all_to_all,
+                                       test_exchange,
                                        test_sums,
                                        test_sum_of_sums,
                                        test_many_under_way,
@@ -540,6 +583,7 @@ static void (*const checks[])(void) = {test_places,
 static const char *const check_names[] = {"places",
                                           "all-gather",
                                           "all-to-all",
+                                          "exchange",
                                           "sums",
                                           "sum of sums",
                                           "many under way",

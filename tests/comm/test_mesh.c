@@ -46,8 +46,8 @@ static void test_places(void **state) {
 /* tp varies fastest, also where this version allows it only by hand. */
 static void test_order_of_axes(void **state) {
     (void)state;
-    Mesh m = {{2, 2, 2, 2, 2}, 32};
-    int at[AXES] = {1, 0, 1, 0, 1}, back[AXES];
+    Mesh m = {{2, 2, 2, 1, 2, 2}, 32};
+    int at[AXES] = {1, 0, 1, 0, 0, 1}, back[AXES];
     assert_int_equal(mesh_rank(&m, at), 16 + 4 + 1);
     mesh_coordinates(&m, 2, back);
     assert_int_equal(back[AXIS_CP], 1);
@@ -87,7 +87,13 @@ static void test_refusals_say_what_would_fit(void **state) {
     o = one, o.tp = 0;
     EXPECT_REFUSAL(o, 2, "mesh.tp is 0", "at least 1");
     o = one, o.ep = 4;
-    EXPECT_REFUSAL(o, 4, "mesh.ep is 4", "expert parallelism");
+    EXPECT_REFUSAL(o, 6, "mesh.ep 4 is laid over mesh.dp_shard 6", "1 or 2 would do");
+    o.ep = 3;
+    EXPECT_REFUSAL(o, 3, "mesh.ep 3 is laid over mesh.dp_shard 3", "power of two", ": 1 would do");
+    o.ep = 2, o.tp = 2;
+    EXPECT_REFUSAL(o, 4, "mesh.ep 2 beside mesh.tp 2 is not in this version");
+    o.tp = 1, o.cp = 2;
+    EXPECT_REFUSAL(o, 4, "mesh.ep 2 beside mesh.cp 2 is not in this version");
     o = one, o.ep = 0;
     EXPECT_REFUSAL(o, 4, "mesh.ep is 0", "at least 1");
     o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1};
@@ -110,10 +116,32 @@ static void test_context_ranks_are_shards(void **state) {
     assert_int_equal(mesh_place(&m, MESH_CONTEXT, 3), 1);
 }
 
+/* ep is a part of dp_shard: its ranks are neighbours, and only experts tell it from the rest. */
+static void test_experts_lie_over_shards(void **state) {
+    (void)state;
+    MeshOptions o = one;
+    Mesh m;
+    Error err = {0};
+    o.dp_replicate = 2, o.ep = 2;
+    assert_int_equal(mesh_build(&m, &o, 16, &err), OK);
+    assert_int_equal(mesh_degree(&m, AXIS_DP_SHARD), 8);
+    assert_int_equal(mesh_degree(&m, AXIS_EP), 2);
+    assert_int_equal(mesh_size(&m, MESH_SHARDS), 8);
+    assert_int_equal(mesh_size(&m, MESH_EXPERT_SHARDS), 4);
+    assert_int_equal(mesh_dp_degree(&m), 16);
+    for (int rank = 0; rank < 16; rank++) {
+        assert_int_equal(mesh_dp_rank(&m, rank), rank);
+        assert_int_equal(mesh_place(&m, MESH_EXPERTS, rank), rank % 2);
+        assert_int_equal(mesh_place(&m, MESH_EXPERT_SHARDS, rank), rank % 8 / 2);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_context_ranks_are_shards),
+                                       cmocka_unit_test(test_experts_lie_over_shards),
                                        cmocka_unit_test(test_left_ranks_become_shards),
-                                       cmocka_unit_test(test_places), cmocka_unit_test(test_order_of_axes),
+                                       cmocka_unit_test(test_places),
+                                       cmocka_unit_test(test_order_of_axes),
                                        cmocka_unit_test(test_refusals_say_what_would_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -798,6 +798,13 @@ static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c
     assert_near("act", d, rows, rows2, choices * h, c);
     assert_near("dact", d, other, other2, choices * h, c);
     assert_sums("dweights", d, dw, dw2, choices, DTYPE_F32, (double)h, 1);
+    /* In the order of rows, and gradients where weights were. */
+    float *w = copy_of(r.weights, choices, DTYPE_F32), *w2 = copy_of(w, choices, DTYPE_F32);
+    RouteShape one = {.tokens = choices, .chosen = 1};
+    RUN(d, experts_weigh, one, (Routes){.weights = w}, h, rows, other, w, c);
+    RUN(&reference, experts_weigh, one, (Routes){.weights = w2}, h, rows2, other2, w2, c);
+    assert_near("act by rows", d, rows, rows2, choices * h, c);
+    assert_sums("weights by rows", d, w, w2, choices, DTYPE_F32, (double)h, 1);
     drop_all();
 }
 

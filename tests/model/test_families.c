@@ -193,7 +193,7 @@ static void experts_freeze_together(void **state) {
         assert_int_equal(param_table_freeze(&t, &c, frozen, &err), OK);
         const Param *one = param_find(&t, "model.layers.0.mlp.experts.1.up_proj.weight"),
                     *two = param_find(&t, "model.layers.0.mlp.experts.2.up_proj.weight");
-        assert_int_equal(one->flat, all ? FLAT_FROZEN : FLAT_MATRICES);
+        assert_int_equal(one->flat, all ? FLAT_FROZEN_EXPERTS : FLAT_EXPERTS);
         assert_int_equal(two->flat, one->flat);
         assert_true(one->frozen && two->frozen == all);
         const Param *router = param_find(&t, "model.layers.0.mlp.gate.weight");
@@ -202,7 +202,7 @@ static void experts_freeze_together(void **state) {
         assert_int_equal(param_table_freeze(&t, &c, frozen, &err), OK);
         /* It is no part of what experts have. */
         assert_int_equal(param_find(&t, "model.layers.0.mlp.gate.weight")->flat, FLAT_FROZEN);
-        assert_int_equal(param_find(&t, "model.layers.0.mlp.experts.0.up_proj.weight")->flat, FLAT_MATRICES);
+        assert_int_equal(param_find(&t, "model.layers.0.mlp.experts.0.up_proj.weight")->flat, FLAT_EXPERTS);
         param_table_free(&t);
     }
 }

@@ -140,16 +140,20 @@ static void lay_out(Bench *b) {
     b->losses = take(b, ids);
     for (int u = 0; u <= m->table.units; u++) {
         int like = u < m->table.units ? u : 0; /* the last: the tied head's gradient */
-        size_t vectors = m->table.flats[like][FLAT_VECTORS], matrices = m->table.flats[like][FLAT_MATRICES];
+        /* Experts lie behind the other matrices. */
+        size_t vectors = m->table.flats[like][FLAT_VECTORS], before = m->table.flats[like][FLAT_MATRICES],
+               matrices = before + m->table.flats[like][FLAT_EXPERTS];
         if (u < m->table.units) {
             b->vectors[u] = take(b, vectors * sizeof(float));
             b->matrices[u] = take(b, matrices * e);
-            b->weights.units[u] = (UnitWeights){{b->vectors[u].base, b->matrices[u].base}};
+            b->weights.units[u] = (UnitWeights){
+                {b->vectors[u].base, b->matrices[u].base, (char *)b->matrices[u].base + before * e}};
         }
         b->vector_gradients[u] = take(b, vectors * sizeof(float));
         b->matrix_gradients[u] = take(b, matrices * sizeof(float));
-        b->gradients.units[u] = (UnitGradients){
-            {(float *)(void *)b->vector_gradients[u].base, (float *)(void *)b->matrix_gradients[u].base}};
+        float *gradients = (float *)(void *)b->matrix_gradients[u].base;
+        b->gradients.units[u] =
+            (UnitGradients){{(float *)(void *)b->vector_gradients[u].base, gradients, gradients + before}};
     }
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};
@@ -191,7 +195,8 @@ static void fill_weights(Bench *b) {
     const Model *m = &b->model;
     for (int u = 0; u < m->table.units; u++) {
         fill(b, b->vectors[u].base, m->table.flats[u][FLAT_VECTORS], DTYPE_F32, 10 + (uint64_t)u, 0.3f, 1);
-        fill(b, b->matrices[u].base, m->table.flats[u][FLAT_MATRICES], m->compute, 20 + (uint64_t)u, 0.4f, 0);
+        fill(b, b->matrices[u].base, m->table.flats[u][FLAT_MATRICES] + m->table.flats[u][FLAT_EXPERTS],
+             m->compute, 20 + (uint64_t)u, 0.4f, 0);
     }
 }
 
@@ -424,10 +429,11 @@ static void check_slope(Bench *b, float *at, double found, const char *what) {
 
 static void check_parameter(Bench *b, const Param *p, const float *gradient) {
     char *base = p->cols ? b->matrices[p->unit].base : b->vectors[p->unit].base;
-    float *values = (float *)(void *)base + p->place;
+    size_t place = p->place + (p->flat == FLAT_EXPERTS ? b->model.table.flats[p->unit][FLAT_MATRICES] : 0);
+    float *values = (float *)(void *)base + place;
     for (uint64_t k = 0; k < 4; k++) {
         size_t i = rng_u64(6, k) % (uint64_t)p->count;
-        check_slope(b, values + i, (double)gradient[p->place + i], p->name);
+        check_slope(b, values + i, (double)gradient[place + i], p->name);
     }
 }
 
@@ -568,10 +574,11 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         const TensorRow *row = &l->layer->tensors[i];
         bool wide = row->element == ELEMENT_FP32 || row->element == ELEMENT_INDEX;
         size_t element = wide ? sizeof(float) : dtype_bytes(m->compute);
-        int64_t rows = row->rows == EXTENT_LOGITS    ? CHUNK
-                       : row->rows == EXTENT_CHOICES ? TOKENS * m->config.num_experts_per_tok
-                       : row->rows == EXTENT_ONE     ? 1
-                                                     : TOKENS,
+        int64_t rows = row->rows == EXTENT_LOGITS ? CHUNK
+                       : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED
+                           ? TOKENS * m->config.num_experts_per_tok
+                       : row->rows == EXTENT_ONE ? 1
+                                                 : TOKENS,
                 width = model_dim(&m->config, row->width);
         bool none = row->need != NEED_ALWAYS || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);

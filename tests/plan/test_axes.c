@@ -29,7 +29,19 @@ static ModelConfig shape(bool tied) {
 }
 
 static Mesh mesh_of(int pp, int replicas, int shards, int cp, int tp) {
-    return (Mesh){.degree = {pp, replicas, shards, cp, tp}, .world = pp * replicas * shards * cp * tp};
+    return (Mesh){.degree = {pp, replicas, shards, 1, cp, tp}, .world = pp * replicas * shards * cp * tp};
+}
+
+/* `shards` ranks, of which each `experts` neighbours share experts out. */
+static Mesh mesh_of_experts(int pp, int replicas, int shards, int experts) {
+    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1}, .world = pp * replicas * shards};
+}
+
+static ModelConfig shape_of_experts(void) {
+    ModelConfig c = shape(false);
+    c.family = &family_qwen3_moe, c.num_experts = 8, c.num_experts_per_tok = 2, c.moe_intermediate_size = 5;
+    c.attention_bias = c.mlp_bias = false;
+    return c;
 }
 
 /* Of each element of each parameter of the whole model: how often it is held, and counted. */
@@ -142,6 +154,24 @@ static void boxes_tile_the_model(void **state) {
         }
 }
 
+/* Whole experts, and of what is left of dp_shard a share of each. */
+static void experts_are_dealt_out(void **state) {
+    (void)state;
+    static const int degrees[][4] = {{1, 1, 2, 2}, {1, 1, 4, 2}, {1, 2, 4, 4}, {2, 1, 6, 2}, {1, 2, 8, 8}};
+    ModelConfig c = shape_of_experts(), own;
+    Error err = {0};
+    for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
+        const int *d = degrees[i];
+        check_mesh(&c, mesh_of_experts(d[0], d[1], d[2], d[3]));
+    }
+    Mesh mesh = mesh_of_experts(1, 1, 16, 16);
+    assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "mesh.ep 16 does not deal num_experts 8 out: 1, 2, 4 or 8 would"));
+    c = shape(false);
+    assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "the family llama has no experts"));
+}
+
 /* Batches that several ranks see are counted by one of them: so many ranks count as read different data. */
 static void batches_are_counted_once(void **state) {
     (void)state;
@@ -230,10 +260,11 @@ static void odd_sizes_are_refused_by_name(void **state) {
 static void groups_are_those_of_the_table(void **state) {
     (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
-        assert_int_equal(axes_that((ParamKind)kind, DOES_CUT | DOES_SUM), MESH_SHARDS);
+        assert_int_equal(axes_that((ParamKind)kind, DOES_CUT | DOES_SUM),
+                         kind == KIND_EXPERTS ? MESH_EXPERT_SHARDS : MESH_SHARDS);
         AxisSet summed = axes_that((ParamKind)kind, DOES_COPY | DOES_SUM);
         assert_true(summed & MESH_REPLICAS);
-        bool all_have = kind == KIND_WHOLE || kind == KIND_BESIDE_TIED,
+        bool all_have = kind == KIND_WHOLE || kind == KIND_BESIDE_TIED || kind == KIND_EXPERTS,
              at_both_ends = kind == KIND_TIED || kind == KIND_BESIDE_TIED;
         assert_int_equal(summed & MESH_TENSOR, all_have ? MESH_TENSOR : 0);
         assert_int_equal(summed & MESH_PIPELINE, at_both_ends ? MESH_PIPELINE : 0);
@@ -416,6 +447,47 @@ static void passes_are_cut_at_crossings(void **state) {
     }
 }
 
+/* Rows visit the ranks of their experts in every pass, and a program that leaves a visit out is none. */
+static void visits_are_not_missed(void **state) {
+    (void)state;
+    ModelConfig c = shape_of_experts(), own;
+    expect_crossings(&c, 1, MESH_EXPERTS, "gate and up of experts, sum");
+    expect_crossings(&c, 0, MESH_EXPERTS, "");
+    for (int way = 0; way < 6; way++) {
+        Error err = {0};
+        Mesh mesh = mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2);
+        Schedule schedule;
+        Stages stages;
+        Partition p;
+        ParamTable table;
+        Program program;
+        assert_int_equal(partition_model(&c, &mesh, 1, 0, &own, &err), OK);
+        assert_int_equal(param_table_build(&table, &own, &err), OK);
+        assert_int_equal(schedule_make(&schedule, way % 2 ? PIPE_ZB_H1 : PIPE_1F1B, 1, 2, 1, &err), OK);
+        assert_int_equal(schedule_add_transfers(&schedule, &err), OK);
+        stages_single(&stages, table.units);
+        partition_build(
+            &p, &(PartitionSpec){.model = &c, .table = &table, .mesh = &mesh, .rank = 1, .stages = &stages});
+        program_lower(&program, &(ProgramSpec){.model = &own,
+                                               .partition = &p,
+                                               .schedule = &schedule,
+                                               .crosses = program_crosses,
+                                               .sync = way % 3 ? SYNC_MICROBATCH : SYNC_STEP,
+                                               .recompute = (Recompute)(way % 3),
+                                               .chunks = 1});
+        int visits = 0;
+        for (int i = 0; i < program.count; i++) visits += program.actions[i].kind == ACT_VISIT_X;
+        assert_int_equal(visits, 2 * 2 * (int)c.num_hidden_layers);
+        if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
+        each_exchange_is_missed(&program);
+        program_free(&program);
+        partition_free(&p);
+        stages_free(&stages);
+        schedule_free(&schedule);
+        param_table_free(&table);
+    }
+}
+
 /* Shares that must be equal have one number, others another. */
 static void copies_have_one_number(void **state) {
     (void)state;
@@ -444,6 +516,7 @@ int main(void) {
         cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
         cmocka_unit_test(passes_are_cut_at_crossings),   cmocka_unit_test(batches_are_counted_once),
+        cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(visits_are_not_missed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

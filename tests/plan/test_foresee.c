@@ -81,7 +81,7 @@ static double both(Cost c) { return c.forward + c.input + c.weight; }
 static void bytes_over_tp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, CONTEXT_AUTO, 0, 4};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, CONTEXT_AUTO, 0, 4, 1};
     assert_true(fabs(both(crossings_tensor(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
     s.partial = 2;
     assert_true(fabs(both(crossings_tensor(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
@@ -94,13 +94,24 @@ static void bytes_over_tp_are_the_formulas(void **state) {
     for (int u = 0; u < 34; u++) assert_true(both(crossings_tensor(&s, u)) <= 0);
 }
 
+/* Two rows of x and results forward; x, dy and dx backward, with a weight and its gradient. */
+static void test_experts(void **state) {
+    (void)state;
+    ModelConfig m = llama8b();
+    m.num_experts = 8, m.num_experts_per_tok = 2, m.dense_layers = (LayerSet){2, 1};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, CONTEXT_AUTO, 0, 4, 4};
+    assert_true(fabs(both(crossings_experts(&s, 2)) - 0.75 * 8192 * 2 * (5 * 4096 * 2 + 8)) < 1);
+    assert_true(both(crossings_experts(&s, 1)) == 0); /* an MLP */
+    assert_int_equal(crossings_operations(&s, 2, MESH_EXPERTS), 8);
+}
+
 /* 131,072 tokens on 8 ranks: 1.88 GB a block to gather keys and values and to sum their gradients in fp32,
  * 0.59 GB by heads, which the model allows up to its 8 heads of keys. Two ranks send less by keys; where keys
  * do not fit, or spans do not, heads are taken, and what was asked for is. */
 static void bytes_over_cp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, CONTEXT_AUTO, 0, 4};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, CONTEXT_AUTO, 0, 4, 1};
     assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
     assert_true(fabs(both(crossings_context(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) <
                 1);
@@ -424,6 +435,7 @@ static void a_link_counts_what_is_exposed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_over_tp_are_the_formulas),
+                                       cmocka_unit_test(test_experts),
                                        cmocka_unit_test(bytes_over_cp_are_the_formulas),
                                        cmocka_unit_test(activations_shrink_by_tp_and_cp),
                                        cmocka_unit_test(states_are_dealt_out),

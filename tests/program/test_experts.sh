@@ -1,7 +1,8 @@
 #!/bin/bash
 # ranks: 4
 # Models with experts: one curve on every mesh, with any number of threads and after a restart; files with a matrix an expert, from which it
-# goes on, evaluates and generates; the figures of how evenly tokens go; what is refused.
+# goes on, evaluates and generates; ranks that share experts out (mesh.ep), also from a checkpoint of one that has all; the figures of how evenly
+# tokens go; what is refused.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -29,11 +30,13 @@ has err 'experts: '
 
 exits 0 train run.yaml run.dir=threads run.threads=2
 exits 0 train run.yaml run.dir=resumed train.steps=3 schedule.total_steps=6
-mesh 2 resumed mesh.dp_shard=2
+mesh 2 resumed mesh.dp_shard=2 mesh.ep=2
 mesh 2 shard mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
 mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv
-for run in threads resumed shard replicate both; do
+mesh 2 experts mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1 train.gradient_sync=microbatch
+mesh 4 all mesh.pp=2 mesh.dp_shard=2 mesh.ep=2 pipeline.schedule=zbv train.recompute=full
+for run in threads resumed shard replicate both experts all; do
     curve $run | cmp -s - one.curve || fail "$run has another curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other weights"
 done
@@ -84,6 +87,15 @@ exits 78 train run.yaml run.dir=no model.dense_layers=0
 has err 'model.dense_period is 3, but model.dense_layers names no layer of it'
 exits 78 plan run.yaml -n 2 mesh.tp=2
 has err 'mesh.tp 2: the family qwen3_moe has experts, which weft does not cut yet'
-exits 78 plan run.yaml -n 2 mesh.ep=2
-has err 'mesh.ep'
+exits 78 plan run.yaml -n 4 mesh.ep=4
+has err 'mesh.ep 4 does not deal num_experts 6 out: 1 or 2 would'
+exits 78 plan run.yaml -n 2 mesh.ep=2 mesh.dp_replicate=2
+has err 'mesh.ep 2 is laid over mesh.dp_shard 1'
+exits 78 train run.yaml -n 2 run.dir=no mesh.ep=2 metrics.noise_scale=true
+has err 'metrics.noise_scale: with mesh.ep 2'
+exits 0 plan run.yaml -n 4 mesh.ep=2
+has out 'visits of ep: where tokens go evenly'
+exits 0 plan run.yaml -n 4 mesh.ep=2 --program
+has out 'VISIT_X        u1 m0 FWD gate and up of experts, down of experts'
+has out 'VISIT_X        u1 m0 BWD gate and up of experts, down of experts'
 conclude

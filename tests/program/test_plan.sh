@@ -325,7 +325,7 @@ smallest=$(awk '/^[* ] +[0-9]+ +[0-9]+ +[0-9]+ +\(no/ { print }' out | wc -l)
 plan 0 -n 8 --compare --hardware h100 train.compute=bf16 --memory 1KiB
 has out "takes nothing: none of"
 plan 0 -n 8 --compare --tflops 1 --link 0.01 --memory 1GiB
-has out "and what crosses over tp and cp, at 0.01 GB/s"
+has out "and what crosses over tp, cp and ep, at 0.01 GB/s"
 has out "takes tp 1, cp 1"
 
 # Wrong meshes: the numbers, and what would fit.
@@ -345,7 +345,7 @@ has err "set mesh.pp to at most 5"
 plan 78 -n 3 mesh.tp=3
 has err "mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would"
 plan 78 -n 2 mesh.ep=2
-has err "expert parallelism is not in this version"
+has err "mesh.ep 2: the family llama has no experts to share out: use 1"
 plan 78 -n 128
 has err "8192 would"
 hasnt err "8192 or 8192"

@@ -12,6 +12,7 @@
 
 #include "base/rng.h"
 #include "engine/engine.h"
+#include "model/families/family.h"
 #include "support/optimizers.h"
 #include "support/ranks.h"
 #include "support/tiny_model.h"
@@ -31,6 +32,7 @@ typedef struct Run {
     int tensors, leaves; /* ranks along tp; leaves of the sums that these share */
     int contexts, spans; /* the same of cp */
     ContextMethod method;
+    int experts; /* ranks of ep, of a model with experts; 0: it has none */
     double figures[MOST][STEPS]
                   [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
 } Run;
@@ -69,7 +71,8 @@ static Batch fill(Data *d, int64_t index) {
 static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l) {
     const Shape *s = run->shape;
     Error err = {.message = ""};
-    MeshOptions o = {s->pp, s->replicas, s->shards, run->contexts, run->tensors, 1};
+    MeshOptions o = {s->pp,         s->replicas,  s->shards,
+                     run->contexts, run->tensors, run->experts > 0 ? run->experts : 1};
     if (s->pp == 1) MUST(layout_single(l, m, OWN, false, &err) == OK);
     if (s->pp > 1) {
         *l = (Layout){.microbatches = OWN};
@@ -88,9 +91,14 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
 static void check_traffic(Comm *c, const RankPlan *p) {
     Error err = {.message = ""};
     ProgramTraffic t = rank_traffic(p);
+    /* How many rows visit is up to the tokens: no more than all there are, both ways. */
+    uint64_t visits = (uint64_t)comm_traffic(c, MESH_EXPERTS).bytes,
+             shards =
+                 (uint64_t)(comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes);
+    MUST((visits > 0) == (t.experts > 0) && visits <= t.experts * 2 * (uint64_t)p->partition.experts);
     MUST((uint64_t)comm_point_traffic(c).bytes == t.pipeline);
     MUST((uint64_t)comm_traffic(c, MESH_REPLICAS).bytes == t.replicas);
-    MUST((uint64_t)comm_traffic(c, MESH_SHARDS).bytes == t.parameters + t.gradients);
+    MUST(shards == t.parameters + t.gradients);
     MUST((uint64_t)comm_traffic(c, MESH_CONTEXT).bytes == t.context);
     MUST((uint64_t)comm_traffic(c, MESH_TENSOR).bytes == t.tensor);
 }
@@ -105,7 +113,8 @@ static void check_whole(Comm *c, const RankPlan *p) {
             continue;
         int64_t count = partition_piece(&p->partition, param).count;
         MUST(count == 0 || count == param->count);
-        MUST((count > 0) == (partition_owner(&p->partition, param) == p->partition.shard));
+        const Share *share = &p->partition.share[param->unit][param->flat];
+        MUST((count > 0) == (!param->away && partition_owner(&p->partition, param) == share->shard));
         here = 1;
         owners += count > 0;
     }
@@ -144,7 +153,7 @@ static void body(Comm *c, void *context) {
     RankPlan plan;
     Engine *e;
     Error err = {.message = ""};
-    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1;
+    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1 || run->experts > 0;
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
@@ -166,6 +175,10 @@ static void body(Comm *c, void *context) {
                      .exact = s->exact,
                      .sync = s->sync};
     spec.model.tie_word_embeddings = s->tied;
+    if (run->experts > 0)
+        spec.model.family = &family_qwen3_moe, spec.model.num_experts = 8, spec.model.num_experts_per_tok = 3,
+        spec.model.moe_intermediate_size = 9, spec.model.norm_topk_prob = true;
+    if (run->experts > 0 && !s->exact) spec.recompute = RECOMPUTE_NONE;
     make_layout(c, run, &spec.model, &l);
     MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
     MUST(comm_set_mesh(c, &l.mesh, &err) == OK);
@@ -189,7 +202,8 @@ static void run_by(ContextMethod method, const Shape *s, int contexts, int spans
                  .leaves = tensors,
                  .contexts = contexts,
                  .spans = spans,
-                 .method = method};
+                 .method = method,
+                 .experts = run->experts};
     ranks_run(ranks, 11, body, run);
     for (int r = 1; r < ranks; r++)
         assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
@@ -313,10 +327,34 @@ static void test_contexts(void **state) {
     run_by(CONTEXT_KEYS, &(Shape){1, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 2, &one);
 }
 
+/* Ranks that share experts out: whichever they are, sums are those of ranks that have all of them. */
+static void test_experts(void **state) {
+    static Run one, other;
+    static const Shape shapes[] = {{1, 1, 4, .sync = SYNC_STEP},
+                                   {1, 2, 4, .sync = SYNC_REPLICA},
+                                   {1, 3, 2, .sync = SYNC_STEP},
+                                   {1, 1, 6, .sync = SYNC_MICROBATCH, .tied = true},
+                                   {2, 1, 2, .sync = SYNC_STEP},
+                                   {1, 2, 2, .sync = SYNC_MICROBATCH, .exact = true},
+                                   {1, 1, 4, .sync = SYNC_STEP, .exact = true, .whole = true},
+                                   {1, 1, 4, .sync = SYNC_STEP, .muon = true}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        one.experts = 1;
+        run_shape(&shapes[i], &one);
+        for (int ep = 2; shapes[i].shards % ep == 0; ep *= 2) {
+            other.experts = ep;
+            run_shape(&shapes[i], &other);
+            assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees),     cmocka_unit_test(test_tensors),
-                                       cmocka_unit_test(test_contexts),    cmocka_unit_test(test_stages),
-                                       cmocka_unit_test(test_muon),        cmocka_unit_test(test_count_rides),
-                                       cmocka_unit_test(test_replica_sync)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_degrees),      cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_contexts),     cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_muon),         cmocka_unit_test(test_count_rides),
+        cmocka_unit_test(test_replica_sync), cmocka_unit_test(test_experts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -139,7 +139,7 @@ void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
     int64_t step = rows_for(inter), choices = s.tokens * s.chosen;
     EACH_PIECE(d, first, choices, step) {
         for (int64_t j = first; j < min_i64(choices, first + step); j++) {
-            int64_t at = r.row[j] * inter;
+            int64_t at = (r.row ? r.row[j] : j) * inter;
             dweights[j] = weigh_row(d, inter, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
         }
     }

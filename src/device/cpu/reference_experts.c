@@ -108,7 +108,8 @@ void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
     (void)d;
     for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
         double sum = 0;
-        for (int64_t i = r.row[j] * inter; i < (r.row[j] + 1) * inter; i++) {
+        int64_t row = r.row ? r.row[j] : j;
+        for (int64_t i = row * inter; i < (row + 1) * inter; i++) {
             float x = tensor_get(act, i, c), dx = tensor_get(dact, i, c);
             sum += (double)x * (double)dx;
             tensor_set(act, i, c, r.weights[j] * x);

@@ -16,7 +16,10 @@
  * optimizer states go on.
  *
  * Where tokens go is chosen once: it stays in the slab under every policy, so that what is made again goes
- * where it went. Rows of x are gathered again for the weight half, which is a copy, rather than kept. */
+ * where it went. Rows of x are gathered again for the weight half, which is a copy, rather than kept.
+ *
+ * Where ranks share the experts out, rows visit the ranks of theirs (layer.h: Visits), and each rank's are
+ * worked on by themselves: the products are those of one rank that has all experts, and so are the bits. */
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -56,6 +59,13 @@ enum {
     DWEIGHTS,
     DLOGITS,
     BALANCE,
+    ALL_FIRST,
+    OWN_FIRST,
+    HOME_DY,
+    ROW_WEIGHTS,
+    AWAY_X,
+    AWAY_DY,
+    AWAY_WEIGHTS,
     TENSORS
 };
 static const TensorRow tensors[TENSORS] = {
@@ -66,14 +76,22 @@ static const TensorRow tensors[TENSORS] = {
     [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [FIRST] = {EXTENT_ONE, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
-    [GATE_UP] = {EXTENT_CHOICES, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
+    [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
     [ROWS] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of the result, of gradients */
-    [ACT] = {EXTENT_CHOICES, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true}, /* there times the weight */
-    [DACT] = {EXTENT_CHOICES, DIM_EXPERT, .life = LIFE_SCRATCH},
-    [DGATE_UP] = {EXTENT_CHOICES, DIM_EXPERT_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
+    [ACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true}, /* there times the weight */
+    [DACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH},
+    [DGATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
     [DWEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
+    /* FIRST of all ranks; of their rows here, from each one's first on. */
+    [ALL_FIRST] = {EXTENT_ONE, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .need = NEED_VISITS},
+    [OWN_FIRST] = {EXTENT_ONE, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    [HOME_DY] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    [ROW_WEIGHTS] = {EXTENT_CHOICES, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    [AWAY_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS}, /* as ROWS */
+    [AWAY_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    [AWAY_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
 };
 
 static const Product router = {&params[ROUTER], &params[ROUTER_BIAS], 1, DIM_EXPERTS, DIM_HIDDEN};
@@ -97,38 +115,64 @@ static Routes routes_of(const LayerPass *w) {
     return (Routes){t[SCORES], t[CHOSEN], t[WEIGHTS], t[ROW], t[TOKEN], t[FIRST]};
 }
 
-static int64_t choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
-
-static ExpertRows rows_of(const LayerPass *w, const Param *first) {
+/* Of experts that are parameters by themselves, that of the first one that is here. */
+static const Param *matrix_of(const LayerPass *w, const Product *p) {
+    const Param *first = product_matrix(w, p);
+    if (!first->row->expert) return first;
     const Model *m = w->pass->model;
-    return (ExpertRows){choices(m), (int)m->config.num_experts, w->tensors[FIRST],
+    return param_of_expert(&m->table, w->unit, first->row, (int)model_first_expert(&m->config));
+}
+
+static int64_t choices(const Model *m) { return model_choices(m); }
+
+/* ---- products of experts: [rows, in] to [rows, out], and back ---- */
+
+/* Rows that experts here work on at once, sorted by expert: all of this rank's choices, or the visitors of
+ * one rank, whose gradients of weights are apart from those of others. */
+typedef struct Rows {
+    int64_t count;
+    const int32_t *first;
+    int span;                                  /* of gradients */
+    void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
+    const void *dy;
+} Rows;
+
+static Rows rows_at_home(const LayerPass *w) {
+    void *const *t = w->tensors;
+    return (Rows){
+        choices(w->pass->model), t[FIRST], 0, t[ROWS], t[GATE_UP], t[ACT], t[DACT], t[DGATE_UP], t[ROWS]};
+}
+
+static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first) {
+    const Model *m = w->pass->model;
+    return (ExpertRows){r->count, (int)model_own_experts(&m->config), r->first,
                         param_expert_step(&m->table, first)};
 }
 
-/* ---- products of experts: [choices, in] to [choices, out], and back ---- */
-
 /* Stacks are stored [inputs, outputs], matrices of single experts the other way round. */
-static void expert_product(const LayerPass *w, const Product *p, bool back, const void *x, void *y) {
+static void expert_product(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x,
+                           void *y) {
     const Model *m = w->pass->model;
-    const Param *first = product_matrix(w, p);
+    const Param *first = matrix_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, first), back == first->transposed,
+    OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, r, first), back == first->transposed,
        back ? in : out, back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y,
        m->compute);
 }
 
-static void expert_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
+static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, const void *dy,
+                          const void *x) {
     const Model *m = w->pass->model;
-    const Param *first = product_matrix(w, p);
+    const Param *first = matrix_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     bool turned = first->transposed;
-    if (first->flat == FLAT_FROZEN) return;
-    OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, first), turned ? in : out,
+    if (first->flat >= GRADIENT_FLATS) return;
+    OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, r, first), turned ? in : out,
        turned ? out : in, turned ? x : dy, turned ? dy : x, m->compute,
-       gradient_of(&w->pass->gradients, first), !w->pass->first);
+       gradient_of_span(&w->pass->gradients, first, r->span), !w->pass->first);
 }
 
-/* ---- their biases ---- */
+/* ---- their biases: none where rows visit ---- */
 
 static const Param *bias_of(const LayerPass *w, int row) {
     return param_of(&w->pass->model->table, w->unit, &params[row]);
@@ -137,8 +181,9 @@ static const Param *bias_of(const LayerPass *w, int row) {
 static void add_bias(const LayerPass *w, int row, Dim width, void *y /* [choices, width] c */) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, row);
+    Rows r = rows_at_home(w);
     if (bias)
-        OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, bias),
+        OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, &r, bias),
            model_dim(&m->config, width), y, weights_vector(w->pass->weights, bias), m->compute);
 }
 
@@ -152,11 +197,11 @@ static void bias_gradient(const LayerPass *w, int row, Dim width, const void *dy
            gradient_of(&w->pass->gradients, bias), weighed ? w->tensors[DWEIGHTS] : NULL, m->compute);
 }
 
-/* ROWS = x of each row's token: rows are looked up as an embedding's are. */
-static void gather(const LayerPass *w, const void *x /* [T, h] c */) {
+/* Of each row's token: rows are looked up as an embedding's are. */
+static void gather(const LayerPass *w, const void *x /* [T, h] c */, void *rows /* [T k, h] c */) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(m), m->config.hidden_size, w->tensors[TOKEN],
-       x, ALL_ROWS, 1.0f, false, w->tensors[ROWS], m->compute);
+       x, ALL_ROWS, 1.0f, false, rows, m->compute);
 }
 
 static void combine(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
@@ -209,67 +254,162 @@ static void router_backward(const LayerPass *w, Half half) {
 
 /* ---- gate and up ---- */
 
+static bool visits(const LayerPass *w) { return w->pass->model->visitors > 0; }
+
 static void gate_up_forward(const LayerPass *w) {
-    gather(w, w->x);
-    expert_product(w, &gate_up, false, w->tensors[ROWS], w->tensors[GATE_UP]);
-    add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, w->tensors[GATE_UP]);
+    Rows r = rows_at_home(w);
+    gather(w, w->x, r.x);
+    expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
+    add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, r.gate_up);
 }
 
 /* ROWS are x for the one half, then the gradient of that. */
 static void gate_up_backward(const LayerPass *w, Half half) {
+    Rows r = rows_at_home(w);
+    if (visits(w)) return; /* with the input half, away */
     if (half & HALF_WEIGHT) {
-        gather(w, w->x);
-        expert_weight(w, &gate_up, w->tensors[DGATE_UP], w->tensors[ROWS]);
+        gather(w, w->x, r.x);
+        expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     }
     if (half & HALF_INPUT) {
-        bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, w->tensors[DGATE_UP], false);
-        expert_product(w, &gate_up, true, w->tensors[DGATE_UP], w->tensors[ROWS]);
+        bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, r.dgate_up, false);
+        expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
         combine(w, false, w->dx);
     }
 }
 
 /* ---- down ---- */
 
-static void activate(const LayerPass *w) {
+static void activate(const LayerPass *w, const Rows *r) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
-       true, choices(m), model_dim(&m->config, DIM_EXPERT), w->tensors[GATE_UP], w->tensors[ACT], m->compute);
+       true, r->count, model_dim(&m->config, DIM_EXPERT), r->gate_up, r->act, m->compute);
 }
 
 static void down_forward(const LayerPass *w) {
-    activate(w);
-    expert_product(w, &down, false, w->tensors[ACT], w->tensors[ROWS]);
-    add_bias(w, DOWN_BIAS, DIM_HIDDEN, w->tensors[ROWS]);
+    Rows r = rows_at_home(w);
+    activate(w, &r);
+    expert_product(w, &down, &r, false, r.act, r.x);
+    add_bias(w, DOWN_BIAS, DIM_HIDDEN, r.x);
     combine(w, true, w->y);
 }
 
 /* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
  * gradient of a, and (w a) dy^T that of Wdown. The activation that comes with its gradient is not wanted, and
  * takes the place of that. */
-static void down_input(const LayerPass *w) {
+static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes routes, float *dweights) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    void *const *t = w->tensors;
     int64_t inter = model_dim(&m->config, DIM_EXPERT);
-    expert_product(w, &down, true, t[ROWS], t[DACT]);
-    activate(w);
-    OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, shape_of(w), routes_of(w), inter, t[ACT], t[DACT],
-       t[DWEIGHTS], m->compute);
-    bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, t[ROWS], true);
+    expert_product(w, &down, r, true, r->dy, r->dact);
+    activate(w, r);
+    OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, r->act, r->dact, dweights, m->compute);
+    bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, r->dy, true);
     OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
-       true, choices(m), inter, t[GATE_UP], t[DACT], t[DGATE_UP], t[DACT], m->compute);
+       true, r->count, inter, r->gate_up, r->dact, r->dgate_up, r->dact, m->compute);
 }
 
 static void down_backward(const LayerPass *w, Half half) {
-    gather(w, w->dy);
-    if (half & HALF_INPUT) down_input(w);
-    if (half & HALF_WEIGHT) expert_weight(w, &down, w->tensors[ROWS], w->tensors[ACT]);
+    Rows r = rows_at_home(w);
+    if (visits(w)) return;
+    gather(w, w->dy, w->tensors[ROWS]);
+    if (half & HALF_INPUT) down_input(w, &r, shape_of(w), routes_of(w), w->tensors[DWEIGHTS]);
+    if (half & HALF_WEIGHT) expert_weight(w, &down, &r, r.dy, r.act);
 }
+
+/* ---- visits ---- */
+
+static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
+    const Model *m = w->pass->model;
+    return (char *)w->tensors[tensor] +
+           (size_t)(row * model_dim(&m->config, width)) * dtype_bytes(m->compute);
+}
+
+static Rows rows_of_visitors(const LayerPass *w, const Visitors *v) {
+    const int32_t *first = w->tensors[OWN_FIRST];
+    return (Rows){.count = v->count,
+                  .first = first + v->rank * (model_own_experts(&w->pass->model->config) + 1),
+                  .span = v->rank,
+                  .x = row_at(w, AWAY_X, DIM_HIDDEN, v->first),
+                  .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
+                  .act = row_at(w, ACT, DIM_EXPERT, v->first),
+                  .dact = row_at(w, DACT, DIM_EXPERT, v->first),
+                  .dgate_up = row_at(w, DGATE_UP, DIM_EXPERT_GATE_UP, v->first),
+                  .dy = row_at(w, AWAY_DY, DIM_HIDDEN, v->first)};
+}
+
+static void leave_forward(const LayerPass *w) { gather(w, w->x, w->tensors[ROWS]); }
+
+static void work_forward(const LayerPass *w, const Visitors *v) {
+    Rows r = rows_of_visitors(w, v);
+    if (v->count == 0) return;
+    expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
+    activate(w, &r);
+    expert_product(w, &down, &r, false, r.act, r.x);
+}
+
+static void arrive_forward(const LayerPass *w) { combine(w, true, w->y); }
+
+/* Weights go with their rows, and their gradients come back so; at home these lie choice by choice. */
+static void leave_backward(const LayerPass *w) {
+    Device *d = w->pass->device;
+    void *const *t = w->tensors;
+    int64_t count = choices(w->pass->model);
+    gather(w, w->x, t[ROWS]);
+    gather(w, w->dy, t[HOME_DY]);
+    OP(d, OP_ZERO, zero, t[ROW_WEIGHTS], (size_t)count * sizeof(float));
+    OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, t[ROW], t[WEIGHTS], ALL_ROWS, 1.0f, t[ROW_WEIGHTS],
+       DTYPE_F32);
+}
+
+/* A rank without visitors sets its gradients too. */
+static void work_backward(const LayerPass *w, const Visitors *v) {
+    Rows r = rows_of_visitors(w, v);
+    float *weights = (float *)w->tensors[AWAY_WEIGHTS] + v->first;
+    if (v->count > 0) {
+        expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
+        down_input(w, &r, (RouteShape){.tokens = v->count, .chosen = 1}, (Routes){.weights = weights},
+                   weights);
+    }
+    expert_weight(w, &down, &r, r.dy, r.act);
+    expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
+    if (v->count > 0) expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
+}
+
+static void arrive_backward(const LayerPass *w) {
+    void *const *t = w->tensors;
+    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(w->pass->model), 1, t[ROW], t[ROW_WEIGHTS],
+       ALL_ROWS, 1.0f, false, t[DWEIGHTS], DTYPE_F32);
+    combine(w, false, w->dx);
+}
+
+static const Visits visiting = {
+    .runs = FIRST,
+    .all_runs = ALL_FIRST,
+    .own_runs = OWN_FIRST,
+    .way = {[VISIT_FORWARD] = {.out = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE}},
+                               .back = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE}},
+                               .out_count = 1,
+                               .back_count = 1,
+                               .leave = leave_forward,
+                               .work = work_forward,
+                               .arrive = arrive_forward},
+            [VISIT_BACKWARD] = {.out = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE},
+                                        {HOME_DY, AWAY_DY, DIM_HIDDEN, ELEMENT_COMPUTE},
+                                        {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32}},
+                                .back = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE},
+                                         {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32}},
+                                .out_count = 3,
+                                .back_count = 2,
+                                .leave = leave_backward,
+                                .work = work_backward,
+                                .arrive = arrive_backward}}};
 
 static const Part parts[] = {
     {"router", LIFE_INPUT, router_forward, router_backward, .product = &router},
-    {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up},
-    {"down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down},
+    {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up,
+     .by_experts = true},
+    {"down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down, .by_experts = true},
 };
 
 const Layer layer_experts = {.name = "experts",
@@ -278,4 +418,5 @@ const Layer layer_experts = {.name = "experts",
                              .parts = parts,
                              .param_count = PARAMS,
                              .tensor_count = TENSORS,
-                             .part_count = sizeof parts / sizeof *parts};
+                             .part_count = sizeof parts / sizeof *parts,
+                             .visits = &visiting};

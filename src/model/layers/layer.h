@@ -47,11 +47,14 @@ typedef enum Extent {
     EXTENT_OWN,
     EXTENT_LOGITS,
     EXTENT_CHOICES,
+    EXTENT_WORKED,
     EXTENT_KEYS,
     EXTENT_TERMS,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
-             experts; of keys that attention looks at, of terms of their gradients (model_term_depth); one */
+             experts; of those that experts here work on at a time: all these, or what a round of visits
+             holds, which then is scratch; of keys that attention looks at, of terms of their gradients
+             (model_term_depth); one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -62,8 +65,9 @@ typedef enum Element {
 /* Where a tensor is there at all. */
 typedef enum Need {
     NEED_ALWAYS,
-    NEED_SWAP, /* ranks of cp change tokens for heads */
-    NEED_TERMS /* gradients of keys are sums of terms: several runs of queries look at them */
+    NEED_SWAP,  /* ranks of cp change tokens for heads */
+    NEED_TERMS, /* gradients of keys are sums of terms: several runs of queries look at them */
+    NEED_VISITS /* ranks share experts out */
 } Need;
 
 /* A tensor of a layer's passes: [rows, width]. */
@@ -76,7 +80,7 @@ typedef struct TensorRow {
     Need need;
 } TensorRow;
 
-enum { LAYER_TENSORS = 16 }; /* at most */
+enum { LAYER_TENSORS = 24 }; /* at most */
 
 /* The two parameters of an adapter (Hu et al., "LoRA", 2021) of the matrix in row `of`:
  *
@@ -152,6 +156,7 @@ typedef struct Part {
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
     bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
+    bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
@@ -176,6 +181,43 @@ typedef struct KeysOfAll {
     int all;   /* [tokens of all ranks, 2G*D] c */
     int terms; /* [tokens of all ranks, 2G*D] fp32 */
 } KeysOfAll;
+/* Where ranks share experts out, and parts need those rows of all ranks that go to some of them
+ * (Part.by_experts): rows visit the ranks of their experts. At home they lie sorted by expert, so that those
+ * for one rank are one run; away those of one rank lie behind those of another, and are worked on by
+ * themselves: so each sum is taken as the rank whose rows they are would take it alone.
+ *
+ *     home   leave       ROWS --out-->  away   work, rank after rank  --back-->  home   arrive
+ *
+ * These parts run in one go, in both halves of a backward pass at once, in as many rounds as what has come
+ * needs room. They make again what the forward pass made away, whatever the policy. */
+typedef struct Carried {
+    int home, away; /* tensors of the layer, by number: [choices, width], and [worked, width] */
+    Dim width;
+    Element element;
+} Carried;
+enum { CARRIED = 3 }; /* at most */
+
+/* The rows of one rank away, from `first` on. */
+typedef struct Visitors {
+    int rank;
+    int64_t first, count;
+} Visitors;
+
+typedef struct Visit {
+    Carried out[CARRIED], back[CARRIED];
+    int out_count, back_count;
+    void (*leave)(const LayerPass *w);
+    void (*work)(const LayerPass *w, const Visitors *v);
+    void (*arrive)(const LayerPass *w);
+} Visit;
+typedef enum VisitWay { VISIT_FORWARD, VISIT_BACKWARD, VISIT_WAYS } VisitWay;
+
+typedef struct Visits {
+    /* Tensors of the layer: runs of rows by expert, of this rank [E + 1], of all that share experts out, and
+     * of those that visit here, from each rank's first on */
+    int runs, all_runs, own_runs;
+    Visit way[VISIT_WAYS];
+} Visits;
 
 typedef struct Layer {
     const char *name;
@@ -189,6 +231,7 @@ typedef struct Layer {
     int read, read_gradient;
     const Swap *swaps; /* [SWAPS] of its part that attends; NULL: it has none */
     const KeysOfAll *keys;
+    const Visits *visits; /* of its parts by experts; NULL: it has none */
 } Layer;
 
 extern const Layer layer_embedding;        /* ids -> y */

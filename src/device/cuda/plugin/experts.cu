@@ -371,7 +371,7 @@ template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     experts_weigh_kernel(Routes r, int64_t inter, T *act, T *dact, float *dweights) {
     SHARED(double, sums, BLOCK / WARP);
-    int64_t j = blockIdx.x, first = r.row[j] * inter;
+    int64_t j = blockIdx.x, first = (r.row ? r.row[j] : j) * inter;
     float weight = r.weights[j];
     double sum = 0;
     for (int64_t i = first + threadIdx.x; i < first + inter; i += BLOCK) {
