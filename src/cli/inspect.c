@@ -54,6 +54,14 @@ static void print_experts(const ModelConfig *c) {
            (long long)c->num_experts_per_tok, text_count(model_active_count(c), count));
 }
 
+static void print_mixers(const ModelConfig *c) {
+    Text text = {0};
+    if (!model_is_recurrent(c)) return;
+    model_mixers_text(c, &text);
+    printf("blocks      %s\n", text.data);
+    text_free(&text);
+}
+
 /* Known sizes are named: "the shape of Llama 3.2 1B" says more than its numbers. */
 static void print_shape(const ModelConfig *c) {
     char count[32];
@@ -65,6 +73,7 @@ static void print_shape(const ModelConfig *c) {
            (long long)c->num_key_value_heads, (long long)c->vocab_size, known ? " (the shape of " : "",
            known ? known->name : "", known ? ")" : "");
     print_experts(c);
+    print_mixers(c);
 }
 
 /* A model of another family is well formed all the same; what is not JSON is not. */

@@ -24,6 +24,7 @@ static void add_roff(Text *out, const char *text, size_t length) {
         case '^': text_puts(out, "\\(ha"); break;
         case '~': text_puts(out, "\\(ti"); break;
         case '`': text_puts(out, "\\(ga"); break;
+        case '|': text_puts(out, "|\\:"); break; /* where a line may end: there are long lists of choices */
         default: text_add(out, &c, 1);
         }
     }

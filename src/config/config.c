@@ -606,6 +606,31 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "That pattern: bit i is layer i of the period."},
+    /* A pattern of names, which is one fact of any depth of model. Where a file has the shape it is set from
+     * there. */
+    {.key = "model.mixer",
+     .type = OPT_STRINGS,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.mixer),
+     .fallback = "[]",
+     .help = "What blocks do along the sequence, in the family recurrent: " MIXER_NAMES
+             ", or a list of these, which repeats over the blocks."},
+    {.key = "model.recurrent_size",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.shape.recurrent_size),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_WIDTH,
+     .help = "Channels of a recurrence; 0 means twice hidden_size, with hawk alone 4/3 of it in whole 256."},
+    {.key = "model.conv_size",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(model.shape.conv_size),
+     .fallback = "0",
+     .min = 0,
+     .max = CONV_TAPS,
+     .help = "Tokens that the convolution before a recurrence's gates sees; 0 means there is none."},
     {.key = "model.norm_topk_prob",
      .type = OPT_BOOL,
      .effect = EFFECT_CURVE,
@@ -1725,6 +1750,9 @@ static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const
         {"model.moe_intermediate_size", own->moe_intermediate_size, asked->moe_intermediate_size},
         {"model.dense_period", 0, !same_layers(own->dense_layers, asked->dense_layers, own)},
         {"model.dense_layers", 0, !same_layers(own->dense_layers, asked->dense_layers, own)},
+        {"model.mixer", 0, !mixers_equal(&own->mixers, &asked->mixers, own->num_hidden_layers)},
+        {"model.recurrent_size", own->recurrent_size, asked->recurrent_size},
+        {"model.conv_size", own->conv_size, asked->conv_size},
         {"model.mlp_bias", own->mlp_bias, asked->mlp_bias},
     };
 #undef HEADS
@@ -1750,6 +1778,39 @@ static ErrorCode take_family(Config *c, OptionSet *set, const ModelConfig *own, 
     TRY(options_derive(set, "model.family", name, where, err));
     c->model.shape.family = model_family(own);
     return OK;
+}
+
+/* shape.mixers goes with the key, as shape.family does with its own: names become a pattern ... */
+static ErrorCode read_mixers(Config *c, OptionSet *set, Error *err) {
+    const StringList *names = &c->model.mixer;
+    MixerPattern *p = &c->model.shape.mixers;
+    if (names->count > MIXER_PERIOD)
+        return options_fail(set, "model.mixer", err, "%zu mixers are a pattern longer than %d", names->count,
+                            MIXER_PERIOD);
+    *p = (MixerPattern){.period = (int64_t)names->count};
+    for (size_t i = 0; i < names->count; i++) {
+        Mixer mixer;
+        if (!mixer_find(names->items[i], &mixer))
+            return options_fail(set, "model.mixer", err,
+                                "\"%s\" is no mixer that models have: expected " MIXER_NAMES,
+                                names->items[i]);
+        p->kind[i] = (uint8_t)mixer;
+    }
+    return OK;
+}
+
+/* ... and a pattern from a file names. */
+static ErrorCode take_mixers(Config *c, OptionSet *set, const ModelConfig *own, const char *where,
+                             Error *err) {
+    Text names = {0};
+    if (options_is_set(set, "model.mixer") || own->mixers.period == 0) return OK;
+    c->model.shape.mixers = own->mixers;
+    text_puts(&names, "[");
+    model_mixers_text(own, &names);
+    text_puts(&names, "]");
+    ErrorCode code = options_derive(set, "model.mixer", names.data, where, err);
+    text_free(&names);
+    return code;
 }
 
 /* What the family has where nobody says anything. Llama's own defaults are those of the table, so for
@@ -1904,6 +1965,7 @@ static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelCo
     shape->eos_token_id = own->eos_token_id;
     error_escape(where, sizeof where, path, strlen(path));
     TRY(take_family(c, set, own, where, err));
+    TRY(take_mixers(c, set, own, where, err));
     return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
@@ -2100,6 +2162,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
         return options_fail(set, "metrics.command", err, "expected a program as the first word, found \"\"");
     TRY(check_changes(set, &c->run.allow_changes, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
+    TRY(read_mixers(c, set, err));
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
     if (!c->model.config[0] && !c->model.init[0]) TRY(take_defaults(c, set, err));

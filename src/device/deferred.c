@@ -236,6 +236,15 @@ static void host_give(Device *d, void *host) {
       (void *, out), (Dtype, c))                                                                            \
     X(softcap, (int64_t, n), (float, cap), (void *, x), (Dtype, c))                                         \
     X(add, (int64_t, n), (const void *, a), (const void *, b), (void *, out), (Dtype, c))                   \
+    X(conv_forward, (ConvShape, s), (const void *, x), (const float *, w), (const int32_t *, first_key),    \
+      (float *, tail), (void *, y), (Dtype, c))                                                             \
+    X(conv_backward, (ConvShape, s), (const void *, x), (const float *, w), (const int32_t *, first_key),   \
+      (const void *, dy), (void *, dx), (float *, dw), (Dtype, c))                                          \
+    X(scan_forward, (ScanShape, s), (ScanInputs, in), (const int32_t *, first_key), (float *, state),       \
+      (float *, h), (Dtype, c))                                                                             \
+    X(scan_gate, (ScanShape, s), (const void *, gate), (const float *, h), (void *, out), (Dtype, c))       \
+    X(scan_backward, (ScanShape, s), (ScanInputs, in), (const int32_t *, first_key), (const float *, h),    \
+      (const void *, dout), (ScanGradients, out), (Dtype, c))                                               \
     X(route, (RouteShape, s), (Routes, r), (int64_t *, counts))                                             \
     X(route_backward, (RouteShape, s), (Routes, r), (const float *, dweights), (const float *, scale),      \
       (float *, balance), (void *, dlogits), (Dtype, c))                                                    \

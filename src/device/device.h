@@ -64,6 +64,9 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(ACTIVATION_FORWARD, activation_forward)   X(ACTIVATION_BACKWARD, activation_backward)            \
     X(ADD, add)                                 X(SCALE, scale)                                        \
     X(SOFTCAP, softcap)                                                                                \
+    X(CONV_FORWARD, conv_forward)               X(CONV_BACKWARD, conv_backward)                        \
+    X(SCAN_FORWARD, scan_forward)               X(SCAN_BACKWARD, scan_backward)                        \
+    X(SCAN_GATE, scan_gate)                                                                            \
     X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
     X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
     X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
@@ -201,6 +204,44 @@ typedef enum NormKind { NORM_RMS, NORM_RMS_PLUS_ONE, NORM_LAYER } NormKind;
 typedef enum Activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED } Activation;
 #define CLAMPED_LIMIT 7.0f
 #define CLAMPED_SLOPE 1.702f
+
+/* A causal convolution of each channel by itself, a few tokens long. */
+typedef struct ConvShape {
+    int64_t tokens, width; /* T, W: channels */
+    int64_t row;           /* elements from one token to the next in x, and in its gradient */
+    int taps;              /* K, at most CONV_TAPS */
+} ConvShape;
+enum { CONV_TAPS = 8 };
+
+/* Recurrences that are linear in their state, each channel by itself, h_t = a_t h_{t-1} + b_t, where a
+ * document begins from h = 0. What a and b are made of, with s(x) = 1 / (1 + exp(-x)) and values v:
+ *
+ *     MIN_GRU    a = 1 - s(z)      b = s(z) v               gates z
+ *     MIN_LSTM   a = s(f) n        b = s(i) n v             gates f, then i; n = 1 / (s(f) + s(i) + 1e-4)
+ *     HAWK       a = exp(d s(r))   b = sqrt(1 - a^2) s(i) v gates r, then i; d = -8 log(1 + exp(lambda))
+ *
+ * Feng et al., "Were RNNs all we needed?", 2024, as Lingua has them (Videau et al., 2024); De et al.,
+ * "Griffin", 2024. The root's slope is bounded, as there: 1 / sqrt(max(4 (1 - a^2), 1e-6)). */
+typedef enum ScanKind { SCAN_MIN_GRU, SCAN_MIN_LSTM, SCAN_HAWK } ScanKind;
+enum { SCAN_KINDS = SCAN_HAWK + 1 };
+typedef struct ScanShape {
+    int64_t tokens, width;                   /* T, W: channels */
+    int64_t gates_row, values_row, gate_row; /* elements from one token to the next, in gradients likewise */
+    ScanKind kind;
+} ScanShape;
+enum { SCAN_GATES = 2 }; /* runs of W gates that a kind has, at most */
+
+/* What a recurrence reads, or the gradients of it; tensor memory. */
+typedef struct ScanInputs {
+    const void *gates;   /* [T, W or 2 W] c */
+    const void *values;  /* [T, W] c */
+    const void *gate;    /* [T, W] c: of what goes out */
+    const float *lambda; /* [W] of HAWK, else NULL */
+} ScanInputs;
+typedef struct ScanGradients {
+    void *gates, *values, *gate;
+    float *lambda; /* [W], added to */
+} ScanGradients;
 
 /* Of an optimizer, what stays as it is ... */
 typedef struct AdamW {
@@ -407,6 +448,29 @@ typedef struct Ops {
 
     /* x = cap * tanh(x / cap), in place. */
     void (*softcap)(Device *d, int64_t n, float cap, void *x /* [n] c */, Dtype c);
+
+    /* y_t = silu(p_t), p_t = sum over j of w_j x_{t - K + 1 + j}, of tokens from first_key[t] on. In
+     * generation first_key is NULL: tokens before the first are those of `tail`, fp32, which is then that of
+     * the next call. */
+    void (*conv_forward)(Device *d, ConvShape s, const void *x /* [T, W] c */, const float *w /* [K, W] */,
+                         const int32_t *first_key /* [T] or NULL */, float *tail /* [K - 1, W] or NULL */,
+                         void *y /* [T, W] c */, Dtype c);
+    /* dx from dy; dw += sums over tokens. */
+    void (*conv_backward)(Device *d, ConvShape s, const void *x /* [T, W] c */, const float *w /* [K, W] */,
+                          const int32_t *first_key /* [T] */, const void *dy /* [T, W] c */,
+                          void *dx /* [T, W] c */, float *dw /* [K, W] */, Dtype c);
+    /* h of all tokens, one after the other. A document begins at t where first_key[t] is t. In generation
+     * first_key is NULL, and `state` h before the first token, then h after the last. in.gate is not read. */
+    void (*scan_forward)(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key /* [T] or NULL */,
+                         float *state /* [W] or NULL */, float *h /* [T, W] */, Dtype c);
+    /* What goes out: out = h silu(gate). */
+    void (*scan_gate)(Device *d, ScanShape s, const void *gate /* [T, W] c */, const float *h /* [T, W] */,
+                      void *out /* [T, W] c */, Dtype c);
+    /* The gradients of what is read, through the gate and the recurrence, from dout:
+     *     g_t = silu(gate_t) dout_t + a_{t+1} g_{t+1}      db_t = g_t      da_t = g_t h_{t-1} */
+    void (*scan_backward)(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key /* [T] */,
+                          const float *h /* [T, W] */, const void *dout /* [T, W] c */, ScanGradients out,
+                          Dtype c);
 
     /* Softmax of the logits that stand in r.scores, in place; then each token's k experts with the largest
      * logits, of equal ones those with lower numbers, their scores as weights, and the order of rows.

@@ -196,6 +196,15 @@ float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
     return e->step.owned[p->unit].flats[p->flat] + (piece.at - start);
 }
 
+/* Vectors are short: the host makes them. */
+static void initialise_of(Engine *e, double (*of)(double), uint64_t key, PieceRun run, float *to) {
+    float *values = mem_alloc_array((size_t)run.count, sizeof *values);
+    for (int64_t i = 0; i < run.count; i++)
+        values[i] = (float)of(rng_uniform(key, (uint64_t)(run.element + i)));
+    OP(e->device, OP_UPLOAD, upload, to, values, (size_t)run.count * sizeof *values);
+    free(values);
+}
+
 /* Elements are drawn by their numbers in the whole parameter, whoever holds them: the start of a curve does
  * not know the mesh. A box that is narrower than its matrix is filled row by row for that reason. */
 static void initialise(Engine *e, const Param *p, InitKind kind, double std, uint64_t seed) {
@@ -205,7 +214,9 @@ static void initialise(Engine *e, const Param *p, InitKind kind, double std, uin
     for (int64_t at = 0; at < piece.count; at += run.count) {
         float *to = engine_master(e, piece) + at;
         run = piece_run(&piece, at);
-        if (r.std > 0)
+        if (r.of)
+            initialise_of(e, r.of, rng_key(seed, p->name), run, to);
+        else if (r.std > 0)
             OP(e->device, OP_INIT_NORMAL, init_normal, run.count, rng_key(seed, p->name),
                (uint64_t)run.element, 0.0, r.std, r.lo, r.hi, to);
         else

@@ -46,6 +46,14 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_OWN_RUNS: return model_expert_ranks(c) * (model_own_experts(c) + 1);
     case DIM_EXPERT: return expert_width(c);
     case DIM_EXPERT_GATE_UP: return 2 * expert_width(c);
+    case DIM_STATE: return c->recurrent_size;
+    case DIM_STATES_2: return 2 * c->recurrent_size;
+    case DIM_STATES_3: return 3 * c->recurrent_size;
+    case DIM_STATES_4: return 4 * c->recurrent_size;
+    case DIM_CONV: return c->conv_size > 0 ? c->recurrent_size : 0;
+    case DIM_CONV_2: return c->conv_size > 0 ? 2 * c->recurrent_size : 0;
+    case DIM_TAPS: return c->conv_size * c->recurrent_size;
+    case DIM_TAPS_2: return 2 * c->conv_size * c->recurrent_size;
     case DIM_ADAPTER: return c->adapter_rank;
     }
     return 0;
@@ -96,7 +104,8 @@ static void shorten(LayerSet *s, int64_t layers) {
 BlockShape model_block(const ModelConfig *c, int64_t layer) {
     bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
     bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
-    return (BlockShape){.experts = c->num_experts > 0 && !layer_set_has(c->dense_layers, layer),
+    return (BlockShape){.mixer = mixer_of(&c->mixers, layer),
+                        .experts = c->num_experts > 0 && !layer_set_has(c->dense_layers, layer),
                         .window = window ? c->sliding_window : 0,
                         .rotation = !turned                                ? -1
                                     : window && arch_of(c)->local_rotation ? 1
@@ -106,7 +115,7 @@ BlockShape model_block(const ModelConfig *c, int64_t layer) {
 /* As many tables as model_block can ask for: without windows no layer takes the second one, and it would
  * be memory of positions * R floats for nothing. */
 int model_rotations(const ModelConfig *c) {
-    if (arch_of(c)->learned_positions) return 0;
+    if (arch_of(c)->learned_positions || !model_has_mixer(c, MIXER_ATTENTION)) return 0;
     return arch_of(c)->local_rotation && c->sliding_window > 0 ? 2 : 1;
 }
 
@@ -159,6 +168,15 @@ static ErrorCode check_experts(const ModelConfig *c, const char *where, Error *e
                      "%s: %" PRId64 " experts in each of %" PRId64 " layers are more than %" PRId64
                      " in all, which is the most that weft holds",
                      where, c->num_experts, c->num_hidden_layers, MAX_EXPERTS);
+}
+
+/* Sizes of recurrences are those of vectors of taps too, which stay within 63 bits. */
+static ErrorCode check_recurrence(const ModelConfig *c, const char *where, Error *err) {
+    if (!model_is_recurrent(c)) return OK;
+    TRY(check_size(where, "recurrent_size", c->recurrent_size, MODEL_MAX_WIDTH, err));
+    if (c->conv_size >= 0 && c->conv_size <= CONV_TAPS) return OK;
+    return error_set(err, ERR_CONFIG, "%s: conv_size is %" PRId64 ", expected a number from 0 to %d", where,
+                     c->conv_size, CONV_TAPS);
 }
 
 /* heads * head_dim need not be hidden_size: it is not in Qwen3 4B, Mistral Nemo, or Gemma 2 9B. That the
@@ -265,6 +283,21 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
                       MODEL_MAX_POSITIONS, err);
 }
 
+/* As `shorten`. */
+static void shorten_mixers(MixerPattern *p, int64_t layers) {
+    uint8_t kinds[MIXER_PERIOD];
+    if (layers > MIXER_PERIOD || p->period == 0) return;
+    for (int64_t i = 0; i < layers; i++) kinds[i] = (uint8_t)mixer_of(p, i);
+    mixers_find(p, kinds, layers);
+}
+
+/* As Lingua has them; a size for both kinds is that of the wider one. */
+static int64_t usual_recurrence(const ModelConfig *c) {
+    enum { MULTIPLE = 256 };
+    if (model_has_mixer(c, MIXER_MIN_GRU) || model_has_mixer(c, MIXER_MIN_LSTM)) return 2 * c->hidden_size;
+    return (4 * c->hidden_size / 3 + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+}
+
 /* What can be said in several ways is said in one, so that equal shapes are equal bytes. No window leaves
  * no layers that have one, and no layers leave no window: hence the set between the two. */
 static void make_canonical(ModelConfig *c) {
@@ -275,6 +308,9 @@ static void make_canonical(ModelConfig *c) {
     if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
     shorten(&c->windows, c->num_hidden_layers);
     if (c->num_experts == 0) c->dense_layers = (LayerSet){0, 0};
+    shorten_mixers(&c->mixers, c->num_hidden_layers);
+    if (!model_is_recurrent(c)) c->mixers = (MixerPattern){.period = 0}, c->recurrent_size = c->conv_size = 0;
+    if (model_is_recurrent(c) && c->recurrent_size == 0) c->recurrent_size = usual_recurrence(c);
     shorten(&c->no_rope, c->num_hidden_layers);
     shorten(&c->dense_layers, c->num_hidden_layers);
     if (c->windows.period == 0) c->sliding_window = 0;
@@ -287,6 +323,7 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     make_canonical(c);
     TRY(check_sizes(c, where, err));
     TRY(check_experts(c, where, err));
+    TRY(check_recurrence(c, where, err));
     TRY(check_divisions(c, where, err));
     TRY(check_attention(c, where, err));
     TRY(check_numbers(c, where, err));

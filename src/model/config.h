@@ -45,6 +45,25 @@ typedef struct LayerSet {
 } LayerSet;
 enum { LAYER_SET_PERIOD = 52 }; /* at most: a mask is a whole number that a double holds */
 
+/* What a block does along the sequence: attention, or a recurrence (layers/recurrence.c). */
+typedef enum Mixer { MIXER_ATTENTION, MIXER_MIN_GRU, MIXER_MIN_LSTM, MIXER_HAWK, MIXERS } Mixer;
+#define MIXER_NAMES "attention, min_gru, min_lstm or hawk"
+const char *mixer_name(Mixer mixer);
+bool mixer_find(const char *name, Mixer *out);
+
+/* The mixers of blocks, told by a pattern that repeats: block i has kind[i % period]. Period 0: attention in
+ * all, and no kinds. */
+enum { MIXER_PERIOD = 56 }; /* at most */
+typedef struct MixerPattern {
+    int64_t period;
+    uint8_t kind[MIXER_PERIOD]; /* Mixer; behind the period zeros */
+} MixerPattern;
+Mixer mixer_of(const MixerPattern *p, int64_t layer);
+/* Whether the first `layers` blocks have the same. */
+bool mixers_equal(const MixerPattern *a, const MixerPattern *b, int64_t layers);
+/* The shortest pattern that says `kinds` [layers]; false if none does that is not too long. */
+bool mixers_find(MixerPattern *p, const uint8_t *kinds, int64_t layers);
+
 typedef struct ModelConfig {
     const struct Family *family; /* families/family.h; NULL: Llama */
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
@@ -63,8 +82,11 @@ typedef struct ModelConfig {
     double final_logit_softcapping; /* and the logits */
     int64_t num_experts, num_experts_per_tok; /* 0: none */
     int64_t moe_intermediate_size;            /* width of an expert; 0: intermediate_size */
-    LayerSet dense_layers;                    /* of a model with experts: layers that have an MLP instead */
-    double router_aux_loss_coef;              /* of the balance loss, where output_router_logits is set */
+    MixerPattern mixers;
+    int64_t recurrent_size; /* channels of a recurrence; 0, where there is one: 2 hidden_size, of hawk 4/3 */
+    int64_t conv_size;      /* taps of the convolution before its gates; 0: none */
+    LayerSet dense_layers;  /* of a model with experts: layers that have an MLP instead */
+    double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     bool norm_topk_prob;                /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */
@@ -96,11 +118,17 @@ typedef struct BlockShape {
     int64_t window; /* 0: none */
     int rotation;   /* number of its table of angles; -1: heads are not turned */
     bool experts;   /* in place of the MLP */
+    Mixer mixer;
 } BlockShape;
 BlockShape model_block(const ModelConfig *c, int64_t layer);
 /* Tables of angles that the model has: 0, 1, or 2. */
 int model_rotations(const ModelConfig *c);
 int64_t model_rotary_dim(const ModelConfig *c); /* elements of a head that are turned */
+/* Whether any block has this mixer, or one that is none of attention. */
+bool model_has_mixer(const ModelConfig *c, Mixer mixer);
+bool model_is_recurrent(const ModelConfig *c);
+/* "min_gru, min_gru, attention": the pattern. */
+void model_mixers_text(const ModelConfig *c, Text *out);
 
 /* Widths that shapes of parameters and of activations are told in. */
 typedef enum Dim {
@@ -125,7 +153,15 @@ typedef enum Dim {
     DIM_OWN_RUNS,       /* of each of these ranks, experts of this one + 1 */
     DIM_EXPERT,         /* width of an expert */
     DIM_EXPERT_GATE_UP, /* twice that */
-    DIM_ADAPTER         /* r, the rank of adapters */
+    DIM_STATE,          /* W, channels of a recurrence */
+    DIM_STATES_2,       /* twice, three and four times that */
+    DIM_STATES_3,
+    DIM_STATES_4,
+    DIM_CONV,   /* W where gates go through a convolution, else 0 */
+    DIM_CONV_2, /* twice that */
+    DIM_TAPS,   /* K W */
+    DIM_TAPS_2, /* twice that */
+    DIM_ADAPTER /* r, the rank of adapters */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 

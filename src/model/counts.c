@@ -25,7 +25,7 @@ static unsigned facts_of(const ModelConfig *c) {
            (a->qk_norm != QK_NORM_NONE ? WHEN_QK_NORM : 0) | (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
            (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0) | (a->sinks ? WHEN_SINKS : 0) |
            (a->stacked_experts ? WHEN_EXPERTS_STACKED : WHEN_EXPERTS_APART) |
-           (a->expert_bias ? WHEN_EXPERT_BIAS : 0);
+           (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0);
 }
 
 bool param_present(const ModelConfig *c, const ParamRow *row) {

@@ -15,17 +15,24 @@
 
 #include "base/text.h"
 
-/* Most that a block's layers keep of a token. Every block gets the same room, so that where a block's
- * begins is its number times that. */
-static size_t cached_bytes(const Model *m) {
-    size_t most = 0;
-    for (int u = 1; u < m->table.units - 1; u++) {
-        Sublayer sublayers[UNIT_SUBLAYERS];
-        int64_t elements = 0, count = unit_sublayers(&m->config, u, sublayers);
-        for (int s = 0; s < count; s++) elements += model_dim(&m->config, sublayers[s].layer->cached);
-        size_t bytes = (size_t)elements * dtype_bytes(m->compute);
-        if (bytes > most) most = bytes;
+/* Of one block: what its layers keep of each of `positions` tokens, and what they carry. */
+static size_t kept_bytes(const Model *m, int unit, int64_t positions) {
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    int64_t cached = 0, carried = 0, count = unit_sublayers(&m->config, unit, sublayers);
+    for (int s = 0; s < count; s++) {
+        const Layer *l = sublayers[s].layer;
+        cached += model_dim(&m->config, l->cached);
+        carried += l->carried ? l->carried(&m->config) : 0;
     }
+    return (size_t)(positions * cached) * dtype_bytes(m->compute) + (size_t)carried * sizeof(float);
+}
+
+/* Every block gets the same room, that of the one which keeps most, so that where a block's begins is its
+ * number times that. */
+static size_t cached_bytes(const Model *m, int64_t positions) {
+    size_t most = 0;
+    for (int u = 1; u < m->table.units - 1; u++)
+        if (kept_bytes(m, u, positions) > most) most = kept_bytes(m, u, positions);
     return most;
 }
 
@@ -43,7 +50,7 @@ static void layout(Decoder *g) {
     const ModelConfig *c = &g->model.config;
     Pool *p = &g->pool;
     size_t ids = (size_t)g->chunk * sizeof(int32_t);
-    g->cache.unit_bytes = pool_round((size_t)g->cache.positions * cached_bytes(&g->model));
+    g->cache.unit_bytes = pool_round(cached_bytes(&g->model, g->cache.positions));
     g->cache.base = pool_take(p, (size_t)(g->model.table.units - 2) * g->cache.unit_bytes);
     g->batch.ids = pool_take(p, ids);
     g->batch.positions = pool_take(p, ids);
@@ -78,7 +85,8 @@ void decoder_close(Decoder *g) {
     *g = (Decoder){0};
 }
 
-/* Nothing is cleared: rows of the cache from `start` on are written before they are read. */
+/* Nothing is cleared: rows of the cache from `start` on are written before they are read, and recurrences see
+ * that a sequence begins. */
 void decoder_restart(Decoder *g) { g->cache.start = 0; }
 
 int64_t decoder_room(const Decoder *g) { return g->cache.positions - g->cache.start; }

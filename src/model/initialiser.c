@@ -11,8 +11,8 @@ typedef enum Scale {
     SCALE_GIVEN,
     SCALE_FIXED,
     SCALE_HIDDEN,
-    SCALE_INTER
-} Scale; /* std, a number, h^-0.5, I^-0.5 */
+    SCALE_INPUTS
+} Scale; /* std, a number, h^-0.5, (inputs of the matrix)^-0.5 */
 typedef enum Depth {
     DEPTH_NONE,
     DEPTH_LAYER,
@@ -47,7 +47,7 @@ static const Start starts[INIT_KINDS][INIT_ROLES] = {
                      [ROLE_INNER] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                      [ROLE_UP] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
                      [ROLE_OUT] = {SCALE_HIDDEN, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3},
-                     [ROLE_DOWN] = {SCALE_INTER, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3}},
+                     [ROLE_DOWN] = {SCALE_INPUTS, .depth = DEPTH_MODEL, .limit = LIMIT_STD, .within = 3}},
     [INIT_GPT2] = {[ROLE_EMBEDDING] = {SCALE_FIXED, .fixed = 0.02},
                    [ROLE_POSITIONS] = {SCALE_FIXED, .fixed = 0.02},
                    [ROLE_HEAD] = {SCALE_FIXED, .fixed = 0.02},
@@ -62,8 +62,7 @@ static double base_of(const Start *s, const Param *p, const ModelConfig *c, doub
     case SCALE_GIVEN: return given;
     case SCALE_FIXED: return s->fixed;
     case SCALE_HIDDEN: return 1 / sqrt((double)c->hidden_size);
-    case SCALE_INTER:
-        return 1 / sqrt((double)model_dim(c, p->row->expert || p->row->stacked ? DIM_EXPERT : DIM_INTER));
+    case SCALE_INPUTS: return 1 / sqrt((double)model_dim(c, p->row->stacked ? DIM_EXPERT : p->row->cols));
     }
     return 0;
 }
@@ -85,6 +84,12 @@ static double norm_start(const ModelConfig *c) {
     return model_family(c)->arch.norm == NORM_RMS_PLUS_ONE ? 0 : 1;
 }
 
+/* exp(-8 log(1 + exp(lambda))) is then u^4. */
+static double lambda_of(double uniform) {
+    double u = 0.81 + uniform * (0.998 - 0.81);
+    return log(expm1(-log(u) / 2));
+}
+
 /* init_normal cuts in standard deviations; an absolute limit is brought to them by the parameter's own,
  * after depth has made that smaller: so the deeper layers of torchtitan's are cut further out. */
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std) {
@@ -95,6 +100,9 @@ InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, do
     if (role == ROLE_ADAPTER)
         return (InitRule){
             .std = 1 / sqrt(3.0 * (double)p->cols), .lo = -(double)INFINITY, .hi = (double)INFINITY};
+    /* As Lingua has it; one channel has K taps. */
+    if (role == ROLE_CONV) return (InitRule){.std = 1 / sqrt((double)c->conv_size), .lo = -3, .hi = 3};
+    if (role == ROLE_LAMBDA) return (InitRule){.of = lambda_of};
     /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
     if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
     const Start *s = &starts[kind][role];

@@ -43,7 +43,8 @@ typedef enum When {
     WHEN_SINKS = 4096,         /* of attention */
     WHEN_EXPERTS_APART = 8192, /* each has parameters of its own, or one parameter has those of all */
     WHEN_EXPERTS_STACKED = 16384,
-    WHEN_EXPERT_BIAS = 32768 /* and of their router */
+    WHEN_EXPERT_BIAS = 32768, /* and of their router */
+    WHEN_CONV = 65536         /* gates of recurrences go through a convolution */
 } When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
@@ -61,7 +62,9 @@ typedef enum InitRole {
     ROLE_INNER, /* reads the stream: q, k, v, gate */
     ROLE_UP,
     ROLE_OUT,     /* adds to the stream: the attention's output, */
-    ROLE_DOWN,    /* and the MLP's */
+    ROLE_DOWN,    /* and the MLP's, and a recurrence's */
+    ROLE_CONV,    /* taps */
+    ROLE_LAMBDA,  /* how fast a channel of HAWK forgets */
     ROLE_ADAPTER, /* A of an adapter; its B begins with zeros */
     INIT_ROLES
 } InitRole;
@@ -181,15 +184,18 @@ int64_t param_copies(const ModelConfig *c, const ParamRow *row);
  *   torchtitan  embedding N(0, 1); q, k, v, gate 0.02; o, up, down 0.02 / sqrt(2 (layer + 1)), cut at +-2
  *               absolute; head h^-0.5 cut at 3 std, and so the embedding when tied
  *   lingua      everything cut at 3 std: embedding, head h^-0.5; q, k, v, gate, up h^-0.5; o h^-0.5 / f, down
- *               I^-0.5 / f with f = sqrt(2 (L + 1))
+ *               (its inputs)^-0.5 / f with f = sqrt(2 (L + 1))
  *   gpt2        N(0, 0.02), but o and down 0.02 / sqrt(2 L)
- * Learned positions start as the embedding of `normal` and of gpt2 does, elsewhere from N(0, 0.02). Norms
- * begin as the identity, whatever their weights then are. */
+ * What reads the stream in a recurrence starts as a gate does, its output as down; taps of convolutions from
+ * K^-0.5, cut at 3 std, and lambda so that a^(1/4) is from U(0.81, 0.998) where the gate is open (De et al.,
+ * "Griffin", 2024), everywhere. Learned positions start as the embedding of `normal` and of gpt2 does,
+ * elsewhere from N(0, 0.02). Norms begin as the identity, whatever their weights then are. */
 typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA, INIT_GPT2, INIT_KINDS } InitKind;
 #define INIT_NAMES "normal|torchtitan|lingua|gpt2"
 typedef struct InitRule {
-    double value;       /* constant, when std is 0 */
-    double std, lo, hi; /* lo, hi in standard deviations */
+    double value;                 /* constant, when std is 0 */
+    double std, lo, hi;           /* lo, hi in standard deviations */
+    double (*of)(double uniform); /* of a number from [0, 1), unless NULL: then it alone counts */
 } InitRule;
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std);
 

@@ -43,8 +43,22 @@ static Sublayer sublayer_of(const Arch *a, int sublayer, const Layer *layer) {
                       .layer = layer};
 }
 
-/* The whole anatomy of a model: unit 0 and unit L+1 are one layer each, all between are attention and MLP, or
- * experts. Which attention is a matter of the family alone. */
+/* What a block does along the sequence, and whether an MLP follows: behind Lingua's minGRU and minLSTM none.
+ * Which attention is a matter of the family alone. */
+static const struct {
+    const Layer *layer; /* NULL: attention */
+    bool alone;
+} mixers[MIXERS] = {[MIXER_MIN_GRU] = {&layer_min_gru, true},
+                    [MIXER_MIN_LSTM] = {&layer_min_lstm, true},
+                    [MIXER_HAWK] = {&layer_hawk, false}};
+
+static const Layer *mixer_layer(const Arch *a, Mixer mixer) {
+    if (mixers[mixer].layer) return mixers[mixer].layer;
+    return a->qk_norm != QK_NORM_NONE ? &layer_normed_attention : &layer_attention;
+}
+
+/* The whole anatomy of a model: unit 0 and unit L+1 are one layer each, all between are a mixer and, with
+ * most, an MLP or experts. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
     if (embedding || head) {
@@ -52,9 +66,10 @@ int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS])
         return 1;
     }
     const Arch *a = &model_family(c)->arch;
-    bool normed = a->qk_norm != QK_NORM_NONE;
-    out[0] = sublayer_of(a, 0, normed ? &layer_normed_attention : &layer_attention);
-    out[1] = sublayer_of(a, 1, model_block(c, unit - 1).experts ? &layer_experts : &layer_mlp);
+    BlockShape block = model_block(c, unit - 1);
+    out[0] = sublayer_of(a, 0, mixer_layer(a, block.mixer));
+    if (mixers[block.mixer].alone) return 1;
+    out[1] = sublayer_of(a, 1, block.experts ? &layer_experts : &layer_mlp);
     return 2;
 }
 

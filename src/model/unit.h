@@ -3,8 +3,8 @@
  * A unit is put together from layers (layers/layer.h):
  *
  *     embedding  the layer as it is
- *     block      two sublayers, x + out(f(in(x))) with f a layer: attention, then MLP or experts; in and out
- *                are norms, either of which a family may do without
+ *     block      one or two sublayers, x + out(f(in(x))) with f a layer: attention or a recurrence, then MLP
+ *                or experts; in and out are norms, either of which a family may do without
  *     head       the layer as it is: final norm, head and loss
  *
  * What lives where
@@ -72,7 +72,8 @@ typedef struct Microbatch {
     int32_t *first_key;                 /* [T] of all ranks of cp */
 } Microbatch;
 
-/* What layers keep of the tokens of one sequence so far, for generation; tensor memory. */
+/* What layers keep of the tokens of one sequence so far, for generation; tensor memory. Keys and values of
+ * each, or what a recurrence carries, which does not grow: its layer clears it where a sequence begins. */
 typedef struct KeyValueCache {
     char *base;        /* of block after block */
     size_t unit_bytes; /* of each */

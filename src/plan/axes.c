@@ -230,6 +230,7 @@ static void put_fitting(const ModelConfig *c, Text *out) {
 static const char *uncut(const ModelConfig *c) {
     const Arch *a = &model_family(c)->arch;
     if (c->num_experts > 0) return "has experts";
+    if (model_is_recurrent(c)) return "has recurrences";
     if (a->fused_qkv) return "stores q, k and v as one matrix";
     if (a->transposed) return "stores its matrices transposed";
     return a->qk_norm == QK_NORM_FLAT ? "norms all heads of a token as one row" : NULL;
@@ -389,6 +390,12 @@ ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts
                          "%s %d: the family %s has experts, whose tokens weft does not share out yet: use 1",
                          ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
                          model_family(c)->model_type);
+    if (model_is_recurrent(c) && (ranks > 1 || spans > 1))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s %d: the family %s has recurrences, which go through a sequence on one rank: use 1",
+            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
+            model_family(c)->model_type);
     if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
         return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
     TRY(check_spans(contexts, err));

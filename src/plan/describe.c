@@ -20,6 +20,13 @@ static void describe_experts(const ModelConfig *m, Text *out) {
                     text_count(model_active_count(m), active));
 }
 
+static void describe_mixers(const ModelConfig *m, Text *out) {
+    if (!model_is_recurrent(m)) return;
+    text_puts(out, "        blocks: ");
+    model_mixers_text(m, out);
+    text_puts(out, "\n");
+}
+
 /* Nothing where there are none. */
 static void describe_adapters(const RankPlan *p, Text *out) {
     const ParamTable *t = &p->model.table;
@@ -45,6 +52,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
                 m->tie_word_embeddings ? ", tied" : "");
     describe_experts(m, out);
+    describe_mixers(m, out);
     describe_adapters(p, out);
     double per_token = adapters_flops_per_token(m, &p->model.table, c->train.context);
     int64_t per_step = layout_samples(l) * c->train.context;

@@ -106,11 +106,23 @@ static ErrorCode check_experts(const ModelConfig *m, Error *err) {
     return OK;
 }
 
+/* They would be passed over where no block has a recurrence. */
+static ErrorCode check_recurrence(const ModelConfig *m, Error *err) {
+    if (model_is_recurrent(m) || (m->recurrent_size == 0 && m->conv_size == 0)) return OK;
+    bool size = m->recurrent_size > 0;
+    return error_set(err, ERR_CONFIG,
+                     "model.%s is %lld, but no block has a recurrence: name one in model.mixer, with "
+                     "model.family: recurrent",
+                     size ? "recurrent_size" : "conv_size",
+                     (long long)(size ? m->recurrent_size : m->conv_size));
+}
+
 /* What follows from other keys (heads, sizes) is written down as derived. */
 static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
     ModelConfig whole = c->model.shape;
     TRY(check_pairs(&whole, err));
     TRY(check_experts(&whole, err));
+    TRY(check_recurrence(&whole, err));
     TRY(model_config_complete(&whole, "model", err));
     return options_derive_part(set, &c->model.shape, &whole, sizeof whole, true,
                                "derived from other keys of model", err);

@@ -350,6 +350,173 @@ static void check_norm(Device *d, Dtype c) {
 }
 static void test_norm(void **state) { (void)state, on_all(check_norm); }
 
+/* ---- convolutions and recurrences ---- */
+
+/* Documents as attention's segments are: no window, which recurrences do not have. */
+static int32_t *documents(int64_t tokens, int pattern) {
+    int32_t *first = tensor(tokens, DTYPE_F32), start = 0;
+    for (int64_t t = 0; t < tokens; t++) {
+        if (pattern == 1 || (pattern == 2 && (t % 37 == 36 || t % 100 == 64))) start = (int32_t)t;
+        first[t] = start;
+    }
+    return first;
+}
+
+static const int64_t scan_widths[] = {1, 24, 100, 131, 300};
+
+/* Rows of x lie further apart than they are long, and what is between them stays. */
+static void check_conv_shape(Device *d, ConvShape s, int pattern, Dtype c) {
+    int64_t wide = s.tokens * s.row, n = s.tokens * s.width, taps = s.taps * s.width;
+    void *x = random_tensor(wide, c, -2, 2), *dy = random_tensor(n, c, -1, 1), *y = tensor(n, c),
+         *y2 = tensor(n, c), *dx = random_tensor(wide, c, -1, 1), *dx2 = copy_of(dx, wide, c);
+    float *w = random_tensor(taps, DTYPE_F32, -1, 1), *dw = random_tensor(taps, DTYPE_F32, -1, 1),
+          *dw2 = copy_of(dw, taps, DTYPE_F32);
+    int32_t *first = documents(s.tokens, pattern);
+    RUN(d, conv_forward, s, x, w, first, NULL, y, c);
+    reference.ops.conv_forward(&reference, s, x, w, first, NULL, y2, c);
+    assert_sums("conv", d, y, y2, n, c, s.taps, 2);
+    RUN(d, conv_backward, s, x, w, first, dy, dx, dw, c);
+    reference.ops.conv_backward(&reference, s, x, w, first, dy, dx2, dw2, c);
+    assert_sums("conv dx", d, dx, dx2, wide, c, s.taps, 1);
+    assert_sums("conv dw", d, dw, dw2, taps, DTYPE_F32, (double)s.tokens, 2);
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = s.width; i < s.row; i++) {
+            float got = tensor_get(dx, t * s.row + i, c), want = tensor_get(dx2, t * s.row + i, c);
+            assert_true(got >= want && got <= want);
+        }
+}
+
+/* In pieces of 1, 2, ... tokens with a tail, as the whole is. */
+static void check_conv_tail(Device *d, ConvShape s, Dtype c) {
+    int64_t n = s.tokens * s.width, rows = (s.taps - 1) * s.width + 1;
+    void *x = random_tensor(s.tokens * s.row, c, -2, 2), *y = tensor(n, c), *whole = tensor(n, c);
+    float *w = random_tensor(s.taps * s.width, DTYPE_F32, -1, 1), *tail = tensor(rows, DTYPE_F32);
+    RUN(d, conv_forward, s, x, w, documents(s.tokens, 0), NULL, whole, c);
+    memset(tail, 0, (size_t)rows * sizeof *tail);
+    ConvShape piece = s;
+    for (int64_t at = 0, step = 1; at < s.tokens; at += piece.tokens, step++) {
+        piece.tokens = min_i64(step, s.tokens - at);
+        RUN(d, conv_forward, piece, tensor_at(x, at * s.row, c), w, NULL, tail, tensor_to(y, at * s.width, c),
+            c);
+    }
+    assert_sums("conv in pieces", d, y, whole, n, c, s.taps, 2);
+}
+
+static void check_conv(Device *d, Dtype c) {
+    if (!d->ops.conv_forward) return; /* models with recurrences are refused there: plan/rank.c */
+    EACH(t, token_counts)
+    EACH(h, scan_widths) for (int taps = 1; taps <= CONV_TAPS; taps += taps == 4 ? 4 : 1) {
+        ConvShape s = {.tokens = *t, .width = *h, .row = *h + 7, .taps = taps};
+        check_conv_shape(d, s, taps % 3, c);
+        drop_all();
+        if (*t <= 65) check_conv_tail(d, s, c);
+        drop_all();
+    }
+}
+static void test_conv(void **state) { (void)state, on_all(check_conv); }
+
+/* Of HAWK: fast and slow ones. */
+static float *lambdas_of(ScanShape s) {
+    return s.kind == SCAN_HAWK ? random_tensor(s.width, DTYPE_F32, -6, 0) : NULL;
+}
+
+static void check_scan_shape(Device *d, ScanShape s, int pattern, Dtype c) {
+    int64_t t = s.tokens, n = t * s.width, gates = t * s.gates_row, values = t * s.values_row,
+            gate = t * s.gate_row;
+    ScanInputs in = {random_tensor(gates, c, -2, 2), random_tensor(values, c, -1, 1),
+                     random_tensor(gate, c, -2, 2), lambdas_of(s)};
+    ScanGradients to = {random_tensor(gates, c, -1, 1), random_tensor(values, c, -1, 1),
+                        random_tensor(gate, c, -1, 1), lambdas_of(s)},
+                  to2 = {copy_of(to.gates, gates, c), copy_of(to.values, values, c),
+                         copy_of(to.gate, gate, c),
+                         to.lambda ? copy_of(to.lambda, s.width, DTYPE_F32) : NULL};
+    float *h = tensor(n, DTYPE_F32), *h2 = tensor(n, DTYPE_F32);
+    void *out = tensor(n, c), *out2 = tensor(n, c), *dout = random_tensor(n, c, -1, 1);
+    int32_t *first = documents(t, pattern);
+    double terms = 16; /* a state forgets what is longer ago */
+    RUN(d, scan_forward, s, in, first, NULL, h, c);
+    reference.ops.scan_forward(&reference, s, in, first, NULL, h2, c);
+    assert_sums("scan", d, h, h2, n, DTYPE_F32, terms, 1);
+    RUN(d, scan_gate, s, in.gate, h2, out, c);
+    reference.ops.scan_gate(&reference, s, in.gate, h2, out2, c);
+    assert_near("scan_gate", d, out, out2, n, c);
+    RUN(d, scan_backward, s, in, first, h2, dout, to, c);
+    reference.ops.scan_backward(&reference, s, in, first, h2, dout, to2, c);
+    assert_sums("scan: gates", d, to.gates, to2.gates, gates, c, terms, 1);
+    assert_sums("scan: values", d, to.values, to2.values, values, c, terms, 1);
+    if (to.lambda)
+        assert_sums("scan: lambda", d, to.lambda, to2.lambda, s.width, DTYPE_F32, (double)t * terms, 1);
+    assert_sums("scan: gate", d, to.gate, to2.gate, gate, c, terms, 1);
+}
+
+/* In pieces, with a state, the bits of the whole. */
+static void check_scan_state(Device *d, ScanShape s, Dtype c) {
+    int64_t n = s.tokens * s.width;
+    ScanInputs in = {random_tensor(s.tokens * s.gates_row, c, -2, 2),
+                     random_tensor(s.tokens * s.values_row, c, -1, 1), NULL, lambdas_of(s)};
+    float *h = tensor(n, DTYPE_F32), *whole = tensor(n, DTYPE_F32), *state = tensor(s.width, DTYPE_F32);
+    RUN(d, scan_forward, s, in, documents(s.tokens, 0), NULL, whole, c);
+    memset(state, 0, (size_t)s.width * sizeof *state);
+    ScanShape piece = s;
+    for (int64_t at = 0, step = 1; at < s.tokens; at += piece.tokens, step++) {
+        piece.tokens = min_i64(step, s.tokens - at);
+        ScanInputs from = {tensor_at(in.gates, at * s.gates_row, c),
+                           tensor_at(in.values, at * s.values_row, c), NULL, in.lambda};
+        RUN(d, scan_forward, piece, from, NULL, state, h + at * s.width, c);
+    }
+    assert_bits("scan in pieces", d, h, whole, n, DTYPE_F32);
+    assert_bits("state", d, state, whole + n - s.width, s.width, DTYPE_F32);
+}
+
+static void check_scan(Device *d, Dtype c) {
+    if (!d->ops.scan_forward) return;
+    EACH(t, token_counts) EACH(w, scan_widths) for (int kind = 0; kind < SCAN_KINDS; kind++) {
+        ScanShape s = {.tokens = *t,
+                       .width = *w,
+                       .gates_row = scan_gates((ScanKind)kind) * *w + 3,
+                       .values_row = *w,
+                       .gate_row = 2 * *w,
+                       .kind = (ScanKind)kind};
+        check_scan_shape(d, s, (int)(*t + *w) % 3, c);
+        drop_all();
+        check_scan_state(d, s, c);
+        drop_all();
+    }
+}
+static void test_scan(void **state) { (void)state, on_all(check_scan); }
+
+/* The formulas of device.h, in double, step by step. */
+static void test_scan_formulas(void **state) {
+    (void)state;
+    if (only) skip();
+    enum { T = 9 };
+    static const float gates[T][2] = {{0.5f, -1}, {2, 0.3f}, {-1, 1}, {0, 0}, {-3, 2},
+                                      {1, 1},     {4, -4},   {-2, 0}, {1, -2}};
+    static const float values[T] = {1, -2, 0.5f, 3, -1, 2, 0.25f, -3, 1};
+    static const int32_t first[T] = {0, 0, 0, 3, 3, 3, 6, 6, 6};
+    for (int kind = 0; kind < SCAN_KINDS; kind++) {
+        ScanShape s = {T, 1, 2, 1, 1, (ScanKind)kind};
+        float h[T], lambda = -1.5f;
+        double want = 0;
+        reference.ops.scan_forward(&reference, s,
+                                   (ScanInputs){gates, values, NULL, kind == SCAN_HAWK ? &lambda : NULL},
+                                   first, NULL, h, DTYPE_F32);
+        for (int t = 0; t < T; t++) {
+            double x = 1 / (1 + exp(-(double)gates[t][0])), y = 1 / (1 + exp(-(double)gates[t][1]));
+            if (first[t] == t) want = 0;
+            if (kind == SCAN_MIN_GRU)
+                want = (1 - x) * want + x * (double)values[t];
+            else if (kind == SCAN_MIN_LSTM)
+                want = (x * want + y * (double)values[t]) / (x + y + 1e-4);
+            else {
+                double a = exp(-8 * x * log(1 + exp(-1.5)));
+                want = a * want + sqrt(1 - a * a) * y * (double)values[t];
+            }
+            assert_true(fabs((double)h[t] - want) < 1e-6);
+        }
+    }
+}
+
 /* ---- RoPE and attention ---- */
 
 static const AttentionShape attention_shapes[] = {
@@ -1555,12 +1722,54 @@ static void route_forward(const float *x, float *y) {
     for (int t = 0; t < ROUTE_T; t++) y[ROUTE_OUT - 1] += balance[t];
 }
 
+/* x is gates, values, gate of the output, each [T, W] or twice that, and lambda; two documents. Out comes
+ * what goes out. */
+enum { SCAN_T = 7, SCAN_W = 3, SCAN_N = SCAN_T * SCAN_W };
+static ScanShape probe_scan = {SCAN_T, SCAN_W, 2 * SCAN_W, SCAN_W, SCAN_W, SCAN_MIN_GRU};
+static const int32_t probe_documents[SCAN_T] = {0, 0, 0, 0, 4, 4, 4};
+static ScanInputs probe_inputs(const float *x) {
+    const float *lambda = probe_scan.kind == SCAN_HAWK ? x + 4 * SCAN_N : NULL;
+    return (ScanInputs){x, x + 2 * SCAN_N, x + 3 * SCAN_N, lambda};
+}
+static void scan_out(const float *x, float *y) {
+    float h[SCAN_N];
+    ScanInputs in = probe_inputs(x);
+    reference.ops.scan_forward(&reference, probe_scan, in, probe_documents, NULL, h, DTYPE_F32);
+    reference.ops.scan_gate(&reference, probe_scan, in.gate, h, y, DTYPE_F32);
+}
+static void scan_back(const float *x, const float *dy, float *dx) {
+    float h[SCAN_N];
+    ScanInputs in = probe_inputs(x);
+    memset(dx, 0, 2 * SCAN_N * sizeof *dx); /* of gates that a kind does not have */
+    memset(dx + 4 * SCAN_N, 0, SCAN_W * sizeof *dx);
+    reference.ops.scan_forward(&reference, probe_scan, in, probe_documents, NULL, h, DTYPE_F32);
+    reference.ops.scan_backward(
+        &reference, probe_scan, in, probe_documents, h, dy,
+        (ScanGradients){dx, dx + 2 * SCAN_N, dx + 3 * SCAN_N, in.lambda ? dx + 4 * SCAN_N : NULL}, DTYPE_F32);
+}
+
+/* x is the input, then the taps. */
+static const ConvShape probe_conv = {SCAN_T, SCAN_W, SCAN_W, 3};
+static void conv_out(const float *x, float *y) {
+    reference.ops.conv_forward(&reference, probe_conv, x, x + SCAN_N, probe_documents, NULL, y, DTYPE_F32);
+}
+static void conv_back(const float *x, const float *dy, float *dx) {
+    memset(dx + SCAN_N, 0, 3 * SCAN_W * sizeof *dx);
+    reference.ops.conv_backward(&reference, probe_conv, x, x + SCAN_N, probe_documents, dy, dx, dx + SCAN_N,
+                                DTYPE_F32);
+}
+
 static void test_differences(void **state) {
     (void)state;
     if (only) skip();
     for (int normalise = 0; normalise < 2; normalise++) {
         probe_route.normalise = normalise;
         check_differences("route", &(Probe){ROUTE_T * ROUTE_E, ROUTE_OUT, route_forward, route_backward});
+    }
+    check_differences("conv", &(Probe){SCAN_N + 3 * SCAN_W, SCAN_N, conv_out, conv_back});
+    for (int kind = 0; kind < SCAN_KINDS; kind++) {
+        probe_scan.kind = (ScanKind)kind;
+        check_differences("scan", &(Probe){4 * SCAN_N + SCAN_W, SCAN_N, scan_out, scan_back});
     }
     for (probe_norm = NORM_RMS; probe_norm <= NORM_LAYER; probe_norm++)
         check_differences("norm",
@@ -1595,7 +1804,7 @@ static void test_differences(void **state) {
 /* The ops that add across pieces of work, with 1, 2, 3 and 5 threads. */
 typedef struct Results {
     void *out, *dqkv, *dx;
-    float *lse, *dw, *db, *dtable, *dexperts;
+    float *lse, *dw, *db, *dtable, *dexperts, *dtaps;
     Routes routes;
     GradStats stats;
 } Results;
@@ -1611,6 +1820,7 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
                    .db = tensor(width, DTYPE_F32),
                    .dtable = tensor(9 * width, DTYPE_F32),
                    .dexperts = tensor(9 * width * 24, DTYPE_F32),
+                   .dtaps = tensor(4 * width, DTYPE_F32),
                    .routes = {.scores = tensor(t * 9, DTYPE_F32),
                               .chosen = tensor(t, DTYPE_F32),
                               .weights = tensor(t, DTYPE_F32),
@@ -1625,6 +1835,10 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
         RUN(d, gemm_experts_weight, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
             r->dexperts, false);
     }
+    RUN(d, fill, 4 * width, 0, r->dtaps);
+    if (d->ops.conv_backward)
+        RUN(d, conv_backward, (ConvShape){t, width, width, 4}, qkv, r->dexperts, first, qkv, r->dqkv,
+            r->dtaps, c);
     RUN(d, fill, width, 0, r->dw);
     RUN(d, fill, width, 0, r->db);
     RUN(d, fill, 9 * width, 0, r->dtable);
@@ -1666,6 +1880,7 @@ static void check_threads(Device *base, Dtype c) {
         assert_bits("norm dw", &d, r.dw, one.dw, width, DTYPE_F32);
         assert_bits("bias gradient", &d, r.db, one.db, width, DTYPE_F32);
         assert_bits("embedding gradient", &d, r.dtable, one.dtable, 9 * width, DTYPE_F32);
+        assert_bits("taps' gradient", &d, r.dtaps, one.dtaps, 4 * width, DTYPE_F32);
         assert_bits("experts' gradient", &d, r.dexperts, one.dexperts, 9 * width * 24, DTYPE_F32);
         assert_memory_equal(&r.stats, &one.stats, sizeof r.stats);
         close_device(&d);
@@ -1745,25 +1960,47 @@ int main(int argc, char **argv) {
     if (argc > 2) cmocka_set_test_filter(argv[2]);
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),          cmocka_unit_test(test_profile),
-        cmocka_unit_test(test_peak),          cmocka_unit_test(test_gemm),
-        cmocka_unit_test(test_gemm_op),       cmocka_unit_test(test_gemm_refuses_native),
-        cmocka_unit_test(test_gemm_threads),  cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_bias),          cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_rounding),      cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_qk_norm),       cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_attention),     cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_activation),    cmocka_unit_test(test_softcap),
-        cmocka_unit_test(test_scale),         cmocka_unit_test(test_route),
-        cmocka_unit_test(test_nan_route),     cmocka_unit_test(test_gemm_experts),
-        cmocka_unit_test(test_experts_rows),  cmocka_unit_test(test_activation_ends),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_nan_loss),
-        cmocka_unit_test(test_loss_sum),      cmocka_unit_test(test_updates),
-        cmocka_unit_test(test_muon),          cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_formula),       cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_state_ends),    cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_sum_parts),     cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_fixed_limit),   cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_gemm_op),
+        cmocka_unit_test(test_gemm_refuses_native),
+        cmocka_unit_test(test_gemm_threads),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan_formulas),
+        cmocka_unit_test(test_qk_norm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_activation),
+        cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_route),
+        cmocka_unit_test(test_nan_route),
+        cmocka_unit_test(test_gemm_experts),
+        cmocka_unit_test(test_experts_rows),
+        cmocka_unit_test(test_activation_ends),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_nan_loss),
+        cmocka_unit_test(test_loss_sum),
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_formula),
+        cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_state_ends),
+        cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_sum_parts),
+        cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_fixed_limit),
+        cmocka_unit_test(test_differences),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);

@@ -275,11 +275,65 @@ static void what_an_entry_refuses_is_named(void **state) {
     assert_int_equal(c.vocab_size, 0); /* nothing was taken */
 }
 
+/* ---- recurrences ---- */
+
+#define RECURRENT_SIZES                                                                            \
+    "{\"model_type\":\"recurrent\",\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":24," \
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"num_hidden_layers\":"
+
+/* Of one layer between embedding, last norm and head. */
+static int64_t layer_parameters(const char *mixer, const char *more) {
+    Error err = {0};
+    ModelConfig c;
+    char file[512];
+    snprintf(file, sizeof file, RECURRENT_SIZES "1,\"layer_types\":[\"%s\"]%s}", mixer, more);
+    if (model_config_read(&c, files_text("config.json", file), &err) != OK) fail_msg("%s", err.message);
+    return model_parameter_count(&c) - 2 * 50 * 16 - 16;
+}
+
+/* By the formulas of layers/recurrence.c: matrices, taps, lambda, norms, MLP. */
+static void recurrences_have_their_parameters(void **state) {
+    (void)state;
+    assert_int_equal(layer_parameters("min_gru", ""), 4 * 16 * 32 + 4 * 32 + 16);
+    assert_int_equal(layer_parameters("min_lstm", ",\"conv_size\":3"), 5 * 16 * 32 + 3 * 64 + 16);
+    assert_int_equal(layer_parameters("min_gru", ",\"conv_size\":0,\"recurrent_size\":7"), 4 * 16 * 7 + 16);
+    assert_int_equal(layer_parameters("hawk", ""),
+                     3 * 16 * 256 + 2 * 256 * 256 + 4 * 256 + 256 + 3 * 16 * 24 + 2 * 16);
+}
+
+static void mixers_are_a_pattern(void **state) {
+    (void)state;
+    Error err = {0};
+    ModelConfig c, back;
+    Text text = {0};
+    const char *file = RECURRENT_SIZES
+        "6,\"layer_types\":[\"hawk\",\"min_gru\",\"attention\",\"hawk\",\"min_gru\",\"attention\"]}";
+    if (model_config_read(&c, files_text("config.json", file), &err) != OK) fail_msg("%s", err.message);
+    assert_int_equal(c.mixers.period, 3);
+    assert_int_equal(c.recurrent_size, 32);
+    assert_int_equal(model_block(&c, 4).mixer, MIXER_MIN_GRU);
+    assert_int_equal(model_rotations(&c), 1);
+    model_config_write(&c, "float32", &text);
+    if (model_config_read(&back, files_text("config.json", text.data), &err) != OK)
+        fail_msg("%s", err.message);
+    clear_shape_padding(&c);
+    clear_shape_padding(&back);
+    assert_memory_equal(&c, &back, sizeof c);
+    text_free(&text);
+    check_refused(RECURRENT_SIZES "2,\"layer_types\":[\"hawk\"]}", "one mixer for each of 2 layers");
+    check_refused(RECURRENT_SIZES "2}", "layer_types is not a list");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"mamba\"]}", "\"mamba\" is not supported");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[7]}", "not a string");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"attention\"]}", "no block of the family recurrent");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"hawk\"],\"conv_size\":9}", "conv_size is 9");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes_are_met),   cmocka_unit_test(entries_are_whole),
-        cmocka_unit_test(an_entry_is_all_it_takes),  cmocka_unit_test(what_an_entry_refuses_is_named),
-        cmocka_unit_test(experts_follow_each_other), cmocka_unit_test(experts_freeze_together),
+        cmocka_unit_test(published_sizes_are_met),           cmocka_unit_test(entries_are_whole),
+        cmocka_unit_test(an_entry_is_all_it_takes),          cmocka_unit_test(what_an_entry_refuses_is_named),
+        cmocka_unit_test(experts_follow_each_other),         cmocka_unit_test(experts_freeze_together),
+        cmocka_unit_test(recurrences_have_their_parameters), cmocka_unit_test(mixers_are_a_pattern),
         cmocka_unit_test(keys_of_experts_are_read)};
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -48,8 +48,8 @@ static bool all_experts;
 
 /* A family at its smallest, with all that its keys can say: a window shorter than the batch, a cap that is
  * felt, half a head turned. Of what they cannot say, what the family has. Every second case has blocks
- * without the first one's window and rotation. */
-static ModelConfig shape_of(const Family *f, bool tied, bool biases) {
+ * without the first one's window and rotation, or no convolution. */
+static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases) {
     ModelConfig c = {.vocab_size = 29,
                      .hidden_size = 16,
                      .intermediate_size = 22,
@@ -66,8 +66,13 @@ static ModelConfig shape_of(const Family *f, bool tied, bool biases) {
     bool no_heads = f->arch.learned_positions; /* GPT-2 has neither key, and says nothing of biases */
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
     c.tie_word_embeddings = tied;
-    if (!no_heads && !f->arch.qkv_bias && !f->arch.fused_qkv && f != &family_mistral && f != &family_mixtral)
+    if (!no_heads && !f->arch.qkv_bias && !f->arch.fused_qkv && f != &family_mistral &&
+        f != &family_mixtral && f != &family_recurrent)
         c.attention_bias = biases;
+    if (f == &family_recurrent) {
+        c.mixers = (MixerPattern){1, {(uint8_t)mixer}};
+        c.recurrent_size = 10, c.conv_size = tied ? 0 : 3;
+    }
     if (family_has_experts(f)) {
         c.num_experts = 5, c.num_experts_per_tok = all_experts ? 5 : 2;
         if (f == &family_qwen3_moe) c.moe_intermediate_size = 10;
@@ -210,6 +215,7 @@ static void clear_gradients(Bench *b) {
 
 typedef struct Case {
     const Family *family;
+    Mixer mixer;
     int unit;
     bool tied, biases;
     Dtype compute;
@@ -219,7 +225,7 @@ typedef struct Case {
 
 static void open_bench(Bench *b, Case c) {
     Error err = {0};
-    ModelConfig config = shape_of(c.family, c.tied, c.biases);
+    ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
     *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
@@ -348,19 +354,32 @@ static Made run(Case c, Manner manner) {
     return made;
 }
 
+/* Embedding and head of the family recurrent are Llama's: of it, blocks with each mixer. */
+static void for_each_mixer(bool adapted, void (*check)(Case c)) {
+    for (int mixer = MIXER_ATTENTION + 1; mixer < MIXERS; mixer++)
+        for (int tied = 0; tied < 2; tied++)
+            check((Case){.family = &family_recurrent,
+                         .mixer = (Mixer)mixer,
+                         .unit = 1,
+                         .tied = tied,
+                         .adapted = adapted});
+}
+
 /* Blocks alone have adapters. */
 static void for_each_adapted_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
-        for (int biases = 0; biases < 2; biases++)
+        for (int biases = 0; biases < 2 && families[f] != &family_recurrent; biases++)
             check((Case){.family = families[f], .unit = 1, .biases = biases, .adapted = true});
+    for_each_mixer(true, check);
 }
 
 static void for_each_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
-        for (int variant = 0; variant < 4; variant++)
+        for (int variant = 0; variant < 4 && families[f] != &family_recurrent; variant++)
             for (int unit = 0; unit < 3; unit++)
                 check(
                     (Case){.family = families[f], .unit = unit, .tied = variant & 1, .biases = variant & 2});
+    for_each_mixer(false, check);
 }
 
 /* ---- same bits ---- */
@@ -633,7 +652,7 @@ static void check_layer(Case c, int sublayer) {
 
 static void check_layers(Case c) {
     Sublayer sublayers[UNIT_SUBLAYERS];
-    ModelConfig config = shape_of(c.family, c.tied, c.biases);
+    ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
     for (int compute = DTYPE_F32; compute <= DTYPE_BF16; compute++) {
         c.compute = (Dtype)compute;
         for (int s = 0; s < unit_sublayers(&config, c.unit, sublayers); s++) check_layer(c, s);
@@ -645,10 +664,56 @@ static void rows_tell_the_sizes_that_are_used(void **state) {
     for_each_case(check_layers);
 }
 
+/* ---- generation ---- */
+
+/* Of a recurrence, a sequence in pieces has the bits of the whole: what is carried is all that it needs, is
+ * clear where a sequence begins, and does not grow. */
+static void check_pieces(Case c) {
+    Bench b;
+    Error err = {0};
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    Pool kept = {.name = "carried"};
+    const int32_t first_key[TOKENS] = {0};
+    open_bench(&b, c);
+    unit_sublayers(&b.model.config, 1, sublayers);
+    size_t bytes = (size_t)sublayers[0].layer->carried(&b.model.config) * sizeof(float),
+           row = (size_t)b.model.config.hidden_size * sizeof(float);
+    OP(&b.device, OP_UPLOAD, upload, b.pass.batch.first_key, first_key, sizeof first_key);
+    set_input(&b);
+    char *x = fetch(&b, &b.slab);
+    forward(&b, false);
+    char *whole = fetch(&b, &b.out);
+    pool_take(&kept, bytes);
+    if (pool_commit(&kept, &b.device, &err) != OK) fail_msg("%s", err.message);
+    KeyValueCache cache = {.base = pool_take(&kept, bytes), .unit_bytes = bytes, .positions = TOKENS};
+    set_bytes(&b, cache.base, 0xff, bytes);
+    b.pass.cache = &cache;
+    for (int64_t step = 1; cache.start < TOKENS; cache.start += b.model.tokens, step++) {
+        b.model.tokens = step < TOKENS - cache.start ? step : TOKENS - cache.start;
+        OP(&b.device, OP_UPLOAD, upload, b.slab.base, x + (size_t)cache.start * row,
+           (size_t)b.model.tokens * row);
+        forward(&b, false);
+        char *piece = fetch(&b, &b.out);
+        assert_memory_equal(piece, whole + (size_t)cache.start * row, (size_t)b.model.tokens * row);
+        free(piece);
+    }
+    free(x);
+    free(whole);
+    pool_free(&kept);
+    close_bench(&b);
+}
+
+static void generation_in_pieces_is_the_whole(void **state) {
+    (void)state;
+    for_each_mixer(false, check_pieces);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits_however_it_is_done), cmocka_unit_test(gradients_are_finite_differences),
-        cmocka_unit_test(adapters_are_parameters_like_others), cmocka_unit_test(costs_are_what_is_done),
-        cmocka_unit_test(rows_tell_the_sizes_that_are_used)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_however_it_is_done),
+                                       cmocka_unit_test(gradients_are_finite_differences),
+                                       cmocka_unit_test(adapters_are_parameters_like_others),
+                                       cmocka_unit_test(costs_are_what_is_done),
+                                       cmocka_unit_test(rows_tell_the_sizes_that_are_used),
+                                       cmocka_unit_test(generation_in_pieces_is_the_whole)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,6 +92,12 @@ static inline float muon_factor(const GradStats *squares, float slack) {
     return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
 }
 
+/* Whether a recurrence begins anew at token t. */
+static inline bool scan_begins(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
+
+/* Runs of W gates that a kind has. */
+static inline int scan_gates(ScanKind kind) { return kind == SCAN_MIN_GRU ? 1 : 2; }
+
 /* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose;
  * then the order of rows; experts.c. */
 void route_choose(RouteShape s, const float *logits, int32_t *chosen);
@@ -147,5 +153,16 @@ void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
 void reference_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c);
 void reference_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
                                      bool weighed, const float *bias, float *dbias, float *dweights, Dtype c);
+
+/* reference_scans.c */
+void reference_conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                            float *tail, void *y, Dtype c);
+void reference_conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                             const void *dy, void *dx, float *dw, Dtype c);
+void reference_scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
+                            float *h, Dtype c);
+void reference_scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c);
+void reference_scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
+                             const void *dout, ScanGradients out, Dtype c);
 
 #endif

@@ -16,6 +16,8 @@ enum {
     PRODUCT_COLS = 768,  /* columns of a product's tile, at most; a multiple of every STRIP_COLS */
     PACK_ROWS = 192,     /* rows that are packed at a time */
     FEW_ROWS = 16,       /* so few that packing B is what takes time */
+    SCAN_CHANNELS = 128, /* of a convolution or recurrence at a time, at most; a multiple of every vector */
+    SCAN_BLOCK = 32,     /* tokens of a sum over tokens that are added in one chain */
 };
 
 /* An operand of a product as lines along the inner dimension: element p of line i is data[i * row + p], or
@@ -102,6 +104,16 @@ typedef struct Kernels {
     void (*activation_backward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
                                 const void *dact, void *dx, void *act, Dtype c);
     void (*softcap)(int64_t n, float cap, void *x, Dtype c);
+    /* Of channels first .. first+count-1, count at most SCAN_CHANNELS. */
+    void (*conv_forward)(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
+                         const int32_t *first_key, float *tail, void *y, Dtype c);
+    void (*conv_backward)(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
+                          const int32_t *first_key, const void *dy, void *dx, float *dw, Dtype c);
+    void (*scan_forward)(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
+                         float *state, float *h, Dtype c);
+    void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
+    void (*scan_backward)(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
+                          const float *h, const void *dout, ScanGradients out, Dtype c);
     /* Of the n logits of one row that are in a leaf; target counts from the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
     /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. share:

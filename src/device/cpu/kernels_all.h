@@ -11,6 +11,7 @@
 #include "device/cpu/fixed.h"
 #include "device/cpu/optimizers.h"
 #include "device/cpu/rows.h"
+#include "device/cpu/scans.h"
 #include "device/cpu/tile.h"
 
 #include "device/cpu/flash.h"
@@ -30,6 +31,11 @@ const Kernels KERNELS = {.add = add,
                          .activation_forward = activation_forward,
                          .activation_backward = activation_backward,
                          .softcap = softcap,
+                         .conv_forward = conv_forward,
+                         .conv_backward = conv_backward,
+                         .scan_forward = scan_forward,
+                         .scan_gate = scan_gate,
+                         .scan_backward = scan_backward,
                          .loss_record = loss_record,
                          .loss_gradient = loss_gradient,
                          .adamw = adamw,

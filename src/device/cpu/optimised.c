@@ -567,6 +567,11 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.add = add;
     d->ops.scale = scale;
     d->ops.softcap = softcap;
+    d->ops.conv_forward = optimised_conv_forward;
+    d->ops.conv_backward = optimised_conv_backward;
+    d->ops.scan_forward = optimised_scan_forward;
+    d->ops.scan_gate = optimised_scan_gate;
+    d->ops.scan_backward = optimised_scan_backward;
     d->ops.route = optimised_route;
     d->ops.route_backward = optimised_route_backward;
     d->ops.gemm_experts = optimised_gemm_experts;

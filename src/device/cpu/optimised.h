@@ -63,4 +63,15 @@ void optimised_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y,
 void optimised_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
                                      bool weighed, const float *bias, float *dbias, float *dweights, Dtype c);
 
+/* optimised_scans.c */
+void optimised_conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                            float *tail, void *y, Dtype c);
+void optimised_conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                             const void *dy, void *dx, float *dw, Dtype c);
+void optimised_scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
+                            float *h, Dtype c);
+void optimised_scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c);
+void optimised_scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
+                             const void *dout, ScanGradients out, Dtype c);
+
 #endif

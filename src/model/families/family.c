@@ -5,10 +5,23 @@
 #include <inttypes.h>
 #include <string.h>
 
-const Family *const families[] = {&family_llama,     &family_qwen2, &family_qwen3,   &family_mistral,
-                                  &family_olmo2,     &family_olmo3, &family_gemma2,  &family_gemma3_text,
-                                  &family_smollm3,   &family_phi3,  &family_gpt2,    &family_mixtral,
-                                  &family_qwen3_moe, &family_olmoe, &family_gpt_oss, NULL};
+const Family *const families[] = {&family_llama,
+                                  &family_qwen2,
+                                  &family_qwen3,
+                                  &family_mistral,
+                                  &family_olmo2,
+                                  &family_olmo3,
+                                  &family_gemma2,
+                                  &family_gemma3_text,
+                                  &family_smollm3,
+                                  &family_phi3,
+                                  &family_gpt2,
+                                  &family_mixtral,
+                                  &family_qwen3_moe,
+                                  &family_olmoe,
+                                  &family_gpt_oss,
+                                  &family_recurrent,
+                                  NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
@@ -130,6 +143,17 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "partial_rotary_factor", err);
     if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE))
         return refuse_field(f, where, "dense_layers", err);
+    if (model_is_recurrent(c) && !family_reads(f, KEY_MIXERS))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: blocks of the family %s have attention, all of them: for other mixers take the family "
+            "recurrent",
+            where, f->model_type);
+    if (!model_is_recurrent(c) && family_reads(f, KEY_MIXERS))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: no block of the family %s has a recurrence: name its mixers, or take the family llama",
+            where, f->model_type);
     if (family_has_experts(f) && c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "%s: num_experts is 0, expected a number from 1 to %d", where,
                          EXPERTS_MAX);

@@ -50,6 +50,8 @@ typedef enum KeyKind {
     KEY_WINDOWS,    /* sliding_window, and which layers have one: see window_keys.c */
     KEY_NO_ROPE,    /* layers that are not turned: see there too */
     KEY_EXPERTS,    /* num_experts or num_local_experts: int64_t */
+    KEY_MIXERS,     /* layer_types, of recurrent.c */
+    KEY_COUNT,      /* whole number of 0 or more: int64_t */
     KEY_DENSE,      /* decoder_sparse_step and mlp_only_layers: layers without experts; see there too */
     KEY_ACTIVATION, /* the family's, or what means the same: written, not held */
     KEY_ZERO,       /* 0: written, not held */
@@ -111,14 +113,14 @@ typedef struct Family {
 
 extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
     family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2, family_mixtral,
-    family_qwen3_moe, family_olmoe, family_gpt_oss;
+    family_qwen3_moe, family_olmoe, family_gpt_oss, family_recurrent;
 
 /* All of them; ends with NULL. */
 extern const Family *const families[];
 /* Their names in that order: what an option table takes. */
 #define FAMILY_NAMES                                                                                      \
     "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe|" \
-    "gpt_oss"
+    "gpt_oss|recurrent"
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */
@@ -150,6 +152,8 @@ ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Err
 void no_rope_write(const ModelConfig *c, JsonWriter *w);
 ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void dense_layers_write(const ModelConfig *c, JsonWriter *w);
+ErrorCode mixers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void mixers_write(const ModelConfig *c, JsonWriter *w);
 /* transformers tells 8.0 from 8, and warns about the latter. */
 void family_write_double(JsonWriter *w, const char *key, double value);
 /* The name by which a family's activation is written. */

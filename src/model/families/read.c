@@ -196,6 +196,8 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_WINDOWS: return window_keys_read(f, c, root, where, err);
     case KEY_NO_ROPE: return no_rope_read(c, root, where, err);
     case KEY_EXPERTS: return read_experts(root, where, to, err);
+    case KEY_MIXERS: return mixers_read(c, root, where, err);
+    case KEY_COUNT: return json_get_int(root, where, k->name, k->required, 0, MODEL_MAX_POSITIONS, to, err);
     case KEY_DENSE: return dense_layers_read(c, root, where, err);
     case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);

@@ -49,6 +49,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     const void *from = (const char *)c + k->offset;
     switch (k->kind) {
     case KEY_EXPERTS:
+    case KEY_COUNT:
     case KEY_SIZE: json_put_int(w, k->name, *(const int64_t *)from); break;
     case KEY_NUMBER: family_write_double(w, k->name, *(const double *)from); break;
     case KEY_SWITCH: json_put_bool(w, k->name, *(const bool *)from); break;
@@ -59,6 +60,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_ROTATION: rope_keys_write(c, w); break;
     case KEY_WINDOWS: window_keys_write(c, w); break;
     case KEY_NO_ROPE: no_rope_write(c, w); break;
+    case KEY_MIXERS: mixers_write(c, w); break;
     case KEY_DENSE: dense_layers_write(c, w); break;
     case KEY_ACTIVATION: json_put_string(w, k->name, family_activation(model_family(c))); break;
     case KEY_ZERO:

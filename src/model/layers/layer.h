@@ -226,6 +226,8 @@ typedef struct Layer {
     const Part *parts;
     int param_count, tensor_count, part_count;
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
+    /* fp32 elements that generation carries from token to token, however many there were; NULL: none. */
+    int64_t (*carried)(const ModelConfig *c);
     /* Of a layer that stands alone and has a product: the tensors that this reads, and that its gradient goes
      * to; both of own tokens. */
     int read, read_gradient;
@@ -237,9 +239,12 @@ typedef struct Layer {
 extern const Layer layer_embedding;        /* ids -> y */
 extern const Layer layer_attention;        /* x -> y */
 extern const Layer layer_normed_attention; /* the same with norms of queries and keys */
-extern const Layer layer_mlp;              /* x -> y, with a gate or without */
-extern const Layer layer_experts;          /* x -> y, in place of an MLP */
-extern const Layer layer_head;             /* the state -> losses, or logits */
+extern const Layer layer_min_gru;          /* the same, by recurrences */
+extern const Layer layer_min_lstm;
+extern const Layer layer_hawk;
+extern const Layer layer_mlp;     /* x -> y, with a gate or without */
+extern const Layer layer_experts; /* x -> y, in place of an MLP */
+extern const Layer layer_head;    /* the state -> losses, or logits */
 
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
 bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */
