@@ -333,11 +333,13 @@ static ErrorCode measure_text(Job *j, Error *err) {
 
 /* ---- what is asked ---- */
 
+static bool is_key(const char *word) { return strncmp(word, "mesh.", 5) == 0 && strchr(word, '='); }
+
 /* MODEL [TEXT] [mesh.KEY=N ...]: a text or tasks, and not both. */
 static ErrorCode read_operands(Job *j, Error *err) {
     const Arguments *args = j->args;
     int first = 1; /* key of the mesh */
-    while (first < args->operand_count && strncmp(args->operands[first], "mesh.", 5) != 0) first++;
+    while (first < args->operand_count && !is_key(args->operands[first])) first++;
     bool tasks = arguments_has(args, "--tasks"), text = first > 1;
     j->text = text ? args->operands[1] : NULL;
     j->ranks.key_count = args->operand_count - first;

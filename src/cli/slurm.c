@@ -83,6 +83,9 @@ static double limit_seconds(const char *text) {
     }
 }
 
+/* sbatch(1): the signal "may be sent up to 60 seconds earlier than specified". */
+enum { SIGNAL_EARLY = 60 };
+
 /* A lead as long as the limit would ask a run to stop as soon as it starts, again and again. */
 static ErrorCode check_time(const Job *job, Error *err) {
     char shown[80];
@@ -92,11 +95,11 @@ static ErrorCode check_time(const Job *job, Error *err) {
     if (seconds <= 0)
         return error_set(err, ERR_USAGE,
                          "slurm: --time is \"%s\": expected minutes, H:M:S, or days as in 2-12:00:00", shown);
-    if (seconds <= (double)job->lead)
+    if (seconds <= (double)(job->lead + SIGNAL_EARLY))
         return error_set(err, ERR_USAGE,
-                         "slurm: --lead is %lld s, but the time limit is %.0f s: the run would be asked to "
-                         "stop when it starts",
-                         (long long)job->lead, seconds);
+                         "slurm: --lead is %lld s, and Slurm may signal %d s before that, but the time limit is "
+                         "%.0f s: the run would be asked to stop when it starts, again and again",
+                         (long long)job->lead, SIGNAL_EARLY, seconds);
     return OK;
 }
 

@@ -130,7 +130,7 @@ same_as_alone() { # DIR
 echo "== started by srun, on two nodes with two ranks each"
 submit run.yaml -N 2 --per-node 2 run.dir=plain train.steps=120
 await has_lines plain/metrics.jsonl 2
-for pid in $(pgrep -x weft); do
+for pid in $(pgrep -x "$(basename "$weft")"); do
     tr '\0' '\n' <"/proc/$pid/environ" | grep -qxF "SLURM_CONF=$SLURM_CONF" && sed -n 's/^Cpus_allowed_list:[[:blank:]]*//p' "/proc/$pid/status"
 done >bound 2>/dev/null
 await is_over "$job"
@@ -138,8 +138,9 @@ state_is "$job" COMPLETED || { fail "the job is $(field "$job" JobState)"; tell 
 grep -qx 0 bound && grep -qx 1 bound && ! grep -q '[-,]' bound || fail "ranks are not bound to a core each: $(tr '\n' ' ' <bound)"
 same_as_alone plain
 
-echo "== the time limit: 2 minutes, of which it is told 90 s before the end"
-submit run.yaml -N 2 run.dir=limited --time 2 --lead 90
+# Slurm looks every 30 s, and may be 60 s early: the run has 15 s at least, each time.
+echo "== the time limit: 2 minutes, of which it is told 45 to 105 s before the end"
+submit run.yaml -N 2 run.dir=limited --time 2 --lead 45
 await restarted "$job" 1
 await has_event limited resumed 1 || tell limited limited
 has_event limited stopped 1 || fail "the run was not stopped before its limit"
@@ -178,6 +179,13 @@ submit run.yaml -N 1 run.dir=dead train.steps=$((at + 40))
 await is_over "$job"
 state_is "$job" COMPLETED || { fail "on one node the job is $(field "$job" JobState)"; tell dead dead; }
 same_as_alone dead
+
+echo "== as many nodes as there are, from two to four"
+submit run.yaml -N 2-4 run.dir=wide train.steps=40
+await is_over "$job"
+state_is "$job" COMPLETED || { fail "on 2-4 nodes the job is $(field "$job" JobState)"; tell wide wide; }
+[ "$(field "$job" NumNodes)" -eq 4 ] || fail "of four nodes the job had $(field "$job" NumNodes)"
+same_as_alone wide
 
 echo "== a sweep"
 submit run.yaml -N 1 run.dir=sweep train.steps=20 --sweep 'optimizer.lr=1e-3,2e-3; optimizer.clip=1,0'

@@ -18,8 +18,8 @@ slurm 2 run.yaml
 has err "-N is missing"
 for nodes in 0 -1 8- 8-4 -8 4-8-9 two 99999999999; do slurm 2 run.yaml -N "$nodes"; has err "expected a number of nodes"; done
 for time in 0 1: :1 1:2:3:4 1-2:3:4:5 1-2-3 soon 1d; do slurm 2 run.yaml -N 1 --time "$time"; has err "--time is \"$time\""; done
-slurm 2 run.yaml -N 1 --time 3 --lead 180
-has err "the time limit is 180 s"
+slurm 2 run.yaml -N 1 --time 4 --lead 180
+has err "the time limit is 240 s"
 slurm 2 run.yaml -N 1 --out - --submit
 slurm 78 run.yaml -N 3 mesh.dp_replicate=2
 has err "mesh.dp_replicate"
