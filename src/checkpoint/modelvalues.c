@@ -46,6 +46,7 @@ static const char inner[] = "transformer.";
 enum { INNER = sizeof inner - 1 };
 
 static const char head_name[] = "lm_head.weight";
+static const char further_name[] = "lm_heads.weight";
 
 /* By its name, or by what is left of it without the prefix. */
 static const ModelTensor *find_tensor(const ModelFiles *m, const char *name) {
@@ -138,12 +139,13 @@ static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int pie
 }
 
 /* What files of a family repeat without changing the model: the head of a tied one, which is the embedding,
- * frequencies of the rotary embedding, which follow from config.json, and the masks of GPT-2. An untied head
- * is in the list and never comes here. */
+ * frequencies of the rotary embedding, which follow from config.json, and the masks of GPT-2; and further
+ * heads, which only a run with train.multi_token has. Where there are such, or an untied head, they are in
+ * the list and never come here. */
 static bool is_harmless(const char *name) {
     static const char *const ends[] = {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     size_t length = strlen(name);
-    if (strcmp(name, head_name) == 0) return true;
+    if (strcmp(name, head_name) == 0 || strcmp(name, further_name) == 0) return true;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         size_t end = strlen(ends[i]);
         if (length >= end && strcmp(name + length - end, ends[i]) == 0) return true;

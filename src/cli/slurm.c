@@ -96,10 +96,11 @@ static ErrorCode check_time(const Job *job, Error *err) {
         return error_set(err, ERR_USAGE,
                          "slurm: --time is \"%s\": expected minutes, H:M:S, or days as in 2-12:00:00", shown);
     if (seconds <= (double)(job->lead + SIGNAL_EARLY))
-        return error_set(err, ERR_USAGE,
-                         "slurm: --lead is %lld s, and Slurm may signal %d s before that, but the time limit is "
-                         "%.0f s: the run would be asked to stop when it starts, again and again",
-                         (long long)job->lead, SIGNAL_EARLY, seconds);
+        return error_set(
+            err, ERR_USAGE,
+            "slurm: --lead is %lld s, and Slurm may signal %d s before that, but the time limit is "
+            "%.0f s: the run would be asked to stop when it starts, again and again",
+            (long long)job->lead, SIGNAL_EARLY, seconds);
     return OK;
 }
 

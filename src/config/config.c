@@ -1002,6 +1002,25 @@ const Option config_options[] = {
      .help = "With mesh.ep: rows that a rank's experts have memory for at a time, as a multiple of those of "
              "its own "
              "tokens. What is more comes in further rounds: nothing is dropped, and the bits are the same."},
+    /* Gloeckle and others, "Better & faster large language models via multi-token prediction", 2024: heads of
+     * their own on the same states. They are part of the model that is trained. */
+    {.key = "train.multi_token",
+     .type = OPT_INT,
+     .effect = EFFECT_RUN,
+     .offset = AT(train.multi_token),
+     .fallback = "0",
+     .min = 0,
+     .max = FURTHER_HEADS,
+     .help = "Further heads, the k-th of which is trained on the k-th token behind the next one; validation, "
+             "generation and Hugging Face's classes use none of them."},
+    {.key = "train.multi_token_weight",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(train.multi_token_weight),
+     .fallback = "1",
+     .min = 0,
+     .max = 100,
+     .help = "What the loss of each further head is multiplied with before it is added to that of the head."},
     /* The halves compute what the whole does, element by element: a schedule may set the one for the
      * weights aside until a rank has nothing else to do. */
     {.key = "train.split_backward",
@@ -1933,6 +1952,22 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     return OK;
 }
 
+/* What is not there beside further heads. A tied head's gradient takes a way of its own, and weights to start
+ * from have no such heads. */
+static ErrorCode check_multi_token(const Config *c, const OptionSet *set, Error *err) {
+    const char *other = c->mesh.tp > 1 || c->numerics.canonical_tp > 1   ? "mesh.tp and numerics.canonical_tp"
+                        : c->mesh.cp > 1 || c->numerics.canonical_cp > 1 ? "mesh.cp and numerics.canonical_cp"
+                        : c->lora.rank > 0                               ? "lora.rank"
+                        : c->model.init[0]                               ? "model.init"
+                        : c->model.shape.tie_word_embeddings             ? "model.tie_word_embeddings"
+                                                                         : NULL;
+    if (c->train.multi_token == 0 || !other) return OK;
+    return options_fail(set, "train.multi_token", err,
+                        "further heads beside %s are not in this version: leave "
+                        "one of them out",
+                        other);
+}
+
 /* What is not there beside adapters. */
 static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     if (c->lora.rank == 0) return OK;
@@ -2141,6 +2176,7 @@ static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
 /* Also of a saved configuration, when it is read back (train/saved.c): both are compared with everything
  * derived. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
+    c->model.shape.further_heads = c->train.multi_token;
     TRY(options_follow(set, err));
     return derive_rope(c, set, err);
 }
@@ -2173,6 +2209,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_spans(c, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
+    TRY(check_multi_token(c, set, err));
     TRY(config_derive(c, set, err));
     if (c->train.context > c->model.shape.max_position_embeddings)
         return error_set(err, ERR_CONFIG,

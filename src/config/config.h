@@ -60,7 +60,9 @@ typedef struct TrainOptions {
     int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
     double z_loss;           /* coefficient; 0: none */
     double expert_capacity;  /* rows of a round of visits, over those of a rank's own choices */
-    int64_t stop_after_bad;  /* non-finite steps in a row */
+    int64_t multi_token;     /* further heads */
+    double multi_token_weight;
+    int64_t stop_after_bad; /* non-finite steps in a row */
     bool split_backward;
     int numerics;      /* Numerics */
     int gradient_sync; /* GradientSync */

@@ -114,6 +114,8 @@ static void allocate_tables(Engine *e) {
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
+    e->further = mem_alloc_array(microbatches * (size_t)e->model.tokens,
+                                 (size_t)e->model.config.further_heads * sizeof *e->further);
     e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
     e->traffic.reductions = mem_alloc_array(units + 1, sizeof *e->traffic.reductions);
     e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
@@ -169,6 +171,7 @@ void engine_close(Engine *e) {
     free(e->step.sums);
     free(e->step.started);
     free(e->clock.actions);
+    free(e->further);
     free(e);
 }
 
@@ -298,6 +301,10 @@ void execution_enter(Execution *x, int m) {
     x->pass.losses = batch_array(x, m, 4);
     x->pass.z_losses = x->pass.z_loss > 0 ? batch_array(x, m, BATCH_ARRAYS - 1) : NULL;
     x->pass.records = x->scoring ? batch_array(x, m, BATCH_ARRAYS) : NULL;
+    for (int k = 0; k < program_further_heads(x->program); k++) {
+        x->pass.further_targets[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k);
+        x->pass.further_losses[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k + 1);
+    }
 }
 
 /* An id or a position beyond its table would be read from memory of something else: a crash far from here, or
@@ -309,6 +316,20 @@ static bool is_within(const Batch *b, const RankPlan *p) {
                   b->targets[t] < p->spec.model.vocab_size && b->positions[t] >= 0 &&
                   b->positions[t] < p->spec.positions && b->first_key[t] >= 0 && b->first_key[t] <= t;
     return within;
+}
+
+/* A token's own target, k + 1 tokens on in its segment, where that is one. */
+static void load_further(Execution *x, int m, int k) {
+    Engine *e = x->engine;
+    const Batch *b = &x->batches[m];
+    int64_t tokens = e->model.tokens, on = k + 1;
+    int32_t *targets = e->further + ((int64_t)m * e->model.config.further_heads + k) * tokens;
+    for (int64_t t = 0; t < tokens; t++) {
+        bool there = t + on < tokens && b->first_key[t + on] == b->first_key[t];
+        targets[t] = there ? b->targets[t + on] : -1;
+    }
+    OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.further_targets[k], targets,
+       (size_t)tokens * sizeof *targets);
 }
 
 /* This rank's tokens, whose targets are the next token's wherever that is: batches come so. Attention sees
@@ -329,6 +350,7 @@ static void load(Execution *x, int m) {
         OP(d, OP_UPLOAD, upload, to->positions + at, b->positions + first, bytes);
     }
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
+    for (int k = 0; k < program_further_heads(x->program); k++) load_further(x, m, k);
 }
 
 /* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward

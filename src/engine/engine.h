@@ -52,9 +52,10 @@ typedef struct ExpertFigures {
 
 /* The same on every rank. */
 typedef struct StepResult {
-    double loss;    /* sum of cross-entropies / valid targets of the whole step */
-    double z_loss;  /* the same of what train.z_loss adds to it: not part of `loss` */
-    double balance; /* the same of the balance loss of experts, summed over layers */
+    double loss;                   /* sum of cross-entropies / valid targets of the whole step */
+    double z_loss;                 /* the same of what train.z_loss adds to it: not part of `loss` */
+    double balance;                /* the same of the balance loss of experts, summed over layers */
+    double further[FURTHER_HEADS]; /* the same of each further head, not weighted */
     ExpertFigures experts;
     int64_t valid;
     double grad_norm;        /* before clipping */

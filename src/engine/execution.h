@@ -118,7 +118,8 @@ struct Engine {
     Statistics statistics;
     Traffic traffic;
     Visiting visiting;
-    StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
+    int32_t *further; /* [microbatches, further heads, T] host: targets, until they are uploaded */
+    StepTimes clock;  /* of the step under way; one ActionTime more, for evaluations */
     Progress progress;
     Targets next;
 };

@@ -43,6 +43,11 @@ void record_add_balance(StepRecord *r, const LossSum *s) {
     r->bad_losses += s->nonfinite;
 }
 
+void record_add_further(StepRecord *r, int head, const LossSum *s) {
+    exact_merge(&r->further[head], &s->sum);
+    r->bad_losses += s->nonfinite;
+}
+
 /* Exact sums are normalised after each addition: digits that carry would overflow otherwise, and unequal
  * digits of equal numbers would make unequal bytes. */
 void record_combine(void *into, const void *from) {
@@ -60,6 +65,10 @@ void record_combine(void *into, const void *from) {
     exact_normalise(&a->loss);
     exact_normalise(&a->z_loss);
     exact_normalise(&a->balance);
+    for (int k = 0; k < FURTHER_HEADS; k++) {
+        exact_merge(&a->further[k], &b->further[k]);
+        exact_normalise(&a->further[k]);
+    }
     if (b->max > a->max) a->max = b->max;
     a->valid += b->valid;
     a->first_valid += b->first_valid;
@@ -94,6 +103,7 @@ static double mean_of(const StepRecord *r, const ExactSum *sum) {
 double record_loss(const StepRecord *r) { return mean_of(r, &r->loss); }
 double record_z_loss(const StepRecord *r) { return mean_of(r, &r->z_loss); }
 double record_balance(const StepRecord *r) { return mean_of(r, &r->balance); }
+double record_further(const StepRecord *r, int head) { return mean_of(r, &r->further[head]); }
 
 /* Gradients are scaled by the targets of the whole step: those of the microbatch alone are
  * larger by B / b. */

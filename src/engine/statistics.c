@@ -60,10 +60,14 @@ void statistics_begin(Execution *x) {
     Engine *e = x->engine;
     const Statistics *s = &e->statistics;
     StepScalars scalars = {.norm_unit = 1};
-    if (x->training && x->result->valid > 0) scalars.loss_scale = (float)(1.0 / (double)x->result->valid);
+    if (x->training && x->result->valid > 0) {
+        scalars.loss_scale = (float)(1.0 / (double)x->result->valid);
+        scalars.further_scale = (float)(e->plan->spec.further_weight / (double)x->result->valid);
+    }
     OP(e->device, OP_UPLOAD, upload, s->scalars, &scalars, sizeof scalars);
     OP(e->device, OP_ZERO, zero, s->figures, figures_bytes(e));
     x->pass.loss_scale = &s->scalars->loss_scale;
+    x->pass.further_scale = &s->scalars->further_scale;
     if (!x->training) return;
     x->pass.balance = &s->figures->balance;
     if (step_routed(&e->model.config) > 0) x->pass.routed = routed_of(e, s->figures);
@@ -75,6 +79,8 @@ void statistics_add_losses(Execution *x) {
     OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.losses, &s->losses);
     if (x->pass.z_losses)
         OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.z_losses, &s->z_losses);
+    for (int k = 0; k < program_further_heads(x->program); k++)
+        OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.further_losses[k], &s->further[k]);
 }
 
 static void fetch(Engine *e, size_t bytes) {
@@ -221,6 +227,7 @@ void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
     record_add_losses(r, &e->statistics.host->losses);
     record_add_z_losses(r, &e->statistics.host->z_losses);
     record_add_balance(r, &e->statistics.host->balance);
+    for (int k = 0; k < FURTHER_HEADS; k++) record_add_further(r, k, &e->statistics.host->further[k]);
     add_noise(e, r);
     add_refusals(e, r);
 }

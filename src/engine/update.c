@@ -63,6 +63,7 @@ void update_norm(Execution *x) {
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
     r->loss = record_loss(record), r->z_loss = record_z_loss(record), r->balance = record_balance(record);
+    for (int k = 0; k < FURTHER_HEADS; k++) r->further[k] = record_further(record, k);
     r->experts = statistics_experts(e);
     r->grad_norm = record_norm(record, o->clip_norm);
     r->noise = e->statistics.first ? record_noise(record) : (NoiseEstimate){(double)NAN, (double)NAN};

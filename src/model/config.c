@@ -55,6 +55,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_TAPS: return c->conv_size * c->recurrent_size;
     case DIM_TAPS_2: return 2 * c->conv_size * c->recurrent_size;
     case DIM_ADAPTER: return c->adapter_rank;
+    case DIM_FURTHER: return c->further_heads * c->vocab_size;
     }
     return 0;
 }

@@ -97,7 +97,9 @@ typedef struct ModelConfig {
     /* Of a rank's model: how many ranks share the experts of a layer out, and its place among them, which is
      * that of its experts. In no config.json either; 0 ranks: all are here. */
     int64_t expert_ranks, expert_place;
+    int64_t further_heads; /* of train.multi_token: in no config.json; at most FURTHER_HEADS */
 } ModelConfig;
+enum { FURTHER_HEADS = 4 };
 /* Ranks that share experts out, and how many of a layer each has. */
 static inline int64_t model_expert_ranks(const ModelConfig *c) {
     return c->expert_ranks > 0 ? c->expert_ranks : 1;
@@ -161,7 +163,8 @@ typedef enum Dim {
     DIM_CONV_2, /* twice that */
     DIM_TAPS,   /* K W */
     DIM_TAPS_2, /* twice that */
-    DIM_ADAPTER /* r, the rank of adapters */
+    DIM_ADAPTER, /* r, the rank of adapters */
+    DIM_FURTHER  /* V for each further head */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 

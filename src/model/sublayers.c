@@ -62,7 +62,8 @@ static const Layer *mixer_layer(const Arch *a, Mixer mixer) {
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
     if (embedding || head) {
-        out[0] = (Sublayer){.layer = embedding ? &layer_embedding : &layer_head};
+        const Layer *last = c->further_heads > 0 ? &layer_heads : &layer_head;
+        out[0] = (Sublayer){.layer = embedding ? &layer_embedding : last};
         return 1;
     }
     const Arch *a = &model_family(c)->arch;

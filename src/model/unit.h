@@ -94,9 +94,14 @@ typedef struct Pass {
     int64_t *routed;     /* [blocks, E] choices of each expert are added here; NULL: nobody asks */
     LossSum *balance;    /* and the balance loss here */
     LossRecord *records; /* [T] of the head, what its losses are made of; NULL: not asked for */
-    bool training;       /* a backward pass follows */
-    bool defer_head;     /* the head's weight half is not done with its forward pass */
-    bool first; /* gradients of matrices are set, not added to (the embedding's always are added to) */
+    /* Of each further head: targets [T], and the same as losses [T]; what its gradient is multiplied with,
+     * [1] tensor memory. Training only */
+    const int32_t *further_targets[FURTHER_HEADS];
+    float *further_losses[FURTHER_HEADS];
+    const float *further_scale;
+    bool training;   /* a backward pass follows */
+    bool defer_head; /* the head's weight half is not done with its forward pass */
+    bool first;      /* gradients of matrices are set, not added to (the embedding's always are added to) */
     const float *loss_scale;    /* [1] tensor memory: 1 / valid targets of the step; training only */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;

@@ -93,6 +93,10 @@ void console_format_step(Text *out, const StepMetrics *m, bool colour) {
     add_number(out, colour, DIM, "lr", "%.2e", m->lr);
     if (m->z_loss > 0) add_number(out, colour, DIM, "z_loss", "%.2e", m->z_loss);
     if (m->balance_loss > 0) add_number(out, colour, DIM, "balance", "%.2e", m->balance_loss);
+    if (isfinite(m->loss_2)) add_number(out, colour, DIM, "loss_2", "%.4f", m->loss_2);
+    if (isfinite(m->loss_3)) add_number(out, colour, DIM, "loss_3", "%.4f", m->loss_3);
+    if (isfinite(m->loss_4)) add_number(out, colour, DIM, "loss_4", "%.4f", m->loss_4);
+    if (isfinite(m->loss_5)) add_number(out, colour, DIM, "loss_5", "%.4f", m->loss_5);
     if (m->expert_imbalance > 0) add_number(out, colour, DIM, "experts", "%.2f", m->expert_imbalance);
     if (m->dead_experts > 0) add_number(out, colour, YELLOW, "dead", "%.0f", (double)m->dead_experts);
     if (isfinite(m->eta)) add_field(out, colour, DIM, "eta", clock_duration(m->eta, value));

@@ -27,14 +27,15 @@
 /* One logged step. Loss to epoch belong to that step; the rates are those of the window since the last logged
  * step. */
 typedef struct StepMetrics {
-    int64_t step, total_steps; /* 1-based; total_steps is the end of the run */
-    double wall;               /* seconds since 1970, of the record */
-    double loss, grad_norm;    /* grad_norm before clipping */
-    double z_loss;             /* beside the loss, not part of it; NaN without train.z_loss */
-    double balance_loss;       /* of experts, likewise; NaN without output_router_logits */
-    double expert_imbalance;   /* tokens of an expert, largest / mean, in the worst layer; NaN: no experts */
-    int64_t dead_experts;      /* of all layers, without a token in this step */
-    double noise_scale;        /* in targets, over the last steps; NaN: not measured, or not known yet */
+    int64_t step, total_steps;             /* 1-based; total_steps is the end of the run */
+    double wall;                           /* seconds since 1970, of the record */
+    double loss, grad_norm;                /* grad_norm before clipping */
+    double z_loss;                         /* beside the loss, not part of it; NaN without train.z_loss */
+    double balance_loss;                   /* of experts, likewise; NaN without output_router_logits */
+    double loss_2, loss_3, loss_4, loss_5; /* of further heads, by how many tokens on; NaN without them */
+    double expert_imbalance; /* tokens of an expert, largest / mean, in the worst layer; NaN: no experts */
+    int64_t dead_experts;    /* of all layers, without a token in this step */
+    double noise_scale;      /* in targets, over the last steps; NaN: not measured, or not known yet */
     double clip_coefficient, lr;
     double loss_deviation, grad_norm_deviation; /* robust deviations, spike.h */
     bool skipped, spike;   /* update not applied (non-finite); loss or norm far from the recent ones */

@@ -62,8 +62,13 @@ size_t batch_array_offset(const Model *m, int array) {
     return (size_t)array * each + (array > BATCH_FIRST_KEY ? all - each : 0);
 }
 
+int program_further_heads(const Program *p) {
+    return p->training && partition_runs(p->partition, p->units - 1) ? (int)p->model->further_heads : 0;
+}
+
 static size_t batch_bytes(const Program *p, const Model *m) {
-    size_t tokens = (size_t)m->tokens, arrays = batch_array_offset(m, BATCH_ARRAYS);
+    size_t tokens = (size_t)m->tokens,
+           arrays = batch_array_offset(m, BATCH_ARRAYS + 2 * program_further_heads(p));
     return pool_round(arrays + (p->evaluates ? tokens * sizeof(LossRecord) : 0));
 }
 

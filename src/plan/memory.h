@@ -14,7 +14,8 @@
 
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
-     * fp32; in an evaluation [T] LossRecord behind them. First keys are of all ranks of cp */
+     * fp32; behind them in an evaluation [T] LossRecord, in training and with the head targets [T] int32 and
+     * losses [T] fp32 of each further head. First keys are of all ranks of cp */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
@@ -29,6 +30,8 @@ typedef enum BufferKind {
     BUFFER_KINDS = BUFFER_FLAT_FIXED + GRADIENT_FLATS
 } BufferKind;
 enum { BATCH_FIRST_KEY = 3, BATCH_ARRAYS = 6 };
+/* Further heads that this rank trains in this program. */
+int program_further_heads(const Program *p);
 /* Bytes before an array of a batch's buffer; BATCH_ARRAYS: before what is behind them. */
 size_t batch_array_offset(const Model *m, int array);
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
@@ -49,13 +52,14 @@ typedef struct Buffer {
 typedef struct StepScalars {
     double norm_unit;          /* what grad_stats takes powers of */
     float loss_scale;          /* 1 / valid targets of the step */
+    float further_scale;       /* the same for further heads, times their weight */
     OptimizerStep optimizer[]; /* [groups of parameters] */
 } StepScalars;
 size_t step_scalars_bytes(int groups);
 
 /* ... and what they found. The host fetches the whole region at once. */
 typedef struct StepStatistics {
-    LossSum losses, z_losses, balance;
+    LossSum losses, z_losses, balance, further[FURTHER_HEADS];
     /* [parameters]; behind them FixedRefusals [parameters], where the noise is measured GradStats
      * [parameters] of the step's first microbatch alone, and choices of experts, int64_t [layers, E] */
     GradStats gradients[];

@@ -45,6 +45,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .context = (ContextMethod)c->parallel.context,
                       .z_loss = c->train.z_loss,
                       .capacity = c->train.expert_capacity,
+                      .further_weight = c->train.multi_token_weight,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
                       .probes = c->metrics.probe > 0,

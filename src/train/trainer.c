@@ -517,6 +517,11 @@ static ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *
     return t->chief ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
+/* Of a further head; NaN where it is none. */
+static double further_loss(const Trainer *t, const StepResult *r, int head) {
+    return head < t->c->train.multi_token ? r->further[head] : (double)NAN;
+}
+
 /* Deviations are against what came before this step: judge adds it to the windows only after. */
 static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
@@ -526,6 +531,10 @@ static StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) 
                          .loss = r->loss,
                          .z_loss = t->c->train.z_loss > 0 ? r->z_loss : (double)NAN,
                          .balance_loss = model_balance(&t->c->model.shape) > 0 ? r->balance : (double)NAN,
+                         .loss_2 = further_loss(t, r, 0),
+                         .loss_3 = further_loss(t, r, 1),
+                         .loss_4 = further_loss(t, r, 2),
+                         .loss_5 = further_loss(t, r, 3),
                          .expert_imbalance = r->experts.imbalance,
                          .dead_experts = r->experts.dead,
                          .noise_scale = noise_scale(&s->noise),

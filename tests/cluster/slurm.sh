@@ -181,6 +181,7 @@ state_is "$job" COMPLETED || { fail "on one node the job is $(field "$job" JobSt
 same_as_alone dead
 
 echo "== as many nodes as there are, from two to four"
+await all_idle
 submit run.yaml -N 2-4 run.dir=wide train.steps=40
 await is_over "$job"
 state_is "$job" COMPLETED || { fail "on 2-4 nodes the job is $(field "$job" JobState)"; tell wide wide; }

@@ -25,7 +25,7 @@ typedef struct Region {
     size_t bytes;
 } Region;
 
-static const float loss_scale = 0.25f;
+static const float loss_scale = 0.25f, further_scale = 0.125f;
 
 typedef struct Bench {
     Device device;
@@ -37,6 +37,9 @@ typedef struct Bench {
     Pass pass;
     Region slab, keep, scratch, out, dx, losses, *matrices, *vectors, *matrix_gradients, *vector_gradients;
     float *loss_scale; /* [1] tensor memory */
+    int further;       /* further heads */
+    Region further_losses[FURTHER_HEADS];
+    float *further_scale;
 } Bench;
 
 static float uniform(uint64_t stream, uint64_t index) {
@@ -163,6 +166,12 @@ static void lay_out(Bench *b) {
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};
     b->loss_scale = pool_take(&b->pool, sizeof *b->loss_scale);
+    b->further_scale = pool_take(&b->pool, sizeof *b->further_scale);
+    for (int k = 0; k < b->further; k++) {
+        b->pass.further_targets[k] = pool_take(&b->pool, ids);
+        b->further_losses[k] = take(b, ids);
+        b->pass.further_losses[k] = (float *)(void *)b->further_losses[k].base;
+    }
     model_layout_constants(&b->model, POSITIONS, &b->pool);
 }
 
@@ -180,6 +189,11 @@ static void fill_batch(Bench *b) {
         rows[3][t] = start;
     }
     for (int i = 0; i < 4; i++) OP(&b->device, OP_UPLOAD, upload, to[i], rows[i], sizeof rows[i]);
+    for (int k = 0; k < b->further; k++) {
+        for (int t = 0; t < TOKENS; t++) rows[0][t] = t + k + 1 < TOKENS ? rows[1][t + k + 1] : -1;
+        OP(&b->device, OP_UPLOAD, upload, (void *)(uintptr_t)b->pass.further_targets[k], rows[0],
+           sizeof rows[0]);
+    }
 }
 
 /* `count` numbers of this dtype; a counter keeps tensors apart. */
@@ -221,12 +235,14 @@ typedef struct Case {
     Dtype compute;
     Recompute recompute;
     bool adapted; /* every matrix that can be */
+    int further;  /* heads of another kind */
 } Case;
 
 static void open_bench(Bench *b, Case c) {
     Error err = {0};
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
-    *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}};
+    config.further_heads = c.further;
+    *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}, .further = c.further};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
         fail_msg("%s", err.message);
@@ -248,6 +264,8 @@ static void open_bench(Bench *b, Case c) {
     b->pass.training = b->pass.first = true;
     OP(&b->device, OP_UPLOAD, upload, b->loss_scale, &loss_scale, sizeof loss_scale);
     b->pass.loss_scale = b->loss_scale;
+    OP(&b->device, OP_UPLOAD, upload, b->further_scale, &further_scale, sizeof further_scale);
+    b->pass.further_scale = b->further_scale;
     fill_batch(b);
     fill_weights(b);
     clear_gradients(b);
@@ -329,6 +347,7 @@ static Made run(Case c, Manner manner) {
     set_input(&b);
     forward(&b, manner.apart);
     add_made(&b, &made, is_head(&b) ? &b.losses : &b.out);
+    for (int k = 0; k < b.further; k++) add_made(&b, &made, &b.further_losses[k]);
     spoil(&b, &b.scratch);
     spoil(&b, &b.keep);
     spoil(&b, &b.out);
@@ -377,8 +396,11 @@ static void for_each_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
         for (int variant = 0; variant < 4 && families[f] != &family_recurrent; variant++)
             for (int unit = 0; unit < 3; unit++)
-                check(
-                    (Case){.family = families[f], .unit = unit, .tied = variant & 1, .biases = variant & 2});
+                check((Case){.family = families[f],
+                             .unit = unit,
+                             .tied = variant & 1,
+                             .biases = variant & 2,
+                             .further = unit == 2 && variant == 2 ? 2 : 0});
     for_each_mixer(false, check);
 }
 
@@ -422,6 +444,11 @@ static double objective(Bench *b) {
     for (size_t i = 0; i < (is_head(b) ? (size_t)TOKENS : state_count(b)); i++)
         sum += (double)out[i] * (is_head(b) ? (double)loss_scale : (double)uniform(50, i));
     free(out);
+    for (int k = 0; k < b->further; k++) {
+        out = fetch(b, &b->further_losses[k]);
+        for (int i = 0; i < TOKENS; i++) sum += (double)out[i] * (double)further_scale;
+        free(out);
+    }
     return sum;
 }
 

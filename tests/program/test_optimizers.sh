@@ -49,6 +49,38 @@ on 1 alone
 [ "$(curve pipe)" = "$(curve alone)" ] && [ "$(average pipe)" = "$(average alone)" ] || fail "a pipeline has another curve or average"
 [ "$(curve alone | wc -l)" -eq 6 ] || fail "six steps: $(curve alone)"
 
+# ---- further heads: one curve over ranks and over a stop; with weight 0 they change nothing of what is trained beside them ----
+
+further="optimizer.kind=adamw train.z_loss=0 optimizer.ema=0 train.numerics=exact model.tie_word_embeddings=false train.steps=4"
+heads="$further train.multi_token=2 train.multi_token_weight=0.5"
+further_losses() { sed -n 's/.*"loss_2": \([^,]*\), "loss_3": \([^,]*\), "loss_4": \([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+# shellcheck disable=SC2086
+{
+    on 1 heads $heads
+    on 4 heads4 $heads mesh.pp=2 mesh.dp_shard=2 train.microbatch=1
+    on 1 heads1 $heads train.microbatch=1 train.split_backward=true
+    on 2 stopped_heads $heads mesh.dp_replicate=2 train.steps=2
+    on 2 stopped_heads $heads mesh.dp_shard=2
+    on 1 unweighted $heads train.multi_token_weight=0 optimizer.weight_decay=0
+    on 1 headless $further optimizer.weight_decay=0
+}
+[ "$(curve heads4)" = "$(curve heads1)" ] && [ "$(further_losses heads4)" = "$(further_losses heads1)" ] &&
+    [ "$(digest heads4)" = "$(digest heads1)" ] || fail "a pipeline with shards has another curve with further heads"
+[ "$(curve stopped_heads)" = "$(curve heads)" ] && [ "$(digest stopped_heads)" = "$(digest heads)" ] || fail "a stop changes further heads"
+[ "$(curve unweighted)" = "$(curve headless)" ] || fail "heads without weight change the curve"
+[ "$(curve heads)" != "$(curve headless)" ] || fail "further heads change nothing"
+further_losses heads | awk 'NF != 3 || $3 != "null" || !($1 > 1 && $2 > 1) { exit 1 } END { exit NR != 4 }' || fail "losses of further heads: $(further_losses heads)"
+exits 0 inspect heads
+grep -q 'lm_heads.weight' out || fail "the checkpoint has no further heads: $(tail -4 out)"
+exits 0 eval heads text.txt --context 16 --json
+for words in model.tie_word_embeddings=true mesh.tp=2 mesh.cp=2; do
+    # shellcheck disable=SC2086
+    exits 78 train run.yaml run.dir=wrong $heads "$words"
+    has err "further heads beside"
+done
+exits 78 train run.yaml run.dir=heads optimizer.kind=adamw optimizer.ema=0 model.tie_word_embeddings=false train.z_loss=0 train.numerics=exact train.steps=5
+has err "train.multi_token"
+
 # ---- steps that grow: 32, 64, 128 tokens; over ranks, over a stop in the middle of it, and by the samples they take ----
 
 grow="optimizer.kind=adamw train.numerics=exact train.batch_start=32 train.batch_warmup=400 train.microbatch=1 data.audit=true train.steps=14"

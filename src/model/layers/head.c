@@ -14,15 +14,21 @@
  * bytes a token and leaf, from which all make the same loss, and each the gradient of its own logits. So a
  * chunk has two halves there, UnitPass.slice: what makes logits and records, and what uses them.
  *
- * Logits are capped, c tanh(l / c), where the family does that (Gemma team, "Gemma 2", 2024). */
+ * Logits are capped, c tanh(l / c), where the family does that (Gemma team, "Gemma 2", 2024).
+ *
+ * Further heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024)
+ * have matrices of their own on the same normed states, the k-th for the k-th token behind the next one. They
+ * are there for training alone: each does with a chunk what the head has done, and adds its gradient to that
+ * of the states. Where there are any, no rank shares the vocabulary, and the head is not tied (config.c). */
 #include "model/unit.h"
 
-enum { NORM, NORM_BIAS, HEAD, PARAMS };
+enum { NORM, NORM_BIAS, HEAD, FURTHER, PARAMS };
 static const ParamRow params[PARAMS] = {
     [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
     [NORM_BIAS] = {"model.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
     [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .cut = CUT_ROWS,
               .init = ROLE_HEAD, .decays = true},
+    [FURTHER] = {"lm_heads.weight", DIM_FURTHER, DIM_HIDDEN, .init = ROLE_HEAD, .decays = true},
 };
 
 enum { X, DNORMED, RSTD, NORMED, LOGITS, DLOGITS, TENSORS };
@@ -37,7 +43,8 @@ static const TensorRow tensors[TENSORS] = {
                  .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
 };
 
-static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
+static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN},
+                     further = {&params[FURTHER], NULL, 1, DIM_FURTHER, DIM_HIDDEN};
 
 /* A tied model has no head of its own: its matrix is the embedding's, [V, h] like a head. */
 static const Param *matrix(const Model *m) {
@@ -69,14 +76,50 @@ static void clear_rest(const Pass *p) {
 
 /* In fp32 whatever the compute dtype: the loss is a difference of them, which eight bits of bf16 would
  * spoil. */
-static void logits_of(const Pass *p, int64_t rows, const void *normed, float *logits) {
+static void logits_of(const Pass *p, const void *weight, int64_t rows, const void *normed, float *logits) {
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
-       weights_matrix(p->weights, matrix(m)), m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
+       weight, m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
        model_one_leaf(m, m->config.hidden_size));
     if (m->config.final_logit_softcapping > 0)
         OP(p->device, OP_SOFTCAP, softcap, rows * m->config.vocab_size,
            (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
+}
+
+/* One of the heads: its matrix and the gradient of it (NULL: it has none), of all tokens what they are to say
+ * and the losses of that, and what the gradient is multiplied with. */
+typedef struct Head {
+    const void *weight;
+    float *gradient;
+    const int32_t *targets;
+    float *losses, *z_losses; /* z_losses: NULL: not wanted */
+    float z;
+    const float *scale;
+    bool adds; /* its gradient of the states to what is there */
+} Head;
+
+static Head first_head(const Pass *p, int span) {
+    const Model *m = p->model;
+    return (Head){.weight = weights_matrix(p->weights, matrix(m)),
+                  .gradient = p->training && is_trained(m) ? matrix_gradient(p, span) : NULL,
+                  .targets = p->batch.targets,
+                  .losses = p->losses,
+                  .z_losses = p->z_losses,
+                  .z = p->z_loss,
+                  .scale = p->loss_scale};
+}
+
+static Head further_head(const Pass *p, int span, int k) {
+    const Model *m = p->model;
+    const Param *own = param_of(&m->table, m->table.units - 1, &params[FURTHER]);
+    int64_t at = k * m->config.vocab_size * m->config.hidden_size;
+    return (Head){.weight = model_at(m, weights_matrix(p->weights, own), at),
+                  .gradient =
+                      own->flat != FLAT_FROZEN ? gradient_of_span(&p->gradients, own, span) + at : NULL,
+                  .targets = p->further_targets[k],
+                  .losses = p->further_losses[k],
+                  .scale = p->further_scale,
+                  .adds = true};
 }
 
 /* One chunk: which of the products to do is up to the caller. */
@@ -103,7 +146,7 @@ static LossRecord *own_records(const LayerPass *w, int64_t rows) {
 static void make_logits(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    logits_of(p, c.rows, normed_of(w, c), w->tensors[LOGITS]);
+    logits_of(p, weights_matrix(p->weights, matrix(m)), c.rows, normed_of(w, c), w->tensors[LOGITS]);
     if (m->sharing.ranks > 1)
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
            DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, w->shared->records),
@@ -111,7 +154,7 @@ static void make_logits(const LayerPass *w, Chunk c) {
 }
 
 /* The gradient of the normed states: of all tokens, and terms of a sum over ranks where these share it. */
-static void make_input(const LayerPass *w, Chunk c, const void *dlogits) {
+static void make_input(const LayerPass *w, Chunk c, const Head *own, const void *dlogits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, at = c.first * h;
@@ -119,29 +162,35 @@ static void make_input(const LayerPass *w, Chunk c, const void *dlogits) {
     Dtype type = terms ? DTYPE_F32 : m->compute;
     char *to =
         (terms ? (char *)w->shared->terms : (char *)w->tensors[DNORMED]) + (size_t)at * dtype_bytes(type);
-    OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, m->config.vocab_size, dlogits,
-       weights_matrix(p->weights, matrix(m)), m->compute, to, type, h, false, model_leaves(m, DIM_VOCAB));
+    OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, m->config.vocab_size, dlogits, own->weight,
+       m->compute, to, type, h, own->adds, model_leaves(m, DIM_VOCAB));
 }
 
 /* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
  * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
  * microbatch sets, or of each span of it; all others add. */
-static void use_logits(const LayerPass *w, Chunk c) {
+static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
-    if (p->records) /* of all logits: where ranks share them nothing asks (train/setup.c) */
+    if (p->records && !own->adds) /* of all logits: where ranks share them nothing asks (train/setup.c) */
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
            p->batch.targets + c.first, WHOLE_VOCABULARY, p->records + c.first);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       p->batch.targets + c.first, model_vocabulary_leaves(m, w->shared->records), p->loss_scale,
-       (float)m->config.final_logit_softcapping, p->z_loss, p->losses + c.first,
-       p->z_losses ? p->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
-    if (c.input) make_input(w, c, dlogits);
-    if (c.weight && is_trained(m))
+       own->targets + c.first, model_vocabulary_leaves(m, w->shared->records), own->scale,
+       (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
+       own->z_losses ? own->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
+    if (c.input) make_input(w, c, own, dlogits);
+    if (c.weight && own->gradient)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
-           matrix_gradient(p, c.span), DTYPE_F32, h, !(p->first && c.begins), model_one_leaf(m, c.rows));
+           own->gradient, DTYPE_F32, h, !(p->first && c.begins), model_one_leaf(m, c.rows));
+}
+
+static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {
+    int span = model_chunk_span(m, i);
+    bool begins = i == 0 || model_chunk_span(m, i - 1) != span;
+    return (Chunk){model_chunk_first(m, i), model_chunk_rows(m, i), span, begins, input, weight};
 }
 
 /* The slice that is asked for, or all chunks. */
@@ -149,12 +198,22 @@ static void all_chunks(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
     if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
     for (int i = 0; i < model_chunks(m); i++) {
-        int span = model_chunk_span(m, i);
-        bool begins = i == 0 || model_chunk_span(m, i - 1) != span;
-        Chunk c = {model_chunk_first(m, i), model_chunk_rows(m, i), span, begins, input, weight};
+        Chunk c = chunk_of(m, i, input, weight);
+        Head own = first_head(w->pass, c.span);
         if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
-        if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c);
+        if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
     }
+}
+
+static void all_further(const LayerPass *w, bool input, bool weight) {
+    const Model *m = w->pass->model;
+    for (int k = 0; k < m->config.further_heads; k++)
+        for (int i = 0; i < model_chunks(m); i++) {
+            Chunk c = chunk_of(m, i, input, weight);
+            Head own = further_head(w->pass, c.span, k);
+            logits_of(w->pass, own.weight, c.rows, normed_of(w, c), w->tensors[LOGITS]);
+            use_logits(w, c, &own);
+        }
 }
 
 static void final_norm(const LayerPass *w) {
@@ -181,22 +240,45 @@ static void head_backward(const LayerPass *w, Half half) {
     all_chunks(w, false, true);
 }
 
+/* An evaluation asks the head alone. */
+static void further_forward(const LayerPass *w) {
+    if (w->pass->training) all_further(w, true, !w->pass->defer_head);
+}
+
+static void further_backward(const LayerPass *w, Half half) {
+    if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
+    final_norm(w);
+    all_further(w, false, true);
+}
+
 void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float *rstd, float *logits) {
     norm_forward(p, p->model->table.units - 1, &params[NORM], rows, x, NULL, NULL, normed, rstd);
-    logits_of(p, rows, normed, logits);
+    logits_of(p, weights_matrix(p->weights, matrix(p->model)), rows, normed, logits);
 }
 
 static const Part parts[] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
     {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
+    {"further heads", LIFE_INPUT, further_forward, further_backward, .product = &further, .fused = true},
 };
+enum { PARTS = sizeof parts / sizeof *parts };
 
+/* What only further heads have stands last. */
 const Layer layer_head = {.name = "head",
                           .params = params,
                           .tensors = tensors,
                           .parts = parts,
-                          .param_count = PARAMS,
+                          .param_count = FURTHER,
                           .tensor_count = TENSORS,
-                          .part_count = sizeof parts / sizeof *parts,
+                          .part_count = PARTS - 1,
                           .read = NORMED,
-                          .read_gradient = DNORMED};
+                          .read_gradient = DNORMED},
+            layer_heads = {.name = "heads",
+                           .params = params,
+                           .tensors = tensors,
+                           .parts = parts,
+                           .param_count = PARAMS,
+                           .tensor_count = TENSORS,
+                           .part_count = PARTS,
+                           .read = NORMED,
+                           .read_gradient = DNORMED};
