@@ -83,13 +83,16 @@ static void put_output(const Job *job, Text *out) {
     text_free(&path);
 }
 
+/* Slurm takes tasks of a node times the least number of nodes for all that there are to be, and gives a range
+ * no more: nodes that are the job's alone need not be told, since srun says how many ranks there are. */
 static void put_options(const Job *job, Text *out) {
+    bool range = job->least_nodes < job->nodes;
     put_name(job, out);
-    if (job->least_nodes < job->nodes)
+    if (range)
         text_printf(out, "#SBATCH --nodes=%lld-%lld\n", (long long)job->least_nodes, (long long)job->nodes);
     else
         text_printf(out, "#SBATCH --nodes=%lld\n", (long long)job->nodes);
-    text_printf(out, "#SBATCH --ntasks-per-node=%lld\n", (long long)job->per_node);
+    if (!range || job->cores) text_printf(out, "#SBATCH --ntasks-per-node=%lld\n", (long long)job->per_node);
     if (job->cores)
         text_printf(out, "#SBATCH --cpus-per-task=%lld\n", (long long)job->cores);
     else

@@ -180,12 +180,12 @@ await is_over "$job"
 state_is "$job" COMPLETED || { fail "on one node the job is $(field "$job" JobState)"; tell dead dead; }
 same_as_alone dead
 
-echo "== from two to four nodes"
+echo "== as many nodes as there are, from two to four"
 await all_idle
 submit run.yaml -N 2-4 run.dir=wide train.steps=40
 await is_over "$job"
 state_is "$job" COMPLETED || { fail "on 2-4 nodes the job is $(field "$job" JobState)"; tell wide wide; }
-echo "of four nodes that were free Slurm gave $(field "$job" NumNodes)"
+[ "$(field "$job" NumNodes)" -eq 4 ] || fail "of four nodes the job had $(field "$job" NumNodes)"
 same_as_alone wide
 
 echo "== a sweep"

@@ -47,8 +47,11 @@ for line in job-name=mine nodes=2 ntasks-per-node=4 exclusive time=1-12 partitio
 done
 slurm 0 run.yaml -N 2-4 --cores 3 --out -
 has out "#SBATCH --nodes=2-4"
+has out "#SBATCH --ntasks-per-node=1"
 has out "#SBATCH --cpus-per-task=3"
 hasnt out "exclusive"
+slurm 0 run.yaml -N 2-4 --out -
+hasnt out "#SBATCH --ntasks-per-node"
 bash -n "$script" || fail "the script is no shell"
 
 # ---- what the script does ----
