@@ -22,13 +22,13 @@ typedef struct RankSpec {
     AdapterSpec adapters; /* put to it; its texts need not outlive rank_plan */
     Dtype compute;
     Recompute recompute;
-    int64_t tokens;    /* T of a microbatch */
-    int64_t positions; /* rows of the rotation table: the context */
-    int64_t loss_rows; /* 0: chosen */
-    double z_loss;     /* coefficient; 0: none */
+    int64_t tokens;        /* T of a microbatch */
+    int64_t positions;     /* rows of the rotation table: the context */
+    int64_t loss_rows;     /* 0: chosen */
+    double z_loss;         /* coefficient; 0: none */
     double further_weight; /* of the losses of further heads */
-    int leaves;        /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
-    int spans;         /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
+    int leaves;            /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
+    int spans; /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
     ContextMethod context;
     double capacity; /* rows of a round of visits over those of its own choices; 0: 1 */
     bool defer_head; /* the head's weight gradient waits for its W, and makes the logits again */
