@@ -159,10 +159,10 @@ typedef enum Dim {
     DIM_STATES_2,       /* twice, three and four times that */
     DIM_STATES_3,
     DIM_STATES_4,
-    DIM_CONV,   /* W where gates go through a convolution, else 0 */
-    DIM_CONV_2, /* twice that */
-    DIM_TAPS,   /* K W */
-    DIM_TAPS_2, /* twice that */
+    DIM_CONV,    /* W where gates go through a convolution, else 0 */
+    DIM_CONV_2,  /* twice that */
+    DIM_TAPS,    /* K W */
+    DIM_TAPS_2,  /* twice that */
     DIM_ADAPTER, /* r, the rank of adapters */
     DIM_FURTHER  /* V for each further head */
 } Dim;

@@ -171,9 +171,9 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
 }
 
 /* Calls visit with each parameter and its values in a file of the directory. */
-typedef void Visit(Golden *g, const Param *p, const float *values, void *ctx);
+typedef void TensorVisit(Golden *g, const Param *p, const float *values, void *ctx);
 
-static ErrorCode each_tensor(Golden *g, const char *file, Visit *visit, void *ctx, Error *err) {
+static ErrorCode each_tensor(Golden *g, const char *file, TensorVisit *visit, void *ctx, Error *err) {
     SafeFile f;
     char *path = path_join(g->dir, file);
     ErrorCode code = safe_open(&f, path, err);

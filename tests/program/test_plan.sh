@@ -70,7 +70,7 @@ is "gradient_sync: microbatch against step" "$often" $((once * 16))
 parameters=$("$weft" plan model.yaml | sed -n 's/^model *\([0-9,]*\) parameters.*/\1/p' | tr -d ,)
 is "an all-reduce moves 3/4 of the gradients out, and in" "$once" $((parameters * 4 * 3 / 2))
 zero "DDP on dp_shard" "$(sent parameters -n 4 mesh.dp_replicate=4)"
-has out "0 on an axis of degree 1: pp dp_shard cp tp"
+has out "0 on an axis of degree 1: pp dp_shard ep cp tp"
 zero "DDP between stages" "$(sent pp -n 4 mesh.dp_replicate=4)"
 
 # Sharded: the same gradients, half of an all-reduce.

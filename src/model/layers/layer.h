@@ -245,7 +245,7 @@ extern const Layer layer_hawk;
 extern const Layer layer_mlp;     /* x -> y, with a gate or without */
 extern const Layer layer_experts; /* x -> y, in place of an MLP */
 extern const Layer layer_head;    /* the state -> losses, or logits */
-extern const Layer layer_heads;            /* the same, with further heads */
+extern const Layer layer_heads;   /* the same, with further heads */
 
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
 bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */
