@@ -221,7 +221,8 @@ ErrorCode file_check_write(const char *path, Error *err) {
 }
 
 /* A signal that ends the process between creating the sibling and renaming it would leave the sibling
- * behind. SIGKILL does; file_remove_temporaries finds those. */
+ * behind. SIGKILL does, and so does what ends a run at once from the thread that takes its signals (a second
+ * SIGINT); file_remove_temporaries finds those. */
 static void hold_signals(sigset_t *before) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t held;

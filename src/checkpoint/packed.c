@@ -68,10 +68,12 @@ static ErrorCode read_expert(PackedReader *r, const ModelFiles *m, const TensorD
     return OK;
 }
 
-/* Sign, two bits of exponent, one of mantissa. */
+/* Sign, two bits of exponent, one of mantissa. A scale of 255 makes its whole group NaN (OCP Microscaling
+ * Formats 1.0, 5.4.1). */
 static float value_of(const PackedReader *r, size_t group, size_t at) {
     static const float values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
     uint8_t pair = r->blocks[group * GROUP_BYTES + at / 2];
+    if (r->scales[group] == UINT8_MAX) return NAN;
     return ldexpf(values[at % 2 ? pair >> 4 : pair & 15], r->scales[group] - BIAS);
 }
 

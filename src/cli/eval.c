@@ -134,6 +134,12 @@ static ErrorCode agree_on_text(const Dataset *data, const OpenModel *m, Error *e
     return agree_on_data(m->comm, &facts, err);
 }
 
+/* A failure in the middle of passes is this rank's, and the others may be waiting for it. */
+static ErrorCode alone(Comm *c, ErrorCode code, Error *err) {
+    if (code != OK && comm_size(c) > 1) comm_fail(c, err);
+    return code;
+}
+
 static ErrorCode measure_with(Job *j, DataConfig *config, Evaluation *out, Error *err) {
     OpenModel *m = &j->model;
     Dataset *data = NULL;
@@ -141,7 +147,7 @@ static ErrorCode measure_with(Job *j, DataConfig *config, Evaluation *out, Error
     ErrorCode code = comm_agree(m->comm, open_text(&data, m, j->text, config, err), err);
     if (code == OK) code = agree_on_text(data, m, err);
     doing_enter(&j->doing, PHASE_VALIDATION, 0);
-    if (code == OK) code = evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err);
+    if (code == OK) code = alone(m->comm, evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err), err);
     if (data) dataset_close(data);
     return code;
 }
@@ -309,7 +315,7 @@ static ErrorCode run_tasks(Job *j, Error *err) {
     TaskFigures *figures = mem_alloc_array(j->asked.evaluation.tasks.count, sizeof *figures);
     ErrorCode code = open_tasks(j, &tasks, err);
     doing_enter(&j->doing, PHASE_VALIDATION, 0);
-    if (code == OK) code = score_all(&j->model, &tasks, figures, &samples, err);
+    if (code == OK) code = alone(j->ranks.comm, score_all(&j->model, &tasks, figures, &samples, err), err);
     if (code == OK) code = comm_agree(j->ranks.comm, tell_of_tasks(j, &tasks, figures, &samples, err), err);
     tasks_close(&tasks);
     text_free(&samples);

@@ -180,8 +180,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
 static ErrorCode plan_model(OpenModel *m, RankSpec *spec, Error *err) {
     spec->compute = m->config.train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     TRY(layout_build(&m->layout, &m->config, comm_size(m->comm), err));
-    TRY(rank_plan(&m->plan, spec, &m->layout, comm_rank(m->comm), &m->device, err));
-    return setup_communication(&m->config, m->comm, &m->layout.mesh, &m->device, err);
+    return rank_plan(&m->plan, spec, &m->layout, comm_rank(m->comm), &m->device, err);
 }
 
 static ErrorCode load_weights(OpenModel *m, Error *err) {
@@ -201,6 +200,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(agree_on_compute(m->comm, &m->config, &m->set, &m->device, err));
     TRY(agree_on_model(m, err));
     TOGETHER(m, plan_model(m, &spec, err));
+    TOGETHER(m, setup_communication(&m->config, m->comm, &m->layout.mesh, &m->device, err));
     TOGETHER(m, engine_open(&m->engine, &m->plan, &m->device, m->comm, err));
     TOGETHER(m, load_weights(m, err));
     return OK;

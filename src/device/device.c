@@ -222,12 +222,19 @@ DeviceStream device_stream(void) { return current; }
 Event device_mark(Device *d, DeviceStream s) { return d->runtime.mark(d, s); }
 void device_follow(Device *d, DeviceStream s, Event e) { d->runtime.follow(d, s, e); }
 
-/* Counted by reason, since tests hold a step to one or two of them. */
+static long long now(void) { return (long long)(clock_seconds() * 1e9); }
+
+/* Counted by reason, since tests hold a step to one or two of them. Of several threads that wait, the last
+ * one to end says that nobody does; the others begin the time anew. */
 void device_finish(Device *d, Event e, DeviceWait why) {
     atomic_fetch_add_explicit(&d->waits[why], 1, memory_order_relaxed);
-    if (d->wires) atomic_store(&d->waits_since, (long long)(clock_seconds() * 1e9));
+    if (!d->wires) {
+        d->runtime.finish(d, e);
+        return;
+    }
+    if (atomic_fetch_add(&d->waiting, 1) == 0) atomic_store(&d->waits_since, now());
     d->runtime.finish(d, e);
-    if (d->wires) atomic_store(&d->waits_since, 0);
+    atomic_store(&d->waits_since, atomic_fetch_sub(&d->waiting, 1) == 1 ? 0 : now());
 }
 
 /* Without OP: other threads than the one that trains may ask, and the profile is that one's. */

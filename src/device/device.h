@@ -717,6 +717,7 @@ struct Device {
     size_t scratch_size;
     atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */
     atomic_llong waits_since; /* of wires: nanoseconds of a monotonic clock; 0: no call is under way */
+    atomic_llong waiting;     /* calls under way: the thread that trains may wait beside that of a save */
     bool profiling;
     OpProfile profile[OP_COUNT];
     void *impl;         /* private to the implementation */

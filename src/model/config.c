@@ -20,8 +20,9 @@ static int64_t expert_width(const ModelConfig *c) {
 }
 
 /* Needs no care of overflow once check_sizes has passed: heads and a head's elements are at most 2^16
- * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58. A dimension
- * that is not there is 0: by that a vector is told from a matrix of one column. */
+ * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58; stacks of
+ * experts, of 2^25 and 2^24 a matrix, below 2^61. A dimension that is not there is 0: by that a vector is
+ * told from a matrix of one column. */
 int64_t model_dim(const ModelConfig *c, Dim dim) {
     int64_t query = c->num_attention_heads * c->head_dim, key = c->num_key_value_heads * c->head_dim;
     switch (dim) {
@@ -136,7 +137,7 @@ static ErrorCode check_size(const char *where, const char *key, int64_t value, i
 }
 
 /* By the names of config.json, whatever the family's own are. The limits keep the elements of any one
- * parameter within 63 bits (2^58 at most, of q, k and v as one), so that only sums over parameters are
+ * parameter within 63 bits (2^61 at most, of a stack of experts), so that only sums over parameters are
  * watched: counts.c. */
 static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err) {
     TRY(check_size(where, "vocab_size", c->vocab_size, MODEL_MAX_VOCAB, err));

@@ -352,14 +352,14 @@ bool axes_deals_spans(int ranks, int spans) {
 
 static bool deals_spans(int n, int of) { return axes_deals_spans(n, of); }
 
-static ErrorCode refuse_spans(int ranks, int spans, Error *err) {
+static ErrorCode refuse_spans(int ranks, int spans, bool heads, Error *err) {
     Text that = {0};
     put_numbers(spans, deals_spans, spans, &that);
     error_set(
         err, ERR_CONFIG,
         "mesh.cp %d by keys cannot have the bits of numerics.canonical_cp %d, of which a rank takes 2, 4, 8, "
         "...: mesh.cp %s would%s",
-        ranks, spans, that.data, spans % ranks == 0 ? ", or parallel.context: heads" : "");
+        ranks, spans, that.data, heads && spans % ranks == 0 ? ", or parallel.context: heads" : "");
     text_free(&that);
     return ERR_CONFIG;
 }
@@ -373,9 +373,9 @@ static ErrorCode refuse_heads(int ranks, Sharing s, int heads, Error *err) {
 }
 
 /* Sums of gradients in fixed point have no order: any number of ranks that divides the spans will do. */
-static ErrorCode check_spans(Contexts contexts, Error *err) {
+static ErrorCode check_spans(Contexts contexts, bool heads, Error *err) {
     int ranks = contexts.ranks, spans = contexts.spans;
-    if (contexts.keys && !axes_deals_spans(ranks, spans)) return refuse_spans(ranks, spans, err);
+    if (contexts.keys && !axes_deals_spans(ranks, spans)) return refuse_spans(ranks, spans, heads, err);
     if (spans > 0 && spans % ranks != 0)
         return refuse_contexts("mesh.cp", ranks, "numerics.canonical_cp", spans, err);
     return OK;
@@ -398,7 +398,7 @@ ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts
             model_family(c)->model_type);
     if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
         return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
-    TRY(check_spans(contexts, err));
+    TRY(check_spans(contexts, axes_deals_heads(c, s, ranks), err));
     if (tokens % pieces == 0) return OK;
     return error_set(
         err, ERR_CONFIG,

@@ -63,21 +63,30 @@ static bool heads_fit(const CrossingSpec *s) {
 
 /* Two stretches a rank, each of which ranks of tp share. */
 static bool keys_fit(const CrossingSpec *s) {
-    return axes_deals_spans(s->contexts, s->spans) &&
-           s->tokens % (2 * (int64_t)s->contexts * s->tensors) == 0;
+    int64_t leaves = s->leaves > s->tensors ? s->leaves : s->tensors;
+    return axes_deals_spans(s->contexts, s->spans) && s->tokens % (2 * (int64_t)s->contexts * leaves) == 0;
 }
 
-static double both(Cost c) { return c.forward + c.input; }
+/* What auto compares: bytes of a block and microbatch with nothing recomputed and sums in fp32, so that no
+ * key but those of model, mesh and dtype decides. */
+static double bytes_by(const CrossingSpec *s, ContextMethod method) {
+    CrossingSpec plain = *s;
+    plain.recompute = RECOMPUTE_NONE, plain.partial = sizeof(float);
+    Cost c = method == CONTEXT_KEYS ? by_keys(&plain) : by_heads(&plain);
+    return c.forward + c.input;
+}
 
 ContextMethod crossings_method(const CrossingSpec *s) {
     if (s->contexts == 1) return CONTEXT_HEADS;
     if (s->asked != CONTEXT_AUTO) return s->asked;
     if (!heads_fit(s)) return CONTEXT_KEYS;
-    return keys_fit(s) && both(by_keys(s)) < both(by_heads(s)) ? CONTEXT_KEYS : CONTEXT_HEADS;
+    return keys_fit(s) && bytes_by(s, CONTEXT_KEYS) < bytes_by(s, CONTEXT_HEADS) ? CONTEXT_KEYS
+                                                                                 : CONTEXT_HEADS;
 }
 
 void crossings_describe(const CrossingSpec *s, Text *out) {
-    bool keys = crossings_method(s) == CONTEXT_KEYS;
+    ContextMethod method = crossings_method(s);
+    bool keys = method == CONTEXT_KEYS;
     char taken[32], other[32];
     text_printf(out, "by %s", keys ? "keys" : "heads");
     if (s->asked != CONTEXT_AUTO)
@@ -89,8 +98,8 @@ void crossings_describe(const CrossingSpec *s, Text *out) {
         text_puts(out, " (auto: the tokens of a microbatch, or their spans, cannot be shared out by keys)");
     else
         text_printf(out, " (auto: %s a block and microbatch, by %s %s)",
-                    text_bytes(both(keys ? by_keys(s) : by_heads(s)), taken), keys ? "heads" : "keys",
-                    text_bytes(both(keys ? by_heads(s) : by_keys(s)), other));
+                    text_bytes(bytes_by(s, method), taken), keys ? "heads" : "keys",
+                    text_bytes(bytes_by(s, keys ? CONTEXT_HEADS : CONTEXT_KEYS), other));
 }
 
 Cost crossings_context(const CrossingSpec *s, int unit) {

@@ -14,7 +14,8 @@
  *     keys    keys and values of all tokens are gathered by everybody (Llama team 2024): no limit by heads
  *
  * By heads a rank sends the less the more ranks there are, by keys the less the fewer heads they have. auto
- * takes what sends fewer bytes, of those that the model, the tokens and the spans allow.
+ * takes what sends fewer bytes, of those that the model, the tokens and the spans allow; recomputation is not
+ * counted there, since the method has its own order of sums, and what is recomputed must change no bits.
  *
  * ep sends the rows of choices to the ranks of their experts and back (layers/layer.h: Visits). */
 #ifndef WEFT_PLAN_CROSSINGS_H
@@ -34,6 +35,7 @@ typedef struct CrossingSpec {
     Recompute recompute;
     int64_t tokens; /* of a microbatch, over all ranks of tp and cp */
     int tensors, contexts;
+    int leaves; /* of tp: numerics.canonical_tp; 0: as many as its ranks */
     ContextMethod asked;
     int spans;      /* numerics.canonical_cp of exact sums; 0: any */
     size_t partial; /* bytes of a partial sum on its way: 4 */

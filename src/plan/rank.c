@@ -244,6 +244,7 @@ CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh) {
                           .tokens = spec->tokens,
                           .tensors = mesh_size(mesh, MESH_TENSOR),
                           .contexts = mesh_size(mesh, MESH_CONTEXT),
+                          .leaves = spec->leaves,
                           .experts = mesh_size(mesh, MESH_EXPERTS),
                           .asked = spec->context,
                           .spans = spec->exact ? spec->spans : 0,
@@ -258,6 +259,7 @@ CrossingSpec rank_crossings_of(const Config *c) {
                           .tokens = c->train.microbatch * c->train.context,
                           .tensors = (int)c->mesh.tp,
                           .contexts = (int)c->mesh.cp,
+                          .leaves = (int)c->numerics.canonical_tp,
                           .asked = (ContextMethod)c->parallel.context,
                           .spans = exact ? (int)c->numerics.canonical_cp : 0,
                           .partial = sizeof(float)};

@@ -218,6 +218,7 @@ static void the_console_line_is_the_known_one(void **state) {
     m.tokens_per_second = 12345;
     m.loss = 5.12345;
     m.grad_norm = 1.2345;
+    m.loss_2 = m.loss_3 = m.loss_4 = m.loss_5 = NAN; /* no further heads */
     console_format_step(&t, &m, false);
     assert_string_equal(
         t.data, "step:   10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  "
