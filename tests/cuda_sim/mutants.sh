@@ -39,7 +39,7 @@ for file in norms.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
 mutant "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' $(op test_bias)
-mutant "a barrier less in attention" attention.cu '/a\.row, tile, tokens, v\);/{n;d}' $(op test_attention)
+mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
 mutant "a tail of one less" elements.cu '0,/if \(i < n\)/s//if (i + 1 < n)/' $(op test_elements)
 mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
