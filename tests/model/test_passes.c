@@ -119,6 +119,9 @@ static Region take(Bench *b, size_t bytes) {
     return r;
 }
 
+/* NULL while bytes are only counted. */
+static void *inside(const Region *r, size_t at) { return r->base ? r->base + at : NULL; }
+
 static void check_fence(Bench *b, const Region *r, const char *what) {
     unsigned char fence[FENCE];
     device_fetch(&b->device, fence, r->base + r->bytes, FENCE);
@@ -154,14 +157,14 @@ static void lay_out(Bench *b) {
         if (u < m->table.units) {
             b->vectors[u] = take(b, vectors * sizeof(float));
             b->matrices[u] = take(b, matrices * e);
-            b->weights.units[u] = (UnitWeights){
-                {b->vectors[u].base, b->matrices[u].base, (char *)b->matrices[u].base + before * e}};
+            b->weights.units[u] =
+                (UnitWeights){{b->vectors[u].base, b->matrices[u].base, inside(&b->matrices[u], before * e)}};
         }
         b->vector_gradients[u] = take(b, vectors * sizeof(float));
         b->matrix_gradients[u] = take(b, matrices * sizeof(float));
-        float *gradients = (float *)(void *)b->matrix_gradients[u].base;
         b->gradients.units[u] =
-            (UnitGradients){{(float *)(void *)b->vector_gradients[u].base, gradients, gradients + before}};
+            (UnitGradients){{inside(&b->vector_gradients[u], 0), inside(&b->matrix_gradients[u], 0),
+                             inside(&b->matrix_gradients[u], before * sizeof(float))}};
     }
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};

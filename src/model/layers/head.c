@@ -86,8 +86,16 @@ static void logits_of(const Pass *p, const void *weight, int64_t rows, const voi
            (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
 }
 
-/* One of the heads: its matrix and the gradient of it (NULL: it has none), of all tokens what they are to say
- * and the losses of that, and what the gradient is multiplied with. */
+/* One chunk: which of the products to do is up to the caller. */
+typedef struct Chunk {
+    int64_t first, rows;
+    int span;
+    bool begins; /* it */
+    bool input, weight;
+} Chunk;
+
+/* One of the heads: its matrix and the gradient of it (NULL: it has none, or another pass makes it), of all
+ * tokens what they are to say and the losses of that, and what the gradient is multiplied with. */
 typedef struct Head {
     const void *weight;
     float *gradient;
@@ -98,10 +106,10 @@ typedef struct Head {
     bool adds; /* its gradient of the states to what is there */
 } Head;
 
-static Head first_head(const Pass *p, int span) {
+static Head first_head(const Pass *p, Chunk c) {
     const Model *m = p->model;
     return (Head){.weight = weights_matrix(p->weights, matrix(m)),
-                  .gradient = p->training && is_trained(m) ? matrix_gradient(p, span) : NULL,
+                  .gradient = c.weight && is_trained(m) ? matrix_gradient(p, c.span) : NULL,
                   .targets = p->batch.targets,
                   .losses = p->losses,
                   .z_losses = p->z_losses,
@@ -109,26 +117,18 @@ static Head first_head(const Pass *p, int span) {
                   .scale = p->loss_scale};
 }
 
-static Head further_head(const Pass *p, int span, int k) {
+static Head further_head(const Pass *p, Chunk c, int k) {
     const Model *m = p->model;
     const Param *own = param_of(&m->table, m->table.units - 1, &params[FURTHER]);
     int64_t at = k * m->config.vocab_size * m->config.hidden_size;
+    bool wanted = c.weight && own->flat != FLAT_FROZEN;
     return (Head){.weight = model_at(m, weights_matrix(p->weights, own), at),
-                  .gradient =
-                      own->flat != FLAT_FROZEN ? gradient_of_span(&p->gradients, own, span) + at : NULL,
+                  .gradient = wanted ? gradient_of_span(&p->gradients, own, c.span) + at : NULL,
                   .targets = p->further_targets[k],
                   .losses = p->further_losses[k],
                   .scale = p->further_scale,
                   .adds = true};
 }
-
-/* One chunk: which of the products to do is up to the caller. */
-typedef struct Chunk {
-    int64_t first, rows;
-    int span;
-    bool begins; /* it */
-    bool input, weight;
-} Chunk;
 
 /* Normed states of the chunk's tokens: of all of them, where ranks have some each. */
 static const void *normed_of(const LayerPass *w, Chunk c) {
@@ -182,7 +182,7 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
        (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
        own->z_losses ? own->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
     if (c.input) make_input(w, c, own, dlogits);
-    if (c.weight && own->gradient)
+    if (own->gradient)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
            own->gradient, DTYPE_F32, h, !(p->first && c.begins), model_one_leaf(m, c.rows));
 }
@@ -199,7 +199,7 @@ static void all_chunks(const LayerPass *w, bool input, bool weight) {
     if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
     for (int i = 0; i < model_chunks(m); i++) {
         Chunk c = chunk_of(m, i, input, weight);
-        Head own = first_head(w->pass, c.span);
+        Head own = first_head(w->pass, c);
         if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
         if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
     }
@@ -210,7 +210,7 @@ static void all_further(const LayerPass *w, bool input, bool weight) {
     for (int k = 0; k < m->config.further_heads; k++)
         for (int i = 0; i < model_chunks(m); i++) {
             Chunk c = chunk_of(m, i, input, weight);
-            Head own = further_head(w->pass, c.span, k);
+            Head own = further_head(w->pass, c, k);
             logits_of(w->pass, own.weight, c.rows, normed_of(w, c), w->tensors[LOGITS]);
             use_logits(w, c, &own);
         }
