@@ -176,6 +176,7 @@ train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
 grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
 
 # More threads than cores: ranks that weft starts wait without spinning, of others it is asked.
+unset OMP_WAIT_POLICY
 many="run.threads=$(($(nproc) + 1)) train.steps=2"
 train crowd -n 2 $many
 [ "$status" -eq 0 ] || fail "more threads than cores: exit status $status: $(tail -2 crowd.err)"

@@ -126,43 +126,10 @@ void cpu_host_give(Device *d, void *host);
 /* deferred.c */
 void deferred_close(Device *d);
 
-/* reference.c, reference_attention.c */
+/* Every slot; then those of reference_attention.c, reference_experts.c and reference_scans.c. */
 void reference_fill_ops(Ops *ops);
-void reference_attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                                 const int32_t *first_key, void *out, float *lse, Dtype c);
-void reference_attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                                  const int32_t *first_key, const void *out, const float *lse,
-                                  const void *dout, void *dq, void *dkv, Dtype c);
-void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
-                                const void *k_cache, const void *v_cache, void *out, Dtype c);
-void reference_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
-                              const void *dout, float *dsinks, Dtype c);
-
-/* reference_experts.c */
-void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts);
-void reference_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
-                              float *balance, void *dlogits, Dtype c);
-void reference_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                            const void *b, Dtype ab_type, void *c, Dtype c_type);
-void reference_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                                   const void *b, Dtype ab_type, float *c, bool accumulate);
-void reference_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
-                               bool weighed, bool add, void *y, Dtype c);
-void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
-                             float *dweights, Dtype c);
-void reference_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c);
-void reference_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
-                                     bool weighed, const float *bias, float *dbias, float *dweights, Dtype c);
-
-/* reference_scans.c */
-void reference_conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                            float *tail, void *y, Dtype c);
-void reference_conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                             const void *dy, void *dx, float *dw, Dtype c);
-void reference_scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
-                            float *h, Dtype c);
-void reference_scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c);
-void reference_scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
-                             const void *dout, ScanGradients out, Dtype c);
+void reference_fill_attention(Ops *ops);
+void reference_fill_experts(Ops *ops);
+void reference_fill_scans(Ops *ops);
 
 #endif

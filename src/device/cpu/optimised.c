@@ -558,28 +558,11 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.rope = rope;
     d->ops.bias_forward = bias_forward;
     d->ops.bias_backward = bias_backward;
-    d->ops.attention_forward = optimised_attention_forward;
-    d->ops.attention_backward = optimised_attention_backward;
-    d->ops.attention_decode = optimised_attention_decode;
-    d->ops.sinks_backward = optimised_sinks_backward;
     d->ops.activation_forward = activation_forward;
     d->ops.activation_backward = activation_backward;
     d->ops.add = add;
     d->ops.scale = scale;
     d->ops.softcap = softcap;
-    d->ops.conv_forward = optimised_conv_forward;
-    d->ops.conv_backward = optimised_conv_backward;
-    d->ops.scan_forward = optimised_scan_forward;
-    d->ops.scan_gate = optimised_scan_gate;
-    d->ops.scan_backward = optimised_scan_backward;
-    d->ops.route = optimised_route;
-    d->ops.route_backward = optimised_route_backward;
-    d->ops.gemm_experts = optimised_gemm_experts;
-    d->ops.gemm_experts_weight = optimised_gemm_experts_weight;
-    d->ops.experts_combine = optimised_experts_combine;
-    d->ops.experts_weigh = optimised_experts_weigh;
-    d->ops.experts_bias_forward = optimised_experts_bias_forward;
-    d->ops.experts_bias_backward = optimised_experts_bias_backward;
     d->ops.sum_parts = sum_parts;
     d->ops.copy_rows = copy_rows;
     d->ops.sum_parts_i64 = sum_parts_i64;
@@ -600,6 +583,9 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.init_normal = init_normal;
     d->ops.fill = fill;
     d->ops.scratch_bytes = optimised_scratch_bytes;
+    optimised_fill_attention(&d->ops);
+    optimised_fill_scans(&d->ops);
+    optimised_fill_experts(&d->ops);
     return gemm_open(&o->gemm, kernels, d->native_bf16, d->threads, err);
 }
 

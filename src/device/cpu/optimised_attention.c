@@ -86,8 +86,8 @@ static void run_forward(Device *d, const Flash *f) {
 }
 
 /* FLOPs of two products, q k and p v; the way back has five: q k again, do v, and those of dq, dk and dv. */
-void optimised_attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                                 const int32_t *first_key, void *out, float *lse, Dtype c) {
+static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                              const int32_t *first_key, void *out, float *lse, Dtype c) {
     Flash f = flash_of(s, r, q, kv, first_key, c);
     f.out = out;
     f.lse = lse;
@@ -97,8 +97,8 @@ void optimised_attention_forward(Device *d, AttentionShape s, AttentionRun r, co
 
 /* A prompt goes as in training, by blocks of queries; a few tokens query by query, and on one thread while
  * the cache is so short that waking others would take longer. */
-void optimised_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
-                                const void *k_cache, const void *v_cache, void *out, Dtype c) {
+static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
+                             const void *v_cache, void *out, Dtype c) {
     enum { FEW = 8 }; /* queries that do not fill the lanes of a block */
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     Flash f = {.s = s,
@@ -158,9 +158,9 @@ static void write_query_gradients(Device *d, const Flash *f) {
     for (int64_t t = 0; t < tasks; t++) kernels->flash_query(f, t / blocks, t % blocks);
 }
 
-void optimised_attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                                  const int32_t *first_key, const void *out, const float *lse,
-                                  const void *dout, void *dq, void *dkv, Dtype c) {
+static void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                               const int32_t *first_key, const void *out, const float *lse, const void *dout,
+                               void *dq, void *dkv, Dtype c) {
     Flash f = flash_of(s, r, q, kv, first_key, c);
     int64_t width = (int64_t)s.kv_heads * s.head_dim;
     f.kept = out;
@@ -195,7 +195,14 @@ static double sink_gradient(AttentionShape s, int64_t head, const void *out, con
     return sum;
 }
 
-void optimised_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
-                              const void *dout, float *dsinks, Dtype c) {
+static void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
+                           float *dsinks, Dtype c) {
     EACH_PIECE(d, head, s.heads, 1) dsinks[head] -= (float)sink_gradient(s, head, out, lse, dout, c);
+}
+
+void optimised_fill_attention(Ops *ops) {
+    ops->attention_forward = attention_forward;
+    ops->attention_backward = attention_backward;
+    ops->attention_decode = attention_decode;
+    ops->sinks_backward = sinks_backward;
 }

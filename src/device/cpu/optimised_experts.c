@@ -14,7 +14,7 @@ static void route_token(RouteShape s, Routes r, int64_t t) {
     route_weigh(s, scores, chosen, r.weights + t * s.chosen);
 }
 
-void optimised_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     int64_t step = rows_for(s.experts * (int64_t)s.chosen);
     EACH_PIECE(d, first, s.tokens, step) {
         for (int64_t t = first; t < min_i64(s.tokens, first + step); t++) route_token(s, r, t);
@@ -42,8 +42,8 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     balance[t] = (float)value;
 }
 
-void optimised_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
-                              float *balance, void *dlogits, Dtype c) {
+static void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                           float *balance, void *dlogits, Dtype c) {
     int64_t step = rows_for(s.experts);
     for (int64_t start = 0; start < s.tokens; start += s.sequence) {
         int32_t counts[EXPERTS_MAX];
@@ -61,13 +61,13 @@ void optimised_route_backward(Device *d, RouteShape s, Routes r, const float *dw
 
 /* ---- products ---- */
 
-void optimised_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                            const void *b, Dtype ab_type, void *c, Dtype c_type) {
+static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                         const void *b, Dtype ab_type, void *c, Dtype c_type) {
     gemm_run_experts(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type);
 }
 
-void optimised_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                                   const void *b, Dtype ab_type, float *c, bool accumulate) {
+static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                                Dtype ab_type, float *c, bool accumulate) {
     gemm_run_experts_weight(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate);
 }
 
@@ -97,8 +97,8 @@ static void combine_columns(const Device *d, RouteShape s, const Routes *r, int6
     kernels_of(d)->cast(n, sum, DTYPE_F32, to, c);
 }
 
-void optimised_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
-                               bool weighed, bool add, void *y, Dtype c) {
+static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
+                            bool add, void *y, Dtype c) {
     int64_t step = rows_for(hidden * s.chosen);
     EACH_PIECE(d, first, s.tokens, step) {
         for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
@@ -134,8 +134,8 @@ static float weigh_row(const Device *d, int64_t inter, void *act, void *dact, fl
     return (float)sum;
 }
 
-void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
-                             float *dweights, Dtype c) {
+static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+                          float *dweights, Dtype c) {
     int64_t step = rows_for(inter), choices = s.tokens * s.chosen;
     EACH_PIECE(d, first, choices, step) {
         for (int64_t j = first; j < min_i64(choices, first + step); j++) {
@@ -147,7 +147,7 @@ void optimised_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
 
 /* ---- biases ---- */
 
-void optimised_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
+static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
     int64_t step = rows_for(n);
     for (int i = 0; i < e.experts; i++) {
         int64_t begin = e.first[i], end = e.first[i + 1];
@@ -175,9 +175,8 @@ static float dot_bias(int64_t n, const void *dy, const float *bias, Dtype c) {
     return (float)sum;
 }
 
-void optimised_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
-                                     bool weighed, const float *bias, float *dbias, float *dweights,
-                                     Dtype c) {
+static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
+                                  const float *bias, float *dbias, float *dweights, Dtype c) {
     int64_t columns = leaves_of(n, COLUMNS), step = rows_for(n);
     EACH_PIECE(d, i, s.experts * columns, 1) {
         int64_t first = i % columns * COLUMNS;
@@ -188,4 +187,15 @@ void optimised_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t 
         for (int64_t j = first; j < min_i64(s.tokens * s.chosen, first + step); j++)
             dweights[j] += dot_bias(n, tensor_at(dy, r.row[j] * n, c), bias + r.chosen[j] * n, c);
     }
+}
+
+void optimised_fill_experts(Ops *ops) {
+    ops->route = route;
+    ops->route_backward = route_backward;
+    ops->gemm_experts = gemm_experts;
+    ops->gemm_experts_weight = gemm_experts_weight;
+    ops->experts_combine = experts_combine;
+    ops->experts_weigh = experts_weigh;
+    ops->experts_bias_forward = experts_bias_forward;
+    ops->experts_bias_backward = experts_bias_backward;
 }

@@ -713,28 +713,11 @@ void reference_fill_ops(Ops *ops) {
                  .rope = rope,
                  .bias_forward = bias_forward,
                  .bias_backward = bias_backward,
-                 .attention_forward = reference_attention_forward,
-                 .attention_backward = reference_attention_backward,
-                 .attention_decode = reference_attention_decode,
-                 .sinks_backward = reference_sinks_backward,
                  .activation_forward = activation_forward,
                  .activation_backward = activation_backward,
                  .add = add,
                  .scale = scale,
                  .softcap = softcap,
-                 .conv_forward = reference_conv_forward,
-                 .conv_backward = reference_conv_backward,
-                 .scan_forward = reference_scan_forward,
-                 .scan_gate = reference_scan_gate,
-                 .scan_backward = reference_scan_backward,
-                 .route = reference_route,
-                 .route_backward = reference_route_backward,
-                 .gemm_experts = reference_gemm_experts,
-                 .gemm_experts_weight = reference_gemm_experts_weight,
-                 .experts_combine = reference_experts_combine,
-                 .experts_weigh = reference_experts_weigh,
-                 .experts_bias_forward = reference_experts_bias_forward,
-                 .experts_bias_backward = reference_experts_bias_backward,
                  .loss_records = loss_records,
                  .cross_entropy = cross_entropy,
                  .loss_sum = loss_sum,
@@ -759,4 +742,7 @@ void reference_fill_ops(Ops *ops) {
                  .sum_parts = sum_parts,
                  .sum_parts_i64 = sum_parts_i64,
                  .scratch_bytes = scratch_bytes};
+    reference_fill_attention(ops);
+    reference_fill_scans(ops);
+    reference_fill_experts(ops);
 }

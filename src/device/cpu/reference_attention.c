@@ -49,8 +49,8 @@ static double attend(AttentionShape s, int64_t head, const void *q, const void *
     return max + log(sum);
 }
 
-void reference_attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                                 const int32_t *first_key, void *out, float *lse, Dtype c) {
+static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                              const int32_t *first_key, void *out, float *lse, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, group = s.heads / s.kv_heads;
@@ -68,8 +68,8 @@ void reference_attention_forward(Device *d, AttentionShape s, AttentionRun r, co
 
 /* As forward, with keys and values in the cache's own rows of G*D, where those of the new tokens are
  * already. No lse: nothing goes back from here. */
-void reference_attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv,
-                                const void *k_cache, const void *v_cache, void *out, Dtype c) {
+static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
+                             const void *v_cache, void *out, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     int64_t dim = s.head_dim, row = (s.heads + 2 * s.kv_heads) * dim, group = s.heads / s.kv_heads;
@@ -162,9 +162,9 @@ static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, void *dk
 
 /* Every element of dq and dkv is one sum that is stored once, so probabilities are made anew for each walk:
  * more work, and no order of additions to care for. */
-void reference_attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
-                                  const int32_t *first_key, const void *out, const float *lse,
-                                  const void *dout, void *dq, void *dkv, Dtype c) {
+static void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
+                               const int32_t *first_key, const void *out, const float *lse, const void *dout,
+                               void *dq, void *dkv, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     Dtype type = r.terms ? DTYPE_F32 : c;
@@ -183,8 +183,8 @@ void reference_attention_backward(Device *d, AttentionShape s, AttentionRun r, c
 
 /* The weight of the sink is exp(sink - lse); it has no value, so its score's gradient is what the softmax
  * takes from all of them alike. */
-void reference_sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse,
-                              const void *dout, float *dsinks, Dtype c) {
+static void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
+                           float *dsinks, Dtype c) {
     (void)d;
     Backward b = {.s = s, .out = out, .dout = dout, .lse = lse, .c = c};
     for (int64_t head = 0; head < s.heads; head++) {
@@ -193,4 +193,11 @@ void reference_sinks_backward(Device *d, AttentionShape s, const void *out, cons
             sum += exp((double)s.sinks[head] - (double)lse[head * s.tokens + t]) * delta_of(&b, head, t);
         dsinks[head] -= (float)sum;
     }
+}
+
+void reference_fill_attention(Ops *ops) {
+    ops->attention_forward = attention_forward;
+    ops->attention_backward = attention_backward;
+    ops->attention_decode = attention_decode;
+    ops->sinks_backward = sinks_backward;
 }

@@ -3,7 +3,7 @@
 
 /* ---- routing ---- */
 
-void reference_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
+static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     (void)d;
     for (int64_t t = 0; t < s.tokens; t++) {
         float *scores = r.scores + t * s.experts;
@@ -44,8 +44,8 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     balance[t] = (float)value;
 }
 
-void reference_route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
-                              float *balance, void *dlogits, Dtype c) {
+static void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
+                           float *balance, void *dlogits, Dtype c) {
     (void)d;
     int32_t counts[EXPERTS_MAX];
     for (int64_t first = 0; first < s.tokens; first += s.sequence) {
@@ -58,8 +58,8 @@ void reference_route_backward(Device *d, RouteShape s, Routes r, const float *dw
 
 /* ---- products ---- */
 
-void reference_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                            const void *b, Dtype ab_type, void *c, Dtype c_type) {
+static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                         const void *b, Dtype ab_type, void *c, Dtype c_type) {
     if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)k;
     for (int i = 0; i < e.experts; i++)
         for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
@@ -72,8 +72,8 @@ void reference_gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, in
             }
 }
 
-void reference_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                                   const void *b, Dtype ab_type, float *c, bool accumulate) {
+static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                                Dtype ab_type, float *c, bool accumulate) {
     if (d->profiling)
         d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
     for (int i = 0; i < e.experts; i++)
@@ -89,8 +89,8 @@ void reference_gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n
 /* ---- rows ---- */
 
 /* In fp32, choice after choice, as the op says. */
-void reference_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows,
-                               bool weighed, bool add, void *y, Dtype c) {
+static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
+                            bool add, void *y, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < s.tokens; t++)
         for (int64_t i = 0; i < hidden; i++) {
@@ -103,8 +103,8 @@ void reference_experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden
         }
 }
 
-void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
-                             float *dweights, Dtype c) {
+static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+                          float *dweights, Dtype c) {
     (void)d;
     for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
         double sum = 0;
@@ -119,7 +119,7 @@ void reference_experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, v
     }
 }
 
-void reference_experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
+static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
     (void)d;
     for (int i = 0; i < e.experts; i++)
         for (int64_t x = e.first[i] * n; x < e.first[i + 1] * n; x++)
@@ -136,9 +136,8 @@ static double bias_gradient(RouteShape s, Routes r, int e, int64_t n, int64_t i,
     return sum;
 }
 
-void reference_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy,
-                                     bool weighed, const float *bias, float *dbias, float *dweights,
-                                     Dtype c) {
+static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
+                                  const float *bias, float *dbias, float *dweights, Dtype c) {
     (void)d;
     for (int e = 0; e < s.experts; e++)
         for (int64_t i = 0; i < n; i++)
@@ -149,4 +148,15 @@ void reference_experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t 
             sum += (double)tensor_get(dy, r.row[j] * n + i, c) * (double)bias[r.chosen[j] * n + i];
         dweights[j] += (float)sum;
     }
+}
+
+void reference_fill_experts(Ops *ops) {
+    ops->route = route;
+    ops->route_backward = route_backward;
+    ops->gemm_experts = gemm_experts;
+    ops->gemm_experts_weight = gemm_experts_weight;
+    ops->experts_combine = experts_combine;
+    ops->experts_weigh = experts_weigh;
+    ops->experts_bias_forward = experts_bias_forward;
+    ops->experts_bias_backward = experts_bias_backward;
 }

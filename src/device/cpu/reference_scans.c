@@ -41,8 +41,8 @@ static void move_tail(ConvShape s, const void *x, float *tail, Dtype c) {
             tail[k * s.width + i] = (float)input_at(s, x, tail, s.tokens - s.taps + 1 + k, i, c);
 }
 
-void reference_conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                            float *tail, void *y, Dtype c) {
+static void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                         float *tail, void *y, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < s.tokens; t++)
         for (int64_t i = 0; i < s.width; i++)
@@ -57,8 +57,8 @@ static double before_silu(ConvShape s, const void *x, const float *w, const int3
     return (double)tensor_get(dy, t * s.width + channel, c) * silu_slope(p);
 }
 
-void reference_conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
-                             const void *dy, void *dx, float *dw, Dtype c) {
+static void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                          const void *dy, void *dx, float *dw, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < s.width; i++) {
         double sums[CONV_TAPS] = {0};
@@ -130,8 +130,8 @@ static Element slopes(ScanKind kind, Element e, double da, double db) {
     return (Element){{0, 0}, 0, 0};
 }
 
-void reference_scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
-                            float *h, Dtype c) {
+static void scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state,
+                         float *h, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < s.width; i++) {
         float before = state ? state[i] : 0;
@@ -144,7 +144,7 @@ void reference_scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t
     }
 }
 
-void reference_scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c) {
+static void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < s.tokens; t++)
         for (int64_t i = 0; i < s.width; i++) {
@@ -174,8 +174,16 @@ static void scan_channel_backward(ScanShape s, ScanInputs in, const int32_t *fir
     if (out.lambda) out.lambda[i] += (float)(decay * -8 * sigmoid((double)in.lambda[i]));
 }
 
-void reference_scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
-                             const void *dout, ScanGradients out, Dtype c) {
+static void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
+                          const void *dout, ScanGradients out, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < s.width; i++) scan_channel_backward(s, in, first_key, h, dout, out, i, c);
+}
+
+void reference_fill_scans(Ops *ops) {
+    ops->conv_forward = conv_forward;
+    ops->conv_backward = conv_backward;
+    ops->scan_forward = scan_forward;
+    ops->scan_gate = scan_gate;
+    ops->scan_backward = scan_backward;
 }
