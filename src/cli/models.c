@@ -14,10 +14,18 @@
 static void print_experts(const Family *f, const PublishedSize *s) {
     const PublishedExperts *e = f->experts ? &f->experts[s - f->sizes] : NULL;
     char count[32];
-    if (e)
-        printf(", %lld experts of %lld, %lld a token: %s active", (long long)e->experts,
-               (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen,
-               text_count(e->active, count));
+    if (!e) return;
+    printf(", %lld experts of %lld, %lld a token", (long long)e->experts,
+           (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen);
+    if (e->shared) printf(" and %lld shared", (long long)e->shared);
+    printf(": %s active", text_count(e->active, count));
+}
+
+static void print_latents(const Family *f, const PublishedSize *s) {
+    const PublishedLatents *l = f->latents ? &f->latents[s - f->sizes] : NULL;
+    if (l && l->queries) printf(", latent of queries %lld", (long long)l->queries);
+    if (l)
+        printf(", latent of keys and values %lld, values of %lld", (long long)l->keys, (long long)l->values);
 }
 
 /* One line a size, in columns, so that sizes of a family can be read against each other. A family without
@@ -34,6 +42,7 @@ static void print_family(const Family *f) {
                (long long)s->num_key_value_heads, (long long)s->head_dim, (long long)s->intermediate_size,
                (long long)s->vocab_size, s->tied ? ", tied" : "");
         print_experts(f, s);
+        print_latents(f, s);
         printf("\n");
     }
 }
@@ -44,7 +53,17 @@ static void write_experts(JsonWriter *w, const PublishedExperts *e) {
     json_put_int(w, "num_experts", e->experts);
     json_put_int(w, "num_experts_per_tok", e->chosen);
     if (e->width) json_put_int(w, "moe_intermediate_size", e->width);
+    if (e->shared) json_put_int(w, "n_shared_experts", e->shared);
+    if (e->dense) json_put_int(w, "first_k_dense_replace", e->dense);
     json_put_int(w, "active_parameters", e->active);
+}
+
+static void write_latents(JsonWriter *w, const PublishedLatents *l) {
+    json_put_int(w, "q_lora_rank", l->queries);
+    json_put_int(w, "kv_lora_rank", l->keys);
+    json_put_int(w, "qk_nope_head_dim", l->plain);
+    json_put_int(w, "qk_rope_head_dim", l->turned);
+    json_put_int(w, "v_head_dim", l->values);
 }
 
 static void write_size(JsonWriter *w, const Family *f, const PublishedSize *s) {
@@ -60,6 +79,7 @@ static void write_size(JsonWriter *w, const Family *f, const PublishedSize *s) {
     json_put_int(w, "vocab_size", s->vocab_size);
     json_put_bool(w, "tie_word_embeddings", s->tied);
     if (f->experts) write_experts(w, &f->experts[s - f->sizes]);
+    if (f->latents) write_latents(w, &f->latents[s - f->sizes]);
     json_end_object(w);
 }
 

@@ -226,6 +226,10 @@ static void host_give(Device *d, void *host) {
       (void *, dq), (void *, dkv), (Dtype, c))                                                              \
     X(attention_decode, (AttentionShape, s), (int64_t, start), (const void *, qkv),                         \
       (const void *, k_cache), (const void *, v_cache), (void *, out), (Dtype, c))                          \
+    X(latent_forward, (LatentShape, s), (const void *, q), (const void *, own), (const void *, key),        \
+      (const int32_t *, positions), (const float *, cos_sin), (void *, qkv), (Dtype, c))                    \
+    X(latent_backward, (LatentShape, s), (const void *, dqkv), (const int32_t *, positions),                \
+      (const float *, cos_sin), (void *, dq), (void *, down), (void *, dkey), (Dtype, c))                   \
     X(sinks_backward, (AttentionShape, s), (const void *, out), (const float *, lse), (const void *, dout), \
       (float *, dsinks), (Dtype, c))                                                                        \
     X(activation_forward, (Activation, f), (bool, gated), (int64_t, tokens), (int64_t, inter),              \

@@ -61,6 +61,7 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(BIAS_FORWARD, bias_forward)               X(BIAS_BACKWARD, bias_backward)                        \
     X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
     X(ATTENTION_DECODE, attention_decode)       X(SINKS_BACKWARD, sinks_backward)                      \
+    X(LATENT_FORWARD, latent_forward)           X(LATENT_BACKWARD, latent_backward)                    \
     X(ACTIVATION_FORWARD, activation_forward)   X(ACTIVATION_BACKWARD, activation_backward)            \
     X(ADD, add)                                 X(SCALE, scale)                                        \
     X(SOFTCAP, softcap)                                                                                \
@@ -117,6 +118,16 @@ static inline AttentionRun attention_whole(AttentionShape s) {
     return r;
 }
 
+/* Heads of latent attention (DeepSeek-AI, "DeepSeek-V2", 2024): queries and keys of D = N + R elements, of
+ * which the last R turn, those of keys being the same for all heads; values of V, which are put into D with
+ * zeros behind them, so that attention is that of any heads. */
+typedef struct LatentShape {
+    int64_t tokens;                  /* T */
+    int heads, plain, turned, value; /* H, N, R (even), V <= N + R */
+    int64_t q_row, key_row; /* elements from one token to the next, of queries and of the turned key */
+} LatentShape;
+static inline int64_t latent_head(LatentShape s) { return s.plain + s.turned; } /* D */
+
 /* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
  * leaf is summed by itself; the sums of leaves are added in the canonical tree of base/tree.h. A rank that
  * holds some of the leaves gets their part of the tree (fp32, not yet rounded to c), and what the ranks have
@@ -168,13 +179,19 @@ typedef struct RouteShape {
     int experts;      /* E, at most EXPERTS_MAX */
     int chosen;       /* k <= E */
     bool normalise;   /* a token's weights are divided by their sum */
-    float balance;    /* coefficient of the balance loss; 0: none */
+    float balance;    /* coefficient of the balance loss, for scores of a softmax; 0: none */
+    /* Zeros from here on are the plain kind. */
+    bool sigmoid;      /* a score is 1 / (1 + exp(-logit)), else one of a softmax over all */
+    int groups;        /* experts are in so many runs of equally many, a divisor of E; 0: in none */
+    int groups_chosen; /* from which the k experts are */
+    float factor;      /* weights are multiplied by it; 0: by 1 */
+    const float *bias; /* [E] tensor memory, of sigmoid: added to scores where experts are chosen; or NULL */
 } RouteShape;
 enum { EXPERTS_MAX = 4096 };
 
 /* Where the tokens go; tensor memory. */
 typedef struct Routes {
-    float *scores;   /* [T, E] softmax of the router's logits */
+    float *scores;   /* [T, E] of the router's logits */
     int32_t *chosen; /* [T, k] experts, ascending */
     float *weights;  /* [T, k] */
     int32_t *row;    /* [T, k] row of each choice */
@@ -422,6 +439,20 @@ typedef struct Ops {
                              const void *qkv /* [T, (H+2G)*D] c */, const void *k_cache /* [P, G*D] c */,
                              const void *v_cache /* [P, G*D] c */, void *out /* [T, H*D] c */, Dtype c);
 
+    /* Heads for attention: q, k, v of each token and head, from queries, the key that all heads have in
+     * common, and what each head has of its own, N elements of the key and V of the value. The last R of q
+     * and k are turned by position, neighbours together: elements 2i and 2i + 1 by the i-th angle of cos_sin,
+     * which are as rope has them. */
+    void (*latent_forward)(Device *d, LatentShape s, const void *q /* [T, H*D] c, q_row */,
+                           const void *own /* [T, H*(N+V)] c */, const void *key /* [T, R] c, key_row */,
+                           const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */,
+                           void *qkv /* [T, 3H*D] c */, Dtype c);
+    /* The gradients of these from that of qkv: of the common key a sum over heads, in their order. */
+    void (*latent_backward)(Device *d, LatentShape s, const void *dqkv /* [T, 3H*D] c */,
+                            const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */,
+                            void *dq /* [T, H*D] c, q_row */, void *down /* [T, H*(N+V)] c */,
+                            void *dkey /* [T, R] c, key_row */, Dtype c);
+
     /* dsinks[x] -= sum over tokens of exp(s.sinks[x] - lse) (dout . out), of head x. */
     void (*sinks_backward)(Device *d, AttentionShape s, const void *out /* [T, H*D] c */,
                            const float *lse /* [H, T] */, const void *dout /* [T, H*D] c */,
@@ -472,10 +503,13 @@ typedef struct Ops {
                           const float *h /* [T, W] */, const void *dout /* [T, W] c */, ScanGradients out,
                           Dtype c);
 
-    /* Softmax of the logits that stand in r.scores, in place; then each token's k experts with the largest
-     * logits, of equal ones those with lower numbers, their scores as weights, and the order of rows.
-     * counts[e] += rows of expert e, unless NULL. Logits that are NaN are chosen last. Shazeer et al.,
-     * "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", 2017. */
+    /* Scores of the logits that stand in r.scores, in place; then each token's k experts with the largest
+     * logits (s.sigmoid: scores, with the bias), of equal ones those with lower numbers, their scores without
+     * bias as weights, and the order of rows. With groups they are of the s.groups_chosen best: those with
+     * the largest logit, or with s.sigmoid the largest sum of two. counts[e] += rows of expert e, unless
+     * NULL. What is NaN is chosen last. Shazeer et al., "Outrageously large neural networks: the
+     * sparsely-gated mixture-of-experts layer", 2017; groups and sigmoid: DeepSeek-AI, "DeepSeek-V2" and
+     * "DeepSeek-V3 technical report", 2024; bias: Wang et al., "Auxiliary-loss-free load balancing", 2024. */
     void (*route)(Device *d, RouteShape s, Routes r, int64_t *counts /* [E] or NULL */);
     /* dlogits from dweights, through what is chosen alone: the choice has no gradient. With s.balance each
      * sequence has a loss that is least where experts have equally many tokens, f_e being the sequence's

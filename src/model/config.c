@@ -57,6 +57,16 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_TAPS_2: return 2 * c->conv_size * c->recurrent_size;
     case DIM_ADAPTER: return c->adapter_rank;
     case DIM_FURTHER: return c->further_heads * c->vocab_size;
+    case DIM_SHARED: return c->n_shared_experts * expert_width(c);
+    case DIM_SHARED_GATE_UP: return 2 * c->n_shared_experts * expert_width(c);
+    case DIM_LATENT_QUERY: return c->q_lora_rank;
+    case DIM_LATENT_KEY: return c->kv_lora_rank;
+    case DIM_LATENT_DOWN: return c->kv_lora_rank + c->qk_rope_head_dim;
+    case DIM_LATENT_WIDEST: return c->q_lora_rank > c->kv_lora_rank ? c->q_lora_rank : c->kv_lora_rank;
+    case DIM_LATENT_ALL:
+        return (c->q_lora_rank > 0 ? c->q_lora_rank : query) + c->kv_lora_rank + c->qk_rope_head_dim;
+    case DIM_LATENT_UP: return c->num_attention_heads * (c->qk_nope_head_dim + c->v_head_dim);
+    case DIM_VALUES: return c->num_attention_heads * c->v_head_dim;
     }
     return 0;
 }
@@ -107,7 +117,8 @@ BlockShape model_block(const ModelConfig *c, int64_t layer) {
     bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
     bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
     return (BlockShape){.mixer = mixer_of(&c->mixers, layer),
-                        .experts = c->num_experts > 0 && !layer_set_has(c->dense_layers, layer),
+                        .experts = c->num_experts > 0 && layer >= c->first_k_dense_replace &&
+                                   !layer_set_has(c->dense_layers, layer),
                         .window = window ? c->sliding_window : 0,
                         .rotation = !turned                                ? -1
                                     : window && arch_of(c)->local_rotation ? 1
@@ -124,6 +135,7 @@ int model_rotations(const ModelConfig *c) {
 /* Truncated to a whole number, as transformers does it; that pairs come out is for check_divisions. */
 int64_t model_rotary_dim(const ModelConfig *c) {
     double share = c->partial_rotary_factor;
+    if (arch_of(c)->latent) return c->qk_rope_head_dim;
     return share > 0 && share < 1 ? (int64_t)((double)c->head_dim * share) : c->head_dim;
 }
 
@@ -150,6 +162,23 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
     return check_size(where, "max_position_embeddings", c->max_position_embeddings, MODEL_MAX_POSITIONS, err);
 }
 
+/* A group of sigmoids is told by its two largest. */
+static ErrorCode check_groups(const ModelConfig *c, const char *where, Error *err) {
+    int64_t groups = c->n_group, least = arch_of(c)->sigmoid_router ? 2 : 1;
+    if (groups <= 1) return OK;
+    if (c->num_experts % groups != 0 || c->num_experts / groups < least)
+        return error_set(err, ERR_CONFIG,
+                         "%s: n_group %" PRId64 " does not deal num_experts %" PRId64
+                         " out into equal groups of at least %" PRId64,
+                         where, groups, c->num_experts, least);
+    TRY(check_size(where, "topk_group", c->topk_group, groups, err));
+    if (c->topk_group * (c->num_experts / groups) >= c->num_experts_per_tok) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: %" PRId64 " groups (topk_group) of %" PRId64
+                     " experts are fewer than num_experts_per_tok %" PRId64,
+                     where, c->topk_group, c->num_experts / groups, c->num_experts_per_tok);
+}
+
 /* All experts of a model have an entry in tables. */
 #define MAX_EXPERTS ((int64_t)1 << 17)
 
@@ -165,11 +194,49 @@ static ErrorCode check_experts(const ModelConfig *c, const char *where, Error *e
     TRY(check_size(where, "num_experts_per_tok", c->num_experts_per_tok, c->num_experts, err));
     if (c->moe_intermediate_size != 0)
         TRY(check_size(where, "moe_intermediate_size", c->moe_intermediate_size, MODEL_MAX_WIDTH, err));
+    TRY(check_groups(c, where, err));
+    if (c->n_shared_experts != 0) {
+        TRY(check_size(where, "n_shared_experts", c->n_shared_experts, EXPERTS_MAX, err));
+        if (model_dim(c, DIM_SHARED) > MODEL_MAX_WIDTH)
+            return error_set(err, ERR_CONFIG, "%s: n_shared_experts %" PRId64 " are together wider than %d",
+                             where, c->n_shared_experts, MODEL_MAX_WIDTH);
+    }
+    if (c->first_k_dense_replace != 0)
+        TRY(check_size(where, "first_k_dense_replace", c->first_k_dense_replace, c->num_hidden_layers, err));
     if (c->num_experts * c->num_hidden_layers <= MAX_EXPERTS) return OK;
     return error_set(err, ERR_CONFIG,
                      "%s: %" PRId64 " experts in each of %" PRId64 " layers are more than %" PRId64
                      " in all, which is the most that weft holds",
                      where, c->num_experts, c->num_hidden_layers, MAX_EXPERTS);
+}
+
+/* Values lie in as many elements as keys have, which no published model has fewer of. */
+static ErrorCode check_latents(const ModelConfig *c, const char *where, Error *err) {
+    if (!arch_of(c)->latent) return OK;
+    TRY(check_size(where, "kv_lora_rank", c->kv_lora_rank, MODEL_MAX_WIDTH, err));
+    TRY(check_size(where, "qk_nope_head_dim", c->qk_nope_head_dim, MODEL_MAX_COUNT, err));
+    TRY(check_size(where, "qk_rope_head_dim", c->qk_rope_head_dim, MODEL_MAX_COUNT, err));
+    TRY(check_size(where, "v_head_dim", c->v_head_dim, MODEL_MAX_COUNT, err));
+    if (c->q_lora_rank != 0) TRY(check_size(where, "q_lora_rank", c->q_lora_rank, MODEL_MAX_WIDTH, err));
+    if (c->qk_rope_head_dim % 2 != 0)
+        return error_set(err, ERR_CONFIG,
+                         "%s: qk_rope_head_dim is %" PRId64 ", expected an even number (RoPE rotates pairs)",
+                         where, c->qk_rope_head_dim);
+    if (c->head_dim != c->qk_nope_head_dim + c->qk_rope_head_dim)
+        return error_set(err, ERR_CONFIG,
+                         "%s: head_dim is %" PRId64 ", but qk_nope_head_dim and qk_rope_head_dim add up to "
+                         "%" PRId64 ": leave it out",
+                         where, c->head_dim, c->qk_nope_head_dim + c->qk_rope_head_dim);
+    if (c->v_head_dim > c->head_dim)
+        return error_set(err, ERR_CONFIG,
+                         "%s: v_head_dim %" PRId64 " is more than the %" PRId64
+                         " of queries and keys, which weft does not do",
+                         where, c->v_head_dim, c->head_dim);
+    if (c->num_key_value_heads == c->num_attention_heads) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: num_key_value_heads is %" PRId64 ", expected num_attention_heads, %" PRId64
+                     ": latents are expanded to keys of every head",
+                     where, c->num_key_value_heads, c->num_attention_heads);
 }
 
 /* Sizes of recurrences are those of vectors of taps too, which stay within 63 bits. */
@@ -234,6 +301,7 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
     TRY(check_not_negative(where, "attn_logit_softcapping", c->attn_logit_softcapping, 1e9, err));
     TRY(check_not_negative(where, "final_logit_softcapping", c->final_logit_softcapping, 1e9, err));
     TRY(check_not_negative(where, "router_aux_loss_coef", c->router_aux_loss_coef, 1e9, err));
+    TRY(check_not_negative(where, "routed_scaling_factor", c->routed_scaling_factor, 1e9, err));
     return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
 }
 
@@ -304,12 +372,14 @@ static int64_t usual_recurrence(const ModelConfig *c) {
  * no layers that have one, and no layers leave no window: hence the set between the two. */
 static void make_canonical(ModelConfig *c) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
+    if (c->head_dim == 0 && arch_of(c)->latent) c->head_dim = c->qk_nope_head_dim + c->qk_rope_head_dim;
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
     if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = ROPE_UNSCALED;
     if (c->partial_rotary_factor == 0.0) c->partial_rotary_factor = 1.0;
     if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
     shorten(&c->windows, c->num_hidden_layers);
     if (c->num_experts == 0) c->dense_layers = (LayerSet){0, 0};
+    if (c->n_group == 1) c->topk_group = 1;
     shorten_mixers(&c->mixers, c->num_hidden_layers);
     if (!model_is_recurrent(c)) c->mixers = (MixerPattern){.period = 0}, c->recurrent_size = c->conv_size = 0;
     if (model_is_recurrent(c) && c->recurrent_size == 0) c->recurrent_size = usual_recurrence(c);
@@ -326,6 +396,7 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     TRY(check_sizes(c, where, err));
     TRY(check_experts(c, where, err));
     TRY(check_recurrence(c, where, err));
+    TRY(check_latents(c, where, err));
     TRY(check_divisions(c, where, err));
     TRY(check_attention(c, where, err));
     TRY(check_numbers(c, where, err));

@@ -86,6 +86,13 @@ typedef struct ModelConfig {
     int64_t recurrent_size; /* channels of a recurrence; 0, where there is one: 2 hidden_size, of hawk 4/3 */
     int64_t conv_size;      /* taps of the convolution before its gates; 0: none */
     LayerSet dense_layers;  /* of a model with experts: layers that have an MLP instead */
+    int64_t first_k_dense_replace; /* and so many of the first */
+    int64_t n_shared_experts;      /* as wide as so many experts is an MLP that all tokens meet besides */
+    int64_t n_group, topk_group;   /* groups of experts, and of how many a token's are; up to 1: no groups */
+    double routed_scaling_factor;  /* weights of a token's experts are multiplied by it; 0: by 1 */
+    /* Latent attention: widths of the latents, 0: queries have none; of a head, what of keys is not turned
+     * and what is, and of values. 0, and those of queries too: it is no latent attention. */
+    int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
     double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     bool norm_topk_prob;                /* weights of a token's experts are divided by their sum */
@@ -159,12 +166,21 @@ typedef enum Dim {
     DIM_STATES_2,       /* twice, three and four times that */
     DIM_STATES_3,
     DIM_STATES_4,
-    DIM_CONV,    /* W where gates go through a convolution, else 0 */
-    DIM_CONV_2,  /* twice that */
-    DIM_TAPS,    /* K W */
-    DIM_TAPS_2,  /* twice that */
-    DIM_ADAPTER, /* r, the rank of adapters */
-    DIM_FURTHER  /* V for each further head */
+    DIM_CONV,           /* W where gates go through a convolution, else 0 */
+    DIM_CONV_2,         /* twice that */
+    DIM_TAPS,           /* K W */
+    DIM_TAPS_2,         /* twice that */
+    DIM_ADAPTER,        /* r, the rank of adapters */
+    DIM_FURTHER,        /* V for each further head */
+    DIM_SHARED,         /* width of the shared experts */
+    DIM_SHARED_GATE_UP, /* twice that */
+    DIM_LATENT_QUERY,   /* width of the latent of queries */
+    DIM_LATENT_KEY,     /* of keys and values */
+    DIM_LATENT_DOWN,    /* that, and the common key */
+    DIM_LATENT_WIDEST,  /* the wider latent */
+    DIM_LATENT_ALL,     /* latent of queries, or queries, and that */
+    DIM_LATENT_UP,      /* of all heads, what each has of its own of keys and values */
+    DIM_VALUES          /* values of all heads */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 

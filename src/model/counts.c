@@ -25,7 +25,9 @@ static unsigned facts_of(const ModelConfig *c) {
            (a->qk_norm != QK_NORM_NONE ? WHEN_QK_NORM : 0) | (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
            (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0) | (a->sinks ? WHEN_SINKS : 0) |
            (a->stacked_experts ? WHEN_EXPERTS_STACKED : WHEN_EXPERTS_APART) |
-           (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0);
+           (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0) |
+           (c->n_shared_experts > 0 ? WHEN_SHARED : 0) | (a->sigmoid_router ? WHEN_CHOICE_BIAS : 0) |
+           (c->q_lora_rank > 0 ? WHEN_LATENT_QUERIES : WHEN_WHOLE_QUERIES);
 }
 
 bool param_present(const ModelConfig *c, const ParamRow *row) {
@@ -143,7 +145,8 @@ double model_flops_per_token(const ModelConfig *c, int64_t context) {
         int n = unit_steps(c, u, steps);
         for (int i = 0; i < n; i++) {
             if (steps[i].kind != STEP_LAYER || !steps[i].part->more) continue;
-            Cost more = steps[i].part->more(c, u, context);
+            const Part *part = steps[i].part;
+            Cost more = (part->needed ? part->needed : part->more)(c, u, context);
             flops += more.forward + more.input + more.weight;
         }
     }

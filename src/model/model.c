@@ -176,7 +176,9 @@ AttentionShape model_attention(const Model *m, int64_t layer) {
                             .kv_heads = (int)c->num_key_value_heads,
                             .head_dim = (int)c->head_dim,
                             .rotary = (int)model_rotary_dim(c),
-                            .scale = scalar > 0 ? (float)(1 / sqrt(scalar)) : 0,
+                            .scale = c->kv_lora_rank > 0 ? rotation_score_scale(c)
+                                     : scalar > 0        ? (float)(1 / sqrt(scalar))
+                                                         : 0,
                             .cap = (float)c->attn_logit_softcapping,
                             .window = model_block(c, layer).window};
 }
@@ -206,13 +208,20 @@ static int depth_of(int runs) {
 
 int model_term_depth(const Model *m) { return depth_of(model_query_runs(m)); }
 
+/* Of those that are normed, or have a bias: a router's is as wide as there are experts. */
+static int64_t widest_row(const ModelConfig *c) {
+    int64_t width = c->hidden_size > c->num_experts ? c->hidden_size : c->num_experts,
+            latent = model_dim(c, DIM_LATENT_WIDEST);
+    return width > latent ? width : latent;
+}
+
 /* The first layer stands for all: they differ in windows, which change what attention visits and not what
- * it needs. A router's bias is as wide as there are experts. */
+ * it needs. */
 DeviceNeeds model_device_needs(const Model *m) {
     const ModelConfig *c = &m->config;
     return (DeviceNeeds){.compute = m->compute,
                          .tokens = m->tokens,
-                         .hidden = c->hidden_size > c->num_experts ? c->hidden_size : c->num_experts,
+                         .hidden = widest_row(c),
                          .intermediate = c->intermediate_size,
                          .vocab = c->vocab_size,
                          .logits_rows = m->loss_rows,

@@ -23,6 +23,7 @@ typedef struct Treatment {
 
 static bool is_frozen(const Treatment *f, int unit, const ParamRow *row, int expert) {
     const Param *p = f->table ? param_of_expert(f->table, unit, row, expert) : NULL;
+    if (row->fixed) return true;
     return p && (f->frozen ? f->frozen[p - f->table->params] : p->frozen);
 }
 

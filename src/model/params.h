@@ -43,8 +43,12 @@ typedef enum When {
     WHEN_SINKS = 4096,         /* of attention */
     WHEN_EXPERTS_APART = 8192, /* each has parameters of its own, or one parameter has those of all */
     WHEN_EXPERTS_STACKED = 16384,
-    WHEN_EXPERT_BIAS = 32768, /* and of their router */
-    WHEN_CONV = 65536         /* gates of recurrences go through a convolution */
+    WHEN_EXPERT_BIAS = 32768,     /* and of their router */
+    WHEN_CONV = 65536,            /* gates of recurrences go through a convolution */
+    WHEN_SHARED = 131072,         /* experts that all tokens meet */
+    WHEN_CHOICE_BIAS = 262144,    /* of experts, where they are chosen */
+    WHEN_LATENT_QUERIES = 524288, /* queries of latent attention have a latent, or are made at once */
+    WHEN_WHOLE_QUERIES = 1048576
 } When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
@@ -89,6 +93,7 @@ typedef struct ParamRow {
     Cut cut;
     InitRole init;
     bool decays;    /* weight decay is for it, unless asked otherwise */
+    bool fixed;     /* of a vector: no gradient ever changes it */
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
     bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs] */

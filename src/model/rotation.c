@@ -79,6 +79,13 @@ static double length_of(const RopeScaling *s, int rotation) {
     return magnitude(s->factor, 1);
 }
 
+float rotation_score_scale(const ModelConfig *c) {
+    const RopeScaling *s = &c->rope_scaling;
+    bool longer = is_scaled(s, 0) && s->kind == ROPE_YARN && s->mscale_all_dim > 0;
+    double by = longer ? magnitude(s->factor, s->mscale_all_dim) : 1;
+    return (float)(by * by / sqrt((double)c->head_dim));
+}
+
 void rotation_angles(const ModelConfig *c, int rotation, int64_t position, float *row) {
     int64_t half = model_rotary_dim(c) / 2;
     double length = length_of(&c->rope_scaling, rotation);

@@ -52,8 +52,10 @@ static const struct {
                     [MIXER_MIN_LSTM] = {&layer_min_lstm, true},
                     [MIXER_HAWK] = {&layer_hawk, false}};
 
-static const Layer *mixer_layer(const Arch *a, Mixer mixer) {
+static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
+    const Arch *a = &model_family(c)->arch;
     if (mixers[mixer].layer) return mixers[mixer].layer;
+    if (a->latent) return c->q_lora_rank > 0 ? &layer_latent : &layer_latent_keys;
     return a->qk_norm != QK_NORM_NONE ? &layer_normed_attention : &layer_attention;
 }
 
@@ -68,9 +70,10 @@ int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS])
     }
     const Arch *a = &model_family(c)->arch;
     BlockShape block = model_block(c, unit - 1);
-    out[0] = sublayer_of(a, 0, mixer_layer(a, block.mixer));
+    out[0] = sublayer_of(a, 0, mixer_layer(c, block.mixer));
     if (mixers[block.mixer].alone) return 1;
-    out[1] = sublayer_of(a, 1, block.experts ? &layer_experts : &layer_mlp);
+    const Layer *experts = c->n_shared_experts > 0 ? &layer_shared_experts : &layer_experts;
+    out[1] = sublayer_of(a, 1, block.experts ? experts : &layer_mlp);
     return 2;
 }
 

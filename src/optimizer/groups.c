@@ -102,7 +102,7 @@ static ErrorCode check_trains(const ParamGroups *g, Error *err) {
 
 /* ---- patterns ---- */
 
-enum { FREE = -1, BASE = -2 }; /* of a parameter that has no group yet */
+enum { FREE = -1, BASE = -2, FIXED = -3 }; /* of a parameter that has no group yet */
 
 /* Takes the parameters that the pattern finds and nobody has. Sets *found to how many it finds, taken or not:
  * the two tell a useless pattern from one that comes too late. */
@@ -213,10 +213,14 @@ static ErrorCode set_apart(ParamGroups *g, int item, const ParamTable *t, Error 
     return OK;
 }
 
-/* Beside adapters nothing is trained, whatever groups say: it is taken before they choose, ... */
+/* Beside adapters nothing is trained, whatever groups say, and some vectors never are: they are taken before
+ * groups choose, ... */
 static void take_base(ParamGroups *g, const ParamTable *t) {
     bool adapted = param_table_is_adapted(t);
-    for (int i = 0; i < t->count; i++) g->of[i] = adapted && !t->params[i].row->adapts ? BASE : FREE;
+    for (int i = 0; i < t->count; i++) {
+        const ParamRow *row = t->params[i].row;
+        g->of[i] = adapted && !row->adapts ? BASE : row->fixed ? FIXED : FREE;
+    }
 }
 
 /* ... and is a group behind all others when they have. What nobody chose is the rest. */
@@ -225,13 +229,15 @@ static void give_rest(ParamGroups *g, int rest, const ParamTable *t) {
         if (g->of[i] == FREE) g->of[i] = rest;
 }
 
-static void set_base(ParamGroups *g, int rest, const ParamTable *t) {
-    if (!param_table_is_adapted(t)) return;
+static void set_taken(ParamGroups *g, int rest, const ParamTable *t, int taken) {
+    int found = 0;
     for (int i = 0; i < t->count; i++)
-        if (g->of[i] == BASE) g->of[i] = g->count;
-    ParamGroup base = g->items[rest];
-    base.base = base.frozen = true, base.whole = false;
-    g->items[g->count++] = base;
+        if (g->of[i] == taken) g->of[i] = g->count, found++;
+    if (found == 0) return;
+    ParamGroup group = g->items[rest];
+    group.frozen = true, group.whole = false;
+    *(taken == BASE ? &group.base : &group.fixed) = true;
+    g->items[g->count++] = group;
 }
 
 /* Elements of the whole model, whatever this rank holds: tables of groups are about the model. */
@@ -250,7 +256,7 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     int rest = (int)o->groups.count;
     const OptimizerGroup *given = (const OptimizerGroup *)(const void *)o->groups.items;
     *g = (ParamGroups){.count = rest + 1, .seed = (uint64_t)o->seed, .ema = o->ema};
-    g->items = mem_alloc_array(2 * (size_t)g->count + 1, sizeof *g->items);
+    g->items = mem_alloc_array(2 * (size_t)g->count + 2, sizeof *g->items);
     g->of = mem_alloc_array((size_t)t->count, sizeof *g->of);
     take_base(g, t);
     g->items[rest] = (ParamGroup){.settings = o->settings,
@@ -260,7 +266,8 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     for (int i = 0; i < rest && code == OK; i++) code = add_group(g, i, &given[i], &o->settings, t, err);
     give_rest(g, rest, t);
     for (int i = 0; i <= rest && code == OK; i++) code = set_apart(g, i, t, err);
-    if (code == OK) set_base(g, rest, t);
+    if (code == OK) set_taken(g, rest, t, BASE);
+    if (code == OK) set_taken(g, rest, t, FIXED);
     if (code == OK) count(g, t);
     if (code == OK) code = check_trains(g, err);
     if (code != OK) param_groups_free(g);
@@ -394,8 +401,11 @@ static void put_group(const ParamGroup *group, Text *out) {
     const OptimizerSettings *s = &group->settings;
     size_t each = optimizer_state_bytes(s);
     if (group->frozen) {
-        text_printf(out, "  %-24s %6d %9s  frozen\n", group->base ? "the base" : group->match, group->params,
-                    text_count(group->elements, elements));
+        text_printf(out, "  %-24s %6d %9s  frozen\n",
+                    group->base    ? "the base"
+                    : group->fixed ? "fixed"
+                                   : group->match,
+                    group->params, text_count(group->elements, elements));
         return;
     }
     Text name = {0};

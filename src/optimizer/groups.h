@@ -24,6 +24,7 @@ typedef struct ParamGroup {
     bool whole;      /* its matrices must not be cut into shares */
     bool frozen;     /* nothing of it is trained */
     bool base;       /* beside adapters: all that is none of them */
+    bool fixed;      /* what no gradient ever changes (ParamRow.fixed), wherever there are no adapters */
     int params;
     int64_t elements;
     double flops; /* of an update */
@@ -31,10 +32,11 @@ typedef struct ParamGroup {
 
 typedef struct ParamGroups {
     int count;
-    ParamGroup *items; /* [count] items of optimizer.groups, the rest, those beside others, the base */
-    int *of;           /* [parameters] group of each */
-    uint64_t seed;     /* of the rounding of states */
-    double ema;        /* decay of the average of all weights; 0: none is kept */
+    ParamGroup
+        *items;    /* [count] items of optimizer.groups, the rest, those beside others, the base, the fixed */
+    int *of;       /* [parameters] group of each */
+    uint64_t seed; /* of the rounding of states */
+    double ema;    /* decay of the average of all weights; 0: none is kept */
 } ParamGroups;
 
 /* ERR_CONFIG, by the item's place, for a pattern that is none, for one that finds nothing, and for a setting

@@ -589,6 +589,45 @@ static void check_rope(Device *d, Dtype c) {
 }
 static void test_rope(void **state) { (void)state, on_all(check_rope); }
 
+/* Queries and the common key by themselves, or columns of one tensor. */
+static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
+    int64_t dim = latent_head(s), width = s.heads * dim, own = s.heads * (int64_t)(s.plain + s.value),
+            row = (joint ? width : 0) + 3 + s.turned, t = s.tokens;
+    s.q_row = joint ? row : width, s.key_row = row;
+    void *down = random_tensor(t * row, c, -1, 1), *q = joint ? down : random_tensor(t * width, c, -1, 1),
+         *mine = random_tensor(t * own, c, -1, 1), *key = tensor_to(down, row - s.turned, c),
+         *got = random_tensor(3 * t * width, c, -1, 1), *want = tensor(3 * t * width, c);
+    int32_t *positions = random_ints(t, 50);
+    float *angles = random_tensor(50 * s.turned, DTYPE_F32, -1, 1);
+    RUN(d, latent_forward, s, q, mine, key, positions, angles, got, c);
+    reference.ops.latent_forward(&reference, s, q, mine, key, positions, angles, want, c);
+    assert_sums("latent_forward", d, got, want, 3 * t * width, c, 2, 1);
+    void *dq = joint ? down : q, *want_down = copy_of(down, t * row, c),
+         *want_q = joint ? want_down : tensor(t * width, c), *want_mine = tensor(t * own, c);
+    RUN(d, latent_backward, s, want, positions, angles, dq, mine, key, c);
+    reference.ops.latent_backward(&reference, s, want, positions, angles, want_q, want_mine,
+                                  tensor_to(want_down, row - s.turned, c), c);
+    assert_sums("gradient of the common key", d, down, want_down, t * row, c, 2 * s.heads, 2 * s.heads);
+    if (!joint) assert_sums("gradient of queries", d, q, want_q, t * width, c, 2, 1);
+    assert_near("gradient of keys and values", d, mine, want_mine, t * own, c);
+    drop_all();
+}
+
+static void check_latent(Device *d, Dtype c) {
+    static const LatentShape shapes[] = {{.heads = 1, .plain = 2, .turned = 2, .value = 1},
+                                         {.heads = 3, .plain = 5, .turned = 6, .value = 11},
+                                         {.heads = 4, .plain = 12, .turned = 8, .value = 10},
+                                         {.heads = 2, .plain = 128, .turned = 64, .value = 128}};
+    if (!d->ops.latent_forward) return;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int bits = 0; bits < 4; bits++) {
+            LatentShape s = shapes[i];
+            s.tokens = bits & 1 ? 17 : 1;
+            check_latent_shape(d, s, bits & 2, c);
+        }
+}
+static void test_latent(void **state) { (void)state, on_all(check_latent); }
+
 /* Segments: one; every token its own; of uneven lengths; a window that moves on in the middle of blocks. */
 static void set_first_keys(int32_t *first, int64_t tokens, int pattern) {
     int32_t start = 0;
@@ -885,6 +924,86 @@ static void check_route(Device *d, Dtype c) {
                               c);
 }
 static void test_route(void **state) { (void)state, on_all(check_route); }
+
+static float group_key(RouteShape s, const float *keys, int group) {
+    int size = s.experts / s.groups;
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = group * size; e < (group + 1) * size; e++) {
+        second = keys[e] > first ? first : fmaxf(second, keys[e]);
+        first = fmaxf(first, keys[e]);
+    }
+    return s.sigmoid ? first + second : first;
+}
+
+/* No group that was left has a larger key, nor an equal one and a lower number. */
+static bool is_open(RouteShape s, const float *keys, int group) {
+    int before = 0;
+    for (int g = 0; g < s.groups; g++) {
+        float other = group_key(s, keys, g), mine = group_key(s, keys, group);
+        before += other > mine || (g < group && !(other < mine));
+    }
+    return before < s.groups_chosen;
+}
+
+/* By the definition, of what the device made of the logits: choices are the best of the best groups. */
+static void assert_grouped(RouteShape s, const float *logits, Routes r) {
+    for (int64_t t = 0; t < s.tokens; t++) {
+        float keys[64];
+        for (int e = 0; e < s.experts; e++)
+            keys[e] = !s.sigmoid ? logits[t * s.experts + e]
+                                 : r.scores[t * s.experts + e] + (s.bias ? s.bias[e] : 0);
+        for (int i = 0; i < s.chosen; i++)
+            assert_true(is_open(s, keys, r.chosen[t * s.chosen + i] / (s.experts / s.groups)));
+        for (int e = 0; e < s.experts; e++)
+            if (!is_open(s, keys, e / (s.experts / s.groups))) keys[e] = -INFINITY;
+        assert_best(s, keys, r.chosen + t * s.chosen);
+    }
+}
+
+/* Half the experts are alike, so that groups and experts tie. */
+static void check_grouped_shape(Device *d, RouteShape s, Dtype c) {
+    Routes got = new_routes(s);
+    int64_t counts[64], want_counts[64], choices = s.tokens * s.chosen;
+    float *bias = random_tensor(s.experts, DTYPE_F32, -0.5f, 0.5f);
+    for (int e = 0; e < s.experts; e++) counts[e] = want_counts[e] = 7;
+    for (int e = 0; e < s.experts / 2; e++) bias[e] = 0.25f;
+    s.bias = s.sigmoid ? bias : NULL;
+    spoil_logits(s, got.scores);
+    Routes want = copy_routes(s, got);
+    float *logits = copy_of(got.scores, s.tokens * s.experts, DTYPE_F32);
+    RUN(d, route, s, got, counts);
+    RUN(&reference, route, s, want, want_counts);
+    assert_routes(d, s, got, counts);
+    assert_grouped(s, logits, got);
+    assert_near("scores", d, got.scores, want.scores, s.tokens * s.experts, DTYPE_F32);
+    assert_near("weights", d, got.weights, want.weights, choices, DTYPE_F32);
+    for (int64_t i = 0; i < choices; i += s.chosen) {
+        double sum = 0;
+        for (int j = 0; j < s.chosen; j++) sum += (double)got.weights[i + j];
+        if (s.normalise) assert_true(fabs(sum - 2.5) < 1e-5);
+    }
+    check_route_backward(d, s, want, c);
+    drop_all();
+}
+
+static void check_grouped_route(Device *d, Dtype c) {
+    if (!d->ops.route) return;
+    DeviceNeeds needs = small_needs(c, 65, 64);
+    set_scratch(d, &needs);
+    for (int bits = 0; bits < 8; bits++)
+        check_grouped_shape(d,
+                            (RouteShape){.tokens = 40,
+                                         .sequence = 16,
+                                         .experts = bits & 1 ? 60 : 8,
+                                         .chosen = bits & 1 ? 7 : 3,
+                                         .normalise = bits & 4,
+                                         .sigmoid = bits & 2,
+                                         .groups = bits & 1 ? 6 : 4,
+                                         .groups_chosen = 2,
+                                         .factor = 2.5f},
+                            c);
+}
+static void test_grouped_route(void **state) { (void)state, on_all(check_grouped_route); }
 
 /* NaN among logits: choices are still k different experts, in order. */
 static void check_nan_route(Device *d, Dtype c) {
@@ -1674,6 +1793,21 @@ static void rotate(const float *x, float *y, bool inverse) {
 static void rope_forward(const float *x, float *y) { rotate(x, y, false); }
 static void rope_backward(const float *x, const float *dy, float *dx) { (void)x, rotate(dy, dx, true); }
 
+/* x is queries, what each head has of its own, and the common key; out come heads. */
+enum { LATENT_Q = 3 * 2 * 6, LATENT_OWN = 3 * 2 * 5, LATENT_KEY = 3 * 4, LATENT_OUT = 3 * LATENT_Q };
+static const LatentShape probe_latent = {3, 2, 2, 4, 3, 12, 4};
+static const float probe_angles[4 * 4] = {1,     1,    0,     0,    0.54f,  0.9f, 0.84f,  0.43f,
+                                          -0.4f, 0.2f, 0.91f, 0.7f, -0.99f, 0.1f, -0.14f, 0.3f};
+static void latent_forward(const float *x, float *y) {
+    reference.ops.latent_forward(&reference, probe_latent, x, x + LATENT_Q, x + LATENT_Q + LATENT_OWN,
+                                 rope_positions, probe_angles, y, DTYPE_F32);
+}
+static void latent_backward(const float *x, const float *dy, float *dx) {
+    (void)x;
+    reference.ops.latent_backward(&reference, probe_latent, dy, rope_positions, probe_angles, dx,
+                                  dx + LATENT_Q, dx + LATENT_Q + LATENT_OWN, DTYPE_F32);
+}
+
 /* The loss is the only output; its gradient for weight w is w times the stored one. */
 static float probe_cap, probe_z;
 static void loss_run(const float *x, float *loss, float *dx, float scale) {
@@ -1766,6 +1900,14 @@ static void test_differences(void **state) {
         probe_route.normalise = normalise;
         check_differences("route", &(Probe){ROUTE_T * ROUTE_E, ROUTE_OUT, route_forward, route_backward});
     }
+    probe_route.sigmoid = true, probe_route.balance = 0, probe_route.factor = 2.5f;
+    for (int normalise = 0; normalise < 2; normalise++) {
+        probe_route.normalise = normalise;
+        check_differences("route by sigmoids",
+                          &(Probe){ROUTE_T * ROUTE_E, ROUTE_OUT, route_forward, route_backward});
+    }
+    check_differences("heads of latent attention", &(Probe){LATENT_Q + LATENT_OWN + LATENT_KEY, LATENT_OUT,
+                                                            latent_forward, latent_backward});
     check_differences("conv", &(Probe){SCAN_N + 3 * SCAN_W, SCAN_N, conv_out, conv_back});
     for (int kind = 0; kind < SCAN_KINDS; kind++) {
         probe_scan.kind = (ScanKind)kind;
@@ -1977,12 +2119,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_scan_formulas),
         cmocka_unit_test(test_qk_norm),
         cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_latent),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_activation),
         cmocka_unit_test(test_softcap),
         cmocka_unit_test(test_scale),
         cmocka_unit_test(test_route),
+        cmocka_unit_test(test_grouped_route),
         cmocka_unit_test(test_nan_route),
         cmocka_unit_test(test_gemm_experts),
         cmocka_unit_test(test_experts_rows),

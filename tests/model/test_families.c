@@ -21,6 +21,11 @@ static ModelConfig shape_of(const Family *f, const PublishedSize *s) {
     if (!f->experts) return c;
     const PublishedExperts *e = &f->experts[s - f->sizes];
     c.num_experts = e->experts, c.num_experts_per_tok = e->chosen, c.moe_intermediate_size = e->width;
+    if (!f->latents) return c;
+    const PublishedLatents *l = &f->latents[s - f->sizes];
+    c.n_shared_experts = e->shared, c.first_k_dense_replace = e->dense;
+    c.q_lora_rank = l->queries, c.kv_lora_rank = l->keys, c.v_head_dim = l->values;
+    c.qk_nope_head_dim = l->plain, c.qk_rope_head_dim = l->turned;
     return c;
 }
 
@@ -250,6 +255,32 @@ static void keys_of_experts_are_read(void **state) {
     check_refused("{\"model_type\":\"olmoe\","
                   "\"quantization_config\":{\"quant_method\":\"mxfp4\"}," MOE_SIZES "}",
                   "mxfp4");
+#define LATENT_SIZES                                                                         \
+    "\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":6," \
+    "\"num_attention_heads\":2,\"n_routed_experts\":16,\"num_experts_per_tok\":4"
+    check_refused("{\"model_type\":\"deepseek_v3\",\"n_group\":3," LATENT_SIZES "}", "n_group 3");
+    check_refused("{\"model_type\":\"deepseek_v3\",\"topk_group\":1," LATENT_SIZES "}", "topk_group");
+    check_refused("{\"model_type\":\"deepseek_v3\",\"scoring_func\":\"softmax\"," LATENT_SIZES "}",
+                  "scoring_func \"softmax\"");
+    check_refused("{\"model_type\":\"deepseek_v3\",\"attention_bias\":true," LATENT_SIZES "}",
+                  "attention_bias");
+    check_refused("{\"model_type\":\"deepseek_v3\",\"num_key_value_heads\":1," LATENT_SIZES "}",
+                  "num_key_value_heads is 1");
+    check_refused("{\"model_type\":\"deepseek_v3\",\"v_head_dim\":193," LATENT_SIZES "}", "v_head_dim 193");
+    check_refused("{\"model_type\":\"deepseek_v3\",\"rope_interleave\":false," LATENT_SIZES "}",
+                  "rope_interleave");
+    check_refused("{\"model_type\":\"deepseek_v2\",\"topk_method\":\"noaux_tc\"," LATENT_SIZES "}",
+                  "topk_method \"noaux_tc\"");
+    check_refused("{\"model_type\":\"deepseek_v2\",\"norm_topk_prob\":true," LATENT_SIZES "}",
+                  "norm_topk_prob");
+    check_refused("{\"model_type\":\"deepseek_v3\","
+                  "\"quantization_config\":{\"quant_method\":\"fp8\"}," LATENT_SIZES "}",
+                  "fp8");
+    file = files_text("config.json", "{\"model_type\":\"deepseek_v2\",\"n_group\":4,\"topk_group\":2,"
+                                     "\"first_k_dense_replace\":2,\"q_lora_rank\":null," LATENT_SIZES "}");
+    if (model_config_read(&c, file, &err) != OK) fail_msg("%s", err.message);
+    assert_true(c.n_group == 1 && c.q_lora_rank == 0 && c.head_dim == 192); /* greedy: no groups */
+    assert_true(!model_block(&c, 1).experts && model_block(&c, 2).experts);
     ModelConfig llama = shape_of(&family_llama, family_llama.sizes);
     llama.num_experts = 4, llama.num_experts_per_tok = 2;
     assert_int_equal(model_config_complete(&llama, "run", &err), ERR_CONFIG);

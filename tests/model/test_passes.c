@@ -69,7 +69,7 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
     bool no_heads = f->arch.learned_positions; /* GPT-2 has neither key, and says nothing of biases */
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
     c.tie_word_embeddings = tied;
-    if (!no_heads && !f->arch.qkv_bias && !f->arch.fused_qkv && f != &family_mistral &&
+    if (!no_heads && !f->arch.qkv_bias && !f->arch.latent && !f->arch.fused_qkv && f != &family_mistral &&
         f != &family_mixtral && f != &family_recurrent)
         c.attention_bias = biases;
     if (f == &family_recurrent) {
@@ -80,6 +80,23 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
         c.num_experts = 5, c.num_experts_per_tok = all_experts ? 5 : 2;
         if (f == &family_qwen3_moe) c.moe_intermediate_size = 10;
         c.norm_topk_prob = c.norm_topk_prob || (f == &family_olmoe && tied);
+    }
+    if (f->arch
+            .latent) { /* queries with a latent or without, groups or none, values as wide as keys or not */
+        c.num_key_value_heads = 4, c.head_dim = 0, c.moe_intermediate_size = 10;
+        c.q_lora_rank = tied ? 0 : 8, c.kv_lora_rank = 12, c.qk_nope_head_dim = 4, c.qk_rope_head_dim = 6;
+        c.v_head_dim = biases ? 10 : 7, c.n_shared_experts = tied ? 0 : 2, c.first_k_dense_replace = 0;
+        c.num_experts = 6, c.num_experts_per_tok = all_experts ? 6 : 2;
+        c.n_group = 2, c.topk_group = all_experts ? 2 : 1;
+        c.rope_scaling = (RopeScaling){4,
+                                       1,
+                                       4,
+                                       8,
+                                       .beta_fast = 32,
+                                       .beta_slow = 1,
+                                       .mscale = 1,
+                                       .mscale_all_dim = 0.7,
+                                       .kind = ROPE_YARN};
     }
     if (f == &family_llama || f == &family_smollm3) c.mlp_bias = biases;
     if (family_reads(f, KEY_WINDOWS)) c.sliding_window = 5, c.windows = (LayerSet){1, 1};

@@ -99,3 +99,24 @@ exits 0 plan run.yaml -n 4 mesh.ep=2 --program
 has out 'VISIT_X        u1 m0 FWD gate and up of experts, down of experts'
 has out 'VISIT_X        u1 m0 BWD gate and up of experts, down of experts'
 conclude
+
+# DeepSeek: latent attention, grouped sigmoid routing with a bias that stays, shared experts, a dense first layer; on meshes as alone.
+deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
+  model.router_aux_loss_coef=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
+  model.n_group=3 model.topk_group=2 model.first_k_dense_replace=1 train.steps=3'
+exits 0 train run.yaml run.dir=latent $deepseek || cat err
+curve latent >latent.curve
+mesh 4 latent4 $deepseek mesh.dp_shard=2 mesh.pp=2 train.recompute=full
+curve latent4 | cmp -s - latent.curve && [ "$(digest latent4)" = "$(digest latent)" ] || fail "deepseek_v3 differs on a mesh"
+mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
+curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
+exits 0 inspect latent/checkpoints/step-00000003
+has out 'model.layers.1.mlp.gate.e_score_correction_bias' 'model.layers.1.mlp.shared_experts.up_proj.weight' \
+    'model.layers.0.self_attn.kv_a_proj_with_mqa.weight'
+exits 0 generate latent --prompt abc --tokens 4 --temperature 0
+exits 0 train run.yaml run.dir=latent_from $deepseek model.init=latent/checkpoints/step-00000003 train.steps=1
+exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2
+has err 'deepseek_v3 has experts'
+exits 78 plan run.yaml model.family=deepseek_v2 model.head_dim=0 model.output_router_logits=false model.router_aux_loss_coef=0 \
+    model.num_key_value_heads=2 model.dense_period=0 model.dense_layers=0
+has err 'num_key_value_heads is 2, expected num_attention_heads, 4'

@@ -100,11 +100,12 @@ static inline int scan_gates(ScanKind kind) { return kind == SCAN_MIN_GRU ? 1 : 
 
 /* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose;
  * then the order of rows; experts.c. */
-void route_choose(RouteShape s, const float *logits, int32_t *chosen);
+void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights);
 void route_score(RouteShape s, float *scores);
 void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights);
-/* What weights are divided by. */
+/* What weights are divided by, and multiplied with. */
 double route_divisor(RouteShape s, const float *scores, const int32_t *chosen);
+static inline double route_factor(RouteShape s) { return s.factor > 0 ? (double)s.factor : 1; }
 void route_order(RouteShape s, Routes r, int64_t *counts);
 /* How often a sequence chooses each expert. */
 void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts);
@@ -126,10 +127,12 @@ void cpu_host_give(Device *d, void *host);
 /* deferred.c */
 void deferred_close(Device *d);
 
-/* Every slot; then those of reference_attention.c, reference_experts.c and reference_scans.c. */
+/* Every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c and
+ * reference_scans.c. */
 void reference_fill_ops(Ops *ops);
 void reference_fill_attention(Ops *ops);
 void reference_fill_experts(Ops *ops);
+void reference_fill_latent(Ops *ops);
 void reference_fill_scans(Ops *ops);
 
 #endif

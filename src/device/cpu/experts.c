@@ -11,13 +11,13 @@ static bool is_chosen(const int32_t *chosen, int count, int e) {
     return false;
 }
 
-/* The largest logit that is left, of equal ones the first. No NaN is larger than anything: where only NaNs
+/* The largest key that is left, of equal ones the first. No NaN is larger than anything: where only NaNs
  * are left, the first of them. */
-static int best_left(const float *logits, int experts, const int32_t *chosen, int count) {
+static int best_left(const float *keys, int n, const int32_t *chosen, int count) {
     int best = -1, any = -1;
-    for (int e = 0; e < experts; e++) {
-        bool number = logits[e] >= logits[e];
-        if ((number ? best >= 0 && !(logits[e] > logits[best]) : any >= 0) || is_chosen(chosen, count, e))
+    for (int e = 0; e < n; e++) {
+        bool number = keys[e] >= keys[e];
+        if ((number ? best >= 0 && !(keys[e] > keys[best]) : any >= 0) || is_chosen(chosen, count, e))
             continue;
         *(number ? &best : &any) = e;
     }
@@ -32,9 +32,11 @@ static void sort_ascending(int32_t *x, int count) {
         }
 }
 
-void route_choose(RouteShape s, const float *logits, int32_t *chosen) {
-    for (int i = 0; i < s.chosen; i++) chosen[i] = (int32_t)best_left(logits, s.experts, chosen, i);
-    sort_ascending(chosen, s.chosen);
+/* The `count` largest, ascending by their places; returns how many. */
+static int choose(int n, const float *keys, int count, int32_t *chosen) {
+    for (int i = 0; i < count; i++) chosen[i] = (int32_t)best_left(keys, n, chosen, i);
+    sort_ascending(chosen, count);
+    return count;
 }
 
 static void softmax(int n, float *x) {
@@ -45,17 +47,61 @@ static void softmax(int n, float *x) {
     for (int i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - (double)top) / sum);
 }
 
-void route_score(RouteShape s, float *scores) { softmax(s.experts, scores); }
+void route_score(RouteShape s, float *scores) {
+    if (!s.sigmoid) softmax(s.experts, scores);
+    for (int e = 0; s.sigmoid && e < s.experts; e++) scores[e] = (float)(1 / (1 + exp(-(double)scores[e])));
+}
 
+/* Of a group: its largest key, or the sum of its two largest. NaN counts as none. */
+static float group_key(int count, const float *keys, bool two) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = 0; i < count; i++)
+        if (keys[i] > first)
+            second = first, first = keys[i];
+        else if (keys[i] > second)
+            second = keys[i];
+    return two ? first + second : first;
+}
+
+/* What experts are chosen by, of those in groups that are: they stay side by side. `of` says which they
+ * are. */
+static int open_keys(RouteShape s, const float *x, float *keys, int32_t *of) {
+    int size = s.groups > 1 ? s.experts / s.groups : s.experts, groups = s.groups > 1 ? s.groups : 1, n = 0;
+    float best[EXPERTS_MAX];
+    int32_t open[EXPERTS_MAX];
+    open[0] = 0;
+    for (int e = 0; e < s.experts; e++) keys[e] = s.bias ? x[e] + s.bias[e] : x[e];
+    for (int g = 0; g < groups; g++) best[g] = group_key(size, keys + g * size, s.sigmoid);
+    int chosen = s.groups > 1 ? choose(groups, best, s.groups_chosen, open) : 1;
+    for (int g = 0; g < chosen; g++)
+        for (int e = open[g] * size; e < (open[g] + 1) * size; e++) keys[n] = keys[e], of[n++] = e;
+    return n;
+}
+
+/* A softmax keeps the order of logits, and is more than is needed to choose. */
+void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights) {
+    float keys[EXPERTS_MAX];
+    int32_t of[EXPERTS_MAX];
+    CHECK(s.experts <= EXPERTS_MAX && s.chosen <= s.experts);
+    if (s.sigmoid) route_score(s, scores);
+    int open = open_keys(s, scores, keys, of);
+    CHECK(s.chosen <= open);
+    choose(open, keys, s.chosen, chosen);
+    for (int i = 0; i < s.chosen; i++) chosen[i] = of[chosen[i]];
+    if (!s.sigmoid) route_score(s, scores);
+    route_weigh(s, scores, chosen, weights);
+}
+
+/* Sigmoids may all be nothing. */
 double route_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
-    double sum = 0;
+    double sum = s.sigmoid ? 1e-20 : 0;
     for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
     return s.normalise ? sum : 1;
 }
 
 void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights) {
-    double divisor = route_divisor(s, scores, chosen);
-    for (int i = 0; i < s.chosen; i++) weights[i] = (float)((double)scores[chosen[i]] / divisor);
+    double factor = route_factor(s), divisor = route_divisor(s, scores, chosen);
+    for (int i = 0; i < s.chosen; i++) weights[i] = (float)(factor * (double)scores[chosen[i]] / divisor);
 }
 
 void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts) {

@@ -586,6 +586,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     optimised_fill_attention(&d->ops);
     optimised_fill_scans(&d->ops);
     optimised_fill_experts(&d->ops);
+    optimised_fill_latent(&d->ops);
     return gemm_open(&o->gemm, kernels, d->native_bf16, d->threads, err);
 }
 

@@ -35,9 +35,10 @@ void optimised_close(Device *d);
 /* From threads, native_bf16 and the shapes alone. */
 size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs);
 
-/* The slots of optimised_attention.c, optimised_experts.c and optimised_scans.c. */
+/* The slots of optimised_attention.c, optimised_experts.c, optimised_latent.c and optimised_scans.c. */
 void optimised_fill_attention(Ops *ops);
 void optimised_fill_experts(Ops *ops);
+void optimised_fill_latent(Ops *ops);
 void optimised_fill_scans(Ops *ops);
 size_t optimised_attention_scratch(const Device *d, AttentionShape s);
 

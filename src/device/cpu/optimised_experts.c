@@ -6,18 +6,11 @@
 
 /* ---- routing ---- */
 
-static void route_token(RouteShape s, Routes r, int64_t t) {
-    float *scores = r.scores + t * s.experts;
-    int32_t *chosen = r.chosen + t * s.chosen;
-    route_choose(s, scores, chosen);
-    route_score(s, scores);
-    route_weigh(s, scores, chosen, r.weights + t * s.chosen);
-}
-
 static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     int64_t step = rows_for(s.experts * (int64_t)s.chosen);
     EACH_PIECE(d, first, s.tokens, step) {
-        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++) route_token(s, r, t);
+        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
+            route_token(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
     }
     route_order(s, r, counts);
 }
@@ -29,16 +22,18 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     const float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
     const int32_t *chosen = r.chosen + t * s.chosen;
     const float *dw = dweights + t * s.chosen;
-    double divisor = route_divisor(s, scores, chosen);
+    double divisor = route_divisor(s, scores, chosen), factor = route_factor(s);
     for (int e = 0; e < s.experts; e++) {
         ds[e] = (double)slopes[e] * scale;
         value += (double)slopes[e] * (double)scores[e];
     }
     for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dw[i] * (double)weights[i];
-    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += ((double)dw[i] - along) / divisor;
-    for (int e = 0; e < s.experts; e++) mean += (double)scores[e] * ds[e];
-    for (int e = 0; e < s.experts; e++)
-        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * (ds[e] - mean)));
+    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += (factor * (double)dw[i] - along) / divisor;
+    for (int e = 0; e < s.experts && !s.sigmoid; e++) mean += (double)scores[e] * ds[e];
+    for (int e = 0; e < s.experts; e++) {
+        double slope = s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
+        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * slope));
+    }
     balance[t] = (float)value;
 }
 

@@ -745,4 +745,5 @@ void reference_fill_ops(Ops *ops) {
     reference_fill_attention(ops);
     reference_fill_scans(ops);
     reference_fill_experts(ops);
+    reference_fill_latent(ops);
 }

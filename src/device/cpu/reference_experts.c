@@ -5,13 +5,8 @@
 
 static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     (void)d;
-    for (int64_t t = 0; t < s.tokens; t++) {
-        float *scores = r.scores + t * s.experts;
-        int32_t *chosen = r.chosen + t * s.chosen;
-        route_choose(s, scores, chosen);
-        route_score(s, scores);
-        route_weigh(s, scores, chosen, r.weights + t * s.chosen);
-    }
+    for (int64_t t = 0; t < s.tokens; t++)
+        route_token(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
     route_order(s, r, counts);
 }
 
@@ -20,14 +15,14 @@ static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
 static double score_gradients(RouteShape s, const float *scores, const int32_t *chosen, const float *weights,
                               const float *dweights, const int32_t *counts, int64_t sequence, double scale,
                               double *ds) {
-    double along = 0, value = 0, sum = route_divisor(s, scores, chosen);
+    double along = 0, value = 0, sum = route_divisor(s, scores, chosen), factor = route_factor(s);
     for (int e = 0; e < s.experts; e++) {
         double slope = (double)s.balance * s.experts * counts[e] / (double)sequence;
         ds[e] = slope * scale;
         value += slope * (double)scores[e];
     }
     for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dweights[i] * (double)weights[i];
-    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += ((double)dweights[i] - along) / sum;
+    for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += (factor * (double)dweights[i] - along) / sum;
     return value;
 }
 
@@ -38,9 +33,11 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     int64_t at = t * s.chosen;
     double value =
         score_gradients(s, scores, r.chosen + at, r.weights + at, dweights + at, counts, sequence, scale, ds);
-    for (int e = 0; e < s.experts; e++) mean += (double)scores[e] * ds[e];
-    for (int e = 0; e < s.experts; e++)
-        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * (ds[e] - mean)));
+    for (int e = 0; e < s.experts && !s.sigmoid; e++) mean += (double)scores[e] * ds[e];
+    for (int e = 0; e < s.experts; e++) {
+        double along = s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
+        tensor_set(dlogits, t * s.experts + e, c, (float)((double)scores[e] * along));
+    }
     balance[t] = (float)value;
 }
 

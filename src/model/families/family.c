@@ -20,6 +20,8 @@ const Family *const families[] = {&family_llama,
                                   &family_qwen3_moe,
                                   &family_olmoe,
                                   &family_gpt_oss,
+                                  &family_deepseek_v3,
+                                  &family_deepseek_v2,
                                   &family_recurrent,
                                   NULL};
 
@@ -43,13 +45,21 @@ static bool same_shape(const PublishedSize *s, const ModelConfig *c) {
 
 static bool same_experts(const PublishedExperts *e, const ModelConfig *c) {
     return e->experts == c->num_experts && e->chosen == c->num_experts_per_tok &&
-           e->width == c->moe_intermediate_size;
+           e->width == c->moe_intermediate_size && e->shared == c->n_shared_experts &&
+           e->dense == c->first_k_dense_replace;
+}
+
+static bool same_latents(const PublishedLatents *l, const ModelConfig *c) {
+    return l->queries == c->q_lora_rank && l->keys == c->kv_lora_rank && l->plain == c->qk_nope_head_dim &&
+           l->turned == c->qk_rope_head_dim && l->values == c->v_head_dim;
 }
 
 const PublishedSize *family_published(const ModelConfig *c) {
     const Family *f = model_family(c);
     for (const PublishedSize *s = f->sizes; s && s->name; s++)
-        if (same_shape(s, c) && (!f->experts || same_experts(&f->experts[s - f->sizes], c))) return s;
+        if (same_shape(s, c) && (!f->experts || same_experts(&f->experts[s - f->sizes], c)) &&
+            (!f->latents || same_latents(&f->latents[s - f->sizes], c)))
+            return s;
     return NULL;
 }
 
@@ -63,7 +73,7 @@ ModelConfig family_defaults(const Family *f, const ModelConfig *c) {
     d.num_hidden_layers = c->num_hidden_layers;
     d.num_attention_heads = c->num_attention_heads;
     d.num_key_value_heads = c->num_key_value_heads;
-    if (d.head_dim == 0) d.head_dim = c->head_dim;
+    if (d.head_dim == 0 && !f->arch.latent) d.head_dim = c->head_dim;
     d.max_position_embeddings = c->max_position_embeddings;
     d.bos_token_id = c->bos_token_id;
     d.eos_token_id = c->eos_token_id;
@@ -118,7 +128,7 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         {FIELD(mlp_bias), c->mlp_bias == d->mlp_bias},
         {FIELD(tie_word_embeddings), c->tie_word_embeddings == d->tie_word_embeddings},
         {FIELD(num_key_value_heads), c->num_key_value_heads == c->num_attention_heads},
-        {FIELD(head_dim), c->head_dim == c->hidden_size / c->num_attention_heads},
+        {FIELD(head_dim), f->arch.latent || c->head_dim == c->hidden_size / c->num_attention_heads},
         {FIELD(query_pre_attn_scalar), equal(c->query_pre_attn_scalar, d->query_pre_attn_scalar)},
         {FIELD(attn_logit_softcapping), equal(c->attn_logit_softcapping, d->attn_logit_softcapping)},
         {FIELD(final_logit_softcapping), equal(c->final_logit_softcapping, d->final_logit_softcapping)},
@@ -128,6 +138,16 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         {FIELD(norm_topk_prob), c->norm_topk_prob == d->norm_topk_prob},
         {FIELD(router_aux_loss_coef), equal(c->router_aux_loss_coef, d->router_aux_loss_coef)},
         {FIELD(output_router_logits), c->output_router_logits == d->output_router_logits},
+        {FIELD(first_k_dense_replace), c->first_k_dense_replace == 0},
+        {FIELD(n_shared_experts), c->n_shared_experts == 0},
+        {FIELD(n_group), c->n_group == 0},
+        {FIELD(topk_group), c->topk_group == 0},
+        {FIELD(routed_scaling_factor), equal(c->routed_scaling_factor, 0)},
+        {FIELD(q_lora_rank), c->q_lora_rank == 0},
+        {FIELD(kv_lora_rank), c->kv_lora_rank == 0},
+        {FIELD(qk_nope_head_dim), c->qk_nope_head_dim == 0},
+        {FIELD(qk_rope_head_dim), c->qk_rope_head_dim == 0},
+        {FIELD(v_head_dim), c->v_head_dim == 0},
     };
 #undef FIELD
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
@@ -139,7 +159,7 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "no_rope_layers", err);
     if (c->rope_local_theta > 0 && !f->arch.local_rotation)
         return refuse_field(f, where, "rope_local_theta", err);
-    if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation)
+    if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation && !f->arch.latent)
         return refuse_field(f, where, "partial_rotary_factor", err);
     if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE))
         return refuse_field(f, where, "dense_layers", err);

@@ -36,6 +36,8 @@ typedef struct Arch {
     bool sinks;             /* of attention */
     bool stacked_experts;   /* matrices of all experts are stored as one, as [inputs, outputs] */
     bool expert_bias;       /* experts have biases, and their router */
+    bool latent;            /* attention is latent: layers/latent.c */
+    bool sigmoid_router;    /* scores of experts are sigmoids, and a bias is added where they are chosen */
 } Arch;
 
 typedef enum KeyKind {
@@ -52,6 +54,7 @@ typedef enum KeyKind {
     KEY_EXPERTS,    /* num_experts or num_local_experts: int64_t */
     KEY_MIXERS,     /* layer_types, of recurrent.c */
     KEY_COUNT,      /* whole number of 0 or more: int64_t */
+    KEY_OR_NULL,    /* the same; null is 0, and 0 is written so */
     KEY_DENSE,      /* decoder_sparse_step and mlp_only_layers: layers without experts; see there too */
     KEY_ACTIVATION, /* the family's, or what means the same: written, not held */
     KEY_ZERO,       /* 0: written, not held */
@@ -59,14 +62,19 @@ typedef enum KeyKind {
     KEY_ONLY,       /* the number of the rule, or absent: written, not held */
     KEY_FALSE,      /* false, null or absent: not written */
     KEY_TRUE,       /* true or absent: not written */
+    KEY_WORD,       /* the rule's FamilyWord, or absent: written, not held */
+    KEY_GREEDY,     /* topk_method of deepseek_v2: whether there are groups */
+    KEY_FURTHER,    /* layers for tokens behind the next: not read, which a warning says; written as 0 */
     KEY_NONE,       /* null or absent: not written */
     KEY_PAD /* not read, and written as null: transformers would train no row of the embedding there */
 } KeyKind;
 
+typedef enum FamilyWord { WORD_SIGMOID = 1, WORD_SOFTMAX, WORD_NOAUX } FamilyWord;
+
 typedef struct KeyRule {
     const char *name;
     KeyKind kind;
-    size_t offset; /* in ModelConfig; of KEY_ONLY thousandths of the number */
+    size_t offset; /* in ModelConfig; of KEY_ONLY thousandths of the number, of KEY_WORD a FamilyWord */
     bool required; /* else the family's defaults have its value */
 } KeyRule;
 
@@ -96,7 +104,14 @@ typedef struct PublishedSize {
  * and the parameters that a token meets. */
 typedef struct PublishedExperts {
     int64_t experts, chosen, width, active;
+    int64_t shared, dense; /* experts that all tokens meet, and first layers that have none */
 } PublishedExperts;
+
+/* Its latents: widths of those of queries (0: none) and of keys and values; of a head, what of keys is not
+ * turned and what is, and of values. */
+typedef struct PublishedLatents {
+    int64_t queries, keys, plain, turned, values;
+} PublishedLatents;
 
 typedef struct Family {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
@@ -109,18 +124,19 @@ typedef struct Family {
     const NameRule *names;           /* ends with a NULL row; NULL: all as their rows say */
     const PublishedSize *sizes;      /* ends with a NULL name; NULL: none */
     const PublishedExperts *experts; /* of each of these sizes; NULL: none has any */
+    const PublishedLatents *latents; /* likewise */
 } Family;
 
 extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
     family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2, family_mixtral,
-    family_qwen3_moe, family_olmoe, family_gpt_oss, family_recurrent;
+    family_qwen3_moe, family_olmoe, family_gpt_oss, family_deepseek_v3, family_deepseek_v2, family_recurrent;
 
 /* All of them; ends with NULL. */
 extern const Family *const families[];
 /* Their names in that order: what an option table takes. */
 #define FAMILY_NAMES                                                                                      \
     "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe|" \
-    "gpt_oss|recurrent"
+    "gpt_oss|deepseek_v3|deepseek_v2|recurrent"
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */
@@ -154,6 +170,7 @@ ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where
 void dense_layers_write(const ModelConfig *c, JsonWriter *w);
 ErrorCode mixers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void mixers_write(const ModelConfig *c, JsonWriter *w);
+const char *family_word(const KeyRule *k); /* of KEY_WORD */
 /* transformers tells 8.0 from 8, and warns about the latter. */
 void family_write_double(JsonWriter *w, const char *key, double value);
 /* The name by which a family's activation is written. */

@@ -140,6 +140,45 @@ static ErrorCode read_number_only(const cJSON *root, const char *where, const Ke
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected %g", where, k->name, value, only);
 }
 
+/* As read_optional, of whole numbers. */
+static ErrorCode read_or_null(const cJSON *root, const char *where, const char *key, int64_t *to,
+                              Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    if (item != NULL && cJSON_IsNull(item)) *to = 0;
+    return json_get_int(root, where, key, false, 0, MODEL_MAX_POSITIONS, to, err);
+}
+
+/* A word of which weft does this one. */
+static ErrorCode read_word(const cJSON *root, const char *where, const KeyRule *k, Error *err) {
+    const char *word = family_word(k);
+    TRY(json_get_string(root, where, k->name, false, &word, err));
+    if (strcmp(word, family_word(k)) == 0) return OK;
+    return family_refuse(where, k->name, word, family_word(k), err);
+}
+
+/* Comes behind the groups, which mean nothing where it does not say so. */
+static ErrorCode read_greedy(ModelConfig *c, const cJSON *root, const char *where, const char *key,
+                             Error *err) {
+    const char *word = "greedy";
+    TRY(json_get_string(root, where, key, false, &word, err));
+    if (strcmp(word, "greedy") == 0)
+        c->n_group = c->topk_group = 1;
+    else if (strcmp(word, "group_limited_greedy") != 0)
+        return family_refuse(where, key, word, "\"greedy\" or \"group_limited_greedy\"", err);
+    return OK;
+}
+
+/* As transformers does with such layers, but not without a word. */
+static ErrorCode read_further(const cJSON *root, const char *where, const char *key, Error *err) {
+    int64_t layers = 0;
+    TRY(json_get_int(root, where, key, false, 0, MODEL_MAX_COUNT, &layers, err));
+    if (layers > 0)
+        log_warn("%s: %s is %lld: the layers that predict tokens behind the next are not read, not trained "
+                 "and not written",
+                 where, key, (long long)layers);
+    return OK;
+}
+
 /* A switch that only this value of is implemented; null stands for absent. */
 static ErrorCode read_only(const cJSON *root, const char *where, const char *key, bool only, Error *err) {
     bool value = only;
@@ -198,6 +237,7 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_EXPERTS: return read_experts(root, where, to, err);
     case KEY_MIXERS: return mixers_read(c, root, where, err);
     case KEY_COUNT: return json_get_int(root, where, k->name, k->required, 0, MODEL_MAX_POSITIONS, to, err);
+    case KEY_OR_NULL: return read_or_null(root, where, k->name, to, err);
     case KEY_DENSE: return dense_layers_read(c, root, where, err);
     case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);
@@ -205,6 +245,9 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_ONLY: return read_number_only(root, where, k, err);
     case KEY_FALSE: return read_only(root, where, k->name, false, err);
     case KEY_TRUE: return read_only(root, where, k->name, true, err);
+    case KEY_WORD: return read_word(root, where, k, err);
+    case KEY_GREEDY: return read_greedy(c, root, where, k->name, err);
+    case KEY_FURTHER: return read_further(root, where, k->name, err);
     case KEY_PAD: return OK;
     case KEY_NONE: return read_none(root, where, k->name, err);
     }

@@ -30,9 +30,22 @@ const char *family_activation(const Family *f) {
     return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh"; /* one function, by the name of its time */
 }
 
+const char *family_word(const KeyRule *k) {
+    static const char *const words[] = {
+        [WORD_SIGMOID] = "sigmoid", [WORD_SOFTMAX] = "softmax", [WORD_NOAUX] = "noaux_tc"};
+    return words[k->offset];
+}
+
 static void write_optional(JsonWriter *w, const char *key, double value) {
     if (value > 0)
         family_write_double(w, key, value);
+    else
+        json_put_null(w, key);
+}
+
+static void write_or_null(JsonWriter *w, const char *key, int64_t value) {
+    if (value > 0)
+        json_put_int(w, key, value);
     else
         json_put_null(w, key);
 }
@@ -61,11 +74,15 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_WINDOWS: window_keys_write(c, w); break;
     case KEY_NO_ROPE: no_rope_write(c, w); break;
     case KEY_MIXERS: mixers_write(c, w); break;
+    case KEY_OR_NULL: write_or_null(w, k->name, *(const int64_t *)from); break;
     case KEY_DENSE: dense_layers_write(c, w); break;
     case KEY_ACTIVATION: json_put_string(w, k->name, family_activation(model_family(c))); break;
     case KEY_ZERO:
     case KEY_DROPOUT: family_write_double(w, k->name, 0); break;
     case KEY_ONLY: family_write_double(w, k->name, (double)k->offset / 1000); break;
+    case KEY_WORD: json_put_string(w, k->name, family_word(k)); break;
+    case KEY_GREEDY: json_put_string(w, k->name, c->n_group > 1 ? "group_limited_greedy" : "greedy"); break;
+    case KEY_FURTHER: json_put_int(w, k->name, 0); break;
     case KEY_PAD: json_put_null(w, k->name); break;
     case KEY_FALSE:
     case KEY_TRUE:

@@ -234,7 +234,7 @@ static void heads_backward(const LayerPass *w, Half half) {
 
 /* Puts the new keys and values where the cache wants them: those of a block's tokens one after the other,
  * keys before values. */
-static void extend_cache(const LayerPass *w, char **keys, char **values) {
+static void extend_cache(const LayerPass *w, const void *heads, char **keys, char **values) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const KeyValueCache *cache = p->cache;
@@ -243,11 +243,20 @@ static void extend_cache(const LayerPass *w, char **keys, char **values) {
     *keys = cache->base + (size_t)(w->unit - 1) * cache->unit_bytes;
     *values = *keys + (size_t)cache->positions * row;
     for (int64_t i = 0; i < m->tokens; i++) {
-        const char *key = (const char *)w->tensors[QKV] + (size_t)(i * (query + 2 * width) + query) * e;
+        const char *key = (const char *)heads + (size_t)(i * (query + 2 * width) + query) * e;
         size_t at = (size_t)(cache->start + i) * row;
         OP(p->device, OP_CAST, cast, width, key, m->compute, *keys + at, m->compute);
         OP(p->device, OP_CAST, cast, width, key + row, m->compute, *values + at, m->compute);
     }
+}
+
+/* Values are not turned, and the cache holds keys as they were turned. */
+void attend_to_cache(const LayerPass *w, AttentionShape s, const void *heads, void *out) {
+    const Pass *p = w->pass;
+    char *keys, *values;
+    extend_cache(w, heads, &keys, &values);
+    OP(p->device, OP_ATTENTION_DECODE, attention_decode, s, p->cache->start, heads, keys, values, out,
+       p->model->compute);
 }
 
 /* A run of queries; `at`: its first row in tensors that have one for each query. */
@@ -297,19 +306,12 @@ static void attend_run(const LayerPass *w, int run) {
 }
 
 /* Training attends within the microbatch, by first_key; generation to the cache, which has one sequence
- * and so needs none. Values are not turned, and the cache holds keys as they were turned. */
+ * and so needs none. */
 static void attend(const LayerPass *w) {
-    const Pass *p = w->pass;
-    const Model *m = p->model;
-    void *const *t = w->tensors;
-    char *keys, *values;
-    if (!p->cache) {
-        for (int i = 0; i < model_query_runs(m); i++) attend_run(w, i);
-        return;
-    }
-    extend_cache(w, &keys, &values);
-    OP(p->device, OP_ATTENTION_DECODE, attention_decode, heads_of(w), p->cache->start, t[QKV], keys, values,
-       t[ATTENDED], m->compute);
+    if (w->pass->cache)
+        attend_to_cache(w, heads_of(w), w->tensors[QKV], w->tensors[ATTENDED]);
+    else
+        for (int i = 0; i < model_query_runs(w->pass->model); i++) attend_run(w, i);
 }
 
 static void run_backward(const LayerPass *w, int run, void *dkv) {
@@ -364,7 +366,7 @@ static void attend_backward(const LayerPass *w, Half half) {
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
  * all after it see W of them, W - W^2 / (2 T). */
-static double keys_seen(const ModelConfig *c, int64_t layer, int64_t context) {
+double keys_seen(const ModelConfig *c, int64_t layer, int64_t context) {
     double all = (double)context, window = (double)model_block(c, layer).window;
     return window > 0 && window < all ? window - window * window / (2 * all) : all / 2;
 }

@@ -3,11 +3,15 @@
  * 2021):
  *
  *     router       s = softmax(x Wr^T), k experts with the largest s; weights w are their s, divided by their
- *                  sum where the family does that
+ *                  sum where the family does that. DeepSeek's: device.h, route
  *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
  *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
  *
- * In gpt-oss all of them have biases, gate and up alternate, and one parameter has the matrices of all
+ * Shared experts (Dai et al., "DeepSeekMoE", 2024) are an MLP beside them, whose result is added:
+ *
+ *     shared       y += (f(g) * u) Wdown^T of an MLP of all tokens
+ *
+ * In gpt-oss all experts have biases, gate and up alternate, and one parameter has the matrices of all
  * experts.
  *
  * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
@@ -23,10 +27,36 @@
 #include "model/families/family.h"
 #include "model/unit.h"
 
-enum { ROUTER_BIAS, GATE_UP_BIAS, DOWN_BIAS, ROUTER, GATE_UP_STACK, GATE, UP, DOWN, DOWN_STACK, PARAMS };
+enum {
+    ROUTER_BIAS,
+    CHOICE_BIAS,
+    GATE_UP_BIAS,
+    DOWN_BIAS,
+    ROUTER,
+    GATE_UP_STACK,
+    GATE,
+    UP,
+    DOWN,
+    DOWN_STACK,
+    SHARED_GATE,
+    SHARED_UP,
+    SHARED_DOWN,
+    MATRICES
+};
+enum {
+    SHARED_GATE_A = MATRICES,
+    SHARED_GATE_B,
+    SHARED_UP_A,
+    SHARED_UP_B,
+    SHARED_DOWN_A,
+    SHARED_DOWN_B,
+    PARAMS
+};
 enum { GATE_UP_ROWS = 3, DOWN_ROWS = 2 }; /* of which products take those that are there */
 static const ParamRow params[PARAMS] = {
     [ROUTER_BIAS] = {"mlp.gate.bias", DIM_EXPERTS, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS},
+    [CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CHOICE_BIAS,
+                     .init = ROLE_ZEROS, .fixed = true},
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
                       .init = ROLE_ZEROS, .stacked = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
@@ -42,6 +72,15 @@ static const ParamRow params[PARAMS] = {
               .init = ROLE_DOWN, .decays = true, .expert = true},
     [DOWN_STACK] = {"mlp.experts.down_proj", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_STACKED,
                     .init = ROLE_DOWN, .decays = true, .stacked = true},
+    [SHARED_GATE] = {"mlp.shared_experts.gate_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
+                     .init = ROLE_INNER, .decays = true},
+    [SHARED_UP] = {"mlp.shared_experts.up_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
+                   .init = ROLE_UP, .decays = true, .continues = true},
+    [SHARED_DOWN] = {"mlp.shared_experts.down_proj.weight", DIM_HIDDEN, DIM_SHARED, .when = WHEN_SHARED,
+                     .init = ROLE_DOWN, .decays = true},
+    ADAPTER_ROWS(SHARED_GATE, DIM_SHARED, DIM_HIDDEN),
+    ADAPTER_ROWS(SHARED_UP, DIM_SHARED, DIM_HIDDEN),
+    ADAPTER_ROWS(SHARED_DOWN, DIM_HIDDEN, DIM_SHARED),
 };
 
 enum {
@@ -66,9 +105,14 @@ enum {
     AWAY_X,
     AWAY_DY,
     AWAY_WEIGHTS,
-    TENSORS
+    TENSORS,
+    SHARED_GATE_UP = TENSORS,
+    SHARED_ACT,
+    DSHARED_GATE_UP,
+    SHARED_ROWS,
+    SHARED_TENSORS
 };
-static const TensorRow tensors[TENSORS] = {
+static const TensorRow tensors[SHARED_TENSORS] = {
     /* Routes: device.h. The weight half reads them too, but they stay anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
@@ -92,22 +136,34 @@ static const TensorRow tensors[TENSORS] = {
     [AWAY_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS}, /* as ROWS */
     [AWAY_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
     [AWAY_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
+    [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as layers/mlp.c has it */
+    [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
+    [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH}, /* their result, then the gradient of x */
 };
 
 static const Product router = {&params[ROUTER], &params[ROUTER_BIAS], 1, DIM_EXPERTS, DIM_HIDDEN};
 static const Product gate_up = {&params[GATE_UP_STACK], NULL, GATE_UP_ROWS, DIM_EXPERT_GATE_UP, DIM_HIDDEN};
 static const Product down = {&params[DOWN], NULL, DOWN_ROWS, DIM_HIDDEN, DIM_EXPERT};
+static const Product shared_gate_up = {&params[SHARED_GATE], NULL, 2, DIM_SHARED_GATE_UP, DIM_HIDDEN};
+static const Product shared_down = {&params[SHARED_DOWN], NULL, 1, DIM_HIDDEN, DIM_SHARED};
 
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
     int64_t tokens = m->tokens;
+    const Param *bias = param_of(&m->table, w->unit, &params[CHOICE_BIAS]);
     return (RouteShape){.tokens = tokens,
                         .sequence = m->positions > 0 && m->positions < tokens ? m->positions : tokens,
                         .experts = (int)c->num_experts,
                         .chosen = (int)c->num_experts_per_tok,
                         .normalise = c->norm_topk_prob,
-                        .balance = (float)model_balance(c)};
+                        .balance = (float)model_balance(c),
+                        .sigmoid = model_family(c)->arch.sigmoid_router,
+                        .groups = c->n_group > 1 ? (int)c->n_group : 0,
+                        .groups_chosen = (int)c->topk_group,
+                        .factor = (float)c->routed_scaling_factor,
+                        .bias = bias ? weights_vector(w->pass->weights, bias) : NULL};
 }
 
 static Routes routes_of(const LayerPass *w) {
@@ -210,6 +266,53 @@ static void combine(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
        w->tensors[ROWS], weighed, false, y, m->compute);
 }
 
+/* ---- shared experts, and what all of them come to ---- */
+
+static bool has_shared(const LayerPass *w) { return w->pass->model->config.n_shared_experts > 0; }
+
+static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_ADD, add, m->tokens * m->config.hidden_size, to, w->tensors[SHARED_ROWS], to,
+       m->compute);
+}
+
+static void finish(const LayerPass *w) {
+    combine(w, true, w->y);
+    if (has_shared(w)) add_rows(w, w->y);
+}
+
+static void shared_up_forward(const LayerPass *w) {
+    product_forward(w, &shared_gate_up, w->x, w->tensors[SHARED_GATE_UP]);
+}
+
+/* The gradient of x is added to that of the experts. */
+static void shared_up_backward(const LayerPass *w, Half half) {
+    if (half & HALF_WEIGHT) product_weight(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->x);
+    if (!(half & HALF_INPUT)) return;
+    product_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->tensors[SHARED_ROWS]);
+    add_rows(w, w->dx);
+}
+
+static void shared_down_forward(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    void *const *t = w->tensors;
+    OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
+       true, m->tokens, model_dim(&m->config, DIM_SHARED), t[SHARED_GATE_UP], t[SHARED_ACT], m->compute);
+    product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
+}
+
+static void shared_down_backward(const LayerPass *w, Half half) {
+    const Model *m = w->pass->model;
+    void *const *t = w->tensors;
+    if (half & HALF_INPUT) {
+        product_input(w, &shared_down, w->dy, t[SHARED_ACT]);
+        OP(w->pass->device, OP_ACTIVATION_BACKWARD, activation_backward,
+           model_family(&m->config)->arch.activation, true, m->tokens, model_dim(&m->config, DIM_SHARED),
+           t[SHARED_GATE_UP], t[SHARED_ACT], t[DSHARED_GATE_UP], t[SHARED_ACT], m->compute);
+    }
+    if (half & HALF_WEIGHT) product_weight(w, &shared_down, w->dy, t[SHARED_ACT]);
+}
+
 /* ---- router ---- */
 
 /* Logits in fp32 whatever the compute dtype, since choices hang on their differences. They are counted here
@@ -291,7 +394,7 @@ static void down_forward(const LayerPass *w) {
     activate(w, &r);
     expert_product(w, &down, &r, false, r.act, r.x);
     add_bias(w, DOWN_BIAS, DIM_HIDDEN, r.x);
-    combine(w, true, w->y);
+    finish(w);
 }
 
 /* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
@@ -348,7 +451,7 @@ static void work_forward(const LayerPass *w, const Visitors *v) {
     expert_product(w, &down, &r, false, r.act, r.x);
 }
 
-static void arrive_forward(const LayerPass *w) { combine(w, true, w->y); }
+static void arrive_forward(const LayerPass *w) { finish(w); }
 
 /* Weights go with their rows, and their gradients come back so; at home these lie choice by choice. */
 static void leave_backward(const LayerPass *w) {
@@ -405,12 +508,23 @@ static const Visits visiting = {
                                 .work = work_backward,
                                 .arrive = arrive_backward}}};
 
-static const Part parts[] = {
-    {"router", LIFE_INPUT, router_forward, router_backward, .product = &router},
-    {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up,
-     .by_experts = true},
-    {"down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down, .by_experts = true},
-};
+#define ROUTER_PART \
+    { "router", LIFE_INPUT, router_forward, router_backward, .product = &router }
+#define EXPERT_PARTS                                                                                     \
+    {"gate and up of experts", LIFE_CHEAP,          gate_up_forward,                                     \
+     gate_up_backward,         .product = &gate_up, .by_experts = true},                                 \
+    {                                                                                                    \
+        "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down, .by_experts = true \
+    }
+static const Part parts[] = {ROUTER_PART, EXPERT_PARTS};
+/* What shared experts add is of no use but to the layer's result, which as a block's last is never made
+ * again. */
+static const Part shared_parts[] = {
+    ROUTER_PART,
+    {"gate and up of the shared", LIFE_CHEAP, shared_up_forward, shared_up_backward,
+     .product = &shared_gate_up},
+    {"down of the shared", LIFE_INPUT, shared_down_forward, shared_down_backward, .product = &shared_down},
+    EXPERT_PARTS};
 
 const Layer layer_experts = {.name = "experts",
                              .params = params,
@@ -420,3 +534,11 @@ const Layer layer_experts = {.name = "experts",
                              .tensor_count = TENSORS,
                              .part_count = sizeof parts / sizeof *parts,
                              .visits = &visiting};
+const Layer layer_shared_experts = {.name = "experts, some shared",
+                                    .params = params,
+                                    .tensors = tensors,
+                                    .parts = shared_parts,
+                                    .param_count = PARAMS,
+                                    .tensor_count = SHARED_TENSORS,
+                                    .part_count = sizeof shared_parts / sizeof *shared_parts,
+                                    .visits = &visiting};

@@ -80,7 +80,7 @@ typedef struct TensorRow {
     Need need;
 } TensorRow;
 
-enum { LAYER_TENSORS = 24 }; /* at most */
+enum { LAYER_TENSORS = 28 }; /* at most */
 
 /* The two parameters of an adapter (Hu et al., "LoRA", 2021) of the matrix in row `of`:
  *
@@ -160,6 +160,8 @@ typedef struct Part {
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
+    /* What the mathematics needs of that, where more is done; NULL: all. */
+    Cost (*needed)(const ModelConfig *c, int unit, int64_t context);
 } Part;
 
 /* Where ranks of cp share a microbatch's tokens out, and those of a part look at others (Part.attends):
@@ -239,13 +241,16 @@ typedef struct Layer {
 extern const Layer layer_embedding;        /* ids -> y */
 extern const Layer layer_attention;        /* x -> y */
 extern const Layer layer_normed_attention; /* the same with norms of queries and keys */
+extern const Layer layer_latent;           /* the same from latents of queries, keys and values */
+extern const Layer layer_latent_keys;      /* of keys and values alone */
 extern const Layer layer_min_gru;          /* the same, by recurrences */
 extern const Layer layer_min_lstm;
 extern const Layer layer_hawk;
-extern const Layer layer_mlp;     /* x -> y, with a gate or without */
-extern const Layer layer_experts; /* x -> y, in place of an MLP */
-extern const Layer layer_head;    /* the state -> losses, or logits */
-extern const Layer layer_heads;   /* the same, with further heads */
+extern const Layer layer_mlp;            /* x -> y, with a gate or without */
+extern const Layer layer_experts;        /* x -> y, in place of an MLP */
+extern const Layer layer_shared_experts; /* the same, with some that all tokens meet */
+extern const Layer layer_head;           /* the state -> losses, or logits */
+extern const Layer layer_heads;          /* the same, with further heads */
 
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
 bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */
@@ -262,6 +267,12 @@ void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, 
 /* What a sum over ranks comes to: y = terms, rounded, + bias. */
 void product_summed(const LayerPass *w, const Product *p, const float *terms /* [own, out] */,
                     void *y /* [own, out] c */);
+
+/* Generation: puts keys and values of the new tokens behind those of the block's cache, and attends to it. */
+void attend_to_cache(const LayerPass *w, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
+                     void *out /* [T, H*D] c */);
+/* Keys that a token of `layer` sees, in the mean over a sequence. */
+double keys_seen(const ModelConfig *c, int64_t layer, int64_t context);
 
 /* The rows of a norm's parameters: its weight, then its bias, which only LayerNorm has. */
 enum { NORM_ROWS = 2 };

@@ -95,6 +95,71 @@ __global__ void rope_kernel(int64_t pairs, AttentionShape s, int half, T *qkv, c
     store(x, half + i, v * cosine[i] + u * sn);
 }
 
+/* ---- heads of latent attention ---- */
+
+/* Element i of those that turn, with the first of them at x. */
+template <typename T> INLINE float turned(const float *angles, int width, bool inverse, const T *x, int i) {
+    float cosine = angles[i / 2], sine = angles[width / 2 + i / 2], u = load(x, i / 2 * 2),
+          v = load(x, i / 2 * 2 + 1);
+    if (inverse) sine = -sine;
+    return i % 2 == 0 ? u * cosine - v * sine : v * cosine + u * sine;
+}
+
+/* A thread has an element of q, k or v. */
+template <typename T>
+__global__ void latent_forward_kernel(int64_t n, LatentShape s, const T *q, const T *own, const T *key,
+                                      const int32_t *positions, const float *cos_sin, T *qkv) {
+    int64_t at = element();
+    if (at >= n) return;
+    int dim = s.plain + s.turned, each = s.plain + s.value, i = (int)(at % dim);
+    int64_t head = at / dim % s.heads, which = at / dim / s.heads % 3, t = at / dim / s.heads / 3;
+    const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
+    const T *mine = own + (t * s.heads + head) * each, *query = q + t * s.q_row + head * dim;
+    float x = 0;
+    if (which == 2) {
+        if (i < s.value) x = load(mine, s.plain + i);
+    } else if (i < s.plain)
+        x = which == 0 ? load(query, i) : load(mine, i);
+    else
+        x = which == 0 ? turned(angles, s.turned, false, query + s.plain, i - s.plain)
+                       : turned(angles, s.turned, false, key + t * s.key_row, i - s.plain);
+    store(qkv, at, x);
+}
+
+/* A thread has an element of q's gradient, or of that of what each head has of its own, or of that of the
+ * common key, for which it goes through the heads. */
+template <typename T>
+__global__ void latent_backward_kernel(int64_t n, LatentShape s, const T *dqkv, const int32_t *positions,
+                                       const float *cos_sin, T *dq, T *down, T *dkey) {
+    int64_t at = element();
+    if (at >= n) return;
+    int dim = s.plain + s.turned, each = s.plain + s.value;
+    int64_t width = (int64_t)s.heads * dim, own = (int64_t)s.heads * each, row = width + own + s.turned,
+            t = at / row, x = at % row;
+    const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
+    const T *from = dqkv + t * 3 * width;
+    if (x < width) {
+        int i = (int)(x % dim);
+        const T *head = from + x / dim * dim;
+        store(dq, t * s.q_row + x,
+              i < s.plain ? load(head, i) : turned(angles, s.turned, true, head + s.plain, i - s.plain));
+    } else if (x < width + own) {
+        int64_t head = (x - width) / each;
+        int i = (int)((x - width) % each);
+        store(down, t * own + x - width,
+              i < s.plain ? load(from + width, head * dim + i)
+                          : load(from + 2 * width, head * dim + i - s.plain));
+    } else {
+        int i = (int)(x - width - own);
+        float sum[2] = {0, 0};
+        for (int head = 0; head < s.heads; head++) {
+            const T *pair = from + width + (int64_t)head * dim + s.plain + i / 2 * 2;
+            sum[0] += load(pair, 0), sum[1] += load(pair, 1);
+        }
+        store(dkey, t * s.key_row + i, turned(angles + i / 2, s.turned, true, sum, i % 2));
+    }
+}
+
 /* ---- slots ---- */
 
 void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
@@ -166,6 +231,24 @@ void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, cons
                     positions, cos_sin, inverse));
 }
 
+void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
+                    const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
+    int64_t n = s.tokens * 3 * s.heads * latent_head(s);
+    if (n == 0) return;
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_LATENT_FORWARD, latent_forward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, s,
+                    (const T *)q, (const T *)own, (const T *)key, positions, cos_sin, (T *)qkv));
+}
+
+void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
+                     const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
+    int64_t n = s.tokens * (s.heads * (latent_head(s) + s.plain + s.value) + s.turned);
+    if (n == 0) return;
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_LATENT_BACKWARD, latent_backward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, s,
+                    (const T *)dqkv, positions, cos_sin, (T *)dq, (T *)down, (T *)dkey));
+}
+
 } // namespace
 
 extern "C" void elements_fill(Ops *ops) {
@@ -178,4 +261,6 @@ extern "C" void elements_fill(Ops *ops) {
     ops->activation_forward = activation_forward;
     ops->activation_backward = activation_backward;
     ops->rope = rope;
+    ops->latent_forward = latent_forward;
+    ops->latent_backward = latent_backward;
 }

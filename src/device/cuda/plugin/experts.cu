@@ -34,9 +34,57 @@ INLINE uint64_t block_most(uint64_t x, uint64_t *room) {
 }
 
 INLINE double chosen_sum(RouteShape s, const float *scores, const int32_t *chosen) {
-    double sum = 0;
+    double sum = s.sigmoid ? 1e-20 : 0;
     for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
     return sum;
+}
+
+INLINE double factor_of(RouteShape s) { return s.factor > 0 ? (double)s.factor : 1; }
+
+/* What an expert is chosen by. */
+INLINE float key_of(RouteShape s, const float *scores, int e) {
+    return s.bias ? scores[e] + s.bias[e] : scores[e];
+}
+
+/* Of a group: its largest key, or the sum of its two largest. NaN counts as none. */
+INLINE float group_key(RouteShape s, const float *scores, int group) {
+    float first = -INFINITY, second = -INFINITY;
+    int size = s.experts / s.groups;
+    for (int e = group * size; e < (group + 1) * size; e++) {
+        float key = key_of(s, scores, e);
+        if (key > first)
+            second = first, first = key;
+        else if (key > second)
+            second = key;
+    }
+    return s.sigmoid ? first + second : first;
+}
+
+/* Experts of groups that are not chosen count as taken. Groups are few: one thread chooses among them. */
+INLINE void close_groups(RouteShape s, const float *scores, float *keys, unsigned char *taken) {
+    int size = s.experts / s.groups;
+    for (int g = (int)threadIdx.x; g < s.groups; g += BLOCK) keys[g] = group_key(s, scores, g);
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) taken[e] = 1;
+    __syncthreads();
+    for (int i = 0; i < s.groups_chosen && threadIdx.x == 0; i++) {
+        uint64_t best = TAKEN;
+        for (int g = 0; g < s.groups; g++) {
+            uint64_t order = taken[g * size] ? order_of(keys[g], g) : TAKEN;
+            if (order > best) best = order;
+        }
+        for (int e = 0; e < size; e++) taken[expert_of(best) * size + e] = 0;
+    }
+    __syncthreads();
+}
+
+INLINE void block_softmax(int n, float *x, float *maxima, double *sums) {
+    float most = -INFINITY;
+    double sum = 0;
+    for (int e = (int)threadIdx.x; e < n; e += BLOCK) most = fmaxf(most, x[e]);
+    most = block_max(most, maxima);
+    for (int e = (int)threadIdx.x; e < n; e += BLOCK) sum += exp((double)x[e] - (double)most);
+    sum = block_sum(sum, sums);
+    for (int e = (int)threadIdx.x; e < n; e += BLOCK) x[e] = (float)(exp((double)x[e] - (double)most) / sum);
 }
 
 /* A block has a token. Its choices are found one after another, then put in ascending order. */
@@ -46,16 +94,21 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
     int32_t *found = (int32_t *)room;
-    unsigned char *taken = (unsigned char *)(found + s.chosen);
+    float *group_keys = (float *)(found + s.chosen);
+    unsigned char *taken = (unsigned char *)(group_keys + (s.groups > 1 ? s.groups : 0));
     int64_t t = blockIdx.x;
     float *scores = r.scores + t * s.experts;
     int32_t *chosen = r.chosen + t * s.chosen;
-    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) taken[e] = 0;
+    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) {
+        taken[e] = 0;
+        if (s.sigmoid) scores[e] = (float)(1 / (1 + exp(-(double)scores[e])));
+    }
     __syncthreads();
+    if (s.groups > 1) close_groups(s, scores, group_keys, taken);
     for (int i = 0; i < s.chosen; i++) {
         uint64_t best = TAKEN;
         for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) {
-            uint64_t order = taken[e] ? TAKEN : order_of(scores[e], e);
+            uint64_t order = taken[e] ? TAKEN : order_of(key_of(s, scores, e), e);
             if (order > best) best = order;
         }
         int expert = expert_of(block_most(best, orders));
@@ -67,18 +120,11 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
         for (int j = 0; j < s.chosen; j++) before += found[j] < found[i];
         chosen[before] = found[i];
     }
-    float most = -INFINITY;
-    double sum = 0;
-    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) most = fmaxf(most, scores[e]);
-    most = block_max(most, maxima);
-    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) sum += exp((double)scores[e] - (double)most);
-    sum = block_sum(sum, sums);
-    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK)
-        scores[e] = (float)(exp((double)scores[e] - (double)most) / sum);
+    if (!s.sigmoid) block_softmax(s.experts, scores, maxima, sums);
     __syncthreads();
     double whole = s.normalise ? chosen_sum(s, scores, chosen) : 1;
     for (int i = (int)threadIdx.x; i < s.chosen; i += BLOCK)
-        r.weights[t * s.chosen + i] = (float)((double)scores[chosen[i]] / whole);
+        r.weights[t * s.chosen + i] = (float)(factor_of(s) * (double)scores[chosen[i]] / whole);
 }
 
 /* first[e + 1] = how many choices are of expert e, a block's. */
@@ -126,7 +172,8 @@ void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     int64_t choices = s.tokens * s.chosen;
     if (s.experts > EXPERTS_MAX)
         cuda_fatal(d, "route: %d experts; at most %d are done", s.experts, EXPERTS_MAX);
-    size_t room = (size_t)s.chosen * sizeof(int32_t) + (size_t)s.experts;
+    size_t room = (size_t)s.chosen * sizeof(int32_t) + (size_t)s.experts +
+                  (s.groups > 1 ? (size_t)s.groups * sizeof(float) : 0);
     if (s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, (unsigned)s.tokens, BLOCK, room, s, r);
     LAUNCH(d, OP_ROUTE, count_choices_kernel, (unsigned)s.experts, BLOCK, 0, choices, r);
     LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, s.experts, r, counts);
@@ -146,7 +193,7 @@ struct ScoreGradient {
     INLINE double of(int e, unsigned count) const {
         double d = slope * count;
         for (int i = 0; i < s.chosen; i++)
-            if (chosen[i] == e) d += ((double)dweights[i] - along) / sum;
+            if (chosen[i] == e) d += (factor_of(s) * (double)dweights[i] - along) / sum;
         return d;
     }
 };
@@ -180,8 +227,10 @@ __global__ void __launch_bounds__(BLOCK)
         }
         value = lanes_sum(value, WARP);
         mean = lanes_sum(mean, WARP);
-        for (int e = lane(); e < s.experts; e += WARP)
-            store(dlogits, t * s.experts + e, (float)((double)scores[e] * (g.of(e, counts[e]) - mean)));
+        for (int e = lane(); e < s.experts; e += WARP) {
+            double ds = g.of(e, counts[e]), slope = s.sigmoid ? ds * (1 - (double)scores[e]) : ds - mean;
+            store(dlogits, t * s.experts + e, (float)((double)scores[e] * slope));
+        }
         if (lane() == 0) balance[t] = (float)value;
     }
 }

@@ -1,0 +1,94 @@
+/* Heads of latent attention on threads: a pass over rows of tokens, at the speed of memory. */
+#include "device/cpu/optimised.h"
+
+enum { TURNED = 256 }; /* elements of a head that turn at a time, in fp32 on the stack */
+
+/* In place; sign -1 turns back. */
+static void turn_pairs(const float *cosine, const float *sine, int64_t n, float *x, float sign) {
+    for (int64_t i = 0; i < n / 2; i++) {
+        float u = x[2 * i], v = x[2 * i + 1], sn = sign * sine[i];
+        x[2 * i] = u * cosine[i] - v * sn;
+        x[2 * i + 1] = v * cosine[i] + u * sn;
+    }
+}
+
+/* Turns the sum of what stands `apart` from each other, `count` of them, in the order in which they are. */
+static void turn(const Device *d, LatentShape s, const float *angles, const void *from, int64_t count,
+                 int64_t apart, void *to, float sign, Dtype c) {
+    for (int64_t first = 0; first < s.turned; first += TURNED) {
+        float sum[TURNED], x[TURNED];
+        int64_t n = min_i64(TURNED, s.turned - first);
+        kernels_of(d)->cast(n, tensor_at(from, first, c), c, sum, DTYPE_F32);
+        for (int64_t k = 1; k < count; k++) {
+            kernels_of(d)->cast(n, tensor_at(from, k * apart + first, c), c, x, DTYPE_F32);
+            for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+        }
+        turn_pairs(angles + first / 2, angles + s.turned / 2 + first / 2, n, sum, sign);
+        kernels_of(d)->cast(n, sum, DTYPE_F32, tensor_to(to, first, c), c);
+    }
+}
+
+static void latent_heads(const Device *d, LatentShape s, const float *angles, const void *q, const void *own,
+                         const void *key, void *qkv, Dtype c) {
+    int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
+    size_t e = dtype_bytes(c);
+    void *common = tensor_to(qkv, width + s.plain, c);
+    turn(d, s, angles, key, 1, 0, common, 1, c);
+    for (int64_t head = 0; head < s.heads; head++) {
+        void *to_q = tensor_to(qkv, head * dim, c), *to_k = tensor_to(to_q, width, c),
+             *to_v = tensor_to(to_k, width, c);
+        const void *mine = tensor_at(own, head * each, c);
+        memcpy(to_q, tensor_at(q, head * dim, c), (size_t)s.plain * e);
+        turn(d, s, angles, tensor_at(q, head * dim + s.plain, c), 1, 0, tensor_to(to_q, s.plain, c), 1, c);
+        memcpy(to_k, mine, (size_t)s.plain * e);
+        if (head > 0) memcpy(tensor_to(to_k, s.plain, c), common, (size_t)s.turned * e);
+        memcpy(to_v, tensor_at(mine, s.plain, c), (size_t)s.value * e);
+        memset(tensor_to(to_v, s.value, c), 0, (size_t)(dim - s.value) * e);
+    }
+}
+
+/* The turned key is the same in all heads: it is turned once. */
+static void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
+                           const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
+    int64_t row = 3 * s.heads * latent_head(s), own_row = s.heads * (int64_t)(s.plain + s.value),
+            step = rows_for(row);
+    EACH_PIECE(d, first, s.tokens, step) {
+        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
+            latent_heads(d, s, cos_sin + (int64_t)positions[t] * s.turned, tensor_at(q, t * s.q_row, c),
+                         tensor_at(own, t * own_row, c), tensor_at(key, t * s.key_row, c),
+                         tensor_to(qkv, t * row, c), c);
+    }
+}
+
+static void latent_gradients(const Device *d, LatentShape s, const float *angles, const void *dqkv, void *dq,
+                             void *down, void *dkey, Dtype c) {
+    int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
+    size_t e = dtype_bytes(c);
+    turn(d, s, angles, tensor_at(dqkv, width + s.plain, c), s.heads, dim, dkey, -1, c);
+    for (int64_t head = 0; head < s.heads; head++) {
+        const void *of_q = tensor_at(dqkv, head * dim, c), *of_k = tensor_at(of_q, width, c),
+                   *of_v = tensor_at(of_k, width, c);
+        void *mine = tensor_to(down, head * each, c), *to = tensor_to(dq, head * dim, c);
+        memcpy(to, of_q, (size_t)s.plain * e);
+        turn(d, s, angles, tensor_at(of_q, s.plain, c), 1, 0, tensor_to(to, s.plain, c), -1, c);
+        memcpy(mine, of_k, (size_t)s.plain * e);
+        memcpy(tensor_to(mine, s.plain, c), of_v, (size_t)s.value * e);
+    }
+}
+
+static void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
+                            const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
+    int64_t row = 3 * s.heads * latent_head(s), own_row = s.heads * (int64_t)(s.plain + s.value),
+            step = rows_for(row);
+    EACH_PIECE(d, first, s.tokens, step) {
+        for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
+            latent_gradients(d, s, cos_sin + (int64_t)positions[t] * s.turned, tensor_at(dqkv, t * row, c),
+                             tensor_to(dq, t * s.q_row, c), tensor_to(down, t * own_row, c),
+                             tensor_to(dkey, t * s.key_row, c), c);
+    }
+}
+
+void optimised_fill_latent(Ops *ops) {
+    ops->latent_forward = latent_forward;
+    ops->latent_backward = latent_backward;
+}

@@ -1,0 +1,76 @@
+/* The textbook of latent attention's heads: sums in double, one rounding. */
+#include "device/cpu/cpu.h"
+
+/* Element i of R that turn, with u and v the pair that it is in. */
+static double turned(const float *angles, int64_t turned, bool inverse, double u, double v, int64_t i) {
+    double cosine = (double)angles[i / 2], sine = (double)angles[turned / 2 + i / 2];
+    if (inverse) sine = -sine;
+    return i % 2 == 0 ? u * cosine - v * sine : v * cosine + u * sine;
+}
+
+static void turn(LatentShape s, const float *angles, const void *x, int64_t at, void *to, int64_t to_at,
+                 bool inverse, Dtype c) {
+    for (int64_t i = 0; i < s.turned; i++) {
+        double u = (double)tensor_get(x, at + i / 2 * 2, c), v = (double)tensor_get(x, at + i / 2 * 2 + 1, c);
+        tensor_set(to, to_at + i, c, (float)turned(angles, s.turned, inverse, u, v, i));
+    }
+}
+
+static void copy_elements(int64_t n, const void *x, int64_t at, void *to, int64_t to_at, Dtype c) {
+    for (int64_t i = 0; i < n; i++) tensor_set(to, to_at + i, c, tensor_get(x, at + i, c));
+}
+
+static void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
+                           const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
+    (void)d;
+    int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t head = 0; head < s.heads; head++) {
+            const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
+            int64_t from = t * s.q_row + head * dim, mine = (t * s.heads + head) * each,
+                    to = t * 3 * width + head * dim;
+            copy_elements(s.plain, q, from, qkv, to, c);
+            turn(s, angles, q, from + s.plain, qkv, to + s.plain, false, c);
+            copy_elements(s.plain, own, mine, qkv, to + width, c);
+            turn(s, angles, key, t * s.key_row, qkv, to + width + s.plain, false, c);
+            copy_elements(s.value, own, mine + s.plain, qkv, to + 2 * width, c);
+            for (int64_t i = s.value; i < dim; i++) tensor_set(qkv, to + 2 * width + i, c, 0);
+        }
+}
+
+/* Heads turn alike, so the sum is turned back. */
+static void common_gradient(LatentShape s, const float *angles, const void *dqkv, int64_t at, void *dkey,
+                            int64_t to, Dtype c) {
+    int64_t dim = latent_head(s);
+    for (int64_t i = 0; i < s.turned; i++) {
+        double u = 0, v = 0;
+        for (int64_t head = 0; head < s.heads; head++) {
+            int64_t pair = at + head * dim + s.plain + i / 2 * 2;
+            u += (double)tensor_get(dqkv, pair, c), v += (double)tensor_get(dqkv, pair + 1, c);
+        }
+        tensor_set(dkey, to + i, c, (float)turned(angles, s.turned, true, u, v, i));
+    }
+}
+
+static void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
+                            const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
+    (void)d;
+    int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
+    for (int64_t t = 0; t < s.tokens; t++) {
+        const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
+        for (int64_t head = 0; head < s.heads; head++) {
+            int64_t from = t * 3 * width + head * dim, to = t * s.q_row + head * dim,
+                    mine = (t * s.heads + head) * each;
+            copy_elements(s.plain, dqkv, from, dq, to, c);
+            turn(s, angles, dqkv, from + s.plain, dq, to + s.plain, true, c);
+            copy_elements(s.plain, dqkv, from + width, down, mine, c);
+            copy_elements(s.value, dqkv, from + 2 * width, down, mine + s.plain, c);
+        }
+        common_gradient(s, angles, dqkv, t * 3 * width + width, dkey, t * s.key_row, c);
+    }
+}
+
+void reference_fill_latent(Ops *ops) {
+    ops->latent_forward = latent_forward;
+    ops->latent_backward = latent_backward;
+}

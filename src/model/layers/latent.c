@@ -1,0 +1,364 @@
+/* Latent attention (DeepSeek-AI, "DeepSeek-V2", 2024): keys and values of all heads are made from a few
+ * numbers of each token, and so are queries, where they have a latent; what is turned of a key is one for all
+ * heads.
+ *
+ *     down    [cq | ckv | kr] = x [Wqa;Wkva]^T         or [q | ckv | kr] = x [Wq;Wkva]^T
+ *     norms   cq and ckv, each by itself
+ *     queries q = cq Wqb^T                             of each head N elements that stay and R that turn
+ *     keys and values   [k | v] = ckv Wkvb^T           of each head N and V; then heads of N + R, which turn
+ *     attention         as of any heads: values have zeros behind them
+ *     output  y = a Wo^T                               without these
+ *
+ * That values are as wide as keys costs (N + R - V) / (N + R + V) of attention's time, a fifth with the
+ * published 128, 64 and 128, and spares a kernel of its own; costs count it, FLOPs of the model do not.
+ * Generation keeps keys and values of all heads, not the latents: N + R elements of each, and head.
+ *
+ * Latents lie side by side in what the first product makes, and norms want rows of their own: they are
+ * copied out, in both passes, rather than kept twice. */
+#include "model/families/family.h"
+#include "model/unit.h"
+
+/* Whatever rms_norm_eps says: transformers' classes have it so. */
+#define LATENT_EPS 1e-6f
+
+/* DOWN_Q or PLAIN_Q, whichever is there, begins its flat, and DOWN_KV is behind it. */
+enum { QUERY_NORM, KEY_NORM, DOWN_Q, PLAIN_Q, DOWN_KV, UP_Q, UP_KV, O, MATRICES };
+enum {
+    DOWN_Q_A = MATRICES,
+    DOWN_Q_B,
+    PLAIN_Q_A,
+    PLAIN_Q_B,
+    DOWN_KV_A,
+    DOWN_KV_B,
+    UP_Q_A,
+    UP_Q_B,
+    UP_KV_A,
+    UP_KV_B,
+    O_A,
+    O_B,
+    PARAMS
+};
+enum { DOWN_ROWS = 3 }; /* of which the first product takes two */
+static const ParamRow params[PARAMS] = {
+    [QUERY_NORM] = {"self_attn.q_a_layernorm.weight", DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
+                    .init = ROLE_NORM},
+    [KEY_NORM] = {"self_attn.kv_a_layernorm.weight", DIM_LATENT_KEY, .init = ROLE_NORM},
+    [DOWN_Q] = {"self_attn.q_a_proj.weight", DIM_LATENT_QUERY, DIM_HIDDEN, .when = WHEN_LATENT_QUERIES,
+                .init = ROLE_INNER, .decays = true},
+    [PLAIN_Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_WHOLE_QUERIES,
+                 .init = ROLE_INNER, .decays = true, .continues = true},
+    [DOWN_KV] = {"self_attn.kv_a_proj_with_mqa.weight", DIM_LATENT_DOWN, DIM_HIDDEN, .init = ROLE_INNER,
+                 .decays = true, .continues = true},
+    [UP_Q] = {"self_attn.q_b_proj.weight", DIM_QUERY, DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
+              .init = ROLE_INNER, .decays = true},
+    [UP_KV] = {"self_attn.kv_b_proj.weight", DIM_LATENT_UP, DIM_LATENT_KEY, .init = ROLE_INNER,
+               .decays = true},
+    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_VALUES, .init = ROLE_OUT, .decays = true},
+    ADAPTER_ROWS(DOWN_Q, DIM_LATENT_QUERY, DIM_HIDDEN),
+    ADAPTER_ROWS(PLAIN_Q, DIM_QUERY, DIM_HIDDEN),
+    ADAPTER_ROWS(DOWN_KV, DIM_LATENT_DOWN, DIM_HIDDEN),
+    ADAPTER_ROWS(UP_Q, DIM_QUERY, DIM_LATENT_QUERY),
+    ADAPTER_ROWS(UP_KV, DIM_LATENT_UP, DIM_LATENT_KEY),
+    ADAPTER_ROWS(O, DIM_HIDDEN, DIM_VALUES),
+};
+
+enum {
+    DOWN,
+    KEY_LATENT, /* normed */
+    KEY_RSTD,
+    UP, /* then the gradient of it */
+    QKV,
+    ATTENDED, /* [T, H*D]: zeros behind each head's values */
+    LSE,
+    VALUES, /* without them; then the gradient of it */
+    RAW,    /* a latent before its norm */
+    DRAW,
+    DKEY_LATENT,
+    DQKV,
+    DATTENDED,
+    DDOWN,
+    KEYS_TENSORS,
+    QUERY_LATENT = KEYS_TENSORS,
+    QUERY_RSTD,
+    QUERIES, /* then the gradient of them */
+    DQUERY_LATENT,
+    TENSORS
+};
+static const TensorRow tensors[TENSORS] = {
+    [DOWN] = {.width = DIM_LATENT_ALL, .life = LIFE_SAVED},
+    [KEY_LATENT] = {.width = DIM_LATENT_KEY, .life = LIFE_CHEAP, .operand = true},
+    [KEY_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [UP] = {.width = DIM_LATENT_UP, .life = LIFE_SCRATCH, .operand = true},
+    [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED},
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */
+    [VALUES] = {.width = DIM_VALUES, .life = LIFE_SCRATCH},
+    [RAW] = {.width = DIM_LATENT_WIDEST, .life = LIFE_SCRATCH},
+    [DRAW] = {.width = DIM_LATENT_WIDEST, .life = LIFE_SCRATCH},
+    [DKEY_LATENT] = {.width = DIM_LATENT_KEY, .life = LIFE_SCRATCH},
+    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH},
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},
+    [DDOWN] = {.width = DIM_LATENT_ALL, .life = LIFE_SCRATCH, .operand = true},
+    [QUERY_LATENT] = {.width = DIM_LATENT_QUERY, .life = LIFE_CHEAP, .operand = true},
+    [QUERY_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [QUERIES] = {.width = DIM_QUERY, .life = LIFE_SCRATCH, .operand = true},
+    [DQUERY_LATENT] = {.width = DIM_LATENT_QUERY, .life = LIFE_SCRATCH},
+};
+
+static const Product down = {&params[DOWN_Q], NULL, DOWN_ROWS, DIM_LATENT_ALL, DIM_HIDDEN};
+static const Product queries = {&params[UP_Q], NULL, 1, DIM_QUERY, DIM_LATENT_QUERY};
+static const Product keys_values = {&params[UP_KV], NULL, 1, DIM_LATENT_UP, DIM_LATENT_KEY};
+static const Product output = {&params[O], NULL, 1, DIM_HIDDEN, DIM_VALUES};
+
+static int64_t dim_of(const LayerPass *w, Dim dim) { return model_dim(&w->pass->model->config, dim); }
+static bool has_latent_queries(const LayerPass *w) { return dim_of(w, DIM_LATENT_QUERY) > 0; }
+
+/* Column of DOWN where the latent of keys and values begins: behind that of queries, or these. */
+static int64_t first_of_keys(const LayerPass *w) {
+    return dim_of(w, DIM_LATENT_ALL) - dim_of(w, DIM_LATENT_DOWN);
+}
+
+/* Columns of a matrix to those of another. */
+static void copy_columns(const LayerPass *w, int64_t rows, int64_t columns, const void *from,
+                         int64_t from_row, void *to, int64_t to_row) {
+    size_t e = dtype_bytes(w->pass->model->compute);
+    OP(w->pass->device, OP_COPY_ROWS, copy_rows, rows, (size_t)columns * e, to, (size_t)to_row * e, from,
+       (size_t)from_row * e);
+}
+
+/* ---- down ---- */
+
+static void down_forward(const LayerPass *w) { product_forward(w, &down, w->x, w->tensors[DOWN]); }
+
+static void down_backward(const LayerPass *w, Half half) {
+    if (half & HALF_WEIGHT) product_weight(w, &down, w->tensors[DDOWN], w->x);
+    if (half & HALF_INPUT) product_input(w, &down, w->tensors[DDOWN], w->dx);
+}
+
+/* ---- norms of the latents ---- */
+
+typedef struct Latent {
+    int norm, normed, rstd, gradient; /* row of parameters, and tensors */
+    Dim width;
+    int64_t first; /* its column in DOWN */
+} Latent;
+static Latent query_latent(void) {
+    return (Latent){QUERY_NORM, QUERY_LATENT, QUERY_RSTD, DQUERY_LATENT, DIM_LATENT_QUERY, 0};
+}
+static Latent key_latent(const LayerPass *w) {
+    return (Latent){KEY_NORM, KEY_LATENT, KEY_RSTD, DKEY_LATENT, DIM_LATENT_KEY, first_of_keys(w)};
+}
+
+static const Param *norm_of(const LayerPass *w, Latent l) {
+    return param_of(&w->pass->model->table, w->unit, &params[l.norm]);
+}
+
+static void take_raw(const LayerPass *w, Latent l) {
+    const Model *m = w->pass->model;
+    int64_t width = dim_of(w, l.width);
+    copy_columns(w, m->tokens, width, model_at(m, w->tensors[DOWN], l.first), dim_of(w, DIM_LATENT_ALL),
+                 w->tensors[RAW], width);
+}
+
+static void normalise(const LayerPass *w, Latent l) {
+    const Pass *p = w->pass;
+    void *const *t = w->tensors;
+    take_raw(w, l);
+    OP(p->device, OP_NORM_FORWARD, norm_forward, NORM_RMS, p->model->tokens, dim_of(w, l.width), LATENT_EPS,
+       t[RAW], NULL, weights_vector(p->weights, norm_of(w, l)), NULL, NULL, t[l.normed], t[l.rstd],
+       p->model->compute);
+}
+
+static void norms_forward(const LayerPass *w) {
+    if (has_latent_queries(w)) normalise(w, query_latent());
+    normalise(w, key_latent(w));
+}
+
+static void normalise_backward(const LayerPass *w, Latent l) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    void *const *t = w->tensors;
+    const Param *norm = norm_of(w, l);
+    int64_t width = dim_of(w, l.width), rows = model_span(m, m->tokens);
+    take_raw(w, l);
+    for (int r = 0; r < model_spans(m); r++)
+        OP(p->device, OP_NORM_BACKWARD, norm_backward, NORM_RMS, rows, width,
+           model_at(m, t[RAW], r * rows * width), weights_vector(p->weights, norm),
+           (const float *)t[l.rstd] + r * rows, model_at(m, t[l.gradient], r * rows * width),
+           model_at(m, t[DRAW], r * rows * width), false, gradient_of_span(&p->gradients, norm, r),
+           model_token_leaf(m), m->compute);
+    copy_columns(w, m->tokens, width, t[DRAW], width, model_at(m, t[DDOWN], l.first),
+                 dim_of(w, DIM_LATENT_ALL));
+}
+
+static void norms_backward(const LayerPass *w, Half half) {
+    if (!(half & HALF_INPUT)) return;
+    if (has_latent_queries(w)) normalise_backward(w, query_latent());
+    normalise_backward(w, key_latent(w));
+}
+
+/* ---- queries ---- */
+
+static void queries_forward(const LayerPass *w) {
+    product_forward(w, &queries, w->tensors[QUERY_LATENT], w->tensors[QUERIES]);
+}
+
+static void queries_backward(const LayerPass *w, Half half) {
+    void *const *t = w->tensors;
+    if (half & HALF_INPUT) product_input(w, &queries, t[QUERIES], t[DQUERY_LATENT]);
+    if (half & HALF_WEIGHT) product_weight(w, &queries, t[QUERIES], t[QUERY_LATENT]);
+}
+
+/* ---- keys and values, and heads of all three ---- */
+
+static LatentShape heads_of(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    const ModelConfig *c = &m->config;
+    int64_t row = dim_of(w, DIM_LATENT_ALL);
+    return (LatentShape){.tokens = m->tokens,
+                         .heads = (int)c->num_attention_heads,
+                         .plain = (int)c->qk_nope_head_dim,
+                         .turned = (int)c->qk_rope_head_dim,
+                         .value = (int)c->v_head_dim,
+                         .q_row = has_latent_queries(w) ? dim_of(w, DIM_QUERY) : row,
+                         .key_row = row};
+}
+
+/* The common key is the last of DOWN, or of its gradient. */
+static void *common_key(const LayerPass *w, int tensor) {
+    return model_at(w->pass->model, w->tensors[tensor],
+                    dim_of(w, DIM_LATENT_ALL) - w->pass->model->config.qk_rope_head_dim);
+}
+
+static void keys_forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    void *const *t = w->tensors;
+    product_forward(w, &keys_values, t[KEY_LATENT], t[UP]);
+    OP(p->device, OP_LATENT_FORWARD, latent_forward, heads_of(w),
+       has_latent_queries(w) ? t[QUERIES] : t[DOWN], t[UP], common_key(w, DOWN), p->batch.positions,
+       model_angles(p->model, 0), t[QKV], p->model->compute);
+}
+
+static void keys_backward(const LayerPass *w, Half half) {
+    const Pass *p = w->pass;
+    void *const *t = w->tensors;
+    if (half & HALF_INPUT) {
+        OP(p->device, OP_LATENT_BACKWARD, latent_backward, heads_of(w), t[DQKV], p->batch.positions,
+           model_angles(p->model, 0), has_latent_queries(w) ? t[QUERIES] : t[DDOWN], t[UP],
+           common_key(w, DDOWN), p->model->compute);
+        product_input(w, &keys_values, t[UP], t[DKEY_LATENT]);
+    }
+    if (half & HALF_WEIGHT) product_weight(w, &keys_values, t[UP], t[KEY_LATENT]);
+}
+
+/* ---- attention ---- */
+
+static void attend(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    void *const *t = w->tensors;
+    AttentionShape s = model_heads(m, w->unit - 1);
+    if (p->cache)
+        attend_to_cache(w, s, t[QKV], t[ATTENDED]);
+    else
+        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, s, attention_whole(s), t[QKV],
+           model_at(m, t[QKV], dim_of(w, DIM_QUERY)), p->batch.first_key, t[ATTENDED], t[LSE], m->compute);
+}
+
+static void attend_backward(const LayerPass *w, Half half) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    void *const *t = w->tensors;
+    AttentionShape s = model_heads(m, w->unit - 1);
+    int64_t behind = dim_of(w, DIM_QUERY);
+    if (half & HALF_INPUT)
+        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, s, attention_whole(s), t[QKV],
+           model_at(m, t[QKV], behind), p->batch.first_key, t[ATTENDED], t[LSE], t[DATTENDED], t[DQKV],
+           model_at(m, t[DQKV], behind), m->compute);
+}
+
+/* Per pair: `keys` and `values` elements of all heads, 2 FLOPs each, and twice that on the way back. */
+static Cost pairs_cost(const ModelConfig *c, int unit, int64_t context, Dim keys, Dim values) {
+    double pairs = (double)(model_dim(c, keys) + model_dim(c, values)) * keys_seen(c, unit - 1, context);
+    return (Cost){2 * pairs, 4 * pairs, 0};
+}
+static Cost attend_cost(const ModelConfig *c, int unit, int64_t context) {
+    return pairs_cost(c, unit, context, DIM_QUERY, DIM_QUERY);
+}
+static Cost attend_needed(const ModelConfig *c, int unit, int64_t context) {
+    return pairs_cost(c, unit, context, DIM_QUERY, DIM_VALUES);
+}
+
+/* ---- output ---- */
+
+/* Rows are a token's heads. */
+static void narrow(const LayerPass *w) {
+    const ModelConfig *c = &w->pass->model->config;
+    copy_columns(w, w->pass->model->tokens * c->num_attention_heads, c->v_head_dim, w->tensors[ATTENDED],
+                 c->head_dim, w->tensors[VALUES], c->v_head_dim);
+}
+
+/* Zeros behind values: what is there must be finite. */
+static void widen(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    const ModelConfig *c = &m->config;
+    OP(w->pass->device, OP_ZERO, zero, w->tensors[DATTENDED],
+       (size_t)(m->tokens * dim_of(w, DIM_QUERY)) * dtype_bytes(m->compute));
+    copy_columns(w, m->tokens * c->num_attention_heads, c->v_head_dim, w->tensors[VALUES], c->v_head_dim,
+                 w->tensors[DATTENDED], c->head_dim);
+}
+
+static void output_forward(const LayerPass *w) {
+    narrow(w);
+    product_forward(w, &output, w->tensors[VALUES], w->y);
+}
+
+static void output_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT) {
+        product_input(w, &output, w->dy, w->tensors[VALUES]);
+        widen(w);
+    }
+    if (half & HALF_WEIGHT) {
+        narrow(w);
+        product_weight(w, &output, w->dy, w->tensors[VALUES]);
+    }
+}
+
+/* ---- the two layers ---- */
+
+#define FIRST_PARTS                                                                    \
+    {"down", LIFE_SAVED, down_forward, down_backward, .product = &down}, {             \
+        "norms of latents", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL \
+    }
+#define LAST_PARTS                                                                         \
+    {"keys and values", LIFE_SAVED, keys_forward, keys_backward, .product = &keys_values}, \
+        {"attention",                                                                      \
+         LIFE_SAVED,                                                                       \
+         attend,                                                                           \
+         attend_backward,                                                                  \
+         .attends = true,                                                                  \
+         .more = attend_cost,                                                              \
+         .needed = attend_needed},                                                         \
+    {                                                                                      \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output          \
+    }
+static const Part parts[] = {
+    FIRST_PARTS, {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries}, LAST_PARTS};
+static const Part keys_parts[] = {FIRST_PARTS, LAST_PARTS};
+
+const Layer layer_latent = {.name = "latent attention",
+                            .params = params,
+                            .tensors = tensors,
+                            .parts = parts,
+                            .param_count = PARAMS,
+                            .tensor_count = TENSORS,
+                            .part_count = sizeof parts / sizeof *parts,
+                            .cached = DIM_KEY_VALUE};
+const Layer layer_latent_keys = {.name = "latent attention, queries without a latent",
+                                 .params = params,
+                                 .tensors = tensors,
+                                 .parts = keys_parts,
+                                 .param_count = PARAMS,
+                                 .tensor_count = KEYS_TENSORS,
+                                 .part_count = sizeof keys_parts / sizeof *keys_parts,
+                                 .cached = DIM_KEY_VALUE};
