@@ -59,9 +59,13 @@ MODELS = {
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2}),
     "gpt_oss": ("GptOss", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 12, "sliding_window": 5,
                            "intermediate_size": 12, "rope_parameters": {**YARN, "truncate": False}}),
+    "deepseek_v2": ("DeepseekV2", {"num_key_value_heads": 2, "q_lora_rank": None, "kv_lora_rank": 10, "qk_nope_head_dim": 6,
+                                   "qk_rope_head_dim": 4, "v_head_dim": 7, "n_routed_experts": 6, "num_experts_per_tok": 2,
+                                   "moe_intermediate_size": 12, "n_shared_experts": 2, "first_k_dense_replace": 1,
+                                   "routed_scaling_factor": 1.5, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}}),
 }
 # Their routes are kept beside the rest: rounding in bf16 may change a choice.
-EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2")
 MARGIN = 1e-3  # of logits: closer choices might be others in float32
 # A tiny model in bf16 may have a tensor whose gradient is mostly rounding: these have none.
 SEEDS = {"olmo3": 3, "phi3": 5}
@@ -77,7 +81,7 @@ def make_model(name, options):
     """All weights random, norms and biases too, so that none is missed, and rounded to float32 as the files are."""
     config_class, model_class = classes_of(name)
     sizes = {} if name == "GPT2" else SIZES
-    eager = {"experts_implementation": "eager"} if name in ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss") else {}
+    eager = {"experts_implementation": "eager"} if name in ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss", "DeepseekV2") else {}
     model = model_class(config_class(**{**sizes, **options}, attn_implementation="eager", **eager)).train()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -379,6 +379,7 @@ static void make_canonical(ModelConfig *c) {
     if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
     shorten(&c->windows, c->num_hidden_layers);
     if (c->num_experts == 0) c->dense_layers = (LayerSet){0, 0};
+    if (c->n_group == 0 && arch_of(c)->latent) c->n_group = 1;
     if (c->n_group == 1) c->topk_group = 1;
     shorten_mixers(&c->mixers, c->num_hidden_layers);
     if (!model_is_recurrent(c)) c->mixers = (MixerPattern){.period = 0}, c->recurrent_size = c->conv_size = 0;

@@ -106,7 +106,7 @@ deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.d
   model.n_group=3 model.topk_group=2 model.first_k_dense_replace=1 train.steps=3'
 exits 0 train run.yaml run.dir=latent $deepseek || cat err
 curve latent >latent.curve
-mesh 4 latent4 $deepseek mesh.dp_shard=2 mesh.pp=2 train.recompute=full
+mesh 4 latent4 $deepseek mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv train.recompute=full
 curve latent4 | cmp -s - latent.curve && [ "$(digest latent4)" = "$(digest latent)" ] || fail "deepseek_v3 differs on a mesh"
 mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
 curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
