@@ -2,7 +2,9 @@
 # The first hour on a GPU: numbered steps with limits of their own; one that fails does not stop the rest. A line of JSON for each
 # goes to OUT/results.jsonl, what it printed to OUT/NN-NAME.log; the status is the number of steps that failed.
 #   tools/gpu_check.sh [OUT]      BUILD: the build to take (build), with weft-cuda.so in it
-# Rehearsed on a CPU by TEST_BRIEF=1 STEPS=2 WEFT_SIM_DEVICES=2 WEFT_CUDA=$PWD/build/weft-cuda-sim.so. Needs what is in BUILD, this tree, and awk.
+# A dry run, on a CPU, all steps but those of compute-sanitizer:
+#   TEST_BRIEF=1 STEPS=2 WEFT_SIM_DEVICES=2 WEFT_CUDA=$PWD/build/weft-cuda-sim.so tools/gpu_check.sh
+# Needs what is in BUILD, this tree, and awk.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=$(realpath "${BUILD:-build}")
@@ -55,7 +57,7 @@ mapfile -t golden < <(ls -d tests/golden/* | grep -v /gpt_oss$) # there are no k
 [ -z "${TEST_BRIEF:-}" ] || golden=(tests/golden/{tied-odd,olmoe})
 step 300 golden env TEST_KIND=cuda "$build/golden" "${golden[@]}"
 step 300 queue env TEST_KIND=cuda "$build/test_queue"
-step 300 engine env TEST_KIND=cuda "$build/test_engine"
+step 600 engine env TEST_KIND=cuda "$build/test_engine"
 for type in fp32 bf16; do
     limit=1e-4
     [ $type = fp32 ] || limit=2e-2
