@@ -1073,6 +1073,17 @@ const Option config_options[] = {
      .help = "Coefficient of the squared log of the softmax's denominator, a loss beside the cross-entropy "
              "that is "
              "trained on and told apart; 0 for none, 1e-4 is usual."},
+    /* Wang and others, "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024. No loss,
+     * so no gradient; DeepSeek-V3 had 0.001 for most of its training. */
+    {.key = "train.router_bias_speed",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(train.router_bias_speed),
+     .fallback = "0",
+     .min = 0,
+     .max = 1,
+     .help = "In families whose experts are chosen with a bias: what is added to it after a step where an "
+             "expert had fewer tokens than the mean, and taken off where it had more; 0.001 is usual."},
     {.key = "train.expert_capacity",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -1982,6 +1993,19 @@ int64_t config_first_whole_step(const Config *c) {
     return all;
 }
 
+/* The bias of a base is in no checkpoint of adapters. */
+static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error *err) {
+    const Family *f = families[c->model.family];
+    if (c->train.router_bias_speed <= 0) return OK;
+    if (!f->arch.sigmoid_router)
+        return options_fail(set, "train.router_bias_speed", err,
+                            "experts of the family %s, if any, are chosen without a bias: leave the key out",
+                            f->model_type);
+    if (c->lora.rank == 0) return OK;
+    return options_fail(set, "train.router_bias_speed", err,
+                        "beside adapters (lora.rank) all of the base stays as it is: leave the key out");
+}
+
 /* A step is cut into whole microbatches on every mesh: those of the warm-up too, which
  * layout_build sees to. */
 static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error *err) {
@@ -2297,6 +2321,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_spans(c, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
+    TRY(check_router_bias(c, set, err));
     TRY(check_multi_token(c, set, err));
     TRY(config_derive(c, set, err));
     if (c->train.context > c->model.shape.max_position_embeddings)

@@ -51,16 +51,17 @@ typedef struct ModelOptions {
 
 typedef struct TrainOptions {
     int64_t steps, context;
-    int64_t microbatch;      /* sequences; 0: chosen for speed */
-    int64_t tokens_per_step; /* 0: one microbatch */
-    int64_t batch_start;     /* tokens of the first steps; 0: tokens_per_step */
-    int64_t batch_warmup;    /* tokens over which steps grow to tokens_per_step */
-    int compute;             /* ComputeKind */
-    int recompute;           /* Recompute */
-    int64_t loss_rows;       /* tokens whose logits exist at a time; 0: chosen */
-    double z_loss;           /* coefficient; 0: none */
-    double expert_capacity;  /* rows of a round of visits, over those of a rank's own choices */
-    int64_t multi_token;     /* further heads */
+    int64_t microbatch;       /* sequences; 0: chosen for speed */
+    int64_t tokens_per_step;  /* 0: one microbatch */
+    int64_t batch_start;      /* tokens of the first steps; 0: tokens_per_step */
+    int64_t batch_warmup;     /* tokens over which steps grow to tokens_per_step */
+    int compute;              /* ComputeKind */
+    int recompute;            /* Recompute */
+    int64_t loss_rows;        /* tokens whose logits exist at a time; 0: chosen */
+    double z_loss;            /* coefficient; 0: none */
+    double router_bias_speed; /* by how much the bias of an expert moves in a step; 0: not at all */
+    double expert_capacity;   /* rows of a round of visits, over those of a rank's own choices */
+    int64_t multi_token;      /* further heads */
     double multi_token_weight;
     int64_t stop_after_bad; /* non-finite steps in a row */
     bool split_backward;

@@ -199,6 +199,8 @@ void statistics_read_losses(Engine *e, StepRecord *r);
 void statistics_read(Engine *e, double p, bool whole, StepRecord *r);
 /* Of the choices of all ranks; after statistics_read. Collective where the model has experts. */
 ExpertFigures statistics_experts(Engine *e);
+/* Choices of each expert of a layer in the step, on all ranks; after statistics_experts. */
+const int64_t *statistics_routed(const Engine *e, int layer);
 /* What the optimizer of each group is told of this step. */
 void statistics_set_optimizer(Engine *e, const UpdateStep *step);
 

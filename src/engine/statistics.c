@@ -185,6 +185,10 @@ static void add_counts(void *into, const void *from) {
     for (int64_t i = 1; i <= b[0]; i++) a[i] += b[i];
 }
 
+const int64_t *statistics_routed(const Engine *e, int layer) {
+    return e->statistics.routed + 1 + layer * e->model.config.num_experts;
+}
+
 /* Whole numbers, so the figures are the same on every mesh. The first number says how many follow. */
 ExpertFigures statistics_experts(Engine *e) {
     const ModelConfig *c = &e->model.config;

@@ -110,13 +110,39 @@ static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun eleme
     if (mean) OP(e->device, OP_AVERAGE, average, run.count, step, run.param, mean);
 }
 
+/* The bias of experts where they are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024): up for
+ * those with fewer tokens than the mean of the layer, down for those with more. Counts are those of the whole
+ * step, so every mesh moves it alike. What to add goes by way of its gradient's memory, which nobody
+ * reads. */
+static void move_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
+    const Param *p = &e->model.table.params[i];
+    const int64_t *counts = statistics_routed(e, p->layer);
+    float moves[EXPERTS_MAX], *by = engine_gradient(e, p, piece) + at,
+                              *bias = e->state.master + piece.at + at;
+    float speed = (float)e->plan->spec.bias_speed;
+    int64_t all = 0;
+    for (int64_t k = 0; k < p->count; k++) all += counts[k];
+    for (int64_t k = 0; k < elements.count; k++) {
+        int64_t mine = counts[elements.element + k] * p->count;
+        moves[k] = mine < all ? speed : mine > all ? -speed : 0;
+    }
+    OP(e->device, OP_UPLOAD, upload, by, moves, (size_t)elements.count * sizeof *moves);
+    OP(e->device, OP_ADD, add, elements.count, bias, by, bias, DTYPE_F32);
+    if (e->plan->groups.ema > 0)
+        OP(e->device, OP_AVERAGE, average, elements.count,
+           &e->statistics.scalars->optimizer[e->plan->groups.of[i]], bias,
+           (float *)engine_optimizer_state(e, i, 0) + at);
+}
+
 static void update_parameter(Engine *e, int i) {
-    if (e->model.table.params[i].frozen) return;
-    Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
+    const Param *p = &e->model.table.params[i];
+    bool moves = p->row->fixed && e->plan->spec.bias_speed > 0;
+    if (p->frozen && !moves) return;
+    Piece piece = partition_piece(&e->plan->partition, p);
     PieceRun run;
     for (int64_t at = 0; at < piece.count; at += run.count) {
         run = piece_run(&piece, at);
-        update_run(e, i, piece, at, run);
+        (moves ? move_run : update_run)(e, i, piece, at, run);
     }
 }
 

@@ -93,7 +93,7 @@ typedef struct ParamRow {
     Cut cut;
     InitRole init;
     bool decays;    /* weight decay is for it, unless asked otherwise */
-    bool fixed;     /* of a vector: no gradient ever changes it */
+    bool fixed;     /* the bias of experts where they are chosen: no gradient ever changes it */
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
     bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs] */

@@ -44,6 +44,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .spans = (int)c->numerics.canonical_cp,
                       .context = (ContextMethod)c->parallel.context,
                       .z_loss = c->train.z_loss,
+                      .bias_speed = c->train.router_bias_speed,
                       .capacity = c->train.expert_capacity,
                       .further_weight = c->train.multi_token_weight,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),

@@ -26,6 +26,7 @@ typedef struct RankSpec {
     int64_t positions;     /* rows of the rotation table: the context */
     int64_t loss_rows;     /* 0: chosen */
     double z_loss;         /* coefficient; 0: none */
+    double bias_speed;     /* of train.router_bias_speed */
     double further_weight; /* of the losses of further heads */
     int leaves;            /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
     int spans; /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */

@@ -103,7 +103,7 @@ conclude
 # DeepSeek: latent attention, grouped sigmoid routing with a bias that stays, shared experts, a dense first layer; on meshes as alone.
 deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
   model.router_aux_loss_coef=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
-  model.n_group=3 model.topk_group=2 model.first_k_dense_replace=1 train.steps=3'
+  model.n_group=3 model.topk_group=2 model.first_k_dense_replace=1 train.steps=3 schedule.total_steps=6 train.router_bias_speed=0.01'
 exits 0 train run.yaml run.dir=latent $deepseek || cat err
 curve latent >latent.curve
 mesh 4 latent4 $deepseek mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv train.recompute=full
@@ -113,10 +113,16 @@ curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest l
 exits 0 inspect latent/checkpoints/step-00000003
 has out 'model.layers.1.mlp.gate.e_score_correction_bias' 'model.layers.1.mlp.shared_experts.up_proj.weight' \
     'model.layers.0.self_attn.kv_a_proj_with_mqa.weight'
+grep -q 'layers.1.mlp.gate.e_score_correction_bias  *F32  *\[6\]  *0\.0[1-7][0-9]*  *0\.0[123]' out || fail "the bias has not moved: $(grep correction out)"
+exits 0 train run.yaml run.dir=latent_all $deepseek train.steps=6
+mesh 2 latent $deepseek mesh.dp_shard=2 mesh.ep=2 train.steps=6
+[ "$(digest latent)" = "$(digest latent_all)" ] || fail "deepseek_v3 goes on otherwise, with its bias"
 exits 0 generate latent --prompt abc --tokens 4 --temperature 0
 exits 0 train run.yaml run.dir=latent_from $deepseek model.init=latent/checkpoints/step-00000003 train.steps=1
 exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2
 has err 'deepseek_v3 has experts'
+exits 78 plan run.yaml train.router_bias_speed=0.01
+has err 'qwen3_moe, if any, are chosen without a bias'
 exits 78 plan run.yaml model.family=deepseek_v2 model.head_dim=0 model.output_router_logits=false model.router_aux_loss_coef=0 \
     model.num_key_value_heads=2 model.dense_period=0 model.dense_layers=0
 has err 'num_key_value_heads is 2, expected num_attention_heads, 4'
