@@ -376,6 +376,7 @@ static void make_canonical(ModelConfig *c) {
     if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
     if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = ROPE_UNSCALED;
     if (c->partial_rotary_factor == 0.0) c->partial_rotary_factor = 1.0;
+    if (arch_of(c)->local_rotation && c->rope_local_theta == 0.0) c->rope_local_theta = c->rope_theta;
     if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
     shorten(&c->windows, c->num_hidden_layers);
     if (c->num_experts == 0) c->dense_layers = (LayerSet){0, 0};

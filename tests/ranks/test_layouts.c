@@ -2,7 +2,8 @@
  *
  * DDP, FSDP and HSDP have the same bits at one data-parallel degree, whatever that is; each rank sends on
  * each axis what its plan says, to the byte; and the count of valid targets is the same whether it rides
- * on the record of the step before or not. */
+ * on the record of the step before or not. Every family goes over every axis, with the figures of one rank,
+ * or is refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,10 +33,14 @@ typedef struct Run {
     int tensors, leaves; /* ranks along tp; leaves of the sums that these share */
     int contexts, spans; /* the same of cp */
     ContextMethod method;
-    int experts; /* ranks of ep, of a model with experts; 0: it has none */
+    int experts;              /* ranks of ep, of a model with experts; 0: it has none */
+    const ModelConfig *model; /* NULL: tiny_model */
+    int own;                  /* microbatches of a rank; 0: OWN */
     double figures[MOST][STEPS]
                   [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
 } Run;
+
+static int own_microbatches(const Run *run) { return run->own > 0 ? run->own : OWN; }
 
 /* A rank must not leave the others waiting. */
 static void must(Comm *c, bool holds, const char *what, Error *err) {
@@ -73,10 +78,11 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
     Error err = {.message = ""};
     MeshOptions o = {s->pp,         s->replicas,  s->shards,
                      run->contexts, run->tensors, run->experts > 0 ? run->experts : 1};
-    if (s->pp == 1) MUST(layout_single(l, m, OWN, false, &err) == OK);
+    int own = own_microbatches(run);
+    if (s->pp == 1) MUST(layout_single(l, m, own, false, &err) == OK);
     if (s->pp > 1) {
-        *l = (Layout){.microbatches = OWN};
-        MUST(schedule_make(&l->schedule, PIPE_1F1B, s->pp, OWN, 1, &err) == OK);
+        *l = (Layout){.microbatches = own};
+        MUST(schedule_make(&l->schedule, PIPE_1F1B, s->pp, own, 1, &err) == OK);
         MUST(schedule_add_transfers(&l->schedule, &err) == OK);
         l->stages = (Stages){s->pp, mem_alloc_array((size_t)s->pp + 1, sizeof(int)),
                              mem_alloc_array((size_t)s->pp, sizeof(int))};
@@ -127,11 +133,12 @@ static void train(Comm *c, Engine *e, const RankPlan *plan, Run *run) {
     Data data[2][OWN];
     Batch both[2][OWN];
     const Shape *s = run->shape;
-    int dp = s->replicas * s->shards, first = OWN * mesh_dp_rank(&plan->partition.mesh, comm_rank(c));
+    int dp = s->replicas * s->shards, own = own_microbatches(run),
+        first = own * mesh_dp_rank(&plan->partition.mesh, comm_rank(c));
     for (int step = 0; step <= STEPS; step++) {
         Batch *next = both[step % 2], *now = both[1 - step % 2];
-        for (int m = 0; m < OWN; m++)
-            next[m] = fill(&data[step % 2][m], (int64_t)step * OWN * dp + first + m);
+        for (int m = 0; m < own; m++)
+            next[m] = fill(&data[step % 2][m], (int64_t)step * own * dp + first + m);
         if (step == 0) continue;
         StepOptions o = {.lr_factor = 1e-2, .clip = 0.1, .clip_norm = 2};
         StepResult r;
@@ -153,7 +160,7 @@ static void body(Comm *c, void *context) {
     RankPlan plan;
     Engine *e;
     Error err = {.message = ""};
-    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1 || run->experts > 0;
+    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1 || run->experts > 0 || run->model;
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
@@ -175,7 +182,9 @@ static void body(Comm *c, void *context) {
                      .exact = s->exact,
                      .sync = s->sync};
     spec.model.tie_word_embeddings = s->tied;
-    if (run->experts > 0)
+    if (run->model)
+        spec.model = *run->model;
+    else if (run->experts > 0)
         spec.model.family = &family_qwen3_moe, spec.model.num_experts = 8, spec.model.num_experts_per_tok = 3,
         spec.model.moe_intermediate_size = 9, spec.model.norm_topk_prob = true;
     if (run->experts > 0 && !s->exact) spec.recompute = RECOMPUTE_NONE;
@@ -195,8 +204,22 @@ static void body(Comm *c, void *context) {
 
 /* ---- the walk ---- */
 
+static void run_all(Run *run) {
+    const Shape *s = run->shape;
+    int ranks = s->pp * s->replicas * s->shards * run->tensors * run->contexts;
+    ranks_run(ranks, 11, body, run);
+    for (int r = 1; r < ranks; r++)
+        assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
+    for (int i = 0; i < STEPS; i++) {
+        const double *f = run->figures[0][i];
+        if (!(f[0] > 0 && f[2] > 0 && f[3] > 0))
+            fail_msg("step %d of %s: loss %g, norm %g, %g targets, z-loss %g", i,
+                     run->model ? model_family(run->model)->model_type : "the tiny model", f[0], f[1], f[2],
+                     f[3]);
+    }
+}
+
 static void run_by(ContextMethod method, const Shape *s, int contexts, int spans, int tensors, Run *run) {
-    int ranks = s->pp * s->replicas * s->shards * tensors * contexts;
     *run = (Run){.shape = s,
                  .tensors = tensors,
                  .leaves = tensors,
@@ -204,13 +227,7 @@ static void run_by(ContextMethod method, const Shape *s, int contexts, int spans
                  .spans = spans,
                  .method = method,
                  .experts = run->experts};
-    ranks_run(ranks, 11, body, run);
-    for (int r = 1; r < ranks; r++)
-        assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
-    for (int i = 0; i < STEPS; i++) {
-        const double *f = run->figures[0][i];
-        assert_true(f[0] > 0 && f[2] > 0 && f[3] > 0);
-    }
+    run_all(run);
 }
 
 static void run_dealt(const Shape *s, int contexts, int spans, int tensors, Run *run) {
@@ -350,11 +367,128 @@ static void test_experts(void **state) {
     }
 }
 
+/* ---- families ---- */
+
+/* A family at its smallest: heads for two ranks of either axis, a vocabulary that is dealt out unequally,
+ * and, where its keys can say so, a window shorter than a microbatch and a layer without rotation. */
+static ModelConfig family_shape(const Family *f) {
+    ModelConfig c = tiny_model(VOCAB, LAYERS, CONTEXT);
+    Error err = {.message = ""};
+    bool no_heads = f->arch.learned_positions; /* GPT-2 has no key for either */
+    c.hidden_size = 16;
+    c = family_defaults(f, &c);
+    c.bos_token_id = c.eos_token_id = -1;
+    c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
+    if (family_has_experts(f)) c.num_experts = 4, c.num_experts_per_tok = 2;
+    if (f == &family_qwen3_moe) c.moe_intermediate_size = 10;
+    if (f == &family_recurrent)
+        c.recurrent_size = 10, c.conv_size = 3,
+        c.mixers = (MixerPattern){2, {MIXER_MIN_GRU, MIXER_ATTENTION}};
+    if (f->arch.partial_rotation) c.partial_rotary_factor = 0.7;
+    if (family_reads(f, KEY_WINDOWS))
+        c.sliding_window = 5, c.windows = (LayerSet){f->window_keys == WINDOWS_SOME ? 2 : 1, 1};
+    if (family_reads(f, KEY_NO_ROPE)) c.no_rope = (LayerSet){2, 1};
+    if (model_config_complete(&c, f->model_type, &err) != OK) fail_msg("%s", err.message);
+    return c;
+}
+
+typedef struct Way {
+    const char *name;
+    Shape shape;
+    int contexts, tensors, experts;
+    ContextMethod method;
+} Way;
+
+static const Way ways[] = {
+    {"pp", {2, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
+    {"dp_shard", {1, 1, 2, .sync = SYNC_MICROBATCH, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
+    {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
+    {"cp by heads", {1, 1, 1, .exact = true}, 2, 1, 0, CONTEXT_HEADS},
+    {"cp by keys", {1, 1, 1, .exact = true}, 2, 1, 0, CONTEXT_KEYS},
+    {"ep", {1, 1, 2, .exact = true}, 1, 1, 2, CONTEXT_HEADS},
+    {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+/* Whether a family goes that way. Else it is refused by its name, before a rank starts. */
+static bool goes(const ModelConfig *m, const Way *w) {
+    Error err = {.message = ""};
+    Contexts contexts = {w->contexts, 0, 4, w->method == CONTEXT_KEYS};
+    Sharing sharing = {w->tensors, 0, w->tensors};
+    if ((w->tensors == 1 || axes_check_leaves(m, w->tensors, w->tensors, CONTEXT, &err) == OK) &&
+        (w->contexts == 1 || axes_check_contexts(m, sharing, contexts, CONTEXT, &err) == OK) &&
+        (w->experts == 0 || axes_check_experts(m, w->experts, &err) == OK))
+        return true;
+    if (!strstr(err.message, model_family(m)->model_type)) fail_msg("no name in: %s", err.message);
+    return false;
+}
+
+/* Leaves and spans of all ways that a family goes are there on one rank too. Where cp refuses it, spans are
+ * none. */
+static Run run_of(const ModelConfig *m, const Way *w) {
+    bool tensors = goes(m, &ways[2]), contexts = goes(m, &ways[4]);
+    return (Run){.shape = &w->shape,
+                 .tensors = w->tensors,
+                 .leaves = tensors ? 2 : 1,
+                 .contexts = w->contexts,
+                 .spans = contexts ? 4 : 0,
+                 .method = w->method,
+                 .experts = w->experts,
+                 .model = m,
+                 .own = OWN / w->shape.shards};
+}
+
+static void walk_family(const Family *f, Text *refused) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS};
+    static Run one, other;
+    ModelConfig m = family_shape(f);
+    one = run_of(&m, &alone);
+    run_all(&one);
+    text_printf(refused, "%s:", f->model_type);
+    for (int i = 0; i < WAYS; i++) {
+        if (!goes(&m, &ways[i])) {
+            text_printf(refused, " %s;", ways[i].name);
+            continue;
+        }
+        other = run_of(&m, &ways[i]);
+        run_all(&other);
+        if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+            fail_msg("%s over %s has other figures than one rank", f->model_type, ways[i].name);
+    }
+    text_puts(refused, "\n");
+}
+
+/* docs/parallelism.md has the same table. */
+static void test_families(void **state) {
+    Text refused = {0};
+    (void)state;
+    for (int i = 0; families[i]; i++) walk_family(families[i], &refused);
+    assert_string_equal(refused.data,
+                        "llama: ep;\n"
+                        "qwen2: ep;\n"
+                        "qwen3: ep;\n"
+                        "mistral: ep;\n"
+                        "olmo2: tp; ep; tp, cp by keys, dp_shard;\n"
+                        "olmo3: tp; ep; tp, cp by keys, dp_shard;\n"
+                        "gemma2: ep;\n"
+                        "gemma3_text: ep;\n"
+                        "smollm3: ep;\n"
+                        "phi3: tp; ep; tp, cp by keys, dp_shard;\n"
+                        "gpt2: tp; ep; tp, cp by keys, dp_shard;\n"
+                        "mixtral: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
+                        "qwen3_moe: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
+                        "olmoe: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
+                        "gpt_oss: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard;\n"
+                        "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard;\n");
+    text_free(&refused);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_degrees),      cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_contexts),     cmocka_unit_test(test_stages),
         cmocka_unit_test(test_muon),         cmocka_unit_test(test_count_rides),
-        cmocka_unit_test(test_replica_sync), cmocka_unit_test(test_experts)};
+        cmocka_unit_test(test_replica_sync), cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_families)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -159,7 +159,6 @@ ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, con
                 *local = new ? family_member(new, "sliding_attention") : NULL;
     if (new != NULL) TRY(read_new(f, c, root, full || local ? full : new, where, err));
     if (local != NULL) return read_local(f, c, local, where, err);
-    if (f->arch.local_rotation && c->rope_local_theta <= 0) c->rope_local_theta = c->rope_theta;
     return OK;
 }
 
