@@ -2031,12 +2031,12 @@ static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error
     return OK;
 }
 
-static ErrorCode check_spans(const Config *c, Error *err) {
+static ErrorCode check_spans(const Config *c, const OptionSet *set, Error *err) {
     if (c->numerics.canonical_cp == 0 || c->train.numerics == NUMERICS_EXACT) return OK;
-    return error_set(err, ERR_CONFIG,
-                     "numerics.canonical_cp is %lld, which is of train.numerics: exact; in fast numerics the "
-                     "ranks of mesh.cp are terms of sums as data-parallel ones are: leave it out",
-                     (long long)c->numerics.canonical_cp);
+    return options_fail(set, "numerics.canonical_cp", err,
+                        "%lld, which is of train.numerics: exact; in fast numerics the ranks of mesh.cp "
+                        "are terms of sums as data-parallel ones are: leave it out",
+                        (long long)c->numerics.canonical_cp);
 }
 
 /* Norms of both are taken in one way, and squares must add up. */
@@ -2091,9 +2091,9 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
             set, "lora.rank", err,
             "adapters are not cut over tp yet: set mesh.tp to 1, and numerics.canonical_tp to 0");
     if (c->mesh.cp > 1 || c->numerics.canonical_cp > 1)
-        return error_set(err, ERR_CONFIG,
-                         "lora.rank: adapters have not been tried with cp yet: set mesh.cp to 1, and "
-                         "numerics.canonical_cp to 0");
+        return options_fail(
+            set, "lora.rank", err,
+            "adapters have not been tried with cp yet: set mesh.cp to 1, and numerics.canonical_cp to 0");
     if (c->optimizer.ema > 0)
         return options_fail(set, "optimizer.ema", err,
                             "no average of weights is kept with lora.rank: set it to 0");
@@ -2318,7 +2318,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(take_momentum(c, set, err));
     TRY(check_schedule(c, set, err));
     TRY(check_batch_warmup(c, set, err));
-    TRY(check_spans(c, err));
+    TRY(check_spans(c, set, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
     TRY(check_router_bias(c, set, err));

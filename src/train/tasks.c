@@ -24,6 +24,12 @@ ErrorCode tasks_check_mesh(const MeshOptions *mesh, const char *instead, Error *
         tp ? "tp" : "cp");
 }
 
+/* Without tasks any mesh will do. */
+ErrorCode tasks_check_config(const Config *c, Error *err) {
+    if (c->evaluation.tasks.count == 0) return OK;
+    return tasks_check_mesh(&c->mesh, "leave it out and take weft eval, or ", err);
+}
+
 /* Figures are known by it: in records, tags and keys. */
 static ErrorCode check_name(const Tasks *t, size_t own, const TaskSource *source, Error *err) {
     const char *name = t->items[own]->name;

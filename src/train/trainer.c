@@ -168,16 +168,10 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
-/* Without tasks any mesh will do. */
-static ErrorCode check_tasks(const Config *c, Error *err) {
-    if (c->evaluation.tasks.count == 0) return OK;
-    return tasks_check_mesh(&c->mesh, "leave it out and take weft eval, or ", err);
-}
-
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
     Text said = {0};
-    TOGETHER(t, check_tasks(t->c, err));
+    TOGETHER(t, tasks_check_config(t->c, err));
     TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
     TRY(tasks_agree(&t->tasks, t->comm, err));
     tasks_describe(&t->tasks, t->c->train.context, &said);
