@@ -21,25 +21,31 @@ static int64_t key_heads(const CrossingSpec *s) {
 }
 static int64_t query_heads(const CrossingSpec *s) { return s->model->num_attention_heads / s->tensors; }
 
-/* Gathers and reductions of the two halves of a block: see the table of docs/planning.md. Where a block is
- * computed again, what its products read is gathered on that way, and not once more for their weights. */
-static void count_block(Recompute recompute, int gathers[2], int sums[2]) {
-    gathers[0] = 2, sums[0] = 2;
-    gathers[1] = 4, sums[1] = recompute == RECOMPUTE_FULL ? 3 : 2;
+typedef struct Crossings {
+    int gathers, sums;
+} Crossings;
+
+/* Of a block: see the table of docs/planning.md. Where it is computed again, what its products read is
+ * gathered on that way, and for their weights once more only if these have a half of their own. */
+static Crossings count_forward(void) { return (Crossings){2, 2}; }
+static Crossings count_input(const CrossingSpec *s) {
+    bool full = s->recompute == RECOMPUTE_FULL;
+    return (Crossings){s->apart && !full ? 2 : 4, full ? 3 : 2};
 }
+static Crossings count_weight(const CrossingSpec *s) { return (Crossings){s->apart ? 4 : 0, 0}; }
 
 /* The embedding's rows come from the one rank that has them, and lose nothing in the compute dtype. The head
  * makes its gradients with its forward pass, and the ranks exchange a record for each row. */
 Cost crossings_tensor(const CrossingSpec *s, int unit) {
     double gather = others(s->tensors) * elements(s) * (double)dtype_bytes(s->compute),
            sum = others(s->tensors) * elements(s) * (double)s->partial;
-    int gathers[2], sums[2];
     if (s->tensors == 1) return (Cost){0, 0, 0};
     if (unit == 0) return (Cost){gather, gather, 0};
     if (!is_block(s, unit))
         return (Cost){gather + sum + (double)s->tokens / s->contexts * RECORD * (s->tensors - 1), 0, 0};
-    count_block(s->recompute, gathers, sums);
-    return (Cost){gathers[0] * gather + sums[0] * sum, gathers[1] * gather + sums[1] * sum, 0};
+    Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
+    return (Cost){forward.gathers * gather + forward.sums * sum, input.gathers * gather + input.sums * sum,
+                  weight.gathers * gather};
 }
 
 static Cost by_heads(const CrossingSpec *s) {
@@ -117,11 +123,11 @@ Cost crossings_experts(const CrossingSpec *s, int unit) {
 }
 
 int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
-    int gathers[2], sums[2];
-    count_block(s->recompute, gathers, sums);
     if (over == MESH_TENSOR) {
+        Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
         if (s->tensors == 1) return 0;
-        return is_block(s, unit) ? gathers[0] + gathers[1] + sums[0] + sums[1] : unit == 0 ? 2 : 3;
+        if (!is_block(s, unit)) return unit == 0 ? 2 : 3;
+        return forward.gathers + forward.sums + input.gathers + input.sums + weight.gathers;
     }
     if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
     if (!is_block(s, unit) || s->contexts == 1) return 0;

@@ -5,7 +5,8 @@
  * tp with sequence parallelism (Korthikanti et al. 2022). Between the products of a block a rank has a t-th
  * of the tokens; the input of a product that is cut by rows is gathered, the partial sums of one that is cut
  * by columns are reduce-scattered, in fp32, since they are rounded once, after the sum. Backward passes do
- * the other of the two at the same places, and gather the inputs again for the gradients of the weights.
+ * the other of the two at the same places, and gather the inputs again for the gradients of the weights; a
+ * weight half that runs apart gathers the gradients of the outputs once more, too.
  *
  * cp, by one of two methods:
  *     heads   queries, keys and values change from a p-th of the tokens with all heads to all tokens with a
@@ -40,6 +41,7 @@ typedef struct CrossingSpec {
     int spans;      /* numerics.canonical_cp of exact sums; 0: any */
     size_t partial; /* bytes of a partial sum on its way: 4 */
     int experts;    /* ranks of ep; 0: 1 */
+    bool apart;     /* the halves of backward passes run apart */
 } CrossingSpec;
 
 /* With one rank along cp it is CONTEXT_HEADS, of all of them. */
@@ -47,8 +49,8 @@ ContextMethod crossings_method(const CrossingSpec *s);
 /* How it was found: "by keys (auto: ...)". */
 void crossings_describe(const CrossingSpec *s, Text *out);
 
-/* Bytes that a rank sends in the passes of a unit over a microbatch: a Cost whose weight is 0, for gathers of
- * the weight half stand with the input half. */
+/* Bytes that a rank sends in the passes of a unit over a microbatch. The weight is 0 unless halves run apart:
+ * else gathers for it stand with the input half. */
 Cost crossings_tensor(const CrossingSpec *s, int unit);
 Cost crossings_context(const CrossingSpec *s, int unit);
 Cost crossings_experts(const CrossingSpec *s, int unit); /* where tokens go evenly */

@@ -40,16 +40,6 @@ static double over_steps(Cost c, const Layout *l) {
     return (c.forward + c.input + c.weight) * l->microbatches;
 }
 
-/* Bytes inside the passes of a place. */
-static void count_crossings(const Forecast *f, RankForecast *r) {
-    const Partition *p = &r->plan.partition;
-    for (int u = 0; u < p->table->units; u++) {
-        if (!partition_runs(p, u)) continue;
-        r->tensor += over_steps(crossings_tensor(&f->crossings, u), &f->layout);
-        r->context += over_steps(crossings_context(&f->crossings, u), &f->layout);
-    }
-}
-
 /* `fullest` is kept on the way: it is asked for by limits, by --compare and by what is shown in full. */
 static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err) {
     RankForecast *r = &f->ranks[place];
@@ -57,13 +47,13 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     r->first = place * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
     f->crossings = rank_crossings(&spec, &f->layout.mesh);
+    f->crossings.apart = f->layout.schedule.split_backward;
     if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
         f->crossings.partial = dtype_bytes(spec.compute);
     f->crossings.model = &f->config->model.shape; /* the specification's own is gone when this returns */
     TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
-    count_crossings(f, r);
     if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
     return OK;
 }
@@ -413,8 +403,8 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[2] = (double)r->traffic.replicas;
     value[3] = (double)r->traffic.parameters;
     value[4] = (double)r->traffic.gradients;
-    value[5] = r->traffic.tensor > 0 ? (double)r->traffic.tensor : r->tensor;
-    value[6] = r->traffic.context > 0 ? (double)r->traffic.context : r->context;
+    value[5] = (double)r->traffic.tensor;
+    value[6] = (double)r->traffic.context;
     value[7] = (double)r->traffic.experts;
     value[8] = (double)forecast_sent(f, place);
 }

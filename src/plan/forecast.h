@@ -15,8 +15,7 @@ typedef struct RankForecast {
     RankPlan plan;    /* of the first rank of the place */
     int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
     ProgramTraffic traffic;
-    double flops;           /* of a step, recomputation among them */
-    double tensor, context; /* bytes of a step over tp and cp, by formula (plan/crossings.h): of times */
+    double flops; /* of a step, recomputation among them */
 } RankForecast;
 
 /* How fast the ranks are thought to be. */
@@ -77,7 +76,7 @@ ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, con
                               Error *err);
 /* Step time, tokens/s and MFU on the hardware, and what they are made of. Nothing without hardware. */
 void forecast_print_time(const Forecast *f, Text *out);
-/* One line on a mesh that cannot run yet; nothing on others. */
+/* How the ranks of cp share attention; nothing where there is one. */
 void forecast_print_context(const Forecast *f, Text *out);
 
 /* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of

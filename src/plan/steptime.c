@@ -57,7 +57,7 @@ static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, Ax
     Cost bytes = tensor    ? crossings_tensor(s, unit)
                  : experts ? crossings_experts(s, unit)
                            : crossings_context(s, unit);
-    double sum = bytes.forward + bytes.input;
+    double sum = bytes.forward + bytes.input + bytes.weight;
     if (sum <= 0) return (Cost){0, 0, 0};
     double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, over));
     return cost_scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);

@@ -76,12 +76,20 @@ static ModelConfig llama8b(void) {
 
 static double both(Cost c) { return c.forward + c.input + c.weight; }
 
+/* By formula, of a step of rank 0. */
+static double over_units(const Planned *p, Cost (*bytes)(const CrossingSpec *, int)) {
+    double sum = 0;
+    for (int u = 0; u < p->f.ranks[0].plan.partition.table->units; u++)
+        sum += both(bytes(&p->f.crossings, u));
+    return sum * p->f.layout.microbatches;
+}
+
 /* 4 gathers and 4 reductions of a block in either precision, and the two gathers for the weights: 20 f T h
  * bytes where all is bf16, 28 where partial sums are fp32. */
 static void bytes_over_tp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CONTEXT_AUTO, 0, 4, 1};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CONTEXT_AUTO, 0, 4, 1, false};
     assert_true(fabs(both(crossings_tensor(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
     s.partial = 2;
     assert_true(fabs(both(crossings_tensor(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
@@ -99,7 +107,7 @@ static void test_experts(void **state) {
     (void)state;
     ModelConfig m = llama8b();
     m.num_experts = 8, m.num_experts_per_tok = 2, m.dense_layers = (LayerSet){2, 1};
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CONTEXT_AUTO, 0, 4, 4};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CONTEXT_AUTO, 0, 4, 4, false};
     assert_true(fabs(both(crossings_experts(&s, 2)) - 0.75 * 8192 * 2 * (5 * 4096 * 2 + 8)) < 1);
     assert_true(both(crossings_experts(&s, 1)) == 0); /* an MLP */
     assert_int_equal(crossings_operations(&s, 2, MESH_EXPERTS), 8);
@@ -111,7 +119,7 @@ static void test_experts(void **state) {
 static void bytes_over_cp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CONTEXT_AUTO, 0, 4, 1};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CONTEXT_AUTO, 0, 4, 1, false};
     assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
     assert_true(fabs(both(crossings_context(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) <
                 1);
@@ -178,7 +186,7 @@ static void states_are_dealt_out(void **state) {
     assert_true(p.f.ranks[0].traffic.tensor > 0);
     int64_t own = (int64_t)p.f.ranks[0].plan.partition.owned;
     assert_true(llabs(own - (norms + (all - norms) / 4)) < 16 * 2 * 6);
-    assert_true(p.f.ranks[0].tensor > 0 && p.f.ranks[0].context <= 0);
+    assert_true(over_units(&p, crossings_tensor) > 0 && over_units(&p, crossings_context) <= 0);
     assert_int_equal(p.f.ranks[0].traffic.parameters, 0);
     release(&p);
     for (int way = 0; way < 6; way++) {
@@ -188,8 +196,9 @@ static void states_are_dealt_out(void **state) {
         plan(&p, 4, unknown, WORDS("mesh.cp=4", methods[way % 2], policies[way / 2]));
         own = (int64_t)p.f.ranks[0].plan.partition.owned;
         assert_true(llabs(own - all / 4) < 16 * 2 * 6);
-        assert_true(p.f.ranks[0].context > 0 && p.f.ranks[0].tensor <= 0);
-        assert_true(fabs(p.f.ranks[0].context - (double)p.f.ranks[0].traffic.context) < 0.5);
+        double bytes = over_units(&p, crossings_context);
+        assert_true(bytes > 0 && over_units(&p, crossings_tensor) <= 0);
+        assert_true(fabs(bytes - (double)p.f.ranks[0].traffic.context) < 0.5);
         assert_true(p.f.ranks[0].traffic.parameters > 0);
         release(&p);
     }
@@ -380,6 +389,32 @@ static void exposed_is_what_work_does_not_hide(void **state) {
     }
 }
 
+/* Of a block, to the byte: with backward passes in one where nothing is made again, and with their halves
+ * apart either way. */
+static void formulas_are_what_programs_send(void **state) {
+    (void)state;
+    enum { BLOCK = 1 };
+    for (int way = 0; way < 3; way++) {
+        Planned p;
+        double sent = 0;
+        bool apart = way > 0;
+        plan(&p, 4, unknown,
+             WORDS("mesh.tp=4", "train.tokens_per_step=256",
+                   way == 2 ? "train.recompute=full" : "train.recompute=none",
+                   apart ? "train.split_backward=true" : "train.split_backward=false"));
+        const RankPlan *rank = &p.f.ranks[0].plan;
+        for (int i = 0; i < rank->program.count; i++) {
+            Action a = rank->program.actions[i];
+            if (a.unit == BLOCK && action_is_crossing(a.kind) && a.kind != ACT_CROSSED)
+                sent += (double)program_crossing_bytes(&rank->program, &rank->model, a);
+        }
+        double bytes = both(crossings_tensor(&p.f.crossings, BLOCK)) * p.f.layout.microbatches;
+        if (p.f.crossings.apart != apart || fabs(bytes - sent) >= 1)
+            fail_msg("way %d: %.0f by formula, sent are %.0f", way, bytes, sent);
+        release(&p);
+    }
+}
+
 /* tp and cp: a step is shorter than on one rank by their work, and longer by what crosses; links without
  * limit leave the share of the work alone. */
 static void ranks_of_tp_and_cp_share_the_work(void **state) {
@@ -394,7 +429,7 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
         const ForecastTime *t = &p.f.time;
         assert_true(fabs(4 * t->products - one.f.time.products) < 1e-9 * one.f.time.products);
         assert_true(fabs(4 * t->attention - one.f.time.attention) < 1e-9 * one.f.time.attention);
-        double bytes = p.f.ranks[0].tensor + p.f.ranks[0].context;
+        double bytes = over_units(&p, crossings_tensor) + over_units(&p, crossings_context);
         assert_true(fabs((t->tensor + t->context) * 10e9 - bytes) < 1e-9 * bytes);
         h.links.hidden_share = 0.5;
         double crossed = t->tensor + t->context;
@@ -447,6 +482,7 @@ int main(void) {
                                        cmocka_unit_test(collectives_cross_machines),
                                        cmocka_unit_test(a_step_is_its_flops),
                                        cmocka_unit_test(exposed_is_what_work_does_not_hide),
+                                       cmocka_unit_test(formulas_are_what_programs_send),
                                        cmocka_unit_test(ranks_of_tp_and_cp_share_the_work),
                                        cmocka_unit_test(a_link_counts_what_is_exposed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
