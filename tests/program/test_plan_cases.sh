@@ -6,10 +6,14 @@ page=${WEFT_SOURCE_DIR:?}/docs/planning.md
 
 WEFT=$weft bash "$WEFT_SOURCE_DIR/tools/plan_cases.sh" >out 2>&1 || fail "plan_cases.sh: $(tail -3 out)"
 [ "$(grep -cE '^[0-8] ' out)" -eq 22 ] || fail "$(grep -cE '^[0-8] ' out) rows of 22: $(cat out)"
+# The page has what was planned just now: tokens/s, and memory where it is told.
+cells() { cut -c"$1" <<<"$row" | tr -d ' -'; }
 # tokens/s within 15%, memory with the framework's logits within 10%, but for the rows that the page names.
 while IFS= read -r row; do
     name=$(cut -c5-56 <<<"$row" | sed 's/ *$//')
     grep -qF "| $name |" "$page" || fail "docs/planning.md has no row \"$name\""
+    [ "$(grep -F "| $name |" "$page" | awk -F ' *[|] *' '{ print $5 "/" $8 }')" = "$(cells 67-76)/$(cells 95-104)" ] ||
+        fail "docs/planning.md says otherwise than: $row"
     speed=$(cut -c77-83 <<<"$row" | tr -d ' +%') memory=$(cut -c114- <<<"$row" | tr -d ' +%')
     case $name in
     *128k,\ cp\ 4 | *256k,\ cp\ 8) most=50 ;; # attention in a ring
