@@ -1,10 +1,11 @@
 /* Training speed on a mesh of ranks: whole steps on random tokens, laid out as a configuration says.
  *
- *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--steps N] [--name TEXT] [--profile]
- *                                              [--cold] [section.key=value ...]
+ *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--layers N] [--steps N] [--name TEXT]
+ *                                              [--profile] [--cold] [section.key=value ...]
  *
  * Any key of `weft train` may be given; train.tokens_per_step is 16384 and train.context 1024 unless told
- * otherwise. A forward pass warms up, unless --cold; of the steps the fastest counts. Rank 0 prints one JSON
+ * otherwise. --layers N takes so many of the size's. A forward pass warms up, unless --cold; of the steps the
+ * fastest counts, and loss and norm of the gradient are the last one's. Rank 0 prints one JSON
  * object on stdout and a readable line on stderr, with --profile also what took its time. The peak is the sum
  * of what all ranks reach in matrix products at the same time. */
 #include <math.h>
@@ -25,6 +26,7 @@ enum { WORDS_MAX = 64 };
 typedef struct Options {
     const Size *size;
     const char *name;
+    int layers; /* 0: those of the size */
     int steps;
     bool profile, cold;
     int word_count;
@@ -96,6 +98,7 @@ static void open_bench(Bench *b) {
     must(b, config_load(&b->config, &b->set, NULL, o->word_count, o->words, checkpoint_find_model, &err),
          &err);
     b->config.model.shape = workload_model(o->size, b->config.train.context);
+    if (o->layers > 0) b->config.model.shape.num_hidden_layers = o->layers;
     must(b, setup_device(&b->config, b->comm, &b->device, &err), &err);
     must(b, layout_build(&b->layout, &b->config, comm_size(b->comm), &err), &err);
     must(b, setup_communication(&b->config, b->comm, &b->layout.mesh, &b->device, &err), &err);
@@ -277,7 +280,8 @@ static void print_json(const Bench *b) {
                    {"moving_seconds", f->moved / ranks},
                    {"norm_seconds", f->norm},
                    {"grad_stats_seconds", f->stats},
-                   {"loss", b->result.loss}};
+                   {"loss", b->result.loss},
+                   {"grad_norm", b->result.grad_norm}};
     Text out = {0};
     JsonWriter w;
     json_start(&w, &out, 0);
@@ -330,6 +334,7 @@ static bool add_word(Options *o, const char *word) {
 
 static bool take_flag(Options *o, const char *name, const char *value) {
     if (strcmp(name, "--size") == 0) return (o->size = workload_size(value)) != NULL;
+    if (strcmp(name, "--layers") == 0) return (o->layers = atoi(value)) > 0;
     if (strcmp(name, "--steps") == 0) return (o->steps = atoi(value)) > 0;
     if (strcmp(name, "--name") != 0) return false;
     o->name = value;
@@ -355,9 +360,9 @@ static bool parse(Options *o, int argc, char **argv) {
 int main(int argc, char **argv) {
     Options o;
     if (!parse(&o, argc, argv)) {
-        fprintf(stderr, "usage: bench_ranks [--size " WORKLOAD_SIZES
-                        "] [--steps N] [--name TEXT] [--profile] [--cold]\n"
-                        "                   [section.key=value ...]\n");
+        fprintf(stderr,
+                "usage: bench_ranks [--size " WORKLOAD_SIZES "] [--layers N] [--steps N] [--name TEXT]\n"
+                "                   [--profile] [--cold] [section.key=value ...]\n");
         return 2;
     }
     Bench b = {.options = &o};

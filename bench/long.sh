@@ -1,16 +1,18 @@
 #!/bin/sh
 # Long contexts: a sequence as one microbatch on four ranks that share its tokens (cp 4), and on one that has all of them, with everything
 # recomputed and few rows of logits at a time. A table on stdout: memory as planned and as used (peak resident, which has 20 to 50 MiB of
-# libraries too), seconds of a step, and the loss of the last step, which must be the same to the last digit (train.numerics exact).
+# libraries a rank too), seconds of a step, and loss and norm of the gradient of the last step, the same to the last digit (train.numerics
+# exact): one step shows the backward pass too.
 #
-#     bench/long.sh                                        # 125M, 32,768 and 131,072 tokens: minutes, and hours
-#     CONTEXTS=32768 STEPS=2 bench/long.sh
+#     bench/long.sh                                        # 125M, 32,768 and 131,072 tokens: an hour, and many
+#     CONTEXTS=131072 LAYERS=1 RANKS=4 bench/long.sh       # one block of it
 #     SIZE=50M CONTEXTS=512 bench/long.sh                  # in seconds
 #
-# SIZE, CONTEXTS, STEPS, RANKS (meshes of so many along cp), THREADS (of each rank; of one rank as many as all others together have) and BUILD.
+# SIZE, LAYERS (fewer than it has), CONTEXTS, STEPS, RECOMPUTE, RANKS (meshes of so many along cp), THREADS (of each rank; of one rank as
+# many as the machine has) and BUILD.
 set -eu
 cd "$(dirname "$0")/.."
-build=${BUILD:-build} size=${SIZE:-125M} steps=${STEPS:-2} meshes=${RANKS:-4 1} threads=${THREADS:-1}
+build=${BUILD:-build} size=${SIZE:-125M} steps=${STEPS:-1} meshes=${RANKS:-4 1} threads=${THREADS:-1}
 launcher=mpirun
 if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     launcher="$launcher --oversubscribe --bind-to none"
@@ -25,17 +27,17 @@ for ranks in $meshes; do [ "$ranks" -le "$most" ] || most=$ranks; done
 measure() {
     if [ "$2" -eq 1 ]; then start= own=$(nproc); else start="$launcher -n $2" own=$threads; fi
     # shellcheck disable=SC2086
-    $start "$build/bench_ranks" --size "$size" --steps "$steps" --cold --name "cp $2" run.threads="$own" mesh.cp="$2" \
-        train.context="$1" train.tokens_per_step="$1" train.microbatch=1 train.recompute=full train.loss_rows=512 \
-        train.numerics=exact numerics.canonical_cp="$most" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
+    $start "$build/bench_ranks" --size "$size" ${LAYERS:+--layers "$LAYERS"} --steps "$steps" --cold --name "cp $2" run.threads="$own" \
+        mesh.cp="$2" train.context="$1" train.tokens_per_step="$1" train.microbatch=1 train.recompute="${RECOMPUTE:-full}" \
+        train.loss_rows=512 train.numerics=exact numerics.canonical_cp="$most" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
     awk -v context="$1" -v ranks="$2" '
-    function number(key) { match($0, "\"" key "\": [^,}]*"); s = substr($0, RSTART, RLENGTH); sub(/.*: /, "", s); return s }
-    function gib(key) { return number(key) / 1073741824 }
-    { printf "%8d %4d %14.2f GiB %14.2f GiB %14.2f GiB %12.1f  %s\n", context, ranks, gib("planned_bytes_of_a_rank"),
-          gib("planned_bytes"), gib("peak_rss_bytes"), number("step_seconds"), number("loss") }' "$part"
+    function text(key) { match($0, "\"" key "\": [^,}]*"); s = substr($0, RSTART, RLENGTH); sub(/.*: /, "", s); return s }
+    function gib(key) { return text(key) / 1073741824 }
+    { printf "%8d %4d %14.2f GiB %14.2f GiB %14.2f GiB %12.1f  %s  %s\n", context, ranks, gib("planned_bytes_of_a_rank"),
+          gib("planned_bytes"), gib("peak_rss_bytes"), text("step_seconds"), text("loss"), text("grad_norm") }' "$part"
 }
 
-printf '%8s %4s %18s %18s %18s %12s  %s\n' context cp "a rank, planned" "all, planned" "all, used" "seconds" "loss of step $steps"
+printf '%8s %4s %18s %18s %18s %12s  %s\n' context cp "a rank, planned" "all, planned" "all, used" "seconds" "loss and norm of step $steps"
 for context in ${CONTEXTS:-32768 131072}; do
     for ranks in $meshes; do measure "$context" "$ranks"; done
 done
