@@ -380,7 +380,12 @@ static ModelConfig family_shape(const Family *f) {
     c.bos_token_id = c.eos_token_id = -1;
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
     if (family_has_experts(f)) c.num_experts = 4, c.num_experts_per_tok = 2;
-    if (f == &family_qwen3_moe) c.moe_intermediate_size = 10;
+    if (f == &family_qwen3_moe || f->arch.latent) c.moe_intermediate_size = 10;
+    if (f->arch.latent) {
+        c.num_key_value_heads = 4, c.head_dim = 0, c.first_k_dense_replace = 1, c.n_shared_experts = 1;
+        c.q_lora_rank = 8, c.kv_lora_rank = 12, c.qk_nope_head_dim = 4, c.qk_rope_head_dim = 6;
+        c.v_head_dim = 7, c.n_group = 2, c.topk_group = 1;
+    }
     if (f == &family_recurrent)
         c.recurrent_size = 10, c.conv_size = 3,
         c.mixers = (MixerPattern){2, {MIXER_MIN_GRU, MIXER_ATTENTION}};
@@ -479,6 +484,8 @@ static void test_families(void **state) {
                         "qwen3_moe: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
                         "olmoe: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
                         "gpt_oss: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard;\n"
+                        "deepseek_v3: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
+                        "deepseek_v2: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
                         "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard;\n");
     text_free(&refused);
 }
