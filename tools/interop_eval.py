@@ -6,7 +6,7 @@
 100 documents of each task are made up, odd ones among them: spaces before and after, brackets, newlines, letters beyond ASCII, texts
 longer than the context. A tiny model that weft trained answers them in weft and, through transformers, in the harness, which runs its own
 task files with these documents in place of its data sets. Compared are the log-likelihood of every choice, acc, acc_norm, perplexities
-and the standard errors of the accuracies; once more with a BOS before each context.
+and the standard errors of the accuracies; once more with a BOS before each context, and with examples before each question.
 Exits with 77 (a skipped test) and a message where lm_eval, torch or transformers is missing; with --require that is a failure."""
 import argparse
 import json
@@ -20,6 +20,8 @@ import tempfile
 
 SKIPPED = 77
 DOCUMENTS, CONTEXT = 100, 96
+# Examples before a question want more room; some questions still lose tokens.
+SHOTS, LONG_CONTEXT = 3, 256
 # Sums over up to 96 tokens of fp32 log-softmaxes of logits that agree to some 1e-5.
 SUM_TOLERANCE = 2e-3
 # Two choices closer than this may come out either way.
@@ -122,16 +124,20 @@ MAKERS = {"hellaswag": hellaswag, "arc_easy": arc, "arc_challenge": arc, "piqa":
           "lambada": lambada, "text": text}
 
 
+def write_file(work, task, suffix, documents, ascii_only):
+    for_harness = [json.dumps(document) for document in documents]
+    (work / f"harness-{task}{suffix}.jsonl").write_text("\n".join(for_harness) + "\n", encoding="utf-8")
+    if task == "text":
+        documents = [{"text": document["page"]} for document in documents]
+    mine = [json.dumps(document, ensure_ascii=ascii_only) for document in documents]
+    (work / f"{task}{suffix}.jsonl").write_text("\n".join(mine) + "\n", encoding="utf-8")
+
+
 def write_documents(work):
     for number, (task, make) in enumerate(MAKERS.items()):
         rng = random.Random(number)
-        documents = [make(rng) for _ in range(DOCUMENTS)]
-        for_harness = [json.dumps(document) for document in documents]
-        (work / f"harness-{task}.jsonl").write_text("\n".join(for_harness) + "\n", encoding="utf-8")
-        if task == "text":
-            documents = [{"text": document["page"]} for document in documents]
-        ours = [json.dumps(document, ensure_ascii=number % 2 == 0) for document in documents]
-        (work / f"{task}.jsonl").write_text("\n".join(ours) + "\n", encoding="utf-8")
+        write_file(work, task, "", [make(rng) for _ in range(DOCUMENTS)], number % 2 == 0)
+        write_file(work, task, "-examples", [make(rng) for _ in range(SHOTS + 2)], number % 2 == 1)
 
 
 # ---- weft ----
@@ -162,11 +168,13 @@ evaluation:
     return work / "run" / "checkpoints" / "latest"
 
 
-def ours(weft, work, model, add_bos):
-    section = (work / "run.yaml").read_text(encoding="utf-8").replace("evaluation:", f"evaluation:\n  add_bos: {str(add_bos).lower()}")
-    (work / "tasks.yaml").write_text(section, encoding="utf-8")
+def ours(weft, work, model, tasks, add_bos, shots):
+    def source(task):
+        return f"{{path: {task}.jsonl, num_fewshot: {shots}, examples: {task}-examples.jsonl}}" if shots else f"{task}.jsonl"
+    sources = ", ".join(source(task) for task in tasks)
+    (work / "tasks.yaml").write_text(f"evaluation: {{add_bos: {str(add_bos).lower()}, tasks: [{sources}]}}\n", encoding="utf-8")
     out = run(weft, "eval", model, "--tasks", "tasks.yaml", "--compute", "fp32", "--batch", "4", "--json", "--samples",
-              "samples.jsonl", cwd=work)
+              "samples.jsonl", "--context", LONG_CONTEXT if shots else CONTEXT, cwd=work)
     samples = {}
     for line in (work / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
@@ -176,14 +184,18 @@ def ours(weft, work, model, add_bos):
 
 # ---- the harness ----
 
-def configuration(manager, task, path):
+def configuration(manager, task, work, shots):
     """The harness's own file of a task, with our documents in place of its data set."""
     from lm_eval.tasks._yaml_loader import load_yaml
     config = dict(load_yaml(manager.task_index[TASKS[task]].yaml_path, resolve_func=True))
     split = config.get("test_split") or config.get("validation_split")
     for key in ("training_split", "validation_split", "fewshot_split", "dataset_name", "tag", "group", "include"):
         config.pop(key, None)
-    config.update(task=task, dataset_path="json", dataset_kwargs={"data_files": {split: str(path)}}, test_split=split, num_fewshot=0)
+    files = {split: str(work / f"harness-{task}.jsonl")}
+    if shots:
+        files["examples"] = str(work / f"harness-{task}-examples.jsonl")
+        config.update(fewshot_split="examples", fewshot_config={**(config.get("fewshot_config") or {}), "sampler": "first_n"})
+    config.update(task=task, dataset_path="json", dataset_kwargs={"data_files": files}, test_split=split, num_fewshot=shots)
     return config
 
 
@@ -203,15 +215,15 @@ def with_bos(work, model):
     return copy
 
 
-def theirs(work, model, tasks):
+def theirs(work, model, tasks, shots):
     import torch
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
     torch.set_num_threads(2)
     manager = TaskManager()
-    lm = HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1, max_length=CONTEXT)
-    results = simple_evaluate(model=lm, tasks=[configuration(manager, task, work / f"harness-{task}.jsonl") for task in tasks],
+    lm = HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1, max_length=LONG_CONTEXT if shots else CONTEXT)
+    results = simple_evaluate(model=lm, tasks=[configuration(manager, task, work, shots) for task in tasks],
                               task_manager=manager, log_samples=True, bootstrap_iters=1000)
     return results["results"], results["samples"]
 
@@ -278,14 +290,14 @@ def main():
         os.environ["HF_HOME"] = str(work / "hf")
         write_documents(work)
         model = train(args.weft.resolve(), work)
-        for add_bos in (False, True):
-            # With a tokenizer that adds the BOS the harness scores a second one in rolling texts; weft does not.
-            tasks = [task for task in MAKERS if not (add_bos and task == "text")]
-            mine, samples = ours(args.weft.resolve(), work, model, add_bos)
-            result, their_samples = theirs(work, with_bos(work, model) if add_bos else model, tasks)
+        for add_bos, shots in ((False, 0), (True, 0), (False, SHOTS)):
+            # With a tokenizer that adds the BOS the harness scores a second one in rolling texts; weft does not. Those take no examples.
+            tasks = [task for task in MAKERS if not ((add_bos or shots) and task == "text")]
+            mine, samples = ours(args.weft.resolve(), work, model, tasks, add_bos, shots)
+            result, their_samples = theirs(work, with_bos(work, model) if add_bos else model, tasks, shots)
             check(sum(task["truncated"] for task in mine.values()) > 20, "contexts are cut")
             for task in tasks:
-                what = task + (", with BOS" if add_bos else "")
+                what = task + (", with BOS" if add_bos else "") + (f", {shots} examples" if shots else "")
                 compare(task, mine[task], samples[task], result[task], their_samples[task], what)
     if failures:
         sys.exit(f"{len(failures)} failures")

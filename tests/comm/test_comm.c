@@ -96,10 +96,14 @@ static void expected_sum(CommType type, const int *ranks, int n, int64_t i, void
 
 static size_t bytes_of(CommType type) { return type == COMM_F32 ? 4 : 8; }
 
-static void put_value(CommType type, int r, int64_t i, void *out) {
-    float f = value_f32(r, i);
-    int64_t n = value_i64(r, i);
-    memcpy(out, type == COMM_F32 ? (void *)&f : (void *)&n, bytes_of(type));
+/* Elements [0, n) of what rank r brings. */
+static void put_values(CommType type, int r, int64_t n, void *out) {
+    float *f = out;
+    int64_t *whole = out;
+    if (type == COMM_F32)
+        for (int64_t i = 0; i < n; i++) f[i] = value_f32(r, i);
+    else
+        for (int64_t i = 0; i < n; i++) whole[i] = value_i64(r, i);
 }
 
 static _Thread_local Mesh mesh;
@@ -246,7 +250,7 @@ static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool
     char *in = take(bytes + 64), *out = inside ? in + (size_t)parts[me].first * each : take(own + 64),
          *work = take(room + 1);
     char *host = malloc(bytes + 1);
-    for (int64_t i = 0; i < all; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    put_values(type, comm_rank(comm), all, host);
     upload(in, host, bytes);
     CommHandle handle;
     comm_reset_traffic(comm);
@@ -270,7 +274,7 @@ static void check_all_reduce(AxisSet set, CommType type, int64_t count) {
            room = comm_all_reduce_workspace(n, type, count);
     begin_pool(bytes + room + 256);
     char *data = take(bytes + 1), *work = take(room + 1), *host = malloc(bytes + 1);
-    for (int64_t i = 0; i < count; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    put_values(type, comm_rank(comm), count, host);
     upload(data, host, bytes);
     CommHandle handle;
     dawdle(bytes + 2);
@@ -315,7 +319,7 @@ static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     begin_pool(bytes + more + room + room2 + 512);
     char *data = take(bytes + more + 1), *work = take(room + 1), *work2 = take(room2 + 1);
     char *host = malloc(bytes + 1);
-    for (int64_t i = 0; i < whole; i++) put_value(type, comm_rank(comm), i, host + (size_t)i * each);
+    put_values(type, comm_rank(comm), whole, host);
     upload(data, host, bytes);
     CommHandle handle;
     comm_reset_traffic(comm);
