@@ -1842,7 +1842,7 @@ static bool same_layers(LayerSet a, LayerSet b, const ModelConfig *c) {
  * gave are looked at: the rest have taken the file's value already. */
 static ErrorCode check_shape(const OptionSet *set, const ModelConfig *own, const ModelConfig *asked,
                              const char *dir, Error *err) {
-#define HEADS(c, heads) ((c)->heads * (c)->head_dim)
+#define HEADS(c, heads) ((c)->heads * ((c)->head_dim ? (c)->head_dim : model_usual_head_dim(c)))
     const struct {
         const char *key;
         int64_t own, asked;

@@ -368,12 +368,16 @@ static int64_t usual_recurrence(const ModelConfig *c) {
     return (4 * c->hidden_size / 3 + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
 }
 
+int64_t model_usual_head_dim(const ModelConfig *c) {
+    if (arch_of(c)->latent) return c->qk_nope_head_dim + c->qk_rope_head_dim;
+    return c->num_attention_heads > 0 ? c->hidden_size / c->num_attention_heads : 0;
+}
+
 /* What can be said in several ways is said in one, so that equal shapes are equal bytes. No window leaves
  * no layers that have one, and no layers leave no window: hence the set between the two. */
 static void make_canonical(ModelConfig *c) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
-    if (c->head_dim == 0 && arch_of(c)->latent) c->head_dim = c->qk_nope_head_dim + c->qk_rope_head_dim;
-    if (c->head_dim == 0 && c->num_attention_heads > 0) c->head_dim = c->hidden_size / c->num_attention_heads;
+    if (c->head_dim == 0) c->head_dim = model_usual_head_dim(c);
     if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = ROPE_UNSCALED;
     if (c->partial_rotary_factor == 0.0) c->partial_rotary_factor = 1.0;
     if (arch_of(c)->local_rotation && c->rope_local_theta == 0.0) c->rope_local_theta = c->rope_theta;

@@ -184,7 +184,9 @@ typedef enum Dim {
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 
-/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = hidden / heads), brings what can be
+int64_t model_usual_head_dim(const ModelConfig *c); /* what a head_dim of 0 means */
+
+/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = the usual), brings what can be
  * said in several ways to one (patterns of layers, scaling by 1), and checks every rule: positive sizes,
  * heads divide, head_dim even, products in 63 bits, and nothing that the family's config.json could not say.
  * `where` names the source. */

@@ -98,9 +98,7 @@ has out 'visits of ep: where tokens go evenly'
 exits 0 plan run.yaml -n 4 mesh.ep=2 --program
 has out 'VISIT_X        u1 m0 FWD gate and up of experts, down of experts'
 has out 'VISIT_X        u1 m0 BWD gate and up of experts, down of experts'
-conclude
-
-# DeepSeek: latent attention, grouped sigmoid routing with a bias that stays, shared experts, a dense first layer; on meshes as alone.
+# DeepSeek: latent attention, grouped sigmoid routing with a bias, shared experts, a dense first layer; on meshes as alone.
 deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
   model.router_aux_loss_coef=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
   model.n_group=3 model.topk_group=2 model.first_k_dense_replace=1 train.steps=3 schedule.total_steps=6 train.router_bias_speed=0.01'
@@ -117,6 +115,13 @@ grep -q 'layers.1.mlp.gate.e_score_correction_bias  *F32  *\[6\]  *0\.0[1-7][0-9
 exits 0 train run.yaml run.dir=latent_all $deepseek train.steps=6
 mesh 2 latent $deepseek mesh.dp_shard=2 mesh.ep=2 train.steps=6
 [ "$(digest latent)" = "$(digest latent_all)" ] || fail "deepseek_v3 goes on otherwise, with its bias"
+# It evens experts out: the mean of the last ten of thirty steps, 1.4 and 2.6.
+unevenness() {
+    exits 0 train run.yaml run.dir=even$1 $deepseek train.steps=30 schedule.total_steps=30 validation.every=0 checkpoint.every=0 \
+        train.router_bias_speed=$1
+    grep -o '"expert_imbalance": [0-9.]*' even$1/metrics.jsonl | tail -10 | awk '{ sum += $2 } END { printf "%d", 100 * sum }'
+}
+[ "$(unevenness 0.001)" -lt "$(unevenness 0)" ] || fail "the bias evens nothing out"
 exits 0 generate latent --prompt abc --tokens 4 --temperature 0
 exits 0 train run.yaml run.dir=latent_from $deepseek model.init=latent/checkpoints/step-00000003 train.steps=1
 exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2
@@ -126,3 +131,5 @@ has err 'qwen3_moe, if any, are chosen without a bias'
 exits 78 plan run.yaml model.family=deepseek_v2 model.head_dim=0 model.output_router_logits=false model.router_aux_loss_coef=0 \
     model.num_key_value_heads=2 model.dense_period=0 model.dense_layers=0
 has err 'num_key_value_heads is 2, expected num_attention_heads, 4'
+
+conclude
