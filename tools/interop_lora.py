@@ -21,7 +21,7 @@ WEIGHT_TOLERANCE = 1e-6  # relative to the largest of a matrix: both sum in fp32
 STEPS = 6
 # Of PEFT's own making: not all matrices of a kind, and a scale of another form.
 CHOSEN = {"phi3": ["qkv_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"], "qwen3_moe": ["q_proj", "v_proj"],
-          "olmoe": ["q_proj", "v_proj"]}
+          "olmoe": ["q_proj", "v_proj"], "deepseek_v3": ["kv_b_proj", "o_proj"], "deepseek_v2": ["kv_b_proj", "o_proj"]}
 largest = {}
 
 
@@ -54,7 +54,7 @@ def from_weft(torch, transformers, peft, args, work, family, base, ids):
 
     what, trained, merged = f"{family}, adapters of weft", work / f"{family}-run", work / f"{family}-merged"
     # Targets like gate_proj mean experts to PEFT, too: docs/tuning.md.
-    match = ["lora.match=self_attn"] if family == "qwen3_moe" else []
+    match = ["lora.match=self_attn"] if family in ("qwen3_moe", "deepseek_v3", "deepseek_v2") else []
     run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={base}", *match)
     losses = [record["loss"] for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines()) if record["kind"] == "train"]
     check(losses[-1] < losses[0], f"{what}: {STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}")
