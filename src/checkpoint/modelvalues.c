@@ -169,6 +169,20 @@ static bool is_wanted(const char **names, int count, const char *name) {
     return found;
 }
 
+/* Tensors of a module (model/layers/module.c), whose block is the one with eh_proj: where a model has none,
+ * all of it; where it has one, only the copies of embedding and head that published files have. */
+static bool is_of_module(const ModelFiles *m, const char **names, int count, const char *name) {
+    static const char *const copies[] = {"embed_tokens.weight", "shared_head.head.weight"};
+    char joins[64];
+    const char *key = joins;
+    int layer, end = 0;
+    if (sscanf(name, "model.layers.%6d.%n", &layer, &end) != 1 || end == 0) return false;
+    snprintf(joins, sizeof joins, "%.*seh_proj.weight", end, name);
+    if (modelfiles_find(m, joins) == NULL) return false;
+    if (bsearch(&key, names, (size_t)count, sizeof *names, compare_names) == NULL) return true;
+    return strcmp(name + end, copies[0]) == 0 || strcmp(name + end, copies[1]) == 0;
+}
+
 /* A tensor nobody asked for belongs to a model that computes something else. */
 static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list, Error *err) {
     const char **names = mem_alloc_array((size_t)list->count, sizeof *names);
@@ -178,7 +192,9 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
     qsort(names, (size_t)list->count, sizeof *names, compare_names);
     for (size_t i = 0; i < m->count && unknown == NULL; i++) {
         const char *name = m->tensors[i].tensor->name;
-        if (!is_wanted(names, list->count, name) && !is_harmless(name)) unknown = name;
+        bool known = is_wanted(names, list->count, name) || is_harmless(name) ||
+                     is_of_module(m, names, list->count, name);
+        if (!known) unknown = name;
     }
     free(names);
     if (unknown == NULL) return OK;

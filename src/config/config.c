@@ -1105,6 +1105,17 @@ const Option config_options[] = {
      .max = FURTHER_HEADS,
      .help = "Further heads, the k-th of which is trained on the k-th token behind the next one; validation, "
              "generation and Hugging Face's classes use none of them."},
+    {.key = "train.multi_token_kind",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_RUN,
+     .offset = AT(train.multi_token_kind),
+     .fallback = "heads",
+     .choices = "heads|module",
+     .help =
+         "What they are. heads: a matrix each, on the states of the head. module: DeepSeek-V3's, one: a "
+         "block "
+         "behind the last one that reads the next token too, before the model's own head; of deepseek_v3, "
+         "whose checkpoints have it."},
     {.key = "train.multi_token_weight",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -2064,16 +2075,36 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     return OK;
 }
 
+/* Why a model or mesh has no module; NULL: it may have one. */
+static const char *refuses_module(const Config *c) {
+    if (c->train.multi_token > 1)
+        return "train.multi_token above 1: checkpoints of the family have one module";
+    if (!model_family(&c->model.shape)->arch.module)
+        return "another model.family than deepseek_v3: files of no other one have a module";
+    if (c->mesh.ep != 1) return "mesh.ep: visits to its experts are no part of the head's pass";
+    return NULL;
+}
+
+static ErrorCode check_module(const Config *c, const OptionSet *set, Error *err) {
+    const char *why = refuses_module(c);
+    if (c->train.multi_token_kind != FURTHER_MODULE) return OK;
+    if (c->train.multi_token == 0)
+        return options_fail(set, "train.multi_token_kind", err,
+                            "a module is one: set train.multi_token to 1");
+    if (!why) return OK;
+    return options_fail(set, "train.multi_token_kind", err, "a module is not in this version beside %s", why);
+}
+
 /* What is not there beside further heads. A tied head's gradient takes a way of its own, and weights to start
  * from have no such heads. */
 static ErrorCode check_multi_token(const Config *c, const OptionSet *set, Error *err) {
     const char *other = c->mesh.tp > 1 || c->numerics.canonical_tp > 1   ? "mesh.tp and numerics.canonical_tp"
                         : c->mesh.cp > 1 || c->numerics.canonical_cp > 1 ? "mesh.cp and numerics.canonical_cp"
                         : c->lora.rank > 0                               ? "lora.rank"
-                        : c->model.init[0]                               ? "model.init"
-                        : c->model.shape.tie_word_embeddings             ? "model.tie_word_embeddings"
-                                                                         : NULL;
-    if (c->train.multi_token == 0 || !other) return OK;
+                        : c->model.init[0] && c->train.multi_token_kind == FURTHER_HEAD ? "model.init"
+                        : c->model.shape.tie_word_embeddings ? "model.tie_word_embeddings"
+                                                             : NULL;
+    if (c->train.multi_token == 0 || !other) return check_module(c, set, err);
     return options_fail(set, "train.multi_token", err,
                         "further heads beside %s are not in this version: leave "
                         "one of them out",
@@ -2289,6 +2320,7 @@ static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
  * derived. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
     c->model.shape.further_heads = c->train.multi_token;
+    c->model.shape.further_module = c->train.multi_token > 0 && c->train.multi_token_kind == FURTHER_MODULE;
     TRY(options_follow(set, err));
     return derive_rope(c, set, err);
 }

@@ -8,6 +8,8 @@
 #include "data/config.h"
 #include "model/config.h"
 
+/* What predicts tokens behind the next one. */
+typedef enum FurtherKind { FURTHER_HEAD, FURTHER_MODULE } FurtherKind;
 typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
 typedef enum Numerics { NUMERICS_FAST, NUMERICS_EXACT } Numerics;
 typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
@@ -62,6 +64,7 @@ typedef struct TrainOptions {
     double router_bias_speed; /* by how much the bias of an expert moves in a step; 0: not at all */
     double expert_capacity;   /* rows of a round of visits, over those of a rank's own choices */
     int64_t multi_token;      /* further heads */
+    int multi_token_kind;     /* FurtherKind */
     double multi_token_weight;
     int64_t stop_after_bad; /* non-finite steps in a row */
     bool split_backward;

@@ -93,6 +93,9 @@ static void point_owned(Engine *e) {
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
 
+/* Rows of host memory that a microbatch takes on its way, [T] each. */
+static int64_t further_rows(const ModelConfig *c) { return c->further_heads + c->further_module; }
+
 /* Host memory: pointers and handles, a few for each unit. All of it is taken here, since a step allocates
  * nothing. */
 static void allocate_tables(Engine *e) {
@@ -115,7 +118,7 @@ static void allocate_tables(Engine *e) {
     e->step.started = mem_alloc_array(units + 1, 1);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
     e->further = mem_alloc_array(microbatches * (size_t)e->model.tokens,
-                                 (size_t)e->model.config.further_heads * sizeof *e->further);
+                                 (size_t)further_rows(&e->model.config) * sizeof *e->further);
     e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
     e->traffic.reductions = mem_alloc_array(units + 1, sizeof *e->traffic.reductions);
     e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
@@ -305,6 +308,8 @@ void execution_enter(Execution *x, int m) {
         x->pass.further_targets[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k);
         x->pass.further_losses[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k + 1);
     }
+    int behind = BATCH_ARRAYS + 2 * program_further_heads(x->program);
+    x->pass.next_ids = program_has_module(x->program) ? batch_array(x, m, behind) : NULL;
 }
 
 /* An id or a position beyond its table would be read from memory of something else: a crash far from here, or
@@ -318,18 +323,31 @@ static bool is_within(const Batch *b, const RankPlan *p) {
     return within;
 }
 
+/* Whether its segment goes on so far behind a token. */
+static bool goes_on(const Batch *b, int64_t t, int64_t on) {
+    return t + on < b->tokens && b->first_key[t + on] == b->first_key[t];
+}
+
 /* A token's own target, k + 1 tokens on in its segment, where that is one. */
 static void load_further(Execution *x, int m, int k) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens, on = k + 1;
-    int32_t *targets = e->further + ((int64_t)m * e->model.config.further_heads + k) * tokens;
-    for (int64_t t = 0; t < tokens; t++) {
-        bool there = t + on < tokens && b->first_key[t + on] == b->first_key[t];
-        targets[t] = there ? b->targets[t + on] : -1;
-    }
+    int32_t *targets = e->further + (m * further_rows(&e->model.config) + k) * tokens;
+    for (int64_t t = 0; t < tokens; t++) targets[t] = goes_on(b, t, on) ? b->targets[t + on] : -1;
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.further_targets[k], targets,
        (size_t)tokens * sizeof *targets);
+}
+
+/* The token that follows each in its segment: not its target, which some tokens have none of. The last one
+ * takes itself. */
+static void load_next(Execution *x, int m) {
+    Engine *e = x->engine;
+    const Batch *b = &x->batches[m];
+    int64_t tokens = e->model.tokens;
+    int32_t *ids = e->further + ((m + 1) * further_rows(&e->model.config) - 1) * tokens;
+    for (int64_t t = 0; t < tokens; t++) ids[t] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
+    OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
 }
 
 /* This rank's tokens, whose targets are the next token's wherever that is: batches come so. Attention sees
@@ -351,23 +369,22 @@ static void load(Execution *x, int m) {
     }
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
     for (int k = 0; k < program_further_heads(x->program); k++) load_further(x, m, k);
+    if (program_has_module(x->program)) load_next(x, m);
 }
 
 /* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward
  * pass makes those of its matrix): told before its first action over a unit, ... */
 static void begin_gradients(Execution *x, Action a) {
-    for (int f = 0; x->training && program_begins_unit(x->program, a) && f < GRADIENT_FLATS; f++) {
-        int unit = program_gradient_unit(x->program, a, (Flat)f);
-        if (unit >= 0) gradients_begin(x, unit, (Flat)f, a.microbatch);
-    }
+    PassGradient g;
+    for (int i = 0; x->training && program_begins_unit(x->program, a) && i < PASS_GRADIENTS; i++)
+        if (program_gradient(x->program, a, i, &g)) gradients_begin(x, g.unit, g.flat, a.microbatch);
 }
 
 /* ... and complete after its last one. */
 static void end_gradients(Execution *x, Action a) {
-    for (int f = 0; x->training && program_ends_unit(x->program, a) && f < GRADIENT_FLATS; f++) {
-        int unit = program_gradient_unit(x->program, a, (Flat)f);
-        if (unit >= 0) gradients_end(x, unit, (Flat)f, a.microbatch);
-    }
+    PassGradient g;
+    for (int i = 0; x->training && program_ends_unit(x->program, a) && i < PASS_GRADIENTS; i++)
+        if (program_gradient(x->program, a, i, &g)) gradients_end(x, g.unit, g.flat, a.microbatch);
 }
 
 /* What a unit's passes read and write beside the slab, by the pass that an action is, or belongs to. A unit's
@@ -395,7 +412,8 @@ UnitPass execution_unit(const Execution *x, Action a) {
     }
     if (half != HALF_WEIGHT || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
-    if (half != HALF_BOTH && u > 0 && u < last) unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
+    if (half != HALF_BOTH && u > 0 && (u < last || e->model.config.further_module))
+        unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
     return unit;
 }
 

@@ -118,8 +118,10 @@ struct Engine {
     Statistics statistics;
     Traffic traffic;
     Visiting visiting;
-    int32_t *further; /* [microbatches, further heads, T] host: targets, until they are uploaded */
-    StepTimes clock;  /* of the step under way; one ActionTime more, for evaluations */
+    /* [microbatches, further heads, T] host: targets, until they are uploaded; behind those of a microbatch
+     * next ids of a module */
+    int32_t *further;
+    StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
     Progress progress;
     Targets next;
 };

@@ -198,7 +198,7 @@ ExpertFigures statistics_experts(Engine *e) {
     counts[0] = count;
     memcpy(counts + 1, routed_of(e, e->statistics.host), (size_t)count * sizeof *counts);
     execution_combine(e, counts, (size_t)(count + 1) * sizeof *counts, add_counts);
-    for (int64_t i = 0; i < c->num_hidden_layers; i++)
+    for (int64_t i = 0; i < model_blocks(c); i++)
         add_layer(&f, counts + 1 + i * c->num_experts, c->num_experts);
     return f;
 }

@@ -57,6 +57,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_TAPS_2: return 2 * c->conv_size * c->recurrent_size;
     case DIM_ADAPTER: return c->adapter_rank;
     case DIM_FURTHER: return c->further_heads * c->vocab_size;
+    case DIM_JOINED: return 2 * c->hidden_size;
     case DIM_SHARED: return c->n_shared_experts * expert_width(c);
     case DIM_SHARED_GATE_UP: return 2 * c->n_shared_experts * expert_width(c);
     case DIM_LATENT_QUERY: return c->q_lora_rank;

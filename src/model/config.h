@@ -105,6 +105,7 @@ typedef struct ModelConfig {
      * that of its experts. In no config.json either; 0 ranks: all are here. */
     int64_t expert_ranks, expert_place;
     int64_t further_heads; /* of train.multi_token: in no config.json; at most FURTHER_HEADS */
+    bool further_module;   /* one, which is a module (layers/module.c) in place of a head */
 } ModelConfig;
 enum { FURTHER_HEADS = 4 };
 /* Ranks that share experts out, and how many of a layer each has. */
@@ -116,6 +117,13 @@ static inline int64_t model_own_experts(const ModelConfig *c) {
 }
 static inline int64_t model_first_expert(const ModelConfig *c) {
     return c->expert_place * model_own_experts(c);
+}
+
+/* Blocks with that of the module, whose number is that behind the last one's. */
+static inline int64_t model_blocks(const ModelConfig *c) { return c->num_hidden_layers + c->further_module; }
+/* The last unit reads the embedding too: it is its head's matrix, or a module looks the next token up. */
+static inline bool model_embeds_last(const ModelConfig *c) {
+    return c->tie_word_embeddings || c->further_module;
 }
 
 bool layer_set_has(LayerSet s, int64_t layer);
@@ -172,6 +180,7 @@ typedef enum Dim {
     DIM_TAPS_2,         /* twice that */
     DIM_ADAPTER,        /* r, the rank of adapters */
     DIM_FURTHER,        /* V for each further head */
+    DIM_JOINED,         /* 2h, what a module reads of a token */
     DIM_SHARED,         /* width of the shared experts */
     DIM_SHARED_GATE_UP, /* twice that */
     DIM_LATENT_QUERY,   /* width of the latent of queries */

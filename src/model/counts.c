@@ -74,8 +74,7 @@ int64_t model_active_count(const ModelConfig *c) {
 
 int64_t model_expert_blocks(const ModelConfig *c) {
     int64_t blocks = 0;
-    for (int64_t i = 0; c->num_experts > 0 && i < c->num_hidden_layers; i++)
-        blocks += model_block(c, i).experts;
+    for (int64_t i = 0; c->num_experts > 0 && i < model_blocks(c); i++) blocks += model_block(c, i).experts;
     return blocks;
 }
 

@@ -23,7 +23,7 @@ typedef struct Step {
 /* Returns how many. */
 int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]);
 
-/* The tensors of a sublayer. Those before `layer` are NULL where the layer stands alone. */
+/* The tensors of a sublayer. Of one that stands alone x alone is there, which is n, or nothing. */
 typedef struct SublayerTensors {
     void *x;     /* [T, h] the stream before it */
     float *rstd; /* [T] of the norm before the layer */
@@ -31,13 +31,14 @@ typedef struct SublayerTensors {
     /* [T, h] gradient of the layer's result, where it is not the stream's: behind a norm, and for the weight
      * half alone */
     void *dy;
-    void *result;    /* [T, h] of the layer, where a norm follows it; else NULL */
+    void *result; /* [T, h] of the layer, where a norm follows it, or where it begins a stream; else NULL */
     float *out_rstd; /* [T] of that norm */
     void *layer[LAYER_TENSORS];
 } SublayerTensors;
 
 typedef struct UnitTensors {
-    void *dn; /* [T, h] gradient of a layer's input, and what it makes when that is done again */
+    void *dn;      /* [T, h] gradient of a layer's input, and what it makes when that is done again */
+    void *dstream; /* [T, h] gradient of a stream that begins in the unit; NULL: it goes through it */
     Shared shared;
     AdapterRoom adapters;
     SublayerTensors sublayers[UNIT_SUBLAYERS];

@@ -115,7 +115,7 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
                       const ModelConfig *c) {
     Param *p = &t->params[t->count++];
     size_t *size = &t->flats[unit][flat];
-    bool in_block = unit > 0 && unit < t->units - 1;
+    bool in_block = !row->outside;
     const Family *f = model_family(c);
     const char *name = family_parameter_name(f, row->adapts ? row->adapts : row);
     /* Only linear layers are transposed: an embedding is read by rows in every family, and adapters are as

@@ -97,6 +97,7 @@ typedef struct ParamRow {
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
     bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs] */
+    bool outside;   /* of blocks: its name is whole */
     /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
      * where adapters were put to it (param_table_adapt), never by its config.json. */
     const struct ParamRow *adapts;
@@ -148,7 +149,8 @@ ParamMatrix param_matrix(const Param *p, int k);
 enum { PARAM_RANK = 3 };
 int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]);
 
-/* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. */
+/* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. A module's
+ * parameters are in unit L+1 and have names of block L. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 /* Lays the table out anew, with frozen[i] of the parameters that it has now: frozen matrices, but for those
  * in one group with others that are trained, move to a flat of their own. Indices of parameters change. */
@@ -175,7 +177,7 @@ static inline bool flat_of_experts(Flat flat) { return flat == FLAT_EXPERTS || f
 size_t param_unit_size(const ParamTable *t, int unit);
 
 /* At most so many kinds of parameters has a unit. */
-enum { UNIT_ROWS = 48 };
+enum { UNIT_ROWS = 64 };
 /* The kinds of parameters that a unit may have, in canonical order but for vectors before matrices; returns
  * how many. Not all need be present. */
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);

@@ -96,14 +96,15 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
     return p;
 }
 
-/* Without a norm before it the layer's operand n is the stream itself: one tensor under two names. A layer
- * that stands alone brings all its tensors with it. */
-static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int index, SublayerTensors *out) {
+/* Without a norm before it the layer's operand n is the stream itself: one tensor under two names. The
+ * embedding has no stream before it. */
+static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int unit, int index,
+                          SublayerTensors *out) {
+    TensorRow stream = stream_row(s, index);
+    out->n = out->x = unit > 0 ? take(c, m, &stream) : NULL;
     if (!sublayer_alone(s)) {
-        TensorRow stream = stream_row(s, index);
-        out->x = take(c, m, &stream);
         out->rstd = s->in ? take(c, m, &rstd_row) : NULL;
-        out->n = s->in ? take(c, m, &n_row) : out->x;
+        if (s->in) out->n = take(c, m, &n_row);
         out->dy = take(c, m, &dy_row);
         out->result = s->out ? take(c, m, &result_row) : NULL;
         out->out_rstd = s->out ? take(c, m, &rstd_row) : NULL;
@@ -148,8 +149,10 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(&m->config, unit, sublayers);
     *out = (UnitTensors){0};
-    for (int s = 0; s < count; s++) take_sublayer(c, m, &sublayers[s], s, &out->sublayers[s]);
-    if (!sublayer_alone(&sublayers[0])) out->dn = take(c, m, &dn_row);
+    bool begins = count > 1 && sublayer_alone(&sublayers[0]);
+    for (int s = 0; s < count; s++) take_sublayer(c, m, &sublayers[s], unit, s, &out->sublayers[s]);
+    if (begins || !sublayer_alone(&sublayers[0])) out->dn = take(c, m, &dn_row);
+    if (begins) out->dstream = take(c, m, &dy_row), out->sublayers[0].result = out->sublayers[1].x;
     take_shared(c, m, unit, &out->shared);
     take_adapters(c, m, unit, &out->adapters);
 }

@@ -59,22 +59,36 @@ static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
     return a->qk_norm != QK_NORM_NONE ? &layer_normed_attention : &layer_attention;
 }
 
-/* The whole anatomy of a model: unit 0 and unit L+1 are one layer each, all between are a mixer and, with
- * most, an MLP or experts. */
-int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
-    bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
-    if (embedding || head) {
-        const Layer *last = c->further_heads > 0 ? &layer_heads : &layer_head;
-        out[0] = (Sublayer){.layer = embedding ? &layer_embedding : last};
-        return 1;
-    }
+/* A mixer and, with most, an MLP or experts. */
+static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]) {
     const Arch *a = &model_family(c)->arch;
-    BlockShape block = model_block(c, unit - 1);
+    BlockShape block = model_block(c, number);
     out[0] = sublayer_of(a, 0, mixer_layer(c, block.mixer));
     if (mixers[block.mixer].alone) return 1;
     const Layer *experts = c->n_shared_experts > 0 ? &layer_shared_experts : &layer_experts;
     out[1] = sublayer_of(a, 1, block.experts ? experts : &layer_mlp);
     return 2;
+}
+
+/* What begins a module's stream, the block behind the last one, and all heads. */
+static int module_sublayers(const ModelConfig *c, Sublayer out[UNIT_SUBLAYERS]) {
+    int n = 0;
+    out[n++] = (Sublayer){.layer = &layer_module};
+    n += block_sublayers(c, c->num_hidden_layers, &out[n]);
+    for (int s = 0; s < n; s++) out[s].training = true;
+    out[n++] = (Sublayer){.layer = &layer_module_head};
+    return n;
+}
+
+/* The whole anatomy of a model: unit 0 is one layer, and unit L+1, but for a module's block in it; all
+ * between are blocks. */
+int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
+    bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
+    if (head && c->further_module) return module_sublayers(c, out);
+    if (!embedding && !head) return block_sublayers(c, unit - 1, out);
+    const Layer *last = c->further_heads > 0 ? &layer_heads : &layer_head;
+    out[0] = (Sublayer){.layer = embedding ? &layer_embedding : last};
+    return 1;
 }
 
 /* Norms stand before the layers' own rows: the order of files is the order of this list. */
@@ -108,12 +122,12 @@ bool lifetime_stays(Lifetime life, Recompute recompute) {
     return false;
 }
 
-/* The parts of the sublayer's layer, of which the last makes its result. */
+/* The parts of the sublayer's layer, of which the last makes its result, and some a term of it. */
 static int layer_steps(const Layer *layer, int sublayer, Lifetime result, Step *steps) {
     for (int i = 0; i < layer->part_count; i++) {
         const Part *part = &layer->parts[i];
         bool last = i == layer->part_count - 1;
-        steps[i] = (Step){STEP_LAYER, sublayer, part, last, last ? result : part->makes};
+        steps[i] = (Step){STEP_LAYER, sublayer, part, last, last || part->term ? result : part->makes};
     }
     return layer->part_count;
 }
@@ -124,7 +138,7 @@ static int layer_steps(const Layer *layer, int sublayer, Lifetime result, Step *
 static int sublayer_steps(const Sublayer *s, int index, bool ends, Step *steps) {
     Lifetime result = ends ? LIFE_INPUT : stream_lifetime(index + 1);
     int n = 0;
-    if (!sublayer_alone(s))
+    if (!sublayer_alone(s) || index > 0)
         steps[n++] = (Step){
             .kind = STEP_ENTER, .sublayer = index, .makes = s->in ? LIFE_CHEAP : stream_lifetime(index)};
     n += layer_steps(s->layer, index, s->out ? LIFE_SAVED : result, &steps[n]);
@@ -137,7 +151,8 @@ static int sublayer_steps(const Sublayer *s, int index, bool ends, Step *steps) 
  *     e  q k v  attention  output     e  gate and up  down     sum
  *     e  q k v  attention  output  l  e  gate and up  down  l  sum
  *
- * A block enters its sublayers even where no norm stands there: the stream has to take the result before. */
+ * A block enters its sublayers even where no norm stands there: the stream has to take the result before; so
+ * does what ends a stream. */
 int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers), n = 0;

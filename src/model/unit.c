@@ -7,7 +7,9 @@
  *
  * Without norm `in`, n is x, and dx += dn; without `out`, the result is f, and dy is dx. A result lives where
  * the unit's output goes until the stream takes it. A layer that stands alone (embedding, head) goes from the
- * unit's input to its output by itself.
+ * unit's input to its output by itself. A stream may begin in a unit, with a layer that stands alone, and end
+ * there with another one (a module): then its results are where gradients of layers' inputs will be, and its
+ * gradient has a place of its own.
  *
  * Everything here is a walk over the steps of sublayers.c in one direction or the other; which of them a
  * pass does is up to who runs it, and between any two of them it may stop. So nothing is carried from step to
@@ -20,6 +22,8 @@ typedef struct Run {
     Step steps[UNIT_PARTS];
     Sublayer sublayers[UNIT_SUBLAYERS];
     UnitTensors tensors;
+    void *out;     /* where results go: the unit's output is made there, where it has one */
+    void *dstream; /* gradient of the stream: dx, where this goes through the unit */
 } Run;
 
 /* All that a pass needs to know of its unit, made anew for each: some dozens of additions, so nothing has
@@ -30,6 +34,9 @@ static Run start(const UnitPass *u) {
     unit_sublayers(&m->config, u->unit, r.sublayers);
     r.count = unit_steps(&m->config, u->unit, r.steps);
     unit_tensors(m, u->unit, u->slab, u->keep, u->scratch, &r.tensors);
+    bool begins = r.tensors.dstream != NULL;
+    r.out = begins ? r.tensors.dn : u->out;
+    r.dstream = begins ? r.tensors.dstream : u->dx;
     return r;
 }
 
@@ -63,18 +70,21 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .tensors = t->layer,
                        .shared = shared,
                        .adapters = &r->tensors.adapters,
+                       .input = r->u->slab,
+                       .dstream = r->dstream,
                        .x = is_shared(r) ? shared->whole : t->n,
                        .y = is_shared(r) ? shared->terms : result_of(r, step->sublayer, result)};
 }
 
 /* ---- forward ---- */
 
-/* The stream is there already where it was saved, and in the first sublayer: then only the norm is left. */
+/* The stream is there already where it was saved, in the first sublayer, and behind the layer that begins it:
+ * then only the norm is left. */
 static void enter(const Run *r, int index, const void *result, bool saved) {
     const Pass *p = r->u->pass;
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const ParamRow *norm = r->sublayers[index].in;
-    bool sum = index > 0 && !saved;
+    bool sum = index > 0 && !saved && !sublayer_alone(&r->sublayers[index - 1]);
     if (norm)
         norm_forward(p, r->u->unit, norm, model_own_tokens(p->model), sum ? t[-1].x : t->x,
                      sum ? result : NULL, sum ? t->x : NULL, t->n, t->rstd);
@@ -101,10 +111,17 @@ static void forward_step(const Run *r, const Step *step, void *result, bool save
     }
 }
 
+/* Without training a stream that begins in the unit is not made, and so not taken at its end. */
+static bool is_passed_over(const Run *r, const Step *step) {
+    const Sublayer *s = &r->sublayers[step->sublayer];
+    return !r->u->pass->training && (s->training || (step->kind == STEP_ENTER && sublayer_alone(s)));
+}
+
 void unit_forward(const UnitPass *u, Parts parts) {
     Run r = start(u);
     CHECK(parts.first >= 0 && parts.end <= r.count);
-    for (int i = parts.first; i < parts.end; i++) forward_step(&r, &r.steps[i], u->out, false);
+    for (int i = parts.first; i < parts.end; i++)
+        if (!is_passed_over(&r, &r.steps[i])) forward_step(&r, &r.steps[i], r.out, false);
 }
 
 /* Results go where gradients of layers' inputs will: the first of those comes after the last result. */
@@ -121,19 +138,20 @@ void unit_recompute(const UnitPass *u, Parts parts) {
 
 /* ---- backward ---- */
 
-/* dx is added to and not set: the stream went past the sublayer as well as through it. */
+/* dx is added to and not set: the stream went past the sublayer as well as through it; but for a layer at its
+ * end, which has set it. */
 static void backward_enter(const Run *r, int index) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const ParamRow *norm = r->sublayers[index].in;
     if (norm)
-        norm_backward(r->u->pass, r->u->unit, norm, t->x, t->rstd, r->tensors.dn, r->u->dx, true);
-    else
-        add_states(r, r->u->dx, r->tensors.dn, r->u->dx);
+        norm_backward(r->u->pass, r->u->unit, norm, t->x, t->rstd, r->tensors.dn, r->dstream, true);
+    else if (!sublayer_alone(&r->sublayers[index]))
+        add_states(r, r->dstream, r->tensors.dn, r->dstream);
 }
 
 static void backward_leave(const Run *r, int index) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
-    norm_backward(r->u->pass, r->u->unit, r->sublayers[index].out, t->result, t->out_rstd, r->u->dx, t->dy,
+    norm_backward(r->u->pass, r->u->unit, r->sublayers[index].out, t->result, t->out_rstd, r->dstream, t->dy,
                   false);
 }
 
@@ -141,7 +159,7 @@ static void backward_leave(const Run *r, int index) {
 static void keep_gradient(const Run *r, int index) {
     const Pass *p = r->u->pass;
     const Model *m = p->model;
-    OP(p->device, OP_CAST, cast, state_elements(r), r->u->dx, m->compute, r->tensors.sublayers[index].dy,
+    OP(p->device, OP_CAST, cast, state_elements(r), r->dstream, m->compute, r->tensors.sublayers[index].dy,
        m->compute);
 }
 
@@ -150,7 +168,7 @@ static void keep_gradient(const Run *r, int index) {
 static const void *result_gradient(const Run *r, int sublayer, Half half) {
     const Sublayer *s = &r->sublayers[sublayer];
     bool apart = s->out || (half == HALF_WEIGHT && !sublayer_alone(s));
-    return apart ? r->tensors.sublayers[sublayer].dy : r->u->dx;
+    return apart ? r->tensors.sublayers[sublayer].dy : r->dstream;
 }
 
 /* Shared, the layer reads that gradient as it was gathered, and makes terms of its input's. */

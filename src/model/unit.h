@@ -5,7 +5,8 @@
  *     embedding  the layer as it is
  *     block      one or two sublayers, x + out(f(in(x))) with f a layer: attention or a recurrence, then MLP
  *                or experts; in and out are norms, either of which a family may do without
- *     head       the layer as it is: final norm, head and loss
+ *     head       the layer as it is: final norm, head and loss; in training before it, where there is a
+ *                module, a stream of its own: what begins it, a block, and what ends it
  *
  * What lives where
  *   slab(u, m)   what the forward pass leaves for the backward pass of unit u on microbatch m, its input
@@ -99,9 +100,10 @@ typedef struct Pass {
     const int32_t *further_targets[FURTHER_HEADS];
     float *further_losses[FURTHER_HEADS];
     const float *further_scale;
-    bool training;   /* a backward pass follows */
-    bool defer_head; /* the head's weight half is not done with its forward pass */
-    bool first;      /* gradients of matrices are set, not added to (the embedding's always are added to) */
+    const int32_t *next_ids; /* [T] with a module: the token that follows each, where one does */
+    bool training;           /* a backward pass follows */
+    bool defer_head;         /* the head's weight half is not done with its forward pass */
+    bool first; /* gradients of matrices are set, not added to (the embedding's always are added to) */
     const float *loss_scale;    /* [1] tensor memory: 1 / valid targets of the step; training only */
     const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
 } Pass;
@@ -177,13 +179,15 @@ int model_term_depth(const Model *m);
 
 /* ---- what a unit is made of ---- */
 
-/* Both norms NULL: the layer stands alone, and is added to nothing. */
+/* Both norms NULL: the layer stands alone, and is added to nothing. With others behind it, it begins their
+ * stream; with others before it, it ends that. */
 typedef struct Sublayer {
     const ParamRow *in, *out; /* [NORM_ROWS] before and after the layer; NULL: none */
     const Layer *layer;
+    bool training; /* it is run in training alone */
 } Sublayer;
 static inline bool sublayer_alone(const Sublayer *s) { return !s->in && !s->out; }
-enum { UNIT_SUBLAYERS = 2, UNIT_PARTS = 16 };
+enum { UNIT_SUBLAYERS = 4, UNIT_PARTS = 28 };
 
 /* Returns how many. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]);

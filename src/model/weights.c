@@ -30,6 +30,11 @@ float *gradient_of_span(const Gradients *g, const Param *p, int span) {
            gradient_place(g, p);
 }
 
+float *gradient_tied(const Gradients *g, int span) {
+    int last = g->table->units;
+    return g->units[last].flats[FLAT_MATRICES] + (size_t)span * gradient_span(g, last, FLAT_MATRICES);
+}
+
 /* The tied head's is laid out as the embedding's. */
 size_t gradient_span(const Gradients *g, int unit, Flat flat) {
     size_t rows = flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;

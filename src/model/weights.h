@@ -24,9 +24,9 @@ const float *weights_vector(const Weights *w, const Param *p);
 /* A matrix in the compute dtype. */
 const void *weights_matrix(const Weights *w, const Param *p);
 
-/* Gradients, fp32, laid out as the weights of a unit. With tied embeddings the head's share is a unit of its
- * own, behind the last: it is added to the embedding's once a step, so that its order does not depend on the
- * schedule. */
+/* Gradients, fp32, laid out as the weights of a unit. Where the last unit reads the embedding too (it is tied
+ * to the head, or a module looks tokens up), what comes of that is a unit of its own, behind the last: it is
+ * added to the embedding's once a step, so that its order does not depend on the schedule. */
 typedef struct UnitGradients {
     float *flats[FLATS];
 } UnitGradients;
@@ -41,6 +41,8 @@ typedef struct Gradients {
 
 float *gradient_of(const Gradients *g, const Param *p);
 float *gradient_of_span(const Gradients *g, const Param *p, int span);
+/* Tied: of what the last unit reads of the embedding, as all of unit 0. */
+float *gradient_tied(const Gradients *g, int span);
 /* Elements from one span's flat to the next one's. */
 size_t gradient_span(const Gradients *g, int unit, Flat flat);
 /* Elements before it in the gradient of its flat. */

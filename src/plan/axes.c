@@ -54,7 +54,7 @@ static const int table[KINDS][AXES] = {
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
-    bool tied = p->unit == 0 && p->cols > 0 && c->tie_word_embeddings;
+    bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (p->row->expert) return KIND_EXPERTS;
     if (!tied) return kind[p->row->cut];
     return p->row->init == ROLE_EMBEDDING ? KIND_TIED : KIND_BESIDE_TIED;

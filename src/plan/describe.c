@@ -51,6 +51,8 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)m->hidden_size, (long long)m->num_attention_heads,
                 (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
                 m->tie_word_embeddings ? ", tied" : "");
+    if (m->further_module)
+        text_puts(out, "        a module for the token behind the next among them, in the last unit\n");
     describe_experts(m, out);
     describe_mixers(m, out);
     describe_adapters(p, out);

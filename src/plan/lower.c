@@ -429,14 +429,15 @@ static void finish(Lowering *l) {
 
 /* Units whose parameters an action reads. The embedding's backward pass reads none (it adds rows to a
  * gradient), and a weight half reads activations only; but a head that was deferred makes its logits again,
- * and a tied one reads the embedding for them. */
+ * and a tied one reads the embedding for them; a module, when it is made again. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
     bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_VISIT_X ||
                 ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
     bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
+    bool embeds = a.kind == ACT_FWD || logits_again || (p->model->further_module && a.kind == ACT_BWD_IN);
     if (pass || logits_again) out[n++] = a.unit;
-    if (p->partition->tied && a.unit == head && (a.kind == ACT_FWD || logits_again)) out[n++] = 0;
+    if (p->partition->tied && a.unit == head && embeds) out[n++] = 0;
     return n;
 }
 
@@ -539,11 +540,11 @@ static bool comes_first(const Program *p) {
     unsigned char *seen = mem_alloc_array((size_t)p->units + 1, 1);
     bool ok = true;
     for (int i = 0; i < p->count; i++)
-        for (int f = 0; f < FLATS; f++) {
-            int unit = program_gradient_unit(p, p->actions[i], (Flat)f);
-            if (unit < 0) continue;
-            ok = ok && (p->actions[i].microbatch == 0 || seen[unit] >> f & 1);
-            seen[unit] |= (unsigned char)(1 << f);
+        for (int k = 0; k < PASS_GRADIENTS; k++) {
+            PassGradient g;
+            if (!program_gradient(p, p->actions[i], k, &g)) continue;
+            ok = ok && (p->actions[i].microbatch == 0 || seen[g.unit] >> g.flat & 1);
+            seen[g.unit] |= (unsigned char)(1 << g.flat);
         }
     free(seen);
     return ok;
@@ -559,22 +560,24 @@ GradientSync program_sync(GradientSync asked, int shards, int replicas, int micr
 }
 
 /* Where ranks share the vocabulary the head makes its weight gradient with its forward pass whatever is
- * asked: making logits again would exchange records again. */
+ * asked: making logits again would exchange records again. With a module, all gradients of the last unit's
+ * matrices are made on the way back (model/layers/head.c). */
 void program_lower(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
-    *p =
-        (Program){.model = spec->model,
-                  .partition = partition,
-                  .units = partition->table->units,
-                  .microbatches = spec->schedule->microbatches,
-                  .defer_head = spec->defer_head && spec->schedule->split_backward && partition->tensors == 1,
-                  .exact = spec->exact,
-                  .crosses = spec->crosses,
-                  .recompute = spec->recompute,
-                  .chunks = spec->chunks,
-                  .training = true,
-                  .sync = program_sync(spec->sync, partition->shards, partition->replicas,
-                                       spec->schedule->microbatches)};
+    *p = (Program){
+        .model = spec->model,
+        .partition = partition,
+        .units = partition->table->units,
+        .microbatches = spec->schedule->microbatches,
+        .defer_head = (spec->defer_head && spec->schedule->split_backward && partition->tensors == 1) ||
+                      spec->model->further_module,
+        .exact = spec->exact,
+        .crosses = spec->crosses,
+        .recompute = spec->recompute,
+        .chunks = spec->chunks,
+        .training = true,
+        .sync =
+            program_sync(spec->sync, partition->shards, partition->replicas, spec->schedule->microbatches)};
     Lowering l = {.p = p, .partition = partition};
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
     l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);

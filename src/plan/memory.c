@@ -66,9 +66,11 @@ int program_further_heads(const Program *p) {
     return p->training && partition_runs(p->partition, p->units - 1) ? (int)p->model->further_heads : 0;
 }
 
+bool program_has_module(const Program *p) { return program_further_heads(p) > 0 && p->model->further_module; }
+
 static size_t batch_bytes(const Program *p, const Model *m) {
-    size_t tokens = (size_t)m->tokens,
-           arrays = batch_array_offset(m, BATCH_ARRAYS + 2 * program_further_heads(p));
+    int further = 2 * program_further_heads(p) + program_has_module(p);
+    size_t tokens = (size_t)m->tokens, arrays = batch_array_offset(m, BATCH_ARRAYS + further);
     return pool_round(arrays + (p->evaluates ? tokens * sizeof(LossRecord) : 0));
 }
 
@@ -108,11 +110,11 @@ static void name(Naming *n, BufferKind kind, int unit) {
  * holds throughout. */
 static void name_gradients(Naming *n, Action a) {
     const Program *p = n->p;
-    for (int f = 0; program_has_slots(p) && f < GRADIENT_FLATS; f++) {
-        int u = program_gradient_unit(p, a, (Flat)f);
-        if (u < 0) continue;
-        name(n, buffer_of_flat(BUFFER_FLAT_GRADIENTS, (Flat)f), u);
-        if (p->exact && p->sync != SYNC_STEP) name(n, buffer_of_flat(BUFFER_FLAT_FIXED, (Flat)f), u);
+    PassGradient g;
+    for (int i = 0; program_has_slots(p) && i < PASS_GRADIENTS; i++) {
+        if (!program_gradient(p, a, i, &g)) continue;
+        name(n, buffer_of_flat(BUFFER_FLAT_GRADIENTS, g.flat), g.unit);
+        if (p->exact && p->sync != SYNC_STEP) name(n, buffer_of_flat(BUFFER_FLAT_FIXED, g.flat), g.unit);
     }
 }
 
@@ -338,7 +340,7 @@ size_t gradient_leaf_bytes(const Program *p, int unit) {
 
 size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)groups * sizeof(OptimizerStep); }
 
-int64_t step_routed(const ModelConfig *c) { return c->num_hidden_layers * c->num_experts; }
+int64_t step_routed(const ModelConfig *c) { return model_blocks(c) * c->num_experts; }
 
 size_t step_statistics_bytes(int parameters, bool noise, int64_t routed) {
     size_t each = sizeof(GradStats) + sizeof(FixedRefusals) + (noise ? sizeof(GradStats) : 0);

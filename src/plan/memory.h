@@ -15,7 +15,8 @@
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
      * fp32; behind them in an evaluation [T] LossRecord, in training and with the head targets [T] int32 and
-     * losses [T] fp32 of each further head. First keys are of all ranks of cp */
+     * losses [T] fp32 of each further head, then of a module next ids [T] int32. First keys are of all ranks
+     * of cp */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
@@ -32,6 +33,7 @@ typedef enum BufferKind {
 enum { BATCH_FIRST_KEY = 3, BATCH_ARRAYS = 6 };
 /* Further heads that this rank trains in this program. */
 int program_further_heads(const Program *p);
+bool program_has_module(const Program *p);
 /* Bytes before an array of a batch's buffer; BATCH_ARRAYS: before what is behind them. */
 size_t batch_array_offset(const Model *m, int array);
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {

@@ -141,7 +141,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
                      .whole = spec->model,
                      .mesh = *mesh,
                      .rank = rank,
-                     .tied = spec->model->tie_word_embeddings};
+                     .tied = model_embeds_last(spec->model)};
     p->pipe = mesh_place(mesh, MESH_PIPELINE, rank);
     stages_copy(&p->stages, spec->stages);
     p->place = mem_alloc_array((size_t)p->table->units + 1, sizeof *p->place);

@@ -47,9 +47,9 @@ typedef struct Partition {
     Mesh mesh;
     int rank;
     Stages stages;
-    int *place; /* [units + 1] pipeline rank of each; the last is the tied head's */
-    bool tied, tied_copy;
-    int pipe;                             /* place in the pipeline */
+    int *place;           /* [units + 1] pipeline rank of each; the last is the tied head's */
+    bool tied, tied_copy; /* tied: the last unit reads the embedding too (model_embeds_last) */
+    int pipe;             /* place in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */

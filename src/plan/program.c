@@ -131,7 +131,8 @@ bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_ST
 
 /* The head makes its matrix' gradient together with its logits, in the forward pass, unless that is deferred.
  * Where the embedding is that matrix, the gradient has memory of its own, unit number `units`: the
- * embedding's own comes much later, and from another place of the pipeline. */
+ * embedding's own comes much later, and from another place of the pipeline. Of a module it comes beside those
+ * of the unit itself. */
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
     bool weight = whole || a.kind == ACT_BWD_W;
@@ -139,7 +140,15 @@ int program_gradient_unit(const Program *p, Action a, Flat flat) {
     if (early) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
     if (head && !p->defer_head) weight = a.kind == ACT_FWD;
     if (!weight) return -1;
-    return head && p->partition->tied ? p->units : a.unit;
+    return head && p->model->tie_word_embeddings ? p->units : a.unit;
+}
+
+bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
+    bool flat = i < GRADIENT_FLATS, module = p->model->further_module && a.unit == p->units - 1;
+    out->flat = flat ? (Flat)i : FLAT_MATRICES;
+    out->unit = flat || module ? program_gradient_unit(p, a, out->flat) : -1;
+    if (!flat && out->unit >= 0) out->unit = p->units;
+    return out->unit >= 0;
 }
 
 const char *action_name(ActionKind kind) {

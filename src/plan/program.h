@@ -202,6 +202,14 @@ bool program_ends_unit(const Program *p, Action a);
  * none. Those of vectors are made with the input half of a backward pass, those of matrices with the weight
  * half, the head's with its forward pass unless that is deferred. */
 int program_gradient_unit(const Program *p, Action a, Flat flat);
+/* All of an action, PASS_GRADIENTS at most, by number: of each flat, and of the embedding's rows that a
+ * module takes. Returns whether it makes the i-th. */
+enum { PASS_GRADIENTS = GRADIENT_FLATS + 1 };
+typedef struct PassGradient {
+    int unit;
+    Flat flat;
+} PassGradient;
+bool program_gradient(const Program *p, Action a, int i, PassGradient *out);
 
 /* Bytes that this rank sends in one execution, by what they are. */
 typedef struct ProgramTraffic {

@@ -6,7 +6,9 @@
  *     config.json  model.safetensors  expected.json  grads.safetensors  final.safetensors
  *     batch.safetensors: tokens [steps, rows, context + 1], and targets [steps, rows, context] or none
  *     routes.safetensors, of models with experts, or none: model.layers.N.mlp.gate.routes [steps, tokens, k],
- *     the experts that each token goes to, ascending */
+ *     the experts that each token goes to, ascending
+ *
+ * expected.json with a further_weight is of a model with a module: then steps have a further_loss. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,7 +97,7 @@ static ErrorCode read_routes(Golden *g, Error *err) {
     ErrorCode code = safe_open(&f, path, err);
     free(path);
     TRY(code);
-    for (int64_t layer = 0; layer < c->num_hidden_layers && code == OK; layer++) {
+    for (int64_t layer = 0; layer < model_blocks(c) && code == OK; layer++) {
         const SafeTensor *t;
         if (!model_block(c, layer).experts) continue;
         snprintf(name, sizeof name, "model.layers.%d.mlp.gate.routes", (int)layer);
@@ -150,6 +152,8 @@ static ErrorCode read_expected(Golden *g, Error *err) {
     return OK;
 }
 
+static bool has_module(const Golden *g) { return cJSON_HasObjectItem(g->expected, "further_weight"); }
+
 static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     RankSpec spec = {.compute = compute,
                      .tokens = g->rows * g->context,
@@ -159,6 +163,10 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     ErrorCode code = model_config_read(&spec.model, path, err);
     free(path);
     TRY(code);
+    if (has_module(g)) {
+        TRY(number(g->expected, "further_weight", &spec.further_weight, err));
+        spec.model.further_heads = 1, spec.model.further_module = true;
+    }
     const char *kind = getenv("TEST_KIND");
     TRY(device_open(&g->device, kind ? kind : "auto", 0, 0, err));
     Layout layout;
@@ -284,6 +292,10 @@ static ErrorCode run_step(Golden *g, int step, Verdict v[VERDICTS], Error *err) 
     batch_release(&b);
     TRY(number(expected, "loss", &value, err));
     worsen(&v[LOSS].worst, r.loss, value);
+    if (has_module(g)) {
+        TRY(number(expected, "further_loss", &value, err));
+        worsen(&v[LOSS].worst, r.further[0], value);
+    }
     TRY(number(expected, "clip_coefficient", &value, err));
     worsen(&v[COEFFICIENT].worst, r.clip_coefficient, value);
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {

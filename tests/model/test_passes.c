@@ -40,6 +40,7 @@ typedef struct Bench {
     int further;       /* further heads */
     Region further_losses[FURTHER_HEADS];
     float *further_scale;
+    int32_t *next_ids; /* of a module */
 } Bench;
 
 static float uniform(uint64_t stream, uint64_t index) {
@@ -192,6 +193,7 @@ static void lay_out(Bench *b) {
         b->further_losses[k] = take(b, ids);
         b->pass.further_losses[k] = (float *)(void *)b->further_losses[k].base;
     }
+    b->pass.next_ids = b->next_ids = pool_take(&b->pool, ids);
     model_layout_constants(&b->model, POSITIONS, &b->pool);
 }
 
@@ -209,6 +211,8 @@ static void fill_batch(Bench *b) {
         rows[3][t] = start;
     }
     for (int i = 0; i < 4; i++) OP(&b->device, OP_UPLOAD, upload, to[i], rows[i], sizeof rows[i]);
+    OP(&b->device, OP_UPLOAD, upload, b->next_ids, rows[0] + 1, sizeof rows[0] - sizeof *rows[0]);
+    OP(&b->device, OP_UPLOAD, upload, b->next_ids + TOKENS - 1, rows[0] + TOKENS - 1, sizeof *rows[0]);
     for (int k = 0; k < b->further; k++) {
         for (int t = 0; t < TOKENS; t++) rows[0][t] = t + k + 1 < TOKENS ? rows[1][t + k + 1] : -1;
         OP(&b->device, OP_UPLOAD, upload, (void *)(uintptr_t)b->pass.further_targets[k], rows[0],
@@ -256,12 +260,13 @@ typedef struct Case {
     Recompute recompute;
     bool adapted; /* every matrix that can be */
     int further;  /* heads of another kind */
+    bool module;  /* in place of them */
 } Case;
 
 static void open_bench(Bench *b, Case c) {
     Error err = {0};
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
-    config.further_heads = c.further;
+    config.further_heads = c.further, config.further_module = c.module;
     *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}, .further = c.further};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
@@ -272,7 +277,7 @@ static void open_bench(Bench *b, Case c) {
     size_t units = (size_t)b->model.table.units + 1;
     b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
     b->gradients = (Gradients){&b->model.table, mem_alloc_array(units, sizeof *b->gradients.units),
-                               config.tie_word_embeddings, 1};
+                               model_embeds_last(&config), 1};
     Region **lists[] = {&b->matrices, &b->vectors, &b->matrix_gradients, &b->vector_gradients};
     for (int i = 0; i < 4; i++) *lists[i] = mem_alloc_array(units, sizeof **lists[i]);
     lay_out(b);
@@ -281,7 +286,7 @@ static void open_bench(Bench *b, Case c) {
     model_compute_constants(&b->model, &b->device);
     b->pass.model = &b->model, b->pass.device = &b->device, b->pass.weights = &b->weights;
     b->pass.gradients = b->gradients, b->pass.losses = (float *)(void *)b->losses.base;
-    b->pass.training = b->pass.first = true;
+    b->pass.training = b->pass.first = true, b->pass.defer_head = c.module;
     OP(&b->device, OP_UPLOAD, upload, b->loss_scale, &loss_scale, sizeof loss_scale);
     b->pass.loss_scale = b->loss_scale;
     OP(&b->device, OP_UPLOAD, upload, b->further_scale, &further_scale, sizeof further_scale);
@@ -412,7 +417,15 @@ static void for_each_adapted_case(void (*check)(Case c)) {
     for_each_mixer(true, check);
 }
 
+/* The last unit, where a module is in it. */
+static void for_each_module(void (*check)(Case c)) {
+    for (int f = 0; families[f]; f++)
+        if (families[f]->arch.module)
+            check((Case){.family = families[f], .unit = 2, .further = 1, .module = true});
+}
+
 static void for_each_case(void (*check)(Case c)) {
+    for_each_module(check);
     for (int f = 0; families[f]; f++)
         for (int variant = 0; variant < 4 && families[f] != &family_recurrent; variant++)
             for (int unit = 0; unit < 3; unit++)
@@ -664,7 +677,9 @@ static void run_layer(Bench *b, const LayerBench *l) {
                    .y = b->out.base,
                    .dy = b->dx.base,
                    .own_dy = b->dx.base,
-                   .dx = l->dx.base};
+                   .dx = l->dx.base,
+                   .input = l->x.base,
+                   .dstream = b->dx.base};
     for (int i = 0; i < l->layer->part_count; i++) l->layer->parts[i].forward(&w);
     for (int i = l->layer->part_count - 1; i >= 0; i--) l->layer->parts[i].backward(&w, HALF_BOTH);
 }
@@ -685,8 +700,7 @@ static void check_layer(Case c, int sublayer) {
     if (pool_commit(&b.pool, &b.device, &err) != OK) fail_msg("%s", err.message);
     lay_out_layer(&b, &l);
     fill(&b, l.x.base, state_count(&b), c.compute, 40, 1, 0);
-    if (is_head(&b)) fill(&b, l.tensors[0].base, state_count(&b), c.compute, 40, 1, 0);
-    set_gradient(&b);
+    fill(&b, b.dx.base, state_count(&b), c.compute, 50, 1, 0);
     run_layer(&b, &l);
     for (int i = 0; i < l.layer->tensor_count; i++) {
         snprintf(what, sizeof what, "tensor %d of %s", i, l.layer->name);
@@ -701,6 +715,7 @@ static void check_layer(Case c, int sublayer) {
 static void check_layers(Case c) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
+    config.further_heads = c.further, config.further_module = c.module;
     for (int compute = DTYPE_F32; compute <= DTYPE_BF16; compute++) {
         c.compute = (Dtype)compute;
         for (int s = 0; s < unit_sublayers(&config, c.unit, sublayers); s++) check_layer(c, s);

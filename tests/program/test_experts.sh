@@ -124,6 +124,43 @@ unevenness() {
 [ "$(unevenness 0.001)" -lt "$(unevenness 0)" ] || fail "the bias evens nothing out"
 exits 0 generate latent --prompt abc --tokens 4 --temperature 0
 exits 0 train run.yaml run.dir=latent_from $deepseek model.init=latent/checkpoints/step-00000003 train.steps=1
+# Its module: in training alone, on meshes as alone, over a stop, to published names and from them; without weight it changes nothing of the rest.
+module="$deepseek train.multi_token=1 train.multi_token_kind=module train.multi_token_weight=0.3"
+exits 0 train run.yaml run.dir=module $module || cat err
+exits 0 train run.yaml run.dir=module_halves $module train.microbatch=2 train.split_backward=true train.recompute=full
+mesh 2 module_stop $module mesh.dp_shard=2 train.steps=2 checkpoint.every=2
+mesh 2 module_stop $module mesh.dp_replicate=2 train.gradient_sync=microbatch checkpoint.every=2
+mesh 4 module4 $module mesh.dp_shard=2 mesh.pp=2 train.recompute=full
+mesh 2 module_zbv $module mesh.pp=2 pipeline.schedule=zbv
+for run in module_halves module_stop module4 module_zbv; do
+    [ "$(curve $run)" = "$(curve module)" ] && [ "$(digest $run)" = "$(digest module)" ] || fail "the module differs in $run"
+done
+curve module | cmp -s - latent.curve && fail "a module changes nothing"
+[ "$(grep -c '"loss_2": [1-9]' module/metrics.jsonl)" -eq 3 ] || fail "losses of the module: $(tail -1 module/metrics.jsonl)"
+exits 0 train run.yaml run.dir=weightless $module train.multi_token_weight=0 optimizer.weight_decay=0
+exits 0 train run.yaml run.dir=without $deepseek optimizer.weight_decay=0
+[ "$(curve weightless)" = "$(curve without)" ] || fail "a module without weight changes the curve"
+exits 0 plan run.yaml $module
+has out 'a module for the token behind the next'
+last=module/checkpoints/step-00000003
+exits 0 inspect $last
+has out 'model.layers.3.eh_proj.weight' 'model.layers.3.mlp.experts.5.down_proj.weight' 'model.layers.3.shared_head.norm.weight'
+grep -q '"num_nextn_predict_layers": 1' $last/config.json || fail "config.json says nothing of the module"
+exits 0 generate module --prompt abc --tokens 4 --temperature 0
+exits 0 train run.yaml run.dir=module_from $module model.init=$last train.steps=1
+exits 0 train run.yaml run.dir=module_left $deepseek model.init=$last train.steps=1
+has err 'num_nextn_predict_layers is 1'
+exits 65 train run.yaml run.dir=module_wrong $module model.init=latent/checkpoints/step-00000003
+has err 'model.layers.3.'
+for words in mesh.ep=2 train.multi_token=2; do
+    exits 78 plan run.yaml -n 2 $module mesh.dp_shard=2 $words
+    has err 'a module is not in this version beside'
+done
+exits 78 plan run.yaml $deepseek train.multi_token_kind=module
+has err 'a module is one: set train.multi_token to 1'
+exits 78 plan run.yaml train.multi_token=1 train.multi_token_kind=module
+has err 'another model.family than deepseek_v3'
+
 exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2
 has err 'deepseek_v3 has experts'
 exits 78 plan run.yaml train.router_bias_speed=0.01

@@ -86,7 +86,7 @@ static const PublishedLatents v2_latents[] = {{1536, 512, 128, 64, 128}, {0, 512
 
 const Family family_deepseek_v3 = {.model_type = "deepseek_v3",
                                    .architecture = "DeepseekV3ForCausalLM",
-                                   .arch = {.latent = true, .sigmoid_router = true},
+                                   .arch = {.module = true, .latent = true, .sigmoid_router = true},
                                    .defaults = {.max_position_embeddings = 4096,
                                                 .rms_norm_eps = 1e-6,
                                                 .rope_theta = 10000,

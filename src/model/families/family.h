@@ -36,6 +36,7 @@ typedef struct Arch {
     bool sinks;             /* of attention */
     bool stacked_experts;   /* matrices of all experts are stored as one, as [inputs, outputs] */
     bool expert_bias;       /* experts have biases, and their router */
+    bool module;            /* its files may have one for the token behind the next (layers/module.c) */
     bool latent;            /* attention is latent: layers/latent.c */
     bool sigmoid_router;    /* scores of experts are sigmoids, and a bias is added where they are chosen */
 } Arch;
@@ -64,7 +65,8 @@ typedef enum KeyKind {
     KEY_TRUE,       /* true or absent: not written */
     KEY_WORD,       /* the rule's FamilyWord, or absent: written, not held */
     KEY_GREEDY,     /* topk_method of deepseek_v2: whether there are groups */
-    KEY_FURTHER,    /* layers for tokens behind the next: not read, which a warning says; written as 0 */
+    KEY_FURTHER,    /* layers for tokens behind the next: not held, which a warning says; written as 1 of a
+                       module that is trained, else as 0 */
     KEY_NONE,       /* null or absent: not written */
     KEY_PAD /* not read, and written as null: transformers would train no row of the embedding there */
 } KeyKind;

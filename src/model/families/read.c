@@ -173,8 +173,8 @@ static ErrorCode read_further(const cJSON *root, const char *where, const char *
     int64_t layers = 0;
     TRY(json_get_int(root, where, key, false, 0, MODEL_MAX_COUNT, &layers, err));
     if (layers > 0)
-        log_warn("%s: %s is %lld: the layers that predict tokens behind the next are not read, not trained "
-                 "and not written",
+        log_warn("%s: %s is %lld: what predicts tokens behind the next is read, trained and written with "
+                 "train.multi_token=1 train.multi_token_kind=module alone",
                  where, key, (long long)layers);
     return OK;
 }

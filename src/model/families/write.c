@@ -82,7 +82,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_ONLY: family_write_double(w, k->name, (double)k->offset / 1000); break;
     case KEY_WORD: json_put_string(w, k->name, family_word(k)); break;
     case KEY_GREEDY: json_put_string(w, k->name, c->n_group > 1 ? "group_limited_greedy" : "greedy"); break;
-    case KEY_FURTHER: json_put_int(w, k->name, 0); break;
+    case KEY_FURTHER: json_put_int(w, k->name, c->further_module); break;
     case KEY_PAD: json_put_null(w, k->name); break;
     case KEY_FALSE:
     case KEY_TRUE:

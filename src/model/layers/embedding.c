@@ -16,9 +16,9 @@
 enum { TOKENS, POSITIONS, PARAMS };
 static const ParamRow params[PARAMS] = {
     [TOKENS] = {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_EMBEDDING,
-                .decays = true},
+                .decays = true, .outside = true},
     [POSITIONS] = {"model.embed_positions.weight", DIM_POSITIONS, DIM_HIDDEN, .when = WHEN_LEARNED_POSITIONS,
-                   .init = ROLE_POSITIONS, .decays = true},
+                   .init = ROLE_POSITIONS, .decays = true, .outside = true},
 };
 
 /* Not of the head that is tied to it. In fp32 as the root is: transformers rounds it to bf16 with the rest.

@@ -518,13 +518,13 @@ static const Visits visiting = {
     }
 static const Part parts[] = {ROUTER_PART, EXPERT_PARTS};
 /* What shared experts add is of no use but to the layer's result, which as a block's last is never made
- * again. */
-static const Part shared_parts[] = {
-    ROUTER_PART,
-    {"gate and up of the shared", LIFE_CHEAP, shared_up_forward, shared_up_backward,
-     .product = &shared_gate_up},
-    {"down of the shared", LIFE_INPUT, shared_down_forward, shared_down_backward, .product = &shared_down},
-    EXPERT_PARTS};
+ * again; as that of a module's it is (module.c). */
+static const Part shared_parts[] = {ROUTER_PART,
+                                    {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
+                                     shared_up_backward, .product = &shared_gate_up},
+                                    {"down of the shared", LIFE_INPUT, shared_down_forward,
+                                     shared_down_backward, .product = &shared_down, .term = true},
+                                    EXPERT_PARTS};
 
 const Layer layer_experts = {.name = "experts",
                              .params = params,

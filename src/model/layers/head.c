@@ -19,21 +19,28 @@
  * Further heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024)
  * have matrices of their own on the same normed states, the k-th for the k-th token behind the next one. They
  * are there for training alone: each does with a chunk what the head has done, and adds its gradient to that
- * of the states. Where there are any, no rank shares the vocabulary, and the head is not tied (config.c). */
+ * of the states. Where there are any, no rank shares the vocabulary, and the head is not tied (config.c).
+ *
+ * A module (module.c) uses the head's own matrix once more, on the end of its stream behind a norm of its
+ * own. Its block has matrices beside this one, of which gradients are made on the way back: so there the
+ * head's are too, whose weight half is deferred with all others. The module's comes first, and sets. */
 #include "model/unit.h"
 
-enum { NORM, NORM_BIAS, HEAD, FURTHER, PARAMS };
+enum { MODULE_NORM, MODULE_NORM_BIAS, NORM, NORM_BIAS, HEAD, FURTHER, PARAMS };
 static const ParamRow params[PARAMS] = {
-    [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
-    [NORM_BIAS] = {"model.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
+    [MODULE_NORM] = {"shared_head.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
+    [MODULE_NORM_BIAS] = {"shared_head.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
+    [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_NORM, .outside = true},
+    [NORM_BIAS] = {"model.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS,
+                   .outside = true},
     [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .cut = CUT_ROWS,
-              .init = ROLE_HEAD, .decays = true},
-    [FURTHER] = {"lm_heads.weight", DIM_FURTHER, DIM_HIDDEN, .init = ROLE_HEAD, .decays = true},
+              .init = ROLE_HEAD, .decays = true, .outside = true},
+    [FURTHER] = {"lm_heads.weight", DIM_FURTHER, DIM_HIDDEN, .init = ROLE_HEAD, .decays = true,
+                 .outside = true},
 };
 
-enum { X, DNORMED, RSTD, NORMED, LOGITS, DLOGITS, TENSORS };
-static const TensorRow tensors[TENSORS] = {
-    [X] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
+enum { DNORMED, RSTD, NORMED, LOGITS, DLOGITS, TENSORS, MODULE_DNORMED = TENSORS, MODULE_RSTD, ALL_TENSORS };
+static const TensorRow tensors[ALL_TENSORS] = {
     [DNORMED] = {EXTENT_OWN, DIM_HIDDEN,
                  .life = LIFE_INPUT}, /* made by the forward pass, used up by the backward pass */
     [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
@@ -41,6 +48,8 @@ static const TensorRow tensors[TENSORS] = {
     [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW,
                  .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
+    [MODULE_DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
+    [MODULE_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
 };
 
 static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN},
@@ -52,16 +61,13 @@ static const Param *matrix(const Model *m) {
     return own ? own : param_of(&m->table, 0, &layer_embedding.params[0]);
 }
 
+static bool is_tied(const Model *m) { return matrix(m)->unit == 0; }
+
 /* Tied: the unit behind the last, which begins with the embedding as unit 0 does. The two gradients of the
  * one matrix meet once a step, whatever the schedule (weights.h). */
-static float *tied_gradient(const Gradients *g, int span) {
-    return g->units[g->table->units].flats[FLAT_MATRICES] +
-           (size_t)span * gradient_span(g, g->table->units, FLAT_MATRICES);
-}
-
 static float *matrix_gradient(const Pass *p, int span) {
     const Gradients *g = &p->gradients;
-    return g->tied ? tied_gradient(g, span) : gradient_of_span(g, matrix(p->model), span);
+    return is_tied(p->model) ? gradient_tied(g, span) : gradient_of_span(g, matrix(p->model), span);
 }
 
 static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; }
@@ -70,8 +76,8 @@ static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; 
 static void clear_rest(const Pass *p) {
     size_t all = p->model->table.flats[0][FLAT_MATRICES],
            own = is_trained(p->model) ? (size_t)matrix(p->model)->count : 0;
-    for (int r = 0; p->gradients.tied && all > own && r < model_spans(p->model); r++)
-        OP(p->device, OP_ZERO, zero, tied_gradient(&p->gradients, r) + own, (all - own) * sizeof(float));
+    for (int r = 0; is_tied(p->model) && all > own && r < model_spans(p->model); r++)
+        OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r) + own, (all - own) * sizeof(float));
 }
 
 /* In fp32 whatever the compute dtype: the loss is a difference of them, which eight bits of bf16 would
@@ -103,10 +109,13 @@ typedef struct Head {
     float *losses, *z_losses; /* z_losses: NULL: not wanted */
     float z;
     const float *scale;
-    bool adds; /* its gradient of the states to what is there */
+    void *dnormed; /* gradient of the states that it reads */
+    bool adds;     /* to what is there */
+    bool later;    /* another head has set the gradient of its matrix in this pass */
 } Head;
 
-static Head first_head(const Pass *p, Chunk c) {
+static Head first_head(const LayerPass *w, Chunk c) {
+    const Pass *p = w->pass;
     const Model *m = p->model;
     return (Head){.weight = weights_matrix(p->weights, matrix(m)),
                   .gradient = c.weight && is_trained(m) ? matrix_gradient(p, c.span) : NULL,
@@ -114,10 +123,23 @@ static Head first_head(const Pass *p, Chunk c) {
                   .losses = p->losses,
                   .z_losses = p->z_losses,
                   .z = p->z_loss,
-                  .scale = p->loss_scale};
+                  .scale = p->loss_scale,
+                  .dnormed = w->tensors[DNORMED],
+                  .later = m->config.further_module};
 }
 
-static Head further_head(const Pass *p, Chunk c, int k) {
+/* The same matrix; what is told of the first further head is of the module. */
+static Head module_head(const LayerPass *w, Chunk c) {
+    const Pass *p = w->pass;
+    Head own = first_head(w, c);
+    own.targets = p->further_targets[0], own.losses = p->further_losses[0], own.scale = p->further_scale;
+    own.z_losses = NULL, own.z = 0;
+    own.dnormed = w->tensors[MODULE_DNORMED], own.later = false;
+    return own;
+}
+
+static Head further_head(const LayerPass *w, Chunk c, int k) {
+    const Pass *p = w->pass;
     const Model *m = p->model;
     const Param *own = param_of(&m->table, m->table.units - 1, &params[FURTHER]);
     int64_t at = k * m->config.vocab_size * m->config.hidden_size;
@@ -127,6 +149,7 @@ static Head further_head(const Pass *p, Chunk c, int k) {
                   .targets = p->further_targets[k],
                   .losses = p->further_losses[k],
                   .scale = p->further_scale,
+                  .dnormed = w->tensors[DNORMED],
                   .adds = true};
 }
 
@@ -160,8 +183,7 @@ static void make_input(const LayerPass *w, Chunk c, const Head *own, const void 
     int64_t h = m->config.hidden_size, at = c.first * h;
     bool terms = m->sharing.ranks > 1;
     Dtype type = terms ? DTYPE_F32 : m->compute;
-    char *to =
-        (terms ? (char *)w->shared->terms : (char *)w->tensors[DNORMED]) + (size_t)at * dtype_bytes(type);
+    char *to = (terms ? (char *)w->shared->terms : (char *)own->dnormed) + (size_t)at * dtype_bytes(type);
     OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, m->config.vocab_size, dlogits, own->weight,
        m->compute, to, type, h, own->adds, model_leaves(m, DIM_VOCAB));
 }
@@ -174,7 +196,8 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
-    if (p->records && !own->adds) /* of all logits: where ranks share them nothing asks (train/setup.c) */
+    if (p->records &&
+        own->losses == p->losses) /* of all logits: where ranks share them nothing asks (train/setup.c) */
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
            p->batch.targets + c.first, WHOLE_VOCABULARY, p->records + c.first);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
@@ -184,7 +207,7 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     if (c.input) make_input(w, c, own, dlogits);
     if (own->gradient)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
-           own->gradient, DTYPE_F32, h, !(p->first && c.begins), model_one_leaf(m, c.rows));
+           own->gradient, DTYPE_F32, h, own->later || !(p->first && c.begins), model_one_leaf(m, c.rows));
 }
 
 static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {
@@ -199,7 +222,7 @@ static void all_chunks(const LayerPass *w, bool input, bool weight) {
     if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
     for (int i = 0; i < model_chunks(m); i++) {
         Chunk c = chunk_of(m, i, input, weight);
-        Head own = first_head(w->pass, c);
+        Head own = first_head(w, c);
         if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
         if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
     }
@@ -210,21 +233,21 @@ static void all_further(const LayerPass *w, bool input, bool weight) {
     for (int k = 0; k < m->config.further_heads; k++)
         for (int i = 0; i < model_chunks(m); i++) {
             Chunk c = chunk_of(m, i, input, weight);
-            Head own = further_head(w->pass, c, k);
+            Head own = further_head(w, c, k);
             logits_of(w->pass, own.weight, c.rows, normed_of(w, c), w->tensors[LOGITS]);
             use_logits(w, c, &own);
         }
 }
 
 static void final_norm(const LayerPass *w) {
-    norm_forward(w->pass, w->unit, &params[NORM], model_own_tokens(w->pass->model), w->tensors[X], NULL, NULL,
+    norm_forward(w->pass, w->unit, &params[NORM], model_own_tokens(w->pass->model), w->input, NULL, NULL,
                  w->tensors[NORMED], w->tensors[RSTD]);
 }
 
 static void final_norm_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT)
-        norm_backward(w->pass, w->unit, &params[NORM], w->tensors[X], w->tensors[RSTD], w->tensors[DNORMED],
-                      w->dx, false);
+        norm_backward(w->pass, w->unit, &params[NORM], w->input, w->tensors[RSTD], w->tensors[DNORMED], w->dx,
+                      false);
 }
 
 /* Without a backward pass to come, losses only. */
@@ -251,6 +274,60 @@ static void further_backward(const LayerPass *w, Half half) {
     all_further(w, false, true);
 }
 
+static void module_norm(const LayerPass *w) {
+    if (w->pass->training)
+        norm_forward(w->pass, w->unit, &params[MODULE_NORM], w->pass->model->tokens, w->x, NULL, NULL,
+                     w->tensors[NORMED], w->tensors[MODULE_RSTD]);
+}
+
+static void module_norm_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT)
+        norm_backward(w->pass, w->unit, &params[MODULE_NORM], w->x, w->tensors[MODULE_RSTD],
+                      w->tensors[MODULE_DNORMED], w->dstream, false);
+}
+
+static void module_chunks(const LayerPass *w, bool input, bool weight) {
+    const Model *m = w->pass->model;
+    for (int i = 0; i < model_chunks(m); i++) {
+        Chunk c = chunk_of(m, i, input, weight);
+        Head own = module_head(w, c);
+        make_logits(w, c);
+        use_logits(w, c, &own);
+    }
+}
+
+static void module_head_forward(const LayerPass *w) {
+    CHECK(!w->pass->training || w->pass->defer_head);
+    if (w->pass->training) module_chunks(w, true, false);
+}
+
+static void module_head_backward(const LayerPass *w, Half half) {
+    if (!(half & HALF_WEIGHT)) return;
+    module_norm(w);
+    module_chunks(w, false, true);
+}
+
+/* Of either head with a module: logits and the gradient of the states forward; on the way back logits again,
+ * and the gradient of the matrix. */
+static Cost deferred_cost(const ModelConfig *c, int unit, int64_t context) {
+    (void)unit, (void)context;
+    double product = 2 * (double)c->vocab_size * (double)c->hidden_size;
+    return (Cost){2 * product, 0, 2 * product};
+}
+
+/* The matrix counts once among the parameters, ... */
+static Cost no_cost(const ModelConfig *c, int unit, int64_t context) {
+    (void)c, (void)unit, (void)context;
+    return (Cost){0, 0, 0};
+}
+
+/* ... and is used twice. */
+static Cost second_cost(const ModelConfig *c, int unit, int64_t context) {
+    (void)unit, (void)context;
+    double product = 2 * (double)c->vocab_size * (double)c->hidden_size;
+    return (Cost){product, product, product};
+}
+
 void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float *rstd, float *logits) {
     norm_forward(p, p->model->table.units - 1, &params[NORM], rows, x, NULL, NULL, normed, rstd);
     logits_of(p, weights_matrix(p->weights, matrix(p->model)), rows, normed, logits);
@@ -263,22 +340,39 @@ static const Part parts[] = {
 };
 enum { PARTS = sizeof parts / sizeof *parts };
 
-/* What only further heads have stands last. */
+static const Part module_parts[] = {
+    {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
+    {"head and loss", LIFE_INPUT, head_forward, head_backward, .more = deferred_cost, .needed = no_cost},
+    {"norm of the module", LIFE_INPUT, module_norm, module_norm_backward, .product = NULL},
+    {"head of the module", LIFE_INPUT, module_head_forward, module_head_backward, .more = deferred_cost,
+     .needed = second_cost},
+};
+
+/* What only a module has stands first, what only further heads have last. */
 const Layer layer_head = {.name = "head",
-                          .params = params,
+                          .params = &params[NORM],
                           .tensors = tensors,
                           .parts = parts,
-                          .param_count = FURTHER,
+                          .param_count = FURTHER - NORM,
                           .tensor_count = TENSORS,
                           .part_count = PARTS - 1,
                           .read = NORMED,
                           .read_gradient = DNORMED},
             layer_heads = {.name = "heads",
-                           .params = params,
+                           .params = &params[NORM],
                            .tensors = tensors,
                            .parts = parts,
-                           .param_count = PARAMS,
+                           .param_count = PARAMS - NORM,
                            .tensor_count = TENSORS,
                            .part_count = PARTS,
                            .read = NORMED,
-                           .read_gradient = DNORMED};
+                           .read_gradient = DNORMED},
+            layer_module_head = {.name = "heads of model and module",
+                                 .params = params,
+                                 .tensors = tensors,
+                                 .parts = module_parts,
+                                 .param_count = FURTHER,
+                                 .tensor_count = ALL_TENSORS,
+                                 .part_count = sizeof module_parts / sizeof *module_parts,
+                                 .read = NORMED,
+                                 .read_gradient = DNORMED};

@@ -129,11 +129,15 @@ typedef struct LayerPass {
     void *const *tensors; /* of the layer, in the order of its rows */
     const Shared *shared;
     const AdapterRoom *adapters;
-    const void *x; /* [T, h] c: the normed state that the layer is applied to; NULL in embedding and head */
+    const void *x; /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
     void *y; /* [T, h] c: forward: what the layer makes of it; fp32 terms where it is a sum over ranks */
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */
     const void *own_dy; /* [own, h] c: the same */
     void *dx; /* [T, h] c: backward: where the gradient with respect to x goes; fp32 terms as for y */
+    /* Of layers that stand alone, whose dx is the gradient of the unit's input: that, [own, h] c; and where x
+     * is the end of a stream that began in the unit, where the gradient of this goes. */
+    const void *input;
+    void *dstream;
 } LayerPass;
 
 /* FLOPs of a token. */
@@ -155,6 +159,7 @@ typedef struct Part {
     void (*backward)(const LayerPass *w, Half half);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
+    bool term;              /* what it makes is a term of the layer's result: made again with that alone */
     bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
     bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
@@ -251,6 +256,8 @@ extern const Layer layer_experts;        /* x -> y, in place of an MLP */
 extern const Layer layer_shared_experts; /* the same, with some that all tokens meet */
 extern const Layer layer_head;           /* the state -> losses, or logits */
 extern const Layer layer_heads;          /* the same, with further heads */
+extern const Layer layer_module;         /* the state, next tokens' ids -> y: begins a module's stream */
+extern const Layer layer_module_head;    /* the state, and the end of that stream -> losses of both */
 
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
 bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */

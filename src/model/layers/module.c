@@ -1,0 +1,110 @@
+/* What begins the stream of a module of multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical report",
+ * 2024, section 2.2): of each token the state behind the last block, and the embedding of the token that
+ * follows.
+ *
+ *     embedding and norms   j = [ norm_e(W[ids[t + 1]]) | norm_h(x) ]
+ *     joined                y = j Wp^T
+ *
+ * A block follows in the same unit, and what ends its stream: a norm of the module's own and the model's
+ * head, which predicts the token after that one (head.c). A token that none follows in its document takes
+ * itself: it has no target here, and nothing looks at it.
+ *
+ * The embedding is unit 0's. What its gradient gets from here has memory of its own, as that of a tied head
+ * has (weights.h): it is cleared with the first microbatch, and rows are added. The module's parameters are
+ * those of a block behind the last one. It is there for training alone; no rank shares it (config.c). */
+#include "model/unit.h"
+
+enum { EMBED_NORM, EMBED_NORM_BIAS, STATE_NORM, STATE_NORM_BIAS, PROJECTION, PARAMS };
+static const ParamRow params[PARAMS] = {
+    [EMBED_NORM] = {"enorm.weight", DIM_HIDDEN, .init = ROLE_NORM},
+    [EMBED_NORM_BIAS] = {"enorm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
+    [STATE_NORM] = {"hnorm.weight", DIM_HIDDEN, .init = ROLE_NORM},
+    [STATE_NORM_BIAS] = {"hnorm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
+    [PROJECTION] = {"eh_proj.weight", DIM_HIDDEN, DIM_JOINED, .init = ROLE_INNER, .decays = true},
+};
+
+enum { EMBEDDED, EMBED_RSTD, STATE_RSTD, JOINED, DJOINED, DEMBEDDED, NORMED, TENSORS };
+static const TensorRow tensors[TENSORS] = {
+    [EMBEDDED] = {.width = DIM_HIDDEN, .life = LIFE_CHEAP},
+    [EMBED_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [STATE_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [JOINED] = {.width = DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
+    [DJOINED] = {.width = DIM_JOINED, .life = LIFE_SCRATCH},
+    [DEMBEDDED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
+    [NORMED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH}, /* a half of j, or its gradient */
+};
+
+static const Product projection = {&params[PROJECTION], NULL, 1, DIM_HIDDEN, DIM_JOINED};
+
+static const Param *embedding(const Model *m) { return param_of(&m->table, 0, &layer_embedding.params[0]); }
+
+/* Columns of j lie between those of the other half: norms read and write rows of their own. */
+typedef enum JoinedHalf { HALF_EMBEDDING, HALF_STATE } JoinedHalf;
+static void copy_half(const LayerPass *w, void *joined, JoinedHalf half, bool out) {
+    const Model *m = w->pass->model;
+    size_t narrow = (size_t)m->config.hidden_size * dtype_bytes(m->compute), wide = 2 * narrow;
+    char *columns = (char *)joined + (half == HALF_STATE ? narrow : 0);
+    void *rows = w->tensors[NORMED];
+    OP(w->pass->device, OP_COPY_ROWS, copy_rows, m->tokens, narrow, out ? rows : columns, out ? narrow : wide,
+       out ? columns : rows, out ? wide : narrow);
+}
+
+static void norms_forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    void *const *t = w->tensors;
+    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->next_ids,
+       weights_matrix(p->weights, embedding(m)), ALL_ROWS, 1, false, t[EMBEDDED], m->compute);
+    norm_forward(p, w->unit, &params[EMBED_NORM], m->tokens, t[EMBEDDED], NULL, NULL, t[NORMED],
+                 t[EMBED_RSTD]);
+    copy_half(w, t[JOINED], HALF_EMBEDDING, false);
+    norm_forward(p, w->unit, &params[STATE_NORM], m->tokens, w->input, NULL, NULL, t[NORMED], t[STATE_RSTD]);
+    copy_half(w, t[JOINED], HALF_STATE, false);
+}
+
+/* The state's gradient is added to what the head has left there. */
+static void norms_input(const LayerPass *w) {
+    const Pass *p = w->pass;
+    void *const *t = w->tensors;
+    copy_half(w, t[DJOINED], HALF_EMBEDDING, true);
+    norm_backward(p, w->unit, &params[EMBED_NORM], t[EMBEDDED], t[EMBED_RSTD], t[NORMED], t[DEMBEDDED],
+                  false);
+    copy_half(w, t[DJOINED], HALF_STATE, true);
+    norm_backward(p, w->unit, &params[STATE_NORM], w->input, t[STATE_RSTD], t[NORMED], w->dx, true);
+}
+
+static void embedding_weight(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    if (embedding(m)->flat == FLAT_FROZEN) return;
+    if (p->first)
+        OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, 0),
+           m->table.flats[0][FLAT_MATRICES] * sizeof(float));
+    OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->next_ids,
+       w->tensors[DEMBEDDED], ALL_ROWS, 1, gradient_tied(&p->gradients, 0), m->compute);
+}
+
+static void norms_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT) norms_input(w);
+    if (half & HALF_WEIGHT) embedding_weight(w);
+}
+
+static void joined_forward(const LayerPass *w) { product_forward(w, &projection, w->tensors[JOINED], w->y); }
+
+static void joined_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT) product_input(w, &projection, w->dy, w->tensors[DJOINED]);
+    if (half & HALF_WEIGHT) product_weight(w, &projection, w->dy, w->tensors[JOINED]);
+}
+
+static const Part parts[] = {
+    {"next embedding", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL},
+    {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection},
+};
+
+const Layer layer_module = {.name = "module",
+                            .params = params,
+                            .tensors = tensors,
+                            .parts = parts,
+                            .param_count = PARAMS,
+                            .tensor_count = TENSORS,
+                            .part_count = sizeof parts / sizeof *parts};
